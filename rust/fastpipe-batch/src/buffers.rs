@@ -1,0 +1,74 @@
+//! Byte buffers that are used again.
+
+use std::sync::{Mutex, PoisonError};
+
+/// Buffers kept for the next use. Fresh memory costs a page fault for each 4 KB, which is more than reading into it.
+#[derive(Debug, Default)]
+pub struct BufferPool {
+    free: Mutex<Vec<Vec<u8>>>,
+}
+
+/// Buffers kept at most; what exceeds it is freed.
+const KEPT: usize = 16;
+
+/// A free buffer is not used for less than this fraction of its size, or small units would pin large buffers.
+const LARGEST_WASTE: usize = 8;
+
+impl BufferPool {
+    /// A buffer of exactly `len` bytes, whose contents are arbitrary but initialised.
+    pub fn take(&self, len: usize) -> Vec<u8> {
+        let mut buffer = {
+            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let fits = |b: &Vec<u8>| b.capacity() >= len && b.capacity() / LARGEST_WASTE <= len.max(4096);
+            free.iter()
+                .rposition(fits)
+                .map(|i| free.swap_remove(i))
+                .unwrap_or_default()
+        };
+        if buffer.len() >= len {
+            buffer.truncate(len);
+        } else {
+            buffer.resize(len, 0);
+        }
+        buffer
+    }
+
+    /// Gives a buffer back.
+    pub fn put(&self, buffer: Vec<u8>) {
+        if buffer.capacity() == 0 {
+            return;
+        }
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.len() >= KEPT {
+            free.remove(0);
+        }
+        free.push(buffer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_come_back() {
+        let pool = BufferPool::default();
+        let b = pool.take(10_000);
+        let at = b.as_ptr();
+        pool.put(b);
+        let again = pool.take(9_000);
+        assert_eq!((again.as_ptr(), again.len()), (at, 9_000));
+        pool.put(again);
+        let larger = pool.take(10_001);
+        assert_ne!(larger.as_ptr(), at, "a larger one needs new memory");
+    }
+
+    #[test]
+    fn the_pool_is_bounded() {
+        let pool = BufferPool::default();
+        for _ in 0..3 * KEPT {
+            pool.put(vec![0; 100]);
+        }
+        assert_eq!(pool.free.lock().unwrap().len(), KEPT);
+    }
+}

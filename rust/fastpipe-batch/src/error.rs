@@ -1,0 +1,216 @@
+//! Located errors: what went wrong, and in which file, block, byte, record and feature.
+//!
+//! Boxed, so that `Result<(), Error>` stays one word; rendered late, so that the hot path never builds a `String`
+//! unless it fails.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// The class of an error. Each becomes one Python exception type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The bytes don't follow the file format.
+    Malformed,
+    /// A documented absolute limit is exceeded.
+    Limit,
+    /// The schema doesn't parse, or what was asked for doesn't fit it.
+    Schema,
+    /// Well-formed, but not supported.
+    Unsupported,
+    /// A length doesn't fit the shape that was asked for.
+    Shape,
+    /// A value doesn't fit the type that was asked for.
+    ValueRange,
+    /// A null where none was allowed.
+    Null,
+    /// A file that isn't there.
+    NotFound,
+    /// The storage failed.
+    Storage,
+    /// The pass was closed while the call waited.
+    Closed,
+    /// A fault of fastpipe itself.
+    Internal,
+}
+
+/// Where an error was met. Unknown parts are `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Location {
+    /// The file.
+    pub path: Option<Arc<str>>,
+    /// The block's number within its file.
+    pub block: Option<u64>,
+    /// Byte offset in the file: of the fault itself where that is known, else of its block.
+    pub offset: Option<u64>,
+    /// The record's number within its block.
+    pub record: Option<u64>,
+    /// Byte position of the fault within the decompressed block.
+    pub position: Option<u64>,
+    /// The feature, or the path of the field in the schema.
+    pub feature: Option<Arc<str>>,
+}
+
+/// An error with its location.
+#[derive(Clone)]
+pub struct Error(Box<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: ErrorKind,
+    reason: String,
+    location: Location,
+    os_error: Option<i32>,
+}
+
+impl Error {
+    /// An error of `kind`; `reason` says what was expected and what was found.
+    #[cold]
+    pub fn new(kind: ErrorKind, reason: impl Into<String>) -> Self {
+        Error(Box::new(Inner {
+            kind,
+            reason: reason.into(),
+            location: Location::default(),
+            os_error: None,
+        }))
+    }
+
+    /// An error of the storage below, from what the operating system said.
+    #[cold]
+    pub fn io(path: &str, error: &std::io::Error) -> Self {
+        let kind = match error.kind() {
+            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            std::io::ErrorKind::UnexpectedEof => ErrorKind::Malformed,
+            _ => ErrorKind::Storage,
+        };
+        let mut e = Error::new(kind, error.to_string());
+        e.0.os_error = error.raw_os_error();
+        e.at_path(path)
+    }
+
+    /// The class.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// What was expected and what was found, without the location.
+    pub fn reason(&self) -> &str {
+        &self.0.reason
+    }
+
+    /// Where it happened.
+    pub fn location(&self) -> &Location {
+        &self.0.location
+    }
+
+    /// The operating system's number, for storage errors.
+    pub fn os_error(&self) -> Option<i32> {
+        self.0.os_error
+    }
+
+    /// Names the file, unless it is named already.
+    #[must_use]
+    pub fn at_path(mut self, path: &str) -> Self {
+        self.0.location.path.get_or_insert_with(|| Arc::from(path));
+        self
+    }
+
+    /// Names the block and the file offset of its header, unless they are named already.
+    #[must_use]
+    pub fn at_block(mut self, block: u64, offset: u64) -> Self {
+        self.0.location.block.get_or_insert(block);
+        self.0.location.offset.get_or_insert(offset);
+        self
+    }
+
+    /// Names the byte offset in the file, unless it is named already.
+    #[must_use]
+    pub fn at_offset(mut self, offset: u64) -> Self {
+        self.0.location.offset.get_or_insert(offset);
+        self
+    }
+
+    /// Names the record and the position within the decompressed block, unless they are named already.
+    #[must_use]
+    pub fn at_record(mut self, record: u64, position: u64) -> Self {
+        self.0.location.record.get_or_insert(record);
+        self.0.location.position.get_or_insert(position);
+        self
+    }
+
+    /// Names the position within the decompressed block, unless it is named already.
+    #[must_use]
+    pub fn at_position(mut self, position: u64) -> Self {
+        self.0.location.position.get_or_insert(position);
+        self
+    }
+
+    /// Names the feature, unless it is named already.
+    #[must_use]
+    pub fn at_feature(mut self, feature: &str) -> Self {
+        self.0.location.feature.get_or_insert_with(|| Arc::from(feature));
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = &self.0.location;
+        if let Some(feature) = &at.feature {
+            write!(f, "feature '{feature}': ")?;
+        }
+        f.write_str(&self.0.reason)?;
+        let mut separator = " (";
+        let mut part = |f: &mut fmt::Formatter<'_>, label: &str, value: &dyn fmt::Display| {
+            let r = write!(f, "{separator}{label} {value}");
+            separator = ", ";
+            r
+        };
+        if let Some(path) = &at.path {
+            part(f, "file", path)?;
+        }
+        if let Some(block) = at.block {
+            part(f, "block", &block)?;
+        }
+        if let Some(offset) = at.offset {
+            part(f, "byte offset", &offset)?;
+        }
+        if let Some(record) = at.record {
+            part(f, "record", &record)?;
+        }
+        if let Some(position) = at.position {
+            part(f, "byte of the decompressed block", &position)?;
+        }
+        if separator == ", " { f.write_str(")") } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Error({:?}: {self})", self.0.kind)
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renders_every_part_once() {
+        let e = Error::new(ErrorKind::Shape, "expected 3 items, found 4")
+            .at_feature("x")
+            .at_record(7, 21)
+            .at_block(2, 500)
+            .at_path("a.avro")
+            .at_path("never.avro");
+        assert_eq!(
+            e.to_string(),
+            "feature 'x': expected 3 items, found 4 (file a.avro, block 2, byte offset 500, record 7, \
+             byte of the decompressed block 21)"
+        );
+        assert_eq!(Error::new(ErrorKind::Limit, "too much").to_string(), "too much");
+        assert_eq!(size_of::<Result<(), Error>>(), size_of::<usize>());
+    }
+}

@@ -1,0 +1,38 @@
+//! The words that sources and the engine share.
+//!
+//! Sources and the engine know each other through this crate alone, so a new source touches neither. It says
+//!
+//! - what a column is and which memory it takes ([`ColumnSpec`], [`Part`]),
+//! - where rows are written ([`Slab`], [`Sink`], [`Rows`]),
+//! - what a source is ([`Source`], [`Unit`]),
+//! - what an error is and where it happened ([`Error`], [`Location`]).
+//!
+//! # Place rows where they belong, once
+//!
+//! The number of rows of a unit is known before it is read, so the place of each row in its batch is, too. Every column is
+//! cut into *parts* ([`Part`]). A part with a fixed number of bytes a row is *placed*: decoding writes it straight to its
+//! slot of the batch's slab. All others (items of ragged columns, entries of sparse ones, the bytes of strings) are
+//! appended to an arena of the task that decodes them, with a note of where each row starts, and are joined once, in the
+//! order of slots, when all lengths are known.
+
+mod buffers;
+mod dtype;
+mod error;
+mod sink;
+mod slab;
+mod source;
+mod spec;
+
+pub use buffers::BufferPool;
+pub use dtype::{DType, Leaf};
+pub use error::{Error, ErrorKind, Location};
+pub use sink::{Element, Filled, Fragment, Overflow, Rows, Sink, Writer};
+pub use slab::{ALIGNMENT, Slab, SlabPool};
+pub use source::{ByteRange, Mark, Pass, Pick, ReadAt, Source, Unit, UnitInfo};
+pub use spec::{ColumnSpec, Form, NestedForm, Part, PartKind, SparseForm, SparseLayout};
+
+#[cfg(target_endian = "big")]
+compile_error!("fastpipe copies little-endian values as they stand and needs a little-endian machine");
+
+/// What a public function of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,118 @@
+//! The seam between sources and the engine.
+//!
+//! A source turns one *unit* (an Avro block, a stretch of CSV rows, a shard of interactions) into rows. It sees one unit
+//! at a time: never the order, a thread or another unit. The engine fetches a unit's bytes, opens it, and asks it to
+//! place picked records into slots of a batch.
+
+use std::sync::Arc;
+
+use crate::buffers::BufferPool;
+use crate::error::Error;
+use crate::sink::Sink;
+use crate::spec::ColumnSpec;
+
+/// Where the bytes of a unit lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteRange {
+    /// Which of [`Source::locations`].
+    pub location: u32,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+}
+
+/// What is known of a unit before it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnitInfo {
+    /// Number of rows.
+    pub rows: u32,
+    /// The bytes to fetch before it can be opened; `None` for sources that make their rows.
+    pub range: Option<ByteRange>,
+}
+
+/// Which reading of the data this is: sources that draw at random (negatives, augmentation) key their draws by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pass {
+    /// The user's seed.
+    pub seed: u64,
+    /// The epoch, from 0.
+    pub epoch: u64,
+}
+
+/// One record of a unit, and the slot of the batch in which it belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pick {
+    /// The record's number within the unit.
+    pub record: u32,
+    /// The row of the batch.
+    pub slot: u32,
+}
+
+/// A place within a unit: the record that comes next, and the byte at which it starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// The next record's number.
+    pub record: u32,
+    /// Where it starts in the opened unit.
+    pub byte: u64,
+}
+
+impl Mark {
+    /// The start of a unit.
+    pub const START: Mark = Mark { record: 0, byte: 0 };
+}
+
+/// Something that yields rows by units.
+pub trait Source: Send + Sync + 'static {
+    /// The columns of every batch.
+    fn columns(&self) -> &[ColumnSpec];
+
+    /// Number of units; `None` while it is not known, or when there is no end.
+    fn units(&self) -> Option<u64>;
+
+    /// What is known of a unit before it is read.
+    fn describe(&self, unit: u64) -> UnitInfo;
+
+    /// The files that [`ByteRange::location`] counts.
+    fn locations(&self) -> &[Arc<str>];
+
+    /// Makes a unit ready to be placed: decompresses it, say. Pure in `(unit, pass, bytes)`; memory comes from `pool`.
+    fn open(&self, unit: u64, pass: Pass, bytes: Vec<u8>, pool: &BufferPool) -> Result<Box<dyn Unit>, Error>;
+
+    /// Adds to an error what only the source knows of where a unit lies.
+    fn locate(&self, unit: u64, error: Error) -> Error;
+}
+
+/// A unit that is open.
+pub trait Unit: Send + Sync {
+    /// Number of rows.
+    fn rows(&self) -> u32;
+
+    /// Memory that it holds, in bytes.
+    fn held_bytes(&self) -> usize;
+
+    /// Writes the picked records to their slots.
+    ///
+    /// Picks ascend by record and none lies before `from`, which is [`Mark::START`] or an earlier return: so a unit can
+    /// be read piecemeal. Returns the mark behind the last pick. When that is the unit's end, everything of the unit
+    /// must have been used up; left-over bytes are an error.
+    fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark, Error>;
+
+    /// Gives the memory that it holds back to the pool.
+    fn recycle(&mut self, pool: &BufferPool) {
+        let _ = pool;
+    }
+}
+
+/// Random access to the bytes of one file.
+pub trait ReadAt: Send + Sync {
+    /// Name for errors.
+    fn location(&self) -> &str;
+
+    /// Size in bytes.
+    fn size(&self) -> Result<u64, Error>;
+
+    /// Reads up to `out.len()` bytes from `offset`; fewer only at the end of the file.
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error>;
+}
