@@ -1,0 +1,306 @@
+//! Compression codecs of container files (Avro 1.12 specification, "Required Codecs" and "Optional Codecs").
+//!
+//! No output is allocated because a header declares it: buffers start at what the codec could make of the bytes that are
+//! really there, and grow as output is written, up to [`MAX_BLOCK_BYTES`].
+
+use std::cell::RefCell;
+use std::fmt;
+
+use fastpipe_batch::{BufferPool, Error, ErrorKind};
+use zstd::zstd_safe::{self, DCtx, InBuffer, OutBuffer, ResetDirective};
+
+use crate::limits::MAX_BLOCK_BYTES;
+
+/// A codec that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Codec {
+    /// Stored as it is.
+    Null,
+    /// RFC 1951, without a header or checksum.
+    Deflate,
+    /// Snappy's raw format with a CRC-32 of the uncompressed bytes behind it.
+    Snappy,
+    /// Zstandard frames.
+    Zstandard,
+}
+
+impl Codec {
+    /// Every codec.
+    pub const ALL: [Codec; 4] = [Codec::Null, Codec::Deflate, Codec::Snappy, Codec::Zstandard];
+
+    /// Its name in the metadata.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Codec::Null => "null",
+            Codec::Deflate => "deflate",
+            Codec::Snappy => "snappy",
+            Codec::Zstandard => "zstandard",
+        }
+    }
+
+    /// The codec of that name.
+    pub fn from_name(name: &str) -> Result<Codec, Error> {
+        Codec::ALL.into_iter().find(|c| c.name() == name).ok_or_else(|| {
+            let reason = format!(
+                "codec '{name}' is not read; null, deflate, snappy and zstandard are: write the file again with one of them"
+            );
+            Error::new(ErrorKind::Unsupported, reason)
+        })
+    }
+}
+
+impl fmt::Display for Codec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+thread_local! {
+    static INFLATER: RefCell<libdeflater::Decompressor> = RefCell::new(libdeflater::Decompressor::new());
+    static ZSTD: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+}
+
+/// Decompresses a block. `guess` is how large the output is expected to be: only a hint. `Codec::Null` copies.
+pub fn decompress(codec: Codec, input: &[u8], guess: usize, pool: &BufferPool) -> Result<Vec<u8>, Error> {
+    match codec {
+        Codec::Null => {
+            let mut out = pool.take(input.len());
+            out.copy_from_slice(input);
+            Ok(out)
+        }
+        Codec::Deflate => inflate(input, guess, pool),
+        Codec::Snappy => unsnap(input, pool),
+        Codec::Zstandard => unzstd(input, guess, pool),
+    }
+}
+
+#[cold]
+fn malformed(codec: Codec, what: impl fmt::Display) -> Error {
+    Error::new(ErrorKind::Malformed, format!("expected {codec} data: {what}"))
+}
+
+#[cold]
+fn too_large(codec: Codec) -> Error {
+    let reason = format!("a {codec} block decompresses to more than {MAX_BLOCK_BYTES} bytes, the most that is read");
+    Error::new(ErrorKind::Limit, reason)
+}
+
+/// Size of the first output buffer: the guess, but no more than `ratio` times the input.
+fn first_size(input: usize, guess: usize, ratio: usize) -> usize {
+    guess
+        .max(4 * input)
+        .max(4096)
+        .min(input.saturating_mul(ratio).saturating_add(1024))
+        .min(MAX_BLOCK_BYTES)
+}
+
+fn inflate(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Vec<u8>, Error> {
+    use libdeflater::DecompressionError::{BadData, InsufficientSpace};
+    // A match of 258 bytes takes at least two bits.
+    const RATIO: usize = 1032;
+    let most = input
+        .len()
+        .saturating_mul(RATIO)
+        .saturating_add(1024)
+        .min(MAX_BLOCK_BYTES);
+    let mut size = first_size(input.len(), guess, RATIO);
+    loop {
+        let mut out = pool.take(size);
+        match INFLATER.with_borrow_mut(|d| d.deflate_decompress(input, &mut out)) {
+            Ok(n) => {
+                out.truncate(n);
+                return Ok(out);
+            }
+            Err(BadData) => {
+                pool.put(out);
+                return Err(malformed(Codec::Deflate, "the stream is damaged or cut short"));
+            }
+            Err(InsufficientSpace) => {
+                pool.put(out);
+                if size >= MAX_BLOCK_BYTES {
+                    return Err(too_large(Codec::Deflate));
+                }
+                if size >= most {
+                    return Err(malformed(Codec::Deflate, "the stream is damaged"));
+                }
+                size = size.saturating_mul(4).min(most);
+            }
+        }
+    }
+}
+
+fn unsnap(input: &[u8], pool: &BufferPool) -> Result<Vec<u8>, Error> {
+    // A copy of 64 bytes takes three.
+    const RATIO: usize = 22;
+    let Some((body, crc)) = input.split_last_chunk::<4>() else {
+        return Err(malformed(
+            Codec::Snappy,
+            format_args!("expected a checksum of 4 bytes, found {} bytes", input.len()),
+        ));
+    };
+    let declared = snap::raw::decompress_len(body).map_err(|e| malformed(Codec::Snappy, e))?;
+    if declared > MAX_BLOCK_BYTES {
+        return Err(too_large(Codec::Snappy));
+    }
+    if declared > body.len().saturating_mul(RATIO) {
+        let what = format_args!("{} bytes can't decompress to the {declared} declared", body.len());
+        return Err(malformed(Codec::Snappy, what));
+    }
+    let mut out = pool.take(declared);
+    let n = snap::raw::Decoder::new()
+        .decompress(body, &mut out)
+        .map_err(|e| malformed(Codec::Snappy, e))?;
+    out.truncate(n);
+    let (found, expected) = (crc32fast::hash(&out), u32::from_be_bytes(*crc));
+    if found != expected {
+        let what = format_args!("expected checksum {expected:08x}, found {found:08x}");
+        return Err(malformed(Codec::Snappy, what));
+    }
+    Ok(out)
+}
+
+fn unzstd(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Vec<u8>, Error> {
+    let failed = |code| malformed(Codec::Zstandard, zstd_safe::get_error_name(code));
+    let mut out = pool.take(first_size(input.len(), guess, 1 << 16));
+    let mut source = InBuffer::around(input);
+    let mut written = 0;
+    ZSTD.with_borrow_mut(|context| {
+        context.reset(ResetDirective::SessionOnly).map_err(failed)?;
+        loop {
+            let mut target = OutBuffer::around_pos(&mut out[..], written);
+            // 0 at the end of a frame; further frames may follow.
+            let hint = context.decompress_stream(&mut target, &mut source).map_err(failed)?;
+            written = target.pos();
+            let all_read = source.pos() == input.len();
+            if hint == 0 && all_read {
+                break;
+            }
+            if written == out.len() {
+                if out.len() >= MAX_BLOCK_BYTES {
+                    return Err(too_large(Codec::Zstandard));
+                }
+                let larger = out.len().saturating_mul(4).clamp(4096, MAX_BLOCK_BYTES);
+                out.resize(larger, 0);
+            } else if all_read {
+                return Err(malformed(Codec::Zstandard, "the frame is cut short"));
+            }
+        }
+        Ok(())
+    })?;
+    out.truncate(written);
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn compress(codec: Codec, data: &[u8]) -> Vec<u8> {
+        match codec {
+            Codec::Null => data.to_vec(),
+            Codec::Deflate => {
+                let mut c = libdeflater::Compressor::new(libdeflater::CompressionLvl::new(6).unwrap());
+                let mut out = vec![0; c.deflate_compress_bound(data.len())];
+                let n = c.deflate_compress(data, &mut out).unwrap();
+                out.truncate(n);
+                out
+            }
+            Codec::Snappy => {
+                let mut out = snap::raw::Encoder::new().compress_vec(data).unwrap();
+                out.extend(crc32fast::hash(data).to_be_bytes());
+                out
+            }
+            Codec::Zstandard => zstd::bulk::compress(data, 3).unwrap(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_codec_round_trips(
+            seed in proptest::collection::vec(any::<u8>(), 0..200),
+            repeat in 1..2000usize,
+            guess in 0..10_000usize,
+        ) {
+            let pool = BufferPool::default();
+            let data = seed.repeat(repeat);
+            for codec in Codec::ALL {
+                let packed = compress(codec, &data);
+                prop_assert!(decompress(codec, &packed, guess, &pool).unwrap() == data, "{}", codec);
+            }
+        }
+
+        #[test]
+        fn damage_never_panics(
+            data in proptest::collection::vec(any::<u8>(), 0..300),
+            at in any::<prop::sample::Index>(),
+            byte: u8,
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let pool = BufferPool::default();
+            for codec in Codec::ALL {
+                let mut packed = compress(codec, &data.repeat(5));
+                if packed.is_empty() {
+                    continue;
+                }
+                let i = at.index(packed.len());
+                packed[i] = byte;
+                let _ = decompress(codec, &packed, 0, &pool);
+                packed.truncate(cut.index(packed.len()));
+                let _ = decompress(codec, &packed, 0, &pool);
+            }
+        }
+    }
+
+    #[test]
+    fn snappy_checksums_are_checked() {
+        let pool = BufferPool::default();
+        let mut packed = compress(Codec::Snappy, b"hello hello hello");
+        *packed.last_mut().unwrap() ^= 1;
+        let error = decompress(Codec::Snappy, &packed, 0, &pool).unwrap_err();
+        assert!(error.reason().contains("checksum"), "{error}");
+    }
+
+    #[test]
+    fn truncated_streams_are_errors() {
+        let pool = BufferPool::default();
+        let data: Vec<u8> = (0..50_000u32).flat_map(|i| (i * i).to_le_bytes()).collect();
+        for codec in [Codec::Deflate, Codec::Snappy, Codec::Zstandard] {
+            let packed = compress(codec, &data);
+            let error = decompress(codec, &packed[..packed.len() / 2], 0, &pool).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Malformed, "{codec}");
+        }
+    }
+
+    #[test]
+    fn bombs_stop_at_the_limit() {
+        let pool = BufferPool::default();
+        let bomb = {
+            use std::io::Write;
+            let mut encoder = zstd::stream::Encoder::new(Vec::new(), 1).unwrap();
+            let zeros = vec![0; 1 << 20];
+            for _ in 0..(MAX_BLOCK_BYTES >> 20) + 1 {
+                encoder.write_all(&zeros).unwrap();
+            }
+            encoder.finish().unwrap()
+        };
+        assert_eq!(
+            decompress(Codec::Zstandard, &bomb, 0, &pool).unwrap_err().kind(),
+            ErrorKind::Limit
+        );
+        // Snappy declares its size: nothing is allocated for a lie.
+        let lie = [0xff, 0xff, 0xff, 0xff, 0x03, 0, 0, 0, 0, 0, 0];
+        assert_eq!(
+            decompress(Codec::Snappy, &lie, 0, &pool).unwrap_err().kind(),
+            ErrorKind::Malformed
+        );
+    }
+
+    #[test]
+    fn unknown_codecs_say_what_is_read() {
+        let error = Codec::from_name("xz").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.reason().contains("zstandard"));
+    }
+}

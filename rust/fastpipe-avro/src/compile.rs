@@ -1,0 +1,839 @@
+//! The compiler: (schema of a file, columns) to a decode plan.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use fastpipe_batch::{DType, Error, ErrorKind, Form, Leaf, SparseLayout};
+
+use crate::feature::{Nulls, Request, Scalar};
+use crate::layout::{Column, Target, UnionShape, check, components, misfit, union_shape};
+use crate::limits::MAX_DEPTH;
+use crate::plan::{Emit, EnumTable, Op, PartId, Plan, Rule, Span, SparseField, SparseOp, SparseWhat, Wire};
+use crate::schema::{NodeId, Schema, Type};
+
+/// A column that is wanted below the node that is being compiled.
+#[derive(Clone, Copy)]
+struct Want<'a> {
+    column: usize,
+    /// What is left of the feature's path.
+    path: &'a [&'a str],
+    /// Dimensions passed so far.
+    level: usize,
+}
+
+impl Want<'_> {
+    fn deeper(mut self) -> Self {
+        self.level += 1;
+        self
+    }
+}
+
+/// Operations of one body, with the path that each is about.
+#[derive(Default)]
+struct Code(Vec<(Op, u32)>);
+
+impl Code {
+    fn push(&mut self, op: Op, path: u32) {
+        // Runs of what isn't wanted become one step.
+        match (self.0.last_mut(), &op) {
+            (Some((Op::Skip(n), _)), Op::Skip(more)) => *n = n.saturating_add(*more),
+            (Some((Op::SkipVarints(n), _)), Op::SkipVarints(more)) => *n += more,
+            _ => self.0.push((op, path)),
+        }
+    }
+}
+
+struct Compiler<'a> {
+    schema: &'a Schema,
+    columns: &'a [Column],
+    plan: Plan,
+    path_ids: HashMap<String, u32>,
+    /// Programs that skip records which are recursive or used more than once.
+    programs: HashMap<NodeId, u32>,
+    uses: Vec<u32>,
+    depth: u32,
+}
+
+/// Compiles the plan that reads `columns` from files of `schema`.
+pub(crate) fn compile(schema: &Schema, columns: &[Column]) -> Result<Plan, Error> {
+    let mut paths = Vec::with_capacity(columns.len());
+    for column in columns {
+        let name = &column.feature.name;
+        check(schema, &column.feature).map_err(|e| e.at_feature(name))?;
+        paths.push(components(schema, name)?);
+    }
+    let root = schema.root();
+    let mut uses = vec![0; schema.len()];
+    for id in 0..uses.len() {
+        schema.children(id).into_iter().for_each(|c| uses[c] += 1);
+    }
+    let mut compiler = Compiler {
+        schema,
+        columns,
+        plan: Plan {
+            smallest: schema.smallest(root),
+            ..Plan::default()
+        },
+        path_ids: HashMap::new(),
+        programs: HashMap::new(),
+        uses,
+        depth: 0,
+    };
+    let wants = paths
+        .iter()
+        .enumerate()
+        .map(|(column, path)| Want { column, path, level: 0 })
+        .collect();
+    let top = if matches!(schema.ty(root), Type::Record(_)) {
+        ""
+    } else {
+        "value"
+    };
+    let mut code = Code::default();
+    compiler.node(root, wants, top, &mut code)?;
+    compiler.plan.record = compiler.block(code);
+    let mut code = Code::default();
+    compiler.skip(root, top, &mut code)?;
+    compiler.plan.skip = compiler.block(code);
+    Ok(compiler.plan)
+}
+
+fn join(path: &str, name: &str) -> String {
+    if path.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{path}.{name}")
+    }
+}
+
+fn wire(ty: &Type) -> Option<Wire> {
+    Some(match ty {
+        Type::Boolean => Wire::Boolean,
+        Type::Int => Wire::Int,
+        Type::Long => Wire::Long,
+        Type::Float => Wire::Float,
+        Type::Double => Wire::Double,
+        _ => return None,
+    })
+}
+
+impl<'a> Compiler<'a> {
+    fn path(&mut self, path: &str) -> u32 {
+        if let Some(&id) = self.path_ids.get(path) {
+            return id;
+        }
+        let id = self.plan.paths.len() as u32;
+        self.plan.paths.push(Arc::from(path));
+        self.path_ids.insert(path.to_owned(), id);
+        id
+    }
+
+    /// Appends a body to the plan.
+    fn block(&mut self, code: Code) -> Span {
+        let start = self.plan.ops.len() as u32;
+        for (op, path) in code.0 {
+            self.plan.ops.push(op);
+            self.plan.op_paths.push(path);
+        }
+        Span {
+            start,
+            end: self.plan.ops.len() as u32,
+        }
+    }
+
+    fn emits(&mut self, emits: Vec<Emit>) -> Span {
+        let start = self.plan.emits.len() as u32;
+        self.plan.emits.extend(emits);
+        Span {
+            start,
+            end: self.plan.emits.len() as u32,
+        }
+    }
+
+    fn spans(&mut self, spans: Vec<Span>) -> Span {
+        let start = self.plan.spans.len() as u32;
+        self.plan.spans.extend(spans);
+        Span {
+            start,
+            end: self.plan.spans.len() as u32,
+        }
+    }
+
+    fn nested<T>(&mut self, then: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+        if self.depth >= 2 * MAX_DEPTH {
+            let reason = format!(
+                "the schema's types are nested deeper than {} levels, the most that is read",
+                2 * MAX_DEPTH
+            );
+            return Err(Error::new(ErrorKind::Limit, reason));
+        }
+        self.depth += 1;
+        let result = then(self);
+        self.depth -= 1;
+        result
+    }
+
+    /// Reads what is wanted of a value.
+    fn node(&mut self, id: NodeId, wants: Vec<Want<'a>>, path: &str, out: &mut Code) -> Result<(), Error> {
+        self.nested(|c| c.node_inner(id, wants, path, out))
+    }
+
+    fn node_inner(&mut self, id: NodeId, wants: Vec<Want<'a>>, path: &str, out: &mut Code) -> Result<(), Error> {
+        if wants.is_empty() {
+            return self.skip(id, path, out);
+        }
+        let schema = self.schema;
+        match schema.ty(id) {
+            Type::Union(branches) => self.union(branches, wants, path, out),
+            Type::Record(fields) => {
+                let (here, below): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| w.path.is_empty());
+                if let [want] = here[..]
+                    && below.is_empty()
+                {
+                    return self.sparse(fields, want, path, out);
+                }
+                if !here.is_empty() {
+                    let passes = here
+                        .into_iter()
+                        .map(|w| vec![w])
+                        .chain((!below.is_empty()).then_some(below))
+                        .collect();
+                    return self.tee(passes, path, out, |c, wants, code| c.node(id, wants, path, code));
+                }
+                for (name, field) in fields {
+                    let wants = below.iter().filter(|w| w.path[0] == name).map(|w| Want {
+                        path: &w.path[1..],
+                        ..*w
+                    });
+                    self.node(*field, wants.collect(), &join(path, name), out)?;
+                }
+                Ok(())
+            }
+            Type::Array(item) => self.items(None, *item, wants, path, out),
+            Type::Map(value) => {
+                let (keys, values): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| w.path[0] == "keys");
+                let strip = |w: Want<'a>| Want {
+                    path: &w.path[1..],
+                    ..w
+                };
+                let values = values.into_iter().map(strip).collect();
+                self.items(
+                    keys.first().copied().map(strip).map(Some).or(Some(None)),
+                    *value,
+                    values,
+                    path,
+                    out,
+                )
+            }
+            _ => {
+                if let [want] = wants[..] {
+                    return self.leaf(Some(id), want, path, out);
+                }
+                let passes = wants.into_iter().map(|w| vec![w]).collect();
+                self.tee(passes, path, out, |c, wants, code| c.node(id, wants, path, code))
+            }
+        }
+    }
+
+    /// Reads the same bytes once for each group of wants.
+    fn tee(
+        &mut self,
+        groups: Vec<Vec<Want<'a>>>,
+        path: &str,
+        out: &mut Code,
+        mut pass: impl FnMut(&mut Self, Vec<Want<'a>>, &mut Code) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut spans = Vec::new();
+        for wants in groups {
+            let mut code = Code::default();
+            pass(self, wants, &mut code)?;
+            spans.push(self.block(code));
+        }
+        let passes = self.spans(spans);
+        let at = self.path(path);
+        out.push(Op::Tee { passes }, at);
+        Ok(())
+    }
+
+    fn union(&mut self, branches: &[NodeId], wants: Vec<Want<'a>>, path: &str, out: &mut Code) -> Result<(), Error> {
+        let at = self.path(path);
+        match union_shape(self.schema, branches) {
+            UnionShape::One(inner) => {
+                out.push(Op::Branch, at);
+                self.node(inner, wants, path, out)
+            }
+            UnionShape::Nullable { null, inner } => {
+                let on_null = self.on_null(&wants)?;
+                let mut code = Code::default();
+                self.node(inner, wants, path, &mut code)?;
+                let body = self.block(code);
+                out.push(
+                    Op::Nullable {
+                        null: null as i64,
+                        body,
+                        on_null,
+                    },
+                    at,
+                );
+                Ok(())
+            }
+            UnionShape::Several => Err(misfit(format!("the field '{path}' is a union of several types"))),
+        }
+    }
+
+    /// What a null writes to each of the columns; `None` if one of them doesn't allow it.
+    fn on_null(&mut self, wants: &[Want<'a>]) -> Result<Option<Span>, Error> {
+        let mut emits = Vec::new();
+        for want in wants {
+            let column = &self.columns[want.column];
+            let fill = match &column.feature.nulls {
+                Nulls::Error => return Ok(None),
+                Nulls::Mask if !masked_at(column, want.level) => {
+                    let reason = "this file lets the feature be null where the first file doesn't; \
+                                  nulls=\"fill\" reads both, or list this file first";
+                    return Err(misfit(reason.into()).at_feature(&column.feature.name));
+                }
+                Nulls::Mask => None,
+                Nulls::Fill(value) => value.as_ref(),
+            };
+            emits.extend(constants(column, want.level, fill, true).map_err(|e| e.at_feature(&column.feature.name))?);
+        }
+        Ok(Some(self.emits(emits)))
+    }
+
+    /// Marks the level that is being left as present.
+    fn mark_valid(&mut self, want: Want<'_>, at: u32, out: &mut Code) {
+        let column = &self.columns[want.column];
+        let part = match &column.spec.form {
+            Form::Nested(form) if want.level < form.ragged => column.parts.masks[want.level],
+            Form::Nested(form) => column
+                .parts
+                .leaf_mask
+                .filter(|m| m.0 == want.level - form.ragged)
+                .map(|m| m.1),
+            Form::Sparse(_) => column.parts.leaf_mask.filter(|_| want.level == 0).map(|m| m.1),
+        };
+        if let Some(part) = part {
+            let span = self.emits(vec![Emit {
+                part,
+                value: [1].into(),
+                times: 1,
+            }]);
+            out.push(Op::Emit(span), at);
+        }
+    }
+
+    /// An array (`key` is `None`) or a map (`key` holds who wants the keys).
+    fn items(
+        &mut self,
+        key: Option<Option<Want<'a>>>,
+        value: NodeId,
+        values: Vec<Want<'a>>,
+        path: &str,
+        out: &mut Code,
+    ) -> Result<(), Error> {
+        let at = self.path(path);
+        let key_want = key.flatten();
+        for want in key_want.iter().chain(&values) {
+            self.mark_valid(*want, at, out);
+        }
+        // Columns that ask for different lengths read the array one after the other.
+        let rule = |c: &Self, w: &Want<'_>| c.columns[w.column].rule(w.level);
+        let mut groups: Vec<(Rule, Vec<Want<'a>>)> = Vec::new();
+        for want in key_want.iter().chain(&values) {
+            let rule = rule(self, want);
+            match groups.iter_mut().find(|g| g.0 == rule) {
+                Some(group) => group.1.push(*want),
+                None => groups.push((rule, vec![*want])),
+            }
+        }
+        let mut spans = Vec::new();
+        for (rule, group) in groups {
+            let mut code = Code::default();
+            let is_key = |w: &Want<'_>| key_want.is_some_and(|k| k.column == w.column);
+            let group_key = key.map(|_| group.iter().copied().find(is_key));
+            let group_values = group.iter().copied().filter(|w| !is_key(w)).collect();
+            self.items_of_one_rule(rule, group_key, value, group_values, path, &mut code)?;
+            spans.push(code);
+        }
+        if spans.len() == 1 {
+            spans.remove(0).0.into_iter().for_each(|(op, at)| out.push(op, at));
+        } else {
+            let spans = spans.into_iter().map(|code| self.block(code)).collect();
+            let passes = self.spans(spans);
+            out.push(Op::Tee { passes }, at);
+        }
+        Ok(())
+    }
+
+    fn items_of_one_rule(
+        &mut self,
+        rule: Rule,
+        key: Option<Option<Want<'a>>>,
+        value: NodeId,
+        values: Vec<Want<'a>>,
+        path: &str,
+        out: &mut Code,
+    ) -> Result<(), Error> {
+        let at = self.path(path);
+        let wants: Vec<Want<'a>> = key.flatten().into_iter().chain(values.iter().copied()).collect();
+        let mut lengths = Vec::new();
+        let mut pads = Vec::new();
+        for want in &wants {
+            let column = &self.columns[want.column];
+            lengths.extend(column.parts.lengths.get(want.level));
+            if let (Rule::Pad(_), Request::Dense { pad, .. }) = (rule, &column.feature.request) {
+                let emits = constants(column, want.level + 1, pad.as_ref(), false);
+                pads.extend(emits.map_err(|e| e.at_feature(&column.feature.name))?);
+            }
+        }
+        let pad = self.emits(pads);
+        if let (None, [want]) = (key, &values[..])
+            && let Some(wire) = wire(self.schema.ty(value))
+        {
+            // Items with a mask of their own are read one by one.
+            let column = &self.columns[want.column];
+            let ragged = column.parts.masks.len();
+            let marked = column
+                .parts
+                .leaf_mask
+                .is_some_and(|(dims, _)| ragged + dims == want.level + 1);
+            if let (Target::Numbers(to, part), false) = (column.parts.values, marked) {
+                let lengths = lengths.first().copied();
+                out.push(
+                    Op::Numbers {
+                        wire,
+                        to,
+                        part,
+                        rule,
+                        lengths,
+                        pad,
+                    },
+                    at,
+                );
+                return Ok(());
+            }
+        }
+        let mut body = Code::default();
+        let mut over = Code::default();
+        let mut smallest = self.schema.smallest(value);
+        if let Some(key) = key {
+            smallest = smallest.saturating_add(1);
+            match key {
+                Some(want) => self.leaf(None, want.deeper(), &join(path, "keys"), &mut body)?,
+                None => body.push(Op::SkipText, at),
+            }
+            over.push(Op::SkipText, at);
+        }
+        let inner = if key.is_some() {
+            join(path, "values")
+        } else {
+            path.to_owned()
+        };
+        self.node(value, values.into_iter().map(Want::deeper).collect(), &inner, &mut body)?;
+        if matches!(rule, Rule::Pad(_)) {
+            self.skip(value, &inner, &mut over)?;
+        }
+        let (body, over) = (self.block(body), self.block(over));
+        let start = self.plan.parts.len() as u32;
+        self.plan.parts.extend(lengths);
+        let lengths = Span {
+            start,
+            end: self.plan.parts.len() as u32,
+        };
+        out.push(
+            Op::Items {
+                body,
+                over,
+                smallest,
+                rule,
+                lengths,
+                pad,
+            },
+            at,
+        );
+        Ok(())
+    }
+
+    /// A value without parts; `None` for the key of a map.
+    fn leaf(&mut self, id: Option<NodeId>, want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
+        let at = self.path(path);
+        let column = &self.columns[want.column];
+        let ty = id.map_or(&Type::String, |id| self.schema.ty(id));
+        if *ty == Type::Null {
+            let on_null = self.on_null(&[want])?;
+            out.push(Op::Null { on_null }, at);
+            return Ok(());
+        }
+        self.mark_valid(want, at, out);
+        let op = match (ty, column.parts.values) {
+            (Type::String | Type::Bytes, Target::Text { check, to }) => Op::Text { check, to },
+            (Type::Fixed(size), Target::Text { to, .. }) => Op::FixedText { size: *size, to },
+            (Type::Fixed(size), Target::Numbers(DType::U8, part)) => Op::FixedArray { size: *size, part },
+            (Type::Enum(symbols), target) => self.enumeration(symbols, column, target)?,
+            (ty, Target::Numbers(to, part)) => match wire(ty) {
+                Some(wire) => Op::Number { wire, to, part },
+                None => return Err(misfit(format!("the field '{path}' can't become {to}"))),
+            },
+            (_, Target::Text { .. }) => return Err(misfit(format!("the field '{path}' can't become text"))),
+        };
+        out.push(op, at);
+        Ok(())
+    }
+
+    /// An enum. Codes follow the symbols of the first file, whatever order another file has them in.
+    fn enumeration(&mut self, symbols: &Arc<[String]>, column: &Column, target: Target) -> Result<Op, Error> {
+        let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
+        let known = column.symbols.as_deref().unwrap_or(symbols);
+        let mut codes = Vec::with_capacity(symbols.len());
+        if let Target::Numbers(..) = target {
+            for symbol in symbols.iter() {
+                let code = known.iter().position(|k| k == symbol).ok_or_else(|| {
+                    misfit(format!(
+                        "the enum symbol '{symbol}' is not among those of the first file; dtype \"string\" reads both"
+                    ))
+                })?;
+                codes.push(code as i64);
+            }
+        }
+        let table = self.plan.enums.len() as u32;
+        self.plan.enums.push(EnumTable {
+            codes,
+            symbols: symbols.clone(),
+        });
+        match target {
+            Target::Text { to, .. } => Ok(Op::EnumText { codes: table, to }),
+            Target::Numbers(to, part) => {
+                let greatest = Scalar::Int(known.len() as i128 - 1);
+                greatest
+                    .element(to)
+                    .map_err(|_| misfit(format!("codes of {} enum symbols don't fit {to}", known.len())))?;
+                Ok(Op::EnumCode { codes: table, to, part })
+            }
+        }
+    }
+
+    /// A record of indices and values.
+    fn sparse(&mut self, fields: &[(String, NodeId)], want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
+        let at = self.path(path);
+        let column = &self.columns[want.column];
+        let (Form::Sparse(form), Request::Sparse { check_indices, .. }) = (&column.spec.form, &column.feature.request)
+        else {
+            return Err(misfit(format!("the field '{path}' is a record")));
+        };
+        let dims = form.shape.len();
+        let mut seen = vec![false; dims + 1];
+        let mut sparse_fields = Vec::new();
+        for (name, id) in fields {
+            let role = match name.as_str() {
+                "values" => Some(dims),
+                "indices" if dims == 1 => Some(0),
+                _ => name
+                    .strip_prefix("indices")
+                    .and_then(|n| n.parse().ok())
+                    .filter(|&n: &usize| n < dims),
+            };
+            let Some(role) = role.filter(|&r| !seen[r]) else {
+                let reason = format!(
+                    "a sparse record of {dims} dimensions has the fields indices0 to indices{} and values alone, found '{name}'",
+                    dims - 1
+                );
+                return Err(misfit(reason).at_feature(&column.feature.name));
+            };
+            seen[role] = true;
+            sparse_fields.push(self.sparse_field(*id, role, dims, want, &join(path, name))?);
+        }
+        if let Some(missing) = seen.iter().position(|s| !s) {
+            let name = if missing == dims {
+                "values".to_owned()
+            } else {
+                format!("indices{missing}")
+            };
+            let reason = format!("a sparse record of {dims} dimensions needs the field '{name}'");
+            return Err(misfit(reason).at_feature(&column.feature.name));
+        }
+        self.mark_valid(want, at, out);
+        let op = SparseOp {
+            fields: sparse_fields,
+            dims,
+            batch_index: form.layout == SparseLayout::Coo,
+            check: *check_indices,
+            coordinates: column.parts.coordinates.unwrap_or_default(),
+            lengths: column.parts.lengths.first().copied(),
+        };
+        self.plan.sparse.push(op);
+        out.push(Op::Sparse(self.plan.sparse.len() as u32 - 1), at);
+        Ok(())
+    }
+
+    fn sparse_field(
+        &mut self,
+        mut id: NodeId,
+        role: usize,
+        dims: usize,
+        want: Want<'a>,
+        path: &str,
+    ) -> Result<SparseField, Error> {
+        let column = &self.columns[want.column];
+        let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
+        let Form::Sparse(form) = &column.spec.form else {
+            return Err(misfit("not sparse".into()));
+        };
+        let mut unions = Vec::new();
+        while let Type::Union(branches) = self.schema.ty(id) {
+            let null = match union_shape(self.schema, branches) {
+                UnionShape::One(inner) => {
+                    id = inner;
+                    None
+                }
+                UnionShape::Nullable { null, inner } => {
+                    id = inner;
+                    Some(null as i64)
+                }
+                UnionShape::Several => return Err(misfit(format!("'{path}' is a union of several types"))),
+            };
+            unions.push((null, branches.len() as u32));
+        }
+        let Type::Array(item) = *self.schema.ty(id) else {
+            return Err(misfit(format!(
+                "'{path}' must be an array, found {}",
+                self.schema.describe(id)
+            )));
+        };
+        let ty = self.schema.ty(item);
+        let what = if role < dims {
+            let wire = match ty {
+                Type::Int => Wire::Int,
+                Type::Long => Wire::Long,
+                _ => {
+                    let found = self.schema.describe(item);
+                    return Err(misfit(format!(
+                        "'{path}' must be an array of int or long, found items of type {found}"
+                    )));
+                }
+            };
+            SparseWhat::Indices {
+                wire,
+                dim: role,
+                bound: form.shape[role].unwrap_or(u64::MAX),
+            }
+        } else {
+            self.sparse_values(item, want, path)?
+        };
+        let null_is_empty = matches!(column.feature.nulls, Nulls::Fill(_));
+        Ok(SparseField {
+            what,
+            unions,
+            null_is_empty,
+            smallest: self.schema.smallest(item),
+        })
+    }
+
+    fn sparse_values(&mut self, item: NodeId, want: Want<'a>, path: &str) -> Result<SparseWhat, Error> {
+        let column = &self.columns[want.column];
+        let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
+        let numbers = match (wire(self.schema.ty(item)), column.parts.values) {
+            (Some(wire), Target::Numbers(to, part)) => {
+                let fits = match wire {
+                    Wire::Boolean => true,
+                    Wire::Int | Wire::Long => to != DType::Bool,
+                    Wire::Float | Wire::Double => to.is_float(),
+                };
+                if !fits {
+                    let found = self.schema.describe(item);
+                    return Err(misfit(format!("values of type {found} don't fit {to}")));
+                }
+                Some((wire, to, part))
+            }
+            _ => None,
+        };
+        let mut inner = item;
+        while let Type::Union(branches) = self.schema.ty(inner) {
+            inner = match union_shape(self.schema, branches) {
+                UnionShape::One(inner) => inner,
+                UnionShape::Nullable { inner, .. } if column.feature.nulls != Nulls::Mask => inner,
+                UnionShape::Nullable { .. } => {
+                    let reason = "sparse values that may be null can't be masked; give a fill, or nulls=\"error\"";
+                    return Err(misfit(reason.into()));
+                }
+                UnionShape::Several => return Err(misfit(format!("'{path}' has items of several types"))),
+            };
+        }
+        if matches!(self.schema.ty(inner), Type::Array(_) | Type::Map(_) | Type::Record(_)) {
+            let found = self.schema.describe(inner);
+            return Err(misfit(format!(
+                "sparse values must be numbers, enums, strings or bytes, found {found}"
+            )));
+        }
+        if matches!(
+            (self.schema.ty(inner), column.feature.request.leaf()),
+            (Type::Fixed(_), Leaf::Fixed(_))
+        ) {
+            return Err(misfit(
+                "sparse values of a fixed type can only be read as \"bytes\"".into(),
+            ));
+        }
+        let mut code = Code::default();
+        self.node(item, vec![want.deeper()], path, &mut code)?;
+        Ok(SparseWhat::Values {
+            body: self.block(code),
+            numbers,
+        })
+    }
+
+    /// Skips a value.
+    fn skip(&mut self, id: NodeId, path: &str, out: &mut Code) -> Result<(), Error> {
+        self.nested(|c| c.skip_inner(id, path, out))
+    }
+
+    fn skip_inner(&mut self, id: NodeId, path: &str, out: &mut Code) -> Result<(), Error> {
+        let at = self.path(path);
+        let schema = self.schema;
+        if let Some(n) = schema.fixed(id) {
+            if n > 0 {
+                out.push(Op::Skip(n), at);
+            }
+            return Ok(());
+        }
+        match schema.ty(id) {
+            Type::Int | Type::Long | Type::Enum(_) => out.push(Op::SkipVarints(1), at),
+            Type::Bytes | Type::String => out.push(Op::SkipText, at),
+            Type::Array(item) => {
+                let mut body = Code::default();
+                self.skip(*item, path, &mut body)?;
+                let body = self.block(body);
+                out.push(
+                    Op::SkipItems {
+                        body,
+                        smallest: schema.smallest(*item),
+                        fixed: schema.fixed(*item),
+                    },
+                    at,
+                );
+            }
+            Type::Map(value) => {
+                let mut body = Code::default();
+                body.push(Op::SkipText, at);
+                self.skip(*value, path, &mut body)?;
+                let body = self.block(body);
+                let smallest = schema.smallest(*value).saturating_add(1);
+                out.push(
+                    Op::SkipItems {
+                        body,
+                        smallest,
+                        fixed: None,
+                    },
+                    at,
+                );
+            }
+            Type::Union(branches) => {
+                let mut spans = Vec::new();
+                for branch in branches {
+                    let mut body = Code::default();
+                    self.skip(*branch, path, &mut body)?;
+                    spans.push(self.block(body));
+                }
+                let branches = self.spans(spans);
+                out.push(Op::SkipUnion { branches }, at);
+            }
+            Type::Record(fields) => {
+                if self.uses[id] > 1 || schema.recursive(id) {
+                    let program = self.program(id, fields, path)?;
+                    out.push(Op::SkipRecord { program }, at);
+                } else {
+                    for (name, field) in fields {
+                        self.skip(*field, &join(path, name), out)?;
+                    }
+                }
+            }
+            // The others have a fixed width.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn program(&mut self, id: NodeId, fields: &[(String, NodeId)], path: &str) -> Result<u32, Error> {
+        if let Some(&program) = self.programs.get(&id) {
+            return Ok(program);
+        }
+        let program = self.plan.programs.len() as u32;
+        self.plan.programs.push(Span::default());
+        self.programs.insert(id, program);
+        let mut code = Code::default();
+        for (name, field) in fields {
+            self.skip(*field, &join(path, name), &mut code)?;
+        }
+        self.plan.programs[program as usize] = self.block(code);
+        Ok(program)
+    }
+}
+
+/// Whether a null at this level has a mask to be marked in.
+fn masked_at(column: &Column, level: usize) -> bool {
+    match &column.spec.form {
+        Form::Nested(form) if level < form.ragged => form.masks[level],
+        Form::Nested(form) => form.leaf_mask.is_some_and(|dims| level - form.ragged <= dims),
+        Form::Sparse(form) => form.mask && level == 0,
+    }
+}
+
+/// The constants that stand for a value that isn't there, at a level of a column: nulls (`null`) empty ragged dimensions;
+/// padding is always inside of fixed ones.
+fn constants(column: &Column, level: usize, fill: Option<&Scalar>, null: bool) -> Result<Vec<Emit>, Error> {
+    let mut emits = Vec::new();
+    let mut constant = |part: PartId, value: &[u8], times: usize| {
+        if times > 0 && !value.is_empty() {
+            emits.push(Emit {
+                part,
+                value: value.into(),
+                times,
+            });
+        }
+    };
+    let zero_length = 0i64.to_le_bytes();
+    let times = match &column.spec.form {
+        Form::Nested(form) if level < form.ragged => {
+            debug_assert!(null);
+            if let Some(mask) = column.parts.masks[level] {
+                constant(mask, &[0], 1);
+            }
+            constant(column.parts.lengths[level], &zero_length, 1);
+            return Ok(emits);
+        }
+        Form::Nested(form) => {
+            let passed = level - form.ragged;
+            if let Some((dims, mask)) = column.parts.leaf_mask
+                && passed <= dims
+            {
+                constant(mask, &[0], form.shape[passed..dims].iter().product());
+            }
+            form.shape[passed..].iter().product()
+        }
+        Form::Sparse(_) if level == 0 => {
+            if let Some((_, mask)) = column.parts.leaf_mask {
+                constant(mask, &[0], 1);
+            }
+            if let Some(&lengths) = column.parts.lengths.first() {
+                constant(lengths, &zero_length, 1);
+            }
+            return Ok(emits);
+        }
+        Form::Sparse(_) => 1,
+    };
+    match column.parts.values {
+        Target::Numbers(dtype, part) => {
+            let value = fill.map_or_else(|| Ok(vec![0; dtype.size()]), |f| f.element(dtype))?;
+            constant(part, &value, times);
+        }
+        Target::Text { to, .. } => {
+            let value: &[u8] = match fill {
+                None => &[],
+                Some(Scalar::Bytes(bytes)) => bytes,
+                Some(other) => return Err(misfit(format!("the fill or pad value {other:?} is not text"))),
+            };
+            constant(to.lengths, &(value.len() as i64).to_le_bytes(), times);
+            constant(to.bytes, value, times);
+        }
+    }
+    Ok(emits)
+}

@@ -1,0 +1,369 @@
+//! Object container files (Avro 1.12 specification, "Object Container Files"): the header, and the walk over the headers
+//! of blocks that finds where every block lies without reading it.
+
+use std::collections::BTreeMap;
+
+use fastpipe_batch::{Error, ErrorKind, ReadAt};
+
+use crate::codec::Codec;
+use crate::cursor::Cursor;
+use crate::fault::Fault;
+use crate::limits::{MAX_BLOCK_RECORDS, MAX_HEADER_BYTES, MAX_STORED_BLOCK_BYTES};
+
+const MAGIC: [u8; 4] = *b"Obj\x01";
+
+/// Bytes of a sync marker.
+pub const SYNC_BYTES: usize = 16;
+
+/// Bytes of a block's header at most: two varints.
+const BLOCK_HEADER_BYTES: usize = 20;
+
+/// The header of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The metadata map.
+    pub metadata: BTreeMap<String, Vec<u8>>,
+    /// The marker behind every block.
+    pub sync: [u8; SYNC_BYTES],
+    /// Size of the header in bytes: the offset of the first block.
+    pub size: u64,
+}
+
+impl Header {
+    /// Reads the header of a file.
+    pub fn read(file: &dyn ReadAt) -> Result<Header, Error> {
+        let size = file.size()?;
+        let mut wanted = (64 << 10).min(size);
+        loop {
+            let bytes = read_exact(file, 0, wanted as usize)?;
+            if !bytes.starts_with(&MAGIC) {
+                let reason = "not an Avro container file: expected it to start with 'Obj' and a byte 1";
+                return Err(Error::new(ErrorKind::Malformed, reason)
+                    .at_offset(0)
+                    .at_path(file.location()));
+            }
+            match Self::parse(&bytes) {
+                Ok(header) => return Ok(header),
+                Err((Fault::End { .. }, _)) if wanted < size && wanted < MAX_HEADER_BYTES => {
+                    wanted = (wanted * 8).min(size).min(MAX_HEADER_BYTES);
+                }
+                Err((Fault::End { .. }, _)) if wanted < size => {
+                    let reason =
+                        format!("the file's header is larger than {MAX_HEADER_BYTES} bytes, the most that is read");
+                    return Err(Error::new(ErrorKind::Limit, reason)
+                        .at_offset(0)
+                        .at_path(file.location()));
+                }
+                Err((fault, offset)) => {
+                    let inner = fault.into_error();
+                    let reason = format!("the file's header is damaged or cut short: {}", inner.reason());
+                    return Err(Error::new(inner.kind(), reason)
+                        .at_offset(offset)
+                        .at_path(file.location()));
+                }
+            }
+        }
+    }
+
+    /// Parses a header from the first bytes of a file; also says at which byte it failed.
+    fn parse(bytes: &[u8]) -> Result<Header, (Fault, u64)> {
+        let mut cursor = Cursor::new(bytes, MAGIC.len());
+        Self::parse_behind_magic(&mut cursor).map_err(|fault| (fault, cursor.position() as u64))
+    }
+
+    fn parse_behind_magic(cursor: &mut Cursor<'_>) -> Result<Header, Fault> {
+        let mut metadata = BTreeMap::new();
+        while let Some(items) = cursor.items(2)? {
+            for _ in 0..items.count {
+                let key = simdutf8::basic::from_utf8(cursor.text()?).map_err(|_| Fault::Utf8)?;
+                metadata.insert(key.to_owned(), cursor.text()?.to_vec());
+            }
+            cursor.check_end(items)?;
+        }
+        let sync = cursor.array()?;
+        Ok(Header {
+            metadata,
+            sync,
+            size: cursor.position() as u64,
+        })
+    }
+
+    /// The schema's JSON.
+    pub fn schema(&self) -> Result<&str, Error> {
+        let bytes = self.metadata.get("avro.schema").ok_or_else(|| {
+            Error::new(
+                ErrorKind::Malformed,
+                "expected the metadata 'avro.schema', which is missing",
+            )
+            .at_offset(4)
+        })?;
+        simdutf8::basic::from_utf8(bytes)
+            .map_err(|_| Error::new(ErrorKind::Malformed, "expected 'avro.schema' to be UTF-8 text").at_offset(4))
+    }
+
+    /// The codec; null where none is named.
+    pub fn codec(&self) -> Result<Codec, Error> {
+        match self.metadata.get("avro.codec") {
+            None => Ok(Codec::Null),
+            Some(name) => Codec::from_name(&String::from_utf8_lossy(name)).map_err(|e| e.at_offset(4)),
+        }
+    }
+}
+
+/// Where a block lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Offset of its header.
+    pub offset: u64,
+    /// Bytes of its header.
+    pub header: u32,
+    /// Bytes of its data as stored.
+    pub size: u32,
+    /// Its records.
+    pub rows: u32,
+}
+
+impl Block {
+    /// Bytes of header, data and sync marker.
+    pub fn len(&self) -> u64 {
+        u64::from(self.header) + u64::from(self.size) + SYNC_BYTES as u64
+    }
+
+    /// Never: a block has at least a header and a marker.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Parses the header of the block at `offset` from `bytes`, which start there.
+    pub fn parse(bytes: &[u8], offset: u64) -> Result<Block, Error> {
+        let at = |e: Error| e.at_offset(offset);
+        let mut cursor = Cursor::new(bytes, 0);
+        let mut number = |what: &str, most: u64| {
+            let value = cursor.long().map_err(|f| at(f.into_error()))?;
+            if value < 0 {
+                let reason = format!("expected a block's {what}, found {value}");
+                return Err(at(Error::new(ErrorKind::Malformed, reason)));
+            }
+            if value as u64 > most {
+                let reason = format!("a block declares {value} as its {what}; {most} is the most that is read");
+                return Err(at(Error::new(ErrorKind::Limit, reason)));
+            }
+            Ok(value as u64)
+        };
+        let rows = number("number of records", MAX_BLOCK_RECORDS)?;
+        let size = number("size in bytes", MAX_STORED_BLOCK_BYTES)?;
+        // Both were held against limits below 2^32.
+        Ok(Block {
+            offset,
+            header: cursor.position() as u32,
+            size: size as u32,
+            rows: rows as u32,
+        })
+    }
+}
+
+/// Hops from block header to block header, checking every sync marker on the way.
+pub struct Walk<'a> {
+    file: &'a dyn ReadAt,
+    sync: [u8; SYNC_BYTES],
+    size: u64,
+    /// Offset of the next block, and its number.
+    offset: u64,
+    number: u64,
+    /// The bytes at `offset` that are known already.
+    ahead: Vec<u8>,
+    failed: bool,
+}
+
+impl<'a> Walk<'a> {
+    /// A walk over the blocks of `file`.
+    pub fn new(file: &'a dyn ReadAt, header: &Header) -> Result<Self, Error> {
+        let size = file.size()?;
+        let mut walk = Walk {
+            file,
+            sync: header.sync,
+            size,
+            offset: header.size,
+            number: 0,
+            ahead: Vec::new(),
+            failed: false,
+        };
+        let n = walk.header_bytes(header.size);
+        walk.ahead = read_exact(file, header.size, n)?;
+        Ok(walk)
+    }
+
+    fn header_bytes(&self, offset: u64) -> usize {
+        (self.size - offset.min(self.size)).min(BLOCK_HEADER_BYTES as u64) as usize
+    }
+
+    fn step(&mut self) -> Result<Block, Error> {
+        let block = Block::parse(&self.ahead, self.offset).map_err(|e| match e.kind() {
+            ErrorKind::Malformed => {
+                let reason = format!("expected a block's header: {}", e.reason());
+                Error::new(ErrorKind::Malformed, reason)
+            }
+            _ => e,
+        })?;
+        let end = self.offset + block.len();
+        if end > self.size {
+            let reason = format!(
+                "the file is cut short: this block takes {} bytes with its sync marker, {} are left",
+                block.len(),
+                self.size - self.offset
+            );
+            return Err(Error::new(ErrorKind::Malformed, reason));
+        }
+        // The marker and the next header lie side by side: one read for both.
+        let mut bytes = read_exact(self.file, end - SYNC_BYTES as u64, SYNC_BYTES + self.header_bytes(end))?;
+        if bytes[..SYNC_BYTES] != self.sync {
+            return Err(wrong_marker());
+        }
+        self.ahead = bytes.split_off(SYNC_BYTES);
+        self.offset = end;
+        self.number += 1;
+        Ok(block)
+    }
+}
+
+impl Iterator for Walk<'_> {
+    type Item = Result<Block, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed || self.offset >= self.size {
+            return None;
+        }
+        let (number, offset) = (self.number, self.offset);
+        let step = self.step();
+        self.failed = step.is_err();
+        Some(step.map_err(|e| e.at_block(number, offset).at_path(self.file.location())))
+    }
+}
+
+/// What is said of a block that doesn't end in its file's sync marker.
+#[cold]
+pub(crate) fn wrong_marker() -> Error {
+    Error::new(
+        ErrorKind::Malformed,
+        "expected the file's sync marker behind the block, found other bytes",
+    )
+}
+
+fn read_exact(file: &dyn ReadAt, offset: u64, n: usize) -> Result<Vec<u8>, Error> {
+    let mut bytes = vec![0; n];
+    let found = file.read_at(offset, &mut bytes)?;
+    if found < n {
+        let reason = format!("expected {n} bytes, found {found}: the file became shorter while it was read");
+        return Err(Error::new(ErrorKind::Malformed, reason)
+            .at_offset(offset)
+            .at_path(file.location()));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file in memory.
+    struct Memory(Vec<u8>);
+
+    impl ReadAt for Memory {
+        fn location(&self) -> &str {
+            "memory"
+        }
+        fn size(&self) -> Result<u64, Error> {
+            Ok(self.0.len() as u64)
+        }
+        fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error> {
+            let from = &self.0[(offset as usize).min(self.0.len())..];
+            let n = from.len().min(out.len());
+            out[..n].copy_from_slice(&from[..n]);
+            Ok(n)
+        }
+    }
+
+    fn text(out: &mut Vec<u8>, s: &str) {
+        assert!(s.len() < 64);
+        out.push(2 * s.len() as u8);
+        out.extend(s.as_bytes());
+    }
+
+    /// A header with its metadata in two blocks, the second with a negative count, and two blocks of ints.
+    fn sample() -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        out.push(2);
+        text(&mut out, "avro.codec");
+        text(&mut out, "null");
+        let mut second = Vec::new();
+        text(&mut second, "avro.schema");
+        text(&mut second, "\"int\"");
+        out.extend([1, 2 * second.len() as u8]);
+        out.extend(second);
+        out.push(0);
+        out.extend([7; SYNC_BYTES]);
+        for rows in [2u8, 0, 3] {
+            out.extend([2 * rows, 2 * rows]);
+            out.extend(vec![4; rows as usize]);
+            out.extend([7; SYNC_BYTES]);
+        }
+        out
+    }
+
+    #[test]
+    fn headers_and_blocks() {
+        let file = Memory(sample());
+        let header = Header::read(&file).unwrap();
+        assert_eq!(
+            (header.schema().unwrap(), header.codec().unwrap()),
+            ("\"int\"", Codec::Null)
+        );
+        let blocks: Vec<_> = Walk::new(&file, &header).unwrap().map(Result::unwrap).collect();
+        assert_eq!(blocks.iter().map(|b| b.rows).collect::<Vec<_>>(), [2, 0, 3]);
+        assert_eq!(blocks[1].offset, header.size + 20);
+    }
+
+    #[test]
+    fn every_truncation_is_an_error_or_ends_between_blocks() {
+        let whole = sample();
+        let header = Header::read(&Memory(whole.clone())).unwrap();
+        let ends: Vec<usize> = [0, 20, 38, 59].map(|n| header.size as usize + n).to_vec();
+        for n in 0..=whole.len() {
+            let file = Memory(whole[..n].to_vec());
+            let walked = Header::read(&file).and_then(|h| Walk::new(&file, &h)?.collect::<Result<Vec<_>, _>>());
+            assert_eq!(walked.is_ok(), ends.contains(&n), "cut at {n}: {walked:?}");
+            if let Err(e) = walked {
+                assert_eq!(e.kind(), ErrorKind::Malformed);
+                assert!(e.location().offset.is_some() && e.location().path.is_some());
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_marker_names_its_block() {
+        let mut bytes = sample();
+        let n = bytes.len();
+        bytes[n - 1] ^= 1;
+        let file = Memory(bytes);
+        let header = Header::read(&file).unwrap();
+        let error = Walk::new(&file, &header).unwrap().find_map(Result::err).unwrap();
+        assert_eq!(
+            (error.location().block, error.location().offset),
+            (Some(2), Some(header.size + 38))
+        );
+    }
+
+    #[test]
+    fn absurd_block_headers_are_refused() {
+        for (rows, expected) in [(i64::MAX, ErrorKind::Limit), (-1, ErrorKind::Malformed)] {
+            let mut bytes = Vec::new();
+            let mut n = ((rows << 1) ^ (rows >> 63)) as u64;
+            while n >= 0x80 {
+                bytes.push(n as u8 | 0x80);
+                n >>= 7;
+            }
+            bytes.extend([n as u8, 0]);
+            assert_eq!(Block::parse(&bytes, 0).unwrap_err().kind(), expected);
+        }
+    }
+}

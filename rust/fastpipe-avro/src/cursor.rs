@@ -1,0 +1,301 @@
+//! Reading the primitive types of Avro's binary encoding (Avro 1.12 specification, "Primitive Types").
+
+use crate::fault::Fault;
+use crate::limits::MAX_ZERO_WIDTH;
+
+type Result<T> = std::result::Result<T, Fault>;
+
+/// A place in a decompressed block.
+pub(crate) struct Cursor<'a> {
+    data: &'a [u8],
+    at: usize,
+    /// Values of zero bytes that may still be read.
+    zero_width_left: u64,
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(data: &'a [u8], at: usize) -> Self {
+        Cursor {
+            data,
+            at: at.min(data.len()),
+            zero_width_left: MAX_ZERO_WIDTH,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn position(&self) -> usize {
+        self.at
+    }
+
+    /// Goes back (or forth) to a position that [`Cursor::position`] returned.
+    #[inline(always)]
+    pub(crate) fn rewind(&mut self, position: usize) {
+        self.at = position.min(self.data.len());
+    }
+
+    #[inline(always)]
+    pub(crate) fn left(&self) -> usize {
+        self.data.len() - self.at
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end<T>(&self, need: u64) -> Result<T> {
+        Err(Fault::End {
+            need,
+            left: self.left() as u64,
+        })
+    }
+
+    #[inline(always)]
+    pub(crate) fn bytes(&mut self, n: usize) -> Result<&'a [u8]> {
+        match self.data[self.at..].get(..n) {
+            Some(bytes) => {
+                self.at += n;
+                Ok(bytes)
+            }
+            None => self.end(n as u64),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        match self.data[self.at..].first_chunk::<N>() {
+            Some(bytes) => {
+                self.at += N;
+                Ok(*bytes)
+            }
+            None => self.end(N as u64),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn skip(&mut self, n: u64) -> Result<()> {
+        if n > self.left() as u64 {
+            return self.end(n);
+        }
+        // Fits, since it is at most the number of bytes in memory.
+        self.at += n as usize;
+        Ok(())
+    }
+
+    /// A zigzag varint of up to 64 bits.
+    #[inline(always)]
+    pub(crate) fn long(&mut self) -> Result<i64> {
+        // Lengths, union branches and small numbers take one byte.
+        if let Some(&first) = self.data.get(self.at)
+            && first < 0x80
+        {
+            self.at += 1;
+            return Ok(unzigzag(u64::from(first)));
+        }
+        self.long_of_more_bytes()
+    }
+
+    #[inline(always)]
+    fn long_of_more_bytes(&mut self) -> Result<i64> {
+        let Some(bytes) = self.data[self.at..].first_chunk::<10>() else {
+            return self.long_near_the_end();
+        };
+        let mut value = u64::from(bytes[0] & 0x7f);
+        for (i, &byte) in bytes.iter().enumerate().skip(1) {
+            let byte = u64::from(byte);
+            value |= (byte & 0x7f) << (7 * i);
+            if byte < 0x80 {
+                // The tenth byte has room for one bit.
+                if i == 9 && byte > 1 {
+                    return Err(Fault::Varint);
+                }
+                self.at += i + 1;
+                return Ok(unzigzag(value));
+            }
+        }
+        Err(Fault::Varint)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn long_near_the_end(&mut self) -> Result<i64> {
+        let mut value = 0u64;
+        for (i, &byte) in self.data[self.at..].iter().enumerate() {
+            if i == 9 && byte > 1 {
+                return Err(Fault::Varint);
+            }
+            value |= u64::from(byte & 0x7f) << (7 * i);
+            if byte < 0x80 {
+                self.at += i + 1;
+                return Ok(unzigzag(value));
+            }
+        }
+        self.end(self.left() as u64 + 1)
+    }
+
+    #[inline(always)]
+    pub(crate) fn int(&mut self) -> Result<i64> {
+        let value = self.long()?;
+        if value == i64::from(value as i32) {
+            Ok(value)
+        } else {
+            Err(Fault::Int(value))
+        }
+    }
+
+    /// Skips an int or a long. Refuses what [`Cursor::long`] refuses, but for the range of ints.
+    #[inline(always)]
+    pub(crate) fn skip_long(&mut self) -> Result<()> {
+        self.long().map(drop)
+    }
+
+    #[inline(always)]
+    pub(crate) fn boolean(&mut self) -> Result<u8> {
+        let [byte] = self.array()?;
+        if byte <= 1 { Ok(byte) } else { Err(Fault::Boolean(byte)) }
+    }
+
+    /// The bytes of a string or of bytes.
+    #[inline(always)]
+    pub(crate) fn text(&mut self) -> Result<&'a [u8]> {
+        let len = self.long()?;
+        match usize::try_from(len) {
+            Ok(n) => self.bytes(n),
+            Err(_) => Err(Fault::Length(len)),
+        }
+    }
+
+    /// The head of a block of array or map items: their number, and where the block ends if it says so. `None` behind the
+    /// last. No more items are returned than the bytes that are left can hold, if each takes at least `smallest`.
+    #[inline(always)]
+    pub(crate) fn items(&mut self, smallest: u64) -> Result<Option<Items>> {
+        let count = self.long()?;
+        if count == 0 {
+            return Ok(None);
+        }
+        let mut end = None;
+        if count < 0 {
+            let size = self.long()?;
+            if size < 0 {
+                return Err(Fault::Length(size));
+            }
+            if size as u64 > self.left() as u64 {
+                return self.end(size as u64);
+            }
+            end = Some(self.at + size as usize);
+        }
+        let count = count.unsigned_abs();
+        match (self.left() as u64).checked_div(smallest) {
+            Some(most) if count > most => {
+                return Err(Fault::ItemCount {
+                    count,
+                    left: self.left() as u64,
+                });
+            }
+            Some(_) => {}
+            None => self.zero_width_left = self.zero_width_left.checked_sub(count).ok_or(Fault::ZeroWidth)?,
+        }
+        Ok(Some(Items {
+            count: count as usize,
+            start: self.at,
+            end,
+        }))
+    }
+
+    /// Checks that a block of items ended where it said.
+    #[inline(always)]
+    pub(crate) fn check_end(&self, items: Items) -> Result<()> {
+        match items.end {
+            Some(end) if end != self.at => Err(Fault::ItemBytes {
+                declared: end as i64 - items.start as i64,
+                found: self.at as i64 - items.start as i64,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A block of array or map items.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Items {
+    pub(crate) count: usize,
+    start: usize,
+    pub(crate) end: Option<usize>,
+}
+
+#[inline(always)]
+const fn unzigzag(n: u64) -> i64 {
+    (n >> 1) as i64 ^ -((n & 1) as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The oracle: zigzag and varint as the specification writes them.
+    fn encode(value: i64) -> Vec<u8> {
+        let mut n = ((value << 1) ^ (value >> 63)) as u64;
+        let mut out = Vec::new();
+        while n >= 0x80 {
+            out.push(n as u8 | 0x80);
+            n >>= 7;
+        }
+        out.push(n as u8);
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn longs_of_all_lengths_round_trip(bits in 0..64u32, raw: i64, padding in 0..12usize) {
+            let value = raw >> bits;
+            let mut data = encode(value);
+            let len = data.len();
+            data.resize(len + padding, 0xff);
+            let mut cursor = Cursor::new(&data, 0);
+            prop_assert_eq!(cursor.long(), Ok(value));
+            prop_assert_eq!(cursor.position(), len);
+            let mut skipped = Cursor::new(&data, 0);
+            prop_assert_eq!(skipped.skip_long(), Ok(()));
+            prop_assert_eq!(skipped.position(), len);
+        }
+
+        #[test]
+        fn any_bytes_are_read_alike_with_and_without_room_behind(data in proptest::collection::vec(any::<u8>(), 0..12)) {
+            let short = Cursor::new(&data, 0).long();
+            let mut padded = data.clone();
+            padded.resize(data.len() + 12, 0);
+            match short {
+                Err(Fault::End { .. }) => {}
+                _ => prop_assert_eq!(short, Cursor::new(&padded, 0).long()),
+            }
+        }
+    }
+
+    #[test]
+    fn overlong_varints_are_refused() {
+        for extra in [0, 10] {
+            let mut eleven = vec![0x80; 10];
+            eleven.resize(11 + extra, 0);
+            assert_eq!(Cursor::new(&eleven, 0).long(), Err(Fault::Varint));
+            let mut wide = vec![0xff; 9];
+            wide.push(2);
+            wide.resize(10 + extra, 0);
+            assert_eq!(Cursor::new(&wide, 0).long(), Err(Fault::Varint));
+        }
+        assert_eq!(Cursor::new(&[0x80], 0).long(), Err(Fault::End { need: 2, left: 1 }));
+    }
+
+    #[test]
+    fn counts_are_held_against_the_bytes_left() {
+        let hostile = encode(1 << 62);
+        assert!(matches!(
+            Cursor::new(&hostile, 0).items(1),
+            Err(Fault::ItemCount { .. })
+        ));
+        assert!(matches!(Cursor::new(&hostile, 0).items(0), Err(Fault::ZeroWidth)));
+        let negative = encode(i64::MIN);
+        assert!(matches!(Cursor::new(&negative, 0).items(1), Err(Fault::End { .. })));
+        let mut sized = encode(-2);
+        sized.extend(encode(-5));
+        assert!(matches!(Cursor::new(&sized, 0).items(1), Err(Fault::Length(-5))));
+    }
+}

@@ -1,0 +1,480 @@
+//! The decoder: runs a plan over the bytes of a block.
+
+use fastpipe_batch::{Error, Mark, Pick, Sink};
+
+use crate::cursor::Cursor;
+use crate::fault::Fault;
+use crate::limits::MAX_DEPTH;
+use crate::number;
+use crate::plan::{Op, PartId, Plan, Rule, Span, SparseOp, SparseWhat, TextParts, Wire};
+
+type Result<T> = std::result::Result<T, Fault>;
+
+/// Decodes the picked records of a decompressed block of `rows` records.
+pub(crate) fn place(
+    plan: &Plan,
+    data: &[u8],
+    rows: u32,
+    from: Mark,
+    picks: &[Pick],
+    out: &mut Sink<'_>,
+) -> std::result::Result<Mark, Error> {
+    let mut decoder = Decoder {
+        plan,
+        cursor: Cursor::new(data, from.byte as usize),
+        out,
+        depth: 0,
+        blamed: None,
+    };
+    let mut record = from.record;
+    for pick in picks {
+        while record < pick.record {
+            decoder.run(plan.skip).map_err(|f| decoder.locate(f, record))?;
+            record += 1;
+        }
+        decoder.out.begin_row(pick.slot)?;
+        decoder.run(plan.record).map_err(|f| decoder.locate(f, record))?;
+        decoder.out.end_row()?;
+        record += 1;
+    }
+    if record == rows {
+        let left = decoder.cursor.left();
+        if left > 0 {
+            return Err(decoder.locate(Fault::LeftOver(left as u64), record.saturating_sub(1)));
+        }
+    }
+    Ok(Mark {
+        record,
+        byte: decoder.cursor.position() as u64,
+    })
+}
+
+/// Skips all records of a block with the plan's skipping program: where decoding must end, too.
+#[cfg(test)]
+pub(crate) fn skip_all(plan: &Plan, data: &[u8], rows: u32, out: &mut Sink<'_>) -> std::result::Result<usize, Error> {
+    let mut decoder = Decoder {
+        plan,
+        cursor: Cursor::new(data, 0),
+        out,
+        depth: 0,
+        blamed: None,
+    };
+    for record in 0..rows {
+        decoder.run(plan.skip).map_err(|f| decoder.locate(f, record))?;
+    }
+    Ok(decoder.cursor.position())
+}
+
+struct Decoder<'p, 'd, 's, 'r> {
+    plan: &'p Plan,
+    cursor: Cursor<'d>,
+    out: &'s mut Sink<'r>,
+    depth: u32,
+    /// The operation that met the fault.
+    blamed: Option<u32>,
+}
+
+impl Decoder<'_, '_, '_, '_> {
+    #[cold]
+    fn locate(&self, fault: Fault, record: u32) -> Error {
+        let error = fault
+            .into_error()
+            .at_record(u64::from(record), self.cursor.position() as u64);
+        match self.blamed.and_then(|pc| self.plan.op_paths.get(pc as usize)) {
+            Some(&path) => error.at_feature(&self.plan.paths[path as usize]),
+            None => error,
+        }
+    }
+
+    #[inline]
+    fn run(&mut self, span: Span) -> Result<()> {
+        for pc in span.start..span.end {
+            if let Err(fault) = self.step(pc) {
+                self.blamed.get_or_insert(pc);
+                return Err(fault);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn step(&mut self, pc: u32) -> Result<()> {
+        let plan = self.plan;
+        match &plan.ops[pc as usize] {
+            Op::Skip(n) => self.cursor.skip(*n),
+            Op::SkipVarints(n) => {
+                for _ in 0..*n {
+                    self.cursor.skip_long()?;
+                }
+                Ok(())
+            }
+            Op::SkipText => self.cursor.text().map(drop),
+            Op::SkipItems { body, smallest, fixed } => self.skip_items(*body, *smallest, *fixed),
+            Op::SkipUnion { branches } => {
+                let branch = self.branch(branches.end - branches.start)?;
+                self.run(branches.of(&plan.spans)[branch])
+            }
+            Op::SkipRecord { program } => self.deeper(plan.programs[*program as usize]),
+            Op::Branch => self.branch(1).map(drop),
+            Op::Nullable { null, body, on_null } => {
+                if self.branch(2)? as i64 == *null {
+                    self.null(*on_null)
+                } else {
+                    self.run(*body)
+                }
+            }
+            Op::Emit(span) => self.emit(*span, 1),
+            Op::Null { on_null } => self.null(*on_null),
+            Op::Number { wire, to, part } => {
+                number::number(*wire, *to, &mut self.cursor, self.out.writer(*part as usize))
+            }
+            Op::Text { check, to } => {
+                let text = self.cursor.text()?;
+                if *check && simdutf8::basic::from_utf8(text).is_err() {
+                    return Err(Fault::Utf8);
+                }
+                self.text(text, *to)
+            }
+            Op::FixedText { size, to } => {
+                let bytes = self.cursor.bytes(*size)?;
+                self.text(bytes, *to)
+            }
+            Op::FixedArray { size, part } => {
+                let bytes = self.cursor.bytes(*size)?;
+                Ok(self.out.writer(*part as usize).extend(bytes)?)
+            }
+            Op::EnumCode { codes, to, part } => {
+                let symbol = self.symbol(plan.enums[*codes as usize].symbols.len())?;
+                number::code(
+                    plan.enums[*codes as usize].codes[symbol],
+                    *to,
+                    self.out.writer(*part as usize),
+                )
+            }
+            Op::EnumText { codes, to } => {
+                let symbols = &plan.enums[*codes as usize].symbols;
+                let symbol = self.symbol(symbols.len())?;
+                self.text(symbols[symbol].as_bytes(), *to)
+            }
+            Op::Numbers {
+                wire,
+                to,
+                part,
+                rule,
+                lengths,
+                pad,
+            } => {
+                let n = match rule {
+                    Rule::Free => self.numbers_free(*wire, *to, *part)?,
+                    Rule::Exact(n) => self.numbers_exact(*wire, *to, *part, *n)?,
+                    Rule::Pad(n) => self.numbers_padded(*wire, *to, *part, *n, *pad)?,
+                };
+                match lengths {
+                    Some(part) => Ok(self.out.writer(*part as usize).push(n as i64)?),
+                    None => Ok(()),
+                }
+            }
+            Op::Items {
+                body,
+                over,
+                smallest,
+                rule,
+                lengths,
+                pad,
+            } => {
+                let n = self.items(*body, *over, *smallest, *rule, *pad)?;
+                for &part in lengths.of(&plan.parts) {
+                    self.out.writer(part as usize).push(n as i64)?;
+                }
+                Ok(())
+            }
+            Op::Tee { passes } => {
+                let start = self.cursor.position();
+                for &pass in passes.of(&plan.spans) {
+                    self.cursor.rewind(start);
+                    self.run(pass)?;
+                }
+                Ok(())
+            }
+            Op::Sparse(index) => self.sparse(&plan.sparse[*index as usize]),
+        }
+    }
+
+    fn deeper(&mut self, span: Span) -> Result<()> {
+        if self.depth >= MAX_DEPTH {
+            return Err(Fault::Depth);
+        }
+        self.depth += 1;
+        let result = self.run(span);
+        self.depth -= 1;
+        result
+    }
+
+    /// The index of a union's branch.
+    #[inline(always)]
+    fn branch(&mut self, branches: u32) -> Result<usize> {
+        let index = self.cursor.long()?;
+        if (index as u64) < u64::from(branches) {
+            Ok(index as usize)
+        } else {
+            Err(Fault::Branch { index, branches })
+        }
+    }
+
+    #[inline(always)]
+    fn symbol(&mut self, symbols: usize) -> Result<usize> {
+        let index = self.cursor.long()?;
+        if (index as u64) < symbols as u64 {
+            Ok(index as usize)
+        } else {
+            Err(Fault::Symbol {
+                index,
+                symbols: symbols as u32,
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn null(&mut self, on_null: Option<Span>) -> Result<()> {
+        match on_null {
+            Some(span) => self.emit(span, 1),
+            None => Err(Fault::Null),
+        }
+    }
+
+    /// Writes constants, each `times` times as often as it says.
+    #[inline(always)]
+    fn emit(&mut self, span: Span, times: usize) -> Result<()> {
+        for emit in span.of(&self.plan.emits) {
+            let n = emit.times.saturating_mul(times);
+            self.out.writer(emit.part as usize).repeat(&emit.value, n)?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn text(&mut self, bytes: &[u8], to: TextParts) -> Result<()> {
+        self.out.writer(to.lengths as usize).push(bytes.len() as i64)?;
+        Ok(self.out.writer(to.bytes as usize).extend(bytes)?)
+    }
+
+    fn skip_items(&mut self, body: Span, smallest: u64, fixed: Option<u64>) -> Result<()> {
+        while let Some(items) = self.cursor.items(smallest)? {
+            if let Some(end) = items.end {
+                self.cursor.rewind(end);
+            } else if let Some(width) = fixed {
+                self.cursor.skip(width.saturating_mul(items.count as u64))?;
+            } else {
+                for _ in 0..items.count {
+                    self.run(body)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn numbers_free(&mut self, wire: Wire, to: fastpipe_batch::DType, part: PartId) -> Result<usize> {
+        let mut n = 0;
+        while let Some(items) = self.cursor.items(smallest(wire))? {
+            number::numbers(wire, to, items.count, &mut self.cursor, self.out.writer(part as usize))?;
+            self.cursor.check_end(items)?;
+            n += items.count;
+        }
+        Ok(n)
+    }
+
+    #[inline]
+    fn numbers_exact(&mut self, wire: Wire, to: fastpipe_batch::DType, part: PartId, want: usize) -> Result<usize> {
+        let mut n = 0;
+        while let Some(items) = self.cursor.items(smallest(wire))? {
+            n += items.count;
+            if n > want {
+                return Err(Fault::ShapeExact {
+                    expected: want as u64,
+                    found: n as u64,
+                });
+            }
+            number::numbers(wire, to, items.count, &mut self.cursor, self.out.writer(part as usize))?;
+            self.cursor.check_end(items)?;
+        }
+        if n < want {
+            return Err(Fault::ShapeExact {
+                expected: want as u64,
+                found: n as u64,
+            });
+        }
+        Ok(n)
+    }
+
+    fn numbers_padded(
+        &mut self,
+        wire: Wire,
+        to: fastpipe_batch::DType,
+        part: PartId,
+        want: usize,
+        pad: Span,
+    ) -> Result<usize> {
+        let mut n = 0;
+        while let Some(items) = self.cursor.items(smallest(wire))? {
+            let taken = items.count.min(want - n);
+            number::numbers(wire, to, taken, &mut self.cursor, self.out.writer(part as usize))?;
+            for _ in taken..items.count {
+                match wire {
+                    Wire::Boolean => self.cursor.skip(1)?,
+                    Wire::Int | Wire::Long => self.cursor.skip_long()?,
+                    Wire::Float => self.cursor.skip(4)?,
+                    Wire::Double => self.cursor.skip(8)?,
+                }
+            }
+            self.cursor.check_end(items)?;
+            n += taken;
+        }
+        self.emit(pad, want - n)?;
+        Ok(want)
+    }
+
+    fn items(&mut self, body: Span, over: Span, smallest: u64, rule: Rule, pad: Span) -> Result<usize> {
+        let mut n = 0;
+        while let Some(items) = self.cursor.items(smallest)? {
+            let taken = match rule {
+                Rule::Free => items.count,
+                Rule::Exact(want) if n + items.count > want => {
+                    return Err(Fault::ShapeExact {
+                        expected: want as u64,
+                        found: (n + items.count) as u64,
+                    });
+                }
+                Rule::Exact(_) => items.count,
+                Rule::Pad(want) => items.count.min(want - n),
+            };
+            for _ in 0..taken {
+                self.run(body)?;
+            }
+            for _ in taken..items.count {
+                self.run(over)?;
+            }
+            self.cursor.check_end(items)?;
+            n += taken;
+        }
+        match rule {
+            Rule::Exact(want) if n < want => Err(Fault::ShapeExact {
+                expected: want as u64,
+                found: n as u64,
+            }),
+            Rule::Pad(want) => {
+                self.emit(pad, want - n)?;
+                Ok(want)
+            }
+            _ => Ok(n),
+        }
+    }
+
+    fn sparse(&mut self, op: &SparseOp) -> Result<()> {
+        let first_coordinate = self.out.writer(op.coordinates as usize).len();
+        let mut indexed = None;
+        let mut expected = None;
+        for field in &op.fields {
+            let mut null = false;
+            for &(null_branch, branches) in &field.unions {
+                let branch = self.branch(branches)?;
+                if Some(branch as i64) == null_branch {
+                    if !field.null_is_empty {
+                        return Err(Fault::Null);
+                    }
+                    null = true;
+                    break;
+                }
+            }
+            let found = match &field.what {
+                _ if null => 0,
+                SparseWhat::Indices { wire, dim, bound } => {
+                    let first = *indexed.get_or_insert(*dim) == *dim;
+                    let bound = if op.check { *bound } else { 0 };
+                    self.indices(op, *wire, *dim, bound, first, first_coordinate)?
+                }
+                SparseWhat::Values {
+                    numbers: Some((wire, to, part)),
+                    ..
+                } => self.numbers_free(*wire, *to, *part)?,
+                SparseWhat::Values { body, .. } => {
+                    self.items(*body, Span::default(), field.smallest, Rule::Free, Span::default())?
+                }
+            };
+            let expected = *expected.get_or_insert(found);
+            if expected != found {
+                return Err(Fault::SparseLengths {
+                    expected: expected as u64,
+                    found: found as u64,
+                });
+            }
+        }
+        match op.lengths {
+            Some(part) => Ok(self.out.writer(part as usize).push(expected.unwrap_or(0) as i64)?),
+            None => Ok(()),
+        }
+    }
+
+    /// One dimension's indices. The first one to be read makes room for all coordinates. `bound` 0 checks nothing.
+    fn indices(
+        &mut self,
+        op: &SparseOp,
+        wire: Wire,
+        dim: usize,
+        bound: u64,
+        first: bool,
+        first_coordinate: usize,
+    ) -> Result<usize> {
+        let slot = i64::from(self.out.slot());
+        let width = op.dims + usize::from(op.batch_index);
+        let column = dim + usize::from(op.batch_index);
+        let mut n = 0;
+        while let Some(items) = self.cursor.items(1)? {
+            let writer = self.out.writer(op.coordinates as usize);
+            let entries = if first {
+                writer.take::<i64>(items.count.saturating_mul(width))?
+            } else {
+                let all = writer.since::<i64>(first_coordinate)?;
+                let room = all.len() / width;
+                if n + items.count > room {
+                    return Err(Fault::SparseLengths {
+                        expected: room as u64,
+                        found: (n + items.count) as u64,
+                    });
+                }
+                &mut all[n * width..(n + items.count) * width]
+            };
+            for entry in entries.chunks_exact_mut(width) {
+                let value = if wire == Wire::Int {
+                    self.cursor.int()?
+                } else {
+                    self.cursor.long()?
+                };
+                if bound != 0 && (value < 0 || value as u64 >= bound) {
+                    return Err(Fault::Index {
+                        value,
+                        dim: dim as u32,
+                        bound,
+                    });
+                }
+                if first && op.batch_index {
+                    entry[0] = slot;
+                }
+                entry[column] = value;
+            }
+            self.cursor.check_end(items)?;
+            n += items.count;
+        }
+        Ok(n)
+    }
+}
+
+/// Bytes that an encoded number takes at least.
+#[inline(always)]
+const fn smallest(wire: Wire) -> u64 {
+    match wire {
+        Wire::Boolean | Wire::Int | Wire::Long => 1,
+        Wire::Float => 4,
+        Wire::Double => 8,
+    }
+}

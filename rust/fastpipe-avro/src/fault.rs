@@ -1,0 +1,128 @@
+//! What can be wrong with bytes, as a small value. It becomes an [`Error`] with a location only when it leaves the decoder.
+
+use fastpipe_batch::{DType, Error, ErrorKind, Overflow};
+
+use crate::limits::{MAX_DEPTH, MAX_ZERO_WIDTH};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Fault {
+    /// More bytes are needed than are left.
+    End {
+        need: u64,
+        left: u64,
+    },
+    /// A varint of more than ten bytes, or beyond 64 bits.
+    Varint,
+    Int(i64),
+    Boolean(u8),
+    Length(i64),
+    ItemCount {
+        count: u64,
+        left: u64,
+    },
+    ItemBytes {
+        declared: i64,
+        found: i64,
+    },
+    ZeroWidth,
+    Depth,
+    Branch {
+        index: i64,
+        branches: u32,
+    },
+    Symbol {
+        index: i64,
+        symbols: u32,
+    },
+    Utf8,
+    Null,
+    ShapeExact {
+        expected: u64,
+        found: u64,
+    },
+    SparseLengths {
+        expected: u64,
+        found: u64,
+    },
+    Index {
+        value: i64,
+        dim: u32,
+        bound: u64,
+    },
+    Range {
+        value: i64,
+        dtype: DType,
+    },
+    FloatRange {
+        value: f64,
+        dtype: DType,
+    },
+    Inexact {
+        value: i64,
+        dtype: DType,
+    },
+    LeftOver(u64),
+    Write(Overflow),
+}
+
+impl From<Overflow> for Fault {
+    #[cold]
+    fn from(overflow: Overflow) -> Fault {
+        Fault::Write(overflow)
+    }
+}
+
+impl Fault {
+    #[cold]
+    pub(crate) fn into_error(self) -> Error {
+        use ErrorKind::{Limit, Malformed, Null, Shape, ValueRange};
+        let (kind, reason) = match self {
+            Fault::End { need, left } => (Malformed, format!("expected {need} more bytes, found {left}")),
+            Fault::Varint => (Malformed, "expected a varint of at most 64 bits, found a longer one".into()),
+            Fault::Int(v) => (Malformed, format!("expected an int of 32 bits, found {v}")),
+            Fault::Boolean(v) => (Malformed, format!("expected a boolean, 0 or 1, found byte {v}")),
+            Fault::Length(v) => (Malformed, format!("expected a length, found {v}")),
+            Fault::ItemCount { count, left } => {
+                (Malformed, format!("an array or map block declares {count} items, more than the {left} bytes left can hold"))
+            }
+            Fault::ItemBytes { declared, found } => {
+                (Malformed, format!("an array or map block declares {declared} bytes, its items take {found}"))
+            }
+            Fault::ZeroWidth => {
+                (Limit, format!("more than {MAX_ZERO_WIDTH} values of zero bytes in one block, the most that is read"))
+            }
+            Fault::Depth => (Limit, format!("nested deeper than {MAX_DEPTH} levels, the most that is read")),
+            Fault::Branch { index, branches } => {
+                (Malformed, format!("expected the index of one of {branches} union branches, found {index}"))
+            }
+            Fault::Symbol { index, symbols } => {
+                (Malformed, format!("expected the index of one of {symbols} enum symbols, found {index}"))
+            }
+            Fault::Utf8 => (Malformed, "expected UTF-8 text, found other bytes; dtype \"bytes\" reads them as they are".into()),
+            Fault::Null => (
+                Null,
+                "found null, which the feature's spec does not allow; nulls=\"mask\" marks nulls, fill=... replaces them".into(),
+            ),
+            Fault::ShapeExact { expected, found } => (
+                Shape,
+                format!(
+                    "expected {expected} items, found {found}; RaggedSpec reads any number, DenseSpec(..., pad=0) pads and truncates"
+                ),
+            ),
+            Fault::SparseLengths { expected, found } => {
+                (Shape, format!("the arrays of a sparse value must be equally long, found {expected} and {found} entries"))
+            }
+            Fault::Index { value, dim, bound } => {
+                let most = if bound == u64::MAX { "non-negative".into() } else { format!("below {bound}") };
+                let reason = format!("expected an index {most} in dimension {dim}, found {value}; check_indices=False passes it on");
+                (ValueRange, reason)
+            }
+            Fault::Range { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
+            Fault::FloatRange { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
+            Fault::Inexact { value, dtype } => (ValueRange, format!("{value} can't be represented exactly as {dtype}")),
+            Fault::LeftOver(n) => (Malformed, format!("expected the end of the block behind its last record, found {n} more bytes")),
+            Fault::Write(overflow) => return overflow.into(),
+        };
+        Error::new(kind, reason)
+    }
+}

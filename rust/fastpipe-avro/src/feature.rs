@@ -1,0 +1,123 @@
+//! What is wanted of a file: features by name, and the form in which each is wanted.
+
+use fastpipe_batch::{DType, Error, ErrorKind, Leaf, SparseLayout};
+
+/// A wanted feature.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Feature {
+    /// The path of its field: names of nested record fields joined by dots; below a map `keys` or `values`.
+    pub name: String,
+    /// Its form.
+    pub request: Request,
+    /// What nulls become.
+    pub nulls: Nulls,
+}
+
+/// The form in which a feature is wanted.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Request {
+    /// The same shape in every row.
+    Dense {
+        /// Exact lengths of the arrays, outermost first.
+        shape: Vec<usize>,
+        /// The values.
+        leaf: Leaf,
+        /// Pads shorter arrays with this, and truncates longer ones.
+        pad: Option<Scalar>,
+    },
+    /// Arrays of different lengths.
+    Ragged {
+        /// Lengths of the arrays, outermost first; `None` for any.
+        shape: Vec<Option<usize>>,
+        /// The values.
+        leaf: Leaf,
+    },
+    /// A record of `indices0`, `indices1`, ... and `values`.
+    Sparse {
+        /// The dense shape; `None` for as much as a batch needs.
+        shape: Vec<Option<u64>>,
+        /// The values.
+        leaf: Leaf,
+        /// Coordinates with or without the batch index.
+        layout: SparseLayout,
+        /// Whether indices are held against the shape.
+        check_indices: bool,
+    },
+}
+
+impl Request {
+    /// The type of the values.
+    pub fn leaf(&self) -> Leaf {
+        match self {
+            Request::Dense { leaf, .. } | Request::Ragged { leaf, .. } | Request::Sparse { leaf, .. } => *leaf,
+        }
+    }
+}
+
+/// What a null becomes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Nulls {
+    /// An error.
+    Error,
+    /// A mask tells them apart.
+    Mask,
+    /// This value, or else 0, false or empty. A null array becomes an empty one where it may have any length.
+    Fill(Option<Scalar>),
+}
+
+/// A value to fill with.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scalar {
+    /// For bool.
+    Bool(bool),
+    /// For integers and floats.
+    Int(i128),
+    /// For floats.
+    Float(f64),
+    /// For strings and bytes.
+    Bytes(Vec<u8>),
+}
+
+impl Scalar {
+    /// The bytes of this value as an element of `dtype`.
+    pub(crate) fn element(&self, dtype: DType) -> Result<Vec<u8>, Error> {
+        let misfit = || {
+            Error::new(
+                ErrorKind::Schema,
+                format!("the fill or pad value {self:?} does not fit {dtype}"),
+            )
+        };
+        macro_rules! integer {
+            ($t:ty) => {
+                match self {
+                    Scalar::Int(v) => <$t>::try_from(*v).map_err(|_| misfit())?.to_le_bytes().to_vec(),
+                    Scalar::Bool(v) => <$t>::from(*v).to_le_bytes().to_vec(),
+                    _ => return Err(misfit()),
+                }
+            };
+        }
+        let float = || match self {
+            Scalar::Int(v) => Ok(*v as f64),
+            Scalar::Float(v) => Ok(*v),
+            Scalar::Bool(v) => Ok(f64::from(u8::from(*v))),
+            Scalar::Bytes(_) => Err(misfit()),
+        };
+        Ok(match dtype {
+            DType::Bool => match self {
+                Scalar::Bool(v) => vec![u8::from(*v)],
+                Scalar::Int(v @ 0..=1) => vec![*v as u8],
+                _ => return Err(misfit()),
+            },
+            DType::I8 => integer!(i8),
+            DType::I16 => integer!(i16),
+            DType::I32 => integer!(i32),
+            DType::I64 => integer!(i64),
+            DType::U8 => integer!(u8),
+            DType::U16 => integer!(u16),
+            DType::U32 => integer!(u32),
+            DType::U64 => integer!(u64),
+            DType::F32 => (float()? as f32).to_le_bytes().to_vec(),
+            DType::F64 => float()?.to_le_bytes().to_vec(),
+        })
+    }
+}

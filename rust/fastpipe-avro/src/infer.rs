@@ -1,0 +1,377 @@
+//! Features made up from a schema, and from a look at the data.
+//!
+//! A schema says that a field is an array, not how long it is. So arrays are inferred as ragged at first; [`Evidence`] from
+//! sampled blocks then turns those dimensions into fixed ones whose arrays were all equally long.
+
+use fastpipe_batch::{
+    DType, Error, ErrorKind, Form, Fragment, Leaf, Mark, Pick, Result, Rows, Sink, SlabPool, Source, SparseLayout, Unit,
+};
+
+use crate::feature::{Feature, Nulls, Request};
+use crate::layout::{UnionShape, union_shape};
+use crate::limits::{MAX_COLUMNS, MAX_DEPTH};
+use crate::schema::{NodeId, Schema, Type};
+use crate::source::AvroSource;
+
+/// A field of a schema that can be read as a feature, or the reason why it can't be inferred.
+#[derive(Clone, Debug)]
+pub struct Inferred {
+    /// The feature's name.
+    pub name: String,
+    /// The feature, or why not.
+    pub feature: Result<Feature>,
+}
+
+/// The features of a schema, in the order of its fields.
+pub fn infer(schema: &Schema) -> Result<Vec<Inferred>> {
+    let mut walk = Walk {
+        schema,
+        found: Vec::new(),
+    };
+    let root = schema.root();
+    let name = if matches!(schema.ty(root), Type::Record(_)) {
+        ""
+    } else {
+        "value"
+    };
+    walk.node(root, name, Above::default())?;
+    Ok(walk.found)
+}
+
+/// What lies between the root and a field.
+#[derive(Clone, Copy, Default)]
+struct Above {
+    dims: usize,
+    nullable: bool,
+    depth: u32,
+}
+
+struct Walk<'a> {
+    schema: &'a Schema,
+    found: Vec<Inferred>,
+}
+
+impl Walk<'_> {
+    fn push(&mut self, name: &str, feature: Result<(Request, Nulls)>) -> Result<()> {
+        if self.found.len() >= MAX_COLUMNS {
+            let reason = format!(
+                "the schema has more than {MAX_COLUMNS} columns, the most that are inferred; name those you want in features="
+            );
+            return Err(Error::new(ErrorKind::Limit, reason));
+        }
+        let feature = feature.map(|(request, nulls)| Feature {
+            name: name.to_owned(),
+            request,
+            nulls,
+        });
+        self.found.push(Inferred {
+            name: name.to_owned(),
+            feature,
+        });
+        Ok(())
+    }
+
+    fn refuse(&mut self, name: &str, reason: String) -> Result<()> {
+        self.push(name, Err(Error::new(ErrorKind::Unsupported, reason)))
+    }
+
+    fn node(&mut self, id: NodeId, name: &str, above: Above) -> Result<()> {
+        let above = Above {
+            depth: above.depth + 1,
+            ..above
+        };
+        if above.depth > MAX_DEPTH {
+            return self.refuse(name, format!("the field is nested deeper than {MAX_DEPTH} levels"));
+        }
+        let join = |field: &str| {
+            if name.is_empty() {
+                field.to_owned()
+            } else {
+                format!("{name}.{field}")
+            }
+        };
+        match self.schema.ty(id) {
+            Type::Union(branches) => match union_shape(self.schema, branches) {
+                UnionShape::One(inner) => self.node(inner, name, above),
+                UnionShape::Nullable { inner, .. } => self.node(
+                    inner,
+                    name,
+                    Above {
+                        nullable: true,
+                        ..above
+                    },
+                ),
+                UnionShape::Several => {
+                    let what = self.schema.describe(id);
+                    self.refuse(
+                        name,
+                        format!("{what} has several types besides null, which is not read"),
+                    )
+                }
+            },
+            Type::Record(_) if self.schema.recursive(id) => self.refuse(
+                name,
+                "a recursive type has no fixed set of columns, so it is not read".into(),
+            ),
+            Type::Record(fields) => {
+                if above.dims == 0
+                    && let Some((dims, leaf)) = self.sparse(fields)
+                {
+                    let layout = SparseLayout::Coo;
+                    let request = Request::Sparse {
+                        shape: vec![None; dims],
+                        leaf,
+                        layout,
+                        check_indices: true,
+                    };
+                    return self.push(name, Ok((request, nulls(above))));
+                }
+                for (field, id) in fields {
+                    self.node(*id, &join(field), above)?;
+                }
+                Ok(())
+            }
+            Type::Array(item) => self.node(
+                *item,
+                name,
+                Above {
+                    dims: above.dims + 1,
+                    ..above
+                },
+            ),
+            Type::Map(value) => {
+                let inside = Above {
+                    dims: above.dims + 1,
+                    ..above
+                };
+                self.push(
+                    &join("keys"),
+                    Ok((request(inside.dims, Leaf::Bytes { utf8: true }), nulls(above))),
+                )?;
+                self.node(*value, &join("values"), inside)
+            }
+            _ => self.leaf(id, name, above),
+        }
+    }
+
+    fn leaf(&mut self, id: NodeId, name: &str, above: Above) -> Result<()> {
+        let Some(leaf) = leaf(self.schema.ty(id)) else {
+            return Ok(());
+        };
+        if let Some(logical) = self.schema.node(id).logical {
+            let shape = if above.dims == 0 {
+                "fastpipe.DenseSpec(()".to_owned()
+            } else {
+                format!("fastpipe.RaggedSpec(({})", "None, ".repeat(above.dims).trim_end())
+            };
+            let reason = format!(
+                "the logical type {logical} is not inferred; its underlying values can be asked for: \
+                 features={{\"{name}\": {shape}, \"{leaf}\")}}"
+            );
+            return self.refuse(name, reason);
+        }
+        // A value of type null is always null.
+        let null = *self.schema.ty(id) == Type::Null;
+        let nulls = nulls(Above {
+            nullable: above.nullable || null,
+            ..above
+        });
+        self.push(name, Ok((request(above.dims, leaf), nulls)))
+    }
+
+    /// Dimensions and values, if the fields are those of a sparse record: exactly `indices0`, `indices1`, ... and `values`,
+    /// arrays all.
+    fn sparse(&self, fields: &[(String, NodeId)]) -> Option<(usize, Leaf)> {
+        let dims = fields.len().checked_sub(1).filter(|&d| d > 0)?;
+        let mut values = None;
+        let mut seen = vec![false; dims];
+        for (name, id) in fields {
+            let Type::Array(item) = self.schema.ty(self.bare(*id)) else {
+                return None;
+            };
+            if name == "values" {
+                values = self.single(*item);
+                continue;
+            }
+            let dim: usize = name.strip_prefix("indices")?.parse().ok().filter(|&d| d < dims)?;
+            if name != &format!("indices{dim}") || !matches!(self.schema.ty(*item), Type::Int | Type::Long) {
+                return None;
+            }
+            seen[dim] = true;
+        }
+        let item = values.filter(|_| seen.iter().all(|&s| s))?;
+        let ty = self.schema.ty(item);
+        let plain = !matches!(ty, Type::Null | Type::Fixed(_)) && self.schema.node(item).logical.is_none();
+        Some((dims, leaf(ty).filter(|_| plain)?))
+    }
+
+    /// A type without the unions with null around it.
+    fn bare(&self, mut id: NodeId) -> NodeId {
+        while let Type::Union(branches) = self.schema.ty(id) {
+            match union_shape(self.schema, branches) {
+                UnionShape::One(inner) | UnionShape::Nullable { inner, .. } => id = inner,
+                UnionShape::Several => break,
+            }
+        }
+        id
+    }
+
+    /// A type without the unions of one branch around it; `None` if it may be null.
+    fn single(&self, mut id: NodeId) -> Option<NodeId> {
+        while let Type::Union(branches) = self.schema.ty(id) {
+            match union_shape(self.schema, branches) {
+                UnionShape::One(inner) => id = inner,
+                _ => return None,
+            }
+        }
+        Some(id)
+    }
+}
+
+fn nulls(above: Above) -> Nulls {
+    if above.nullable { Nulls::Mask } else { Nulls::Error }
+}
+
+fn request(dims: usize, leaf: Leaf) -> Request {
+    if dims == 0 {
+        Request::Dense {
+            shape: Vec::new(),
+            leaf,
+            pad: None,
+        }
+    } else {
+        Request::Ragged {
+            shape: vec![None; dims],
+            leaf,
+        }
+    }
+}
+
+fn leaf(ty: &Type) -> Option<Leaf> {
+    Some(match ty {
+        Type::Null | Type::Boolean => Leaf::Fixed(DType::Bool),
+        Type::Int | Type::Enum(_) => Leaf::Fixed(DType::I32),
+        Type::Long => Leaf::Fixed(DType::I64),
+        Type::Float => Leaf::Fixed(DType::F32),
+        Type::Double => Leaf::Fixed(DType::F64),
+        Type::String => Leaf::Bytes { utf8: true },
+        Type::Bytes | Type::Fixed(_) => Leaf::Bytes { utf8: false },
+        Type::Array(_) | Type::Map(_) | Type::Record(_) | Type::Union(_) => return None,
+    })
+}
+
+/// Lengths of the arrays of one dimension.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lengths {
+    first: i64,
+    count: u64,
+    differ: bool,
+}
+
+impl Lengths {
+    fn add(&mut self, length: i64) {
+        if self.count == 0 {
+            self.first = length;
+        }
+        self.differ |= length != self.first;
+        self.count += 1;
+    }
+
+    /// The length that all have, if enough were seen to believe it.
+    fn fixed(&self) -> Option<usize> {
+        (self.count >= Evidence::ENOUGH && !self.differ && self.first > 0).then_some(self.first as usize)
+    }
+}
+
+/// What sampled blocks say of the lengths of arrays.
+pub struct Evidence<'a> {
+    source: &'a AvroSource,
+    /// For each column and ragged dimension.
+    lengths: Vec<Vec<Lengths>>,
+}
+
+impl<'a> Evidence<'a> {
+    /// Arrays of a dimension that must have been seen before it is taken to be fixed.
+    pub const ENOUGH: u64 = 16;
+
+    /// Nothing seen so far of a source whose features come from [`infer`].
+    pub fn new(source: &'a AvroSource) -> Self {
+        let ragged = |form: &Form| if let Form::Nested(f) = form { f.ragged } else { 0 };
+        let lengths = source
+            .columns()
+            .iter()
+            .map(|c| vec![Lengths::default(); ragged(&c.form)])
+            .collect();
+        Evidence { source, lengths }
+    }
+
+    /// Whether anything is left to be found out.
+    pub fn is_open(&self) -> bool {
+        self.lengths.iter().flatten().any(|l| !l.differ)
+    }
+
+    /// Looks at the first `records` records of a block.
+    pub fn observe(&mut self, unit: &dyn Unit, records: u32) -> Result<()> {
+        let rows = unit.rows().min(records);
+        let columns = self.source.columns();
+        let parts: Vec<_> = columns.iter().flat_map(|c| c.parts()).collect();
+        let batch = Rows::new(parts.into(), rows as usize, &SlabPool::new(0))?;
+        let mut sink = Sink::new(&batch, Fragment::default());
+        let picks: Vec<_> = (0..rows).map(|i| Pick { record: i, slot: i }).collect();
+        unit.place(Mark::START, &picks, &mut sink)?;
+        let fragment = sink.finish();
+        let filled = batch.complete()?;
+        // Rows are in slots of their own number, so placed parts and arenas are in the same order.
+        let bytes = |part: u32, lead: usize| match filled.place(part as usize) {
+            Some(place) => &filled.bytes()[place][lead..],
+            None => fragment.arena(part as usize).0,
+        };
+        for (column, seen) in self.source.avro_columns().iter().zip(&mut self.lengths) {
+            for (level, seen) in seen.iter_mut().enumerate() {
+                let lead = if level == 0 { 8 } else { 0 };
+                let lengths = bytes(column.parts.lengths[level], lead).as_chunks::<8>().0;
+                let valid = column.parts.masks[level].map(|part| bytes(part, 0));
+                for (i, length) in lengths.iter().enumerate() {
+                    if valid.is_none_or(|v| v.get(i) == Some(&1)) {
+                        seen.add(i64::from_le_bytes(*length));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The features with fixed dimensions where the evidence says so: from the innermost outwards, and no more than one
+    /// level that may be null among them, since the mask of a fixed shape can't tell the nulls of two levels apart.
+    pub fn refine(&self) -> Vec<Feature> {
+        let refine = |(column, lengths): (&crate::Column, &Vec<Lengths>)| {
+            let mut feature = column.feature.clone();
+            if let (Request::Ragged { shape, leaf }, Form::Nested(form)) = (&feature.request, &column.spec.form) {
+                let mut nullable = usize::from(form.leaf_mask.is_some());
+                let mut shape: Vec<Option<usize>> = shape.clone();
+                for dim in (0..lengths.len()).rev() {
+                    nullable += usize::from(form.masks[dim]);
+                    let Some(fixed) = lengths[dim].fixed().filter(|_| nullable <= 1) else {
+                        break;
+                    };
+                    shape[dim] = Some(fixed);
+                }
+                feature.request = match shape.iter().copied().collect::<Option<Vec<_>>>() {
+                    Some(shape) => Request::Dense {
+                        shape,
+                        leaf: *leaf,
+                        pad: None,
+                    },
+                    None => Request::Ragged { shape, leaf: *leaf },
+                };
+            }
+            feature
+        };
+        self.source
+            .avro_columns()
+            .iter()
+            .zip(&self.lengths)
+            .map(refine)
+            .collect()
+    }
+}

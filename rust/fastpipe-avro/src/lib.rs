@@ -1,0 +1,37 @@
+//! Avro object container files to rows. No I/O, no threads, no Python.
+//!
+//! # From bytes to rows
+//!
+//! [`Header`] and [`Walk`] find the blocks of a file without reading them. [`Schema`] is the file's schema. Wanted
+//! [`Feature`]s ([`infer`] makes them up from a schema) and the schemas of all files are compiled once to columns and to a
+//! decode plan for each schema. [`AvroSource`] is all of that behind the seam to the engine: a unit is a block; opening it
+//! checks its marker and decompresses it; placing its records runs the plan.
+//!
+//! # Trust nothing
+//!
+//! Whatever a file declares is held against the bytes that are really there before anything is allocated or looped over;
+//! what bytes can't bound is bounded by [`limits`]. There is no `unsafe` in this crate.
+#![forbid(unsafe_code)]
+
+mod codec;
+mod compile;
+mod container;
+mod cursor;
+mod decode;
+mod fault;
+mod feature;
+mod infer;
+mod layout;
+pub mod limits;
+mod number;
+mod plan;
+mod schema;
+mod source;
+
+pub use codec::{Codec, decompress};
+pub use container::{Block, Header, SYNC_BYTES, Walk};
+pub use feature::{Feature, Nulls, Request, Scalar};
+pub use infer::{Evidence, Inferred, infer};
+pub use layout::Column;
+pub use schema::{Node, NodeId, Schema, Type};
+pub use source::{AvroSource, FileInfo};

@@ -1,0 +1,26 @@
+//! Absolute limits. What exceeds them is an error that says so, so that no file can make a reader allocate or loop
+//! without bound. All are far above what writers produce.
+
+/// Bytes of a file's header (its schema and metadata).
+pub const MAX_HEADER_BYTES: u64 = 64 << 20;
+
+/// Bytes of a block as stored.
+pub const MAX_STORED_BLOCK_BYTES: u64 = (1 << 31) - 1;
+
+/// Bytes of a block after decompression.
+pub const MAX_BLOCK_BYTES: usize = 1 << 30;
+
+/// Records in a block.
+pub const MAX_BLOCK_RECORDS: u64 = (1 << 31) - 1;
+
+/// Values in a block that take no bytes at all (null, empty records): nothing else bounds their number.
+pub const MAX_ZERO_WIDTH: u64 = 1 << 24;
+
+/// Levels of nesting of a recursive type in data.
+pub const MAX_DEPTH: u32 = 128;
+
+/// Columns inferred from one schema.
+pub const MAX_COLUMNS: usize = 10_000;
+
+/// Nodes of a schema.
+pub const MAX_SCHEMA_NODES: usize = 1_000_000;

@@ -1,0 +1,197 @@
+//! Numbers from their encoding to the element type of a column. What doesn't fit is refused, never wrapped or rounded,
+//! but for the precision of `double` read as `float32`.
+
+use fastpipe_batch::{DType, Element, Writer};
+
+use crate::cursor::Cursor;
+use crate::fault::Fault;
+use crate::plan::Wire;
+
+type Result<T> = std::result::Result<T, Fault>;
+
+/// An element type that numbers are converted to.
+trait Number: Element {
+    fn from_long(value: i64) -> Result<Self>;
+    fn from_float(value: f32) -> Result<Self>;
+    fn from_double(value: f64) -> Result<Self>;
+}
+
+macro_rules! integers {
+    ($($t:ty => $dtype:ident),*) => {$(
+        impl Number for $t {
+            #[inline(always)]
+            fn from_long(value: i64) -> Result<Self> {
+                <$t>::try_from(value).map_err(|_| Fault::Range { value, dtype: DType::$dtype })
+            }
+            #[cold]
+            fn from_float(value: f32) -> Result<Self> {
+                Err(Fault::FloatRange { value: f64::from(value), dtype: DType::$dtype })
+            }
+            #[cold]
+            fn from_double(value: f64) -> Result<Self> {
+                Err(Fault::FloatRange { value, dtype: DType::$dtype })
+            }
+        }
+    )*};
+}
+integers!(i8 => I8, i16 => I16, i32 => I32, i64 => I64, u8 => U8, u16 => U16, u32 => U32, u64 => U64);
+
+impl Number for f32 {
+    #[inline(always)]
+    fn from_long(value: i64) -> Result<Self> {
+        let float = value as f32;
+        // Through i128, since `as i64` saturates at the very value that rounds up.
+        if float as i128 == i128::from(value) {
+            Ok(float)
+        } else {
+            Err(Fault::Inexact {
+                value,
+                dtype: DType::F32,
+            })
+        }
+    }
+    #[inline(always)]
+    fn from_float(value: f32) -> Result<Self> {
+        Ok(value)
+    }
+    #[inline(always)]
+    fn from_double(value: f64) -> Result<Self> {
+        let float = value as f32;
+        if float.is_infinite() && value.is_finite() {
+            return Err(Fault::FloatRange {
+                value,
+                dtype: DType::F32,
+            });
+        }
+        Ok(float)
+    }
+}
+
+impl Number for f64 {
+    #[inline(always)]
+    fn from_long(value: i64) -> Result<Self> {
+        let float = value as f64;
+        if float as i128 == i128::from(value) {
+            Ok(float)
+        } else {
+            Err(Fault::Inexact {
+                value,
+                dtype: DType::F64,
+            })
+        }
+    }
+    #[inline(always)]
+    fn from_float(value: f32) -> Result<Self> {
+        Ok(f64::from(value))
+    }
+    #[inline(always)]
+    fn from_double(value: f64) -> Result<Self> {
+        Ok(value)
+    }
+}
+
+/// Calls a generic function with the Rust type of a dtype; booleans are bytes.
+macro_rules! with_type {
+    ($dtype:expr, $f:ident($($arg:expr),*)) => {
+        match $dtype {
+            DType::Bool | DType::U8 => $f::<u8>($($arg),*),
+            DType::I8 => $f::<i8>($($arg),*),
+            DType::I16 => $f::<i16>($($arg),*),
+            DType::I32 => $f::<i32>($($arg),*),
+            DType::I64 => $f::<i64>($($arg),*),
+            DType::U16 => $f::<u16>($($arg),*),
+            DType::U32 => $f::<u32>($($arg),*),
+            DType::U64 => $f::<u64>($($arg),*),
+            DType::F32 => $f::<f32>($($arg),*),
+            DType::F64 => $f::<f64>($($arg),*),
+        }
+    };
+}
+
+/// Reads one number.
+#[inline(always)]
+pub(crate) fn number(wire: Wire, to: DType, cursor: &mut Cursor<'_>, out: &mut Writer) -> Result<()> {
+    with_type!(to, one(wire, cursor, out))
+}
+
+/// Reads `n` numbers.
+#[inline(always)]
+pub(crate) fn numbers(wire: Wire, to: DType, n: usize, cursor: &mut Cursor<'_>, out: &mut Writer) -> Result<()> {
+    match (wire, to) {
+        // The encoding is the memory.
+        (Wire::Float, DType::F32) => Ok(out.extend(cursor.bytes(4 * n)?)?),
+        (Wire::Double, DType::F64) => Ok(out.extend(cursor.bytes(8 * n)?)?),
+        _ => with_type!(to, many(wire, n, cursor, out)),
+    }
+}
+
+/// Writes one code of an enum.
+#[inline(always)]
+pub(crate) fn code(code: i64, to: DType, out: &mut Writer) -> Result<()> {
+    with_type!(to, push_long(code, out))
+}
+
+#[inline(always)]
+fn push_long<T: Number>(value: i64, out: &mut Writer) -> Result<()> {
+    Ok(out.push(T::from_long(value)?)?)
+}
+
+#[inline(always)]
+fn one<T: Number>(wire: Wire, cursor: &mut Cursor<'_>, out: &mut Writer) -> Result<()> {
+    let value = match wire {
+        Wire::Boolean => T::from_long(i64::from(cursor.boolean()?))?,
+        Wire::Int => T::from_long(cursor.int()?)?,
+        Wire::Long => T::from_long(cursor.long()?)?,
+        Wire::Float => T::from_float(f32::from_le_bytes(cursor.array()?))?,
+        Wire::Double => T::from_double(f64::from_le_bytes(cursor.array()?))?,
+    };
+    Ok(out.push(value)?)
+}
+
+#[inline(always)]
+fn many<T: Number>(wire: Wire, n: usize, cursor: &mut Cursor<'_>, out: &mut Writer) -> Result<()> {
+    #[inline(always)]
+    fn fill<T: Number>(out: &mut [T], mut next: impl FnMut() -> Result<T>) -> Result<()> {
+        for slot in out {
+            *slot = next()?;
+        }
+        Ok(())
+    }
+    let out = out.take::<T>(n)?;
+    match wire {
+        Wire::Boolean => fill(out, || T::from_long(i64::from(cursor.boolean()?))),
+        Wire::Int => fill(out, || T::from_long(cursor.int()?)),
+        Wire::Long => fill(out, || T::from_long(cursor.long()?)),
+        Wire::Float => fill(out, || T::from_float(f32::from_le_bytes(cursor.array()?))),
+        Wire::Double => fill(out, || T::from_double(f64::from_le_bytes(cursor.array()?))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_exact_integers_become_floats() {
+        assert_eq!(f32::from_long(1 << 24), Ok(16_777_216.0));
+        assert!(f32::from_long((1 << 24) + 1).is_err());
+        assert!(f32::from_long(i64::MAX).is_err() && f64::from_long(i64::MAX).is_err());
+        assert_eq!(f64::from_long(i64::MIN), Ok(-(2f64.powi(63))));
+    }
+
+    #[test]
+    fn narrow_types_are_range_checked() {
+        assert_eq!(i8::from_long(-128), Ok(-128));
+        assert_eq!(
+            i8::from_long(128),
+            Err(Fault::Range {
+                value: 128,
+                dtype: DType::I8
+            })
+        );
+        assert!(u64::from_long(-1).is_err() && u16::from_long(65_536).is_err());
+        assert!(f32::from_double(1e39).is_err());
+        assert_eq!(f32::from_double(f64::INFINITY), Ok(f32::INFINITY));
+        assert!(f32::from_double(f64::NAN).unwrap().is_nan());
+    }
+}

@@ -1,0 +1,194 @@
+//! The decode plan: what is wanted of a file, compiled once into a flat list of operations.
+//!
+//! The decoder runs the plan and nothing else: no schema walk, no look-up by name, no allocation and no dynamic value for
+//! each record. Bodies of arrays, maps and unions are stretches ([`Span`]) of the same list, behind one another; what isn't
+//! wanted is skipped by operations that know its width.
+
+use std::sync::Arc;
+
+use fastpipe_batch::DType;
+
+/// A stretch of a table of the plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+}
+
+impl Span {
+    pub(crate) fn of<T>(self, table: &[T]) -> &[T] {
+        &table[self.start as usize..self.end as usize]
+    }
+}
+
+/// How a number is encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wire {
+    Boolean,
+    Int,
+    Long,
+    Float,
+    Double,
+}
+
+/// The number of a part, counted over the parts of all columns.
+pub(crate) type PartId = u32;
+
+/// What the length of an array must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// Any.
+    Free,
+    /// Exactly this.
+    Exact(usize),
+    /// Padded and truncated to this.
+    Pad(usize),
+}
+
+/// Where the values of strings go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TextParts {
+    pub(crate) lengths: PartId,
+    pub(crate) bytes: PartId,
+}
+
+/// Constant values to write.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Emit {
+    pub(crate) part: PartId,
+    pub(crate) value: Box<[u8]>,
+    pub(crate) times: usize,
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Op {
+    /// Skips bytes.
+    Skip(u64),
+    /// Skips varints.
+    SkipVarints(u32),
+    /// Skips a string or bytes.
+    SkipText,
+    /// Skips an array or map, in one jump where it has a byte count.
+    SkipItems {
+        body: Span,
+        smallest: u64,
+        fixed: Option<u64>,
+    },
+    /// Skips the branch of a union.
+    SkipUnion { branches: Span },
+    /// Skips a record by its own program.
+    SkipRecord { program: u32 },
+
+    /// Reads the index of a union of one branch.
+    Branch,
+    /// Reads `[null, T]` or `[T, null]`.
+    Nullable {
+        null: i64,
+        body: Span,
+        on_null: Option<Span>,
+    },
+    /// Writes constants.
+    Emit(Span),
+    /// A value of type null: writes constants, or fails.
+    Null { on_null: Option<Span> },
+
+    /// One number.
+    Number { wire: Wire, to: DType, part: PartId },
+    /// A string or bytes.
+    Text { check: bool, to: TextParts },
+    /// Fixed, as bytes.
+    FixedText { size: usize, to: TextParts },
+    /// Fixed, as numbers.
+    FixedArray { size: usize, part: PartId },
+    /// An enum's symbol as a code: index into the table of codes.
+    EnumCode { codes: u32, to: DType, part: PartId },
+    /// An enum's symbol as text.
+    EnumText { codes: u32, to: TextParts },
+
+    /// An array of numbers that becomes the innermost dimension of one column.
+    Numbers {
+        wire: Wire,
+        to: DType,
+        part: PartId,
+        rule: Rule,
+        lengths: Option<PartId>,
+        pad: Span,
+    },
+    /// Any other array or map.
+    Items {
+        body: Span,
+        over: Span,
+        smallest: u64,
+        rule: Rule,
+        lengths: Span,
+        pad: Span,
+    },
+    /// Reads the same bytes several times.
+    Tee { passes: Span },
+    /// A sparse record.
+    Sparse(u32),
+}
+
+/// The symbols of an enum as they are numbered in its column.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct EnumTable {
+    /// For each symbol of the file its code in the column.
+    pub(crate) codes: Vec<i64>,
+    /// For each symbol of the file its text.
+    pub(crate) symbols: Arc<[String]>,
+}
+
+/// A field of a sparse record.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct SparseField {
+    pub(crate) what: SparseWhat,
+    /// The unions around the array: for each, which branch is null, and how many there are.
+    pub(crate) unions: Vec<(Option<i64>, u32)>,
+    /// Whether a null array counts as empty.
+    pub(crate) null_is_empty: bool,
+    /// Bytes that an item takes at least.
+    pub(crate) smallest: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum SparseWhat {
+    /// Indices of a dimension below a bound.
+    Indices { wire: Wire, dim: usize, bound: u64 },
+    /// Values, by the operations that read one.
+    Values {
+        body: Span,
+        numbers: Option<(Wire, DType, PartId)>,
+    },
+}
+
+/// How a sparse record is read.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct SparseOp {
+    pub(crate) fields: Vec<SparseField>,
+    pub(crate) dims: usize,
+    /// Whether coordinates begin with the batch index.
+    pub(crate) batch_index: bool,
+    pub(crate) check: bool,
+    pub(crate) coordinates: PartId,
+    pub(crate) lengths: Option<PartId>,
+}
+
+/// A compiled plan.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) ops: Vec<Op>,
+    /// For each operation the path of the field it is about: an index into `paths`.
+    pub(crate) op_paths: Vec<u32>,
+    pub(crate) paths: Vec<Arc<str>>,
+    pub(crate) emits: Vec<Emit>,
+    pub(crate) parts: Vec<PartId>,
+    pub(crate) spans: Vec<Span>,
+    pub(crate) enums: Vec<EnumTable>,
+    pub(crate) sparse: Vec<SparseOp>,
+    pub(crate) programs: Vec<Span>,
+    pub(crate) record: Span,
+    pub(crate) skip: Span,
+    /// Bytes that a record takes at least.
+    pub(crate) smallest: u64,
+}

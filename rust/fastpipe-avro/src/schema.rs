@@ -1,0 +1,404 @@
+//! Avro schemas, parsed by the apache-avro crate and laid out flat: nodes refer to each other by number, so that recursive
+//! types are no special case and every question about a type is answered once.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use apache_avro::Schema as Parsed;
+use apache_avro::schema::{InnerDecimalSchema, Name, UuidSchema};
+use fastpipe_batch::{Error, ErrorKind};
+
+use crate::limits::MAX_SCHEMA_NODES;
+
+/// The number of a node.
+pub type NodeId = usize;
+
+/// A type, with its parts by number.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // The variants are Avro's types.
+pub enum Type {
+    Null,
+    Boolean,
+    Int,
+    Long,
+    Float,
+    Double,
+    Bytes,
+    String,
+    Fixed(usize),
+    /// With its symbols.
+    Enum(Arc<[String]>),
+    Array(NodeId),
+    Map(NodeId),
+    /// With its fields.
+    Record(Vec<(String, NodeId)>),
+    /// With its branches.
+    Union(Vec<NodeId>),
+}
+
+/// A type as it stands at one place of a schema.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// The type.
+    pub ty: Type,
+    /// The full name of a record, enum or fixed.
+    pub name: Option<String>,
+    /// The logical type that annotates it.
+    pub logical: Option<&'static str>,
+}
+
+/// A parsed schema.
+#[derive(Clone, Debug)]
+pub struct Schema {
+    nodes: Vec<Node>,
+    root: NodeId,
+    smallest: Vec<u64>,
+    fixed: Vec<Option<u64>>,
+    recursive: Vec<bool>,
+}
+
+impl Schema {
+    /// Parses a schema from JSON.
+    pub fn parse(json: &str) -> Result<Schema, Error> {
+        let parsed = Parsed::parse_str(json)
+            .map_err(|e| Error::new(ErrorKind::Schema, format!("expected an Avro schema: {e}")))?;
+        let mut builder = Builder::default();
+        let root = builder.add(&parsed, None)?;
+        let n = builder.nodes.len();
+        let mut schema = Schema {
+            nodes: builder.nodes,
+            root,
+            smallest: vec![0; n],
+            fixed: vec![None; n],
+            recursive: vec![false; n],
+        };
+        schema.measure();
+        Ok(schema)
+    }
+
+    /// The root's number.
+    pub fn root(&self) -> NodeId {
+        self.root
+    }
+
+    /// Number of nodes.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Never: a schema has a root.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// A node.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id]
+    }
+
+    /// A node's type.
+    pub fn ty(&self, id: NodeId) -> &Type {
+        &self.nodes[id].ty
+    }
+
+    /// The least number of bytes that a value takes. (A bound: values of recursive types count as 0 within themselves.)
+    pub fn smallest(&self, id: NodeId) -> u64 {
+        self.smallest[id]
+    }
+
+    /// The number of bytes of every value, if all have the same.
+    pub fn fixed(&self, id: NodeId) -> Option<u64> {
+        self.fixed[id]
+    }
+
+    /// Whether a value can hold values of its own type.
+    pub fn recursive(&self, id: NodeId) -> bool {
+        self.recursive[id]
+    }
+
+    /// The parts of a node.
+    pub fn children(&self, id: NodeId) -> Vec<NodeId> {
+        match &self.nodes[id].ty {
+            Type::Array(item) | Type::Map(item) => vec![*item],
+            Type::Record(fields) => fields.iter().map(|f| f.1).collect(),
+            Type::Union(branches) => branches.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Computes sizes and recursion of all nodes: one depth-first walk, without recursion of our own, since schemas can
+    /// be deep.
+    fn measure(&mut self) {
+        #[derive(Clone, Copy, PartialEq)]
+        enum State {
+            New,
+            Open,
+            Done,
+        }
+        let mut state = vec![State::New; self.nodes.len()];
+        let mut stack = vec![(self.root, 0)];
+        state[self.root] = State::Open;
+        while let Some((id, next)) = stack.pop() {
+            let children = self.children(id);
+            if let Some(&child) = children.get(next) {
+                stack.push((id, next + 1));
+                match state[child] {
+                    State::New => {
+                        state[child] = State::Open;
+                        stack.push((child, 0));
+                    }
+                    // Back to a node on the path: everything from it to here is part of a cycle.
+                    State::Open => {
+                        for &(on_path, _) in stack.iter().rev() {
+                            self.recursive[on_path] = true;
+                            if on_path == child {
+                                break;
+                            }
+                        }
+                    }
+                    State::Done => {}
+                }
+                continue;
+            }
+            (self.smallest[id], self.fixed[id]) = self.sizes(id, &children);
+            state[id] = State::Done;
+        }
+    }
+
+    fn sizes(&self, id: NodeId, children: &[NodeId]) -> (u64, Option<u64>) {
+        match &self.nodes[id].ty {
+            Type::Null => (0, Some(0)),
+            Type::Boolean => (1, Some(1)),
+            Type::Float => (4, Some(4)),
+            Type::Double => (8, Some(8)),
+            Type::Fixed(n) => (*n as u64, Some(*n as u64)),
+            Type::Int | Type::Long | Type::Bytes | Type::String | Type::Enum(_) | Type::Array(_) | Type::Map(_) => {
+                (1, None)
+            }
+            Type::Record(_) => (
+                children
+                    .iter()
+                    .fold(0u64, |sum, &c| sum.saturating_add(self.smallest[c])),
+                children
+                    .iter()
+                    .try_fold(0u64, |sum, &c| sum.checked_add(self.fixed[c]?)),
+            ),
+            Type::Union(_) => (
+                1u64.saturating_add(children.iter().map(|&c| self.smallest[c]).min().unwrap_or(0)),
+                None,
+            ),
+        }
+    }
+
+    /// A short text for messages: `array<union<null, float>>`.
+    pub fn describe(&self, id: NodeId) -> String {
+        let mut out = String::new();
+        self.write(id, 0, &mut out);
+        out
+    }
+
+    fn write(&self, id: NodeId, depth: usize, out: &mut String) {
+        let node = &self.nodes[id];
+        if depth > 6 {
+            out.push('…');
+            return;
+        }
+        let simple = match &node.ty {
+            Type::Null => "null",
+            Type::Boolean => "boolean",
+            Type::Int => "int",
+            Type::Long => "long",
+            Type::Float => "float",
+            Type::Double => "double",
+            Type::Bytes => "bytes",
+            Type::String => "string",
+            Type::Fixed(_) => "fixed",
+            Type::Enum(_) => "enum",
+            Type::Array(_) => "array",
+            Type::Map(_) => "map",
+            Type::Record(_) => "record",
+            Type::Union(_) => "union",
+        };
+        out.push_str(simple);
+        match &node.ty {
+            Type::Fixed(n) => {
+                let _ = write!(out, "({n})");
+            }
+            Type::Array(_) | Type::Map(_) | Type::Union(_) => {
+                out.push('<');
+                for (i, child) in self.children(id).into_iter().enumerate() {
+                    if i > 0 {
+                        out.push_str(", ");
+                    }
+                    self.write(child, depth + 1, out);
+                }
+                out.push('>');
+            }
+            _ => {}
+        }
+        if let Some(logical) = node.logical {
+            let _ = write!(out, " ({logical})");
+        }
+    }
+}
+
+#[derive(Default)]
+struct Builder {
+    nodes: Vec<Node>,
+    named: HashMap<String, NodeId>,
+}
+
+impl Builder {
+    fn push(&mut self, ty: Type, name: Option<String>, logical: Option<&'static str>) -> Result<NodeId, Error> {
+        if self.nodes.len() >= MAX_SCHEMA_NODES {
+            let reason = format!("the schema has more than {MAX_SCHEMA_NODES} types, the most that is read");
+            return Err(Error::new(ErrorKind::Limit, reason));
+        }
+        self.nodes.push(Node { ty, name, logical });
+        Ok(self.nodes.len() - 1)
+    }
+
+    fn push_named(
+        &mut self,
+        name: &Name,
+        space: Option<&str>,
+        ty: Type,
+        logical: Option<&'static str>,
+    ) -> Result<NodeId, Error> {
+        let full = name.fullname(space);
+        let id = self.push(ty, Some(full.clone()), logical)?;
+        self.named.insert(full, id);
+        Ok(id)
+    }
+
+    /// Adds a type and its parts. `space` is the enclosing namespace. (The JSON parser bounds the depth.)
+    fn add(&mut self, schema: &Parsed, space: Option<&str>) -> Result<NodeId, Error> {
+        let logical = |builder: &mut Self, ty, name| builder.push(ty, None, Some(name));
+        match schema {
+            Parsed::Null => self.push(Type::Null, None, None),
+            Parsed::Boolean => self.push(Type::Boolean, None, None),
+            Parsed::Int => self.push(Type::Int, None, None),
+            Parsed::Long => self.push(Type::Long, None, None),
+            Parsed::Float => self.push(Type::Float, None, None),
+            Parsed::Double => self.push(Type::Double, None, None),
+            Parsed::Bytes => self.push(Type::Bytes, None, None),
+            Parsed::String => self.push(Type::String, None, None),
+            Parsed::Array(array) => {
+                let item = self.add(&array.items, space)?;
+                self.push(Type::Array(item), None, None)
+            }
+            Parsed::Map(map) => {
+                let value = self.add(&map.types, space)?;
+                self.push(Type::Map(value), None, None)
+            }
+            Parsed::Union(union) => {
+                let branches = union
+                    .variants()
+                    .iter()
+                    .map(|b| self.add(b, space))
+                    .collect::<Result<_, _>>()?;
+                self.push(Type::Union(branches), None, None)
+            }
+            Parsed::Record(record) => {
+                // Its number must be known before its fields, which may refer to it.
+                let id = self.push_named(&record.name, space, Type::Record(Vec::new()), None)?;
+                let inner = record.name.namespace().or(space);
+                let mut fields = Vec::with_capacity(record.fields.len());
+                for field in &record.fields {
+                    fields.push((field.name.clone(), self.add(&field.schema, inner)?));
+                }
+                self.nodes[id].ty = Type::Record(fields);
+                Ok(id)
+            }
+            Parsed::Enum(e) => self.push_named(&e.name, space, Type::Enum(e.symbols.clone().into()), None),
+            Parsed::Fixed(f) => self.push_named(&f.name, space, Type::Fixed(f.size), None),
+            Parsed::Duration(f) => self.push_named(&f.name, space, Type::Fixed(f.size), Some("duration")),
+            Parsed::Decimal(decimal) => match &decimal.inner {
+                InnerDecimalSchema::Bytes => logical(self, Type::Bytes, "decimal"),
+                InnerDecimalSchema::Fixed(f) => self.push_named(&f.name, space, Type::Fixed(f.size), Some("decimal")),
+            },
+            Parsed::Uuid(UuidSchema::Fixed(f)) => self.push_named(&f.name, space, Type::Fixed(f.size), Some("uuid")),
+            Parsed::Uuid(UuidSchema::Bytes) => logical(self, Type::Bytes, "uuid"),
+            Parsed::Uuid(UuidSchema::String) => logical(self, Type::String, "uuid"),
+            Parsed::BigDecimal => logical(self, Type::Bytes, "big-decimal"),
+            Parsed::Date => logical(self, Type::Int, "date"),
+            Parsed::TimeMillis => logical(self, Type::Int, "time-millis"),
+            Parsed::TimeMicros => logical(self, Type::Long, "time-micros"),
+            Parsed::TimestampMillis => logical(self, Type::Long, "timestamp-millis"),
+            Parsed::TimestampMicros => logical(self, Type::Long, "timestamp-micros"),
+            Parsed::TimestampNanos => logical(self, Type::Long, "timestamp-nanos"),
+            Parsed::LocalTimestampMillis => logical(self, Type::Long, "local-timestamp-millis"),
+            Parsed::LocalTimestampMicros => logical(self, Type::Long, "local-timestamp-micros"),
+            Parsed::LocalTimestampNanos => logical(self, Type::Long, "local-timestamp-nanos"),
+            Parsed::Ref { name } => {
+                let full = name.fullname(space);
+                self.named.get(&full).copied().ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::Schema,
+                        format!("expected an Avro schema: the type '{full}' is not defined"),
+                    )
+                })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_recursion() {
+        let schema = Schema::parse(
+            r#"{"type": "record", "name": "Tree", "fields": [
+                {"name": "head", "type": {"type": "record", "name": "Head", "fields": [
+                    {"name": "a", "type": "double"}, {"name": "b", "type": {"type": "fixed", "name": "F", "size": 3}}]}},
+                {"name": "children", "type": {"type": "array", "items": "Tree"}},
+                {"name": "next", "type": ["null", "Head"]}]}"#,
+        )
+        .unwrap();
+        let root = schema.root();
+        assert!(schema.recursive(root));
+        assert_eq!((schema.smallest(root), schema.fixed(root)), (13, None));
+        let Type::Record(fields) = schema.ty(root) else {
+            panic!()
+        };
+        assert_eq!(schema.fixed(fields[0].1), Some(11));
+        assert!(!schema.recursive(fields[0].1) && schema.recursive(fields[1].1));
+        assert_eq!(schema.describe(fields[2].1), "union<null, record>");
+        let Type::Union(branches) = schema.ty(fields[2].1) else {
+            panic!()
+        };
+        assert_eq!(branches[1], fields[0].1, "references lead to the same node");
+    }
+
+    #[test]
+    fn namespaces_are_inherited() {
+        let schema = Schema::parse(
+            r#"{"type": "record", "name": "a.b.R", "fields": [
+                {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["X", "Y"]}},
+                {"name": "f", "type": "E"}, {"name": "g", "type": "a.b.E"}]}"#,
+        )
+        .unwrap();
+        let Type::Record(fields) = schema.ty(schema.root()) else {
+            panic!()
+        };
+        assert_eq!(fields[0].1, fields[1].1);
+        assert_eq!(fields[0].1, fields[2].1);
+        assert_eq!(schema.node(fields[0].1).name.as_deref(), Some("a.b.E"));
+    }
+
+    #[test]
+    fn what_is_no_schema_is_an_error() {
+        for json in [
+            "",
+            "{",
+            "\"nothing\"",
+            r#"{"type": "record", "name": "R"}"#,
+            &"[".repeat(10_000),
+        ] {
+            assert_eq!(Schema::parse(json).unwrap_err().kind(), ErrorKind::Schema, "{json:.40}");
+        }
+    }
+}

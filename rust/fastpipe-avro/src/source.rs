@@ -1,0 +1,289 @@
+//! Avro files as a [`Source`]: a unit is a block.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fastpipe_batch::{
+    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Mark, Pass, Pick, Result, Sink, Source, Unit, UnitInfo,
+};
+
+use crate::codec::{Codec, decompress};
+use crate::compile::compile;
+use crate::container::{Block, Header, SYNC_BYTES, wrong_marker};
+use crate::decode;
+use crate::feature::Feature;
+use crate::layout::Column;
+use crate::limits::{MAX_BLOCK_BYTES, MAX_ZERO_WIDTH};
+use crate::plan::Plan;
+use crate::schema::Schema;
+
+/// What is known of a file before its blocks are read.
+pub struct FileInfo {
+    /// Its name.
+    pub path: Arc<str>,
+    /// Its header.
+    pub header: Header,
+    /// Its schema.
+    pub schema: Arc<Schema>,
+    /// Its codec.
+    pub codec: Codec,
+}
+
+impl FileInfo {
+    /// Parses what a header holds. A schema that was parsed before, for a file with the same text, can be handed in.
+    pub fn new(path: Arc<str>, header: Header, known: Option<&FileInfo>) -> Result<FileInfo> {
+        let at = |e: Error| e.at_path(&path);
+        let codec = header.codec().map_err(at)?;
+        let json = header.schema().map_err(at)?;
+        let schema = match known {
+            Some(known) if known.header.schema().is_ok_and(|k| k == json) => known.schema.clone(),
+            _ => Arc::new(Schema::parse(json).map_err(|e| at(e.at_offset(4)))?),
+        };
+        Ok(FileInfo {
+            path,
+            header,
+            schema,
+            codec,
+        })
+    }
+
+    /// Checks a block's header against what the schema says of its records.
+    pub fn check(&self, number: u64, block: &Block) -> Result<()> {
+        let (rows, smallest) = (u64::from(block.rows), self.schema.smallest(self.schema.root()));
+        let size = u64::from(block.size);
+        let error = if smallest == 0 && rows > MAX_ZERO_WIDTH {
+            let reason =
+                format!("a block declares {rows} records of zero bytes; {MAX_ZERO_WIDTH} is the most that is read");
+            Error::new(ErrorKind::Limit, reason)
+        } else if self.codec == Codec::Null && rows.saturating_mul(smallest) > size {
+            let reason = format!(
+                "a block of {size} bytes can't hold the {rows} records of at least {smallest} bytes it declares"
+            );
+            Error::new(ErrorKind::Malformed, reason)
+        } else if rows == 0 && self.codec == Codec::Null && size > 0 {
+            Error::new(
+                ErrorKind::Malformed,
+                format!("a block declares no records but {size} bytes"),
+            )
+        } else {
+            return Ok(());
+        };
+        Err(error.at_block(number, block.offset).at_path(&self.path))
+    }
+}
+
+/// A block in the index: 16 bytes.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    offset: u64,
+    /// Header, data and marker.
+    len: u32,
+    rows: u32,
+}
+
+struct File {
+    path: Arc<str>,
+    codec: Codec,
+    sync: [u8; SYNC_BYTES],
+    plan: Arc<Plan>,
+    first_unit: u64,
+    /// The largest ratio of expansion so far, in eighths: only a hint for buffers.
+    expansion: AtomicUsize,
+}
+
+/// Blocks of Avro files, read to the same columns.
+pub struct AvroSource {
+    columns: Vec<Column>,
+    specs: Vec<ColumnSpec>,
+    files: Vec<File>,
+    locations: Vec<Arc<str>>,
+    blocks: Vec<Entry>,
+}
+
+impl AvroSource {
+    /// Reads `features` from files with their blocks. The first file decides how columns are laid out; others may have
+    /// other schemas, as long as they can yield the same columns.
+    pub fn new(features: &[Feature], files: &[(FileInfo, Vec<Block>)]) -> Result<AvroSource> {
+        let mut columns: Vec<Column> = Vec::with_capacity(features.len());
+        let mut plans: Vec<(Arc<Schema>, Arc<Plan>)> = Vec::new();
+        let mut source = AvroSource {
+            columns: Vec::new(),
+            specs: Vec::new(),
+            files: Vec::with_capacity(files.len()),
+            locations: files.iter().map(|(info, _)| info.path.clone()).collect(),
+            blocks: Vec::new(),
+        };
+        if let Some((info, _)) = files.first() {
+            let mut next_part = 0;
+            for feature in features {
+                let column = Column::new(&info.schema, feature, next_part)
+                    .map_err(|e| e.at_feature(&feature.name).at_path(&info.path))?;
+                next_part += column.spec.parts().len() as u32;
+                columns.push(column);
+            }
+        }
+        for (info, blocks) in files {
+            let plan = match plans.iter().find(|(schema, _)| Arc::ptr_eq(schema, &info.schema)) {
+                Some((_, plan)) => plan.clone(),
+                None => {
+                    let plan = Arc::new(compile(&info.schema, &columns).map_err(|e| e.at_path(&info.path))?);
+                    plans.push((info.schema.clone(), plan.clone()));
+                    plan
+                }
+            };
+            source.files.push(File {
+                path: info.path.clone(),
+                codec: info.codec,
+                sync: info.header.sync,
+                plan,
+                first_unit: source.blocks.len() as u64,
+                expansion: AtomicUsize::new(0),
+            });
+            for (number, block) in blocks.iter().enumerate() {
+                info.check(number as u64, block)?;
+                let len = u32::try_from(block.len()).map_err(|_| {
+                    let reason = format!("a block of {} bytes is larger than what is read", block.len());
+                    Error::new(ErrorKind::Limit, reason)
+                        .at_block(number as u64, block.offset)
+                        .at_path(&info.path)
+                })?;
+                source.blocks.push(Entry {
+                    offset: block.offset,
+                    len,
+                    rows: block.rows,
+                });
+            }
+        }
+        source.specs = columns.iter().map(|c| c.spec.clone()).collect();
+        source.columns = columns;
+        Ok(source)
+    }
+
+    /// What is read, and how it is laid out.
+    pub fn avro_columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    /// The file of a unit, its number, and the number of the unit within it.
+    fn file(&self, unit: u64) -> (&File, usize, u64) {
+        let i = self.files.partition_point(|f| f.first_unit <= unit).saturating_sub(1);
+        (&self.files[i], i, unit - self.files[i].first_unit)
+    }
+
+    fn open_block(&self, unit: u64, bytes: Vec<u8>, pool: &BufferPool) -> Result<AvroBlock> {
+        let (file, _, _) = self.file(unit);
+        let entry = self.blocks[unit as usize];
+        let block = Block::parse(&bytes, entry.offset)?;
+        if block.rows != entry.rows || block.len() != u64::from(entry.len) || bytes.len() != entry.len as usize {
+            return Err(Error::new(
+                ErrorKind::Malformed,
+                "the block is not what it was when the file was indexed: the file changed",
+            ));
+        }
+        let start = block.header as usize;
+        let end = start + block.size as usize;
+        if bytes[end..] != file.sync {
+            return Err(wrong_marker());
+        }
+        let (data, start, end) = if file.codec == Codec::Null {
+            (bytes, start, end)
+        } else {
+            let stored = &bytes[start..end];
+            let guess = stored.len().saturating_mul(file.expansion.load(Ordering::Relaxed)) / 8;
+            let data = decompress(file.codec, stored, guess.min(MAX_BLOCK_BYTES), pool)?;
+            let expansion = (data.len() + 64) * 8 / stored.len().max(1) + 1;
+            file.expansion.fetch_max(expansion, Ordering::Relaxed);
+            pool.put(bytes);
+            let end = data.len();
+            (data, 0, end)
+        };
+        let (rows, smallest, size) = (u64::from(block.rows), file.plan.smallest, (end - start) as u64);
+        if rows.saturating_mul(smallest) > size {
+            let reason = format!(
+                "a block of {size} bytes can't hold the {rows} records of at least {smallest} bytes it declares"
+            );
+            return Err(Error::new(ErrorKind::Malformed, reason));
+        }
+        Ok(AvroBlock {
+            plan: file.plan.clone(),
+            data,
+            start,
+            end,
+            rows: block.rows,
+        })
+    }
+}
+
+impl Source for AvroSource {
+    fn columns(&self) -> &[ColumnSpec] {
+        &self.specs
+    }
+
+    fn units(&self) -> Option<u64> {
+        Some(self.blocks.len() as u64)
+    }
+
+    fn describe(&self, unit: u64) -> UnitInfo {
+        let entry = self.blocks[unit as usize];
+        let (_, location, _) = self.file(unit);
+        let range = ByteRange {
+            location: location as u32,
+            offset: entry.offset,
+            len: u64::from(entry.len),
+        };
+        UnitInfo {
+            rows: entry.rows,
+            range: Some(range),
+        }
+    }
+
+    fn locations(&self) -> &[Arc<str>] {
+        &self.locations
+    }
+
+    fn open(&self, unit: u64, _pass: Pass, bytes: Vec<u8>, pool: &BufferPool) -> Result<Box<dyn Unit>> {
+        Ok(Box::new(self.open_block(unit, bytes, pool)?))
+    }
+
+    fn locate(&self, unit: u64, error: Error) -> Error {
+        let (file, _, number) = self.file(unit);
+        error
+            .at_block(number, self.blocks[unit as usize].offset)
+            .at_path(&file.path)
+    }
+}
+
+/// A decompressed block.
+struct AvroBlock {
+    plan: Arc<Plan>,
+    data: Vec<u8>,
+    start: usize,
+    end: usize,
+    rows: u32,
+}
+
+impl Unit for AvroBlock {
+    fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.data.capacity()
+    }
+
+    fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark> {
+        decode::place(
+            &self.plan,
+            &self.data[self.start..self.end],
+            self.rows,
+            from,
+            picks,
+            out,
+        )
+    }
+
+    fn recycle(&mut self, pool: &BufferPool) {
+        (self.start, self.end) = (0, 0);
+        pool.put(std::mem::take(&mut self.data));
+    }
+}
