@@ -1,0 +1,280 @@
+//! Joining what tasks left behind: everything whose size wasn't known ahead goes to one slab, in the order of slots.
+
+use std::sync::Arc;
+
+use fastpipe_batch::{
+    ALIGNMENT, ColumnSpec, DType, Error, ErrorKind, Filled, Form, Fragment, PartKind, Result, Rows, SlabPool,
+    SparseForm, SparseLayout,
+};
+
+use crate::batch::{Batch, Stretch};
+
+/// Joins a batch whose rows are all filled. `fragments` are those of its tasks, in any order.
+pub fn assemble(
+    (epoch, step): (u64, u64),
+    columns: &[ColumnSpec],
+    rows: Rows,
+    fragments: &mut [Fragment],
+    pool: &Arc<SlabPool>,
+) -> Result<Batch> {
+    let parts = rows.parts().clone();
+    let count = rows.rows();
+    let mut filled = rows.complete()?;
+    fragments.sort_by_key(|f| f.slots().first().copied());
+    let order = Order::new(fragments, count)?;
+
+    let mut stretches = Vec::with_capacity(parts.len());
+    let mut end = 0usize;
+    for (i, part) in parts.iter().enumerate() {
+        if let Some(place) = filled.place(i) {
+            if part.kind == PartKind::Lengths {
+                filled.accumulate(i);
+            }
+            stretches.push(Stretch {
+                slab: 0,
+                offset: place.start,
+                len: place.len(),
+            });
+            continue;
+        }
+        let lead = if part.kind == PartKind::Lengths { part.size() } else { 0 };
+        let len = lead + fragments.iter().map(|f| f.arena(i).0.len()).sum::<usize>();
+        let offset = end.next_multiple_of(ALIGNMENT);
+        stretches.push(Stretch { slab: 1, offset, len });
+        end = offset + len;
+    }
+    let mut joined = pool.take(end)?;
+    for (i, (part, stretch)) in parts.iter().zip(&stretches).enumerate() {
+        if stretch.slab == 0 {
+            continue;
+        }
+        let out = &mut joined.bytes_mut()[stretch.offset..stretch.offset + stretch.len];
+        if part.kind == PartKind::Lengths {
+            let (first, lengths) = out.split_at_mut(part.size());
+            first.fill(0);
+            order.copy(fragments, i, lengths);
+            accumulate(lengths);
+        } else {
+            order.copy(fragments, i, out);
+        }
+    }
+
+    let mut dense_shapes = Vec::new();
+    let mut first = 0;
+    for column in columns {
+        if let Form::Sparse(form) = &column.form {
+            let coordinates = first + usize::from(form.mask) + usize::from(form.layout == SparseLayout::Csr);
+            let stretch = &stretches[coordinates];
+            let bytes = &joined.bytes_mut()[stretch.offset..stretch.offset + stretch.len];
+            dense_shapes.push(dense_shape(form, count, bytes));
+        }
+        first += column.parts().len();
+    }
+    Ok(Batch {
+        epoch,
+        step,
+        rows: count,
+        slabs: [Filled::into_slab(filled), joined],
+        parts: stretches,
+        dense_shapes,
+    })
+}
+
+/// Turns lengths into the offsets behind the first, in place.
+fn accumulate(lengths: &mut [u8]) {
+    let mut sum = 0i64;
+    for chunk in lengths.as_chunks_mut::<8>().0 {
+        sum += i64::from_le_bytes(*chunk);
+        *chunk = sum.to_le_bytes();
+    }
+}
+
+/// The dense shape of a sparse column: where a dimension is open, its greatest index plus one.
+fn dense_shape(form: &SparseForm, rows: usize, coordinates: &[u8]) -> Vec<i64> {
+    let width = form.coordinates();
+    let skip = width - form.shape.len();
+    let entries = coordinates.as_chunks::<{ DType::I64.size() }>().0;
+    let mut shape = vec![rows as i64];
+    for (dim, size) in form.shape.iter().enumerate() {
+        shape.push(match size {
+            Some(size) => i64::try_from(*size).unwrap_or(i64::MAX),
+            None => {
+                let indices = entries.iter().skip(skip + dim).step_by(width);
+                indices
+                    .map(|e| i64::from_le_bytes(*e))
+                    .max()
+                    .map_or(0, |greatest| greatest.saturating_add(1).max(0))
+            }
+        });
+    }
+    shape
+}
+
+/// Where the rows of a batch are among the fragments.
+enum Order {
+    /// Each fragment's slots are consecutive, and fragments are in order: arenas are copied whole.
+    Whole,
+    /// For each slot its fragment, and its row there.
+    Rows(Vec<(u32, u32)>),
+}
+
+impl Order {
+    fn new(fragments: &[Fragment], rows: usize) -> Result<Order> {
+        let mut next = 0u32;
+        let consecutive = fragments.iter().all(|f| {
+            f.slots().iter().all(|&slot| {
+                next += 1;
+                slot == next - 1
+            })
+        });
+        if consecutive {
+            return Ok(Order::Whole);
+        }
+        let mut owners = vec![(u32::MAX, 0); rows];
+        for (f, fragment) in fragments.iter().enumerate() {
+            for (i, &slot) in fragment.slots().iter().enumerate() {
+                let owner = owners.get_mut(slot as usize).ok_or_else(lost)?;
+                *owner = (f as u32, i as u32);
+            }
+        }
+        if owners.iter().any(|o| o.0 == u32::MAX) {
+            Err(lost())
+        } else {
+            Ok(Order::Rows(owners))
+        }
+    }
+
+    fn copy(&self, fragments: &[Fragment], part: usize, out: &mut [u8]) {
+        let mut at = 0;
+        let mut append = |bytes: &[u8]| {
+            out[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        match self {
+            Order::Whole => fragments.iter().for_each(|f| append(f.arena(part).0)),
+            Order::Rows(owners) => {
+                for &(fragment, row) in owners {
+                    let (bytes, starts) = fragments[fragment as usize].arena(part);
+                    let row = row as usize;
+                    append(&bytes[starts[row]..starts.get(row + 1).copied().unwrap_or(bytes.len())]);
+                }
+            }
+        }
+    }
+}
+
+#[cold]
+fn lost() -> Error {
+    Error::new(ErrorKind::Internal, "a row of a batch was written by no task")
+}
+
+#[cfg(test)]
+mod tests {
+    use fastpipe_batch::{Leaf, NestedForm, Sink};
+
+    use super::*;
+
+    /// A ragged column of strings, a sparse one and a dense one; row `i` has `i % 3` strings and entries.
+    fn columns() -> Vec<ColumnSpec> {
+        let text = NestedForm {
+            ragged: 1,
+            shape: vec![],
+            leaf: Leaf::Bytes { utf8: true },
+            masks: vec![false],
+            leaf_mask: None,
+        };
+        let sparse = SparseForm {
+            layout: SparseLayout::Coo,
+            shape: vec![None],
+            leaf: Leaf::Fixed(DType::F32),
+            mask: false,
+        };
+        let dense = NestedForm::dense(&[], Leaf::Fixed(DType::I32));
+        vec![
+            ColumnSpec {
+                name: "text".into(),
+                form: Form::Nested(text),
+            },
+            ColumnSpec {
+                name: "sparse".into(),
+                form: Form::Sparse(sparse),
+            },
+            ColumnSpec {
+                name: "dense".into(),
+                form: Form::Nested(dense),
+            },
+        ]
+    }
+
+    fn fill(rows: &Rows, slots: impl IntoIterator<Item = u32>) -> Fragment {
+        let mut sink = Sink::new(rows, Fragment::default());
+        for slot in slots {
+            let n = slot % 3;
+            sink.begin_row(slot).unwrap();
+            sink.writer(0).push(i64::from(n)).unwrap();
+            for k in 0..n {
+                let text = "x".repeat((slot + k) as usize);
+                sink.writer(1).push(text.len() as i64).unwrap();
+                sink.writer(2).extend(text.as_bytes()).unwrap();
+                sink.writer(3).push(i64::from(slot)).unwrap();
+                sink.writer(3).push(i64::from(10 * slot + k)).unwrap();
+                sink.writer(4).push(k as f32).unwrap();
+            }
+            sink.writer(5).push(slot as i32).unwrap();
+            sink.end_row().unwrap();
+        }
+        sink.finish()
+    }
+
+    fn part(batch: &mut Batch, i: usize) -> Vec<u8> {
+        let s = batch.parts[i];
+        batch.slabs[s.slab].bytes_mut()[s.offset..s.offset + s.len].to_vec()
+    }
+
+    #[test]
+    fn any_division_among_tasks_gives_the_same_batch() {
+        let columns = columns();
+        let parts: Arc<[_]> = columns.iter().flat_map(|c| c.parts()).collect();
+        let pool = SlabPool::new(4);
+        let divisions: [Vec<Vec<u32>>; 4] = [
+            vec![(0..10).collect()],
+            vec![(4..10).collect(), (0..4).collect(), vec![]],
+            vec![vec![9, 1, 8, 0], vec![2, 7, 3], vec![6, 4, 5]],
+            (0..10).rev().map(|i| vec![i]).collect(),
+        ];
+        let mut results = Vec::new();
+        for division in divisions {
+            let rows = Rows::new(parts.clone(), 10, &pool).unwrap();
+            let mut fragments: Vec<_> = division.into_iter().map(|slots| fill(&rows, slots)).collect();
+            let mut batch = assemble((0, 0), &columns, rows, &mut fragments, &pool).unwrap();
+            assert_eq!(batch.dense_shapes, [[10, 82]]);
+            assert!(batch.parts.iter().all(|s| s.offset % ALIGNMENT == 0));
+            results.push((0..6).map(|i| part(&mut batch, i)).collect::<Vec<_>>());
+        }
+        assert!(results.iter().all(|r| *r == results[0]));
+        let offsets: Vec<i64> = results[0][0]
+            .as_chunks()
+            .0
+            .iter()
+            .map(|c| i64::from_le_bytes(*c))
+            .collect();
+        assert_eq!(offsets, [0, 0, 1, 3, 3, 4, 6, 6, 7, 9, 9]);
+        let text: Vec<i64> = results[0][1]
+            .as_chunks()
+            .0
+            .iter()
+            .map(|c| i64::from_le_bytes(*c))
+            .collect();
+        assert_eq!(text, [0, 1, 3, 6, 10, 15, 21, 28, 36, 45]);
+    }
+
+    #[test]
+    fn a_missing_row_is_an_error() {
+        let columns = columns();
+        let parts: Arc<[_]> = columns.iter().flat_map(|c| c.parts()).collect();
+        let pool = SlabPool::new(4);
+        let rows = Rows::new(parts, 3, &pool).unwrap();
+        let mut fragments = vec![fill(&rows, [0, 2])];
+        assert!(assemble((0, 0), &columns, rows, &mut fragments, &pool).is_err());
+    }
+}

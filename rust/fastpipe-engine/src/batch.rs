@@ -1,0 +1,30 @@
+//! What the engine hands over.
+
+use fastpipe_batch::Slab;
+
+/// Where a part of a batch lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Which of [`Batch::slabs`].
+    pub slab: usize,
+    /// First byte.
+    pub offset: usize,
+    /// Number of bytes.
+    pub len: usize,
+}
+
+/// A batch: its memory, and where each part of each column lies in it. Lengths have become offsets.
+pub struct Batch {
+    /// The epoch.
+    pub epoch: u64,
+    /// The batch's number within the epoch.
+    pub step: u64,
+    /// Number of rows.
+    pub rows: usize,
+    /// The memory: placed parts, then all others.
+    pub slabs: [Slab; 2],
+    /// Where each part lies, in the order of the columns and of their parts.
+    pub parts: Vec<Stretch>,
+    /// For each sparse column, in order, its dense shape with the rows first.
+    pub dense_shapes: Vec<Vec<i64>>,
+}

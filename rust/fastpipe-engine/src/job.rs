@@ -1,0 +1,95 @@
+//! Batches in flight, and the tasks that fill them.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fastpipe_batch::{Error, Fragment, Rows};
+use fastpipe_order::Run;
+
+use crate::unit::UnitCell;
+
+/// A batch in flight.
+pub(crate) struct Job {
+    /// Counted over all epochs of the pass.
+    pub(crate) number: u64,
+    pub(crate) epoch: u64,
+    pub(crate) step: u64,
+    /// Tasks that are not done.
+    pending: AtomicUsize,
+    left: Mutex<Left>,
+}
+
+/// What tasks leave.
+#[derive(Default)]
+pub(crate) struct Left {
+    pub(crate) rows: Option<Arc<Rows>>,
+    pub(crate) fragments: Vec<Fragment>,
+    /// The error of the earliest row.
+    error: Option<(u32, Error)>,
+}
+
+impl Job {
+    pub(crate) fn new(number: u64, epoch: u64, step: u64, rows: Rows, tasks: usize) -> Self {
+        let left = Left {
+            rows: Some(Arc::new(rows)),
+            ..Left::default()
+        };
+        Job {
+            number,
+            epoch,
+            step,
+            pending: AtomicUsize::new(tasks),
+            left: Mutex::new(left),
+        }
+    }
+
+    fn left(&self) -> std::sync::MutexGuard<'_, Left> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn rows(&self) -> Option<Arc<Rows>> {
+        self.left().rows.clone()
+    }
+
+    pub(crate) fn leave(&self, fragment: Fragment) {
+        self.left().fragments.push(fragment);
+    }
+
+    /// Notes an error of the row at `slot`. That of the earliest row is reported, whichever thread is first.
+    pub(crate) fn fail(&self, slot: u32, error: Error) {
+        let mut left = self.left();
+        if left.error.as_ref().is_none_or(|(earlier, _)| slot < *earlier) {
+            left.error = Some((slot, error));
+        }
+    }
+
+    /// Ends a task. The last one gets what all of them left.
+    pub(crate) fn end_task(&self) -> Option<Result<Left, Error>> {
+        if self.pending.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return None;
+        }
+        let mut left = std::mem::take(&mut *self.left());
+        Some(match left.error.take() {
+            Some((_, error)) => Err(error),
+            None => Ok(left),
+        })
+    }
+}
+
+/// A run with the unit that it reads.
+pub(crate) struct Piece {
+    pub(crate) run: Run,
+    pub(crate) cell: Arc<UnitCell>,
+    /// Which piece of the unit it is.
+    pub(crate) number: u32,
+    /// Whether no further piece follows.
+    pub(crate) last: bool,
+}
+
+/// Some runs of a batch, done one after the other by one thread at a time.
+pub(crate) struct Task {
+    pub(crate) job: Arc<Job>,
+    pub(crate) pieces: Vec<Piece>,
+    /// Pieces that are done.
+    pub(crate) done: usize,
+}

@@ -1,0 +1,152 @@
+//! Local files, read by position: several threads read one file without sharing a cursor.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
+
+/// An open file.
+#[derive(Debug)]
+pub struct LocalFile {
+    path: Arc<str>,
+    file: File,
+}
+
+impl LocalFile {
+    /// Opens a file.
+    pub fn open(path: &str) -> Result<Self> {
+        let file = File::open(path).map_err(|e| Error::io(path, &e))?;
+        if file.metadata().map_err(|e| Error::io(path, &e))?.is_dir() {
+            return Err(Error::new(ErrorKind::Storage, "expected a file, found a directory").at_path(path));
+        }
+        Ok(LocalFile {
+            path: path.into(),
+            file,
+        })
+    }
+}
+
+#[cfg(unix)]
+fn read_once(file: &File, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, out, offset)
+}
+
+#[cfg(windows)]
+fn read_once(file: &File, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, out, offset)
+}
+
+impl ReadAt for LocalFile {
+    fn location(&self) -> &str {
+        &self.path
+    }
+
+    fn size(&self) -> Result<u64> {
+        self.file
+            .metadata()
+            .map(|m| m.len())
+            .map_err(|e| Error::io(&self.path, &e))
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let mut read = 0;
+        while read < out.len() {
+            match read_once(&self.file, offset + read as u64, &mut out[read..]) {
+                Ok(0) => break,
+                Ok(n) => read += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(Error::io(&self.path, &e).at_offset(offset)),
+            }
+        }
+        Ok(read)
+    }
+}
+
+/// The files of a source, opened when they are needed; a bounded number stays open.
+#[derive(Debug)]
+pub struct Files {
+    paths: Vec<Arc<str>>,
+    open: Mutex<VecDeque<(u32, Arc<LocalFile>)>>,
+}
+
+/// Files kept open: enough that neighbouring blocks find theirs open, far below any limit of descriptors.
+const KEPT_OPEN: usize = 32;
+
+impl Files {
+    /// The files with these paths.
+    pub fn new(paths: &[Arc<str>]) -> Self {
+        Files {
+            paths: paths.to_vec(),
+            open: Mutex::default(),
+        }
+    }
+
+    /// File `number`.
+    pub fn get(&self, number: u32) -> Result<Arc<LocalFile>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, file)) = open.iter().find(|(n, _)| *n == number) {
+            return Ok(file.clone());
+        }
+        let path = self.paths.get(number as usize).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Internal,
+                format!("a source named file {number} of {}", self.paths.len()),
+            )
+        })?;
+        let file = Arc::new(LocalFile::open(path)?);
+        if open.len() >= KEPT_OPEN {
+            open.pop_front();
+        }
+        open.push_back((number, file.clone()));
+        Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn files_are_read_by_position() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"hello world").unwrap();
+        let file = LocalFile::open(file.path().to_str().unwrap()).unwrap();
+        let mut out = [0; 8];
+        assert_eq!(file.read_at(6, &mut out).unwrap(), 5);
+        assert_eq!((&out[..5], file.size().unwrap()), (&b"world"[..], 11));
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_a_typed_error() {
+        assert_eq!(
+            LocalFile::open("/nowhere/x.avro").unwrap_err().kind(),
+            ErrorKind::NotFound
+        );
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(
+            LocalFile::open(folder.path().to_str().unwrap()).unwrap_err().kind(),
+            ErrorKind::Storage
+        );
+    }
+
+    #[test]
+    fn a_bounded_number_of_files_stays_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths: Vec<Arc<str>> = (0..3 * KEPT_OPEN)
+            .map(|i| {
+                let path = folder.path().join(i.to_string());
+                std::fs::write(&path, i.to_string()).unwrap();
+                path.to_str().unwrap().into()
+            })
+            .collect();
+        let files = Files::new(&paths);
+        for (i, path) in paths.iter().enumerate() {
+            assert_eq!(files.get(i as u32).unwrap().location(), &**path);
+        }
+        assert_eq!(files.open.lock().unwrap().len(), KEPT_OPEN);
+    }
+}
