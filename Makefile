@@ -1,0 +1,128 @@
+# Builds, tests and measures fastpipe in a virtual environment of its own, .venv. `make help` lists the targets.
+
+PYTHON ?= python3
+CARGO ?= cargo
+# For example `make test PYTEST_ARGS="-k snappy"`, or `make test CARGO_FLAGS=--locked`.
+CARGO_FLAGS ?=
+MATURIN_FLAGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+FILES ?=
+
+BIN := .venv/bin
+STAMPS := .venv/.stamps
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+# The extension module leaves Python's symbols for the interpreter to fill in, so test programs can't be linked with it.
+PURE := --workspace --exclude fastpipe-python
+EXTENSION_SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml README.md) \
+    $(shell find rust -name target -prune -o -path rust/fuzz -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
+
+# Whatever environment is active, .venv is the one that is built for. (maturin refuses to choose between it and Conda's.)
+export VIRTUAL_ENV := $(CURDIR)/.venv
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+unexport CONDA_PREFIX
+unexport PYTHONHOME
+unexport PYTHONPATH
+
+# Prints the requirements of the named extras and dependency groups of pyproject.toml, so that they can be installed
+# without building the extension; `build` and `core` stand for what building and importing it needs.
+define REQUIREMENTS
+import re, sys, tomllib
+with open("pyproject.toml", "rb") as file:
+    pyproject = tomllib.load(file)
+project = pyproject["project"]
+lists = {"build": pyproject["build-system"]["requires"], "core": project["dependencies"]}
+lists |= project["optional-dependencies"] | pyproject["dependency-groups"]
+itself = re.compile(re.escape(project["name"]) + r"\[(.+)\]")
+names, found = sys.argv[1:], {}
+for name in names:
+    for requirement in lists[name]:
+        if match := itself.fullmatch(requirement):
+            names += match[1].split(",")
+        else:
+            found[requirement] = None
+print("\n".join(found))
+endef
+export REQUIREMENTS
+
+.PHONY: help demo test test-rust test-python bench lint lint-rust lint-python msrv build deps clean
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Cargo uses every core by itself, and two runs of pip in one environment get in each other's way.
+.NOTPARALLEL:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(STAMPS)/demo $(STAMPS)/extension ## build fastpipe and show it at work, on FILES or on data it makes
+	$(BIN)/fastpipe demo $(FILES)
+
+test: test-rust test-python ## run all tests
+
+test-rust:
+	$(CARGO) test $(CARGO_FLAGS) $(PURE)
+
+# `rewrite` copies an Avro file with another library's writer. The same packages as in test-rust, and so the same
+# features: it is built already.
+test-python: $(STAMPS)/test $(STAMPS)/extension
+	$(CARGO) build $(CARGO_FLAGS) $(PURE) --example rewrite
+	FASTPIPE_REWRITE="$(abspath $(TARGET)/debug/examples/rewrite)" $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(STAMPS)/test $(STAMPS)/extension ## run the benchmarks, and compare with other libraries
+	$(CARGO) bench $(CARGO_FLAGS) $(PURE)
+	$(BIN)/python benches/compare.py $(BENCH_ARGS)
+
+lint: lint-rust lint-python ## check formatting, lints, types, stubs and documentation
+
+lint-rust: $(STAMPS)/venv
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(CARGO_FLAGS) --workspace --no-deps
+
+# The tests' requirements too: types of libraries that aren't there go unchecked.
+lint-python: $(STAMPS)/lint $(STAMPS)/test $(STAMPS)/extension
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml fastpipe._fastpipe
+
+msrv: $(STAMPS)/venv ## check with the oldest Rust that Cargo.toml promises, where rustup can get it
+	@rustup run $(MSRV) rustc --version >/dev/null 2>&1 || rustup toolchain install $(MSRV) --profile minimal || \
+	    { echo "Rust $(MSRV) isn't installed and couldn't be fetched: the promised minimum wasn't checked." >&2; exit 1; }
+	CARGO_TARGET_DIR="$(TARGET)/msrv" rustup run $(MSRV) cargo check $(CARGO_FLAGS) --workspace --all-targets
+
+build: $(STAMPS)/extension ## build the extension into .venv
+
+deps: $(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint ## make .venv with everything that development needs
+
+clean: ## remove everything that was built, downloaded or generated
+	$(CARGO) clean
+	rm -rf .venv dist wheelhouse .hypothesis .mypy_cache .pytest_cache .ruff_cache benches/.cache benches/.envs
+	rm -f python/fastpipe/_fastpipe*.so
+	find python tests benches -name __pycache__ -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@command -v $(PYTHON) >/dev/null || { echo "fastpipe needs Python 3.11 or newer; $(PYTHON) isn't there." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fastpipe needs Python 3.11 or newer;" \
+	    "$(PYTHON) is $$($(PYTHON) --version). Name another one: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+# One stamp for each list of requirements.
+$(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint: $(STAMPS)/%: pyproject.toml $(STAMPS)/venv
+	$(BIN)/python -c "$$REQUIREMENTS" core $* > $@.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $@.txt
+	@touch $@
+
+# In place: the Python sources are used where they are, and the library is put among them.
+$(STAMPS)/extension: $(EXTENSION_SOURCES) $(STAMPS)/build
+	@command -v $(CARGO) >/dev/null || { echo "fastpipe is built with Rust $(MSRV) or newer; $(CARGO) isn't there." >&2; exit 1; }
+	$(BIN)/maturin develop --release $(CARGO_FLAGS) $(MATURIN_FLAGS)
+	@touch $@
+
+# A stamp without its library is no reason not to build.
+ifeq ($(wildcard python/fastpipe/_fastpipe*.so),)
+.PHONY: $(STAMPS)/extension
+endif

@@ -1,0 +1,221 @@
+//! Batches as NumPy arrays over the engine's memory.
+//!
+//! Arrays are made over the slabs of a batch without copying. Each has the batch's [`Memory`] as its base, so the slabs
+//! live as long as any array over them, and then go back to their pool.
+#![allow(unsafe_code)]
+
+use std::slice::Iter;
+
+use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, SparseLayout};
+use fastpipe_engine::{Batch, Stretch};
+use numpy::ndarray::{ArrayView, IxDyn};
+use numpy::{Element, PyArray, PyArray1};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+
+/// The memory of a batch: the base of its arrays.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct Memory {
+    slabs: [Slab; 2],
+}
+
+#[pymethods]
+impl Memory {
+    /// Size in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.slabs.iter().map(Slab::len).sum()
+    }
+}
+
+/// The classes of batch forms, from `fastpipe.batch`.
+struct Forms {
+    ragged: Py<PyType>,
+    strings: Py<PyType>,
+    masked: Py<PyType>,
+    sparse: Py<PyType>,
+    csr: Py<PyType>,
+}
+
+fn forms(py: Python<'_>) -> PyResult<&Forms> {
+    static FORMS: PyOnceLock<Forms> = PyOnceLock::new();
+    FORMS.get_or_try_init(py, || {
+        let module = py.import("fastpipe.batch")?;
+        let class = |name: &str| Ok::<_, PyErr>(module.getattr(name)?.cast_into::<PyType>()?.unbind());
+        Ok(Forms {
+            ragged: class("Ragged")?,
+            strings: class("Strings")?,
+            masked: class("Masked")?,
+            sparse: class("Sparse")?,
+            csr: class("SparseCSR")?,
+        })
+    })
+}
+
+/// A batch as a dict from feature name to array or batch form.
+pub(crate) fn to_dict<'py>(py: Python<'py>, columns: &[ColumnSpec], batch: Batch) -> PyResult<Bound<'py, PyDict>> {
+    let memory = Bound::new(py, Memory { slabs: batch.slabs })?;
+    let mut builder = Builder {
+        py,
+        forms: forms(py)?,
+        memory,
+        rows: batch.rows,
+        parts: batch.parts.iter(),
+        dense_shapes: batch.dense_shapes.iter(),
+    };
+    let dict = PyDict::new(py);
+    for column in columns {
+        let value = match &column.form {
+            Form::Nested(form) => builder.nested(form)?,
+            Form::Sparse(form) => builder.sparse(form)?,
+        };
+        dict.set_item(&*column.name, value)?;
+    }
+    Ok(dict)
+}
+
+/// Goes through the parts of a batch in the order in which columns list them.
+struct Builder<'py, 'b> {
+    py: Python<'py>,
+    forms: &'b Forms,
+    memory: Bound<'py, Memory>,
+    rows: usize,
+    parts: Iter<'b, Stretch>,
+    dense_shapes: Iter<'b, Vec<i64>>,
+}
+
+type Object<'py> = Bound<'py, PyAny>;
+
+impl<'py> Builder<'py, '_> {
+    fn next(&mut self) -> Stretch {
+        // There is a stretch for each part; an empty one makes an empty array.
+        self.parts.next().copied().unwrap_or(Stretch {
+            slab: 0,
+            offset: 0,
+            len: 0,
+        })
+    }
+
+    fn array_of<T: Element>(&self, part: Stretch, shape: &[usize]) -> Object<'py> {
+        let elements: usize = shape.iter().product();
+        // Never beyond the part, whatever the shape says.
+        let fits = elements.checked_mul(size_of::<T>()).is_some_and(|n| n <= part.len);
+        let shape = if fits { shape } else { &[0][..] };
+        let slab = &self.memory.get().slabs[part.slab];
+        // SAFETY: the engine placed the part within its slab, at a multiple of 64 bytes, and wrote all of it; the shape
+        // takes no more bytes than the part has (above). Every bit pattern of a number is valid, and bools are written as
+        // 0 or 1. The slab stays where it is until `memory`, the base of the array, dies. Parts don't overlap, so each
+        // array is the only one over its memory.
+        let array = unsafe {
+            let view = ArrayView::<T, _>::from_shape_ptr(IxDyn(shape), slab.as_ptr().add(part.offset).cast::<T>());
+            PyArray::borrow_from_array(&view, self.memory.clone().into_any())
+        };
+        array.into_any()
+    }
+
+    fn array(&self, dtype: DType, part: Stretch, shape: &[usize]) -> Object<'py> {
+        match dtype {
+            DType::Bool => self.array_of::<bool>(part, shape),
+            DType::I8 => self.array_of::<i8>(part, shape),
+            DType::I16 => self.array_of::<i16>(part, shape),
+            DType::I32 => self.array_of::<i32>(part, shape),
+            DType::I64 => self.array_of::<i64>(part, shape),
+            DType::U8 => self.array_of::<u8>(part, shape),
+            DType::U16 => self.array_of::<u16>(part, shape),
+            DType::U32 => self.array_of::<u32>(part, shape),
+            DType::U64 => self.array_of::<u64>(part, shape),
+            DType::F32 => self.array_of::<f32>(part, shape),
+            DType::F64 => self.array_of::<f64>(part, shape),
+        }
+    }
+
+    fn offsets(&self, part: Stretch) -> Object<'py> {
+        self.array_of::<i64>(part, &[part.len / 8])
+    }
+
+    fn masked(&self, values: Object<'py>, valid: Object<'py>) -> PyResult<Object<'py>> {
+        self.forms.masked.bind(self.py).call1((values, valid))
+    }
+
+    /// Values `[n, *shape]`, n as many as there are.
+    fn leaf(&mut self, leaf: Leaf, shape: &[usize], rows: Option<usize>) -> PyResult<(Object<'py>, usize)> {
+        let width: usize = shape.iter().product();
+        let part = self.next();
+        let count = |elements: usize| rows.unwrap_or(elements.checked_div(width).unwrap_or(0));
+        match leaf {
+            Leaf::Fixed(dtype) => {
+                let n = count(part.len / dtype.size());
+                Ok((self.array(dtype, part, &with(n, shape)), n))
+            }
+            Leaf::Bytes { utf8 } => {
+                let bytes = self.next();
+                let n = count((part.len / 8).saturating_sub(1));
+                let values = self.array_of::<u8>(bytes, &[bytes.len]);
+                let shape = PyTuple::new(self.py, with(n, shape))?;
+                let strings = self
+                    .forms
+                    .strings
+                    .bind(self.py)
+                    .call1((values, self.offsets(part), shape, !utf8))?;
+                Ok((strings, n))
+            }
+        }
+    }
+
+    fn nested(&mut self, form: &NestedForm) -> PyResult<Object<'py>> {
+        let levels: Vec<_> = (0..form.ragged)
+            .map(|level| {
+                let mask = form.masks[level].then(|| self.next());
+                (mask, self.next())
+            })
+            .collect();
+        let mask = form.leaf_mask.map(|dims| (self.next(), dims));
+        let rows = (form.ragged == 0).then_some(self.rows);
+        let (mut node, n) = self.leaf(form.leaf, &form.shape, rows)?;
+        if let Some((part, dims)) = mask {
+            let valid = self.array_of::<bool>(part, &with(n, &form.shape[..dims]));
+            node = self.masked(node, valid)?;
+        }
+        for (mask, lengths) in levels.into_iter().rev() {
+            node = self.forms.ragged.bind(self.py).call1((node, self.offsets(lengths)))?;
+            if let Some(part) = mask {
+                node = self.masked(node, self.array_of::<bool>(part, &[part.len]))?;
+            }
+        }
+        Ok(node)
+    }
+
+    fn sparse(&mut self, form: &SparseForm) -> PyResult<Object<'py>> {
+        let mask = form.mask.then(|| self.next());
+        let offsets = (form.layout == SparseLayout::Csr).then(|| self.next());
+        let coordinates = self.next();
+        let width = form.coordinates();
+        let entries = coordinates.len / (8 * width);
+        let (values, _) = self.leaf(form.leaf, &[], None)?;
+        let no_shape = Vec::new();
+        let dense_shape = PyArray1::from_slice(self.py, self.dense_shapes.next().unwrap_or(&no_shape));
+        let node = match offsets {
+            None => {
+                let indices = self.array_of::<i64>(coordinates, &[entries, width]);
+                self.forms.sparse.bind(self.py).call1((indices, values, dense_shape))?
+            }
+            Some(offsets) => {
+                let shape = [entries, width];
+                let indices = self.array_of::<i64>(coordinates, if width == 1 { &shape[..1] } else { &shape });
+                self.forms
+                    .csr
+                    .bind(self.py)
+                    .call1((self.offsets(offsets), indices, values, dense_shape))?
+            }
+        };
+        match mask {
+            Some(part) => self.masked(node, self.array_of::<bool>(part, &[part.len])),
+            None => Ok(node),
+        }
+    }
+}
+
+fn with(n: usize, shape: &[usize]) -> Vec<usize> {
+    std::iter::once(n).chain(shape.iter().copied()).collect()
+}

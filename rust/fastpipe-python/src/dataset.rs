@@ -1,0 +1,203 @@
+//! Avro files as a data set: opened, indexed, and compiled for a set of features.
+
+use std::sync::Arc;
+
+use fastpipe_avro::{AvroSource, Block, Evidence, Feature, FileInfo, Inferred, infer};
+use fastpipe_batch::{BufferPool, Error, ErrorKind, Pass as Reading, ReadAt, Source};
+use fastpipe_engine::{Files, Options, Stream};
+use fastpipe_order::Sequential;
+use pyo3::prelude::*;
+
+use crate::errors::{IntoPy, to_py};
+use crate::features::{Described, Lowered, describe, feature};
+use crate::index::{read_header, walk};
+use crate::pass::Pass;
+
+/// Data sets up to this many bytes are looked at as a whole when features are inferred; of larger ones a sample is.
+const LOOKED_AT_WHOLE: u64 = 16 << 20;
+
+/// Blocks in that sample, and records of each.
+const SAMPLED_BLOCKS: u64 = 64;
+const SAMPLED_RECORDS: u32 = 4096;
+
+/// Avro files, ready to be read.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct Dataset {
+    source: Arc<AvroSource>,
+    features: Vec<Feature>,
+}
+
+#[pymethods]
+impl Dataset {
+    #[new]
+    #[pyo3(signature = (paths, features, columns))]
+    fn new(
+        py: Python<'_>,
+        paths: Vec<String>,
+        features: Option<Vec<(String, Lowered<'_>)>>,
+        columns: Option<Vec<String>>,
+    ) -> PyResult<Self> {
+        let mut files: Vec<(FileInfo, Vec<Block>)> = Vec::with_capacity(paths.len());
+        for path in paths {
+            let (file, info) = read_header(py, &path.into(), files.first().map(|f| &f.0))?;
+            let blocks = walk(py, &file, &info.header)?;
+            files.push((info, blocks));
+            py.check_signals()?;
+        }
+        let features = match features {
+            Some(features) => features
+                .into_iter()
+                .map(|(name, spec)| feature(name, spec))
+                .collect::<PyResult<_>>()?,
+            None => {
+                let ragged = inferred(&files, columns.as_deref()).py(py)?;
+                let source = AvroSource::new(&ragged, &files).py(py)?;
+                refined(py, &source)?
+            }
+        };
+        let source = Arc::new(AvroSource::new(&features, &files).py(py)?);
+        Ok(Dataset { source, features })
+    }
+
+    /// Name, kind, shape, dtype and nulls of each feature.
+    fn features(&self) -> Vec<Described> {
+        self.features.iter().map(describe).collect()
+    }
+
+    /// The symbols of enums that are read as codes.
+    fn symbols(&self) -> Vec<(String, Vec<String>)> {
+        let columns = self.source.avro_columns().iter();
+        columns
+            .filter_map(|c| Some((c.feature.name.clone(), c.symbols.as_ref()?.to_vec())))
+            .collect()
+    }
+
+    #[getter]
+    fn num_rows(&self) -> u64 {
+        (0..self.units())
+            .map(|unit| u64::from(self.source.describe(unit).rows))
+            .sum()
+    }
+
+    #[pyo3(signature = (*, batch_size, drop_last, num_threads, prefetch, epoch, epochs))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    fn start(
+        &self,
+        py: Python<'_>,
+        batch_size: u32,
+        drop_last: bool,
+        num_threads: Option<usize>,
+        prefetch: usize,
+        epoch: u64,
+        epochs: u64,
+    ) -> PyResult<Pass> {
+        let rows = (0..self.units()).map(|unit| self.source.describe(unit).rows);
+        let order = Sequential::new(rows, batch_size, drop_last)
+            .map_err(|e| to_py(py, &Error::new(ErrorKind::Limit, e.to_string())))?;
+        let batches = order.batches();
+        let options = Options {
+            num_threads,
+            prefetch,
+            seed: 0,
+            epoch,
+            epochs,
+        };
+        let source = self.source.clone();
+        let stream = py.detach(|| Stream::start(source, order, options)).py(py)?;
+        Ok(Pass::new(stream, self.source.clone(), epoch, batches))
+    }
+}
+
+impl Dataset {
+    fn units(&self) -> u64 {
+        self.source.units().unwrap_or(0)
+    }
+}
+
+/// The features of the first file, or those among them that `columns` names.
+fn inferred(files: &[(FileInfo, Vec<Block>)], columns: Option<&[String]>) -> Result<Vec<Feature>, Error> {
+    let Some((first, _)) = files.first() else {
+        return Ok(Vec::new());
+    };
+    let at = |e: Error| e.at_path(&first.path);
+    let found = infer(&first.schema).map_err(at)?;
+    let mut wanted: Vec<&Inferred> = Vec::new();
+    match columns {
+        None => wanted.extend(&found),
+        Some(columns) => {
+            for column in columns {
+                let below = |name: &str| {
+                    name.strip_prefix(column.as_str())
+                        .is_some_and(|r| r.is_empty() || r.starts_with('.'))
+                };
+                let before = wanted.len();
+                for field in found.iter().filter(|f| below(&f.name)) {
+                    if !wanted.iter().any(|w| w.name == field.name) {
+                        wanted.push(field);
+                    }
+                }
+                if wanted.len() == before && !wanted.iter().any(|w| below(&w.name)) {
+                    let reason = format!("the schema has no column '{column}'; it has {}", readable(&found));
+                    return Err(at(Error::new(ErrorKind::Schema, reason).at_feature(column)));
+                }
+            }
+        }
+    }
+    let take = |field: &Inferred| {
+        field.feature.clone().map_err(|e| {
+            let reason = format!("{}. columns=[...] reads the others: {}", e.reason(), readable(&found));
+            at(Error::new(e.kind(), reason).at_feature(&field.name))
+        })
+    };
+    wanted.into_iter().map(take).collect()
+}
+
+/// The columns that can be inferred, for a message.
+fn readable(found: &[Inferred]) -> String {
+    const SHOWN: usize = 30;
+    let names: Vec<_> = found
+        .iter()
+        .filter(|f| f.feature.is_ok())
+        .map(|f| format!("{:?}", f.name))
+        .collect();
+    match names.len() {
+        0 => "none".into(),
+        n if n > SHOWN => format!("{} and {} more", names[..SHOWN].join(", "), n - SHOWN),
+        _ => names.join(", "),
+    }
+}
+
+/// Features with the fixed shapes that a look at the data suggests. A block that can't be read says nothing here: reading
+/// it reports its error where it stands.
+fn refined(py: Python<'_>, source: &AvroSource) -> PyResult<Vec<Feature>> {
+    let mut evidence = Evidence::new(source);
+    let units = source.units().unwrap_or(0);
+    let info = |unit: u64| source.describe(unit);
+    let stored: u64 = (0..units).filter_map(|unit| info(unit).range).map(|r| r.len).sum();
+    let whole = stored <= LOOKED_AT_WHOLE;
+    let samples = if whole { units } else { units.min(SAMPLED_BLOCKS) };
+    let records = if whole { u32::MAX } else { SAMPLED_RECORDS };
+    let files = Files::new(source.locations());
+    let pool = BufferPool::default();
+    for i in 0..samples {
+        if !evidence.is_open() {
+            break;
+        }
+        let unit = (u128::from(i) * u128::from(units) / u128::from(samples)) as u64;
+        py.detach(|| -> Result<(), Error> {
+            let Some(range) = info(unit).range else { return Ok(()) };
+            let file = files.get(range.location)?;
+            let mut bytes = pool.take(range.len as usize);
+            if file.read_at(range.offset, &mut bytes)? < bytes.len() {
+                return Ok(());
+            }
+            let mut open = source.open(unit, Reading::default(), bytes, &pool)?;
+            evidence.observe(&*open, records)?;
+            open.recycle(&pool);
+            Ok(())
+        })
+        .ok();
+        py.check_signals()?;
+    }
+    Ok(evidence.refine())
+}

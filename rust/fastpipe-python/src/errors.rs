@@ -1,0 +1,57 @@
+//! The one place where errors become Python exceptions.
+
+use fastpipe_batch::{Error, ErrorKind};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyType};
+
+fn class(py: Python<'_>, kind: ErrorKind) -> PyResult<Bound<'_, PyType>> {
+    static CLASSES: [PyOnceLock<Py<PyType>>; 10] = [const { PyOnceLock::new() }; 10];
+    let (i, name) = match kind {
+        ErrorKind::Malformed => (0, "MalformedFileError"),
+        ErrorKind::Limit => (1, "LimitError"),
+        ErrorKind::Schema => (2, "SchemaError"),
+        ErrorKind::Unsupported => (3, "UnsupportedError"),
+        ErrorKind::Shape => (4, "ShapeError"),
+        ErrorKind::ValueRange => (5, "ValueRangeError"),
+        ErrorKind::Null => (6, "NullValueError"),
+        ErrorKind::NotFound => (7, "MissingFileError"),
+        ErrorKind::Storage => (8, "StorageError"),
+        // Closed and internal ones, and kinds to come.
+        _ => (9, "FastpipeError"),
+    };
+    CLASSES[i].import(py, "fastpipe.errors", name).cloned()
+}
+
+/// The exception for an error, with its location as attributes.
+pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
+    let make = || -> PyResult<PyErr> {
+        let at = error.location();
+        let kwargs = PyDict::new(py);
+        kwargs.set_item("path", at.path.as_deref())?;
+        kwargs.set_item("block", at.block)?;
+        kwargs.set_item("offset", at.offset)?;
+        kwargs.set_item("record", at.record)?;
+        kwargs.set_item("feature", at.feature.as_deref())?;
+        kwargs.set_item("reason", error.reason())?;
+        let exception = class(py, error.kind())?.call((error.to_string(),), Some(&kwargs))?;
+        if let Some(errno) = error.os_error()
+            && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Storage)
+        {
+            exception.setattr("errno", errno)?;
+        }
+        Ok(PyErr::from_value(exception))
+    };
+    make().unwrap_or_else(|failed| failed)
+}
+
+/// Turns the error of a result into an exception.
+pub(crate) trait IntoPy<T> {
+    fn py(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T> IntoPy<T> for Result<T, Error> {
+    fn py(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|e| to_py(py, &e))
+    }
+}

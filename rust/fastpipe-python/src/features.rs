@@ -1,0 +1,116 @@
+//! Specs from Python to features and back. Python's specs lower themselves to plain tuples.
+
+use fastpipe_avro::{Feature, Nulls, Request, Scalar};
+use fastpipe_batch::{DType, Leaf, SparseLayout};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString};
+
+/// Kind, shape (-1 for open dimensions), dtype, nulls, fill, pad, layout, check_indices.
+pub(crate) type Lowered<'py> = (
+    String,
+    Vec<i64>,
+    String,
+    String,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+    String,
+    bool,
+);
+
+/// NumPy's limit of dimensions, less one for the batch.
+const MAX_DIMENSIONS: usize = 31;
+
+fn leaf(name: &str) -> PyResult<Leaf> {
+    match name {
+        "string" => Ok(Leaf::Bytes { utf8: true }),
+        "bytes" => Ok(Leaf::Bytes { utf8: false }),
+        _ => DType::from_name(name)
+            .map(Leaf::Fixed)
+            .ok_or_else(|| PyValueError::new_err(format!("{name:?} is no dtype of a feature"))),
+    }
+}
+
+fn scalar(value: &Bound<'_, PyAny>) -> PyResult<Scalar> {
+    Ok(if value.is_instance_of::<PyBool>() {
+        Scalar::Bool(value.extract()?)
+    } else if value.is_instance_of::<PyInt>() {
+        Scalar::Int(value.extract()?)
+    } else if value.is_instance_of::<PyFloat>() {
+        Scalar::Float(value.extract()?)
+    } else if let Ok(text) = value.cast::<PyString>() {
+        Scalar::Bytes(text.extract::<String>()?.into_bytes())
+    } else {
+        Scalar::Bytes(value.cast::<PyBytes>()?.as_bytes().to_vec())
+    })
+}
+
+/// A feature from its name and its lowered spec.
+pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
+    let (kind, shape, dtype, nulls, fill, pad, layout, check_indices) = lowered;
+    if shape.len() > MAX_DIMENSIONS {
+        let reason = format!(
+            "feature {name:?}: a shape has at most {MAX_DIMENSIONS} dimensions, found {}",
+            shape.len()
+        );
+        return Err(PyValueError::new_err(reason));
+    }
+    let leaf = leaf(&dtype)?;
+    let fixed = |d: &i64| usize::try_from(*d).ok();
+    let request = match kind.as_str() {
+        "dense" => {
+            let shape = shape.iter().map(fixed).collect::<Option<Vec<_>>>();
+            let shape = shape.ok_or_else(|| PyValueError::new_err("dense shapes have no open dimensions"))?;
+            Request::Dense {
+                shape,
+                leaf,
+                pad: pad.as_ref().map(scalar).transpose()?,
+            }
+        }
+        "ragged" => Request::Ragged {
+            shape: shape.iter().map(fixed).collect(),
+            leaf,
+        },
+        "sparse" => Request::Sparse {
+            shape: shape.iter().map(|d| u64::try_from(*d).ok()).collect(),
+            leaf,
+            layout: if layout == "csr" {
+                SparseLayout::Csr
+            } else {
+                SparseLayout::Coo
+            },
+            check_indices,
+        },
+        _ => return Err(PyValueError::new_err(format!("{kind:?} is no kind of spec"))),
+    };
+    let nulls = match nulls.as_str() {
+        "mask" => Nulls::Mask,
+        "fill" => Nulls::Fill(fill.as_ref().map(scalar).transpose()?),
+        _ => Nulls::Error,
+    };
+    Ok(Feature { name, request, nulls })
+}
+
+/// Name, kind, shape, dtype and nulls of a feature.
+pub(crate) type Described = (String, &'static str, Vec<Option<u64>>, String, &'static str);
+
+/// Describes an inferred feature.
+pub(crate) fn describe(feature: &Feature) -> Described {
+    let (kind, shape) = match &feature.request {
+        Request::Dense { shape, .. } => ("dense", shape.iter().map(|&d| Some(d as u64)).collect()),
+        Request::Ragged { shape, .. } => ("ragged", shape.iter().map(|d| d.map(|d| d as u64)).collect()),
+        Request::Sparse { shape, .. } => ("sparse", shape.clone()),
+    };
+    let nulls = match feature.nulls {
+        Nulls::Error => "error",
+        Nulls::Mask => "mask",
+        Nulls::Fill(_) => "fill",
+    };
+    (
+        feature.name.clone(),
+        kind,
+        shape,
+        feature.request.leaf().to_string(),
+        nulls,
+    )
+}

@@ -1,0 +1,44 @@
+//! Walking files for their blocks, off the GIL, with an eye on Ctrl-C.
+
+use std::sync::Arc;
+
+use fastpipe_avro::{Block, FileInfo, Header, Walk};
+use fastpipe_engine::LocalFile;
+use pyo3::prelude::*;
+
+use crate::errors::IntoPy;
+
+/// Blocks walked between two looks at signals: a few milliseconds.
+const BLOCKS_AT_ONCE: usize = 2048;
+
+/// Reads a file's header.
+pub(crate) fn read_header(
+    py: Python<'_>,
+    path: &Arc<str>,
+    known: Option<&FileInfo>,
+) -> PyResult<(LocalFile, FileInfo)> {
+    py.detach(|| {
+        let file = LocalFile::open(path)?;
+        let header = Header::read(&file)?;
+        let info = FileInfo::new(path.clone(), header, known)?;
+        Ok((file, info))
+    })
+    .py(py)
+}
+
+/// Walks the blocks of a file.
+pub(crate) fn walk(py: Python<'_>, file: &LocalFile, header: &Header) -> PyResult<Vec<Block>> {
+    let mut walk = Walk::new(file, header).py(py)?;
+    let mut blocks = Vec::new();
+    loop {
+        let more = py
+            .detach(|| walk.by_ref().take(BLOCKS_AT_ONCE).collect::<Result<Vec<_>, _>>())
+            .py(py)?;
+        let end = more.len() < BLOCKS_AT_ONCE;
+        blocks.extend(more);
+        if end {
+            return Ok(blocks);
+        }
+        py.check_signals()?;
+    }
+}

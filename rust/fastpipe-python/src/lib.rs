@@ -1,0 +1,34 @@
+//! The extension module `fastpipe._fastpipe`: bindings, and where a source meets the engine.
+//!
+//! It is private to the Python package, which gives it its names, its defaults and its documentation.
+
+mod arrays;
+mod dataset;
+mod errors;
+mod features;
+mod file;
+mod index;
+mod pass;
+
+use pyo3::prelude::*;
+
+/// The extension module. Classes are frozen and lock inside, so it runs without the GIL.
+#[pymodule(gil_used = false)]
+mod _fastpipe {
+    #[pymodule_export]
+    use super::arrays::Memory;
+    #[pymodule_export]
+    use super::dataset::Dataset;
+    #[pymodule_export]
+    use super::file::ContainerFile;
+    #[pymodule_export]
+    use super::pass::{Pass, Position};
+
+    #[allow(unused_imports)]
+    use super::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}
