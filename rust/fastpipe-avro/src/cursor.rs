@@ -94,30 +94,65 @@ impl<'a> Cursor<'a> {
 
     #[inline(always)]
     fn long_of_more_bytes(&mut self) -> Result<i64> {
-        let Some(bytes) = self.data[self.at..].first_chunk::<10>() else {
-            return self.long_near_the_end();
-        };
-        let mut value = u64::from(bytes[0] & 0x7f);
-        for (i, &byte) in bytes.iter().enumerate().skip(1) {
-            let byte = u64::from(byte);
-            value |= (byte & 0x7f) << (7 * i);
-            if byte < 0x80 {
-                // The tenth byte has room for one bit.
-                if i == 9 && byte > 1 {
-                    return Err(Fault::Varint);
-                }
-                self.at += i + 1;
-                return Ok(unzigzag(value));
+        match self.data[self.at..].first_chunk::<8>().and_then(short_long) {
+            Some((value, len)) => {
+                self.at += len;
+                Ok(value)
             }
+            None => self.long_by_bytes(),
         }
-        Err(Fault::Varint)
     }
 
+    /// Reads `n` longs, one after the other.
+    #[inline(always)]
+    pub(crate) fn longs(&mut self, n: usize, mut take: impl FnMut(usize, i64) -> Result<()>) -> Result<()> {
+        let data = self.data;
+        // In a register, not in memory: each number waits for the place where the one before ends.
+        let mut at = self.at;
+        let mut i = 0;
+        while i < n {
+            let Some(bytes) = data[at..].first_chunk::<8>() else {
+                self.at = at;
+                take(i, self.long_by_bytes()?)?;
+                at = self.at;
+                i += 1;
+                continue;
+            };
+            // Where small numbers stand side by side, eight at once.
+            if n - i >= 8 && u64::from_le_bytes(*bytes) & CONTINUES == 0 {
+                for &byte in bytes {
+                    take(i, unzigzag(u64::from(byte)))?;
+                    i += 1;
+                }
+                at += 8;
+                continue;
+            }
+            let value = match short_long(bytes) {
+                Some((value, len)) => {
+                    at += len;
+                    value
+                }
+                None => {
+                    self.at = at;
+                    let value = self.long_by_bytes()?;
+                    at = self.at;
+                    value
+                }
+            };
+            take(i, value)?;
+            i += 1;
+        }
+        self.at = at;
+        Ok(())
+    }
+
+    /// Byte by byte: numbers of nine and ten bytes, and those near the end of the block.
     #[cold]
     #[inline(never)]
-    fn long_near_the_end(&mut self) -> Result<i64> {
+    fn long_by_bytes(&mut self) -> Result<i64> {
         let mut value = 0u64;
         for (i, &byte) in self.data[self.at..].iter().enumerate() {
+            // The tenth byte has room for one bit.
             if i == 9 && byte > 1 {
                 return Err(Fault::Varint);
             }
@@ -212,12 +247,49 @@ impl<'a> Cursor<'a> {
     }
 }
 
+/// Checks that a number is an int.
+#[inline(always)]
+pub(crate) fn int(value: i64) -> Result<i64> {
+    if value == i64::from(value as i32) {
+        Ok(value)
+    } else {
+        Err(Fault::Int(value))
+    }
+}
+
 /// A block of array or map items.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Items {
     pub(crate) count: usize,
     start: usize,
     pub(crate) end: Option<usize>,
+}
+
+/// The bits that say that a number goes on in the next byte.
+const CONTINUES: u64 = 0x8080_8080_8080_8080;
+
+/// A number of up to eight bytes, and how many they are; `None` for longer ones.
+///
+/// There is no branch on the length, which can't be predicted where numbers of mixed sizes stand: eight bytes are loaded
+/// at once, and the bits of those that belong to the number are moved together.
+#[inline(always)]
+fn short_long(bytes: &[u8; 8]) -> Option<(i64, usize)> {
+    let word = u64::from_le_bytes(*bytes);
+    let ends = !word & CONTINUES;
+    if ends == 0 {
+        return None;
+    }
+    // Everything up to the lowest end.
+    let value = gather(word & (ends ^ (ends - 1)));
+    Some((unzigzag(value), ends.trailing_zeros() as usize / 8 + 1))
+}
+
+/// Moves the low seven bits of eight bytes together.
+#[inline(always)]
+const fn gather(word: u64) -> u64 {
+    let word = (word & 0x007f_007f_007f_007f) | (word & 0x7f00_7f00_7f00_7f00) >> 1;
+    let word = (word & 0x0000_3fff_0000_3fff) | (word & 0x3fff_0000_3fff_0000) >> 2;
+    (word & 0x0fff_ffff) | (word & 0x0fff_ffff_0000_0000) >> 4
 }
 
 #[inline(always)]
@@ -256,6 +328,31 @@ mod tests {
             let mut skipped = Cursor::new(&data, 0);
             prop_assert_eq!(skipped.skip_long(), Ok(()));
             prop_assert_eq!(skipped.position(), len);
+        }
+
+        #[test]
+        fn many_longs_are_read_like_single_ones(
+            values in proptest::collection::vec((0..64u32, any::<i64>()).prop_map(|(bits, raw)| raw >> bits), 0..60),
+            small: bool,
+            cut in 0..20usize,
+        ) {
+            let values: Vec<i64> = values.iter().map(|v| if small { v % 64 } else { *v }).collect();
+            let mut data: Vec<u8> = values.iter().flat_map(|v| encode(*v)).collect();
+            data.truncate(data.len().saturating_sub(cut));
+            let mut many = Vec::new();
+            let mut cursor = Cursor::new(&data, 0);
+            let all = cursor.longs(values.len(), |i, value| {
+                assert_eq!(i, many.len());
+                many.push(value);
+                Ok(())
+            });
+            let mut single = Cursor::new(&data, 0);
+            let expected: Result<Vec<i64>> = values.iter().map(|_| single.long()).collect();
+            prop_assert_eq!(all.is_ok(), expected.is_ok());
+            prop_assert_eq!(&many[..], &values[..many.len()]);
+            if expected.is_ok() {
+                prop_assert_eq!(cursor.position(), data.len());
+            }
         }
 
         #[test]

@@ -2,7 +2,7 @@
 
 use fastpipe_batch::{Error, Mark, Pick, Sink};
 
-use crate::cursor::Cursor;
+use crate::cursor::{Cursor, int};
 use crate::fault::Fault;
 use crate::limits::MAX_DEPTH;
 use crate::number;
@@ -390,8 +390,7 @@ impl Decoder<'_, '_, '_, '_> {
                 _ if null => 0,
                 SparseWhat::Indices { wire, dim, bound } => {
                     let first = *indexed.get_or_insert(*dim) == *dim;
-                    let bound = if op.check { *bound } else { 0 };
-                    self.indices(op, *wire, *dim, bound, first, first_coordinate)?
+                    self.indices(op, *wire, *dim, *bound, first, first_coordinate)?
                 }
                 SparseWhat::Values {
                     numbers: Some((wire, to, part)),
@@ -415,7 +414,7 @@ impl Decoder<'_, '_, '_, '_> {
         }
     }
 
-    /// One dimension's indices. The first one to be read makes room for all coordinates. `bound` 0 checks nothing.
+    /// One dimension's indices. The first one to be read makes room for all coordinates.
     fn indices(
         &mut self,
         op: &SparseOp,
@@ -444,23 +443,37 @@ impl Decoder<'_, '_, '_, '_> {
                 }
                 &mut all[n * width..(n + items.count) * width]
             };
-            for entry in entries.chunks_exact_mut(width) {
-                let value = if wire == Wire::Int {
-                    self.cursor.int()?
-                } else {
-                    self.cursor.long()?
-                };
-                if bound != 0 && (value < 0 || value as u64 >= bound) {
+            let check = |value: i64| {
+                if wire == Wire::Int {
+                    int(value)?;
+                }
+                // Negative ones are beyond every bound when they are taken as unsigned.
+                if value as u64 >= bound && op.check {
                     return Err(Fault::Index {
                         value,
                         dim: dim as u32,
                         bound,
                     });
                 }
-                if first && op.batch_index {
-                    entry[0] = slot;
+                Ok(())
+            };
+            match entries.as_chunks_mut::<2>() {
+                // The usual case, one dimension and the batch index, as one store.
+                (pairs, []) if first && op.batch_index && width == 2 => {
+                    self.cursor.longs(items.count, |i, value| {
+                        check(value)?;
+                        pairs[i] = [slot, value];
+                        Ok(())
+                    })?
                 }
-                entry[column] = value;
+                _ => self.cursor.longs(items.count, |i, value| {
+                    check(value)?;
+                    if first && op.batch_index {
+                        entries[i * width] = slot;
+                    }
+                    entries[i * width + column] = value;
+                    Ok(())
+                })?,
             }
             self.cursor.check_end(items)?;
             n += items.count;

@@ -3,7 +3,7 @@
 
 use fastpipe_batch::{DType, Element, Writer};
 
-use crate::cursor::Cursor;
+use crate::cursor::{Cursor, int};
 use crate::fault::Fault;
 use crate::plan::Wire;
 
@@ -160,8 +160,14 @@ fn many<T: Number>(wire: Wire, n: usize, cursor: &mut Cursor<'_>, out: &mut Writ
     let out = out.take::<T>(n)?;
     match wire {
         Wire::Boolean => fill(out, || T::from_long(i64::from(cursor.boolean()?))),
-        Wire::Int => fill(out, || T::from_long(cursor.int()?)),
-        Wire::Long => fill(out, || T::from_long(cursor.long()?)),
+        Wire::Int => cursor.longs(n, |i, value| {
+            out[i] = T::from_long(int(value)?)?;
+            Ok(())
+        }),
+        Wire::Long => cursor.longs(n, |i, value| {
+            out[i] = T::from_long(value)?;
+            Ok(())
+        }),
         Wire::Float => fill(out, || T::from_float(f32::from_le_bytes(cursor.array()?))),
         Wire::Double => fill(out, || T::from_double(f64::from_le_bytes(cursor.array()?))),
     }
