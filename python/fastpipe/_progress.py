@@ -1,0 +1,73 @@
+"""The progress bar. tqdm is an extra, so it's imported when a bar is asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, Self
+
+
+def progress_bar(total: int | None = None, *, unit: str = "row", **options: Any) -> Any:
+    """A tqdm bar: call `update(rows)` for each batch and `close()` at the end.
+
+    Args:
+        total: the rows to come; None if that isn't known.
+        unit: what is counted.
+        options: whatever else `tqdm.tqdm` takes, such as `desc` and `initial`.
+
+    Raises:
+        ImportError: if tqdm isn't installed.
+    """
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ImportError("a progress bar needs tqdm: pip install 'fastpipe-data[progress]'") from error
+    return tqdm(total=total, unit=f" {unit}s", unit_scale=True, dynamic_ncols=True, **options)
+
+
+def show(batches: Iterator[dict[str, Any]], *, total: int, batch_size: int) -> Iterator[dict[str, Any]]:
+    """The same batches, with a progress bar while they are drawn.
+
+    Args:
+        batches: a pass.
+        total: the batches to come.
+        batch_size: their rows, at most.
+
+    Returns:
+        An iterator from which several threads may draw, if they may from `batches`. It is what keeps the pass alive.
+
+    Raises:
+        ImportError: if tqdm isn't installed.
+    """
+    return _Shown(batches, progress_bar(total * batch_size))
+
+
+class _Shown:
+    """No generator: those refuse a second thread. Batches are drawn outside of the lock, so that several can wait."""
+
+    def __init__(self, batches: Iterator[dict[str, Any]], bar: Any) -> None:
+        self._batches = batches
+        self._bar = bar
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            with self._lock:
+                self._bar.total = self._bar.n  # The last batch may be smaller, and was counted as a full one before.
+                self._bar.close()
+            raise
+        except BaseException:
+            with self._lock:
+                self._bar.close()
+            raise
+        with self._lock:
+            self._bar.update(len(next(iter(batch.values()))))
+        return batch
+
+    def __del__(self) -> None:
+        self._bar.close()

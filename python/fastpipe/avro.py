@@ -1,0 +1,213 @@
+"""Avro container files: reading, looking at, inferring features."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe import _fastpipe
+from fastpipe._sources import Paths, expand
+from fastpipe.reader import Reader
+from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
+
+__all__ = ["AvroFile", "infer_features", "read_avro"]
+
+_BLOCK = np.dtype([("offset", np.int64), ("size", np.int64), ("rows", np.int64)])
+
+
+def read_avro(
+    source: Paths,
+    *,
+    features: Mapping[str, Spec] | None = None,
+    columns: Sequence[str] | None = None,
+    batch_size: int,
+    drop_last: bool = False,
+    num_threads: int | None = None,
+    prefetch: int = 2,
+    progress: bool = False,
+    epochs: int = 1,
+) -> Reader:
+    """Reads Avro files as batches of NumPy arrays.
+
+    Headers of files and of blocks are read at once, data as it is asked for: a missing or truncated file, a feature that a
+    schema lacks and a spec that doesn't fit are errors here, damage inside of blocks is one where it stands.
+
+    Args:
+        source: a path, a glob (`"data/*.avro"`), a directory (all `*.avro` below it), or a list of these. Files may have
+            different schemas, as long as each has the features; the first decides which symbols enum codes stand for.
+        features: spec of each wanted feature, by name. Fields of nested records are named with dots (`user.age`), below a
+            map come `keys` and `values` (`scores.keys`, `scores.values`), items of arrays add nothing to the name. If the
+            files' records aren't of a record type, their only feature is `value`.
+        columns: names out of what `infer_features` finds, instead of `features`; a name stands for all that is nested in
+            it. With neither, all of it is read. What isn't wanted is skipped, not decoded.
+        batch_size: rows a batch.
+        drop_last: whether to leave out a last batch of fewer rows.
+        num_threads: threads that decode; as many as the process may use processors by default. Changes nothing of
+            what is yielded.
+        prefetch: batches decoded ahead of the consumer, at least one. Changes nothing of what is yielded.
+        progress: whether to show a progress bar (extra `progress`).
+        epochs: how often each pass goes through the data.
+
+    Returns:
+        A `Reader`; iterating over it yields dicts from feature name to array or batch form (`fastpipe.batch`).
+
+    Raises:
+        MissingFileError: if a file isn't there.
+        MalformedFileError: if a header is damaged or a file cut short.
+        SchemaError: if a feature isn't in a schema or its spec doesn't fit.
+        UnsupportedError: for what isn't read: other codecs, unions of several types besides null.
+        ValueError: if arguments exclude each other or are out of range.
+    """
+    if features is not None and columns is not None:
+        raise ValueError("give features or columns, not both: features says the form of each, columns takes what is inferred")
+    if isinstance(columns, str):
+        raise TypeError(f"columns is a list of names; did you mean [{columns!r}]?")
+    files = expand(source)
+    if features is not None:
+        wanted = Features(features)
+        if not wanted:
+            raise ValueError("features is empty: name at least one")
+        dataset = _dataset(files, wanted)
+    else:
+        if columns is not None and not columns:
+            raise ValueError("columns is empty: name at least one")
+        dataset = _fastpipe.Dataset(files, None, None if columns is None else list(columns))
+        wanted = _features(dataset)
+    return Reader(
+        dataset,
+        files,
+        wanted,
+        batch_size=batch_size,
+        drop_last=drop_last,
+        num_threads=num_threads,
+        prefetch=prefetch,
+        progress=progress,
+        epochs=epochs,
+    )
+
+
+def infer_features(source: Paths, columns: Sequence[str] | None = None) -> Features:
+    """Finds the features of Avro files; printed, they are Python code to paste.
+
+    Types and nulls follow from the first file's schema: nullable fields are masked, records of exactly `indices0`,
+    `indices1`, ... and `values` are sparse. Lengths of arrays are not in a schema, so data are looked at (all of it up to
+    16 MiB, else 64 blocks spread over it): a dimension whose arrays all have the same length, 16 arrays at least, is taken
+    to be fixed. Where that turns out wrong later, `ShapeError` says so and a `RaggedSpec` reads it.
+
+    Args:
+        source: as in `read_avro`.
+        columns: only these, and what is nested in them.
+
+    Returns:
+        Specs by feature name, in the order of the schema.
+
+    Raises:
+        UnsupportedError: if a wanted field is of a type that isn't inferred: a union of several types besides null, a
+            recursive type, or one with a logical type (whose underlying values can be asked for in `features`).
+        FastpipeError: as in `read_avro`.
+    """
+    return _features(_fastpipe.Dataset(expand(source), None, None if columns is None else list(columns)))
+
+
+def _dataset(files: list[str], features: Features) -> _fastpipe.Dataset:
+    return _fastpipe.Dataset(files, [(name, spec._lower()) for name, spec in features.items()], None)
+
+
+def _features(dataset: _fastpipe.Dataset) -> Features:
+    kinds: dict[str, type[Spec]] = {"dense": DenseSpec, "ragged": RaggedSpec, "sparse": SparseSpec}
+    return Features({
+        name: kinds[kind](tuple(shape), dtype, nulls=nulls) for name, kind, shape, dtype, nulls in dataset.features()
+    })
+
+
+class AvroFile:
+    """One container file, to look at; nothing of its data is read.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        MissingFileError: if it isn't there.
+        MalformedFileError: if it isn't an Avro container file, or its header is damaged.
+        SchemaError: if its schema doesn't parse.
+        UnsupportedError: if its codec isn't read.
+    """
+
+    __slots__ = ("_blocks", "_file")
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = _fastpipe.ContainerFile(os.fspath(path))
+        self._blocks: npt.NDArray[Any] | None = None
+
+    @property
+    def path(self) -> str:
+        """The file's path."""
+        return self._file.path
+
+    @property
+    def schema(self) -> Any:
+        """The writer's schema, as parsed JSON."""
+        return json.loads(self._file.schema_json)
+
+    @property
+    def schema_json(self) -> str:
+        """The writer's schema as it stands in the file."""
+        return self._file.schema_json
+
+    @property
+    def codec(self) -> str:
+        """`null`, `deflate`, `snappy` or `zstandard`."""
+        return self._file.codec
+
+    @property
+    def metadata(self) -> dict[str, bytes]:
+        """All metadata, the schema and the codec included."""
+        return self._file.metadata
+
+    @property
+    def sync_marker(self) -> bytes:
+        """The 16 bytes behind each block."""
+        return self._file.sync_marker
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._file.size
+
+    @property
+    def blocks(self) -> npt.NDArray[Any]:
+        """The blocks: a structured array of `offset` (of the block's header), `size` (bytes as stored) and `rows`.
+
+        Found by hopping from header to header the first time.
+
+        Raises:
+            MalformedFileError: if the file is cut short, or a block's header or sync marker is damaged.
+        """
+        if self._blocks is None:
+            columns = self._file.blocks()
+            blocks = np.empty(len(columns[0]), _BLOCK)
+            for name, column in zip(("offset", "size", "rows"), columns, strict=True):
+                blocks[name] = column
+            blocks.flags.writeable = False
+            self._blocks = blocks
+        return self._blocks
+
+    @property
+    def num_records(self) -> int:
+        """Records in all blocks."""
+        return int(self.blocks["rows"].sum())
+
+    def sample_uncompressed(self, max_blocks: int = 8) -> tuple[int, int]:
+        """Bytes of some blocks, spread evenly over the file, as stored and decompressed."""
+        return self._file.sample_uncompressed(max_blocks)
+
+    def __len__(self) -> int:
+        return self.num_records
+
+    def __repr__(self) -> str:
+        return f"AvroFile({self.path!r})"

@@ -1,0 +1,258 @@
+"""The command line: `fastpipe demo`, `fastpipe inspect` and `fastpipe head`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import fastpipe
+from fastpipe import _inspect
+from fastpipe._inspect import FileSummary, plural, size_text
+from fastpipe._sources import expand
+from fastpipe.errors import FastpipeError
+
+_MOST_FILES = 40  # More lines than this hide what stands above them; --json has them all.
+_MOST_GROUPS = 8
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: the arguments; those of the process if None.
+
+    Returns:
+        The exit code: 0; 1 if something couldn't be read; 130 after Ctrl-C. Wrong usage exits with 2.
+    """
+    arguments = _parser().parse_args(argv)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # A terminal without UTF-8 is no reason to fail.
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # Someone said `| head`. Python would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (FastpipeError, ImportError, OSError) as error:
+        _complain(error)
+        return 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fastpipe", description="Reads Avro files as batches of NumPy arrays.")
+    parser.add_argument("--version", action="version", version=f"fastpipe {_version()}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    source = "Avro file, directory (all *.avro below it) or glob pattern"
+
+    demo = commands.add_parser("demo", help="train a small model while streaming Avro, and measure the throughput")
+    demo.add_argument("files", nargs="*", metavar="FILE", help=f"{source}; handwritten digits if none is given")
+    demo.add_argument("--epochs", type=_positive, default=5, metavar="N", help="passes over the training data (5)")
+    demo.add_argument("--out", default="fastpipe-demo", metavar="DIR", help="for data and picture (./fastpipe-demo)")
+    demo.add_argument("--label", metavar="COLUMN", help="with FILE: the column to predict from the numeric ones")
+    demo.set_defaults(run=_demo)
+
+    inspect = commands.add_parser("inspect", help="show schema, codec, size, compression and features")
+    inspect.add_argument("files", nargs="+", metavar="FILE", help=source)
+    inspect.add_argument("--json", action="store_true", help="as JSON")
+    inspect.set_defaults(run=_inspect_files)
+
+    head = commands.add_parser("head", help="show the first records")
+    head.add_argument("file", metavar="FILE", help=source)
+    head.add_argument("-n", type=_positive, default=5, metavar="N", help="how many (5)")
+    head.set_defaults(run=_head)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("fastpipe-data")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of at least 1")
+    return int(text)
+
+
+def _complain(error: BaseException) -> None:
+    message = " ".join(_inspect.clean(str(error).replace("\n", " ")).split())
+    print(f"fastpipe: {message or type(error).__name__}", file=sys.stderr)
+
+
+def _width() -> int:
+    return max(shutil.get_terminal_size((120, 24)).columns, 40)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    if arguments.label is not None and not arguments.files:
+        print("fastpipe demo: --label goes with files of your own", file=sys.stderr)
+        return 2
+    from fastpipe import demo  # It loads what the core doesn't depend on.
+
+    demo.run(arguments.files, epochs=arguments.epochs, out=arguments.out, label=arguments.label)
+    return 0
+
+
+def _head(arguments: argparse.Namespace) -> int:
+    files = expand(arguments.file)
+    # Several files are read until there are enough records; most often the first one has them.
+    found = _inspect.infer_readable(files[:1], fastpipe.AvroFile(files[0]).schema)
+    if not found.features and found.error is not None:
+        raise found.error
+    width = _width()
+    names = list(found.features)
+    rows: list[list[str]] = []
+    for path in files:
+        missing = arguments.n - len(rows)
+        if missing <= 0:
+            break
+        with fastpipe.read_avro(path, features=found.features, batch_size=missing, num_threads=1, prefetch=1) as reader:
+            batch = next(iter(reader), None)
+            rows += [] if batch is None else _inspect.batch_rows(batch, reader.symbols, width)
+    print(_inspect.rows_text(names, rows, width) if rows and names else "no records")
+    for name, logical in found.notes.items():
+        print(f"{name}: {logical}, as it is stored", file=sys.stderr)
+    for name, reason in found.skipped.items():
+        print(f"{name}: left out: {_inspect.clean(reason)}", file=sys.stderr)
+    return 0
+
+
+def _inspect_files(arguments: argparse.Namespace) -> int:
+    summaries = [_inspect.summarise(path) for path in expand(arguments.files)]
+    groups = _inspect.by_schema(summaries)
+    # Only files of one schema can be read together, and broken ones would stand in the way.
+    sound = [summary.path for summary in groups[0] if summary.error is None] if groups else []
+    found = _inspect.infer_readable(sound, groups[0][0].schema) if sound else None
+    if arguments.json:
+        print(json.dumps(_as_json(summaries, len(groups) <= 1, found), indent=2))
+    else:
+        print("\n\n".join(_sections(summaries, groups, found)))
+    broken = [summary.error for summary in summaries if summary.error is not None]
+    for error in broken:
+        _complain(error)
+    return 1 if broken else 0
+
+
+def _as_json(summaries: list[FileSummary], agree: bool, found: _inspect.Readable | None) -> dict[str, Any]:
+    features = {}
+    for name, spec in found.features.items() if found else ():
+        kind, shape, dtype, nulls, *_ = spec._lower()
+        features[name] = {"kind": kind, "shape": [None if n < 0 else n for n in shape], "dtype": dtype, "nulls": nulls}
+    return {
+        "files": [summary.as_json() for summary in summaries],
+        "totals": {
+            "files": len(summaries),
+            "size": sum(summary.size or 0 for summary in summaries),
+            "blocks": sum(summary.blocks or 0 for summary in summaries),
+            "records": sum(summary.records or 0 for summary in summaries),
+        },
+        "schemas_agree": agree,
+        "features": features,
+        "features_code": found.code() if found and found.features else None,
+        "features_error": str(found.error) if found and found.error else None,
+        "features_left_out": found.skipped if found else {},
+    }
+
+
+def _sections(
+    summaries: list[FileSummary], groups: list[list[FileSummary]], found: _inspect.Readable | None
+) -> list[str]:
+    width = _width()
+    sections = [_file_section(summaries[0]) if len(summaries) == 1 else _files_section(summaries, width)]
+    if sum(map(len, groups)) > 1:
+        sections.append(_agreement(groups))
+    if groups:
+        title = "Schema" if len(groups) == 1 else f"Schema of {_inspect.clean(groups[0][0].path)}"
+        sections.append(f"{title}\n{_indent(_inspect.schema_table(groups[0][0].schema, width - 2))}")
+    if found is not None:
+        sections.append(_features_section(found))
+    return sections
+
+
+def _file_section(summary: FileSummary) -> str:
+    lines: list[tuple[str, str]] = []
+    if summary.size is not None:
+        exactly = f" ({summary.size:,} bytes)" if summary.size > 999 else ""
+        lines.append(("size", size_text(summary.size) + exactly))
+    if summary.codec is not None:
+        lines.append(("codec", _inspect.clean(summary.codec)))
+    if summary.blocks is not None:
+        lines.append(("blocks", f"{summary.blocks:,}" + (" before the damage" if summary.records is None else "")))
+    if summary.records is not None:
+        lines.append(("records", f"{summary.records:,}"))
+    if summary.bytes_per_record is not None:
+        uncompressed = ""
+        if summary.ratio is not None and summary.codec != "null":
+            uncompressed = f", {size_text(summary.bytes_per_record * summary.ratio)} uncompressed"
+        lines.append(("a record", f"{size_text(summary.bytes_per_record)} in the file{uncompressed}"))
+    if summary.ratio is not None and summary.codec != "null":
+        lines.append(("compression", f"{summary.ratio:.3g} : 1 (sampled)"))
+    for key, value in summary.metadata.items():
+        text = _inspect.clean(value[:200].decode("utf-8", "backslashreplace"))
+        lines.append((_inspect.clean(key), _inspect.shorten(text, 80)))
+    margin = max((len(name) for name, _ in lines), default=0)
+    return "\n".join([_inspect.clean(summary.path), *(f"  {name:<{margin}}  {text}" for name, text in lines)])
+
+
+def _files_section(summaries: list[FileSummary], width: int) -> str:
+    def row(name: str, size: int | None, blocks: int | None, records: int | None, *rest: str) -> list[str]:
+        counts = ["?" if count is None else f"{count:,}" for count in (blocks, records)]
+        return [_inspect.clean(name), "?" if size is None else size_text(size), *counts, *rest]
+
+    try:
+        folder = os.path.commonpath([os.path.dirname(os.path.abspath(summary.path)) for summary in summaries])
+    except ValueError:  # On Windows, files on several drives.
+        folder = ""
+    rows = []
+    for s in summaries[:_MOST_FILES]:
+        ratio = "?" if s.ratio is None else "" if s.codec == "null" else f"{s.ratio:.3g} : 1"
+        name = os.path.relpath(s.path, folder) if folder else s.path
+        rows.append(row(name, s.size, s.blocks, s.records, s.codec or "?", ratio, s.state))
+    if len(summaries) > _MOST_FILES:
+        rows.append([f"... and {len(summaries) - _MOST_FILES:,} more", "", "", "", "", "", ""])
+    size, blocks, records = (sum(getattr(s, name) or 0 for s in summaries) for name in ("size", "blocks", "records"))
+    failed = sum(s.error is not None for s in summaries)
+    rows.append(
+        row(f"{plural(len(summaries), 'file')}", size, blocks, records, "", "", f"{failed} failed" if failed else "ok")
+    )
+    header = ["file", "size", "blocks", "records", "codec", "compression", "state"]
+    text = _inspect.table(header, rows, width, right=(1, 2, 3, 5), keep_end=(0,))
+    return f"{_inspect.clean(os.path.join(folder, ''))}\n{text}" if folder else text
+
+
+def _agreement(groups: list[list[FileSummary]]) -> str:
+    if len(groups) == 1:
+        return "All schemas agree."
+    most = groups[0]
+    lines = [f"The schemas differ. {plural(len(most), 'file')} as {_inspect.clean(most[0].path)}; beside that:"]
+    for group in groups[1 : _MOST_GROUPS + 1]:
+        lines.append(f"  {plural(len(group), 'file')} as {_inspect.clean(group[0].path)}")
+        lines += [f"    {line}" for line in _inspect.schema_differences(most[0].schema, group[0].schema)]
+    if len(groups) > _MOST_GROUPS + 1:
+        lines.append(f"  and {len(groups) - _MOST_GROUPS - 1} more schemas")
+    return "\n".join(lines)
+
+
+def _features_section(found: _inspect.Readable) -> str:
+    if not found.features:
+        return f"Features\n  can't be inferred: {_inspect.clean(str(found.error))}"
+    lines = ["Features", _indent(found.code())]
+    for name, reason in found.skipped.items():
+        lines.append(f"  left out: {_inspect.clean(name)}: {_inspect.clean(reason)}")
+    return "\n".join(lines)
+
+
+def _indent(text: str) -> str:
+    return "\n".join("  " + line for line in text.splitlines())

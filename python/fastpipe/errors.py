@@ -1,0 +1,127 @@
+"""What fastpipe raises.
+
+Each class derives from `FastpipeError` and from the builtin that fits it, so `except ValueError` and `except
+FileNotFoundError` work as everywhere. The message already says where the fault is; the attributes say it again, for
+programs.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+__all__ = [
+    "FastpipeError",
+    "LimitError",
+    "MalformedFileError",
+    "MissingFileError",
+    "NullValueError",
+    "SchemaError",
+    "ShapeError",
+    "StorageError",
+    "UnsupportedError",
+    "ValueRangeError",
+]
+
+
+class FastpipeError(Exception):
+    """Base of all errors of fastpipe.
+
+    Args:
+        message: what went wrong and where, as shown to people.
+        path: the file.
+        block: the number of the block within its file.
+        offset: byte offset in the file: of the fault itself where that is known, else of the block's header.
+        record: the number of the record within its block.
+        feature: the feature, or the path of the field in the schema.
+        reason: what went wrong, without the location; the message if not given.
+
+    Each argument but the message is an attribute too, and None where it isn't known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        block: int | None = None,
+        offset: int | None = None,
+        record: int | None = None,
+        feature: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.block = block
+        self.offset = offset
+        self.record = record
+        self.feature = feature
+        self.reason = message if reason is None else reason
+
+    def __str__(self) -> str:
+        # OSError would put "[Errno 2]" and the file name around it, which the message names already.
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The state is what __init__ has set, and whatever was added since (notes, for example).
+        return type(self), self.args, dict(self.__dict__)
+
+
+class MalformedFileError(FastpipeError, ValueError):
+    """The bytes don't follow the Avro file format.
+
+    For example: wrong magic bytes or sync marker, a truncated file, a varint that doesn't end, a wrong checksum, a
+    negative length, a union branch that doesn't exist, or bytes left over at the end of a block.
+    """
+
+
+class LimitError(FastpipeError, ValueError):
+    """A documented absolute limit is exceeded, such as the size of a block or the depth of a schema."""
+
+
+class SchemaError(FastpipeError, ValueError):
+    """The schema doesn't parse, a feature isn't in it, or a spec doesn't fit the type of its field."""
+
+
+class UnsupportedError(FastpipeError, ValueError):
+    """Well-formed, but of a codec or type that fastpipe doesn't read; the message says what to do instead."""
+
+
+class ShapeError(FastpipeError, ValueError):
+    """The length of an array doesn't fit the shape of its spec."""
+
+
+class ValueRangeError(FastpipeError, ValueError):
+    """A value doesn't fit the dtype of its spec, or a sparse index lies outside of the shape."""
+
+
+class NullValueError(FastpipeError, ValueError):
+    """A null in a feature whose spec says `nulls="error"`."""
+
+
+class _OSError(FastpipeError, OSError):
+    """What the two errors with the operating system's number in `errno` share."""
+
+    def __init__(self, message: str, **location: Any) -> None:
+        super().__init__(message, **location)
+        self.filename = self.path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # OSError keeps these outside of __dict__.
+        state = {**self.__dict__, "errno": self.errno, "filename": self.filename}
+        return type(self), self.args, state
+
+
+class MissingFileError(_OSError, FileNotFoundError):
+    """A file, or everything that a pattern or directory names, isn't there."""
+
+    def __init__(self, message: str, **location: Any) -> None:
+        super().__init__(message, **location)
+        self.errno = errno.ENOENT
+
+
+class StorageError(_OSError):
+    """The storage failed: no permission, a read error, a file that changed while it was read.
+
+    `errno` is the operating system's number, and None where it isn't known.
+    """

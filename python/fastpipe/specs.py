@@ -1,0 +1,301 @@
+"""Specs: what a feature should look like in a batch.
+
+A spec says shape, dtype and what happens to nulls; `fastpipe.batch` describes the forms that come out. Specs check
+themselves when they are made. Whether one fits a file's schema is checked when the file is opened.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+
+__all__ = ["DenseSpec", "Features", "RaggedSpec", "SparseSpec", "Spec"]
+
+Value: TypeAlias = "bool | int | float | str | bytes"
+Nulls: TypeAlias = Literal["error", "mask", "fill"]
+Lowered: TypeAlias = "tuple[str, tuple[int, ...], str, str, Value | None, Value | None, str, bool]"
+
+_DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+_TEXT = {str: "string", bytes: "bytes"}
+
+
+@dataclass(frozen=True, repr=False)
+class Spec:
+    """Base of the specs; not for use by itself."""
+
+    shape: tuple[int | None, ...]
+    dtype: Any  # A str once made; whatever numpy.dtype takes before.
+    _: KW_ONLY
+    nulls: Nulls = "error"
+    fill: Value | None = None
+
+    _kind: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        if not self._kind:
+            raise TypeError("use DenseSpec, RaggedSpec or SparseSpec")
+        dtype = _dtype(self.dtype)
+        self._set("dtype", dtype)
+        self._set("shape", _shape(self.shape))
+        if self.nulls not in ("error", "mask", "fill"):
+            raise ValueError(f'nulls is "error", "mask" or "fill", not {self.nulls!r}')
+        if self.fill is not None:
+            if self.nulls == "mask":
+                raise ValueError('a fill value and nulls="mask" exclude each other')
+            self._set("fill", _fit("fill", self.fill, dtype))
+            self._set("nulls", "fill")
+
+    def __repr__(self) -> str:
+        """Python code that makes this spec."""
+        options = [
+            f"{field.name}={_code(getattr(self, field.name))}"
+            for field in fields(self)
+            if field.default is not MISSING and not _same(getattr(self, field.name), field.default)
+        ]
+        if self.fill is not None:
+            options.remove('nulls="fill"')  # The fill value says it.
+        return f"fastpipe.{type(self).__name__}({', '.join([_code(self.shape), _code(self.dtype), *options])})"
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _lower(self) -> Lowered:
+        """Gives Rust plain values: kind, shape (-1 for None), dtype, nulls, fill, pad, layout, check_indices."""
+        shape = tuple(-1 if size is None else size for size in self.shape)
+        layout, check = getattr(self, "layout", ""), getattr(self, "check_indices", True)
+        return self._kind, shape, self.dtype, self.nulls, self.fill, getattr(self, "pad", None), layout, check
+
+
+@dataclass(frozen=True, repr=False)
+class DenseSpec(Spec):
+    """A fixed shape: an ndarray `[n, *shape]`; `Strings` of that shape for strings and bytes.
+
+    Args:
+        shape: of one row; `()` for a scalar. Arrays must have exactly these lengths, unless `pad` is given.
+        dtype: what `numpy.dtype` takes among bool, int8 to int64, uint8 to uint64, float32 and float64; or "string" or
+            "bytes". Values that don't fit raise `ValueRangeError` when they are read.
+        pad: number with which shorter arrays are filled up at their end; longer ones are cut.
+        nulls: "error" raises `NullValueError` at a null; "mask" wraps the values in `Masked` if the schema lets them be
+            null; "fill" puts the fill value there.
+        fill: value in the place of a null; giving it implies `nulls="fill"`. Without it, "fill" takes 0, False or the
+            empty string.
+
+    Raises:
+        ValueError: if a dimension, a dtype, or a fill or pad value can't be.
+        TypeError: if one is of the wrong type.
+    """
+
+    _: KW_ONLY
+    pad: Value | None = None
+
+    _kind: ClassVar[str] = "dense"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if None in self.shape:
+            shape = _code(self.shape)
+            raise ValueError(f"the shape {shape} has a ragged dimension: use RaggedSpec, or a number with pad=")
+        if self.pad is not None:
+            if not self.shape:
+                raise ValueError("pad is for arrays, and the shape () is a scalar; fill= is for nulls")
+            if self.dtype in ("string", "bytes"):
+                raise ValueError(f"pad is for numbers, not for {self.dtype}: use RaggedSpec")
+            self._set("pad", _fit("pad", self.pad, self.dtype))
+
+
+@dataclass(frozen=True, repr=False)
+class RaggedSpec(Spec):
+    """Arrays of differing length: `Ragged(values, offsets)`, one within the other for each ragged dimension.
+
+    Args:
+        shape: of one row: None for a ragged dimension, a number for an exact one; at least one None. Numbers after the
+            last None are dimensions of the values; a number before it is a level of `Ragged` like the others, whose
+            rows all have that length.
+        dtype: as for `DenseSpec`.
+        nulls: as for `DenseSpec`, at each level that the schema lets be null; a null array that is filled is empty.
+        fill: value in the place of a null item; giving it implies `nulls="fill"`.
+
+    Raises:
+        ValueError: if a dimension, a dtype or a fill value can't be.
+        TypeError: if one is of the wrong type.
+    """
+
+    _kind: ClassVar[str] = "ragged"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if None not in self.shape:
+            raise ValueError(f"the shape {_code(self.shape)} has no ragged dimension (None): use DenseSpec")
+
+
+@dataclass(frozen=True, repr=False)
+class SparseSpec(Spec):
+    """Sparse arrays, read from records of index arrays and a value array: `Sparse(indices, values, dense_shape)`.
+
+    The record has the fields `indices0`, `indices1` ... (one for each dimension; `indices` will do if there is only
+    one) and `values`, all of the same length.
+
+    Args:
+        shape: of one row, without the batch dimension; None for a dimension that is as large as the batch needs
+            (greatest index + 1).
+        dtype: as for `DenseSpec`, of the values.
+        layout: "coo", or "csr" for `SparseCSR(offsets, indices, values, dense_shape)`.
+        nulls: as for `DenseSpec`; a null record that is filled has no entries.
+        fill: value in the place of a null value; giving it implies `nulls="fill"`.
+        check_indices: whether an index outside of the shape raises `ValueRangeError`; False trusts the file.
+
+    Raises:
+        ValueError: if a dimension, a dtype, the layout or the fill value can't be.
+        TypeError: if one is of the wrong type.
+    """
+
+    _: KW_ONLY
+    layout: Literal["coo", "csr"] = "coo"
+    check_indices: bool = True
+
+    _kind: ClassVar[str] = "sparse"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.shape:
+            raise ValueError("a sparse feature has at least one dimension: the shape is (size,) or (None,)")
+        if self.layout not in ("coo", "csr"):
+            raise ValueError(f'layout is "coo" or "csr", not {self.layout!r}')
+        if not isinstance(self.check_indices, (bool, np.bool_)):
+            raise TypeError(f"check_indices is True or False, not {self.check_indices!r}")
+        self._set("check_indices", bool(self.check_indices))
+
+
+class Features(dict[str, Spec]):
+    """A dict from feature name to spec whose repr is Python code, to be pasted and changed.
+
+    Raises:
+        TypeError: if a name isn't a string, or a spec isn't a spec.
+    """
+
+    def __init__(self, features: Mapping[str, Spec] | None = None) -> None:
+        super().__init__({} if features is None else features)
+        for name, spec in self.items():
+            if not isinstance(name, str):
+                raise TypeError(f"the name of a feature is a string, not {name!r}")
+            if not isinstance(spec, Spec):
+                raise TypeError(f"feature {name!r}: expected a DenseSpec, RaggedSpec or SparseSpec, not {spec!r}")
+
+    def __repr__(self) -> str:
+        lines = "".join(f"    {_code(name)}: {spec!r},\n" for name, spec in self.items())
+        return f"{{\n{lines}}}" if lines else "{}"
+
+
+def _dtype(dtype: Any) -> str:
+    """The canonical name of a dtype."""
+    if isinstance(dtype, str) and dtype in ("string", "bytes"):
+        return str(dtype)
+    if isinstance(dtype, type) and dtype in _TEXT:
+        return _TEXT[dtype]
+    among = f'one of {", ".join(_DTYPES)}, "string" or "bytes"'
+    if dtype is None:
+        raise TypeError(f"dtype is {among}, not None")
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        kind = ValueError if isinstance(dtype, str) else TypeError
+        raise kind(f"dtype is {among}, not {dtype!r}") from error
+    if found == np.float16:
+        raise ValueError("float16 isn't read directly: read float32 and convert it, with .astype(numpy.float16)")
+    if found.name not in _DTYPES:
+        raise ValueError(f"dtype is {among}, not {found.name}")
+    if not found.isnative:
+        raise ValueError(f"values come in the byte order of this machine: dtype {found.name!r}, not {found.str!r}")
+    return str(found.name)
+
+
+def _shape(shape: Any) -> tuple[int | None, ...]:
+    if not isinstance(shape, (tuple, list)):
+        hint = f": write ({shape},)" if shape is None or isinstance(shape, (int, np.integer)) else ""
+        raise TypeError(f"shape is a tuple, not {shape!r}{hint}")
+    return tuple(None if size is None else _size(size, shape) for size in shape)
+
+
+def _size(size: Any, shape: Any) -> int:
+    if isinstance(size, (bool, np.bool_)):
+        raise TypeError(f"a dimension is a number or None, not {size!r} in {shape!r}")
+    try:
+        number = operator.index(size)
+    except TypeError:
+        raise TypeError(f"a dimension is a number or None, not {size!r} in {shape!r}") from None
+    if not 1 <= number < 2**63:
+        raise ValueError(f"a dimension is at least 1 and less than 2**63, not {number} in {shape!r}")
+    return number
+
+
+def _fit(what: str, value: Any, dtype: str) -> Value:
+    """The value as Python has it, if it fits the dtype; floats may be rounded to the nearest one, as NumPy does."""
+    if isinstance(value, (np.generic, np.ndarray)) and np.ndim(value) == 0:
+        value = value.item()
+    if dtype in ("string", "bytes"):
+        return _fit_text(what, value, dtype)
+    if not isinstance(value, (bool, int, float)):
+        raise TypeError(f"{what} for dtype {dtype} is a number, not {value!r}")
+    unfit = ValueError(f"{what}={value!r} doesn't fit dtype {dtype}")
+    if dtype.startswith("float"):
+        return _fit_float(value, np.dtype(dtype), unfit)
+    if not math.isfinite(value) or value != int(value):
+        raise unfit
+    number = int(value)
+    if dtype == "bool":
+        if number not in (0, 1):
+            raise unfit
+        return bool(number)
+    limits = np.iinfo(dtype)
+    if not limits.min <= number <= limits.max:
+        raise unfit
+    return number
+
+
+def _fit_float(value: float, dtype: np.dtype[Any], unfit: ValueError) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        raise unfit from None
+    with np.errstate(over="ignore", under="ignore"):
+        stored = float(dtype.type(number))
+    overflows = math.isinf(stored) and not math.isinf(number)
+    vanishes = stored == 0 and number != 0
+    # 0.1 is never exact, and nobody minds; an integer that changes is a mistake.
+    changes = isinstance(value, int) and not overflows and int(stored) != value
+    if overflows or vanishes or changes:
+        raise unfit
+    return number
+
+
+def _fit_text(what: str, value: Any, dtype: str) -> str | bytes:
+    if dtype == "bytes":
+        if not isinstance(value, (bytes, bytearray)):
+            raise TypeError(f"{what} for dtype bytes is bytes, not {value!r}")
+        return bytes(value)
+    if not isinstance(value, str):
+        raise TypeError(f"{what} for dtype string is a str, not {value!r}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what}={value!r} can't be written as UTF-8") from error
+    return value
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and value == default)
+
+
+def _code(value: Any) -> str:
+    """Python code for a name, a shape or an option."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)

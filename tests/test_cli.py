@@ -1,0 +1,610 @@
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import numpy as np
+import pytest
+
+import fastpipe
+from fastpipe import _inspect, cli
+
+USER = {
+    "type": "record",
+    "name": "User",
+    "namespace": "com.example",
+    "fields": [
+        {"name": "id", "type": "long", "doc": "the key"},
+        {"name": "name", "type": "string"},
+        {
+            "name": "home",
+            "type": [
+                "null",
+                {"type": "record", "name": "Home", "fields": [{"name": "city", "type": ["null", "string"]}]},
+            ],
+        },
+        {"name": "suit", "type": {"type": "enum", "name": "Suit", "symbols": ["HEARTS", "SPADES"]}},
+        {"name": "tags", "type": {"type": "array", "items": ["null", "string"]}},
+        {"name": "pixels", "type": {"type": "array", "items": "float"}},
+        {"name": "counts", "type": {"type": "map", "values": "int"}},
+        {
+            "name": "words",
+            "type": {
+                "type": "record",
+                "name": "Words",
+                "fields": [
+                    {"name": "indices0", "type": {"type": "array", "items": "long"}},
+                    {"name": "values", "type": {"type": "array", "items": "float"}},
+                ],
+            },
+        },
+        {"name": "score", "type": ["null", "double"]},
+    ],
+}
+AWKWARD = {
+    "type": "record",
+    "name": "Awkward",
+    "fields": [
+        {"name": "id", "type": "int"},
+        {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-millis"}]},
+        {
+            "name": "part",
+            "type": {
+                "type": "record",
+                "name": "Part",
+                "fields": [{"name": "size", "type": "int"}, {"name": "either", "type": ["int", "string"]}],
+            },
+        },
+        {
+            "name": "tree",
+            "type": {
+                "type": "record",
+                "name": "Tree",
+                "fields": [{"name": "size", "type": "int"}, {"name": "left", "type": ["null", "Tree"]}],
+            },
+        },
+    ],
+}
+
+
+def user(i: int) -> dict[str, Any]:
+    return {
+        "id": i,
+        "name": f"näme {i}",
+        "home": None if i % 5 == 0 else {"city": None if i % 3 == 0 else "Roma"},
+        "suit": ("HEARTS", "SPADES")[i % 2],
+        "tags": [None if j == 1 else f"t{j}" for j in range(i % 4)],
+        "pixels": [float(i % 2 + j) for j in range(64)],
+        "counts": {f"k{j}": j for j in range(i % 3)},
+        "words": {"indices0": list(range(i % 3)), "values": [0.5] * (i % 3)},
+        "score": None if i % 7 == 0 else i % 2 + i / 1000,
+    }
+
+
+def awkward(i: int) -> dict[str, Any]:
+    part = {"size": i, "either": "x"}
+    return {"id": i, "at": 1_700_000_000_000 + i, "part": part, "tree": {"size": i, "left": None}}
+
+
+def write(path: Path, schema: Any, records: list[Any], codec: str = "deflate", **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(schema), records, codec=codec, sync_interval=4000, **options)
+    return path
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    return write(tmp_path / "users.avro", USER, [user(i) for i in range(200)], metadata={"made.by": "a test"})
+
+
+@pytest.fixture
+def broken(users: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "broken.avro"
+    data = users.read_bytes()
+    path.write_bytes(data[: len(data) * 2 // 3])
+    return path
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = cli.main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+# --- The program ---
+
+
+def test_it_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fastpipe", "--version"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.startswith("fastpipe ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["head"], ["head", "x.avro", "-n", "0"], ["inspect"]])
+def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    assert exit_.value.code == 2
+    assert "usage: fastpipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["inspect", "head", "demo"])
+@pytest.mark.parametrize("name", ["missing.avro", "nothing*.avro", "."])
+def test_missing_files_are_one_line_on_stderr(command: str, name: str, run: Run, tmp_path: Path) -> None:
+    options = ["--out", tmp_path / "out"] if command == "demo" else []
+    code, out, err = run(command, tmp_path / name, *options)
+    assert code == 1
+    assert re.fullmatch(r"fastpipe: .+\n", err)
+    assert "Traceback" not in out
+
+
+@pytest.mark.parametrize("command", ["inspect", "head"])
+def test_files_of_another_kind_are_one_line_on_stderr(command: str, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.avro"
+    path.write_bytes(b"PAR1 and no more")
+    code, _, err = run(command, path)
+    assert code == 1
+    assert re.fullmatch(r"fastpipe: .*x\.avro.*\n", err)
+
+
+def test_a_closed_pipe_ends_it_quietly(users: Path) -> None:
+    # Reading nothing of what it prints: the pipe is closed before it gets that far.
+    with subprocess.Popen(
+        [sys.executable, "-m", "fastpipe", "head", str(users), "-n", "200"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 1
+
+
+def test_ctrl_c_ends_it_with_130(monkeypatch: pytest.MonkeyPatch, run: Run, users: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_inspect, "summarise", interrupt)
+    assert run("inspect", users) == (130, "", "\n")
+
+
+# --- inspect ---
+
+
+def test_inspect_shows_schema_and_figures(run: Run, users: Path) -> None:
+    code, out, err = run("inspect", users)
+    assert (code, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["codec", "deflate"] in lines
+    assert ["records", "200"] in lines
+    assert ["made.by", "a", "test"] in lines
+    assert ["id", "long", "no", "the", "key"] in lines
+    assert ["home", "record", "Home", "yes"] in lines
+    assert ["home.city", "string", "yes"] in lines
+    assert ["suit", "enum", "Suit", "(2", "symbols)", "no"] in lines
+    assert ["tags", "array<string?>", "no"] in lines
+    assert re.search(r"compression +[\d.]+ : 1", out)
+
+
+def test_inspect_shows_features_that_can_be_pasted(run: Run, users: Path) -> None:
+    _, out, _ = run("inspect", users)
+    features = eval(out.partition("Features\n")[2], {"fastpipe": fastpipe})
+    assert features == fastpipe.infer_features(users)
+    assert features["pixels"] == fastpipe.DenseSpec((64,), "float32")
+    with fastpipe.read_avro(users, features=features, batch_size=200) as reader:
+        assert next(iter(reader))["id"].tolist() == list(range(200))
+
+
+def test_inspect_as_json(run: Run, users: Path) -> None:
+    code, out, _ = run("inspect", users, "--json")
+    assert code == 0
+    found = json.loads(out)
+    (file,) = found["files"]
+    assert file["schema"] == fastpipe.AvroFile(users).schema
+    assert (file["records"], file["codec"], file["size"]) == (200, "deflate", users.stat().st_size)
+    assert file["bytes_per_record"] == users.stat().st_size / 200
+    assert file["compression_ratio"] > 1
+    assert file["error"] is None
+    assert found["totals"]["files"] == 1
+    assert found["features"]["pixels"] == {"kind": "dense", "shape": [64], "dtype": "float32", "nulls": "error"}
+    assert eval(found["features_code"], {"fastpipe": fastpipe}) == fastpipe.infer_features(users)
+
+
+def test_inspect_of_several_files_counts_together(run: Run, tmp_path: Path) -> None:
+    for i in range(3):
+        write(tmp_path / f"{i}.avro", USER, [user(j) for j in range(100)])
+    code, out, _ = run("inspect", tmp_path)
+    assert code == 0
+    assert "All schemas agree." in out
+    assert re.search(r"^3 files .* 300 ", out, re.MULTILINE)
+
+
+def test_inspect_says_how_schemas_differ(run: Run, tmp_path: Path) -> None:
+    fields: list[Any] = USER["fields"]  # type: ignore[assignment]
+    other = {**USER, "fields": [{"name": "id", "type": "int"}, *fields[2:], {"name": "new", "type": "boolean"}]}
+    documented = {**USER, "doc": "This changes nothing."}
+    write(tmp_path / "a.avro", USER, [])
+    write(tmp_path / "b.avro", documented, [])
+    write(tmp_path / "c.avro", other, [])
+    code, out, _ = run("inspect", tmp_path)
+    assert code == 0
+    assert "The schemas differ. 2 files" in out
+    for line in ("lacks name: string", "adds new: boolean", "has id: int instead of long"):
+        assert f"    {line}\n" in out
+    assert json.loads(run("inspect", tmp_path, "--json")[1])["schemas_agree"] is False
+    assert json.loads(run("inspect", tmp_path / "a.avro", tmp_path / "b.avro", "--json")[1])["schemas_agree"] is True
+
+
+def test_inspect_shows_what_can_be_read_of_a_broken_file(run: Run, broken: Path, users: Path) -> None:
+    code, out, err = run("inspect", broken)
+    assert code == 1
+    assert re.fullmatch(r"fastpipe: .*broken\.avro.*\n", err)
+    assert "deflate" in out
+    assert "array<string?>" in out
+    code, out, err = run("inspect", broken, users, "--json")
+    assert code == 1
+    first, second = json.loads(out)["files"]
+    assert first["error"]["type"] == "MalformedFileError"
+    assert first["schema"] == second["schema"]
+    assert second["error"] is None
+    out = run("inspect", users, broken, users.with_name("missing.avro"))[1]
+    assert re.search(r"^users\.avro .* ok$", out, re.MULTILINE)
+    assert re.search(r"^broken\.avro .* broken$", out, re.MULTILINE)
+    assert re.search(r"^missing\.avro .* missing$", out, re.MULTILINE)
+    assert re.search(r"^3 files .* 2 failed$", out, re.MULTILINE)
+
+
+def test_inspect_says_what_is_not_inferred(run: Run, tmp_path: Path) -> None:
+    path = write(tmp_path / "awkward.avro", AWKWARD, [awkward(i) for i in range(20)])
+    code, out, err = run("inspect", path)
+    assert (code, err) == (0, "")
+    assert '"id": fastpipe.DenseSpec((), "int32"),\n' in out
+    assert '"at": fastpipe.DenseSpec((), "int64", nulls="mask"),  # timestamp-millis, as it is stored\n' in out
+    assert '"part.size": fastpipe.DenseSpec((), "int32"),\n' in out
+    assert re.search(r"left out: part\.either: .+", out)
+    assert re.search(r"left out: tree: .+", out)
+    assert "columns=" not in out
+    assert "record Tree (recursive)" in out
+    features = eval(re.search(r"Features\n(.*?\n  \})", out, re.DOTALL)[1], {"fastpipe": fastpipe})  # type: ignore[index]
+    with fastpipe.read_avro(path, features=features, batch_size=20) as reader:
+        assert next(iter(reader))["at"].to_list() == [1_700_000_000_000 + i for i in range(20)]
+
+
+def test_inspect_escapes_what_would_steer_the_terminal(run: Run, tmp_path: Path) -> None:
+    field = {"name": "x", "type": "int", "doc": "red \x1b[31m\r\n over"}
+    schema = {"type": "record", "name": "R", "fields": [field]}
+    _, out, _ = run("inspect", write(tmp_path / "x.avro", schema, [], metadata={"evil": "\x1b]0;title\x07"}))
+    assert "\x1b" not in out
+    assert "red \\x1b[31m over" in out
+
+
+# --- head ---
+
+
+def test_head_shows_a_table_where_it_fits(run: Run, tmp_path: Path) -> None:
+    schema = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": n, "type": ["null", "int"]} for n in ("a", "long_name")],
+    }
+    path = write(tmp_path / "x.avro", schema, [{"a": i, "long_name": None if i else 1} for i in range(9)])
+    code, out, err = run("head", path, "-n", "2")
+    assert (code, err) == (0, "")
+    assert out == "a  long_name\n-  ---------\n0  1\n1  null\n"
+    assert len(run("head", path)[1].splitlines()) == 2 + 5
+    assert len(run("head", path, "-n", 99)[1].splitlines()) == 2 + 9
+
+
+def test_head_shows_paragraphs_where_a_table_does_not_fit(run: Run, users: Path) -> None:
+    code, out, _ = run("head", users, "-n", "6")
+    assert code == 0
+    assert all(len(line) <= 100 for line in out.splitlines())
+    records = out.split("\n\n")
+    assert len(records) == 6
+    lines = records[5].splitlines()
+    assert lines[0] == "record 5"
+    assert dict(line.split(maxsplit=1) for line in lines[1:]) == {
+        "id": "5",
+        "name": "'näme 5'",
+        "home.city": "null",
+        "suit": "SPADES",
+        "tags": "['t0']",
+        "pixels": "[1 2 3 ... 62 63 64]",
+        "counts.keys": "['k0' 'k1']",
+        "counts.values": "[0 1]",
+        "words": "{0: 0.5, 1: 0.5}",
+        "score": "1.005",
+    }
+
+
+def test_head_of_a_directory_goes_on_with_the_next_file(run: Run, tmp_path: Path) -> None:
+    for name, values in (("a", [1, 2]), ("b", []), ("c", [3, 4])):
+        write(tmp_path / f"{name}.avro", "long", values)
+    assert run("head", tmp_path, "-n", "3")[1].split() == ["value", "-----", "1", "2", "3"]
+    assert run("head", tmp_path / "b.avro")[1] == "no records\n"
+
+
+def test_head_leaves_out_what_it_can_not_read(run: Run, tmp_path: Path) -> None:
+    path = write(tmp_path / "awkward.avro", AWKWARD, [awkward(i) for i in range(20)])
+    code, out, err = run("head", path, "-n", "1")
+    assert code == 0
+    assert out.splitlines()[0].split() == ["id", "at", "part.size"]
+    assert out.splitlines()[2].split() == ["0", "1700000000000", "0"]
+    assert "at: timestamp-millis, as it is stored\n" in err
+    assert re.search(r"^part\.either: left out: ", err, re.MULTILINE)
+
+
+# --- Text ---
+
+
+def test_cells_of_every_form() -> None:
+    strings = fastpipe.Strings(np.frombuffer(b"abcd", np.uint8), np.array([0, 1, 2, 3, 4]), (2, 2), False)
+    long_text = fastpipe.Strings(np.full(20, ord("x"), np.uint8), np.array([0, 20, 20]), (2,), True)
+    ints = np.arange(10)
+    batch = {
+        "matrix": np.arange(8.0).reshape(2, 2, 2),
+        "some": fastpipe.Masked(np.arange(4).reshape(2, 2), np.array([[True, False], [True, True]])),
+        "text": fastpipe.Masked(strings, np.array([[True, False], [True, True]])),
+        "none": fastpipe.Masked(strings, np.array([False, True])),
+        "long": long_text,
+        "deep": fastpipe.Ragged(fastpipe.Ragged(ints, np.array([0, 8, 8, 10])), np.array([0, 2, 3])),
+        "many": fastpipe.Ragged(fastpipe.Masked(ints, ints != 1), np.array([0, 9, 10])),
+        "flag": np.array([True, False]),
+        "code": np.array([1, 0], np.int32),
+        "coo": fastpipe.Sparse(np.array([[0, 1], [0, 4]]), np.array([0.5, 2]), np.array([2, 5])),
+        "csr": fastpipe.Masked(
+            fastpipe.SparseCSR(np.array([0, 1, 1]), np.array([[1, 2]]), np.array([0.5]), np.array([2, 5, 5])),
+            np.array([True, False]),
+        ),
+    }
+    first, second = _inspect.batch_rows(batch, {"code": ["A", "B"]}, width=10)
+    assert dict(zip(batch, first, strict=True)) == {
+        "matrix": "[[0 1] [2 3]]",
+        "some": "[0 null]",
+        "text": "['a' null]",
+        "none": "null",
+        "long": "b'xxxxxxxxxx'…",
+        "deep": "[[0 1 2 ... 5 6 7] []]",
+        "many": "[0 null 2 ... 6 7 8]",
+        "flag": "true",
+        "code": "B",
+        "coo": "{1: 0.5, 4: 2}",
+        "csr": "{(1, 2): 0.5}",
+    }
+    assert second[3:6] == ["['c' 'd']", "b''", "[[8 9]]"]
+    assert second[8:] == ["A", "{}", "null"]
+
+
+def test_tables_shrink_their_widest_columns() -> None:
+    text = _inspect.table(["name", "text"], [["a", "x" * 50], ["b" * 12, "日本語" * 9]], width=30, right=(0,))
+    assert text.splitlines() == [
+        "        name  text",
+        "------------  ----------------",
+        "           a  xxxxxxxxxxxxxxx…",
+        "bbbbbbbbbbbb  日本語日本語日…",
+    ]
+    assert _inspect.table(["path"], [["data/of/a/file.avro"]], width=12, keep_end=(0,)).endswith("\n…a/file.avro")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (123_456, "123 kB"), (1.5e9, "1.5 GB"), (2e15, "2000 TB")],
+)
+def test_sizes(size: float, text: str) -> None:
+    assert _inspect.size_text(size) == text
+
+
+def test_names_of_types_are_looked_up_within_their_namespace() -> None:
+    inner = {"type": "record", "name": "x.Inner", "fields": [{"name": "a", "type": "int"}]}
+    schema = {
+        "type": "record",
+        "name": "n.Outer",
+        "fields": [
+            {"name": "one", "type": inner},
+            {"name": "two", "type": {"type": "array", "items": ["null", "x.Inner"]}},
+            {"name": "code", "type": {"type": "enum", "name": "Code", "symbols": ["A"]}},
+            {"name": "codes", "type": {"type": "map", "values": "n.Code"}},
+            {"name": "again", "type": ["null", "Code"]},
+            {"name": "day", "type": {"type": {"type": "int", "logicalType": "date"}}},
+            {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+        ],
+    }
+    fields = {field.path: field.full_type for field in _inspect.schema_fields(schema)}
+    assert fields == {
+        "one": "record Inner",
+        "one.a": "int",
+        "two": "array<record Inner?>",
+        "two.a": "int",
+        "code": "enum Code (1 symbol)",
+        "codes": "map<enum Code (1 symbol)>",
+        "again": "enum Code (1 symbol)?",
+        "day": "int (date)",
+        "amount": "bytes (decimal(9, 2))",
+    }
+
+
+# --- demo ---
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for module in ("matplotlib", "sklearn", "tqdm"):
+        pytest.importorskip(module)
+    from fastpipe import demo
+
+    monkeypatch.setattr(demo, "TRAIN_ROWS", 4000)
+    monkeypatch.setattr(demo, "ROUNDS", 1)
+    return demo
+
+
+def is_picture(path: Path) -> bool:
+    return path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_demo_learns_the_digits(demo: Any, run: Run, tmp_path: Path) -> None:
+    out_dir = tmp_path / "out"
+    code, out, _ = run("demo", "--epochs", "3", "--out", out_dir)
+    assert code == 0
+    epochs = re.findall(r"^ +(\d) +([\d.]+) +([\d.]+) ", out, re.MULTILINE)
+    losses, scores = [float(loss) for _, loss, _ in epochs], [float(score) for _, _, score in epochs]
+    assert len(epochs) == 3
+    assert losses[0] > losses[1] > losses[2]
+    assert scores[-1] > 0.85
+    assert "the same NumPy batches, checked" in out
+    assert re.search(r"^fastpipe +[\d,]+ ", out, re.MULTILINE)
+    assert is_picture(out_dir / "fastpipe-demo.png")
+    assert sorted(os.listdir(out_dir)) == ["digits-test.avro", "digits-train.avro", "fastpipe-demo.png"]
+
+
+def test_digits_are_the_same_each_time(demo: Any, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("train", "test", "train2", "test2")]
+    demo.write_digits(*paths[:2])
+    demo.write_digits(*paths[2:])
+    assert paths[0].read_bytes() == paths[2].read_bytes()
+    assert paths[1].read_bytes() == paths[3].read_bytes()
+    assert fastpipe.AvroFile(paths[0]).num_records == 4000
+
+
+def test_no_test_digit_is_trained_on(demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "augment", lambda pixels, rng: pixels)  # So that a copy is recognised.
+    demo.write_digits(tmp_path / "train", tmp_path / "test")
+    digits = []
+    for path in (tmp_path / "train", tmp_path / "test"):
+        with path.open("rb") as file:
+            digits.append({tuple(row["pixels"]) for row in fastavro.reader(file)})
+    assert len(digits[1]) == demo.TEST_ROWS
+    assert not digits[0] & digits[1]
+
+
+def test_demo_streams_files_of_the_user(demo: Any, run: Run, users: Path, tmp_path: Path) -> None:
+    code, out, _ = run("demo", users, "--out", tmp_path / "out")
+    assert code == 0
+    assert "1 file, 200 records" in out
+    assert re.search(r"^pixels +float32 \[n, 64\]$", out, re.MULTILINE)
+    assert re.search(r"^words +Sparse \[n, 2\] of float32$", out, re.MULTILINE)
+    assert re.search(r"^tags +Ragged of Masked of Strings, str \[n\]$", out, re.MULTILINE)
+    assert "the same NumPy batches, checked" in out
+    assert is_picture(tmp_path / "out" / "fastpipe-demo.png")
+
+
+@pytest.mark.parametrize(("label", "score"), [("suit", "test accuracy"), ("score", "test R²")])
+def test_demo_predicts_a_column_of_the_user(
+    label: str, score: str, demo: Any, run: Run, users: Path, tmp_path: Path
+) -> None:
+    code, out, _ = run("demo", users, "--label", label, "--epochs", "9", "--out", tmp_path / "out")
+    assert code == 0
+    assert score in out
+    assert float(re.findall(r"^ +9 +[\d.]+ +([\d.]+) ", out, re.MULTILINE)[0]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("label", "match"), [("nothing", "no feature 'nothing'"), ("name", "more than 100"), ("tags", "no number")]
+)
+def test_demo_says_what_can_not_be_predicted(
+    label: str, match: str, demo: Any, run: Run, users: Path, tmp_path: Path
+) -> None:
+    code, _, err = run("demo", users, "--label", label, "--out", tmp_path / "out")
+    assert code == 1
+    assert match in err
+
+
+def test_a_label_needs_files(run: Run) -> None:
+    assert run("demo", "--label", "x")[0] == 2
+
+
+@pytest.mark.parametrize("module", ["fastavro", "matplotlib", "sklearn", "tqdm"])
+def test_demo_names_the_extra_it_lacks(module: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    code, _, err = run("demo", "--out", tmp_path / "out")
+    assert code == 1
+    assert err == f"fastpipe: the demo needs {module}: pip install 'fastpipe-data[demo]'\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_differs_is_noticed(demo: Any) -> None:
+    a, b = np.array([1.0, np.nan]), np.array([1.0, np.nan])
+    valid = np.array([True, False])
+    text = fastpipe.Strings(np.frombuffer(b"ab", np.uint8), np.array([0, 1, 2]), (2,), False)
+    assert demo.same(a, b)
+    assert demo.same(fastpipe.Masked(np.array([1, 2]), valid), fastpipe.Masked(np.array([1, 3]), valid))
+    for other in (a.astype(np.float32), a[:1], np.array([2.0, np.nan]), fastpipe.Masked(a, valid), text):
+        assert not demo.same(a, other)
+    assert not demo.same(fastpipe.Masked(a, valid), fastpipe.Masked(a, ~valid))
+    assert not demo.same(text, fastpipe.Strings(text.values, text.offsets, (2,), True))
+    assert not demo.same(text, fastpipe.Strings(text.values, np.array([0, 2, 2]), (2,), False))
+
+
+def test_a_difference_is_said_and_not_measured(
+    demo: Any, run: Run, users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "same", lambda a, b: a is b)
+    code, out, _ = run("demo", users, "--out", tmp_path / "out")
+    assert code == 0
+    assert "fastavro isn't measured: the batches differ in 'id'" in out
+    assert "checked" not in out
+
+
+def test_progress_counts_rows_whoever_draws(capsys: pytest.CaptureFixture[str], users: Path) -> None:
+    pytest.importorskip("tqdm")
+    from fastpipe._progress import show
+
+    with fastpipe.read_avro(users, batch_size=64, columns=["id"], progress=True) as reader:
+        shown = iter(reader)
+        drawn: list[int] = []
+        threads = [threading.Thread(target=lambda: drawn.extend(i for b in shown for i in b["id"])) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(drawn) == list(range(200))
+    assert "200/200" in capsys.readouterr().err
+
+    def failing() -> Iterator[dict[str, Any]]:
+        yield {"x": np.zeros(2)}
+        raise fastpipe.ShapeError("no")
+
+    with pytest.raises(fastpipe.ShapeError, match="no"):
+        list(show(failing(), total=2, batch_size=2))
+    assert "2.00/4.00" in capsys.readouterr().err
+
+
+def test_a_dropped_bar_drops_the_pass(users: Path) -> None:
+    pytest.importorskip("tqdm")
+    with fastpipe.read_avro(users, batch_size=64, progress=True) as reader:
+        shown = iter(reader)
+        next(shown)
+        alive = weakref.ref(shown)
+        del shown
+        gc.collect()
+        assert alive() is None
+        pickle.dumps(reader)  # Which a reader refuses while a pass is active.
+
+
+def test_progress_needs_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastpipe._progress import progress_bar
+
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ImportError, match=r"pip install 'fastpipe-data\[progress\]'"):
+        progress_bar(3)
