@@ -32,18 +32,19 @@ def expand(source: Paths, suffix: str = ".avro") -> list[str]:
     """
     if isinstance(source, str | os.PathLike):
         return _expand_one(source, suffix)
-    if isinstance(source, bytes) or not isinstance(source, Iterable):
-        raise TypeError(f"source is a path, a glob, a directory or a list of these, not {type(source).__name__}")
-    files = [path for item in source for path in _expand_one(item, suffix)]
+    try:
+        items = iter(source)
+    except TypeError:
+        kind = type(source).__name__
+        raise TypeError(f"source is a path, a glob, a directory or a list of these, not {kind}") from None
+    files = [path for item in items for path in _expand_one(item, suffix)]
     if not files:
         raise MissingFileError("the list of files is empty", reason="the list of files is empty")
     return files
 
 
 def _expand_one(item: str | os.PathLike[str], suffix: str) -> list[str]:
-    path = os.fspath(item)
-    if not isinstance(path, str):
-        raise TypeError(f"paths are text, not {type(path).__name__}")
+    path = os.fsdecode(item)
     if os.path.isdir(path):
         found = [
             os.path.join(folder, name)

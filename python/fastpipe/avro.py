@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fastpipe import _fastpipe
 from fastpipe._sources import Paths, expand
 from fastpipe.reader import Reader
-from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
+from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
 
 __all__ = ["AvroFile", "infer_features", "read_avro"]
 
@@ -34,17 +34,18 @@ def read_avro(
 ) -> Reader:
     """Reads Avro files as batches of NumPy arrays.
 
-    Headers of files and of blocks are read at once, data as it is asked for: a missing or truncated file, a feature that a
-    schema lacks and a spec that doesn't fit are errors here, damage inside of blocks is one where it stands.
+    Headers of files and of blocks are read at once, data as it is asked for: a missing or truncated file, a feature
+    that a schema lacks and a spec that doesn't fit are errors here, damage inside of blocks is one where it stands.
 
     Args:
-        source: a path, a glob (`"data/*.avro"`), a directory (all `*.avro` below it), or a list of these. Files may have
-            different schemas, as long as each has the features; the first decides which symbols enum codes stand for.
-        features: spec of each wanted feature, by name. Fields of nested records are named with dots (`user.age`), below a
-            map come `keys` and `values` (`scores.keys`, `scores.values`), items of arrays add nothing to the name. If the
-            files' records aren't of a record type, their only feature is `value`.
-        columns: names out of what `infer_features` finds, instead of `features`; a name stands for all that is nested in
-            it. With neither, all of it is read. What isn't wanted is skipped, not decoded.
+        source: a path, a glob (`"data/*.avro"`), a directory (all `*.avro` below it), or a list of these. Files may
+            have different schemas, as long as each has the features; the first decides which symbols enum codes stand
+            for.
+        features: spec of each wanted feature, by name. Fields of nested records are named with dots (`user.age`), below
+            a map come `keys` and `values` (`scores.keys`, `scores.values`), items of arrays add nothing to the name. If
+            the files' records aren't of a record type, their only feature is `value`.
+        columns: names out of what `infer_features` finds, instead of `features`; a name stands for all that is nested
+            in it. With neither, all of it is read. What isn't wanted is skipped, not decoded.
         batch_size: rows a batch.
         drop_last: whether to leave out a last batch of fewer rows.
         num_threads: threads that decode; as many as the process may use processors by default. Changes nothing of
@@ -64,7 +65,9 @@ def read_avro(
         ValueError: if arguments exclude each other or are out of range.
     """
     if features is not None and columns is not None:
-        raise ValueError("give features or columns, not both: features says the form of each, columns takes what is inferred")
+        raise ValueError(
+            "give features or columns, not both: features says the form of each, columns takes what is inferred"
+        )
     if isinstance(columns, str):
         raise TypeError(f"columns is a list of names; did you mean [{columns!r}]?")
     files = expand(source)
@@ -95,9 +98,9 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None) -> Featu
     """Finds the features of Avro files; printed, they are Python code to paste.
 
     Types and nulls follow from the first file's schema: nullable fields are masked, records of exactly `indices0`,
-    `indices1`, ... and `values` are sparse. Lengths of arrays are not in a schema, so data are looked at (all of it up to
-    16 MiB, else 64 blocks spread over it): a dimension whose arrays all have the same length, 16 arrays at least, is taken
-    to be fixed. Where that turns out wrong later, `ShapeError` says so and a `RaggedSpec` reads it.
+    `indices1`, ... and `values` are sparse. Lengths of arrays are not in a schema, so data are looked at (all of it up
+    to 16 MiB, else 64 blocks spread over it): a dimension whose arrays all have the same length, 16 arrays at least, is
+    taken to be fixed. Where that turns out wrong later, `ShapeError` says so and a `RaggedSpec` reads it.
 
     Args:
         source: as in `read_avro`.
@@ -120,9 +123,10 @@ def _dataset(files: list[str], features: Features) -> _fastpipe.Dataset:
 
 def _features(dataset: _fastpipe.Dataset) -> Features:
     kinds: dict[str, type[Spec]] = {"dense": DenseSpec, "ragged": RaggedSpec, "sparse": SparseSpec}
-    return Features({
-        name: kinds[kind](tuple(shape), dtype, nulls=nulls) for name, kind, shape, dtype, nulls in dataset.features()
-    })
+    features = Features()
+    for name, kind, shape, dtype, nulls in dataset.features():
+        features[name] = kinds[kind](tuple(shape), dtype, nulls=cast("Nulls", nulls))
+    return features
 
 
 class AvroFile:

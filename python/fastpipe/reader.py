@@ -21,11 +21,11 @@ class Reader:
     """Yields the batches of a data set. `read_avro` makes one.
 
     `iter(reader)` starts a pass; it is the one active pass of the reader, and a second one closes the first. Several
-    threads may draw from one pass: each batch goes to one of them. A pass that is dropped ends its threads. A pass that ends
-    advances the epoch. An error ends a pass: it is raised again by each further `next`.
+    threads may draw from one pass: each batch goes to one of them. A pass that is dropped ends its threads. A pass that
+    ends advances the epoch. An error ends a pass: it is raised again by each further `next`.
 
-    Batches are dicts from feature name to array or batch form, in the order of `features`. Their arrays lie in memory of the
-    reader, which is used again when the last array over it has died; so keeping batches is safe.
+    Batches are dicts from feature name to array or batch form, in the order of `features`. Their arrays lie in memory
+    of the reader, which is used again when the last array over it has died; so keeping batches is safe.
 
     A reader can be pickled, and used in a forked child; passes can't.
     """
@@ -123,7 +123,9 @@ class Reader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

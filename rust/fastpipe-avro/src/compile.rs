@@ -698,6 +698,9 @@ impl<'a> Compiler<'a> {
         match schema.ty(id) {
             Type::Int | Type::Long | Type::Enum(_) => out.push(Op::SkipVarints(1), at),
             Type::Bytes | Type::String => out.push(Op::SkipText, at),
+            Type::Array(item) if matches!(schema.ty(*item), Type::Int | Type::Long | Type::Enum(_)) => {
+                out.push(Op::SkipVarintItems, at);
+            }
             Type::Array(item) => {
                 let mut body = Code::default();
                 self.skip(*item, path, &mut body)?;

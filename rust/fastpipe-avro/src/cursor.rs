@@ -118,13 +118,30 @@ impl<'a> Cursor<'a> {
                 i += 1;
                 continue;
             };
-            // Where small numbers stand side by side, eight at once.
-            if n - i >= 8 && u64::from_le_bytes(*bytes) & CONTINUES == 0 {
-                for &byte in bytes {
-                    take(i, unzigzag(u64::from(byte)))?;
-                    i += 1;
+            // Numbers of about the same size stand side by side, mostly. Where a guess at how many bytes each takes holds,
+            // the next ones needn't wait for the length of this one.
+            let word = u64::from_le_bytes(*bytes);
+            let ends = !word & CONTINUES;
+            let width = match ends {
+                CONTINUES => 1,
+                0x8000_8000_8000_8000 => 2,
+                _ if ends & 0x0000_8080_8080_8080 == 0x0000_8000_0080_0000 => 3,
+                0x8000_0000_8000_0000 => 4,
+                _ => 8,
+            };
+            if width < 8 && n - i >= 8 / width {
+                match width {
+                    1 => alike::<1, 8>(word, |k, value| take(i + k, value))?,
+                    2 => alike::<2, 4>(word, |k, value| take(i + k, value))?,
+                    3 => alike::<3, 2>(word, |k, value| take(i + k, value))?,
+                    _ => alike::<4, 2>(word, |k, value| take(i + k, value))?,
                 }
-                at += 8;
+                (i, at) = match width {
+                    1 => (i + 8, at + 8),
+                    2 => (i + 4, at + 8),
+                    3 => (i + 2, at + 6),
+                    _ => (i + 2, at + 8),
+                };
                 continue;
             }
             let value = match short_long(bytes) {
@@ -179,6 +196,30 @@ impl<'a> Cursor<'a> {
     #[inline(always)]
     pub(crate) fn skip_long(&mut self) -> Result<()> {
         self.long().map(drop)
+    }
+
+    /// Skips `n` of them: where eight bytes hold no more ends of numbers than are left to skip, they are passed at once.
+    pub(crate) fn skip_longs(&mut self, n: usize) -> Result<()> {
+        let data = self.data;
+        let (mut at, mut left) = (self.at, n);
+        while left > 0 {
+            if let Some(bytes) = data[at..].first_chunk::<8>() {
+                let ends = !u64::from_le_bytes(*bytes) & CONTINUES;
+                let count = ends.count_ones() as usize;
+                if count > 0 && count <= left {
+                    // Up to the last end; what lies behind it begins the next number.
+                    at += 8 - ends.leading_zeros() as usize / 8;
+                    left -= count;
+                    continue;
+                }
+            }
+            self.at = at;
+            self.skip_long()?;
+            at = self.at;
+            left -= 1;
+        }
+        self.at = at;
+        Ok(())
     }
 
     #[inline(always)]
@@ -284,6 +325,16 @@ fn short_long(bytes: &[u8; 8]) -> Option<(i64, usize)> {
     Some((unzigzag(value), ends.trailing_zeros() as usize / 8 + 1))
 }
 
+/// `N` numbers of `WIDTH` bytes each.
+#[inline(always)]
+fn alike<const WIDTH: usize, const N: usize>(word: u64, mut take: impl FnMut(usize, i64) -> Result<()>) -> Result<()> {
+    for k in 0..N {
+        let bytes = word >> (8 * WIDTH * k) & (u64::MAX >> (64 - 8 * WIDTH));
+        take(k, unzigzag(gather(bytes)))?;
+    }
+    Ok(())
+}
+
 /// Moves the low seven bits of eight bytes together.
 #[inline(always)]
 const fn gather(word: u64) -> u64 {
@@ -333,10 +384,10 @@ mod tests {
         #[test]
         fn many_longs_are_read_like_single_ones(
             values in proptest::collection::vec((0..64u32, any::<i64>()).prop_map(|(bits, raw)| raw >> bits), 0..60),
-            small: bool,
+            shift in prop_oneof![Just(0u32), 30..64u32],
             cut in 0..20usize,
         ) {
-            let values: Vec<i64> = values.iter().map(|v| if small { v % 64 } else { *v }).collect();
+            let values: Vec<i64> = values.iter().map(|v| v >> shift).collect();
             let mut data: Vec<u8> = values.iter().flat_map(|v| encode(*v)).collect();
             data.truncate(data.len().saturating_sub(cut));
             let mut many = Vec::new();
@@ -350,8 +401,11 @@ mod tests {
             let expected: Result<Vec<i64>> = values.iter().map(|_| single.long()).collect();
             prop_assert_eq!(all.is_ok(), expected.is_ok());
             prop_assert_eq!(&many[..], &values[..many.len()]);
+            let mut skipped = Cursor::new(&data, 0);
+            prop_assert_eq!(skipped.skip_longs(values.len()).is_ok(), expected.is_ok());
             if expected.is_ok() {
                 prop_assert_eq!(cursor.position(), data.len());
+                prop_assert_eq!(skipped.position(), data.len());
             }
         }
 

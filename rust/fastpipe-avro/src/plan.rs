@@ -75,6 +75,8 @@ pub(crate) enum Op {
         smallest: u64,
         fixed: Option<u64>,
     },
+    /// Skips an array of varints.
+    SkipVarintItems,
     /// Skips the branch of a union.
     SkipUnion { branches: Span },
     /// Skips a record by its own program.

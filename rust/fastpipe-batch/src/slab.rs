@@ -44,12 +44,9 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: `new` made this layout, allocated with it, and handed over the ownership.
-        unsafe {
-            dealloc(
-                self.start.as_ptr(),
-                Layout::from_size_align_unchecked(self.capacity, ALIGNMENT),
-            )
-        }
+        let layout = unsafe { Layout::from_size_align_unchecked(self.capacity, ALIGNMENT) };
+        // SAFETY: as above.
+        unsafe { dealloc(self.start.as_ptr(), layout) };
     }
 }
 
@@ -178,12 +175,8 @@ mod tests {
         let slab = pool.take(100_000).unwrap();
         let at = slab.as_ptr();
         assert_eq!(at as usize % ALIGNMENT, 0);
-        // SAFETY: the slab has 100,000 initialised bytes and nobody else looks at them.
-        assert!(
-            unsafe { std::slice::from_raw_parts(at, slab.len()) }
-                .iter()
-                .all(|&b| b == 0)
-        );
+        let mut slab = slab;
+        assert!(slab.bytes_mut().iter().all(|&b| b == 0));
         drop(slab);
         assert_eq!(pool.free(), 1);
         assert_eq!(pool.take(90_000).unwrap().as_ptr(), at);

@@ -17,6 +17,7 @@
 mod assemble;
 mod batch;
 mod job;
+mod memory;
 mod storage;
 mod stream;
 mod unit;
@@ -24,6 +25,7 @@ mod workers;
 
 pub use assemble::assemble;
 pub use batch::{Batch, Stretch};
+pub use memory::Memory;
 pub use storage::{Files, LocalFile};
 pub use stream::{Options, Poll, Stream};
 pub use workers::default_threads;

@@ -6,14 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fastpipe_batch::{
-    BufferPool, Error, ErrorKind, Fragment, Mark, Part, Pass, Pick, ReadAt, Result, Rows, Sink, SlabPool, Source, Unit,
-};
+use fastpipe_batch::{Error, ErrorKind, Mark, Part, Pass, Pick, ReadAt, Result, Rows, Sink, Source, Unit};
 use fastpipe_order::{BatchPlan, Sequential};
 
 use crate::assemble::assemble;
 use crate::batch::Batch;
 use crate::job::{Job, Piece, Task};
+use crate::memory::Memory;
 use crate::storage::Files;
 use crate::unit::UnitCell;
 use crate::workers::{Workers, default_threads};
@@ -65,9 +64,7 @@ struct Shared {
     total: u64,
     parts: Arc<[Part]>,
     files: Files,
-    buffers: BufferPool,
-    slabs: Arc<SlabPool>,
-    fragments: Mutex<Vec<Fragment>>,
+    memory: Arc<Memory>,
     admission: Mutex<Admission>,
     hand_over: Mutex<HandOver>,
     changed: Condvar,
@@ -98,18 +95,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Stream {
-    /// Starts a pass over `source` in the order `order`.
-    pub fn start(source: Arc<dyn Source>, order: Sequential, options: Options) -> Result<Stream> {
+    /// Starts a pass over `source` in the order `order`, in memory that may have served passes before.
+    pub fn start(source: Arc<dyn Source>, order: Sequential, options: Options, memory: Arc<Memory>) -> Result<Stream> {
         let threads = options.num_threads.unwrap_or_else(default_threads).max(1);
-        let ahead = options.prefetch.max(1);
         let shared = Arc::new(Shared {
             total: order.batches().saturating_mul(options.epochs),
             parts: source.columns().iter().flat_map(|c| c.parts()).collect(),
             files: Files::new(source.locations()),
-            buffers: BufferPool::default(),
-            // Two slabs a batch: those in flight, the one that the consumer holds, and one that it just dropped.
-            slabs: SlabPool::new(2 * (ahead + 2)),
-            fragments: Mutex::default(),
+            memory,
             admission: Mutex::default(),
             hand_over: Mutex::default(),
             changed: Condvar::new(),
@@ -307,7 +300,7 @@ impl Shared {
                 group.push(piece);
             }
         }
-        let rows = Rows::new(self.parts.clone(), plan.rows as usize, &self.slabs)?;
+        let rows = Rows::new(self.parts.clone(), plan.rows as usize, &self.memory.slabs)?;
         let job = Arc::new(Job::new(number, epoch, plan.step, rows, groups.len()));
         Ok(groups
             .into_iter()
@@ -323,7 +316,7 @@ impl Shared {
     fn run(self: &Arc<Self>, mut task: Task) -> Result<()> {
         let job = task.job.clone();
         if let Some(rows) = job.rows() {
-            let fragment = lock(&self.fragments).pop().unwrap_or_default();
+            let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
             let mut sink = Sink::new(&rows, fragment);
             while task.done < task.pieces.len() {
                 if self.closed.load(Ordering::Relaxed) {
@@ -387,7 +380,7 @@ impl Shared {
             };
             let mark = self.place(&*unit, mark, piece, sink)?;
             if piece.last {
-                unit.recycle(&self.buffers);
+                unit.recycle(&self.memory.buffers);
                 return Ok((None, mark));
             }
             Ok((Some(unit), mark))
@@ -402,7 +395,7 @@ impl Shared {
                 let file = self.files.get(range.location)?;
                 let len = usize::try_from(range.len)
                     .map_err(|_| Error::new(ErrorKind::Limit, "a unit is larger than memory can be addressed"))?;
-                let mut bytes = self.buffers.take(len);
+                let mut bytes = self.memory.buffers.take(len);
                 let found = file.read_at(range.offset, &mut bytes)?;
                 if found < len {
                     let reason = format!("expected {len} bytes, found {found}: the file became shorter");
@@ -418,7 +411,7 @@ impl Shared {
                 epoch: cell.epoch,
             },
             bytes,
-            &self.buffers,
+            &self.memory.buffers,
         )
     }
 
@@ -454,11 +447,11 @@ impl Shared {
                     self.source.columns(),
                     rows,
                     &mut left.fragments,
-                    &self.slabs,
+                    &self.memory.slabs,
                 )
             }));
             let batch = batch.unwrap_or_else(|panic| Err(panicked(&*panic)));
-            let mut free = lock(&self.fragments);
+            let mut free = lock(&self.memory.fragments);
             for mut fragment in left.fragments {
                 if free.len() < 2 * self.threads {
                     fragment.clear();

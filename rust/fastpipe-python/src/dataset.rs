@@ -1,10 +1,10 @@
 //! Avro files as a data set: opened, indexed, and compiled for a set of features.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_avro::{AvroSource, Block, Evidence, Feature, FileInfo, Inferred, infer};
 use fastpipe_batch::{BufferPool, Error, ErrorKind, Pass as Reading, ReadAt, Source};
-use fastpipe_engine::{Files, Options, Stream};
+use fastpipe_engine::{Files, Memory, Options, Stream};
 use fastpipe_order::Sequential;
 use pyo3::prelude::*;
 
@@ -25,6 +25,9 @@ const SAMPLED_RECORDS: u32 = 4096;
 pub(crate) struct Dataset {
     source: Arc<AvroSource>,
     features: Vec<Feature>,
+    /// Shared by all passes, with the look-ahead that it is made for. Only locked with the GIL, so that no other thread can
+    /// hold it when a process forks.
+    memory: Mutex<Option<(usize, Arc<Memory>)>>,
 }
 
 #[pymethods]
@@ -56,7 +59,11 @@ impl Dataset {
             }
         };
         let source = Arc::new(AvroSource::new(&features, &files).py(py)?);
-        Ok(Dataset { source, features })
+        Ok(Dataset {
+            source,
+            features,
+            memory: Mutex::default(),
+        })
     }
 
     /// Name, kind, shape, dtype and nulls of each feature.
@@ -103,12 +110,26 @@ impl Dataset {
             epochs,
         };
         let source = self.source.clone();
-        let stream = py.detach(|| Stream::start(source, order, options)).py(py)?;
+        let memory = self.memory(prefetch);
+        let stream = py.detach(|| Stream::start(source, order, options, memory)).py(py)?;
         Ok(Pass::new(stream, self.source.clone(), epoch, batches))
     }
 }
 
 impl Dataset {
+    /// The memory of passes before, if there is any that this process made for such a look-ahead.
+    fn memory(&self, prefetch: usize) -> Arc<Memory> {
+        let mut kept = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some((ahead, memory)) if *ahead == prefetch && memory.is_ours() => memory.clone(),
+            _ => {
+                let memory = Memory::new(prefetch);
+                *kept = Some((prefetch, memory.clone()));
+                memory
+            }
+        }
+    }
+
     fn units(&self) -> u64 {
         self.source.units().unwrap_or(0)
     }
