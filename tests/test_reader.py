@@ -1,0 +1,569 @@
+"""The reader: batches in order, whatever the threads; memory, errors, and ways to stop."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import fastavro
+import numpy as np
+import psutil
+import pytest
+
+import fastpipe
+
+SCHEMA = {
+    "type": "record",
+    "name": "Row",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "vector", "type": {"type": "array", "items": "float"}},
+        {"name": "items", "type": {"type": "array", "items": "int"}},
+        {"name": "text", "type": "string"},
+        {
+            "name": "terms",
+            "type": {
+                "type": "record",
+                "name": "Terms",
+                "fields": [
+                    {"name": "indices0", "type": {"type": "array", "items": "long"}},
+                    {"name": "values", "type": {"type": "array", "items": "float"}},
+                ],
+            },
+        },
+    ],
+}
+
+
+def rows(start: int, stop: int) -> list[dict]:
+    return [
+        {
+            "id": i,
+            "vector": [float(i), 0.5, -1.0],
+            "items": list(range(i % 5)),
+            "text": f"row {i}",
+            "terms": {"indices0": list(range(i % 4)), "values": [0.25 * k for k in range(i % 4)]},
+        }
+        for i in range(start, stop)
+    ]
+
+
+def write(path: Path, records: list[dict], codec: str = "null", block: int = 2000) -> str:
+    with path.open("wb") as file:
+        fastavro.writer(file, SCHEMA, records, codec=codec, sync_interval=block)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Three files of 1,000 rows in blocks of different sizes and codecs, and an empty one among them."""
+    folder = tmp_path_factory.mktemp("data")
+    return [
+        write(folder / "a.avro", rows(0, 400), "deflate", 500),
+        write(folder / "b.avro", []),
+        write(folder / "c.avro", rows(400, 450), "snappy", 1),
+        write(folder / "d.avro", rows(450, 1000), "zstandard", 100_000),
+    ]
+
+
+def same(a: object, b: object) -> bool:
+    """Whether two batches or parts of batches hold the same bytes, shapes and types."""
+    if isinstance(a, dict):
+        assert isinstance(b, dict)
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, np.ndarray):
+        assert isinstance(b, np.ndarray)
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    assert type(a) is type(b)
+    return all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def arrays(value: object) -> list[np.ndarray]:
+    if isinstance(value, np.ndarray):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value
+    return [array for part in parts for array in arrays(part)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 450, 1000, 5000])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_are_the_rows_in_order(files: list[str], batch_size: int, drop_last: bool) -> None:
+    reader = fastpipe.read_avro(files, batch_size=batch_size, drop_last=drop_last)
+    expected = rows(0, 1000)
+    if drop_last:
+        expected = expected[: 1000 // batch_size * batch_size]
+    batches = list(reader)
+    assert len(batches) == len(reader)
+    assert [len(b["id"]) for b in batches] == [
+        min(batch_size, len(expected) - i) for i in range(0, len(expected), batch_size)
+    ]
+    ids = [i for b in batches for i in b["id"].tolist()]
+    assert ids == [row["id"] for row in expected]
+    assert [t for b in batches for t in b["text"].to_list()] == [row["text"] for row in expected]
+    assert [v for b in batches for v in b["vector"].tolist()] == [row["vector"] for row in expected]
+    assert [v for b in batches for v in b["items"].to_list()] == [row["items"] for row in expected]
+    terms = [v for b in batches for v in b["terms"].to_list()]
+    assert terms == [
+        [((i,), v) for i, v in zip(row["terms"]["indices0"], row["terms"]["values"], strict=True)] for row in expected
+    ]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 8])
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+def test_threads_and_prefetch_change_nothing(files: list[str], num_threads: int, prefetch: int) -> None:
+    expected = list(fastpipe.read_avro(files, batch_size=37, num_threads=1))
+    found = list(fastpipe.read_avro(files, batch_size=37, num_threads=num_threads, prefetch=prefetch))
+    assert len(found) == len(expected)
+    assert all(same(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_files_with_other_field_orders_types_and_symbols(tmp_path: Path) -> None:
+    def record(fields: list[dict]) -> dict:
+        return {"type": "record", "name": "R", "fields": fields}
+
+    def kind(symbols: list[str]) -> dict:
+        return {"type": "enum", "name": "K", "symbols": symbols}
+
+    first = record([{"name": "x", "type": "int"}, {"name": "k", "type": kind(["A", "B"])}])
+    second = record(
+        [
+            {"name": "extra", "type": "string"},
+            {"name": "k", "type": ["null", kind(["B", "A"])]},
+            {"name": "x", "type": "long"},
+        ]
+    )
+    for name, schema, data in [
+        ("1.avro", first, [{"x": 1, "k": "A"}, {"x": 2, "k": "B"}]),
+        ("2.avro", second, [{"extra": "", "k": "A", "x": 3}, {"extra": "?", "k": "B", "x": 4}]),
+    ]:
+        with (tmp_path / name).open("wb") as file:
+            fastavro.writer(file, schema, data)
+    features = {"x": fastpipe.DenseSpec((), "int64"), "k": fastpipe.DenseSpec((), "int8")}
+    reader = fastpipe.read_avro(tmp_path, features=features, batch_size=10)
+    (batch,) = reader
+    assert batch["x"].tolist() == [1, 2, 3, 4]
+    assert batch["k"].tolist() == [0, 1, 0, 1]
+    assert reader.symbols == {"k": ["A", "B"]}
+    with pytest.raises(fastpipe.SchemaError, match="no field 'extra'") as caught:
+        fastpipe.read_avro(tmp_path, features={"extra": fastpipe.DenseSpec((), "string")}, batch_size=1)
+    assert caught.value.path == str(tmp_path / "1.avro")
+    assert caught.value.feature == "extra"
+
+
+def test_sources(files: list[str], tmp_path: Path) -> None:
+    nested = tmp_path / "part=1" / "deep"
+    nested.mkdir(parents=True)
+    write(nested / "x.avro", rows(5, 10))
+    write(tmp_path / "w.avro", rows(0, 5))
+    (tmp_path / "notes.txt").write_text("no data")
+    for source in (tmp_path, str(tmp_path / "**/*.avro"), [tmp_path / "part=1", str(tmp_path / "w.avro")]):
+        ids = np.concatenate([b["id"] for b in fastpipe.read_avro(source, columns=["id"], batch_size=3)])
+        assert sorted(ids.tolist()) == list(range(10))
+    assert fastpipe.read_avro(Path(files[0]), batch_size=1).files == [files[0]]
+    odd = tmp_path / "[odd].avro"
+    write(odd, rows(0, 2))
+    assert fastpipe.read_avro(odd, batch_size=1).num_rows == 2
+    for missing in (tmp_path / "nothing.avro", str(tmp_path / "*.none"), tmp_path / "part=2"):
+        with pytest.raises(FileNotFoundError) as caught:
+            fastpipe.read_avro(missing, batch_size=1)
+        assert isinstance(caught.value, fastpipe.MissingFileError)
+        assert caught.value.path == str(missing)
+    with pytest.raises(fastpipe.MissingFileError):
+        fastpipe.read_avro([], batch_size=1)
+    with pytest.raises(TypeError, match="source is a path"):
+        fastpipe.read_avro(3, batch_size=1)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"batch_size": 0}, ValueError),
+        ({"batch_size": 2**31}, ValueError),
+        ({"batch_size": 1.5}, TypeError),
+        ({"batch_size": True}, TypeError),
+        ({"batch_size": 1, "num_threads": 0}, ValueError),
+        ({"batch_size": 1, "prefetch": -1}, ValueError),
+        ({"batch_size": 1, "epochs": 0}, ValueError),
+        ({"batch_size": 1, "columns": []}, ValueError),
+        ({"batch_size": 1, "columns": "id"}, TypeError),
+        ({"batch_size": 1, "columns": ["nothing"]}, fastpipe.SchemaError),
+        ({"batch_size": 1, "features": {}}, ValueError),
+        ({"batch_size": 1, "columns": ["id"], "features": {"id": fastpipe.DenseSpec((), "int64")}}, ValueError),
+        ({"batch_size": 1, "features": {"id": fastpipe.DenseSpec((), "string")}}, fastpipe.SchemaError),
+        ({"batch_size": 1, "features": {"id": fastpipe.DenseSpec((2,), "int64")}}, fastpipe.SchemaError),
+        ({"batch_size": 1, "features": {"terms": fastpipe.DenseSpec((), "int64")}}, fastpipe.SchemaError),
+        ({"batch_size": 1, "features": {"terms": fastpipe.SparseSpec((5, 5), "float32")}}, fastpipe.SchemaError),
+    ],
+)
+def test_what_cannot_be_is_an_error_at_once(files: list[str], arguments: dict, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        fastpipe.read_avro(files, **arguments)
+
+
+def test_a_misfit_names_everything(files: list[str]) -> None:
+    features = {"items": fastpipe.DenseSpec((2,), "int32")}
+    batches = iter(fastpipe.read_avro(files[3], features=features, batch_size=100))
+    with pytest.raises(fastpipe.ShapeError, match="expected 2 items, found") as caught:
+        next(batches)
+    error = caught.value
+    assert (error.path, error.block, error.feature) == (files[3], 0, "items")
+    assert error.offset is not None
+    assert error.record == 0
+    with pytest.raises(fastpipe.ShapeError):  # Not StopIteration: nobody shall take it for the end of the data.
+        next(batches)
+    index = {"terms": fastpipe.SparseSpec((2,), "float32")}
+    with pytest.raises(fastpipe.ValueRangeError, match="below 2"):
+        list(fastpipe.read_avro(files[3], features=index, batch_size=100))
+    narrow = {"id": fastpipe.DenseSpec((), "int8")}
+    with pytest.raises(fastpipe.ValueRangeError, match="128 does not fit int8") as caught_range:
+        list(fastpipe.read_avro(files[0], features=narrow, batch_size=64))
+    assert caught_range.value.feature == "id"
+
+
+def test_batches_before_damage_are_handed_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.avro", rows(0, 300), block=300)
+    blocks = fastpipe.AvroFile(path).blocks
+    features = fastpipe.infer_features(path)
+    damaged = bytearray(Path(path).read_bytes())
+    hit = len(blocks) // 2
+    # The id that the block starts with becomes a varint that never ends.
+    start = int(blocks["offset"][hit]) + 4
+    damaged[start : start + 11] = b"\xff" * 11
+    Path(path).write_bytes(damaged)
+    good = int(blocks["rows"][:hit].sum())
+    for num_threads in (1, 4):
+        ids: list[int] = []
+        with pytest.raises(fastpipe.MalformedFileError) as caught:
+            for batch in fastpipe.read_avro(path, features=features, batch_size=1, num_threads=num_threads):
+                ids.extend(batch["id"].tolist())
+        assert ids == list(range(good))
+        assert (caught.value.block, caught.value.offset) == (hit, int(blocks["offset"][hit]))
+
+
+def test_arrays_are_views_of_the_engine(files: list[str]) -> None:
+    for batch in fastpipe.read_avro(files, batch_size=100):
+        found = arrays(batch)
+        bases = {id(a.base) for a in found if a is not batch["terms"].dense_shape}
+        assert len(bases) == 1, "one owner a batch"
+        assert type(found[0].base).__name__ == "Memory"
+        for array in found:
+            assert array.flags.c_contiguous
+            assert array.flags.writeable
+            assert array.flags.aligned
+        for array in (batch["id"], batch["vector"], batch["items"].values, batch["items"].offsets):
+            assert array.ctypes.data % 64 == 0
+        spans = sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in found if a.nbytes)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "no two overlap"
+
+
+def test_memory_is_used_again_only_when_nobody_looks(files: list[str]) -> None:
+    kept = []
+    copies = []
+    for batch in fastpipe.read_avro(files, batch_size=10):
+        kept.append(batch)
+        copies.append(pickle.loads(pickle.dumps(batch)))
+    assert all(same(a, b) for a, b in zip(kept, copies, strict=True)), "keeping every batch is safe"
+    addresses = {b["id"].ctypes.data for b in kept}
+    assert len(addresses) == len(kept)
+    # One array is enough to keep its batch's memory.
+    last = kept[-1]["vector"]
+    expected = last.copy()
+    del kept, batch
+    gc.collect()
+    for _ in fastpipe.read_avro(files, batch_size=10):
+        pass
+    assert np.array_equal(last, expected)
+
+
+def test_dropped_batches_are_recycled(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.avro", rows(0, 5000), block=4000)
+    reader = fastpipe.read_avro(path, batch_size=20, num_threads=1)
+    addresses = []
+    for _ in range(3):
+        for batch in reader:
+            addresses.append(batch["id"].ctypes.data)
+            del batch
+    assert len(addresses) == 750
+    assert len(set(addresses)) <= 12, "batches in flight, and a few more, share slabs for ever"
+
+
+def test_epochs(files: list[str]) -> None:
+    reader = fastpipe.read_avro(files, batch_size=300, epochs=2)
+    assert reader.epoch == 0
+    assert len(reader) == 8
+    sizes = [len(b["id"]) for b in reader]
+    assert sizes == [300, 300, 300, 100] * 2, "batches don't straddle epochs"
+    assert reader.epoch == 2
+    reader.set_epoch(7)
+    batches = iter(reader)
+    next(batches)
+    assert reader.epoch == 7
+    for _ in range(4):
+        next(batches)
+    assert reader.epoch == 8
+
+
+def test_a_second_pass_closes_the_first(files: list[str]) -> None:
+    reader = fastpipe.read_avro(files, batch_size=10)
+    first = iter(reader)
+    next(first)
+    second = iter(reader)
+    with pytest.raises(fastpipe.FastpipeError, match="closed"):
+        next(first)
+    assert sum(len(b["id"]) for b in second) == 1000
+
+
+def test_several_threads_draw_from_one_pass(files: list[str]) -> None:
+    batches = iter(fastpipe.read_avro(files, batch_size=3))
+    drawn: list[int] = []
+    lock = threading.Lock()
+
+    def draw() -> None:
+        for batch in batches:
+            with lock:
+                drawn.extend(batch["id"].tolist())
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(drawn) == list(range(1000))
+
+
+def test_several_readers_at_once(files: list[str]) -> None:
+    readers = [iter(fastpipe.read_avro(files, batch_size=50)) for _ in range(5)]
+    for expected in range(0, 1000, 50):
+        for batches in readers:
+            assert next(batches)["id"][0] == expected
+
+
+def threads_named_fastpipe() -> int:
+    return sum(
+        Path(f"/proc/self/task/{task}/comm").read_text().startswith("fastpipe-")
+        for task in os.listdir("/proc/self/task")
+    )
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+def test_leaving_early_stops_the_threads(files: list[str]) -> None:
+    assert threads_named_fastpipe() == 0
+    reader = fastpipe.read_avro(files, batch_size=1, num_threads=3)
+    for _ in reader:
+        assert threads_named_fastpipe() == 3
+        break
+    assert threads_named_fastpipe() == 0, "a dropped pass"
+    with reader:
+        kept = iter(reader)
+        next(kept)
+        assert threads_named_fastpipe() == 3
+    assert threads_named_fastpipe() == 0, "a closed reader"
+    kept = iter(reader)
+    next(kept)
+    del reader
+    assert threads_named_fastpipe() == 3, "a pass outlives its reader"
+    del kept
+    assert threads_named_fastpipe() == 0
+
+    def fail() -> None:
+        with fastpipe.read_avro(files, batch_size=1) as failing:
+            for _ in failing:
+                raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fail()
+    assert threads_named_fastpipe() == 0, "an exception of the consumer"
+
+
+def test_a_reader_can_be_pickled(files: list[str]) -> None:
+    reader = fastpipe.read_avro(files, columns=["id", "items"], batch_size=90, drop_last=True, num_threads=2)
+    reader.set_epoch(4)
+    copy = pickle.loads(pickle.dumps(reader))
+    assert (copy.epoch, copy.features, copy.files) == (4, reader.features, reader.files)
+    assert all(same(a, b) for a, b in zip(copy, reader, strict=True))
+    active = iter(reader)
+    with pytest.raises(TypeError, match="pass is active"):
+        pickle.dumps(reader)
+    del active
+
+
+def _sum_ids(reader: fastpipe.Reader, out: multiprocessing.queues.Queue) -> None:  # type: ignore[name-defined]
+    out.put(sum(int(b["id"].sum()) for b in reader))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_readers_in_other_processes(files: list[str], method: str) -> None:
+    reader = fastpipe.read_avro(files, batch_size=8, num_threads=2)
+    if method == "fork":
+        # A pass with threads at work; the child has none of them, and must neither use nor wait for them.
+        active = iter(reader)
+        next(active)
+    context = multiprocessing.get_context(method)
+    out = context.Queue()
+    process = context.Process(target=_sum_ids, args=(reader, out))
+    process.start()
+    assert out.get(timeout=60) == sum(range(1000))
+    process.join(timeout=60)
+    assert process.exitcode == 0
+    if method == "fork":
+        assert 8 + sum(len(b["id"]) for b in active) == 1000, "the parent's pass goes on"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_pass_of_the_parent_is_an_error_in_the_child(files: list[str]) -> None:
+    batches = iter(fastpipe.read_avro(files, batch_size=1))
+    kept = next(batches)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(batches)
+        except fastpipe.FastpipeError as error:
+            del kept, batches
+            gc.collect()
+            os._exit(0 if "another process" in str(error) else 3)
+        os._exit(4)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert next(batches)["id"].tolist() == [1]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+def test_ctrl_c_comes_back_at_once(tmp_path: Path) -> None:
+    """While the main thread waits for a batch that takes long: one of a single huge block."""
+    schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": {"type": "array", "items": "long"}}]}
+    path = tmp_path / "huge.avro"
+    with path.open("wb") as file:
+        fastavro.writer(file, schema, ({"x": list(range(1000))} for _ in range(20_000)), sync_interval=1 << 30)
+    program = f"""
+        import os, signal, sys, threading, time
+        import fastpipe
+
+        features = {{"x": fastpipe.RaggedSpec((None,), "int64")}}
+        reader = fastpipe.read_avro([{str(path)!r}] * 200, features=features, batch_size=1_000_000, num_threads=1)
+        sent = []
+
+        def interrupt():
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+        batches = iter(reader)
+        threading.Timer(0.15, interrupt).start()
+        try:
+            next(batches)
+        except KeyboardInterrupt:
+            print("waited", time.monotonic() - sent[0])
+        start = time.monotonic()
+        reader.close()
+        print("closed", time.monotonic() - start)
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    times = dict(line.split() for line in ran.stdout.splitlines())
+    assert float(times["waited"]) < 0.1
+    assert float(times["closed"]) < 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_private_memory_is_bounded(tmp_path: Path) -> None:
+    """128 MB through a reader of 1,024-row batches; what it holds doesn't grow with the file."""
+    values = np.arange(400, dtype=np.float32).tolist()
+    path = write(tmp_path / "x.avro", [{**row, "vector": values} for row in rows(0, 2000)], block=1 << 20)
+    program = f"""
+        import fastpipe
+
+        def private():
+            with open("/proc/self/status") as status:
+                return int(next(line for line in status if line.startswith("RssAnon")).split()[1]) // 1024
+
+        before = private()
+        peak = 0
+        rows = 0
+        for batch in fastpipe.read_avro([{path!r}] * 40, batch_size=1024):
+            peak = max(peak, private())
+            rows += len(batch["id"])
+        print(rows, peak - before)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    found, grown = map(int, ran.stdout.split())
+    assert found == 80_000
+    assert grown < 100
+
+
+def test_nothing_grows_over_many_passes(files: list[str]) -> None:
+    reader = fastpipe.read_avro(files, batch_size=100)
+    process = psutil.Process()
+
+    def passes(n: int) -> int:
+        for _ in range(n):
+            for _ in reader:
+                pass
+        gc.collect()
+        return process.memory_info().rss
+
+    passes(50)
+    before = passes(50)
+    assert passes(300) - before < 8 << 20
+
+
+def test_importing_imports_no_framework() -> None:
+    program = (
+        "import sys, fastpipe; "
+        "print(sorted({'torch', 'tensorflow', 'jax', 'pyarrow', 'fastavro', 'tqdm', 'matplotlib'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_progress(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    reader = fastpipe.read_avro(files, batch_size=300, progress=True)
+    assert sum(len(b["id"]) for b in reader) == 1000
+    assert "1.00k/1.00k" in capsys.readouterr().err
+
+
+def test_passes_dropped_in_a_row_leave_nothing(files: list[str]) -> None:
+    reader = fastpipe.read_avro(files, batch_size=16, num_threads=4, prefetch=4)
+    start = time.monotonic()
+    for i in range(200):
+        batches = iter(reader)
+        for _ in range(i % 4):
+            next(batches)
+    del batches
+    assert time.monotonic() - start < 30
+    if sys.platform.startswith("linux"):
+        assert threads_named_fastpipe() == 0
+
+
+def test_container_file(files: list[str]) -> None:
+    file = fastpipe.AvroFile(files[0])
+    assert (file.codec, file.num_records, len(file)) == ("deflate", 400, 400)
+    assert file.schema["name"] == "Row"
+    assert file.metadata["avro.codec"] == b"deflate"
+    assert file.size == os.path.getsize(files[0])
+    with open(files[0], "rb") as handle:
+        blocks = list(fastavro.block_reader(handle))
+    assert file.blocks["rows"].tolist() == [b.num_records for b in blocks]
+    assert file.blocks["offset"].tolist() == [b.offset for b in blocks]
+    data = Path(files[0]).read_bytes()
+    for block in file.blocks[:3]:
+        # A header of two varints, the data, the marker.
+        end = int(block["offset"] + block["size"])
+        assert file.sync_marker in data[end + 2 : end + 8 + len(file.sync_marker)]
+
+
+def test_signals_are_those_of_the_main_thread() -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "fastpipe installs no handlers"
