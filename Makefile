@@ -69,9 +69,9 @@ test-python: $(STAMPS)/test $(STAMPS)/extension
 	$(CARGO) build $(CARGO_FLAGS) $(PURE) --example rewrite
 	FASTPIPE_REWRITE="$(abspath $(TARGET)/debug/examples/rewrite)" $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-bench: $(STAMPS)/test $(STAMPS)/extension ## run the benchmarks, and compare with other libraries
-	$(CARGO) bench $(CARGO_FLAGS) $(PURE)
+bench: $(STAMPS)/test $(STAMPS)/extension ## compare with other libraries; measure memory
 	$(BIN)/python benches/compare.py $(BENCH_ARGS)
+	$(BIN)/python benches/memory.py
 
 lint: lint-rust lint-python ## check formatting, lints, types, stubs and documentation
 

@@ -149,12 +149,18 @@ impl<'a> Cursor<'a> {
                     at += len;
                     value
                 }
-                None => {
-                    self.at = at;
-                    let value = self.long_by_bytes()?;
-                    at = self.at;
-                    value
-                }
+                None => match data[at..].first_chunk::<10>().and_then(long_long) {
+                    Some((value, len)) => {
+                        at += len;
+                        value
+                    }
+                    None => {
+                        self.at = at;
+                        let value = self.long_by_bytes()?;
+                        at = self.at;
+                        value
+                    }
+                },
             };
             take(i, value)?;
             i += 1;
@@ -325,12 +331,36 @@ fn short_long(bytes: &[u8; 8]) -> Option<(i64, usize)> {
     Some((unzigzag(value), ends.trailing_zeros() as usize / 8 + 1))
 }
 
+/// A number of nine or ten bytes, and how many they are, if its first eight bytes don't end one; `None` for what is too
+/// long.
+#[inline(always)]
+fn long_long(bytes: &[u8; 10]) -> Option<(i64, usize)> {
+    let [low @ .., b8, b9] = *bytes;
+    let value = gather(u64::from_le_bytes(low)) | u64::from(b8 & 0x7f) << 56;
+    match b9 {
+        _ if b8 < 0x80 => Some((unzigzag(value), 9)),
+        // The tenth byte has room for one bit.
+        0 | 1 => Some((unzigzag(value | u64::from(b9) << 63), 10)),
+        _ => None,
+    }
+}
+
 /// `N` numbers of `WIDTH` bytes each.
 #[inline(always)]
 fn alike<const WIDTH: usize, const N: usize>(word: u64, mut take: impl FnMut(usize, i64) -> Result<()>) -> Result<()> {
     for k in 0..N {
-        let bytes = word >> (8 * WIDTH * k) & (u64::MAX >> (64 - 8 * WIDTH));
-        take(k, unzigzag(gather(bytes)))?;
+        let word = word >> (8 * WIDTH * k);
+        let mut bits = word & 0x7f;
+        if WIDTH > 1 {
+            bits |= word >> 1 & 0x3f80;
+        }
+        if WIDTH > 2 {
+            bits |= word >> 2 & 0x001f_c000;
+        }
+        if WIDTH > 3 {
+            bits |= word >> 3 & 0x0fe0_0000;
+        }
+        take(k, unzigzag(bits))?;
     }
     Ok(())
 }

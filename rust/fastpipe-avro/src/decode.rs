@@ -652,7 +652,7 @@ mod tests {
         let parts: Arc<[_]> = columns.iter().flat_map(|c| c.spec.parts()).collect();
         let pool = SlabPool::new(1);
         let batch = Rows::new(parts.clone(), rows as usize, &pool).unwrap();
-        let mut sink = Sink::new(&batch, Fragment::default());
+        let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
         let picks: Vec<_> = (0..rows).map(|i| Pick { record: i, slot: i }).collect();
         let end = place(&plan, data, rows, Mark::START, &picks, &mut sink).map(|mark| mark.byte);
         let skipped = skip_all(&plan, data, rows, &mut sink);
@@ -719,7 +719,7 @@ mod tests {
             let picks: Vec<_> = (0..rows).map(|i| Pick { record: i, slot: rows - 1 - i }).collect();
             let read = |cuts: &[usize]| {
                 let batch = Rows::new(parts.clone(), rows as usize, &SlabPool::new(1)).unwrap();
-                let mut sink = Sink::new(&batch, Fragment::default());
+                let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
                 let mut mark = Mark::START;
                 for picks in cuts.windows(2).map(|w| &picks[w[0]..w[1]]) {
                     mark = place(&plan, &data, rows, mark, picks, &mut sink).unwrap();

@@ -316,7 +316,7 @@ impl<'a> Evidence<'a> {
         let columns = self.source.columns();
         let parts: Vec<_> = columns.iter().flat_map(|c| c.parts()).collect();
         let batch = Rows::new(parts.into(), rows as usize, &SlabPool::new(0))?;
-        let mut sink = Sink::new(&batch, Fragment::default());
+        let mut sink = Sink::new(&batch, Fragment::default())?;
         let picks: Vec<_> = (0..rows).map(|i| Pick { record: i, slot: i }).collect();
         unit.place(Mark::START, &picks, &mut sink)?;
         let fragment = sink.finish();

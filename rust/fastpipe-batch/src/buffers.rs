@@ -39,10 +39,10 @@ impl BufferPool {
             return;
         }
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.len() >= KEPT {
+        free.push(buffer);
+        if free.len() > KEPT {
             free.remove(0);
         }
-        free.push(buffer);
     }
 }
 

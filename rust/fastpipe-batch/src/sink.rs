@@ -73,6 +73,7 @@ struct Placed {
 /// A batch that is being filled: its placed parts.
 pub struct Rows {
     slab: Slab,
+    pool: Arc<SlabPool>,
     parts: Arc<[Part]>,
     placed: Vec<Option<Placed>>,
     rows: usize,
@@ -113,6 +114,7 @@ impl Rows {
         let claimed = (0..rows.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         Ok(Rows {
             slab,
+            pool: pool.clone(),
             parts,
             placed,
             rows,
@@ -213,10 +215,22 @@ pub struct Writer {
     start: *mut u8,
     len: usize,
     capacity: usize,
-    /// Owns the memory at `start`; `None` for placed parts. Of `u64`, for its alignment.
-    arena: Option<Vec<u64>>,
+    /// `None` for placed parts.
+    arena: Option<Arena>,
     /// For arenas: where each row starts, in bytes.
     starts: Vec<usize>,
+}
+
+/// Memory that a writer owns.
+#[derive(Debug)]
+struct Arena {
+    /// Owns the memory at `start`, if there is any yet.
+    slab: Option<Slab>,
+    pool: Arc<SlabPool>,
+    /// How much was needed last time.
+    guess: usize,
+    /// Bytes in front of the first value: room for the offset in front of lengths.
+    lead: usize,
 }
 
 // SAFETY: a writer has exclusive access to its memory (see the invariant).
@@ -233,13 +247,17 @@ impl Writer {
         }
     }
 
-    fn arena() -> Self {
+    fn arena(part: &Part, pool: &Arc<SlabPool>) -> Self {
+        let lead = if part.kind == PartKind::Lengths { part.size() } else { 0 };
+        let arena = Arena {
+            slab: None,
+            pool: pool.clone(),
+            guess: 0,
+            lead,
+        };
         Writer {
-            start: std::ptr::null_mut(),
-            len: 0,
-            capacity: 0,
-            arena: Some(Vec::new()),
-            starts: Vec::new(),
+            arena: Some(arena),
+            ..Writer::placed()
         }
     }
 
@@ -248,14 +266,25 @@ impl Writer {
     fn grow(&mut self, more: usize) -> Result<(), Overflow> {
         let arena = self.arena.as_mut().ok_or(Overflow::Row)?;
         let need = self.len.checked_add(more).ok_or(Overflow::Memory)?;
-        let words = need.max(2 * self.capacity).max(4096).div_ceil(8);
-        arena
-            .try_reserve_exact(words - arena.len())
-            .map_err(|_| Overflow::Memory)?;
-        arena.resize(words, 0);
-        self.start = arena.as_mut_ptr().cast();
-        self.capacity = words * 8;
+        let size = need.max(2 * self.capacity).max(arena.guess).max(4096);
+        let slab = arena.pool.take(size).map_err(|_| Overflow::Memory)?;
+        if self.len > 0 {
+            // SAFETY: `len` initialised bytes of the old slab, which is still ours, to a larger one that nobody else has.
+            unsafe { std::ptr::copy_nonoverlapping(self.start, slab.as_ptr(), self.len) };
+        }
+        self.start = slab.as_ptr();
+        self.capacity = slab.len();
+        arena.slab = Some(slab);
         Ok(())
+    }
+
+    /// Forgets what was written, keeps the memory of an arena.
+    fn clear(&mut self) {
+        self.len = 0;
+        self.starts.clear();
+        if self.arena.is_none() {
+            (self.start, self.capacity) = (std::ptr::null_mut(), 0);
+        }
     }
 
     /// Room for `bytes` more bytes.
@@ -356,14 +385,31 @@ impl Fragment {
     /// What was appended to part `part`, and the byte at which each row of [`Fragment::slots`] starts there. Empty for
     /// placed parts.
     pub fn arena(&self, part: usize) -> (&[u8], &[usize]) {
-        match self.writers.get(part) {
-            Some(w) if w.arena.is_some() && w.len > 0 => {
+        let Some(writer) = self.writers.get(part) else {
+            return (&[], &[]);
+        };
+        match &writer.arena {
+            Some(arena) if writer.len > arena.lead => {
                 // SAFETY: by the invariant of `Writer`, `len` initialised bytes that only `self` accesses.
-                (unsafe { std::slice::from_raw_parts(w.start, w.len) }, &w.starts)
+                let bytes = unsafe { std::slice::from_raw_parts(writer.start, writer.len) };
+                (&bytes[arena.lead..], &writer.starts)
             }
-            Some(w) => (&[], &w.starts),
-            None => (&[], &[]),
+            _ => (&[], &writer.starts),
         }
+    }
+
+    /// Takes the memory of part `part` out: what was appended to it; lengths have a zero in front, in the place of the
+    /// first offset. `None` for placed parts, and where nothing was appended.
+    pub fn take_arena(&mut self, part: usize) -> Option<Slab> {
+        let writer = self.writers.get_mut(part)?;
+        let arena = writer.arena.as_mut()?;
+        let mut slab = arena.slab.take()?;
+        slab.truncate(writer.len);
+        // A little more, since batches vary.
+        arena.guess = writer.len + writer.len / 8;
+        (writer.start, writer.len, writer.capacity) = (std::ptr::null_mut(), 0, 0);
+        writer.starts.clear();
+        Some(slab)
     }
 
     /// Bytes that its arenas hold.
@@ -378,13 +424,7 @@ impl Fragment {
     /// Forgets all rows, keeps the memory.
     pub fn clear(&mut self) {
         self.slots.clear();
-        for w in &mut self.writers {
-            w.len = 0;
-            w.starts.clear();
-            if w.arena.is_none() {
-                (w.start, w.capacity) = (std::ptr::null_mut(), 0);
-            }
-        }
+        self.writers.iter_mut().for_each(Writer::clear);
     }
 }
 
@@ -397,25 +437,31 @@ pub struct Sink<'a> {
 }
 
 impl<'a> Sink<'a> {
-    /// Access to `rows` with the arenas of a cleared fragment, or a new one.
-    pub fn new(rows: &'a Rows, mut fragment: Fragment) -> Self {
-        if fragment.writers.len() != rows.parts.len() {
+    /// Access to `rows` with the arenas of a cleared fragment of a batch of the same columns, or a new one.
+    pub fn new(rows: &'a Rows, mut fragment: Fragment) -> Result<Self, Error> {
+        let fits = |(writer, part): (&Writer, &Part)| writer.arena.is_none() == part.per_row.is_some();
+        if fragment.writers.len() != rows.parts.len() || !fragment.writers.iter().zip(rows.parts.iter()).all(fits) {
             let writer = |p: &Part| {
                 if p.per_row.is_some() {
                     Writer::placed()
                 } else {
-                    Writer::arena()
+                    Writer::arena(p, &rows.pool)
                 }
             };
             fragment.writers = rows.parts.iter().map(writer).collect();
         }
         fragment.clear();
-        Sink {
+        for writer in &mut fragment.writers {
+            if writer.arena.as_ref().is_some_and(|a| a.lead > 0) {
+                writer.push(0i64)?;
+            }
+        }
+        Ok(Sink {
             rows,
             fragment,
             slot: 0,
             ended: 0,
-        }
+        })
     }
 
     /// Starts the row in `slot`.
@@ -432,7 +478,10 @@ impl<'a> Sink<'a> {
                     writer.start = unsafe { self.rows.slab.as_ptr().add(p.offset + slot as usize * p.stride) };
                     (writer.len, writer.capacity) = (0, p.stride);
                 }
-                None => writer.starts.push(writer.len),
+                None => {
+                    let lead = writer.arena.as_ref().map_or(0, |a| a.lead);
+                    writer.starts.push(writer.len - lead);
+                }
             }
         }
         Ok(())
@@ -514,7 +563,7 @@ mod tests {
             let task = |picks: Vec<(u32, Vec<i64>)>| {
                 let rows = &rows;
                 move || {
-                    let mut sink = Sink::new(rows, Fragment::default());
+                    let mut sink = Sink::new(rows, Fragment::default()).unwrap();
                     picks.iter().for_each(|(slot, items)| fill(&mut sink, *slot, items));
                     sink.finish()
                 }
@@ -545,7 +594,7 @@ mod tests {
     fn a_slot_is_claimed_once() {
         let pool = SlabPool::new(1);
         let rows = Rows::new(parts(), 2, &pool).unwrap();
-        let mut sink = Sink::new(&rows, Fragment::default());
+        let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
         fill(&mut sink, 1, &[]);
         assert_eq!(sink.begin_row(1), Err(Overflow::Row));
         assert_eq!(sink.begin_row(2), Err(Overflow::Row));
@@ -555,7 +604,7 @@ mod tests {
     fn a_row_takes_no_more_and_no_less_than_its_width() {
         let pool = SlabPool::new(1);
         let rows = Rows::new(parts(), 2, &pool).unwrap();
-        let mut sink = Sink::new(&rows, Fragment::default());
+        let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
         sink.begin_row(0).unwrap();
         sink.writer(0).push(1f32).unwrap();
         assert_eq!(sink.end_row().unwrap_err().kind(), ErrorKind::Internal);
@@ -568,10 +617,10 @@ mod tests {
     fn an_incomplete_batch_is_not_handed_out() {
         let pool = SlabPool::new(1);
         let rows = Rows::new(parts(), 2, &pool).unwrap();
-        let mut sink = Sink::new(&rows, Fragment::default());
+        let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
         fill(&mut sink, 0, &[1]);
         drop(sink.finish());
-        let mut failed = Sink::new(&rows, Fragment::default());
+        let mut failed = Sink::new(&rows, Fragment::default()).unwrap();
         failed.begin_row(1).unwrap();
         drop(failed.finish());
         assert!(rows.complete().is_err());
@@ -581,12 +630,12 @@ mod tests {
     fn arenas_keep_their_memory() {
         let pool = SlabPool::new(1);
         let rows = Rows::new(parts(), 2, &pool).unwrap();
-        let mut sink = Sink::new(&rows, Fragment::default());
+        let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
         fill(&mut sink, 0, &(0..10_000).collect::<Vec<_>>());
         let fragment = sink.finish();
         assert_eq!(fragment.arena(2).0.len(), 80_000);
         let held = fragment.held_bytes();
-        let again = Sink::new(&rows, fragment).finish();
+        let again = Sink::new(&rows, fragment).unwrap().finish();
         assert_eq!(
             (again.held_bytes(), again.slots().len(), again.arena(2).0.len()),
             (held, 0, 0)

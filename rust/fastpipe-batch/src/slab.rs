@@ -18,6 +18,7 @@ use crate::error::{Error, ErrorKind};
 pub const ALIGNMENT: usize = 64;
 
 /// Memory of its own, aligned to [`ALIGNMENT`].
+#[derive(Debug)]
 struct Memory {
     start: NonNull<u8>,
     capacity: usize,
@@ -73,6 +74,11 @@ impl Slab {
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) }
     }
 
+    /// Lets only the first `len` bytes be in use.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
     /// Bytes in use.
     pub fn len(&self) -> usize {
         self.len
@@ -81,6 +87,12 @@ impl Slab {
     /// Whether no bytes are in use.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+}
+
+impl std::fmt::Debug for Slab {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Slab({} bytes)", self.len)
     }
 }
 
@@ -96,6 +108,7 @@ impl Drop for Slab {
 }
 
 /// Slabs that nobody uses at present.
+#[derive(Debug)]
 pub struct SlabPool {
     free: Mutex<Vec<Memory>>,
     kept: usize,
@@ -158,10 +171,11 @@ impl SlabPool {
 
     fn put(&self, memory: Memory) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.len() >= self.kept {
+        free.push(memory);
+        if free.len() > self.kept {
+            // The one that has been of no use for longest.
             free.remove(0);
         }
-        free.push(memory);
     }
 }
 
@@ -214,5 +228,8 @@ mod tests {
         let slabs: Vec<_> = (0..5).map(|_| pool.take(10).unwrap()).collect();
         drop(slabs);
         assert_eq!(pool.free(), 2);
+        let none = SlabPool::new(0);
+        drop(none.take(10).unwrap());
+        assert_eq!(none.free(), 0);
     }
 }

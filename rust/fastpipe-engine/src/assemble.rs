@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    ALIGNMENT, ColumnSpec, DType, Error, ErrorKind, Filled, Form, Fragment, PartKind, Result, Rows, SlabPool,
+    ALIGNMENT, ColumnSpec, DType, Error, ErrorKind, Form, Fragment, Part, PartKind, Result, Rows, Slab, SlabPool,
     SparseForm, SparseLayout,
 };
 
 use crate::batch::{Batch, Stretch};
+
+/// Bytes of arenas from which on it pays to give a slab to each of them, rather than to copy all to one.
+const WORTH_TAKING: usize = 256 << 10;
 
 /// Joins a batch whose rows are all filled. `fragments` are those of its tasks, in any order.
 pub fn assemble(
@@ -24,39 +27,23 @@ pub fn assemble(
     let order = Order::new(fragments, count)?;
 
     let mut stretches = Vec::with_capacity(parts.len());
-    let mut end = 0usize;
     for (i, part) in parts.iter().enumerate() {
-        if let Some(place) = filled.place(i) {
-            if part.kind == PartKind::Lengths {
-                filled.accumulate(i);
-            }
-            stretches.push(Stretch {
-                slab: 0,
-                offset: place.start,
-                len: place.len(),
-            });
-            continue;
-        }
-        let lead = if part.kind == PartKind::Lengths { part.size() } else { 0 };
-        let len = lead + fragments.iter().map(|f| f.arena(i).0.len()).sum::<usize>();
-        let offset = end.next_multiple_of(ALIGNMENT);
-        stretches.push(Stretch { slab: 1, offset, len });
-        end = offset + len;
-    }
-    let mut joined = pool.take(end)?;
-    for (i, (part, stretch)) in parts.iter().zip(&stretches).enumerate() {
-        if stretch.slab == 0 {
-            continue;
-        }
-        let out = &mut joined.bytes_mut()[stretch.offset..stretch.offset + stretch.len];
+        let place = filled.place(i).unwrap_or(0..0);
         if part.kind == PartKind::Lengths {
-            let (first, lengths) = out.split_at_mut(part.size());
-            first.fill(0);
-            order.copy(fragments, i, lengths);
-            accumulate(lengths);
-        } else {
-            order.copy(fragments, i, out);
+            filled.accumulate(i);
         }
+        stretches.push(Stretch {
+            slab: 0,
+            offset: place.start,
+            len: place.len(),
+        });
+    }
+    let mut slabs = vec![filled.into_slab()];
+    match (&order, &mut fragments[..]) {
+        (Order::Whole, [only]) if only.held_bytes() >= WORTH_TAKING => {
+            take_over(only, &parts, &mut stretches, &mut slabs)
+        }
+        _ => join(&order, fragments, &parts, &mut stretches, &mut slabs, pool)?,
     }
 
     let mut dense_shapes = Vec::new();
@@ -65,7 +52,7 @@ pub fn assemble(
         if let Form::Sparse(form) = &column.form {
             let coordinates = first + usize::from(form.mask) + usize::from(form.layout == SparseLayout::Csr);
             let stretch = &stretches[coordinates];
-            let bytes = &joined.bytes_mut()[stretch.offset..stretch.offset + stretch.len];
+            let bytes = &slabs[stretch.slab].bytes_mut()[stretch.offset..stretch.offset + stretch.len];
             dense_shapes.push(dense_shape(form, count, bytes));
         }
         first += column.parts().len();
@@ -74,10 +61,68 @@ pub fn assemble(
         epoch,
         step,
         rows: count,
-        slabs: [Filled::into_slab(filled), joined],
+        slabs,
         parts: stretches,
         dense_shapes,
     })
+}
+
+/// The arenas of a batch that one task filled, in the order of slots, are what joining them would make: they become the
+/// batch's memory as they are.
+fn take_over(fragment: &mut Fragment, parts: &[Part], stretches: &mut [Stretch], slabs: &mut Vec<Slab>) {
+    for (i, (part, stretch)) in parts.iter().zip(stretches).enumerate() {
+        if part.per_row.is_some() {
+            continue;
+        }
+        if let Some(mut slab) = fragment.take_arena(i) {
+            if part.kind == PartKind::Lengths {
+                accumulate(&mut slab.bytes_mut()[part.size()..]);
+            }
+            *stretch = Stretch {
+                slab: slabs.len(),
+                offset: 0,
+                len: slab.len(),
+            };
+            slabs.push(slab);
+        }
+    }
+}
+
+/// Copies the arenas of all tasks to one slab, in the order of slots.
+fn join(
+    order: &Order,
+    fragments: &[Fragment],
+    parts: &[Part],
+    stretches: &mut [Stretch],
+    slabs: &mut Vec<Slab>,
+    pool: &Arc<SlabPool>,
+) -> Result<()> {
+    let lead = |part: &Part| if part.kind == PartKind::Lengths { part.size() } else { 0 };
+    let arenas = || parts.iter().enumerate().filter(|(_, part)| part.per_row.is_none());
+    let mut end = 0usize;
+    for (i, part) in arenas() {
+        let len = lead(part) + fragments.iter().map(|f| f.arena(i).0.len()).sum::<usize>();
+        let offset = end.next_multiple_of(ALIGNMENT);
+        stretches[i] = Stretch {
+            slab: slabs.len(),
+            offset,
+            len,
+        };
+        end = offset + len;
+    }
+    let mut joined = pool.take(end)?;
+    for (i, part) in arenas() {
+        let stretch = stretches[i];
+        let out = &mut joined.bytes_mut()[stretch.offset..stretch.offset + stretch.len];
+        let (first, values) = out.split_at_mut(lead(part));
+        first.fill(0);
+        order.copy(fragments, i, values);
+        if part.kind == PartKind::Lengths {
+            accumulate(values);
+        }
+    }
+    slabs.push(joined);
+    Ok(())
 }
 
 /// Turns lengths into the offsets behind the first, in place.
@@ -207,7 +252,7 @@ mod tests {
     }
 
     fn fill(rows: &Rows, slots: impl IntoIterator<Item = u32>) -> Fragment {
-        let mut sink = Sink::new(rows, Fragment::default());
+        let mut sink = Sink::new(rows, Fragment::default()).unwrap();
         for slot in slots {
             let n = slot % 3;
             sink.begin_row(slot).unwrap();

@@ -21,8 +21,8 @@ pub struct Batch {
     pub step: u64,
     /// Number of rows.
     pub rows: usize,
-    /// The memory: placed parts, then all others.
-    pub slabs: [Slab; 2],
+    /// The memory: first that of placed parts, then that of all others.
+    pub slabs: Vec<Slab>,
     /// Where each part lies, in the order of the columns and of their parts.
     pub parts: Vec<Stretch>,
     /// For each sparse column, in order, its dense shape with the rows first.

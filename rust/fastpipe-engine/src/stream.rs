@@ -317,7 +317,7 @@ impl Shared {
         let job = task.job.clone();
         if let Some(rows) = job.rows() {
             let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
-            let mut sink = Sink::new(&rows, fragment);
+            let mut sink = Sink::new(&rows, fragment)?;
             while task.done < task.pieces.len() {
                 if self.closed.load(Ordering::Relaxed) {
                     return Ok(());

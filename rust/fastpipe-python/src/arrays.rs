@@ -17,7 +17,7 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 /// The memory of a batch: the base of its arrays.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Memory {
-    slabs: [Slab; 2],
+    slabs: Vec<Slab>,
 }
 
 #[pymethods]

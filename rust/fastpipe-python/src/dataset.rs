@@ -123,7 +123,7 @@ impl Dataset {
         match &*kept {
             Some((ahead, memory)) if *ahead == prefetch && memory.is_ours() => memory.clone(),
             _ => {
-                let memory = Memory::new(prefetch);
+                let memory = Memory::new(self.source.columns(), prefetch);
                 *kept = Some((prefetch, memory.clone()));
                 memory
             }

@@ -1,0 +1,60 @@
+//! Copies Avro files with another library's reader and writer, for tests that want files fastpipe had no hand in.
+//!
+//! Lives as long as its standard input. Each line asks for one file and is answered by one line:
+//!
+//! ```text
+//! IN<TAB>OUT<TAB>CODEC<TAB>BLOCK_BYTES  ->  ok  |  error: what went wrong
+//! ```
+//!
+//! `CODEC` is `null`, `deflate`, `snappy` or `zstandard`. A block ends with the record that fills `BLOCK_BYTES` bytes,
+//! before compression. Entries of maps may come out in another order.
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+
+use apache_avro::{Codec, DeflateSettings, Reader, Writer, ZstandardSettings};
+
+fn main() -> io::Result<()> {
+    let mut answers = io::stdout().lock();
+    for line in io::stdin().lock().lines() {
+        match rewrite(&line?) {
+            Ok(()) => writeln!(answers, "ok")?,
+            // An answer is one line, whatever a message holds.
+            Err(error) => writeln!(answers, "error: {}", error.to_string().replace(['\n', '\r'], " "))?,
+        }
+        answers.flush()?;
+    }
+    Ok(())
+}
+
+fn rewrite(line: &str) -> Result<(), Box<dyn Error>> {
+    let fields: Vec<&str> = line.split('\t').collect();
+    let &[from, to, codec, block_bytes] = &fields[..] else {
+        return Err(format!("expected 4 fields with tabs between them, found {}", fields.len()).into());
+    };
+    let reader = Reader::new(BufReader::new(File::open(from)?))?;
+    let schema = reader.writer_schema().clone();
+    let mut writer = Writer::builder()
+        .schema(&schema)
+        .writer(BufWriter::new(File::create(to)?))
+        .codec(named(codec)?)
+        .block_size(block_bytes.parse()?)
+        .build()?;
+    for value in reader {
+        writer.append_value(value?)?;
+    }
+    // Writes the header too, if there was no record to do it for.
+    writer.into_inner()?.flush()?;
+    Ok(())
+}
+
+fn named(codec: &str) -> Result<Codec, Box<dyn Error>> {
+    Ok(match codec {
+        "null" => Codec::Null,
+        "deflate" => Codec::Deflate(DeflateSettings::default()),
+        "snappy" => Codec::Snappy,
+        "zstandard" => Codec::Zstandard(ZstandardSettings::default()),
+        other => return Err(format!("no codec is called {other}").into()),
+    })
+}
