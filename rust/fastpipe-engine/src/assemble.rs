@@ -41,7 +41,7 @@ pub fn assemble(
     let mut slabs = vec![filled.into_slab()];
     match (&order, &mut fragments[..]) {
         (Order::Whole, [only]) if only.held_bytes() >= WORTH_TAKING => {
-            take_over(only, &parts, &mut stretches, &mut slabs)
+            take_over(only, &parts, &mut stretches, &mut slabs);
         }
         _ => join(&order, fragments, &parts, &mut stretches, &mut slabs, pool)?,
     }
