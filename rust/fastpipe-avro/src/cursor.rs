@@ -22,6 +22,17 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// Goes on with the values of zero bytes that an earlier cursor over the same block left.
+    pub(crate) fn with_zero_width_left(mut self, left: u64) -> Self {
+        self.zero_width_left = left;
+        self
+    }
+
+    /// Values of zero bytes that may still be read.
+    pub(crate) fn zero_width_left(&self) -> u64 {
+        self.zero_width_left
+    }
+
     #[inline(always)]
     pub(crate) fn position(&self) -> usize {
         self.at

@@ -1,5 +1,7 @@
 //! The decoder: runs a plan over the bytes of a block.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use fastpipe_batch::{Error, Mark, Pick, Sink};
 
 use crate::cursor::{Cursor, int};
@@ -10,18 +12,32 @@ use crate::plan::{Op, PartId, Plan, Rule, Span, SparseOp, SparseWhat, TextParts,
 
 type Result<T> = std::result::Result<T, Fault>;
 
-/// Decodes the picked records of a decompressed block of `rows` records.
+/// A decompressed block.
+pub(crate) struct Block<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) data: &'a [u8],
+    pub(crate) rows: u32,
+    /// Values of zero bytes that may still be read of it.
+    pub(crate) zero_width_left: &'a AtomicU64,
+}
+
+/// Decodes the picked records of a block.
 pub(crate) fn place(
-    plan: &Plan,
-    data: &[u8],
-    rows: u32,
+    block: &Block<'_>,
     from: Mark,
     picks: &[Pick],
     out: &mut Sink<'_>,
 ) -> std::result::Result<Mark, Error> {
+    let &Block {
+        plan,
+        data,
+        rows,
+        zero_width_left,
+    } = block;
+    let cursor = Cursor::new(data, from.byte as usize).with_zero_width_left(zero_width_left.load(Ordering::Relaxed));
     let mut decoder = Decoder {
         plan,
-        cursor: Cursor::new(data, from.byte as usize),
+        cursor,
         out,
         depth: 0,
         blamed: None,
@@ -43,6 +59,7 @@ pub(crate) fn place(
             return Err(decoder.locate(Fault::LeftOver(left as u64), record.saturating_sub(1)));
         }
     }
+    zero_width_left.store(decoder.cursor.zero_width_left(), Ordering::Relaxed);
     Ok(Mark {
         record,
         byte: decoder.cursor.position() as u64,
@@ -507,6 +524,7 @@ mod tests {
     use crate::compile::compile;
     use crate::infer::infer;
     use crate::layout::Column;
+    use crate::limits::MAX_ZERO_WIDTH;
     use crate::schema::{NodeId, Schema, Type};
 
     /// A type as JSON. Named types get names of their own from the path.
@@ -654,7 +672,13 @@ mod tests {
         let batch = Rows::new(parts.clone(), rows as usize, &pool).unwrap();
         let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
         let picks: Vec<_> = (0..rows).map(|i| Pick { record: i, slot: i }).collect();
-        let end = place(&plan, data, rows, Mark::START, &picks, &mut sink).map(|mark| mark.byte);
+        let block = Block {
+            plan: &plan,
+            data,
+            rows,
+            zero_width_left: &AtomicU64::new(MAX_ZERO_WIDTH),
+        };
+        let end = place(&block, Mark::START, &picks, &mut sink).map(|mark| mark.byte);
         let skipped = skip_all(&plan, data, rows, &mut sink);
         Decoded { end, skipped }
     }
@@ -720,9 +744,11 @@ mod tests {
             let read = |cuts: &[usize]| {
                 let batch = Rows::new(parts.clone(), rows as usize, &SlabPool::new(1)).unwrap();
                 let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
+                let left = AtomicU64::new(MAX_ZERO_WIDTH);
+                let block = Block { plan: &plan, data: &data, rows, zero_width_left: &left };
                 let mut mark = Mark::START;
                 for picks in cuts.windows(2).map(|w| &picks[w[0]..w[1]]) {
-                    mark = place(&plan, &data, rows, mark, picks, &mut sink).unwrap();
+                    mark = place(&block, mark, picks, &mut sink).unwrap();
                 }
                 let fragment = sink.finish();
                 let arenas: Vec<_> = (0..parts.len()).map(|i| fragment.arena(i).0.to_vec()).collect();

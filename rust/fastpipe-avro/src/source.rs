@@ -1,7 +1,7 @@
 //! Avro files as a [`Source`]: a unit is a block.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
     BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Mark, Pass, Pick, Result, Sink, Source, Unit, UnitInfo,
@@ -204,7 +204,9 @@ impl AvroSource {
             );
             return Err(Error::new(ErrorKind::Malformed, reason));
         }
+        let zero_width_left = AtomicU64::new(MAX_ZERO_WIDTH);
         Ok(AvroBlock {
+            zero_width_left,
             plan: file.plan.clone(),
             data,
             start,
@@ -260,6 +262,7 @@ struct AvroBlock {
     start: usize,
     end: usize,
     rows: u32,
+    zero_width_left: AtomicU64,
 }
 
 impl Unit for AvroBlock {
@@ -272,14 +275,14 @@ impl Unit for AvroBlock {
     }
 
     fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark> {
-        decode::place(
-            &self.plan,
-            &self.data[self.start..self.end],
-            self.rows,
-            from,
-            picks,
-            out,
-        )
+        let data = &self.data[self.start..self.end];
+        let block = decode::Block {
+            plan: &self.plan,
+            data,
+            rows: self.rows,
+            zero_width_left: &self.zero_width_left,
+        };
+        decode::place(&block, from, picks, out)
     }
 
     fn recycle(&mut self, pool: &BufferPool) {
