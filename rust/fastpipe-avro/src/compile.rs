@@ -446,6 +446,7 @@ impl<'a> Compiler<'a> {
                 body,
                 over,
                 smallest,
+                columns: wants.len() as u32,
                 rule,
                 lengths,
                 pad,

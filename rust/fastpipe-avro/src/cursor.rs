@@ -259,6 +259,12 @@ impl<'a> Cursor<'a> {
     /// last. No more items are returned than the bytes that are left can hold, if each takes at least `smallest`.
     #[inline(always)]
     pub(crate) fn items(&mut self, smallest: u64) -> Result<Option<Items>> {
+        self.items_of(smallest, 1)
+    }
+
+    /// The same, of items that become `columns` values each.
+    #[inline(always)]
+    pub(crate) fn items_of(&mut self, smallest: u64, columns: u64) -> Result<Option<Items>> {
         let count = self.long()?;
         if count == 0 {
             return Ok(None);
@@ -283,7 +289,12 @@ impl<'a> Cursor<'a> {
                 });
             }
             Some(_) => {}
-            None => self.zero_width_left = self.zero_width_left.checked_sub(count).ok_or(Fault::ZeroWidth)?,
+            None => {
+                self.zero_width_left = self
+                    .zero_width_left
+                    .checked_sub(count.saturating_mul(columns))
+                    .ok_or(Fault::ZeroWidth)?;
+            }
         }
         Ok(Some(Items {
             count: count as usize,

@@ -82,6 +82,15 @@ pub(crate) fn skip_all(plan: &Plan, data: &[u8], rows: u32, out: &mut Sink<'_>) 
     Ok(decoder.cursor.position())
 }
 
+/// What bounds the number of items.
+#[derive(Clone, Copy)]
+struct Width {
+    /// Bytes that an item takes at least.
+    smallest: u64,
+    /// Values that it becomes, if it takes none.
+    columns: u64,
+}
+
 struct Decoder<'p, 'd, 's, 'r> {
     plan: &'p Plan,
     cursor: Cursor<'d>,
@@ -199,11 +208,16 @@ impl Decoder<'_, '_, '_, '_> {
                 body,
                 over,
                 smallest,
+                columns,
                 rule,
                 lengths,
                 pad,
             } => {
-                let n = self.items(*body, *over, *smallest, *rule, *pad)?;
+                let width = Width {
+                    smallest: *smallest,
+                    columns: u64::from(*columns),
+                };
+                let n = self.items(*body, *over, width, *rule, *pad)?;
                 for &part in lengths.of(&plan.parts) {
                     self.out.writer(part as usize).push(n as i64)?;
                 }
@@ -355,9 +369,9 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(want)
     }
 
-    fn items(&mut self, body: Span, over: Span, smallest: u64, rule: Rule, pad: Span) -> Result<usize> {
+    fn items(&mut self, body: Span, over: Span, width: Width, rule: Rule, pad: Span) -> Result<usize> {
         let mut n = 0;
-        while let Some(items) = self.cursor.items(smallest)? {
+        while let Some(items) = self.cursor.items_of(width.smallest, width.columns)? {
             let taken = match rule {
                 Rule::Free => items.count,
                 Rule::Exact(want) if n + items.count > want => {
@@ -418,7 +432,11 @@ impl Decoder<'_, '_, '_, '_> {
                     ..
                 } => self.numbers_free(*wire, *to, *part)?,
                 SparseWhat::Values { body, .. } => {
-                    self.items(*body, Span::default(), field.smallest, Rule::Free, Span::default())?
+                    let width = Width {
+                        smallest: field.smallest,
+                        columns: 1,
+                    };
+                    self.items(*body, Span::default(), width, Rule::Free, Span::default())?
                 }
             };
             let expected = *expected.get_or_insert(found);

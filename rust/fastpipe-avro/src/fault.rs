@@ -83,7 +83,7 @@ impl Fault {
             Fault::Boolean(v) => (Malformed, format!("expected a boolean, 0 or 1, found byte {v}")),
             Fault::Length(v) => (Malformed, format!("expected a length, found {v}")),
             Fault::ItemCount { count, left } => {
-                (Malformed, format!("an array or map block declares {count} items, more than the {left} bytes left can hold"))
+                (Malformed, format!("expected an array or map block of no more items than the {left} bytes left can hold, found {count} declared"))
             }
             Fault::ItemBytes { declared, found } => {
                 (Malformed, format!("an array or map block declares {declared} bytes, its items take {found}"))

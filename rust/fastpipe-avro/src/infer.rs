@@ -9,7 +9,7 @@ use fastpipe_batch::{
 
 use crate::feature::{Feature, Nulls, Request};
 use crate::layout::{UnionShape, union_shape};
-use crate::limits::{MAX_COLUMNS, MAX_DEPTH};
+use crate::limits::{MAX_COLUMNS, MAX_DEPTH, MAX_SCHEMA_NODES};
 use crate::schema::{NodeId, Schema, Type};
 use crate::source::AvroSource;
 
@@ -26,6 +26,7 @@ pub struct Inferred {
 pub fn infer(schema: &Schema) -> Result<Vec<Inferred>> {
     let mut walk = Walk {
         schema,
+        seen: 0,
         found: Vec::new(),
     };
     let root = schema.root();
@@ -48,6 +49,8 @@ struct Above {
 
 struct Walk<'a> {
     schema: &'a Schema,
+    /// Types looked at. References let a small schema stand for more of them than could ever be.
+    seen: usize,
     found: Vec<Inferred>,
 }
 
@@ -80,6 +83,13 @@ impl Walk<'_> {
             depth: above.depth + 1,
             ..above
         };
+        self.seen += 1;
+        if self.seen > MAX_SCHEMA_NODES {
+            let reason = format!(
+                "the schema's references stand for more than {MAX_SCHEMA_NODES} types; name what you want in features="
+            );
+            return Err(Error::new(ErrorKind::Limit, reason));
+        }
         if above.depth > MAX_DEPTH {
             return self.refuse(name, format!("the field is nested deeper than {MAX_DEPTH} levels"));
         }

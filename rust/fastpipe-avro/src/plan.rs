@@ -122,6 +122,7 @@ pub(crate) enum Op {
         body: Span,
         over: Span,
         smallest: u64,
+        columns: u32,
         rule: Rule,
         lengths: Span,
         pad: Span,

@@ -267,6 +267,10 @@ impl Builder {
         logical: Option<&'static str>,
     ) -> Result<NodeId, Error> {
         let full = name.fullname(space);
+        if self.named.contains_key(&full) {
+            let reason = format!("expected an Avro schema: the type '{full}' is defined twice");
+            return Err(Error::new(ErrorKind::Schema, reason));
+        }
         let id = self.push(ty, Some(full.clone()), logical)?;
         self.named.insert(full, id);
         Ok(id)

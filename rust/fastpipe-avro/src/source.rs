@@ -60,15 +60,22 @@ impl FileInfo {
                 "a block of {size} bytes can't hold the {rows} records of at least {smallest} bytes it declares"
             );
             Error::new(ErrorKind::Malformed, reason)
-        } else if rows == 0 && self.codec == Codec::Null && size > 0 {
-            Error::new(
-                ErrorKind::Malformed,
-                format!("a block declares no records but {size} bytes"),
-            )
         } else {
             return Ok(());
         };
         Err(error.at_block(number, block.offset).at_path(&self.path))
+    }
+
+    /// Checks that a block that declares no records has no bytes, once they are decompressed.
+    pub fn check_empty(&self, number: u64, block: &Block, stored: &[u8], pool: &BufferPool) -> Result<()> {
+        let checked = decompress(self.codec, stored, 0, pool).and_then(|data| match data.len() {
+            0 => Ok(()),
+            n => Err(Error::new(
+                ErrorKind::Malformed,
+                format!("expected no bytes in a block that declares no records, found {n}"),
+            )),
+        });
+        checked.map_err(|e| e.at_block(number, block.offset).at_path(&self.path))
     }
 }
 

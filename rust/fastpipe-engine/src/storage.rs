@@ -17,10 +17,17 @@ pub struct LocalFile {
 impl LocalFile {
     /// Opens a file.
     pub fn open(path: &str) -> Result<Self> {
-        let file = File::open(path).map_err(|e| Error::io(path, &e))?;
-        if file.metadata().map_err(|e| Error::io(path, &e))?.is_dir() {
-            return Err(Error::new(ErrorKind::Storage, "expected a file, found a directory").at_path(path));
+        // Looked at before it is opened: to open a pipe is to wait for who writes to it.
+        let metadata = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?;
+        if !metadata.is_file() {
+            let what = if metadata.is_dir() {
+                "a directory"
+            } else {
+                "a pipe or device"
+            };
+            return Err(Error::new(ErrorKind::Storage, format!("expected a file, found {what}")).at_path(path));
         }
+        let file = File::open(path).map_err(|e| Error::io(path, &e))?;
         Ok(LocalFile {
             path: path.into(),
             file,

@@ -43,7 +43,7 @@ impl Dataset {
         let mut files: Vec<(FileInfo, Vec<Block>)> = Vec::with_capacity(paths.len());
         for path in paths {
             let (file, info) = read_header(py, &path.into(), files.first().map(|f| &f.0))?;
-            let blocks = walk(py, &file, &info.header)?;
+            let blocks = walk(py, &file, &info)?;
             files.push((info, blocks));
             py.check_signals()?;
         }

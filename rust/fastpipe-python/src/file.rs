@@ -26,10 +26,7 @@ impl ContainerFile {
         if let Some(blocks) = self.blocks.get() {
             return Ok(blocks);
         }
-        let blocks = walk(py, &self.file, &self.info.header)?;
-        for (number, block) in blocks.iter().enumerate() {
-            self.info.check(number as u64, block).py(py)?;
-        }
+        let blocks = walk(py, &self.file, &self.info)?;
         Ok(self.blocks.get_or_init(|| blocks))
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use fastpipe_avro::{Block, FileInfo, Header, Walk};
+use fastpipe_batch::{BufferPool, Error, ReadAt};
 use fastpipe_engine::LocalFile;
 use pyo3::prelude::*;
 
@@ -26,14 +27,26 @@ pub(crate) fn read_header(
     .py(py)
 }
 
-/// Walks the blocks of a file.
-pub(crate) fn walk(py: Python<'_>, file: &LocalFile, header: &Header) -> PyResult<Vec<Block>> {
-    let mut walk = Walk::new(file, header).py(py)?;
+/// Walks the blocks of a file. A block without records is never read, so it is looked at here whether it really has none.
+pub(crate) fn walk(py: Python<'_>, file: &LocalFile, info: &FileInfo) -> PyResult<Vec<Block>> {
+    let mut walk = Walk::new(file, &info.header).py(py)?;
     let mut blocks = Vec::new();
+    let pool = BufferPool::default();
     loop {
-        let more = py
-            .detach(|| walk.by_ref().take(BLOCKS_AT_ONCE).collect::<Result<Vec<_>, _>>())
-            .py(py)?;
+        let more = py.detach(|| {
+            let more = walk.by_ref().take(BLOCKS_AT_ONCE).collect::<Result<Vec<_>, _>>()?;
+            for (number, block) in (blocks.len() as u64..).zip(&more) {
+                info.check(number, block)?;
+                if block.rows == 0 {
+                    let mut stored = pool.take(block.size as usize);
+                    file.read_at(block.offset + u64::from(block.header), &mut stored)?;
+                    info.check_empty(number, block, &stored, &pool)?;
+                    pool.put(stored);
+                }
+            }
+            Ok::<_, Error>(more)
+        });
+        let more = more.py(py)?;
         let end = more.len() < BLOCKS_AT_ONCE;
         blocks.extend(more);
         if end {
