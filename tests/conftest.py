@@ -1,0 +1,32 @@
+"""Settings of the tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import fastavro
+import hypothesis
+import pytest
+
+# The same examples everywhere and each time: what fails in one place fails in all. FASTPIPE_EXAMPLES asks for more.
+hypothesis.settings.register_profile(
+    "fastpipe",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=int(os.environ.get("FASTPIPE_EXAMPLES", "200")),
+    print_blob=False,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("fastpipe")
+
+
+@pytest.fixture
+def plain_values() -> Iterator[None]:
+    """Lets fastavro hand out the values that underlie logical types."""
+    readers = fastavro.read.LOGICAL_READERS
+    saved = dict(readers)
+    readers.clear()
+    yield
+    readers.update(saved)

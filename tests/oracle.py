@@ -1,0 +1,517 @@
+"""What batches should hold, worked out without fastpipe.
+
+Three parts, each as plain as can be:
+
+* `leaves` and `follow` walk a schema, and records as fastavro reads them, along the paths that name features.
+* `rows` turns a batch's forms back into Python values, by the definition of each form and not by its `to_list`.
+* `encode` and `container` write Avro as no writer does, but as every reader must read: arrays and maps in several
+  blocks, some with their size in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+import fastpipe
+
+PRIMITIVES = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
+
+# --- Schemas ---
+
+
+@dataclass(frozen=True)
+class Type:
+    """A schema with its names resolved."""
+
+    kind: str
+    name: str = ""
+    parts: tuple[Any, ...] = ()  # Fields (name, type), items, values, branches or symbols.
+    size: int = 0
+    logical: str = ""
+
+
+def resolve(schema: Any, names: dict[str, Any] | None = None, space: str = "") -> Any:
+    """Makes `Type`s of a schema. A type inside of itself is cut off as one of kind `recursive`."""
+    names = {} if names is None else names
+    if isinstance(schema, list):
+        return Type("union", parts=tuple(resolve(branch, names, space) for branch in schema))
+    if isinstance(schema, str):
+        if schema in PRIMITIVES:
+            return Type(schema)
+        return names[schema if "." in schema or not space else f"{space}.{schema}"]
+    kind = schema["type"]
+    if not isinstance(kind, str):
+        return resolve(kind, names, space)
+    logical = schema.get("logicalType", "")
+    if kind == "array":
+        return Type(kind, parts=(resolve(schema["items"], names, space),))
+    if kind == "map":
+        return Type(kind, parts=(resolve(schema["values"], names, space),))
+    if kind not in ("record", "enum", "fixed"):
+        return Type(kind, logical=logical) if kind in PRIMITIVES else resolve(kind, names, space)
+    name = schema["name"]
+    if "." not in name and schema.get("namespace", space):
+        name = f"{schema.get('namespace', space)}.{name}"
+    inside = name.rpartition(".")[0]
+    if kind == "enum":
+        names[name] = Type(kind, name, tuple(schema["symbols"]))
+    elif kind == "fixed":
+        names[name] = Type(kind, name, size=schema["size"], logical=logical)
+    else:
+        names[name] = Type("recursive", name)
+        fields = tuple((field["name"], resolve(field["type"], names, inside)) for field in schema["fields"])
+        names[name] = Type(kind, name, fields)
+    return names[name]
+
+
+def inner(node: Type) -> Type | None:
+    """The type of a union besides null; None if there are several."""
+    if len(node.parts) == 1:
+        return node.parts[0]
+    nulls = [branch for branch in node.parts if branch.kind == "null"]
+    return next(b for b in node.parts if b.kind != "null") if len(nulls) == 1 and len(node.parts) == 2 else None
+
+
+def recursive(node: Type, name: str) -> bool:
+    """Whether a type holds the one of that name again."""
+    if node.kind == "recursive":
+        return node.name == name
+    parts = (part[1] if node.kind == "record" else part for part in node.parts if not isinstance(part, str))
+    return any(recursive(part, name) for part in parts)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A feature that a schema has."""
+
+    name: str
+    type: Type
+    dims: int = 0
+    nullable: bool = False
+
+    @property
+    def refusal(self) -> str:
+        """A word of the reason why the feature isn't inferred; empty if it is."""
+        if self.type.kind == "union":
+            return "several types"
+        if self.type.kind == "recursive":
+            return "recursive"
+        return self.type.logical
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that is inferred, or would be without the logical type."""
+        kinds = {"null": "bool", "boolean": "bool", "int": "int32", "enum": "int32", "long": "int64"}
+        kinds |= {"float": "float32", "double": "float64", "string": "string", "sparse": self.type.name}
+        return kinds.get(self.type.kind, "bytes")
+
+    def spec(self) -> fastpipe.DenseSpec | fastpipe.RaggedSpec:
+        """A spec that reads it, whatever the lengths of its arrays."""
+        nulls = "mask" if self.nullable else "error"
+        if self.dims == 0:
+            return fastpipe.DenseSpec((), self.dtype, nulls=nulls)
+        return fastpipe.RaggedSpec((None,) * self.dims, self.dtype, nulls=nulls)
+
+
+def leaves(root: Type) -> list[Leaf]:
+    """The features of a schema, in its order."""
+    return list(_leaves(root, "" if root.kind == "record" else "value", 0, False))
+
+
+def _leaves(node: Type, name: str, dims: int, nullable: bool) -> Iterator[Leaf]:
+    if node.kind == "union":
+        only = inner(node)
+        if only is None:
+            yield Leaf(name, node, dims)
+        else:
+            yield from _leaves(only, name, dims, nullable or len(node.parts) == 2)
+    elif node.kind == "record" and recursive(node, node.name):
+        yield Leaf(name, Type("recursive"), dims)
+    elif node.kind == "record":
+        sparse = _sparse(node) if dims == 0 else None
+        if sparse is not None:
+            yield Leaf(name, Type("sparse", sparse, node.parts), dims, nullable)
+            return
+        for field, part in node.parts:
+            yield from _leaves(part, f"{name}.{field}" if name else field, dims, nullable)
+    elif node.kind == "array":
+        yield from _leaves(node.parts[0], name, dims + 1, nullable)
+    elif node.kind == "map":
+        name = f"{name}." if name else ""
+        yield Leaf(f"{name}keys", Type("string"), dims + 1, nullable)
+        yield from _leaves(node.parts[0], f"{name}values", dims + 1, nullable)
+    else:
+        yield Leaf(name, node, dims, nullable or node.kind == "null")
+
+
+def _sparse(node: Type) -> str | None:
+    """The dtype of the values, if a record looks like a sparse array."""
+    items = {}
+    for name, part in node.parts:
+        part = (inner(part) or part) if part.kind == "union" else part
+        if part.kind != "array":
+            return None
+        items[name] = part.parts[0]
+    if set(items) != {"values", *(f"indices{k}" for k in range(len(items) - 1))} or len(items) < 2:
+        return None
+    values = items.pop("values")
+    plain = PRIMITIVES - {"null"} | {"enum"}
+    if values.kind not in plain or values.logical or any(i.kind not in ("int", "long") for i in items.values()):
+        return None
+    return Leaf("", values).dtype
+
+
+def follow(root: Type, record: Any, name: str) -> Any:
+    """What a feature is in a record: nested lists, None where null.
+
+    The keys of a map are a list and so are its values. A sparse record is the list of its (index tuple, value).
+    """
+    path = tuple(name.split("."))
+    return _follow(root, record, path if root.kind == "record" else path[1:])
+
+
+def _follow(node: Type, value: Any, path: tuple[str, ...]) -> Any:
+    if node.kind == "union":
+        only = inner(node)
+        assert only is not None, "unions of several types aren't features"
+        return None if value is None else _follow(only, value, path)
+    if node.kind == "record" and not path:
+        return entries(value)
+    if node.kind == "record":
+        return _follow(dict(node.parts)[path[0]], value[path[0]], path[1:])
+    if node.kind == "array":
+        return [_follow(node.parts[0], item, path) for item in value]
+    if node.kind == "map" and path[0] == "keys":
+        return list(value)
+    if node.kind == "map":
+        return [_follow(node.parts[0], item, path[1:]) for item in value.values()]
+    assert not path
+    return value
+
+
+def entries(record: Mapping[str, Any]) -> list[tuple[tuple[int, ...], Any]]:
+    """The entries of a sparse record; a null array stands for an empty one."""
+    rank = len(record) - 1
+    names = [f"indices{k}" for k in range(rank)] if "indices" not in record else ["indices"]
+    columns = [record[name] or [] for name in names]
+    return list(zip(zip(*columns, strict=True), record["values"] or [], strict=True))
+
+
+# --- Batches ---
+
+
+def rows(node: Any) -> list[Any]:
+    """The rows of a batch's form as Python values, after checking that its parts fit together."""
+    if isinstance(node, np.ndarray):
+        _check_array(node)
+        return node.tolist()
+    if isinstance(node, fastpipe.Strings):
+        return _strings(node)
+    if isinstance(node, fastpipe.Ragged):
+        items = rows(node.values)
+        return [items[a:b] for a, b in _spans(node.offsets, len(items))]
+    if isinstance(node, fastpipe.Masked):
+        _check_array(node.valid)
+        assert node.valid.dtype == np.bool_
+        assert isinstance(node.values, (np.ndarray, fastpipe.Strings)) or node.valid.ndim == 1
+        if not isinstance(node.values, (np.ndarray, fastpipe.Strings)):
+            assert len(node.values) == len(node.valid)
+        else:
+            assert node.values.shape[: node.valid.ndim] == node.valid.shape
+        return _blank(rows(node.values), node.valid.tolist())
+    if isinstance(node, fastpipe.Sparse):
+        indices, values, shape = node
+        found: list[list[Any]] = [[] for _ in range(int(shape[0]))]
+        _check_sparse(indices, shape, indices.shape[1])
+        assert (np.diff(indices[:, 0]) >= 0).all()
+        for (row, *index), value in zip(indices.tolist(), rows(values), strict=True):
+            found[row].append((tuple(index), value))
+        return found
+    assert isinstance(node, fastpipe.SparseCSR), type(node)
+    offsets, indices, values, shape = node
+    _check_sparse(indices, shape, len(shape) - 1)
+    assert len(offsets) == shape[0] + 1
+    pairs = [
+        (tuple(index) if isinstance(index, list) else (index,), value)
+        for index, value in zip(indices.tolist(), rows(values), strict=True)
+    ]
+    return [pairs[a:b] for a, b in _spans(offsets, len(pairs))]
+
+
+def _check_array(array: np.ndarray) -> None:
+    assert array.flags.c_contiguous
+    assert array.flags.aligned
+    assert array.flags.writeable
+    assert array.dtype.isnative
+    assert array.size == 0 or array.ctypes.data % 64 == 0
+
+
+def _check_sparse(indices: np.ndarray, shape: np.ndarray, width: int) -> None:
+    assert indices.dtype == shape.dtype == np.int64
+    assert shape.ndim == 1
+    assert indices.ndim == (1 if width == 1 else 2)
+    assert indices.ndim == 1 or indices.shape[1] == width
+
+
+def _spans(offsets: np.ndarray, items: int) -> Iterable[tuple[int, int]]:
+    _check_array(offsets)
+    assert offsets.dtype == np.int64
+    assert offsets[0] == 0
+    assert offsets[-1] == items
+    assert (np.diff(offsets) >= 0).all()
+    return pairwise(offsets.tolist())
+
+
+def _strings(node: fastpipe.Strings) -> list[Any]:
+    _check_array(node.values)
+    assert node.values.dtype == np.uint8
+    assert len(node.offsets) == math.prod(node.shape) + 1
+    data = bytes(node.values)
+    found: list[Any] = [data[a:b] for a, b in _spans(node.offsets, len(data))]
+    if not node.binary:
+        found = [entry.decode() for entry in found]
+    for size in reversed(node.shape[1:]):
+        found = [found[i : i + size] for i in range(0, len(found), size)]
+    return found
+
+
+def _blank(values: list[Any], valid: list[Any]) -> list[Any]:
+    return [
+        _blank(value, flag) if isinstance(flag, list) else value if flag else None
+        for value, flag in zip(values, valid, strict=True)
+    ]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are of the same types and equal; NaN equals NaN, and 0.0 isn't -0.0."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, float):
+        return math.isnan(a) if math.isnan(b) else a == b and math.copysign(1, a) == math.copysign(1, b)
+    return bool(a == b)
+
+
+def difference(expected: Any, found: Any, where: str) -> str | None:
+    """Where two nested values part, shortly said; None if they are the same."""
+    if same(expected, found):
+        return None
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        for i, (a, b) in enumerate(zip(expected, found, strict=True)):
+            if not same(a, b):
+                return difference(a, b, f"{where}[{i}]")
+    return f"{where}: expected {expected!r}, found {found!r}"
+
+
+def check(reader: fastpipe.Reader, records: Sequence[Any], expected: Callable[[str, Any], Any]) -> None:
+    """Reads a pass, and compares each batch with `expected(feature name, record)` of its records.
+
+    Enum codes are compared as symbols.
+    """
+    assert reader.num_rows == len(records)
+    start = 0
+    for batch in reader:
+        assert list(batch) == list(reader.features)
+        stop = min(start + reader.batch_size, len(records))
+        for name, node in batch.items():
+            found = rows(node)
+            assert same(found, _rows_of(node)), f"to_list of {name!r} disagrees"
+            if name in reader.symbols:
+                found = _symbols(found, reader.symbols[name])
+            wanted = [expected(name, record) for record in records[start:stop]]
+            problem = difference(wanted, found, f"{name} from row {start}")
+            assert problem is None, problem
+            _check_spec(node, reader.features[name], stop - start)
+        start = stop
+    assert start == len(records)
+
+
+def _rows_of(node: Any) -> list[Any]:
+    return node.tolist() if isinstance(node, np.ndarray) else node.to_list()
+
+
+def _symbols(found: Any, symbols: list[str]) -> Any:
+    if isinstance(found, list):
+        return [_symbols(item, symbols) for item in found]
+    if isinstance(found, tuple):  # An entry of a sparse array.
+        return found[0], symbols[found[1]]
+    return None if found is None else symbols[found]
+
+
+def _check_spec(node: Any, spec: Any, count: int) -> None:
+    """Forms, shapes and dtypes are those of the spec."""
+    if isinstance(spec, fastpipe.SparseSpec):
+        node = node.values if isinstance(node, fastpipe.Masked) else node
+        assert isinstance(node, fastpipe.Sparse if spec.layout == "coo" else fastpipe.SparseCSR)
+        assert len(node.dense_shape) == len(spec.shape) + 1
+        assert node.dense_shape[0] == count
+        coordinates = node.indices.reshape(len(node.indices), -1)[:, -len(spec.shape) :]
+        for k, size in enumerate(spec.shape):
+            greatest = int(coordinates[:, k].max()) + 1 if len(coordinates) else 0
+            assert node.dense_shape[k + 1] == (greatest if size is None else size)
+        _check_values(node.values, spec, (len(coordinates),))
+        return
+    shape: tuple[int | None, ...] = (count, *spec.shape)
+    while isinstance(spec, fastpipe.RaggedSpec) and None in shape[1:]:
+        if isinstance(node, fastpipe.Masked):
+            assert spec.nulls == "mask"
+            node = node.values
+        assert type(node) is fastpipe.Ragged
+        assert len(node) == shape[0]
+        node = node.values
+        shape = (len(node), *shape[2:])
+    _check_values(node, spec, shape)
+
+
+def _check_values(node: Any, spec: Any, shape: tuple[int | None, ...]) -> None:
+    if isinstance(node, fastpipe.Masked):
+        assert spec.nulls == "mask"
+        node = node.values
+    assert node.shape == shape
+    if spec.dtype in ("string", "bytes"):
+        assert type(node) is fastpipe.Strings
+        assert node.binary == (spec.dtype == "bytes")
+    else:
+        assert type(node) is np.ndarray
+        assert node.dtype == spec.dtype
+
+
+# --- Avro as it may be written ---
+
+
+def varint(number: int) -> bytes:
+    """A long: zigzag, seven bits a byte, the least first."""
+    rest = number << 1 if number >= 0 else ~(number << 1)
+    out = bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A long, and where it ends."""
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return number >> 1 ^ -(number & 1), at
+
+
+def encode(node: Type, value: Any, rng: random.Random) -> bytes:
+    """A value as Avro, with arrays and maps cut into blocks at random."""
+    match node.kind:
+        case "null":
+            return b""
+        case "boolean":
+            return b"\x01" if value else b"\x00"
+        case "int" | "long":
+            return varint(value)
+        case "float":
+            return struct.pack("<f", value)
+        case "double":
+            return struct.pack("<d", value)
+        case "bytes" | "string":
+            data = value.encode() if isinstance(value, str) else value
+            return varint(len(data)) + data
+        case "fixed":
+            assert len(value) == node.size
+            return value
+        case "enum":
+            return varint(node.parts.index(value))
+        case "union":
+            kinds = [branch.kind for branch in node.parts]
+            branch = kinds.index("null") if value is None else next(i for i, k in enumerate(kinds) if k != "null")
+            return varint(branch) + encode(node.parts[branch], value, rng)
+        case "record":
+            return b"".join(encode(part, value[name], rng) for name, part in node.parts)
+        case "array":
+            return items([encode(node.parts[0], item, rng) for item in value], rng)
+        case "map":
+            text = Type("string")
+            pairs = [encode(text, key, rng) + encode(node.parts[0], item, rng) for key, item in value.items()]
+            return items(pairs, rng)
+    raise AssertionError(node)
+
+
+def items(encoded: Sequence[bytes], rng: random.Random) -> bytes:
+    """Items of an array or a map, in blocks; a negative number of items is followed by their size in bytes."""
+    out = bytearray()
+    at = 0
+    while at < len(encoded):
+        count = rng.randint(1, len(encoded) - at)
+        data = b"".join(encoded[at : at + count])
+        out += varint(count) if rng.random() < 0.5 else varint(-count) + varint(len(data))
+        out += data
+        at += count
+    return bytes(out + b"\x00")
+
+
+def container(schema: Any, records: Sequence[Any], rng: random.Random, codec: str = "null") -> bytes:
+    """A container file with blocks of random sizes, some of them without records. Codecs: null and deflate."""
+    root = resolve(schema)
+    text = Type("string")
+    metadata = {"avro.schema": json.dumps(schema).encode(), "avro.codec": codec.encode(), "note": bytes(range(256))}
+    pairs = [encode(text, key, rng) + varint(len(value)) + value for key, value in metadata.items()]
+    rng.shuffle(pairs)
+    sync = rng.randbytes(16)
+    out = bytearray(b"Obj\x01" + items(pairs, rng) + sync)
+    at = 0
+    while at < len(records):
+        count = rng.randint(0, min(len(records) - at, 20))
+        data = b"".join(encode(root, record, rng) for record in records[at : at + count])
+        if codec == "deflate":
+            squeeze = zlib.compressobj(wbits=-15)
+            data = squeeze.compress(data) + squeeze.flush()
+        out += varint(count) + varint(len(data)) + data + sync
+        at += count
+    return bytes(out)
+
+
+def split(data: bytes) -> tuple[dict[str, bytes], list[tuple[int, bytes]]]:
+    """Metadata and blocks (records, bytes as decompressed) of a container file. Codecs: null and deflate."""
+    assert data[:4] == b"Obj\x01"
+    at = 4
+    metadata: dict[str, bytes] = {}
+    while True:
+        count, at = read_varint(data, at)
+        if count == 0:
+            break
+        if count < 0:
+            _, at = read_varint(data, at)
+        for _ in range(abs(count)):
+            pair = []
+            for _ in range(2):
+                size, at = read_varint(data, at)
+                pair.append(data[at : at + size])
+                at += size
+            metadata[pair[0].decode()] = pair[1]
+    sync = data[at : at + 16]
+    at += 16
+    blocks = []
+    while at < len(data):
+        count, at = read_varint(data, at)
+        size, at = read_varint(data, at)
+        block = data[at : at + size]
+        at += size
+        assert data[at : at + 16] == sync
+        at += 16
+        blocks.append((count, zlib.decompress(block, wbits=-15) if metadata["avro.codec"] == b"deflate" else block))
+    return metadata, blocks
