@@ -1,0 +1,185 @@
+//! Records of indices and values, which become one sparse column.
+
+use fastpipe_batch::{DType, Error, Form, Leaf, SparseLayout};
+
+use super::{Code, Compiler, Want, join, wire};
+use crate::feature::{Nulls, Request};
+use crate::layout::{Target, UnionShape, misfit, union_shape};
+use crate::plan::{Op, SparseField, SparseOp, SparseWhat, Wire};
+use crate::schema::{NodeId, Type};
+
+impl<'a> Compiler<'a> {
+    /// A record of indices and values.
+    pub(super) fn sparse(
+        &mut self,
+        fields: &[(String, NodeId)],
+        want: Want<'a>,
+        path: &str,
+        out: &mut Code,
+    ) -> Result<(), Error> {
+        let at = self.path(path);
+        let column = &self.columns[want.column];
+        let (Form::Sparse(form), Request::Sparse { check_indices, .. }) = (&column.spec.form, &column.feature.request)
+        else {
+            return Err(misfit(format!("the field '{path}' is a record")));
+        };
+        let dims = form.shape.len();
+        let mut seen = vec![false; dims + 1];
+        let mut sparse_fields = Vec::new();
+        for (name, id) in fields {
+            let role = match name.as_str() {
+                "values" => Some(dims),
+                "indices" if dims == 1 => Some(0),
+                _ => name
+                    .strip_prefix("indices")
+                    .and_then(|n| n.parse().ok())
+                    .filter(|&n: &usize| n < dims),
+            };
+            let Some(role) = role.filter(|&r| !seen[r]) else {
+                let reason = format!(
+                    "a sparse record of {dims} dimensions has the fields indices0 to indices{} and values alone, found '{name}'",
+                    dims - 1
+                );
+                return Err(misfit(reason).at_feature(&column.feature.name));
+            };
+            seen[role] = true;
+            sparse_fields.push(self.sparse_field(*id, role, dims, want, &join(path, name))?);
+        }
+        if let Some(missing) = seen.iter().position(|s| !s) {
+            let name = if missing == dims {
+                "values".to_owned()
+            } else {
+                format!("indices{missing}")
+            };
+            let reason = format!("a sparse record of {dims} dimensions needs the field '{name}'");
+            return Err(misfit(reason).at_feature(&column.feature.name));
+        }
+        self.mark_valid(want, at, out);
+        let op = SparseOp {
+            fields: sparse_fields,
+            dims,
+            batch_index: form.layout == SparseLayout::Coo,
+            check: *check_indices,
+            coordinates: column.parts.coordinates.unwrap_or_default(),
+            lengths: column.parts.lengths.first().copied(),
+        };
+        self.plan.sparse.push(op);
+        out.push(Op::Sparse(self.plan.sparse.len() as u32 - 1), at);
+        Ok(())
+    }
+
+    fn sparse_field(
+        &mut self,
+        mut id: NodeId,
+        role: usize,
+        dims: usize,
+        want: Want<'a>,
+        path: &str,
+    ) -> Result<SparseField, Error> {
+        let column = &self.columns[want.column];
+        let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
+        let Form::Sparse(form) = &column.spec.form else {
+            return Err(misfit("not sparse".into()));
+        };
+        let mut unions = Vec::new();
+        while let Type::Union(branches) = self.schema.ty(id) {
+            let null = match union_shape(self.schema, branches) {
+                UnionShape::One(inner) => {
+                    id = inner;
+                    None
+                }
+                UnionShape::Nullable { null, inner } => {
+                    id = inner;
+                    Some(null as i64)
+                }
+                UnionShape::Several => return Err(misfit(format!("'{path}' is a union of several types"))),
+            };
+            unions.push((null, branches.len() as u32));
+        }
+        let Type::Array(item) = *self.schema.ty(id) else {
+            return Err(misfit(format!(
+                "'{path}' must be an array, found {}",
+                self.schema.describe(id)
+            )));
+        };
+        let ty = self.schema.ty(item);
+        let what = if role < dims {
+            let wire = match ty {
+                Type::Int => Wire::Int,
+                Type::Long => Wire::Long,
+                _ => {
+                    let found = self.schema.describe(item);
+                    return Err(misfit(format!(
+                        "'{path}' must be an array of int or long, found items of type {found}"
+                    )));
+                }
+            };
+            SparseWhat::Indices {
+                wire,
+                dim: role,
+                bound: form.shape[role].unwrap_or(u64::MAX),
+            }
+        } else {
+            self.sparse_values(item, want, path)?
+        };
+        let null_is_empty = matches!(column.feature.nulls, Nulls::Fill(_));
+        Ok(SparseField {
+            what,
+            unions,
+            null_is_empty,
+            smallest: self.schema.smallest(item),
+        })
+    }
+
+    fn sparse_values(&mut self, item: NodeId, want: Want<'a>, path: &str) -> Result<SparseWhat, Error> {
+        let column = &self.columns[want.column];
+        let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
+        let numbers = match (wire(self.schema.ty(item)), column.parts.values) {
+            (Some(wire), Target::Numbers(to, part)) => {
+                let fits = match wire {
+                    Wire::Boolean => true,
+                    Wire::Int | Wire::Long => to != DType::Bool,
+                    Wire::Float | Wire::Double => to.is_float(),
+                };
+                if !fits {
+                    let found = self.schema.describe(item);
+                    return Err(misfit(format!("values of type {found} don't fit {to}")));
+                }
+                Some((wire, to, part))
+            }
+            _ => None,
+        };
+        let mut inner = item;
+        while let Type::Union(branches) = self.schema.ty(inner) {
+            inner = match union_shape(self.schema, branches) {
+                UnionShape::One(inner) => inner,
+                UnionShape::Nullable { inner, .. } if column.feature.nulls != Nulls::Mask => inner,
+                UnionShape::Nullable { .. } => {
+                    let reason = "sparse values that may be null can't be masked; give a fill, or nulls=\"error\"";
+                    return Err(misfit(reason.into()));
+                }
+                UnionShape::Several => return Err(misfit(format!("'{path}' has items of several types"))),
+            };
+        }
+        if matches!(self.schema.ty(inner), Type::Array(_) | Type::Map(_) | Type::Record(_)) {
+            let found = self.schema.describe(inner);
+            return Err(misfit(format!(
+                "sparse values must be numbers, enums, strings or bytes, found {found}"
+            )));
+        }
+        if matches!(
+            (self.schema.ty(inner), column.feature.request.leaf()),
+            (Type::Fixed(_), Leaf::Fixed(_))
+        ) {
+            return Err(misfit(
+                "sparse values of a fixed type can only be read as \"bytes\"".into(),
+            ));
+        }
+        let mut code = Code::default();
+        self.node(item, vec![want.deeper()], path, &mut code)?;
+        Ok(SparseWhat::Values {
+            body: self.block(code),
+            numbers,
+        })
+    }
+}
