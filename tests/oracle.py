@@ -319,7 +319,7 @@ def difference(expected: Any, found: Any, where: str) -> str | None:
 def check(reader: fastpipe.Reader, records: Sequence[Any], expected: Callable[[str, Any], Any]) -> None:
     """Reads a pass, and compares each batch with `expected(feature name, record)` of its records.
 
-    Enum codes are compared as symbols.
+    Symbols of enums that are read as codes are expected as their codes.
     """
     assert reader.num_rows == len(records)
     start = 0
@@ -329,9 +329,9 @@ def check(reader: fastpipe.Reader, records: Sequence[Any], expected: Callable[[s
         for name, node in batch.items():
             found = rows(node)
             assert same(found, _rows_of(node)), f"to_list of {name!r} disagrees"
-            if name in reader.symbols:
-                found = _symbols(found, reader.symbols[name])
             wanted = [expected(name, record) for record in records[start:stop]]
+            if name in reader.symbols:
+                wanted = _codes(wanted, reader.symbols[name])
             problem = difference(wanted, found, f"{name} from row {start}")
             assert problem is None, problem
             _check_spec(node, reader.features[name], stop - start)
@@ -343,12 +343,12 @@ def _rows_of(node: Any) -> list[Any]:
     return node.tolist() if isinstance(node, np.ndarray) else node.to_list()
 
 
-def _symbols(found: Any, symbols: list[str]) -> Any:
-    if isinstance(found, list):
-        return [_symbols(item, symbols) for item in found]
-    if isinstance(found, tuple):  # An entry of a sparse array.
-        return found[0], symbols[found[1]]
-    return None if found is None else symbols[found]
+def _codes(wanted: Any, symbols: list[str]) -> Any:
+    if isinstance(wanted, list):
+        return [_codes(item, symbols) for item in wanted]
+    if isinstance(wanted, tuple):  # An entry of a sparse array.
+        return wanted[0], _codes(wanted[1], symbols)
+    return symbols.index(wanted) if isinstance(wanted, str) else wanted
 
 
 def _check_spec(node: Any, spec: Any, count: int) -> None:
@@ -358,7 +358,7 @@ def _check_spec(node: Any, spec: Any, count: int) -> None:
         assert isinstance(node, fastpipe.Sparse if spec.layout == "coo" else fastpipe.SparseCSR)
         assert len(node.dense_shape) == len(spec.shape) + 1
         assert node.dense_shape[0] == count
-        coordinates = node.indices.reshape(len(node.indices), -1)[:, -len(spec.shape) :]
+        coordinates = node.indices[:, np.newaxis] if node.indices.ndim == 1 else node.indices[:, -len(spec.shape) :]
         for k, size in enumerate(spec.shape):
             greatest = int(coordinates[:, k].max()) + 1 if len(coordinates) else 0
             assert node.dense_shape[k + 1] == (greatest if size is None else size)

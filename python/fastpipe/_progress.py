@@ -49,24 +49,34 @@ class _Shown:
         self._batches = batches
         self._bar = bar
         self._lock = threading.Lock()
+        self._drawing = 0  # Threads between asking for a batch and counting it.
+        self._ended = False
+        self._complete = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> dict[str, Any]:
+        with self._lock:
+            self._drawing += 1
+        rows = 0
         try:
             batch = next(self._batches)
-        except StopIteration:
-            with self._lock:
-                self._bar.total = self._bar.n  # The last batch may be smaller, and was counted as a full one before.
-                self._bar.close()
+            rows = len(next(iter(batch.values())))
+        except BaseException as error:
+            self._ended = True
+            self._complete = isinstance(error, StopIteration)
             raise
-        except BaseException:
+        finally:
             with self._lock:
-                self._bar.close()
-            raise
-        with self._lock:
-            self._bar.update(len(next(iter(batch.values()))))
+                self._drawing -= 1
+                if rows:
+                    self._bar.update(rows)
+                # Others may still be counting what they drew before the end.
+                if self._ended and not self._drawing:
+                    if self._complete:
+                        self._bar.total = self._bar.n  # The last batch may be smaller, and was counted as a full one.
+                    self._bar.close()
         return batch
 
     def __del__(self) -> None:

@@ -44,10 +44,10 @@ impl Header {
             }
             match Self::parse(&bytes) {
                 Ok(header) => return Ok(header),
-                Err((Fault::End { .. }, _)) if wanted < size && wanted < MAX_HEADER_BYTES => {
+                Err((Fault::End { .. } | Fault::ItemCount { .. }, _)) if wanted < size && wanted < MAX_HEADER_BYTES => {
                     wanted = (wanted * 8).min(size).min(MAX_HEADER_BYTES);
                 }
-                Err((Fault::End { .. }, _)) if wanted < size => {
+                Err((Fault::End { .. } | Fault::ItemCount { .. }, _)) if wanted < size => {
                     let reason =
                         format!("the file's header is larger than {MAX_HEADER_BYTES} bytes, the most that is read");
                     return Err(Error::new(ErrorKind::Limit, reason)

@@ -3,6 +3,7 @@
 use fastpipe_batch::{DType, Error, ErrorKind, Overflow};
 
 use crate::limits::{MAX_DEPTH, MAX_ZERO_WIDTH};
+use crate::plan::ANY_INDEX;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fault {
@@ -113,7 +114,7 @@ impl Fault {
                 (Shape, format!("the arrays of a sparse value must be equally long, found {expected} and {found} entries"))
             }
             Fault::Index { value, dim, bound } => {
-                let most = if bound == u64::MAX { "non-negative".into() } else { format!("below {bound}") };
+                let most = if bound >= ANY_INDEX { "non-negative".into() } else { format!("below {bound}") };
                 let reason = format!("expected an index {most} in dimension {dim}, found {value}; check_indices=False passes it on");
                 (ValueRange, reason)
             }

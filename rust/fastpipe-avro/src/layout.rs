@@ -232,7 +232,7 @@ fn check_leaf(schema: &Schema, end: End, leaf: Leaf) -> Result<(), Error> {
         ),
         Type::String | Type::Bytes => (matches!(leaf, Leaf::Bytes { .. }), "\"string\" or \"bytes\""),
         Type::Fixed(_) => (
-            matches!(leaf, Leaf::Bytes { .. } | Leaf::Fixed(DType::U8)),
+            matches!(leaf, Leaf::Bytes { utf8: false } | Leaf::Fixed(DType::U8)),
             "\"bytes\", or \"uint8\" with its size as the last dimension",
         ),
         Type::Record(_) | Type::Union(_) | Type::Array(_) | Type::Map(_) => (false, "its parts"),
@@ -244,6 +244,34 @@ fn check_leaf(schema: &Schema, end: End, leaf: Leaf) -> Result<(), Error> {
         "the field's values are of type {}, which don't fit {leaf}; ask for {ask}",
         schema.describe(id)
     )))
+}
+
+/// A type without the unions around it that add nothing but null.
+fn bare(schema: &Schema, mut id: NodeId) -> NodeId {
+    while let Type::Union(branches) = schema.ty(id) {
+        match union_shape(schema, branches) {
+            UnionShape::One(inner) | UnionShape::Nullable { inner, .. } => id = inner,
+            UnionShape::Several => break,
+        }
+    }
+    id
+}
+
+/// The type of a feature's values: of a sparse record the items of its field `values`.
+fn values(schema: &Schema, id: NodeId) -> NodeId {
+    let Type::Record(fields) = schema.ty(id) else { return id };
+    let field = fields.iter().find(|f| f.0 == "values").map(|f| bare(schema, f.1));
+    match field.map(|f| schema.ty(f)) {
+        Some(Type::Array(item)) => bare(schema, *item),
+        _ => id,
+    }
+}
+
+fn symbols(schema: &Schema, id: NodeId) -> Option<Arc<[String]>> {
+    match schema.ty(id) {
+        Type::Enum(symbols) => Some(symbols.clone()),
+        _ => None,
+    }
 }
 
 /// Checks that a schema can yield a feature in the form that is asked for.
@@ -331,10 +359,7 @@ impl Column {
             }),
         };
         let symbols = match (trace.end, feature.request.leaf()) {
-            (End::Node(id), Leaf::Fixed(_)) => match schema.ty(id) {
-                Type::Enum(symbols) => Some(symbols.clone()),
-                _ => None,
-            },
+            (End::Node(id), Leaf::Fixed(_)) => symbols(schema, values(schema, id)),
             _ => None,
         };
         let parts = Parts::new(&form, first_part);

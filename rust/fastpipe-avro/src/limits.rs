@@ -22,5 +22,11 @@ pub const MAX_DEPTH: u32 = 128;
 /// Columns inferred from one schema.
 pub const MAX_COLUMNS: usize = 10_000;
 
+/// Bytes of a schema's JSON.
+pub const MAX_SCHEMA_BYTES: usize = 4 << 20;
+
+/// Entries of one list in a schema: fields, symbols, branches, aliases. (Parsing takes time by their square.)
+pub const MAX_SCHEMA_LIST: usize = 1 << 15;
+
 /// Nodes of a schema.
 pub const MAX_SCHEMA_NODES: usize = 1_000_000;

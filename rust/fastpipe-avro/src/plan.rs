@@ -142,6 +142,9 @@ pub(crate) struct EnumTable {
     pub(crate) symbols: Arc<[String]>,
 }
 
+/// The bound of indices in an open dimension: whatever isn't negative.
+pub(crate) const ANY_INDEX: u64 = 1 << 63;
+
 /// A field of a sparse record.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SparseField {

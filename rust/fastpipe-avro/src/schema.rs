@@ -9,7 +9,7 @@ use apache_avro::Schema as Parsed;
 use apache_avro::schema::{InnerDecimalSchema, Name, UuidSchema};
 use fastpipe_batch::{Error, ErrorKind};
 
-use crate::limits::MAX_SCHEMA_NODES;
+use crate::limits::{MAX_SCHEMA_BYTES, MAX_SCHEMA_LIST, MAX_SCHEMA_NODES};
 
 /// The number of a node.
 pub type NodeId = usize;
@@ -61,6 +61,7 @@ pub struct Schema {
 impl Schema {
     /// Parses a schema from JSON.
     pub fn parse(json: &str) -> Result<Schema, Error> {
+        check_size(json)?;
         let parsed = Parsed::parse_str(json)
             .map_err(|e| Error::new(ErrorKind::Schema, format!("expected an Avro schema: {e}")))?;
         let mut builder = Builder::default();
@@ -241,6 +242,34 @@ impl Schema {
             let _ = write!(out, " ({logical})");
         }
     }
+}
+
+/// Refuses what would take the parser minutes. What is no JSON is left for it to complain of.
+fn check_size(json: &str) -> Result<(), Error> {
+    if json.len() > MAX_SCHEMA_BYTES {
+        let reason = format!(
+            "a schema of {} bytes; {MAX_SCHEMA_BYTES} is the most that is read",
+            json.len()
+        );
+        return Err(Error::new(ErrorKind::Limit, reason));
+    }
+    let Ok(value) = serde_json::from_str::<serde_json::Value>(json) else {
+        return Ok(());
+    };
+    let mut values = vec![&value];
+    while let Some(value) = values.pop() {
+        match value {
+            serde_json::Value::Array(items) if items.len() > MAX_SCHEMA_LIST => {
+                let n = items.len();
+                let reason = format!("a schema with a list of {n} entries; {MAX_SCHEMA_LIST} is the most that is read");
+                return Err(Error::new(ErrorKind::Limit, reason));
+            }
+            serde_json::Value::Array(items) => values.extend(items),
+            serde_json::Value::Object(map) => values.extend(map.values()),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 #[derive(Default)]

@@ -5,7 +5,7 @@ use fastpipe_batch::{DType, Error, Form, Leaf, SparseLayout};
 use super::{Code, Compiler, Want, join, wire};
 use crate::feature::{Nulls, Request};
 use crate::layout::{Target, UnionShape, misfit, union_shape};
-use crate::plan::{Op, SparseField, SparseOp, SparseWhat, Wire};
+use crate::plan::{ANY_INDEX, Op, SparseField, SparseOp, SparseWhat, Wire};
 use crate::schema::{NodeId, Type};
 
 impl<'a> Compiler<'a> {
@@ -117,7 +117,7 @@ impl<'a> Compiler<'a> {
             SparseWhat::Indices {
                 wire,
                 dim: role,
-                bound: form.shape[role].unwrap_or(u64::MAX),
+                bound: form.shape[role].unwrap_or(ANY_INDEX),
             }
         } else {
             self.sparse_values(item, want, path)?
