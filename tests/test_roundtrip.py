@@ -397,11 +397,6 @@ def zero(dtype: str) -> Any:
     return {"string": "", "bytes": b"", "bool": False}.get(dtype, 0.0 if dtype.startswith("float") else 0)
 
 
-def coded(value: Any, kind: str, dtype: str) -> Any:
-    """A value that is filled in; among the codes of an enum it is one, too."""
-    return SYMBOLS[int(value)] if kind == "enum" and dtype in INTEGERS else value
-
-
 def full(shape: Sequence[int], value: Any) -> Any:
     return value if not shape else [full(shape[1:], value) for _ in range(shape[0])]
 
@@ -424,13 +419,12 @@ def shaped(value: Any, spec: Any, kind: str, nullable: Sequence[bool], level: in
         if spec.nulls == "mask":
             return full(shape[level:masked], None)
         fill = zero(spec.dtype) if spec.fill is None else spec.fill
-        return full(shape[level:], coded(fill, kind, spec.dtype))
+        return full(shape[level:], fill)
     if level == len(shape):
         return convert(value, kind, spec.dtype)
     if isinstance(value, bytes):  # A fixed as its bytes.
         return [convert(byte, "int", spec.dtype) for byte in value]
     pad = getattr(spec, "pad", None)
-    blank = None if pad is None else coded(pad, kind, spec.dtype)
     size = shape[level]
     each = Each()
     # What is beyond the size is either cut or too much.
@@ -440,7 +434,7 @@ def shaped(value: Any, spec: Any, kind: str, nullable: Sequence[bool], level: in
     each.close()
     if size is not None and len(items) < size:
         # Under a mask, what pads isn't there either.
-        padding = full(shape[level + 1 : masked], None) if masked > level else full(shape[level + 1 :], blank)
+        padding = full(shape[level + 1 : masked], None) if masked > level else full(shape[level + 1 :], pad)
         items += [padding] * (size - len(items))
     return items
 
