@@ -215,25 +215,42 @@ impl<'a> Cursor<'a> {
         self.long().map(drop)
     }
 
-    /// Skips `n` of them: where eight bytes hold no more ends of numbers than are left to skip, they are passed at once.
+    /// Skips `n` of them, by counting the bytes that end one. Neighbours of numbers aren't told apart, so a number of more
+    /// than ten bytes, which [`Cursor::long`] refuses, is passed over unless it is the last.
     pub(crate) fn skip_longs(&mut self, n: usize) -> Result<()> {
+        const WIDE: usize = 32;
         let data = self.data;
         let (mut at, mut left) = (self.at, n);
+        // Where these bytes can't hold the last end it doesn't matter where in them the others are.
+        while left > WIDE
+            && let Some(bytes) = data[at..].first_chunk::<WIDE>()
+        {
+            left -= bytes.iter().map(|&b| u8::from(b < 0x80)).sum::<u8>() as usize;
+            at += WIDE;
+        }
         while left > 0 {
-            if let Some(bytes) = data[at..].first_chunk::<8>() {
-                let ends = !u64::from_le_bytes(*bytes) & CONTINUES;
-                let count = ends.count_ones() as usize;
-                if count > 0 && count <= left {
-                    // Up to the last end; what lies behind it begins the next number.
-                    at += 8 - ends.leading_zeros() as usize / 8;
-                    left -= count;
-                    continue;
-                }
+            let Some(bytes) = data[at..].first_chunk::<8>() else {
+                let Some(&byte) = data.get(at) else {
+                    self.at = at;
+                    return self.end(1);
+                };
+                at += 1;
+                left -= usize::from(byte < 0x80);
+                continue;
+            };
+            let mut ends = !u64::from_le_bytes(*bytes) & CONTINUES;
+            // Without an instruction that counts bits this is the shortest way.
+            let count = ((ends >> 7).wrapping_mul(0x0101_0101_0101_0101) >> 56) as usize;
+            if count < left {
+                at += 8;
+                left -= count;
+                continue;
             }
-            self.at = at;
-            self.skip_long()?;
-            at = self.at;
-            left -= 1;
+            for _ in 1..left {
+                ends &= ends - 1;
+            }
+            at += ends.trailing_zeros() as usize / 8 + 1;
+            left = 0;
         }
         self.at = at;
         Ok(())
