@@ -8,8 +8,10 @@
 //! unit, and the slots they go to.
 #![forbid(unsafe_code)]
 
+mod random;
 mod sequential;
 
+pub use random::{Draws, Key, Purpose, below, philox};
 pub use sequential::{Sequential, TooLong};
 
 /// Consecutive records of one unit that go to consecutive slots of a batch.
