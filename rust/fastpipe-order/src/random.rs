@@ -40,7 +40,7 @@ pub struct Draws {
 }
 
 /// Words made at once by [`Draws::words`].
-const AT_ONCE: u64 = 32;
+pub(crate) const AT_ONCE: u64 = 32;
 
 impl Draws {
     /// The draws for a purpose.

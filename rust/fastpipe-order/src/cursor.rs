@@ -1,0 +1,473 @@
+//! An order, and going through it batch by batch.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::deal::{Deal, Left};
+use crate::plan::Content;
+use crate::random::Key;
+use crate::sequential::SequentialWalker;
+use crate::sliding::{Grain, Sliding, SlidingWalker};
+use crate::units::Units;
+use crate::window::{Place, WindowWalker, Windows};
+
+/// The four orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Units and records as they stand.
+    Sequential,
+    /// Windows of units in random order, each a uniform permutation.
+    Window,
+    /// Draws from a pool of units, each of which is read in sequence.
+    Block,
+    /// Draws from a buffer of rows.
+    Buffer,
+}
+
+/// What ranks share out among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShardBy {
+    /// Windows, or stretches as long as one: no rank decodes another's rows. For sequential and window order.
+    Window,
+    /// Units: rank `r` of `N` has units `r`, `r + N`, ... and an order of its own. For block and buffer order.
+    Unit,
+    /// Batches: at each step the ranks together have the next ones. Every rank decodes the rows of all.
+    Batch,
+}
+
+/// What becomes of batches that can't be shared out evenly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uneven {
+    /// They are left out: fewer than there are ranks (by units: what ranks have above the one that has fewest).
+    Drop,
+    /// Ranks without one get one of rows that are not valid; batches are filled up alike.
+    Pad,
+    /// Some ranks have more batches than others.
+    Allow,
+}
+
+/// What an order depends on, besides the units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Which order.
+    pub kind: Kind,
+    /// Rows of a batch; at least 1.
+    pub batch_size: u32,
+    /// Whether a last batch of fewer rows is left out.
+    pub drop_last: bool,
+    /// Rows of a window (a multiple of the batch size), a pool or a buffer. Sequential order is dealt to ranks in stretches of
+    /// so many.
+    pub shuffle_buffer: u64,
+    /// The user's seed.
+    pub seed: u64,
+    /// This rank.
+    pub rank: u64,
+    /// Number of ranks.
+    pub ranks: u64,
+    /// What they share out.
+    pub shard_by: ShardBy,
+    /// What becomes of the rest.
+    pub uneven: Uneven,
+}
+
+/// An order of the rows of a data set.
+#[derive(Debug)]
+pub struct Order {
+    settings: Settings,
+    /// Those that this rank goes through.
+    units: Arc<Units>,
+    /// Batches of an epoch of these units.
+    batches: u64,
+    /// Steps of an epoch where ranks have units of their own.
+    own_steps: Option<u64>,
+    fair: bool,
+}
+
+/// How far an epoch has come: all that is needed to go on. It is the same for all ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// The epoch.
+    pub epoch: u64,
+    /// Batches that each rank has had in it.
+    pub step: u64,
+    /// Number of ranks.
+    pub ranks: u64,
+    /// What was left when these ranks began to share it, less finished rounds.
+    pub left: Left,
+    /// Batches that each rank has had of that.
+    pub taken: u64,
+    /// Where windows that come next start: spares looking for them.
+    pub places: Vec<(u64, Place)>,
+}
+
+/// Why a state can't be gone on from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateError {
+    /// Another number of ranks, and the order doesn't allow it.
+    Ranks {
+        /// The state's.
+        saved: u64,
+        /// This order's.
+        now: u64,
+    },
+    /// It isn't one that an order of these units can have.
+    Impossible,
+}
+
+impl fmt::Display for StateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StateError::Ranks { saved, now } => write!(
+                f,
+                "it was saved with world_size={saved}, and this reader has world_size={now}: where ranks have blocks of \
+                 their own that can't change within an epoch"
+            ),
+            StateError::Impossible => f.write_str("no reader of these files can have got to it: it is damaged"),
+        }
+    }
+}
+
+impl std::error::Error for StateError {}
+
+/// A batch, and where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchPlan {
+    /// The epoch.
+    pub epoch: u64,
+    /// The rank's step within the epoch.
+    pub step: u64,
+    /// Number of rows.
+    pub rows: u32,
+    /// How many of them, from the first, are not there to fill the batch up.
+    pub valid: u32,
+    /// Where the rows come from.
+    pub content: Content,
+    /// Units that neither this batch nor one behind it takes further rows of, unless they start anew.
+    pub released: Vec<u64>,
+    /// What is left behind this batch.
+    pub after: State,
+}
+
+impl Order {
+    /// The order that the settings give to units.
+    pub fn new(units: &Arc<Units>, settings: Settings) -> Order {
+        let ranks = settings.ranks.max(1) as usize;
+        let mut order = Order {
+            settings,
+            units: units.clone(),
+            batches: 0,
+            own_steps: None,
+            fair: true,
+        };
+        if settings.shard_by == ShardBy::Unit && ranks > 1 {
+            let mut totals = vec![0u64; ranks];
+            for unit in 0..units.len() {
+                totals[unit % ranks] += u64::from(units.rows(unit));
+            }
+            order.units = Arc::new(units.share(settings.rank as usize, ranks));
+            let batches: Vec<u64> = totals.iter().map(|&rows| order.batches_of(rows)).collect();
+            let all = || batches.iter().copied();
+            order.fair = all().all(|batches| batches > 0) || all().all(|batches| batches == 0);
+            order.own_steps = match settings.uneven {
+                Uneven::Drop => all().min(),
+                Uneven::Pad => all().max(),
+                Uneven::Allow => all().nth(settings.rank as usize),
+            };
+        }
+        order.batches = order.batches_of(order.units.total());
+        order
+    }
+
+    fn batches_of(&self, rows: u64) -> u64 {
+        let size = u64::from(self.settings.batch_size.max(1));
+        if self.settings.drop_last {
+            rows / size
+        } else {
+            rows.div_ceil(size)
+        }
+    }
+
+    /// What it depends on.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Batches of an epoch: of all ranks, or where they have units of their own of this one.
+    pub fn batches(&self) -> u64 {
+        self.batches
+    }
+
+    /// Whether there is a batch for every rank, or none for any.
+    pub fn is_fair(&self) -> bool {
+        self.fair
+    }
+
+    /// Batches that this rank gets in an epoch.
+    pub fn steps(&self) -> u64 {
+        self.steps_of(&self.deal(Left::default()), 0)
+    }
+
+    /// Steps of a deal that begins behind so many of the epoch.
+    fn steps_of(&self, deal: &Deal, before: u64) -> u64 {
+        if let Some(steps) = self.own_steps {
+            return steps.saturating_sub(before);
+        }
+        let (even, odd) = deal.steps();
+        match self.settings.uneven {
+            Uneven::Drop => even,
+            Uneven::Pad => even + u64::from(odd > 0),
+            Uneven::Allow => even + u64::from(self.settings.rank < odd),
+        }
+    }
+
+    /// Batches of a chunk.
+    fn per_chunk(&self) -> u64 {
+        match self.settings.shard_by {
+            ShardBy::Window => (self.settings.shuffle_buffer / u64::from(self.settings.batch_size.max(1))).max(1),
+            ShardBy::Unit | ShardBy::Batch => 1,
+        }
+    }
+
+    fn deal(&self, left: Left) -> Deal {
+        let ranks = if self.own_steps.is_some() {
+            1
+        } else {
+            self.settings.ranks
+        };
+        Deal::new(ranks, self.per_chunk(), self.batches, left)
+    }
+
+    fn walker(&self, epoch: u64) -> Walker {
+        let Settings {
+            seed,
+            shuffle_buffer,
+            batch_size,
+            rank,
+            ..
+        } = self.settings;
+        let (units, key) = (self.units.clone(), Key { seed, epoch });
+        let shard = if self.own_steps.is_some() { rank } else { 0 };
+        let sliding = |units, grain| {
+            SlidingWalker::new(Arc::new(Sliding::new(
+                units,
+                grain,
+                key,
+                shard,
+                shuffle_buffer,
+                batch_size,
+            )))
+        };
+        match self.settings.kind {
+            Kind::Sequential => Walker::Sequential(SequentialWalker::new(units, batch_size)),
+            Kind::Window => {
+                let windows = Windows::new(units, key, shuffle_buffer, batch_size);
+                Walker::Window(WindowWalker::new(Arc::new(windows)))
+            }
+            Kind::Block => Walker::Sliding(sliding(units, Grain::Unit)),
+            Kind::Buffer => Walker::Sliding(sliding(units, Grain::Row)),
+        }
+    }
+
+    /// Goes through an epoch from its start.
+    pub fn epoch(self: &Arc<Self>, epoch: u64) -> Cursor {
+        let deal = self.deal(Left::default());
+        Cursor {
+            walker: self.walker(epoch),
+            steps: self.steps_of(&deal, 0),
+            order: self.clone(),
+            epoch,
+            deal,
+            taken: 0,
+            before: 0,
+        }
+    }
+
+    /// Goes on from a state.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`] if it is of another number of ranks and that matters, or isn't one of this order.
+    pub fn resume(self: &Arc<Self>, state: &State) -> Result<Cursor, StateError> {
+        let ranks = self.settings.ranks;
+        if state.step == 0 {
+            // An epoch that wasn't begun is anybody's.
+            return Ok(self.epoch(state.epoch));
+        }
+        if state.ranks != ranks && self.settings.shard_by == ShardBy::Unit {
+            return Err(StateError::Ranks {
+                saved: state.ranks,
+                now: ranks,
+            });
+        }
+        let possible = Deal::is_possible(&state.left, self.per_chunk(), self.batches);
+        let found = |(_, place): &(u64, Place)| {
+            place.unit <= self.units.len() as u64 && (place.record == 0 || place.record < self.units.largest())
+        };
+        if !possible || state.ranks == 0 || state.taken > state.step || !state.places.iter().all(found) {
+            return Err(StateError::Impossible);
+        }
+        let (deal, taken) = if state.ranks == ranks {
+            (self.deal(state.left.clone()), state.taken)
+        } else {
+            let before = Deal::new(state.ranks, self.per_chunk(), self.batches, state.left.clone());
+            (self.deal(before.left(state.taken)), 0)
+        };
+        let mut walker = self.walker(state.epoch);
+        if let Walker::Window(walker) = &mut walker {
+            state
+                .places
+                .iter()
+                .for_each(|(window, place)| walker.remember(*window, *place));
+        }
+        Ok(Cursor {
+            walker,
+            steps: self.steps_of(&deal, state.step - taken),
+            order: self.clone(),
+            epoch: state.epoch,
+            deal,
+            taken,
+            before: state.step - taken,
+        })
+    }
+}
+
+#[derive(Debug)]
+enum Walker {
+    Sequential(SequentialWalker),
+    Window(WindowWalker),
+    Sliding(SlidingWalker),
+}
+
+impl Walker {
+    fn batch(&mut self, batch: u64) -> (Content, Vec<u64>) {
+        match self {
+            Walker::Sequential(walker) => walker.batch(batch),
+            Walker::Window(walker) => walker.batch(batch),
+            Walker::Sliding(walker) => walker.batch(batch),
+        }
+    }
+}
+
+/// A place in an epoch.
+#[derive(Debug)]
+pub struct Cursor {
+    order: Arc<Order>,
+    epoch: u64,
+    deal: Deal,
+    /// Steps of the deal.
+    steps: u64,
+    /// Steps of the deal that are done.
+    taken: u64,
+    /// Steps of the epoch before the deal.
+    before: u64,
+    walker: Walker,
+}
+
+impl Cursor {
+    /// The epoch.
+    pub fn current_epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The order.
+    pub fn order(&self) -> &Arc<Order> {
+        &self.order
+    }
+
+    /// Batches of the epoch that this rank still gets.
+    pub fn left(&self) -> u64 {
+        self.steps.saturating_sub(self.taken)
+    }
+
+    /// Goes to a step of an epoch of which nothing was dealt before.
+    pub fn seek(&mut self, step: u64) {
+        if self.before > 0 || self.deal.at(0).0 != Left::default() {
+            *self = self.order.epoch(self.epoch);
+        }
+        self.taken = step;
+    }
+
+    /// How far it has come. Behind the last batch that is the start of the next epoch.
+    pub fn state(&mut self) -> State {
+        let ranks = self.order.settings.ranks;
+        if self.left() == 0 {
+            return State {
+                epoch: self.epoch + 1,
+                ranks,
+                ..State::default()
+            };
+        }
+        let (left, taken) = self.deal.at(self.taken);
+        let mut places = Vec::new();
+        if let Walker::Window(walker) = &mut self.walker {
+            let Settings {
+                batch_size,
+                shuffle_buffer,
+                ..
+            } = self.order.settings;
+            let per_window = (shuffle_buffer / u64::from(batch_size.max(1))).max(1);
+            let window = |chunk: u64| chunk * self.order.per_chunk() / per_window;
+            places.push((window(left.next), walker.place(window(left.next))));
+            for open in left.open.iter().chain(&left.late) {
+                let window = window(open.chunk);
+                if !places.iter().any(|(w, _)| *w == window) {
+                    places.extend(walker.known(window).map(|place| (window, place)));
+                }
+            }
+        }
+        State {
+            epoch: self.epoch,
+            step: self.before + self.taken,
+            ranks,
+            left,
+            taken,
+            places,
+        }
+    }
+}
+
+impl Iterator for Cursor {
+    type Item = BatchPlan;
+
+    /// The next batch of the epoch.
+    fn next(&mut self) -> Option<BatchPlan> {
+        if self.left() == 0 {
+            return None;
+        }
+        let Settings {
+            rank,
+            batch_size,
+            uneven,
+            ..
+        } = self.order.settings;
+        let rank = if self.order.own_steps.is_some() { 0 } else { rank };
+        let own = self.deal.batch(rank, self.taken);
+        // A rank without a batch repeats the last one of all, of which no row is valid.
+        let batch = own.or(self.order.batches.checked_sub(1))?;
+        let step = self.before + self.taken;
+        let (mut content, mut released) = self.walker.batch(batch);
+        let real = content.len() as u32;
+        if uneven == Uneven::Pad {
+            content.fill_up(batch_size);
+        }
+        if self.order.own_steps.is_some() {
+            let Settings { rank, ranks, .. } = self.order.settings;
+            let global = |unit: &mut u64| *unit = *unit * ranks + rank;
+            match &mut content {
+                Content::Runs(runs) => runs.iter_mut().for_each(|run| global(&mut run.unit)),
+                Content::Picks(picks) => picks.units.iter_mut().for_each(global),
+            }
+            released.iter_mut().for_each(global);
+        }
+        self.taken += 1;
+        Some(BatchPlan {
+            epoch: self.epoch,
+            step,
+            rows: content.len() as u32,
+            valid: if own.is_some() { real } else { 0 },
+            content,
+            released,
+            after: self.state(),
+        })
+    }
+}

@@ -1,0 +1,276 @@
+//! Which rank gets which batch, and when.
+//!
+//! Batches are dealt in *chunks* of as many batches as a window has, so that no rank decodes another's rows. In a round each
+//! rank gets a chunk: at step `s` rank `r` of `N` gets batch `t = ((s / K) * N + r) * K + s % K`. What is left when no round can
+//! be filled any more is dealt batch by batch. So all ranks have the same number of batches, but for fewer than `N` at the end.
+//!
+//! What was dealt and what wasn't doesn't depend on the number of ranks, so another number of them can go on: the rest of the
+//! chunks that were begun is dealt first, batch by batch, the earliest batches of all of them before the next ones; what
+//! remains of that when it can't be shared out evenly is put to the end.
+
+/// A chunk of which some batches are not dealt: from `from` to its last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Open {
+    /// The chunk.
+    pub chunk: u64,
+    /// Its next batch.
+    pub from: u64,
+}
+
+/// What is not dealt in an epoch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Chunks that were begun and are dealt first.
+    pub open: Vec<Open>,
+    /// Chunks that were begun and are dealt last.
+    pub late: Vec<Open>,
+    /// The first chunk that wasn't begun; none of those behind it was.
+    pub next: u64,
+}
+
+/// The batches of an epoch, or what is left of them, dealt to ranks.
+#[derive(Clone, Debug)]
+pub(crate) struct Deal {
+    ranks: u64,
+    /// Batches of a chunk; the last chunk may have fewer.
+    per_chunk: u64,
+    /// Batches of the epoch.
+    batches: u64,
+    left: Left,
+    /// Batches that are dealt first: a multiple of `ranks`.
+    first: Vec<u64>,
+    /// Chunks of which every rank gets one.
+    rounds: u64,
+    /// What is dealt last: these chunks, as batches, and then all batches behind the rounds.
+    late: Vec<Open>,
+    late_batches: Vec<u64>,
+}
+
+impl Deal {
+    pub(crate) fn new(ranks: u64, per_chunk: u64, batches: u64, left: Left) -> Deal {
+        let (ranks, per_chunk) = (ranks.max(1), per_chunk.max(1));
+        let mut deal = Deal {
+            ranks,
+            per_chunk,
+            batches,
+            first: Vec::new(),
+            rounds: batches.saturating_sub(left.next.saturating_mul(per_chunk)) / ranks.saturating_mul(per_chunk),
+            late: left.late.clone(),
+            late_batches: Vec::new(),
+            left,
+        };
+        deal.first = deal.interleaved();
+        let uneven = deal.first.split_off(deal.first.len() / ranks as usize * ranks as usize);
+        let mut remaining: Vec<Open> = Vec::new();
+        for batch in uneven {
+            let (chunk, from) = (batch / per_chunk, batch % per_chunk);
+            match remaining.iter_mut().find(|open| open.chunk == chunk) {
+                Some(open) => open.from = open.from.min(from),
+                None => remaining.push(Open { chunk, from }),
+            }
+        }
+        deal.late.append(&mut remaining);
+        deal.late_batches = deal.late.iter().flat_map(|open| deal.batches_of(*open)).collect();
+        deal
+    }
+
+    /// The batches of a chunk from one on.
+    fn batches_of(&self, open: Open) -> std::ops::Range<u64> {
+        let start = open.chunk.saturating_mul(self.per_chunk);
+        let end = start.saturating_add(self.per_chunk).min(self.batches);
+        start.saturating_add(open.from).min(end)..end
+    }
+
+    /// The batches of open chunks: the next of each, then the ones behind those.
+    fn interleaved(&self) -> Vec<u64> {
+        let chunks: Vec<_> = self.left.open.iter().map(|open| self.batches_of(*open)).collect();
+        let longest = chunks.iter().map(|c| c.end - c.start).max().unwrap_or(0);
+        let nth = |n: u64| chunks.iter().map(move |c| c.start + n).zip(&chunks);
+        (0..longest)
+            .flat_map(|n| {
+                nth(n)
+                    .filter(|(batch, chunk)| *batch < chunk.end)
+                    .map(|(batch, _)| batch)
+            })
+            .collect()
+    }
+
+    /// The first batch behind the rounds.
+    fn rest(&self) -> u64 {
+        let chunks = self.left.next.saturating_add(self.rounds * self.ranks);
+        chunks.saturating_mul(self.per_chunk).min(self.batches)
+    }
+
+    /// Steps of which every rank has a batch, and how many batches are left then: fewer than there are ranks.
+    pub(crate) fn steps(&self) -> (u64, u64) {
+        let last = self.late_batches.len() as u64 + (self.batches - self.rest());
+        let even = self.first.len() as u64 / self.ranks + self.rounds * self.per_chunk;
+        (even + last / self.ranks, last % self.ranks)
+    }
+
+    /// The batch of a rank at a step; `None` if there is none left for it.
+    pub(crate) fn batch(&self, rank: u64, step: u64) -> Option<u64> {
+        let first = self.first.len() as u64 / self.ranks;
+        if step < first {
+            return self.first.get((step * self.ranks + rank) as usize).copied();
+        }
+        let step = step - first;
+        if step < self.rounds * self.per_chunk {
+            let chunk = self.left.next + step / self.per_chunk * self.ranks + rank;
+            return Some(chunk * self.per_chunk + step % self.per_chunk);
+        }
+        let place = (step - self.rounds * self.per_chunk)
+            .saturating_mul(self.ranks)
+            .saturating_add(rank);
+        match self.late_batches.get(usize::try_from(place).unwrap_or(usize::MAX)) {
+            Some(batch) => Some(*batch),
+            None => {
+                let batch = self.rest().saturating_add(place - self.late_batches.len() as u64);
+                (batch < self.batches).then_some(batch)
+            }
+        }
+    }
+
+    /// Where a step stands: what a deal to as many ranks deals from, and the step there. Small: finished rounds are left out.
+    pub(crate) fn at(&self, step: u64) -> (Left, u64) {
+        let first = self.first.len() as u64 / self.ranks;
+        if step < first {
+            return (self.left.clone(), step);
+        }
+        let step = step - first;
+        let rounds = (step / self.per_chunk).min(self.rounds);
+        let left = Left {
+            open: Vec::new(),
+            late: self.late.clone(),
+            next: self.left.next + rounds * self.ranks,
+        };
+        (left, step - rounds * self.per_chunk)
+    }
+
+    /// What is left when every rank has had `step` batches, for any number of ranks to share.
+    pub(crate) fn left(&self, step: u64) -> Left {
+        let done = usize::try_from(step.saturating_mul(self.ranks)).unwrap_or(usize::MAX);
+        if done < self.first.len() || (step > 0 && done == self.first.len()) {
+            let undone = self.first[done..].iter().chain(&self.late_batches).copied();
+            return self.begun(undone, self.left.next);
+        }
+        let (left, step) = self.at(step);
+        let deal = Deal::new(self.ranks, self.per_chunk, self.batches, left);
+        if deal.rounds > 0 {
+            let started = if step > 0 {
+                deal.left.next..deal.left.next + deal.ranks
+            } else {
+                0..0
+            };
+            let mut next = deal.left.next;
+            let mut undone = deal.late_batches.clone();
+            for chunk in started {
+                undone.extend(deal.batches_of(Open { chunk, from: step }));
+                next = chunk + 1;
+            }
+            return deal.begun(undone.into_iter(), next);
+        }
+        let done = step.saturating_mul(deal.ranks);
+        let late = deal
+            .late_batches
+            .iter()
+            .skip(usize::try_from(done).unwrap_or(usize::MAX))
+            .copied();
+        let rest = (deal.rest() + done.saturating_sub(deal.late_batches.len() as u64)).min(deal.batches);
+        let whole = rest.next_multiple_of(deal.per_chunk).min(deal.batches);
+        deal.begun(late.chain(rest..whole), whole.div_ceil(deal.per_chunk))
+    }
+
+    /// Chunks of which these batches are left, to their ends.
+    fn begun(&self, batches: impl Iterator<Item = u64>, next: u64) -> Left {
+        let mut open: Vec<Open> = batches
+            .map(|batch| Open {
+                chunk: batch / self.per_chunk,
+                from: batch % self.per_chunk,
+            })
+            .collect();
+        open.sort_unstable();
+        open.dedup_by_key(|open| open.chunk);
+        Left {
+            open,
+            late: Vec::new(),
+            next,
+        }
+    }
+
+    /// Whether `left` may be left of an epoch with these chunks.
+    pub(crate) fn is_possible(left: &Left, per_chunk: u64, batches: u64) -> bool {
+        let chunks = batches.div_ceil(per_chunk.max(1));
+        let mut begun: Vec<u64> = left.open.iter().chain(&left.late).map(|open| open.chunk).collect();
+        begun.sort_unstable();
+        let once = begun.windows(2).all(|pair| pair[0] < pair[1]);
+        let inside = |open: &Open| open.from < per_chunk.min(batches - (open.chunk * per_chunk).min(batches));
+        let before = begun.last().is_none_or(|&chunk| chunk < left.next);
+        once && before && left.next <= chunks && left.open.iter().chain(&left.late).all(inside)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Any number of ranks, changed at any steps: every batch once, and all ranks equally many.
+        #[test]
+        fn every_batch_is_dealt_once(
+            per_chunk in 1..7u64,
+            batches in 0..120u64,
+            worlds in proptest::collection::vec((1..10u64, 0..20u64), 1..8),
+        ) {
+            let mut left = Left::default();
+            let mut seen = BTreeSet::new();
+            for (i, (ranks, steps)) in worlds.iter().enumerate() {
+                prop_assert!(Deal::is_possible(&left, per_chunk, batches));
+                let deal = Deal::new(*ranks, per_chunk, batches, left);
+                let (even, odd) = deal.steps();
+                let last = i + 1 == worlds.len();
+                let stop = if last { even } else { even.min(*steps) };
+                let mut take = |deal: &Deal, rank, step| {
+                    let batch = deal.batch(rank, step).unwrap();
+                    assert!(batch < batches);
+                    assert!(seen.insert(batch), "batch {batch} is dealt twice");
+                };
+                for step in 0..stop {
+                    // A deal that starts here goes on alike.
+                    let (from, within) = deal.at(step);
+                    let again = Deal::new(*ranks, per_chunk, batches, from);
+                    for rank in 0..*ranks {
+                        prop_assert_eq!(again.batch(rank, within), deal.batch(rank, step));
+                        take(&deal, rank, step);
+                    }
+                }
+                if last {
+                    (0..odd).for_each(|rank| take(&deal, rank, even));
+                    prop_assert!((odd..*ranks).all(|rank| deal.batch(rank, even).is_none()));
+                    prop_assert!((0..*ranks).all(|rank| deal.batch(rank, even + 1).is_none()));
+                }
+                left = deal.left(stop);
+                // What is stored is as small as the number of ranks.
+                prop_assert!(left.open.len() as u64 <= 10 + worlds.len() as u64 * 10);
+            }
+            prop_assert_eq!(seen.len() as u64, batches);
+        }
+
+        #[test]
+        fn whole_rounds_follow_the_formula(per_chunk in 1..7u64, ranks in 1..6u64, rounds in 1..5u64) {
+            let batches = per_chunk * ranks * rounds;
+            let deal = Deal::new(ranks, per_chunk, batches, Left::default());
+            prop_assert_eq!(deal.steps(), (batches / ranks, 0));
+            for step in 0..batches / ranks {
+                for rank in 0..ranks {
+                    let formula = ((step / per_chunk) * ranks + rank) * per_chunk + step % per_chunk;
+                    prop_assert_eq!(deal.batch(rank, step), Some(formula));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! A random order of units.
+
+use std::ops::Range;
+
+use crate::random::{Draws, Key, Purpose, below};
+
+/// Up to this many units their order is a table, drawn from all orders with equal probability. For more it is computed,
+/// since a table of many would take as much memory as the index, and as long to make as to walk it.
+const MOST_IN_TABLE: usize = 1 << 16;
+
+/// Rounds of the Feistel network: four over either half.
+const ROUNDS: usize = 8;
+
+/// A permutation of `0..len`.
+#[derive(Debug)]
+pub(crate) enum Permutation {
+    /// A table.
+    Table(Vec<u32>),
+    /// A keyed bijection.
+    Keyed(Feistel),
+}
+
+impl Permutation {
+    /// The random order of `len` units that the key gives.
+    pub(crate) fn new(len: usize, key: Key) -> Permutation {
+        if len > MOST_IN_TABLE {
+            return Permutation::Keyed(Feistel::new(len as u64, key));
+        }
+        let mut table: Vec<u32> = (0..len as u32).collect();
+        Draws::new(key, Purpose::Units, 0).each(0..len as u64, |i, word| {
+            let i = i as usize;
+            table.swap(i, i + below(word, (len - i) as u64) as usize);
+        });
+        Permutation::Table(table)
+    }
+
+    /// The number of units.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Permutation::Table(table) => table.len(),
+            Permutation::Keyed(feistel) => feistel.len as usize,
+        }
+    }
+
+    /// The unit at a place, which is below `len`.
+    #[inline]
+    pub(crate) fn at(&self, place: usize) -> usize {
+        match self {
+            Permutation::Table(table) => table.get(place).map_or(0, |&unit| unit as usize),
+            Permutation::Keyed(feistel) => feistel.at(place as u64) as usize,
+        }
+    }
+
+    /// Calls `take` with the unit at each place of `range`, in order.
+    #[inline]
+    pub(crate) fn each(&self, range: Range<usize>, mut take: impl FnMut(usize)) {
+        match self {
+            Permutation::Table(table) => table[range].iter().for_each(|&unit| take(unit as usize)),
+            Permutation::Keyed(feistel) => range.for_each(|place| take(feistel.at(place as u64) as usize)),
+        }
+    }
+}
+
+/// A keyed permutation of `0..len`: an alternating Feistel network over the next power of two, walked until it lands inside
+/// (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). It is no cipher: the round function is a
+/// multiplication and a fold, which is enough to be told from a random order by no statistics of ours.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Feistel {
+    len: u64,
+    /// Bits of the lower half.
+    low: u32,
+    /// Bits of the upper half, which has as many or one more.
+    high: u32,
+    keys: [u64; ROUNDS],
+}
+
+impl Feistel {
+    fn new(len: u64, key: Key) -> Feistel {
+        let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
+        // Halves of a bit at least, so that the shifts below are shorter than a word.
+        let low = (bits / 2).max(1);
+        let draws = Draws::new(key, Purpose::Units, 1);
+        Feistel {
+            len,
+            low,
+            high: bits.saturating_sub(low).max(1),
+            keys: std::array::from_fn(|round| draws.word(round as u64)),
+        }
+    }
+
+    #[inline(always)]
+    fn at(&self, place: u64) -> u64 {
+        let mut x = place;
+        loop {
+            x = self.once(x);
+            // Less than half of all values lie outside, so a walk has less than two steps on average; and it ends, since it
+            // comes back to where it started at the latest.
+            if x < self.len {
+                return x;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn once(&self, x: u64) -> u64 {
+        let mut low = x & ((1 << self.low) - 1);
+        let mut high = x >> self.low;
+        for pair in self.keys.as_chunks::<2>().0 {
+            high ^= mix(low, pair[0]) >> (u64::BITS - self.high);
+            low ^= mix(high, pair[1]) >> (u64::BITS - self.low);
+        }
+        high << self.low | low
+    }
+}
+
+/// A word whose upper bits depend on all bits of both.
+#[inline(always)]
+const fn mix(half: u64, key: u64) -> u64 {
+    let x = (half ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (x ^ x >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn every_unit_stands_once(len in prop_oneof![0..200usize, 65_530..65_560usize, 131_000..131_100usize], seed: u64, epoch: u64) {
+            let permutation = Permutation::new(len, Key { seed, epoch });
+            let mut seen = vec![false; len];
+            for place in 0..len {
+                prop_assert!(!std::mem::replace(&mut seen[permutation.at(place)], true));
+            }
+            let mut each = Vec::new();
+            permutation.each(0..len, |unit| each.push(unit));
+            prop_assert!(each.iter().enumerate().all(|(place, &unit)| permutation.at(place) == unit));
+        }
+
+        #[test]
+        fn networks_of_all_sizes_are_bijections(len in 1..3000u64, seed: u64) {
+            let feistel = Feistel::new(len, Key { seed, epoch: 0 });
+            let mut seen = vec![false; len as usize];
+            for place in 0..len {
+                prop_assert!(!std::mem::replace(&mut seen[feistel.at(place) as usize], true));
+            }
+        }
+    }
+
+    /// The scheme is for ever.
+    #[test]
+    fn golden() {
+        let key = Key { seed: 42, epoch: 1 };
+        let few: Vec<_> = (0..10).map(|i| Permutation::new(10, key).at(i)).collect();
+        let many = Permutation::new(1_000_000, key);
+        let many: Vec<_> = (0..5).map(|i| many.at(i)).collect();
+        assert_eq!(few, [0, 5, 9, 6, 1, 3, 8, 4, 2, 7]);
+        assert_eq!(many, [75_365, 59_275, 656_518, 97_820, 628_282]);
+    }
+}

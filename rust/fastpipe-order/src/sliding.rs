@@ -1,0 +1,337 @@
+//! Block and buffer order: rows pass through a buffer, and each draw takes any of those that are in it.
+//!
+//! Rows are numbered as they stand. In front of draw `i` positions `0..i` hold what was drawn, and the buffer is the positions
+//! `i..end(i)`; the draw swaps position `i` with one of the buffer, all equally likely. For a *buffer* of `n` rows
+//! `end(i) = i + n`, which is what `tf.data.Dataset.shuffle(n)` yields, in distribution: each draw takes one of the `n` rows
+//! that are there, and the next row takes its place. For a *pool* of blocks `end(i)` is moved on to the end of the unit in
+//! which `i + n - 1` lies, so units enter as wholes; and a draw yields not the row that it met but the next record of that
+//! row's unit. So units are drawn in proportion to what they have left, and each is read from its first record to its last.
+//!
+//! # Why it needs no state
+//!
+//! Draw `k` is a pure function of `k`, so what a position holds in front of draw `i` can be followed backwards: draw `k` put
+//! into the position that it met what was at position `k`, and nothing anywhere else. A position is out of reach of all draws
+//! before the one whose buffer first includes it; from there on back it holds the row of the same number. Each look at as many
+//! draws as the buffer is long resolves more than a third of what is left, so a few dozen times the buffer's length is looked
+//! at, wherever in the epoch. See [`SlidingWalker::seek`].
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::plan::{Content, Numbering, Picks};
+use crate::random::{AT_ONCE, Draws, Key, Purpose, below};
+use crate::units::Units;
+
+/// What enters and leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grain {
+    /// Single rows: the buffer order.
+    Row,
+    /// Whole units, whose rows leave in the order in which they stand: the block order.
+    Unit,
+}
+
+/// The draws of an epoch.
+#[derive(Debug)]
+pub(crate) struct Sliding {
+    units: Arc<Units>,
+    grain: Grain,
+    /// Rows that the buffer holds; a pool at least.
+    rows: u64,
+    batch_size: u32,
+    draws: Draws,
+}
+
+impl Sliding {
+    /// The draws of one shard.
+    pub(crate) fn new(units: Arc<Units>, grain: Grain, key: Key, shard: u64, rows: u64, batch_size: u32) -> Sliding {
+        Sliding {
+            units,
+            grain,
+            rows: rows.max(1),
+            batch_size,
+            draws: Draws::new(key, Purpose::Buffer, shard),
+        }
+    }
+
+    /// Where the buffer ends in front of draw `i`, which exists.
+    fn end(&self, i: u64) -> u64 {
+        let end = i.saturating_add(self.rows).min(self.units.total());
+        match self.grain {
+            Grain::Row => end,
+            Grain::Unit => self.units.first(self.units.find(end - 1).0 + 1),
+        }
+    }
+}
+
+/// A unit with rows in the buffer.
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    unit: u64,
+    /// The next record, where they leave in order.
+    next: u32,
+    /// Rows that have not left, and for the unit that is entering those that have not entered.
+    left: u32,
+}
+
+/// A row in the buffer.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    live: u32,
+    record: u32,
+}
+
+/// Goes from batch to batch; fastest from one to the next.
+#[derive(Debug)]
+pub(crate) struct SlidingWalker {
+    sliding: Arc<Sliding>,
+    /// The next draw.
+    at: u64,
+    /// The buffer: positions `at..entered`, from `head` on.
+    items: Vec<Item>,
+    head: usize,
+    entered: u64,
+    /// What `end` was for the last draw.
+    end: u64,
+    live: Vec<Live>,
+    free: Vec<u32>,
+    /// Units of which the last batch took the last row.
+    finished: Vec<u64>,
+    /// The unit that is entering: its number among the live ones, its number, and the next record.
+    entering: (u32, usize, u32),
+    numbering: Numbering,
+}
+
+impl SlidingWalker {
+    pub(crate) fn new(sliding: Arc<Sliding>) -> Self {
+        let mut walker = SlidingWalker {
+            sliding,
+            at: 0,
+            items: Vec::new(),
+            head: 0,
+            entered: 0,
+            end: 0,
+            live: Vec::new(),
+            free: Vec::new(),
+            finished: Vec::new(),
+            entering: (0, 0, 0),
+            numbering: Numbering::default(),
+        };
+        walker.restart(0);
+        walker
+    }
+
+    fn restart(&mut self, row: u64) {
+        self.items.clear();
+        self.live.clear();
+        self.free.clear();
+        (self.head, self.at, self.entered, self.end) = (0, row, row, 0);
+        let (unit, record) = self.sliding.units.find(row);
+        self.entering = (u32::MAX, unit, record);
+    }
+
+    /// What stands in a batch that exists, and the units that are no longer used.
+    pub(crate) fn batch(&mut self, batch: u64) -> (Content, Vec<u64>) {
+        let size = u64::from(self.sliding.batch_size);
+        let mut released = std::mem::take(&mut self.finished);
+        if batch.saturating_mul(size) != self.at {
+            released.extend(self.live.iter().filter(|l| l.left > 0).map(|l| l.unit));
+            self.seek(batch.saturating_mul(size).min(self.sliding.units.total()));
+        }
+        let picks = self.draw(self.sliding.units.total().min(self.at + size));
+        (Content::Picks(picks), released)
+    }
+
+    fn admit(&mut self, unit: usize, next: u32, left: u32) -> u32 {
+        let live = Live {
+            unit: unit as u64,
+            next,
+            left,
+        };
+        if let Some(free) = self.free.pop() {
+            self.live[free as usize] = live;
+            return free;
+        }
+        self.live.push(live);
+        (self.live.len() - 1) as u32
+    }
+
+    /// Lets rows enter until position `end`.
+    fn feed(&mut self, end: u64) {
+        while self.entered < end {
+            let (mut live, unit, record) = self.entering;
+            let rows = self.sliding.units.rows(unit);
+            if record >= rows {
+                self.entering = (u32::MAX, unit + 1, 0);
+                continue;
+            }
+            if live == u32::MAX {
+                live = self.admit(unit, record, rows - record);
+            }
+            let stop = record + (end - self.entered).min(u64::from(rows - record)) as u32;
+            self.items.extend((record..stop).map(|record| Item { live, record }));
+            self.entered += u64::from(stop - record);
+            self.entering = (live, unit, stop);
+        }
+    }
+
+    /// Draws up to draw `to`.
+    fn draw(&mut self, to: u64) -> Picks {
+        let from = self.at;
+        let mut picks = Picks::default();
+        if from >= to {
+            return picks;
+        }
+        let sliding = self.sliding.clone();
+        self.feed(sliding.end(to - 1));
+        self.numbering.start(self.live.len());
+        picks.rows.reserve((to - from) as usize);
+        let total = sliding.units.total();
+        let mut end = self.end;
+        sliding.draws.each(from..to, |i, word| {
+            // The end of a pool stays where it is until the unit there isn't enough.
+            end = match sliding.grain {
+                Grain::Row => (i + sliding.rows).min(total),
+                Grain::Unit if (i + sliding.rows).min(total) <= end => end,
+                Grain::Unit => sliding.end(i),
+            };
+            let head = self.head + (i - from) as usize;
+            self.items.swap(head, head + below(word, end - i) as usize);
+            let item = self.items[head];
+            let live = &mut self.live[item.live as usize];
+            let record = match sliding.grain {
+                Grain::Row => item.record,
+                Grain::Unit => live.next,
+            };
+            let unit = live.unit;
+            self.numbering.push(&mut picks, item.live as usize, || unit, record);
+            live.next = record + 1;
+            live.left -= 1;
+            if live.left == 0 {
+                // The batch reads it, so it is let go with the next one.
+                self.finished.push(unit);
+                self.free.push(item.live);
+            }
+        });
+        self.end = end;
+        (self.at, self.head) = (to, self.head + (to - from) as usize);
+        // Half of the memory may be of rows that left, so that each row is moved once on average.
+        if self.head > self.items.len() / 2 {
+            self.items.drain(..self.head);
+            self.head = 0;
+        }
+        picks
+    }
+
+    /// Puts the walker in front of draw `i`, wherever it was: follows every row of the buffer back to where it came from.
+    fn seek(&mut self, i: u64) {
+        self.restart(i);
+        if i == 0 {
+            return;
+        }
+        let sliding = self.sliding.clone();
+        let units = &*sliding.units;
+        // All that the draws before could reach.
+        let stop = sliding.end(i - 1);
+        let mut found: HashMap<usize, u32> = HashMap::new();
+        for row in sliding.origins(i, stop) {
+            let (unit, record) = units.find(row);
+            let live = *found
+                .entry(unit)
+                .or_insert_with(|| self.admit(unit, units.rows(unit), 0));
+            let entry = &mut self.live[live as usize];
+            // Units that leave in order have all their rows in the buffer that have not left.
+            (entry.left, entry.next) = (entry.left + 1, entry.next - 1);
+            self.items.push(Item { live, record });
+        }
+        let (unit, record) = units.find(stop);
+        let live = found.get(&unit).copied().unwrap_or(u32::MAX);
+        if let Some(entry) = self.live.get_mut(live as usize) {
+            entry.left += units.rows(unit) - record;
+        }
+        (self.entered, self.end, self.entering) = (stop, stop, (live, unit, record));
+    }
+}
+
+impl Sliding {
+    /// The rows that positions `i..stop` hold in front of draw `i`.
+    fn origins(&self, i: u64, stop: u64) -> Vec<u64> {
+        let reach = (self.rows + u64::from(self.units.largest())).min(self.units.total()) + 2;
+        let mask = reach.next_power_of_two() as usize - 1;
+        // For each position from `k` on, by its lower bits, whose origin is sought there: its number plus one.
+        let mut sought = vec![0u32; mask + 1];
+        let mut origins = vec![0; (stop - i) as usize];
+        for (n, position) in (1..).zip(i..stop) {
+            sought[position as usize & mask] = n;
+        }
+        let (mut left, mut reached) = (origins.len(), stop);
+        let mut ends = Ends::new(self, i - 1);
+        let mut first = i.next_multiple_of(AT_ONCE);
+        'draws: while first > 0 {
+            first -= AT_ONCE;
+            let words = self.draws.words(first);
+            for k in (first..i.min(first + AT_ONCE)).rev() {
+                let end = ends.of(k);
+                while reached > end {
+                    reached -= 1;
+                    let n = std::mem::take(&mut sought[reached as usize & mask]);
+                    if n > 0 {
+                        origins[n as usize - 1] = reached;
+                        left -= 1;
+                    }
+                }
+                if left == 0 {
+                    break 'draws;
+                }
+                let met = k + below(words[(k - first) as usize], end - k);
+                sought[k as usize & mask] = std::mem::take(&mut sought[met as usize & mask]);
+            }
+        }
+        for position in 0..reached {
+            if left == 0 {
+                break;
+            }
+            let n = std::mem::take(&mut sought[position as usize & mask]);
+            if n > 0 {
+                origins[n as usize - 1] = position;
+                left -= 1;
+            }
+        }
+        origins
+    }
+}
+
+/// The ends of the buffer in front of draws, asked for in descending order.
+struct Ends<'a> {
+    sliding: &'a Sliding,
+    /// A unit and the row with which it starts.
+    unit: usize,
+    start: u64,
+}
+
+impl Ends<'_> {
+    fn new(sliding: &Sliding, k: u64) -> Ends<'_> {
+        let (unit, _) = sliding
+            .units
+            .find(k.saturating_add(sliding.rows).min(sliding.units.total()) - 1);
+        Ends {
+            sliding,
+            unit,
+            start: sliding.units.first(unit),
+        }
+    }
+
+    #[inline(always)]
+    fn of(&mut self, k: u64) -> u64 {
+        let units = &self.sliding.units;
+        let end = (k + self.sliding.rows).min(units.total());
+        if self.sliding.grain == Grain::Row {
+            return end;
+        }
+        while end <= self.start {
+            self.unit -= 1;
+            self.start -= u64::from(units.rows(self.unit));
+        }
+        self.start + u64::from(units.rows(self.unit))
+    }
+}

@@ -1,0 +1,154 @@
+//! The numbers of rows in the units of a data set: all that an order knows of data.
+
+use std::fmt;
+
+/// Units between two sums that are kept.
+const STRIDE: usize = 64;
+
+/// Rows of each unit, in the order in which the units stand; a little over four bytes a unit.
+#[derive(Clone, Debug, Default)]
+pub struct Units {
+    rows: Vec<u32>,
+    /// Rows in front of every 64th unit.
+    sums: Vec<u64>,
+    total: u64,
+    largest: u32,
+}
+
+/// More rows in all than can be counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLong;
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the units have more than 2^62 rows in all, or there are more than 2^32 units")
+    }
+}
+
+impl std::error::Error for TooLong {}
+
+impl Units {
+    /// Units with these numbers of rows.
+    ///
+    /// # Errors
+    ///
+    /// [`TooLong`] if units or rows can't be counted in 32 and 62 bits.
+    pub fn new(unit_rows: impl IntoIterator<Item = u32>) -> Result<Units, TooLong> {
+        let rows: Vec<u32> = unit_rows.into_iter().collect();
+        let (mut sums, mut total) = (Vec::with_capacity(rows.len() / STRIDE + 1), 0u64);
+        if u32::try_from(rows.len()).is_err() {
+            return Err(TooLong);
+        }
+        for chunk in rows.chunks(STRIDE) {
+            sums.push(total);
+            // At most 2^32 units of less than 2^32 rows each.
+            total = total.wrapping_add(chunk.iter().map(|&n| u64::from(n)).sum());
+            if total >= 1 << 62 {
+                return Err(TooLong);
+            }
+        }
+        let largest = rows.iter().copied().max().unwrap_or(0);
+        Ok(Units {
+            rows,
+            sums,
+            total,
+            largest,
+        })
+    }
+
+    /// Every `step`-th unit from `first` on: the share of one of `step` ranks.
+    pub fn share(&self, first: usize, step: usize) -> Units {
+        let rows = self.rows.iter().copied().skip(first).step_by(step.max(1));
+        // Fewer than there were, so they can be counted.
+        Units::new(rows).unwrap_or_default()
+    }
+
+    /// Number of units.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Rows of all units.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Rows of the largest unit.
+    pub fn largest(&self) -> u32 {
+        self.largest
+    }
+
+    /// Rows of a unit; none of one that doesn't exist.
+    #[inline]
+    pub fn rows(&self, unit: usize) -> u32 {
+        self.rows.get(unit).copied().unwrap_or(0)
+    }
+
+    /// Rows in front of a unit; of the one behind the last, all.
+    pub fn first(&self, unit: usize) -> u64 {
+        let chunk = (unit / STRIDE).min(self.sums.len().saturating_sub(1));
+        let from = chunk * STRIDE;
+        let inside = self.rows.get(from..unit.min(self.rows.len())).unwrap_or_default();
+        self.sums.get(chunk).copied().unwrap_or(0) + inside.iter().map(|&n| u64::from(n)).sum::<u64>()
+    }
+
+    /// The unit that holds a row, and the record that it is there. A row behind the last is record 0 of the unit behind the
+    /// last.
+    pub fn find(&self, row: u64) -> (usize, u32) {
+        if row >= self.total {
+            return (self.rows.len(), 0);
+        }
+        let chunk = self.sums.partition_point(|&sum| sum <= row) - 1;
+        let mut left = row - self.sums[chunk];
+        let mut unit = chunk * STRIDE;
+        while left >= u64::from(self.rows[unit]) {
+            left -= u64::from(self.rows[unit]);
+            unit += 1;
+        }
+        // Less than the unit's rows.
+        (unit, left as u32)
+    }
+
+    /// Memory in bytes.
+    pub fn held_bytes(&self) -> usize {
+        4 * self.rows.capacity() + 8 * self.sums.capacity()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn rows_are_found_where_they_stand(counts in proptest::collection::vec(prop_oneof![Just(0u32), 0..5u32], 0..300)) {
+            let units = Units::new(counts.iter().copied()).unwrap();
+            let mut row = 0;
+            for (unit, &n) in counts.iter().enumerate() {
+                prop_assert_eq!(units.first(unit), row);
+                for record in 0..n {
+                    prop_assert_eq!(units.find(row), (unit, record));
+                    row += 1;
+                }
+            }
+            prop_assert_eq!(units.total(), row);
+            prop_assert_eq!(units.first(counts.len()), row);
+            prop_assert_eq!(units.find(row), (counts.len(), 0));
+            let third = units.share(1, 3);
+            prop_assert_eq!(third.rows(2), counts.get(7).copied().unwrap_or(0));
+        }
+    }
+
+    #[test]
+    fn rows_beyond_counting_are_an_error() {
+        assert_eq!(Units::new([u32::MAX; 10]).unwrap().total(), 10 * u64::from(u32::MAX));
+        assert_eq!(Units::new([]).unwrap().find(0), (0, 0));
+    }
+}

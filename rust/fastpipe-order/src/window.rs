@@ -1,0 +1,255 @@
+//! Window order: units in random order, cut into windows of equally many rows, each of them a uniform permutation.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::permutation::Permutation;
+use crate::plan::{Content, Numbering, Picks};
+use crate::random::{Draws, Key, Purpose, below};
+use crate::units::Units;
+
+/// Units between two sums of the table.
+const STRIDE: usize = 64;
+
+/// Windows whose places are remembered.
+const REMEMBERED: usize = 64;
+
+/// A stretch of more than this fraction of all units isn't walked to find a window: the table is made, once an epoch.
+const LONG_WALK: u64 = 16;
+
+/// Where a window starts in the random order of units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// How many units stand in front of the one in which it starts.
+    pub unit: u64,
+    /// The record of that unit with which it starts.
+    pub record: u32,
+}
+
+/// The windows of an epoch.
+#[derive(Debug)]
+pub(crate) struct Windows {
+    units: Arc<Units>,
+    permutation: Permutation,
+    key: Key,
+    /// Rows of a window; the last may have fewer.
+    rows: u64,
+    batch_size: u32,
+    /// Rows in front of every 64th unit of the random order.
+    table: OnceLock<Vec<u64>>,
+}
+
+impl Windows {
+    /// The windows of `rows` rows, a multiple of the batch size.
+    pub(crate) fn new(units: Arc<Units>, key: Key, rows: u64, batch_size: u32) -> Windows {
+        Windows {
+            permutation: Permutation::new(units.len(), key),
+            units,
+            key,
+            rows,
+            batch_size,
+            table: OnceLock::new(),
+        }
+    }
+
+    /// Rows of a window.
+    fn len(&self, window: u64) -> usize {
+        let left = self.units.total().saturating_sub(window.saturating_mul(self.rows));
+        left.min(self.rows) as usize
+    }
+
+    /// The place `rows` rows behind another.
+    fn walk(&self, from: Place, rows: u64) -> Place {
+        let mut left = rows + u64::from(from.record);
+        let mut at = from.unit as usize;
+        while at < self.permutation.len() {
+            let here = u64::from(self.units.rows(self.permutation.at(at)));
+            if left < here {
+                break;
+            }
+            left -= here;
+            at += 1;
+        }
+        // Less than the rows of a unit, or nothing is left of it at the end.
+        Place {
+            unit: at as u64,
+            record: left as u32,
+        }
+    }
+
+    /// Makes the table, if it isn't there: one look at each unit.
+    fn table(&self) -> &[u64] {
+        self.table.get_or_init(|| {
+            let mut sum = 0;
+            let mut sums = Vec::with_capacity(self.permutation.len() / STRIDE + 1);
+            for from in (0..self.permutation.len()).step_by(STRIDE) {
+                sums.push(sum);
+                let to = (from + STRIDE).min(self.permutation.len());
+                self.permutation
+                    .each(from..to, |unit| sum += u64::from(self.units.rows(unit)));
+            }
+            sums
+        })
+    }
+
+    /// The place of a row of the random order, from the table.
+    fn search(&self, row: u64) -> Place {
+        let table = self.table();
+        let chunk = table.partition_point(|&sum| sum <= row).saturating_sub(1);
+        let start = Place {
+            unit: (chunk * STRIDE) as u64,
+            record: 0,
+        };
+        self.walk(start, row - table.get(chunk).copied().unwrap_or(0))
+    }
+}
+
+/// A window that is being drawn.
+#[derive(Debug, Default)]
+struct Drawn {
+    window: u64,
+    /// Its units, in the order in which it takes rows of them.
+    units: Vec<u64>,
+    /// Its rows: the upper half counts `units`, the lower is the record. The first `done` are in their final order.
+    rows: Vec<u64>,
+    done: usize,
+}
+
+/// Goes from batch to batch; fastest from one to the next.
+#[derive(Debug)]
+pub(crate) struct WindowWalker {
+    windows: Arc<Windows>,
+    places: Vec<(u64, Place)>,
+    drawn: Option<Drawn>,
+    numbering: Numbering,
+}
+
+impl WindowWalker {
+    pub(crate) fn new(windows: Arc<Windows>) -> Self {
+        WindowWalker {
+            windows,
+            places: Vec::new(),
+            drawn: None,
+            numbering: Numbering::default(),
+        }
+    }
+
+    /// Takes down where a window starts, so that it needn't be looked for.
+    pub(crate) fn remember(&mut self, window: u64, place: Place) {
+        if !self.places.iter().any(|(w, _)| *w == window) {
+            if self.places.len() >= REMEMBERED {
+                self.places.remove(0);
+            }
+            self.places.push((window, place));
+        }
+    }
+
+    /// Where a window starts, if that is known.
+    pub(crate) fn known(&self, window: u64) -> Option<Place> {
+        self.places.iter().find(|(w, _)| *w == window).map(|(_, place)| *place)
+    }
+
+    /// Where a window starts.
+    pub(crate) fn place(&mut self, window: u64) -> Place {
+        let nearest = self.places.iter().filter(|(w, _)| *w <= window).max_by_key(|(w, _)| *w);
+        let (from, start) = nearest.copied().unwrap_or_default();
+        let windows = &self.windows;
+        let place = if from == window {
+            start
+        } else {
+            let rows = (window - from).saturating_mul(windows.rows);
+            if rows.saturating_mul(LONG_WALK) > windows.units.total() || windows.table.get().is_some() {
+                windows.search(window.saturating_mul(windows.rows).min(windows.units.total()))
+            } else {
+                windows.walk(start, rows)
+            }
+        };
+        self.remember(window, place);
+        place
+    }
+
+    /// What stands in a batch that exists, and the units that are no longer used.
+    pub(crate) fn batch(&mut self, batch: u64) -> (Content, Vec<u64>) {
+        let size = u64::from(self.windows.batch_size);
+        let per_window = self.windows.rows / size;
+        let (window, within) = (batch / per_window, batch % per_window);
+        let mut released = Vec::new();
+        let mut drawn = match self.drawn.take() {
+            Some(drawn) if drawn.window == window => drawn,
+            before => {
+                let drawn = self.enter(window);
+                if let Some(before) = before {
+                    released = before.units;
+                    // At most the one that is cut by the windows' edge.
+                    released.retain(|unit| !drawn.units.contains(unit));
+                }
+                drawn
+            }
+        };
+        let from = (within * size) as usize;
+        let to = (from + size as usize).min(drawn.rows.len());
+        self.draw(&mut drawn, to);
+        let mut picks = Picks {
+            units: Vec::new(),
+            rows: Vec::with_capacity(to - from),
+        };
+        self.numbering.start(drawn.units.len());
+        for &row in &drawn.rows[from..to] {
+            let index = (row >> 32) as usize;
+            self.numbering
+                .push(&mut picks, index, || drawn.units[index], row as u32);
+        }
+        self.drawn = Some(drawn);
+        (Content::Picks(picks), released)
+    }
+
+    /// Lists the rows of a window.
+    fn enter(&mut self, window: u64) -> Drawn {
+        let place = self.place(window);
+        let windows = &self.windows;
+        let len = windows.len(window);
+        let mut drawn = Drawn {
+            window,
+            units: Vec::new(),
+            rows: Vec::with_capacity(len),
+            done: 0,
+        };
+        let (mut at, mut record) = (place.unit as usize, place.record);
+        while drawn.rows.len() < len && at < windows.permutation.len() {
+            let unit = windows.permutation.at(at);
+            let rows = windows.units.rows(unit);
+            let stop = rows.min(record.saturating_add((len - drawn.rows.len()) as u32));
+            if record < stop {
+                let index = (drawn.units.len() as u64) << 32;
+                drawn.units.push(unit as u64);
+                drawn.rows.extend((record..stop).map(|r| index | u64::from(r)));
+            }
+            if stop < rows {
+                record = stop;
+                break;
+            }
+            (at, record) = (at + 1, 0);
+        }
+        let end = Place {
+            unit: at as u64,
+            record,
+        };
+        // Behind units without rows, so that a place has one name.
+        let next = windows.walk(end, 0);
+        self.remember(window + 1, next);
+        drawn
+    }
+
+    /// Brings the first `to` rows of a window into their order: a Fisher-Yates shuffle that goes on where it stopped.
+    fn draw(&self, drawn: &mut Drawn, to: usize) {
+        let rows = &mut drawn.rows[..];
+        let len = rows.len();
+        if drawn.done < to {
+            let draws = Draws::new(self.windows.key, Purpose::Window, drawn.window);
+            draws.each(drawn.done as u64..to as u64, |i, word| {
+                let i = i as usize;
+                rows.swap(i, i + below(word, (len - i) as u64) as usize);
+            });
+            drawn.done = to;
+        }
+    }
+}

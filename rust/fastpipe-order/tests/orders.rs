@@ -1,0 +1,310 @@
+//! The promises of all orders, held against naive models.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use fastpipe_order::{
+    BatchPlan, Cursor, Draws, Key, Kind, Order, Purpose, Settings, ShardBy, State, StateError, Uneven, Units,
+};
+use proptest::prelude::*;
+
+type RowId = (u64, u32);
+
+fn rows(plan: &BatchPlan) -> Vec<RowId> {
+    (0..plan.rows as usize)
+        .map(|slot| plan.content.at(slot).unwrap())
+        .collect()
+}
+
+fn all_rows(counts: &[u32]) -> Vec<RowId> {
+    (0..)
+        .zip(counts)
+        .flat_map(|(u, &n)| (0..n).map(move |r| (u, r)))
+        .collect()
+}
+
+fn order(counts: &[u32], settings: Settings) -> Arc<Order> {
+    Arc::new(Order::new(
+        &Arc::new(Units::new(counts.iter().copied()).unwrap()),
+        settings,
+    ))
+}
+
+/// Each unit is used in one piece: what was released doesn't come again before it starts anew, and is released once.
+fn check_releases(plans: &[BatchPlan], counts: &[u32]) {
+    let mut taken = vec![0u32; counts.len()];
+    let mut open = BTreeSet::new();
+    for plan in plans {
+        for unit in &plan.released {
+            assert!(open.remove(unit), "unit {unit} is released, but wasn't open");
+        }
+        for (unit, _) in rows(plan).into_iter().take(plan.valid as usize) {
+            taken[unit as usize] += 1;
+            open.insert(unit);
+        }
+        if matches!(plan.content, fastpipe_order::Content::Runs(_)) {
+            // Those that were read to their end go by themselves.
+            open.retain(|&unit| taken[unit as usize] < counts[unit as usize]);
+        }
+    }
+}
+
+fn kinds() -> impl Strategy<Value = Kind> {
+    prop_oneof![
+        Just(Kind::Sequential),
+        Just(Kind::Window),
+        Just(Kind::Block),
+        Just(Kind::Buffer)
+    ]
+}
+
+fn counts() -> impl Strategy<Value = Vec<u32>> {
+    let unit = prop_oneof![2 => Just(0u32), 2 => Just(1u32), 6 => 0..9u32, 1 => 30..90u32];
+    proptest::collection::vec(unit, 0..30)
+}
+
+prop_compose! {
+    fn settings(ranks: std::ops::Range<u64>)(
+        kind in kinds(), batch_size in 1..12u32, drop_last: bool, windows in 1..6u64, odd in 0..12u64, seed: u64,
+        ranks in ranks, by_batch: bool,
+        uneven in prop_oneof![Just(Uneven::Drop), Just(Uneven::Pad), Just(Uneven::Allow)],
+    ) -> Settings {
+        let streamed = matches!(kind, Kind::Block | Kind::Buffer);
+        Settings {
+            kind, batch_size, drop_last, seed, rank: 0, ranks, uneven,
+            shuffle_buffer: windows * u64::from(batch_size) + if streamed { odd } else { 0 },
+            shard_by: match (by_batch, streamed) {
+                (true, _) => ShardBy::Batch,
+                (false, true) => ShardBy::Unit,
+                (false, false) => ShardBy::Window,
+            },
+        }
+    }
+}
+
+/// What the orders are, written down without any cleverness.
+fn naive(counts: &[u32], settings: &Settings, epoch: u64, units_in_order: impl Fn() -> Vec<u64>) -> Vec<RowId> {
+    let key = Key {
+        seed: settings.seed,
+        epoch,
+    };
+    let n = settings.shuffle_buffer as usize;
+    let mut rows = all_rows(counts);
+    let total = rows.len();
+    match settings.kind {
+        Kind::Sequential => {}
+        Kind::Window => {
+            rows = units_in_order()
+                .into_iter()
+                .flat_map(|u| (0..counts[u as usize]).map(move |r| (u, r)))
+                .collect();
+            for (w, window) in (0..).zip(rows.chunks_mut(n)) {
+                for i in 0..window.len() {
+                    let draw = Draws::new(key, Purpose::Window, w).below(i as u64, (window.len() - i) as u64);
+                    window.swap(i, i + draw as usize);
+                }
+            }
+        }
+        Kind::Buffer => {
+            for i in 0..total {
+                let draw = Draws::new(key, Purpose::Buffer, 0).below(i as u64, n.min(total - i) as u64);
+                rows.swap(i, i + draw as usize);
+            }
+        }
+        Kind::Block => {
+            let ends: Vec<usize> = counts
+                .iter()
+                .scan(0, |sum, &c| {
+                    *sum += c as usize;
+                    Some(*sum)
+                })
+                .collect();
+            for i in 0..total {
+                let last = (i + n).min(total);
+                let end = *ends.iter().find(|&&end| end >= last).unwrap();
+                let draw = Draws::new(key, Purpose::Buffer, 0).below(i as u64, (end - i) as u64);
+                rows.swap(i, i + draw as usize);
+            }
+            let mut next = vec![0; counts.len()];
+            for row in &mut rows {
+                row.1 = next[row.0 as usize];
+                next[row.0 as usize] += 1;
+            }
+        }
+    }
+    rows
+}
+
+/// The units in the order of an epoch, seen through windows as large as all.
+fn units_in_order(counts: &[u32], settings: &Settings, epoch: u64) -> Vec<u64> {
+    let key = Key {
+        seed: settings.seed,
+        epoch,
+    };
+    let mut units: Vec<u64> = (0..counts.len() as u64).collect();
+    for i in 0..units.len() {
+        let draw = Draws::new(key, Purpose::Units, 0).below(i as u64, (units.len() - i) as u64);
+        units.swap(i, i + draw as usize);
+    }
+    units
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn orders_are_what_they_say(counts in counts(), settings in settings(1..2), epoch in 0..3u64) {
+        let order = order(&counts, Settings { uneven: Uneven::Drop, ..settings });
+        let expected = naive(&counts, &settings, epoch, || units_in_order(&counts, &settings, epoch));
+        let size = settings.batch_size as usize;
+        let chunks: Vec<_> = expected.chunks(size).filter(|c| !settings.drop_last || c.len() == size).collect();
+        let plans: Vec<_> = order.epoch(epoch).collect();
+        prop_assert_eq!(plans.len(), chunks.len());
+        prop_assert_eq!(order.steps(), chunks.len() as u64);
+        for (step, (plan, chunk)) in plans.iter().zip(&chunks).enumerate() {
+            prop_assert_eq!(&rows(plan)[..], *chunk);
+            prop_assert_eq!((plan.step, plan.valid, plan.epoch), (step as u64, plan.rows, epoch));
+        }
+        check_releases(&plans, &counts);
+        // Any step at once.
+        let mut cursor = order.epoch(epoch);
+        for plan in plans.iter().rev().step_by(2) {
+            cursor.seek(plan.step);
+            prop_assert_eq!(&cursor.next().unwrap().content, &plan.content);
+        }
+    }
+
+    #[test]
+    fn every_step_can_be_resumed(counts in counts(), settings in settings(1..5), epoch in 0..3u64, rank in 0..5u64) {
+        let order = order(&counts, Settings { rank: rank % settings.ranks, ..settings });
+        prop_assume!(order.is_fair());
+        let plans: Vec<_> = order.epoch(epoch).collect();
+        prop_assert_eq!(plans.len() as u64, order.steps());
+        for (i, plan) in plans.iter().enumerate() {
+            if i + 1 == plans.len() {
+                prop_assert_eq!((plan.after.epoch, plan.after.step), (epoch + 1, 0));
+                break;
+            }
+            prop_assert_eq!((plan.after.epoch, plan.after.step), (epoch, i as u64 + 1));
+            let cursor = order.resume(&plan.after).unwrap();
+            prop_assert_eq!(cursor.left() as usize, plans.len() - i - 1);
+            for (again, plan) in cursor.zip(&plans[i + 1..]) {
+                prop_assert_eq!(&again.content, &plan.content);
+                prop_assert_eq!((again.step, again.valid), (plan.step, plan.valid));
+                prop_assert_eq!(&again.after, &plan.after);
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_share_every_row(counts in counts(), settings in settings(1..6)) {
+        let orders: Vec<_> = (0..settings.ranks).map(|rank| order(&counts, Settings { rank, ..settings })).collect();
+        prop_assume!(orders[0].is_fair());
+        let plans: Vec<Vec<BatchPlan>> = orders.iter().map(|order| order.epoch(1).collect()).collect();
+        let mut seen = BTreeSet::new();
+        for plan in plans.iter().flatten() {
+            let rows = rows(plan);
+            for row in &rows[..plan.valid as usize] {
+                prop_assert!(seen.insert(*row), "{row:?} comes twice");
+            }
+            if settings.uneven == Uneven::Pad {
+                prop_assert_eq!(plan.rows, settings.batch_size);
+            }
+        }
+        let steps: BTreeSet<usize> = plans.iter().map(Vec::len).collect();
+        let total = all_rows(&counts).len();
+        match settings.uneven {
+            Uneven::Drop | Uneven::Pad => prop_assert_eq!(steps.len(), 1),
+            Uneven::Allow if settings.shard_by != ShardBy::Unit => prop_assert!(steps.last().unwrap() - steps.first().unwrap() <= 1),
+            Uneven::Allow => {}
+        }
+        if settings.uneven != Uneven::Drop && !settings.drop_last {
+            prop_assert_eq!(seen.len(), total);
+        } else if settings.uneven == Uneven::Drop && settings.shard_by != ShardBy::Unit {
+            let missing = total - seen.len();
+            prop_assert!(missing <= settings.ranks as usize * settings.batch_size as usize);
+        }
+        if settings.shard_by != ShardBy::Unit {
+            // All have the same state at the same step.
+            for step in 0..plans.iter().map(Vec::len).min().unwrap_or(0).saturating_sub(1) {
+                prop_assert!(plans.iter().all(|p| p[step].after == plans[0][step].after));
+            }
+        }
+    }
+
+    /// Saved and gone on with at random steps by random numbers of ranks.
+    #[test]
+    fn worlds_change(counts in counts(), settings in settings(1..2), worlds in proptest::collection::vec((1..10u64, 0..15usize), 1..6)) {
+        let settings = Settings {
+            shard_by: if settings.shard_by == ShardBy::Unit { ShardBy::Batch } else { settings.shard_by },
+            uneven: Uneven::Allow,
+            ..settings
+        };
+        let whole = order(&counts, settings);
+        let uninterrupted: Vec<Vec<RowId>> = whole.epoch(0).map(|plan| rows(&plan)).collect();
+        let mut seen: BTreeSet<Vec<RowId>> = BTreeSet::new();
+        let mut state = State::default();
+        for (i, (ranks, steps)) in worlds.iter().enumerate() {
+            let last = i + 1 == worlds.len();
+            let mut cursors: Vec<Cursor> = (0..*ranks)
+                .map(|rank| order(&counts, Settings { rank, ranks: *ranks, ..settings }).resume(&state).unwrap())
+                .collect();
+            let even = cursors.iter().map(Cursor::left).min().unwrap() as usize;
+            for _ in 0..if last { usize::MAX } else { even.min(*steps) } {
+                let plans: Vec<_> = cursors.iter_mut().filter_map(Cursor::next).collect();
+                for plan in &plans {
+                    prop_assert!(seen.insert(rows(plan)));
+                }
+                if plans.is_empty() {
+                    break;
+                }
+            }
+            state = cursors.iter_mut().map(Cursor::state).find(|state| state.epoch == 0).unwrap_or_default();
+            if !last && cursors.iter().all(|cursor| cursor.left() == 0) {
+                break;
+            }
+        }
+        prop_assert_eq!(seen, uninterrupted.into_iter().collect::<BTreeSet<_>>());
+    }
+}
+
+#[test]
+fn ranks_with_units_of_their_own_stay_as_many() {
+    let settings = Settings {
+        kind: Kind::Block,
+        batch_size: 2,
+        drop_last: false,
+        shuffle_buffer: 4,
+        seed: 1,
+        rank: 0,
+        ranks: 2,
+        shard_by: ShardBy::Unit,
+        uneven: Uneven::Drop,
+    };
+    let two = order(&[4; 8], settings);
+    let state = two.epoch(0).next().unwrap().after;
+    let three = order(&[4; 8], Settings { ranks: 3, ..settings });
+    assert_eq!(three.resume(&state).err(), Some(StateError::Ranks { saved: 2, now: 3 }));
+    assert!(!order(&[4], settings).is_fair());
+}
+
+#[test]
+fn states_of_other_data_are_refused() {
+    let settings = Settings {
+        kind: Kind::Window,
+        batch_size: 2,
+        drop_last: false,
+        shuffle_buffer: 8,
+        seed: 1,
+        rank: 0,
+        ranks: 1,
+        shard_by: ShardBy::Window,
+        uneven: Uneven::Drop,
+    };
+    let long = order(&[100; 8], settings);
+    let state = long.epoch(0).nth(300).unwrap().after;
+    assert_eq!(
+        order(&[4; 8], settings).resume(&state).err(),
+        Some(StateError::Impossible)
+    );
+}
