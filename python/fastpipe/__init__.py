@@ -22,11 +22,12 @@ from fastpipe.errors import (
     NullValueError,
     SchemaError,
     ShapeError,
+    StateError,
     StorageError,
     UnsupportedError,
     ValueRangeError,
 )
-from fastpipe.reader import Reader
+from fastpipe.reader import Location, Reader
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "FastpipeError",
     "Features",
     "LimitError",
+    "Location",
     "MalformedFileError",
     "Masked",
     "MissingFileError",
@@ -47,6 +49,7 @@ __all__ = [
     "Sparse",
     "SparseCSR",
     "SparseSpec",
+    "StateError",
     "StorageError",
     "Strings",
     "UnsupportedError",

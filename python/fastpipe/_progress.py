@@ -25,12 +25,12 @@ def progress_bar(total: int | None = None, *, unit: str = "row", **options: Any)
     return tqdm(total=total, unit=f" {unit}s", unit_scale=True, dynamic_ncols=True, **options)
 
 
-def show(batches: Iterator[dict[str, Any]], *, total: int, batch_size: int) -> Iterator[dict[str, Any]]:
+def show(batches: Iterator[dict[str, Any]], *, total: int | None, batch_size: int) -> Iterator[dict[str, Any]]:
     """The same batches, with a progress bar while they are drawn.
 
     Args:
         batches: a pass.
-        total: the batches to come.
+        total: the batches to come; None if they don't end.
         batch_size: their rows, at most.
 
     Returns:
@@ -39,7 +39,7 @@ def show(batches: Iterator[dict[str, Any]], *, total: int, batch_size: int) -> I
     Raises:
         ImportError: if tqdm isn't installed.
     """
-    return _Shown(batches, progress_bar(total * batch_size))
+    return _Shown(batches, progress_bar(None if total is None else total * batch_size))
 
 
 class _Shown:

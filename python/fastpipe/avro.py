@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _fastpipe
+from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven
 from fastpipe._sources import Paths, expand
 from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
@@ -27,10 +28,17 @@ def read_avro(
     columns: Sequence[str] | None = None,
     batch_size: int,
     drop_last: bool = False,
+    shuffle: bool | Shuffle = False,
+    shuffle_buffer: int | None = None,
+    seed: int | None = None,
+    epochs: int | None = 1,
+    rank: int = 0,
+    world_size: int = 1,
+    shard_by: ShardBy | None = None,
+    uneven: Uneven = "drop",
     num_threads: int | None = None,
     prefetch: int = 2,
     progress: bool = False,
-    epochs: int = 1,
 ) -> Reader:
     """Reads Avro files as batches of NumPy arrays.
 
@@ -48,11 +56,30 @@ def read_avro(
             in it. With neither, all of it is read. What isn't wanted is skipped, not decoded.
         batch_size: rows a batch.
         drop_last: whether to leave out a last batch of fewer rows.
+        shuffle: False: files, blocks and records as they stand. True or `"window"`: all blocks of the data set in a random
+            order, cut into windows of `shuffle_buffer` rows, each of which is a uniform permutation. `"block"`: block
+            sampling; files and blocks as they stand pass through a pool, and each row is the next record of a block
+            that is drawn in proportion to what it has left. `"buffer"`: what `tf.data.Dataset.shuffle(shuffle_buffer)`
+            yields, in distribution. Each row stands in exactly one batch an epoch, in all of them.
+        shuffle_buffer: rows of a window (rounded up to whole batches), a pool (at least) or a buffer; by default as many as
+            16 batches or 64 average blocks have, whichever is more.
+        seed: of the shuffling, 0 to 2^64 - 1. One is drawn by default, and shown by `reader.seed`.
+        epochs: how often each pass goes through the data, each time in another order; None for without end.
+        rank: which share of the batches to yield, 0 to `world_size - 1`.
+        world_size: number of shares.
+        shard_by: what ranks share out. `"window"` (the default with `shuffle=True` and without shuffling): each decodes
+            windows, or stretches as long, of its own. `"block"` (the default with `"block"` and `"buffer"`): each has every
+            `world_size`-th block, and an order of its own. `"batch"`: at each step all ranks together have the next
+            `world_size` batches; each rank then reads nearly all blocks.
+        uneven: what becomes of batches that can't be shared out evenly. `"drop"`: they are left out, fewer than there are
+            ranks (with `shard_by="block"`, what ranks have above the one with fewest). `"pad"`: ranks without one get one of
+            repeated rows; all batches are filled up to `batch_size` rows, and have an entry `"valid"`, a bool array
+            [batch_size] that is False for what was filled in. `"allow"`: some ranks have more batches, so whoever waits for
+            all ranks at each step will hang. With one rank nothing is dropped.
         num_threads: threads that decode; as many as the process may use processors by default. Changes nothing of
             what is yielded.
         prefetch: batches decoded ahead of the consumer, at least one. Changes nothing of what is yielded.
         progress: whether to show a progress bar (extra `progress`).
-        epochs: how often each pass goes through the data.
 
     Returns:
         A `Reader`; iterating over it yields dicts from feature name to array or batch form (`fastpipe.batch`).
@@ -70,6 +97,17 @@ def read_avro(
         )
     if isinstance(columns, str):
         raise TypeError(f"columns is a list of names; did you mean [{columns!r}]?")
+    ordering = Ordering.checked(
+        batch_size=batch_size,
+        drop_last=drop_last,
+        shuffle=shuffle,
+        shuffle_buffer=shuffle_buffer,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        shard_by=shard_by,
+        uneven=uneven,
+    )
     files = expand(source)
     if features is not None:
         wanted = Features(features)
@@ -85,8 +123,7 @@ def read_avro(
         dataset,
         files,
         wanted,
-        batch_size=batch_size,
-        drop_last=drop_last,
+        ordering=ordering,
         num_threads=num_threads,
         prefetch=prefetch,
         progress=progress,

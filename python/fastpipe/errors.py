@@ -18,6 +18,7 @@ __all__ = [
     "NullValueError",
     "SchemaError",
     "ShapeError",
+    "StateError",
     "StorageError",
     "UnsupportedError",
     "ValueRangeError",
@@ -97,6 +98,10 @@ class ValueRangeError(FastpipeError, ValueError):
 
 class NullValueError(FastpipeError, ValueError):
     """A null in a feature whose spec says `nulls="error"`."""
+
+
+class StateError(FastpipeError, ValueError):
+    """A saved state isn't one of this reader: the message says what differs."""
 
 
 class _OSError(FastpipeError, OSError):

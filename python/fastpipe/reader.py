@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any, NamedTuple, Self, SupportsIndex
 
-from fastpipe import _fastpipe
+from fastpipe import _fastpipe, _state
+from fastpipe._ordering import Ordering, within
 from fastpipe._progress import show
+from fastpipe.errors import StateError
 from fastpipe.specs import Features
 
-__all__ = ["Reader"]
+__all__ = ["Location", "Reader"]
 
-_LARGEST_BATCH = 2**31 - 1
+_LARGEST_EPOCH = 2**62
+
+
+class Location(NamedTuple):
+    """Where a row stands.
+
+    Attributes:
+        file: the path of its file.
+        block: the number of its block within the file.
+        record: its number within the block.
+    """
+
+    file: str
+    block: int
+    record: int
 
 
 class Reader:
@@ -23,6 +38,9 @@ class Reader:
     `iter(reader)` starts a pass; it is the one active pass of the reader, and a second one closes the first. Several
     threads may draw from one pass: each batch goes to one of them. A pass that is dropped ends its threads. A pass that
     ends advances the epoch. An error ends a pass: it is raised again by each further `next`.
+
+    Which rows stand in a batch depends on the files, the arguments that `read_avro` says so of, the epoch and the batch's
+    number alone: never on threads, on look-ahead, or on what was read before.
 
     Batches are dicts from feature name to array or batch form, in the order of `features`. Their arrays lie in memory
     of the reader, which is used again when the last array over it has died; so keeping batches is safe.
@@ -36,23 +54,23 @@ class Reader:
         files: list[str],
         features: Features,
         *,
-        batch_size: SupportsIndex,
-        drop_last: bool,
+        ordering: Ordering,
         num_threads: SupportsIndex | None,
         prefetch: SupportsIndex,
         progress: bool,
-        epochs: SupportsIndex,
+        epochs: SupportsIndex | None,
     ) -> None:
         self._dataset = dataset
         self._files = files
         self._features = features
-        self._batch_size = _within("batch_size", batch_size, 1, _LARGEST_BATCH)
-        self._drop_last = bool(drop_last)
-        self._num_threads = None if num_threads is None else _within("num_threads", num_threads, 1, 4096)
-        self._prefetch = _within("prefetch", prefetch, 0, 1 << 20)
+        self._ordering = ordering
+        self._order = ordering.of(dataset)
+        self._num_threads = None if num_threads is None else within("num_threads", num_threads, 1, 4096)
+        self._prefetch = within("prefetch", prefetch, 0, 1 << 20)
         self._progress = bool(progress)
-        self._epochs = _within("epochs", epochs, 1, 2**31 - 1)
+        self._epochs = None if epochs is None else within("epochs", epochs, 1, 2**31 - 1)
         self._epoch = 0
+        self._resume: tuple[int, _state.State] | None = None
         self._position: _fastpipe.Position | None = None
         self._pass: weakref.ref[_fastpipe.Pass] | None = None
 
@@ -63,7 +81,7 @@ class Reader:
 
     @property
     def files(self) -> list[str]:
-        """The files, in the order in which they are read."""
+        """The files, in the order in which they stand in the data set."""
         return list(self._files)
 
     @property
@@ -73,45 +91,152 @@ class Reader:
 
     @property
     def num_rows(self) -> int:
-        """Rows of one epoch, with those that `drop_last` leaves out."""
+        """Rows of one epoch of all ranks, with those that `drop_last` leaves out."""
         return self._dataset.num_rows
 
     @property
     def batch_size(self) -> int:
         """Rows a batch."""
-        return self._batch_size
+        return self._ordering.batch_size
+
+    @property
+    def shuffle_buffer(self) -> int | None:
+        """Rows of a window, pool or buffer; None without shuffling."""
+        return None if self._ordering.shuffle == "sequential" else self._order.shuffle_buffer
+
+    @property
+    def seed(self) -> int:
+        """The seed; one that was drawn if none was given."""
+        return self._ordering.seed
+
+    @property
+    def rank(self) -> int:
+        """The rank whose batches these are."""
+        return self._ordering.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._ordering.world_size
 
     @property
     def epoch(self) -> int:
         """The epoch that is being read, or that the next pass starts with."""
         return self._epoch if self._position is None else self._position.epoch
 
-    def set_epoch(self, epoch: int) -> None:
-        """Lets the next pass start with this epoch. The active pass goes on as it is."""
-        self._epoch = _within("epoch", epoch, 0, 2**63 - 1)
+    def set_epoch(self, epoch: SupportsIndex) -> None:
+        """Lets the next pass start with this epoch, from its beginning. The active pass goes on as it is."""
+        self._epoch = within("epoch", epoch, 0, _LARGEST_EPOCH)
         self._position = None
+        self._resume = None
 
     def __len__(self) -> int:
-        """Batches a pass."""
-        rows, size = self.num_rows, self._batch_size
-        return (rows // size if self._drop_last else -(-rows // size)) * self._epochs
+        """Batches that this rank gets in a pass.
+
+        Raises:
+            TypeError: if passes have no end (`epochs=None`).
+        """
+        if self._epochs is None:
+            raise TypeError("a reader with epochs=None has no length: its passes don't end")
+        return self._order.steps * self._epochs
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Starts a pass."""
-        epoch = self.epoch
+        """Starts a pass: where a loaded state stands, else at the start of the epoch."""
+        epoch, progress = self._resume or (self.epoch, None)
         self.close()
-        started = self._dataset.start(
-            batch_size=self._batch_size,
-            drop_last=self._drop_last,
+        started = self._order.start(
+            epoch=epoch,
+            end_epoch=None if self._epochs is None else epoch + self._epochs,
+            progress=progress,
             num_threads=self._num_threads,
             prefetch=self._prefetch,
-            epoch=epoch,
-            epochs=self._epochs,
         )
+        self._resume = None
         self._epoch, self._position, self._pass = epoch, started.position, weakref.ref(started)
         if not self._progress:
             return started
-        return show(started, total=started.total, batch_size=self._batch_size)
+        return show(started, total=started.total, batch_size=self.batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the pass has come: with it another reader goes on exactly where this one is.
+
+        Only batches that `next` has returned count as seen, not those that are decoded ahead. Threads, look-ahead and
+        columns may differ between saving and loading, folders of files too; with `shuffle=True` or without shuffling also
+        `rank` and `world_size`, if all ranks had the same number of batches when it was saved. (With `"block"` and
+        `"buffer"`, only if `shard_by="batch"`.) States of all ranks are then equal: any one of them serves all.
+
+        Returns:
+            A small dict that can be stored as JSON. Later versions of fastpipe will read it.
+        """
+        if self._resume is not None:
+            pass_epoch, progress = self._resume
+        elif self._position is None:
+            pass_epoch, progress = self._epoch, _state.fresh(self._epoch, self.world_size)
+        else:
+            progress = self._position.progress()
+            # Behind the end a new pass begins. Before the consumer has seen that, its pass is to end where it stands.
+            pass_epoch = int(progress["epoch"]) if self._position.ended else self._epoch
+        return _state.state(self._dataset, self._ordering, self._order.shuffle_buffer, pass_epoch, progress)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Lets the next pass go on where a state was saved; the active one is closed.
+
+        A seed that was not given to `read_avro` is taken from the state.
+
+        Args:
+            state_dict: as `state_dict` returned it.
+
+        Raises:
+            StateError: if it is of another data set, of other arguments, of a later fastpipe, or damaged. Nothing changes
+                then.
+        """
+        pass_epoch, progress, seed = _state.parts(state_dict, self._dataset, self._ordering, self._order.shuffle_buffer)
+        ordering = self._ordering if seed == self.seed else self._ordering.with_seed(seed)
+        order = self._order if ordering is self._ordering else ordering.of(self._dataset)
+        try:
+            order.check(progress)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise StateError(f"the state can't be gone on from: {error}") from None
+        self.close()
+        self._ordering, self._order = ordering, order
+        self._position = None
+        self._epoch = int(progress["epoch"])
+        self._resume = pass_epoch, progress
+
+    def batch_at(self, step: SupportsIndex, epoch: SupportsIndex | None = None) -> dict[str, Any]:
+        """Makes any batch, without reading those before.
+
+        Args:
+            step: its number within the epoch, as this rank counts them if no other number of ranks had a part in it.
+            epoch: the current one by default.
+
+        Raises:
+            IndexError: if the epoch has no such batch.
+            FastpipeError: if it can't be read.
+        """
+        at = within("step", step, 0, _LARGEST_EPOCH)
+        started = self._order.batch_at(self._at(epoch), at, self._num_threads)
+        try:
+            return next(started)
+        finally:
+            started.close()
+
+    def locate(self, step: SupportsIndex, row: SupportsIndex, epoch: SupportsIndex | None = None) -> Location:
+        """Says where a row of a batch comes from. Reads no data.
+
+        Args:
+            step: the batch, as in `batch_at`.
+            row: the row of the batch.
+            epoch: the current one by default.
+
+        Raises:
+            IndexError: if there is no such batch or row.
+        """
+        at, slot = within("step", step, 0, _LARGEST_EPOCH), within("row", row, 0, 2**31 - 1)
+        return Location(*self._order.locate(self._at(epoch), at, slot))
+
+    def _at(self, epoch: SupportsIndex | None) -> int:
+        return self.epoch if epoch is None else within("epoch", epoch, 0, _LARGEST_EPOCH)
 
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""
@@ -132,39 +257,35 @@ class Reader:
         if self._pass is not None and self._pass() is not None:
             raise TypeError("a reader can't be pickled while a pass is active: close() it first")
         options = {
-            "batch_size": self._batch_size,
-            "drop_last": self._drop_last,
+            "ordering": self._ordering,
             "num_threads": self._num_threads,
             "prefetch": self._prefetch,
             "progress": self._progress,
             "epochs": self._epochs,
         }
-        return _rebuild, (self._files, self._features, options, self.epoch)
+        return _rebuild, (self._files, self._features, options, self.epoch, self._resume)
 
     def __repr__(self) -> str:
         files = self._files[0] if len(self._files) == 1 else f"{len(self._files)} files"
+        order = self._ordering
+        shuffled = "" if order.shuffle == "sequential" else f", shuffle={order.shuffle!r}, seed={order.seed}"
+        ranks = "" if order.world_size == 1 else f", rank={order.rank}, world_size={order.world_size}"
         return (
             f"<fastpipe.Reader of {files}: {self.num_rows} rows, {len(self._features)} features, "
-            f"batch_size={self._batch_size}>"
+            f"batch_size={order.batch_size}{shuffled}{ranks}>"
         )
 
 
-def _rebuild(files: list[str], features: Features, options: dict[str, Any], epoch: int) -> Reader:
+def _rebuild(
+    files: list[str],
+    features: Features,
+    options: dict[str, Any],
+    epoch: int,
+    resume: tuple[int, _state.State] | None,
+) -> Reader:
     """Makes a pickled reader again: opens the files anew."""
     from fastpipe.avro import _dataset
 
     reader = Reader(_dataset(files, features), files, features, **options)
-    reader.set_epoch(epoch)
+    reader._epoch, reader._resume = epoch, resume
     return reader
-
-
-def _within(name: str, value: SupportsIndex, least: int, most: int) -> int:
-    if isinstance(value, bool):
-        raise TypeError(f"{name} is an integer, not a bool")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is an integer, not {type(value).__name__}") from None
-    if not least <= number <= most:
-        raise ValueError(f"{name} is between {least} and {most}, not {number}")
-    return number

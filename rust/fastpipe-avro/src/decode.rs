@@ -1,8 +1,9 @@
 //! The decoder: runs a plan over the bytes of a block.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fastpipe_batch::{Error, Mark, Pick, Sink};
+use fastpipe_batch::{Error, ErrorKind, Fragment, Mark, Pick, Rows, Sink, SlabPool};
 
 use crate::cursor::{Cursor, int};
 use crate::fault::Fault;
@@ -21,6 +22,31 @@ pub(crate) struct Block<'a> {
     pub(crate) zero_width_left: &'a AtomicU64,
 }
 
+impl Block<'_> {
+    fn decoder<'a, 'r>(&'a self, at: usize, out: &'a mut Sink<'r>) -> Decoder<'a, 'a, 'a, 'r> {
+        let left = self.zero_width_left.load(Ordering::Relaxed);
+        Decoder {
+            plan: self.plan,
+            cursor: Cursor::new(self.data, at).with_zero_width_left(left),
+            out,
+            depth: 0,
+            blamed: None,
+        }
+    }
+
+    /// Takes what a decoder used up from the block's budget, whoever else does so meanwhile.
+    #[inline]
+    fn use_up(&self, before: u64, cursor: &Cursor<'_>) {
+        let used = before.saturating_sub(cursor.zero_width_left());
+        if used > 0 {
+            let less = |left: u64| Some(left.saturating_sub(used));
+            let _ = self
+                .zero_width_left
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+    }
+}
+
 /// Decodes the picked records of a block.
 pub(crate) fn place(
     block: &Block<'_>,
@@ -28,42 +54,75 @@ pub(crate) fn place(
     picks: &[Pick],
     out: &mut Sink<'_>,
 ) -> std::result::Result<Mark, Error> {
-    let &Block {
-        plan,
-        data,
-        rows,
-        zero_width_left,
-    } = block;
-    let cursor = Cursor::new(data, from.byte as usize).with_zero_width_left(zero_width_left.load(Ordering::Relaxed));
-    let mut decoder = Decoder {
-        plan,
-        cursor,
-        out,
-        depth: 0,
-        blamed: None,
-    };
+    let plan = block.plan;
+    let mut decoder = block.decoder(from.byte as usize, out);
+    let budget = decoder.cursor.zero_width_left();
     let mut record = from.record;
     for pick in picks {
         while record < pick.record {
             decoder.run(plan.skip).map_err(|f| decoder.locate(f, record))?;
             record += 1;
         }
-        decoder.out.begin_row(pick.slot)?;
-        decoder.run(plan.record).map_err(|f| decoder.locate(f, record))?;
-        decoder.out.end_row()?;
+        decoder.row(pick.slot, record)?;
         record += 1;
     }
-    if record == rows {
-        let left = decoder.cursor.left();
-        if left > 0 {
-            return Err(decoder.locate(Fault::LeftOver(left as u64), record.saturating_sub(1)));
-        }
+    if record == block.rows {
+        decoder.nothing_left(record)?;
     }
-    zero_width_left.store(decoder.cursor.zero_width_left(), Ordering::Relaxed);
+    block.use_up(budget, &decoder.cursor);
     Ok(Mark {
         record,
         byte: decoder.cursor.position() as u64,
     })
+}
+
+/// Where each record of a block starts, and where the last one ends.
+pub(crate) fn starts(block: &Block<'_>) -> std::result::Result<Vec<u32>, Error> {
+    let mut starts = Vec::with_capacity((block.rows as usize).min(block.data.len()) + 1);
+    let nowhere = Rows::new(Arc::new([]), 0, &SlabPool::new(0))?;
+    let mut out = Sink::new(&nowhere, Fragment::default())?;
+    let mut decoder = block.decoder(0, &mut out);
+    for record in 0..block.rows {
+        // A block's size is limited to less than 2^32.
+        starts.push(decoder.cursor.position() as u32);
+        decoder.run(block.plan.skip).map_err(|f| decoder.locate(f, record))?;
+    }
+    decoder.nothing_left(block.rows)?;
+    starts.push(decoder.cursor.position() as u32);
+    Ok(starts)
+}
+
+/// Decodes the picked records of a block of which is known where they start.
+pub(crate) fn pick(
+    block: &Block<'_>,
+    starts: &[u32],
+    picks: &[Pick],
+    out: &mut Sink<'_>,
+) -> std::result::Result<(), Error> {
+    let mut decoder = block.decoder(0, out);
+    let budget = decoder.cursor.zero_width_left();
+    for pick in picks {
+        let record = pick.record as usize;
+        let (Some(&start), Some(&end)) = (starts.get(record), starts.get(record + 1)) else {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "a record is picked that the block doesn't have",
+            ));
+        };
+        decoder.cursor.rewind(start as usize);
+        decoder.row(pick.slot, pick.record)?;
+        let found = decoder.cursor.position() as u64;
+        if found != u64::from(end) {
+            // Skipping checks less than decoding; what it passes over may be what decoding stops at.
+            let fault = Fault::RecordEnd {
+                found,
+                next: u64::from(end),
+            };
+            return Err(decoder.locate(fault, pick.record));
+        }
+    }
+    block.use_up(budget, &decoder.cursor);
+    Ok(())
 }
 
 /// Skips all records of a block with the plan's skipping program: where decoding must end, too.
@@ -109,6 +168,22 @@ impl Decoder<'_, '_, '_, '_> {
         match self.blamed.and_then(|pc| self.plan.op_paths.get(pc as usize)) {
             Some(&path) => error.at_feature(&self.plan.paths[path as usize]),
             None => error,
+        }
+    }
+
+    /// Decodes a record to a slot.
+    #[inline(always)]
+    fn row(&mut self, slot: u32, record: u32) -> std::result::Result<(), Error> {
+        self.out.begin_row(slot)?;
+        self.run(self.plan.record).map_err(|f| self.locate(f, record))?;
+        self.out.end_row()
+    }
+
+    /// Checks that the last record ends with the block.
+    fn nothing_left(&self, record: u32) -> std::result::Result<(), Error> {
+        match self.cursor.left() {
+            0 => Ok(()),
+            left => Err(self.locate(Fault::LeftOver(left as u64), record.saturating_sub(1))),
         }
     }
 

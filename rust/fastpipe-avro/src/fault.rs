@@ -63,6 +63,10 @@ pub(crate) enum Fault {
         dtype: DType,
     },
     LeftOver(u64),
+    RecordEnd {
+        found: u64,
+        next: u64,
+    },
     Write(Overflow),
 }
 
@@ -122,6 +126,9 @@ impl Fault {
             Fault::FloatRange { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
             Fault::Inexact { value, dtype } => (ValueRange, format!("{value} can't be represented exactly as {dtype}")),
             Fault::LeftOver(n) => (Malformed, format!("expected the end of the block behind its last record, found {n} more bytes")),
+            Fault::RecordEnd { found, next } => {
+                (Malformed, format!("the record ends at byte {found} of the block, but the next one starts at byte {next}"))
+            }
             Fault::Write(overflow) => return overflow.into(),
         };
         Error::new(kind, reason)

@@ -171,6 +171,19 @@ impl AvroSource {
         &self.columns
     }
 
+    /// Number of blocks of each file.
+    pub fn units_by_file(&self) -> Vec<u64> {
+        let ends = self.files.iter().skip(1).map(|f| f.first_unit);
+        let ends = ends.chain([self.blocks.len() as u64]);
+        ends.zip(&self.files).map(|(end, file)| end - file.first_unit).collect()
+    }
+
+    /// Where a unit lies: its file, and its number within the file.
+    pub fn place_of(&self, unit: u64) -> (&Arc<str>, u64) {
+        let (file, _, number) = self.file(unit);
+        (&file.path, number)
+    }
+
     /// The file of a unit, its number, and the number of the unit within it.
     fn file(&self, unit: u64) -> (&File, usize, u64) {
         let i = self.files.partition_point(|f| f.first_unit <= unit).saturating_sub(1);
@@ -214,6 +227,7 @@ impl AvroSource {
         let zero_width_left = AtomicU64::new(MAX_ZERO_WIDTH);
         Ok(AvroBlock {
             zero_width_left,
+            starts: Vec::new(),
             plan: file.plan.clone(),
             data,
             start,
@@ -270,6 +284,19 @@ struct AvroBlock {
     end: usize,
     rows: u32,
     zero_width_left: AtomicU64,
+    /// Where records start, if that is known.
+    starts: Vec<u32>,
+}
+
+impl AvroBlock {
+    fn block(&self) -> decode::Block<'_> {
+        decode::Block {
+            plan: &self.plan,
+            data: &self.data[self.start..self.end],
+            rows: self.rows,
+            zero_width_left: &self.zero_width_left,
+        }
+    }
 }
 
 impl Unit for AvroBlock {
@@ -278,18 +305,28 @@ impl Unit for AvroBlock {
     }
 
     fn held_bytes(&self) -> usize {
-        self.data.capacity()
+        self.data.capacity() + 4 * self.starts.capacity()
     }
 
     fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark> {
-        let data = &self.data[self.start..self.end];
-        let block = decode::Block {
-            plan: &self.plan,
-            data,
-            rows: self.rows,
-            zero_width_left: &self.zero_width_left,
-        };
-        decode::place(&block, from, picks, out)
+        decode::place(&self.block(), from, picks, out)
+    }
+
+    fn index(&mut self) -> Result<()> {
+        if self.starts.is_empty() {
+            // Looking for records reads no values that the budget is for.
+            let zero_width_left = AtomicU64::new(MAX_ZERO_WIDTH);
+            let block = decode::Block {
+                zero_width_left: &zero_width_left,
+                ..self.block()
+            };
+            self.starts = decode::starts(&block)?;
+        }
+        Ok(())
+    }
+
+    fn pick(&self, picks: &[Pick], out: &mut Sink<'_>) -> Result<()> {
+        decode::pick(&self.block(), &self.starts, picks, out)
     }
 
     fn recycle(&mut self, pool: &BufferPool) {

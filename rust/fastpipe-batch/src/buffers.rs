@@ -3,12 +3,23 @@
 use std::sync::{Mutex, PoisonError};
 
 /// Buffers kept for the next use. Fresh memory costs a page fault for each 4 KB, which is more than reading into it.
+///
+/// As many buffers are kept as were in use at once: shuffled passes hold dozens of units, and come back for as many.
 #[derive(Debug, Default)]
 pub struct BufferPool {
-    free: Mutex<Vec<Vec<u8>>>,
+    state: Mutex<State>,
 }
 
-/// Buffers kept at most; what exceeds it is freed.
+#[derive(Debug, Default)]
+struct State {
+    free: Vec<Vec<u8>>,
+    /// Buffers in use.
+    taken: usize,
+    /// The most of them so far.
+    most: usize,
+}
+
+/// Buffers that may exist at least; of those beyond, and beyond what was in use at once, free ones are let go.
 const KEPT: usize = 16;
 
 /// A free buffer is not used for less than this fraction of its size, or small units would pin large buffers.
@@ -18,12 +29,12 @@ impl BufferPool {
     /// A buffer of exactly `len` bytes, whose contents are arbitrary but initialised.
     pub fn take(&self, len: usize) -> Vec<u8> {
         let mut buffer = {
-            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.taken += 1;
+            state.most = state.most.max(state.taken);
             let fits = |b: &Vec<u8>| b.capacity() >= len && b.capacity() / LARGEST_WASTE <= len.max(4096);
-            free.iter()
-                .rposition(fits)
-                .map(|i| free.swap_remove(i))
-                .unwrap_or_default()
+            let found = state.free.iter().rposition(fits);
+            found.map(|i| state.free.swap_remove(i)).unwrap_or_default()
         };
         if buffer.len() >= len {
             buffer.truncate(len);
@@ -35,13 +46,14 @@ impl BufferPool {
 
     /// Gives a buffer back.
     pub fn put(&self, buffer: Vec<u8>) {
-        if buffer.capacity() == 0 {
-            return;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // Buffers that were made elsewhere come, too.
+        state.taken = state.taken.saturating_sub(1);
+        if buffer.capacity() > 0 {
+            state.free.push(buffer);
         }
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.push(buffer);
-        if free.len() > KEPT {
-            free.remove(0);
+        if state.free.len() + state.taken > state.most.max(KEPT) && !state.free.is_empty() {
+            state.free.remove(0);
         }
     }
 }
@@ -69,6 +81,9 @@ mod tests {
         for _ in 0..3 * KEPT {
             pool.put(vec![0; 100]);
         }
-        assert_eq!(pool.free.lock().unwrap().len(), KEPT);
+        assert_eq!(pool.state.lock().unwrap().free.len(), KEPT);
+        let many: Vec<_> = (0..3 * KEPT).map(|_| pool.take(100)).collect();
+        many.into_iter().for_each(|b| pool.put(b));
+        assert_eq!(pool.state.lock().unwrap().free.len(), 3 * KEPT);
     }
 }

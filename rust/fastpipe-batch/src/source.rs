@@ -99,6 +99,13 @@ pub trait Unit: Send + Sync {
     /// must have been used up; left-over bytes are an error.
     fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark, Error>;
 
+    /// Finds where every record starts, so that any of them can be picked at once.
+    fn index(&mut self) -> Result<(), Error>;
+
+    /// Writes the picked records, in any order, to their slots; several threads may do so at once. An error before
+    /// [`Unit::index`] was called.
+    fn pick(&self, picks: &[Pick], out: &mut Sink<'_>) -> Result<(), Error>;
+
     /// Gives the memory that it holds back to the pool.
     fn recycle(&mut self, pool: &BufferPool) {
         let _ = pool;

@@ -7,14 +7,14 @@ use fastpipe_batch::{
     SparseForm, SparseLayout,
 };
 
-use crate::batch::{Batch, Stretch};
+use crate::batch::{About, Batch, Stretch};
 
 /// Bytes of arenas from which on it pays to give a slab to each of them, rather than to copy all to one.
 const WORTH_TAKING: usize = 256 << 10;
 
 /// Joins a batch whose rows are all filled. `fragments` are those of its tasks, in any order.
 pub fn assemble(
-    (epoch, step): (u64, u64),
+    about: About,
     columns: &[ColumnSpec],
     rows: Rows,
     fragments: &mut [Fragment],
@@ -58,9 +58,7 @@ pub fn assemble(
         first += column.parts().len();
     }
     Ok(Batch {
-        epoch,
-        step,
-        rows: count,
+        about,
         slabs,
         parts: stretches,
         dense_shapes,
@@ -291,7 +289,7 @@ mod tests {
         for division in divisions {
             let rows = Rows::new(parts.clone(), 10, &pool).unwrap();
             let mut fragments: Vec<_> = division.into_iter().map(|slots| fill(&rows, slots)).collect();
-            let mut batch = assemble((0, 0), &columns, rows, &mut fragments, &pool).unwrap();
+            let mut batch = assemble(About::default(), &columns, rows, &mut fragments, &pool).unwrap();
             assert_eq!(batch.dense_shapes, [[10, 82]]);
             assert!(batch.parts.iter().all(|s| s.offset % ALIGNMENT == 0));
             results.push((0..6).map(|i| part(&mut batch, i)).collect::<Vec<_>>());
@@ -320,6 +318,6 @@ mod tests {
         let pool = SlabPool::new(4);
         let rows = Rows::new(parts, 3, &pool).unwrap();
         let mut fragments = vec![fill(&rows, [0, 2])];
-        assert!(assemble((0, 0), &columns, rows, &mut fragments, &pool).is_err());
+        assert!(assemble(About::default(), &columns, rows, &mut fragments, &pool).is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! What the engine hands over.
 
 use fastpipe_batch::Slab;
+use fastpipe_order::State;
 
 /// Where a part of a batch lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,14 +14,25 @@ pub struct Stretch {
     pub len: usize,
 }
 
-/// A batch: its memory, and where each part of each column lies in it. Lengths have become offsets.
-pub struct Batch {
+/// Which batch it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct About {
     /// The epoch.
     pub epoch: u64,
-    /// The batch's number within the epoch.
+    /// The rank's step within the epoch.
     pub step: u64,
     /// Number of rows.
     pub rows: usize,
+    /// How many of them, from the first, are not there to fill the batch up.
+    pub valid: usize,
+    /// What is left behind it.
+    pub after: State,
+}
+
+/// A batch: its memory, and where each part of each column lies in it. Lengths have become offsets.
+pub struct Batch {
+    /// Which one.
+    pub about: About,
     /// The memory: first that of placed parts, then that of all others.
     pub slabs: Vec<Slab>,
     /// Where each part lies, in the order of the columns and of their parts.

@@ -1,19 +1,18 @@
 //! Batches in flight, and the tasks that fill them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::{Error, Fragment, Rows};
 use fastpipe_order::Run;
 
-use crate::unit::UnitCell;
+use crate::batch::About;
+use crate::unit::SequenceCell;
 
 /// A batch in flight.
 pub(crate) struct Job {
     /// Counted over all epochs of the pass.
     pub(crate) number: u64,
-    pub(crate) epoch: u64,
-    pub(crate) step: u64,
     /// Tasks that are not done.
     pending: AtomicUsize,
     left: Mutex<Left>,
@@ -22,6 +21,7 @@ pub(crate) struct Job {
 /// What tasks leave.
 #[derive(Default)]
 pub(crate) struct Left {
+    pub(crate) about: Option<About>,
     pub(crate) rows: Option<Arc<Rows>>,
     pub(crate) fragments: Vec<Fragment>,
     /// The error of the earliest row.
@@ -29,21 +29,20 @@ pub(crate) struct Left {
 }
 
 impl Job {
-    pub(crate) fn new(number: u64, epoch: u64, step: u64, rows: Rows, tasks: usize) -> Self {
+    pub(crate) fn new(number: u64, about: About, rows: Rows, tasks: usize) -> Self {
         let left = Left {
+            about: Some(about),
             rows: Some(Arc::new(rows)),
             ..Left::default()
         };
         Job {
             number,
-            epoch,
-            step,
             pending: AtomicUsize::new(tasks),
             left: Mutex::new(left),
         }
     }
 
-    fn left(&self) -> std::sync::MutexGuard<'_, Left> {
+    fn left(&self) -> MutexGuard<'_, Left> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -79,7 +78,7 @@ impl Job {
 /// A run with the unit that it reads.
 pub(crate) struct Piece {
     pub(crate) run: Run,
-    pub(crate) cell: Arc<UnitCell>,
+    pub(crate) cell: Arc<SequenceCell>,
     /// Which piece of the unit it is.
     pub(crate) number: u32,
     /// Whether no further piece follows.

@@ -18,13 +18,15 @@ mod assemble;
 mod batch;
 mod job;
 mod memory;
+mod scatter;
+mod sequence;
 mod storage;
 mod stream;
 mod unit;
 mod workers;
 
 pub use assemble::assemble;
-pub use batch::{Batch, Stretch};
+pub use batch::{About, Batch, Stretch};
 pub use memory::Memory;
 pub use storage::{Files, LocalFile};
 pub use stream::{Options, Poll, Stream};

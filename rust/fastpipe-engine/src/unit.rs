@@ -1,23 +1,55 @@
-//! Units in use: fetched and opened once, read piece by piece in the order of the pieces.
+//! Units in use.
+//!
+//! There are two ways of using one. *In sequence*: batches that follow one another read it piece by piece, each from where the
+//! one before stopped; nothing has to be looked for, but the pieces wait for each other. *At random*: it is opened, the starts
+//! of its records are found once, and from then on any number of batches and threads pick records at once.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::{Error, Mark, Unit};
 
 use crate::job::Task;
+use crate::memory::Memory;
+use crate::scatter::Waiting;
 
-/// A unit that batches in flight take rows from.
-pub(crate) struct UnitCell {
+/// An open unit, whose memory goes back where it came from.
+pub(crate) struct OpenUnit {
+    unit: Box<dyn Unit>,
+    memory: Arc<Memory>,
+}
+
+impl OpenUnit {
+    pub(crate) fn new(unit: Box<dyn Unit>, memory: Arc<Memory>) -> Self {
+        OpenUnit { unit, memory }
+    }
+
+    pub(crate) fn get(&self) -> &dyn Unit {
+        &*self.unit
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut dyn Unit {
+        &mut *self.unit
+    }
+}
+
+impl Drop for OpenUnit {
+    fn drop(&mut self) {
+        self.unit.recycle(&self.memory.buffers);
+    }
+}
+
+/// A unit that batches in flight read in sequence.
+pub(crate) struct SequenceCell {
     /// The unit, and which reading of it.
     pub(crate) unit: u64,
     pub(crate) epoch: u64,
-    state: Mutex<UnitState>,
+    state: Mutex<SequenceState>,
 }
 
 #[derive(Default)]
-pub(crate) struct UnitState {
+pub(crate) struct SequenceState {
     /// The unit, while nobody is reading it and it is open.
-    pub(crate) open: Option<Box<dyn Unit>>,
+    pub(crate) open: Option<OpenUnit>,
     /// Where the last piece ended.
     pub(crate) mark: Mark,
     /// Pieces that are done.
@@ -28,21 +60,21 @@ pub(crate) struct UnitState {
     parked: Vec<(u32, Task)>,
 }
 
-impl UnitCell {
+impl SequenceCell {
     pub(crate) fn new(unit: u64, epoch: u64) -> Self {
-        UnitCell {
+        SequenceCell {
             unit,
             epoch,
             state: Mutex::default(),
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, UnitState> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SequenceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl UnitState {
+impl SequenceState {
     /// Keeps a task until `piece` is the next one.
     pub(crate) fn park(&mut self, piece: u32, task: Task) {
         self.parked.push((piece, task));
@@ -53,5 +85,63 @@ impl UnitState {
         self.done += 1;
         let next = self.parked.iter().position(|(piece, _)| *piece == self.done)?;
         Some(self.parked.swap_remove(next).1)
+    }
+}
+
+/// A unit of which batches in flight pick records.
+pub(crate) struct RandomCell {
+    /// The unit, and which reading of it.
+    pub(crate) unit: u64,
+    pub(crate) epoch: u64,
+    state: Mutex<RandomState>,
+}
+
+/// The unit as batches see it: open and indexed, or what went wrong.
+pub(crate) type Opened = Result<Arc<OpenUnit>, Error>;
+
+enum RandomState {
+    /// Being opened, and who waits for that.
+    Opening(Vec<Arc<Waiting>>),
+    Open(Opened),
+}
+
+impl RandomCell {
+    pub(crate) fn new(unit: u64, epoch: u64) -> Self {
+        RandomCell {
+            unit,
+            epoch,
+            state: Mutex::new(RandomState::Opening(Vec::new())),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RandomState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The unit, if it is open.
+    pub(crate) fn opened(&self) -> Option<Opened> {
+        match &*self.lock() {
+            RandomState::Open(opened) => Some(opened.clone()),
+            RandomState::Opening(_) => None,
+        }
+    }
+
+    /// Lets a batch wait; false if there is nothing to wait for.
+    pub(crate) fn wait(&self, batch: &Arc<Waiting>) -> bool {
+        match &mut *self.lock() {
+            RandomState::Open(_) => false,
+            RandomState::Opening(waiting) => {
+                waiting.push(batch.clone());
+                true
+            }
+        }
+    }
+
+    /// The unit has been opened. Returns who waited.
+    pub(crate) fn open(&self, opened: Opened) -> Vec<Arc<Waiting>> {
+        match std::mem::replace(&mut *self.lock(), RandomState::Open(opened)) {
+            RandomState::Opening(waiting) => waiting,
+            RandomState::Open(_) => Vec::new(),
+        }
     }
 }

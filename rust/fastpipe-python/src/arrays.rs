@@ -7,7 +7,7 @@
 use std::slice::Iter;
 
 use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, SparseLayout};
-use fastpipe_engine::{Batch, Stretch};
+use fastpipe_engine::{About, Batch, Stretch};
 use numpy::ndarray::{ArrayView, IxDyn};
 use numpy::{Element, PyArray, PyArray1};
 use pyo3::prelude::*;
@@ -53,14 +53,23 @@ fn forms(py: Python<'_>) -> PyResult<&Forms> {
     })
 }
 
-/// A batch as a dict from feature name to array or batch form.
-pub(crate) fn to_dict<'py>(py: Python<'py>, columns: &[ColumnSpec], batch: Batch) -> PyResult<Bound<'py, PyDict>> {
+/// The name under which batches say which of their rows are valid.
+pub(crate) const VALID: &str = "valid";
+
+/// A batch as a dict from feature name to array or batch form; `padded` adds which rows are valid.
+pub(crate) fn to_dict<'py>(
+    py: Python<'py>,
+    columns: &[ColumnSpec],
+    batch: Batch,
+    padded: bool,
+) -> PyResult<Bound<'py, PyDict>> {
+    let About { rows, valid, .. } = batch.about;
     let memory = Bound::new(py, Memory { slabs: batch.slabs })?;
     let mut builder = Builder {
         py,
         forms: forms(py)?,
         memory,
-        rows: batch.rows,
+        rows,
         parts: batch.parts.iter(),
         dense_shapes: batch.dense_shapes.iter(),
     };
@@ -71,6 +80,9 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, columns: &[ColumnSpec], batch: Batch
             Form::Sparse(form) => builder.sparse(form)?,
         };
         dict.set_item(&*column.name, value)?;
+    }
+    if padded {
+        dict.set_item(VALID, PyArray1::from_iter(py, (0..rows).map(|row| row < valid)))?;
     }
     Ok(dict)
 }

@@ -1,17 +1,17 @@
 //! Avro files as a data set: opened, indexed, and compiled for a set of features.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fastpipe_avro::{AvroSource, Block, Evidence, Feature, FileInfo, Inferred, infer};
 use fastpipe_batch::{BufferPool, Error, ErrorKind, Pass as Reading, ReadAt, Source};
-use fastpipe_engine::{Files, Memory, Options, Stream};
-use fastpipe_order::Sequential;
+use fastpipe_engine::{Files, Memory};
+use fastpipe_order::Units;
+use numpy::PyArray1;
 use pyo3::prelude::*;
 
-use crate::errors::{IntoPy, to_py};
+use crate::errors::IntoPy;
 use crate::features::{Described, Lowered, describe, feature};
 use crate::index::{read_header, walk};
-use crate::pass::Pass;
 
 /// Data sets up to this many bytes are looked at as a whole when features are inferred; of larger ones a sample is.
 const LOOKED_AT_WHOLE: u64 = 16 << 20;
@@ -25,6 +25,8 @@ const SAMPLED_RECORDS: u32 = 4096;
 pub(crate) struct Dataset {
     source: Arc<AvroSource>,
     features: Vec<Feature>,
+    files: Vec<(String, u64, [u8; 16])>,
+    unit_rows: OnceLock<Arc<Units>>,
     /// Shared by all passes, with the look-ahead that it is made for. Only locked with the GIL, so that no other thread can
     /// hold it when a process forks.
     memory: Mutex<Option<(usize, Arc<Memory>)>>,
@@ -59,7 +61,13 @@ impl Dataset {
             }
         };
         let source = Arc::new(AvroSource::new(&features, &files).py(py)?);
+        let files = files.iter().map(|(info, blocks)| {
+            let size = blocks.last().map_or(info.header.size, |last| last.offset + last.len());
+            (info.path.to_string(), size, info.header.sync)
+        });
         Ok(Dataset {
+            files: files.collect(),
+            unit_rows: OnceLock::new(),
             source,
             features,
             memory: Mutex::default(),
@@ -86,39 +94,40 @@ impl Dataset {
             .sum()
     }
 
-    #[pyo3(signature = (*, batch_size, drop_last, num_threads, prefetch, epoch, epochs))]
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
-    fn start(
-        &self,
-        py: Python<'_>,
-        batch_size: u32,
-        drop_last: bool,
-        num_threads: Option<usize>,
-        prefetch: usize,
-        epoch: u64,
-        epochs: u64,
-    ) -> PyResult<Pass> {
+    /// Path, size in bytes and sync marker of each file.
+    fn files(&self) -> Vec<(String, u64, [u8; 16])> {
+        self.files.clone()
+    }
+
+    /// For each file the number of its blocks.
+    fn blocks(&self) -> Vec<u64> {
+        self.source.units_by_file()
+    }
+
+    /// Rows of each block, of all files.
+    fn block_rows<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
         let rows = (0..self.units()).map(|unit| self.source.describe(unit).rows);
-        let order = Sequential::new(rows, batch_size, drop_last)
-            .map_err(|e| to_py(py, &Error::new(ErrorKind::Limit, e.to_string())))?;
-        let batches = order.batches();
-        let options = Options {
-            num_threads,
-            prefetch,
-            seed: 0,
-            epoch,
-            epochs,
-        };
-        let source = self.source.clone();
-        let memory = self.memory(prefetch);
-        let stream = py.detach(|| Stream::start(source, order, options, memory)).py(py)?;
-        Ok(Pass::new(stream, self.source.clone(), epoch, batches))
+        PyArray1::from_iter(py, rows)
     }
 }
 
 impl Dataset {
+    pub(crate) fn source(&self) -> &Arc<AvroSource> {
+        &self.source
+    }
+
+    /// The numbers of rows that orders are made from.
+    pub(crate) fn unit_rows(&self) -> Result<Arc<Units>, Error> {
+        if let Some(units) = self.unit_rows.get() {
+            return Ok(units.clone());
+        }
+        let rows = (0..self.units()).map(|unit| self.source.describe(unit).rows);
+        let units = Units::new(rows).map_err(|e| Error::new(ErrorKind::Limit, e.to_string()))?;
+        Ok(self.unit_rows.get_or_init(|| Arc::new(units)).clone())
+    }
+
     /// The memory of passes before, if there is any that this process made for such a look-ahead.
-    fn memory(&self, prefetch: usize) -> Arc<Memory> {
+    pub(crate) fn memory(&self, prefetch: usize) -> Arc<Memory> {
         let mut kept = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
             Some((ahead, memory)) if *ahead == prefetch && memory.is_ours() => memory.clone(),

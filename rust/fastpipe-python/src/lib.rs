@@ -8,6 +8,7 @@ mod errors;
 mod features;
 mod file;
 mod index;
+mod order;
 mod pass;
 
 use pyo3::prelude::*;
@@ -21,6 +22,8 @@ mod _fastpipe {
     use super::dataset::Dataset;
     #[pymodule_export]
     use super::file::ContainerFile;
+    #[pymodule_export]
+    use super::order::Order;
     #[pymodule_export]
     use super::pass::{Pass, Position};
 

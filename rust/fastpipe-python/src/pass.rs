@@ -1,17 +1,18 @@
 //! A pass as a Python iterator.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fastpipe_avro::AvroSource;
 use fastpipe_batch::Source;
 use fastpipe_engine::{Poll, Stream};
+use fastpipe_order::State;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arrays::to_dict;
 use crate::errors::IntoPy;
+use crate::order::Progress;
 
 /// How long a wait for a batch may keep Ctrl-C waiting.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -19,9 +20,33 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// How far a pass has come. Outlives it.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Position {
-    first_epoch: u64,
+    /// Only locked for a moment, and with the GIL: no other thread can hold it when a process forks.
+    seen: Mutex<Seen>,
+}
+
+/// What the consumer has got.
+struct Seen {
     batches: u64,
-    delivered: Arc<AtomicU64>,
+    /// The number of the last batch, counted from 1, and what is left behind it.
+    last: u64,
+    state: State,
+    /// Whether the consumer has seen that there is no more.
+    ended: bool,
+}
+
+impl Position {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn deliver(&self, number: u64, after: State) {
+        let mut seen = self.seen();
+        seen.batches += 1;
+        // Several threads may draw, and one overtake another between the two steps.
+        if number >= seen.last {
+            (seen.last, seen.state) = (number + 1, after);
+        }
+    }
 }
 
 #[pymethods]
@@ -29,14 +54,24 @@ impl Position {
     /// The epoch of the next batch; behind the last, the epoch that a next pass would read.
     #[getter]
     fn epoch(&self) -> u64 {
-        let delivered = self.delivered.load(Ordering::Relaxed);
-        self.first_epoch + delivered.checked_div(self.batches).unwrap_or(0)
+        self.seen().state.epoch
     }
 
     /// Batches that the consumer has got.
     #[getter]
     fn delivered(&self) -> u64 {
-        self.delivered.load(Ordering::Relaxed)
+        self.seen().batches
+    }
+
+    /// Whether the consumer has seen the end.
+    #[getter]
+    fn ended(&self) -> bool {
+        self.seen().ended
+    }
+
+    /// What is left behind the last batch that the consumer has got.
+    fn progress(&self) -> Progress {
+        Progress::from(&self.seen().state)
     }
 }
 
@@ -46,20 +81,35 @@ pub(crate) struct Pass {
     /// Dropped with the GIL released where it waits for threads.
     stream: Option<Stream>,
     source: Arc<AvroSource>,
-    first_epoch: u64,
-    batches: u64,
-    delivered: Arc<AtomicU64>,
+    /// Whether batches say which of their rows are valid.
+    padded: bool,
+    total: Option<u64>,
+    position: Py<Position>,
 }
 
 impl Pass {
-    pub(crate) fn new(stream: Stream, source: Arc<AvroSource>, first_epoch: u64, batches: u64) -> Self {
-        Pass {
+    /// Makes an iterator of a pass that starts with `state` and has `total` batches.
+    pub(crate) fn new(
+        py: Python<'_>,
+        stream: Stream,
+        source: Arc<AvroSource>,
+        padded: bool,
+        total: Option<u64>,
+        state: State,
+    ) -> PyResult<Self> {
+        let seen = Mutex::new(Seen {
+            batches: 0,
+            last: 0,
+            state,
+            ended: false,
+        });
+        Ok(Pass {
             stream: Some(stream),
             source,
-            first_epoch,
-            batches,
-            delivered: Arc::default(),
-        }
+            padded,
+            total,
+            position: Py::new(py, Position { seen })?,
+        })
     }
 }
 
@@ -73,12 +123,16 @@ impl Pass {
         let Some(stream) = &self.stream else { return Ok(None) };
         loop {
             match py.detach(|| stream.poll(PATIENCE)).py(py)? {
-                Poll::Ready(batch) => {
-                    let dict = to_dict(py, self.source.columns(), *batch)?;
-                    self.delivered.fetch_add(1, Ordering::Relaxed);
+                Poll::Ready(number, mut batch) => {
+                    let after = std::mem::take(&mut batch.about.after);
+                    let dict = to_dict(py, self.source.columns(), *batch, self.padded)?;
+                    self.position.get().deliver(number, after);
                     return Ok(Some(dict));
                 }
-                Poll::End => return Ok(None),
+                Poll::End => {
+                    self.position.get().seen().ended = true;
+                    return Ok(None);
+                }
                 Poll::Pending => py.check_signals()?,
             }
         }
@@ -91,19 +145,15 @@ impl Pass {
         }
     }
 
-    /// Batches of the whole pass.
+    /// Batches of the whole pass; None if it has no end.
     #[getter]
-    fn total(&self) -> u64 {
-        self.stream.as_ref().map_or(0, Stream::total)
+    fn total(&self) -> Option<u64> {
+        self.total
     }
 
     #[getter]
-    fn position(&self) -> Position {
-        Position {
-            first_epoch: self.first_epoch,
-            batches: self.batches,
-            delivered: self.delivered.clone(),
-        }
+    fn position(&self, py: Python<'_>) -> Py<Position> {
+        self.position.clone_ref(py)
     }
 }
 

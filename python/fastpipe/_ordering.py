@@ -1,0 +1,151 @@
+"""What the order of a reader's rows depends on, checked and completed."""
+
+from __future__ import annotations
+
+import operator
+import secrets
+from dataclasses import dataclass, replace
+from typing import Literal, Self, SupportsIndex, TypeAlias
+
+from fastpipe import _fastpipe
+
+__all__ = ["Ordering", "ShardBy", "Shuffle", "Uneven", "within"]
+
+Shuffle: TypeAlias = Literal["window", "block", "buffer"]
+ShardBy: TypeAlias = Literal["window", "block", "batch"]
+Uneven: TypeAlias = Literal["drop", "pad", "allow"]
+
+_LARGEST_BATCH = 2**31 - 1
+_LARGEST_BUFFER = 2**31
+_LARGEST_SEED = 2**64 - 1
+_LARGEST_WORLD = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """All that decides which rows stand in which batch of which rank, but for the data and the epoch.
+
+    Attributes:
+        shuffle: `"sequential"`, `"window"`, `"block"` or `"buffer"`.
+        shuffle_buffer: rows of a window, pool or buffer; None for the default.
+        seed: as given or drawn.
+        seed_given: whether the user chose it.
+        batch_size: rows a batch.
+        drop_last: whether a last batch of fewer rows is left out.
+        rank: of this reader.
+        world_size: number of ranks.
+        shard_by: what ranks share out.
+        uneven: what becomes of the rest.
+    """
+
+    shuffle: str
+    shuffle_buffer: int | None
+    seed: int
+    seed_given: bool
+    batch_size: int
+    drop_last: bool
+    rank: int
+    world_size: int
+    shard_by: str
+    uneven: str
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        batch_size: SupportsIndex,
+        drop_last: bool = False,
+        shuffle: bool | Shuffle = False,
+        shuffle_buffer: SupportsIndex | None = None,
+        seed: SupportsIndex | None = None,
+        rank: SupportsIndex = 0,
+        world_size: SupportsIndex = 1,
+        shard_by: ShardBy | None = None,
+        uneven: Uneven = "drop",
+    ) -> Self:
+        """From what users write.
+
+        Raises:
+            TypeError: for arguments of the wrong type.
+            ValueError: for values out of range, and for arguments that exclude each other.
+        """
+        size = within("batch_size", batch_size, 1, _LARGEST_BATCH)
+        kind = _kind(shuffle)
+        if shuffle_buffer is not None and kind == "sequential":
+            raise ValueError("shuffle_buffer says how far rows are shuffled: give shuffle=True, too, or leave it out")
+        buffer = None if shuffle_buffer is None else within("shuffle_buffer", shuffle_buffer, 1, _LARGEST_BUFFER)
+        world = within("world_size", world_size, 1, _LARGEST_WORLD)
+        if seed is None and world > 1 and kind != "sequential":
+            raise ValueError(
+                "give a seed: all ranks must shuffle alike, and one that is drawn differs from rank to rank"
+            )
+        if uneven not in ("drop", "pad", "allow"):
+            raise ValueError(f'uneven is "drop", "pad" or "allow", not {uneven!r}')
+        return cls(
+            shuffle=kind,
+            shuffle_buffer=buffer,
+            # Within what JSON and other languages' integers hold exactly.
+            seed=secrets.randbits(48) if seed is None else within("seed", seed, 0, _LARGEST_SEED),
+            seed_given=seed is not None,
+            batch_size=size,
+            drop_last=bool(drop_last),
+            rank=within("rank", rank, 0, world - 1),
+            world_size=world,
+            shard_by=_shard_by(kind, shard_by),
+            uneven=uneven,
+        )
+
+    def with_seed(self, seed: int) -> Self:
+        """The same with another seed that the user didn't choose."""
+        return replace(self, seed=seed, seed_given=False)
+
+    def of(self, dataset: _fastpipe.Dataset) -> _fastpipe.Order:
+        """The order of a data set."""
+        return _fastpipe.Order(
+            dataset,
+            shuffle=self.shuffle,
+            shuffle_buffer=self.shuffle_buffer,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            seed=self.seed,
+            rank=self.rank,
+            world_size=self.world_size,
+            shard_by=self.shard_by,
+            uneven=self.uneven,
+        )
+
+
+def _kind(shuffle: bool | str) -> str:
+    if isinstance(shuffle, bool):
+        return "window" if shuffle else "sequential"
+    if shuffle not in ("window", "block", "buffer"):
+        raise ValueError(f'shuffle is True, False, "window", "block" or "buffer", not {shuffle!r}')
+    return shuffle
+
+
+def _shard_by(kind: str, shard_by: str | None) -> str:
+    own = "block" if kind in ("block", "buffer") else "window"
+    if shard_by is None:
+        return own
+    if shard_by not in (own, "batch"):
+        what = "no shuffling" if kind == "sequential" else f'shuffle="{kind}"'
+        raise ValueError(f'with {what} shard_by is "{own}" or "batch", not {shard_by!r}')
+    return shard_by
+
+
+def within(name: str, value: SupportsIndex, least: int, most: int) -> int:
+    """An integer argument as an int.
+
+    Raises:
+        TypeError: if it is none; a bool isn't, either.
+        ValueError: if it is out of range.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"{name} is an integer, not a bool")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is an integer, not {type(value).__name__}") from None
+    if not least <= number <= most:
+        raise ValueError(f"{name} is between {least} and {most}, not {number}")
+    return number

@@ -1,0 +1,122 @@
+"""States of readers: what they hold, and whether one fits a reader.
+
+A state is a dict of strings, numbers, bools, lists and dicts. It is small (some hundred bytes; a few numbers more for each
+rank), can be stored as JSON, and has these entries:
+
+`version`
+    1. What a version writes all later ones read; a state of a later version is refused.
+`data`
+    The data set: how many files, rows and bytes, and a digest of the files' names (without folders), sizes and sync markers.
+`order`
+    The arguments that the order depends on.
+`pass_epoch`
+    The epoch with which the pass began.
+`progress`
+    What is left of the epoch. The same for all ranks that have had equally many batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from fastpipe import _fastpipe
+from fastpipe._ordering import Ordering
+from fastpipe.errors import StateError
+
+__all__ = ["State", "fresh", "parts", "state"]
+
+State: TypeAlias = dict[str, Any]
+
+_VERSION = 1
+
+
+def fresh(epoch: int, world_size: int) -> State:
+    """The progress of an epoch that hasn't begun."""
+    none = {"step": 0, "taken": 0, "next": 0, "open": [], "late": [], "places": []}
+    return {"epoch": epoch, "world_size": world_size, **none}
+
+
+def state(
+    dataset: _fastpipe.Dataset, ordering: Ordering, shuffle_buffer: int, pass_epoch: int, progress: State
+) -> State:
+    """A state to be stored."""
+    return {
+        "version": _VERSION,
+        "data": _data(dataset),
+        "order": _order(ordering, shuffle_buffer),
+        "pass_epoch": pass_epoch,
+        "progress": progress,
+    }
+
+
+def parts(
+    stored: Mapping[str, Any], dataset: _fastpipe.Dataset, ordering: Ordering, shuffle_buffer: int
+) -> tuple[int, State, int]:
+    """Takes a stored state apart.
+
+    Returns:
+        The epoch with which the pass began, the progress, and the seed.
+
+    Raises:
+        StateError: if it isn't a state, or one of another data set or order; it says what differs.
+        TypeError: if it isn't a mapping.
+    """
+    if not isinstance(stored, Mapping):
+        raise TypeError(f"a state is a dict as state_dict() returns it, not {type(stored).__name__}")
+    version = stored.get("version")
+    if isinstance(version, int) and version > _VERSION:
+        raise StateError(
+            f"the state is of version {version}, and this fastpipe reads versions up to {_VERSION}: it was saved by a later"
+            " fastpipe, which reads it"
+        )
+    try:
+        data, order = dict(stored["data"]), dict(stored["order"])
+        pass_epoch, progress = int(stored["pass_epoch"]), dict(stored["progress"])
+        seed = int(order["seed"])
+        if version != _VERSION or not 0 <= pass_epoch <= int(progress["epoch"]) or not 0 <= seed < 2**64:
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise StateError("this is no state of a reader, or it is damaged") from None
+    expected = _order(ordering, shuffle_buffer)
+    if not ordering.seed_given:
+        # One that was drawn is part of what is restored.
+        expected["seed"] = seed
+    differing = _differences(data, _data(dataset), "the data set's ") + _differences(order, expected, "")
+    if differing:
+        raise StateError(f"the state is of another reader: {'; '.join(differing)}")
+    return pass_epoch, progress, seed
+
+
+def _order(ordering: Ordering, shuffle_buffer: int) -> State:
+    return {
+        "shuffle": ordering.shuffle,
+        "shuffle_buffer": shuffle_buffer,
+        "batch_size": ordering.batch_size,
+        "drop_last": ordering.drop_last,
+        "seed": ordering.seed,
+        "shard_by": ordering.shard_by,
+    }
+
+
+def _data(dataset: _fastpipe.Dataset) -> State:
+    digest = hashlib.sha256()
+    files = dataset.files()
+    for path, size, marker in files:
+        name = os.path.basename(path).encode(errors="surrogateescape")
+        digest.update(len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + bytes(marker))
+    return {
+        "files": len(files),
+        "rows": dataset.num_rows,
+        "bytes": sum(size for _, size, _ in files),
+        "digest": digest.hexdigest()[:32],
+    }
+
+
+def _differences(saved: State, here: State, whose: str) -> list[str]:
+    names = [name for name in here if saved.get(name) != here[name]]
+    if names == ["digest"]:
+        return ["files of the data set have other names, another order or other contents (sync markers)"]
+    return [f"{whose}{name} was {saved.get(name)!r} and is {here[name]!r}" for name in names if name != "digest"]

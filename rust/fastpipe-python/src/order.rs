@@ -1,0 +1,300 @@
+//! The order of a data set's rows, and passes in that order.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fastpipe_batch::{Error, ErrorKind, Source};
+use fastpipe_engine::{Options, Stream};
+use fastpipe_order::{BatchPlan, Cursor, Kind, Left, Open, Place, Settings, ShardBy, State, Uneven, Units};
+use numpy::PyArray1;
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::arrays::VALID;
+use crate::dataset::Dataset;
+use crate::errors::IntoPy;
+use crate::pass::Pass;
+
+/// A window, a pool or a buffer of no given size has this many batches, or as many rows as this many average units have.
+const DEFAULT_BATCHES: u64 = 16;
+const DEFAULT_UNITS: u64 = 64;
+
+/// Rows of a window, pool or buffer at most: their places are counted in 32 bits.
+const LARGEST_BUFFER: u64 = 1 << 31;
+
+/// How far an epoch has come, as it is stored.
+#[derive(FromPyObject, IntoPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Progress {
+    epoch: u64,
+    step: u64,
+    world_size: u64,
+    taken: u64,
+    next: u64,
+    open: Vec<(u64, u64)>,
+    late: Vec<(u64, u64)>,
+    places: Vec<(u64, u64, u32)>,
+}
+
+impl From<&State> for Progress {
+    fn from(state: &State) -> Self {
+        let pairs = |open: &[Open]| open.iter().map(|open| (open.chunk, open.from)).collect();
+        let place = |(window, place): &(u64, Place)| (*window, place.unit, place.record);
+        Progress {
+            epoch: state.epoch,
+            step: state.step,
+            world_size: state.ranks,
+            taken: state.taken,
+            next: state.left.next,
+            open: pairs(&state.left.open),
+            late: pairs(&state.left.late),
+            places: state.places.iter().map(place).collect(),
+        }
+    }
+}
+
+impl From<Progress> for State {
+    fn from(progress: Progress) -> State {
+        let open = |pairs: Vec<(u64, u64)>| pairs.into_iter().map(|(chunk, from)| Open { chunk, from }).collect();
+        let place = |(window, unit, record)| (window, Place { unit, record });
+        State {
+            epoch: progress.epoch,
+            step: progress.step,
+            ranks: progress.world_size,
+            taken: progress.taken,
+            left: Left {
+                open: open(progress.open),
+                late: open(progress.late),
+                next: progress.next,
+            },
+            places: progress.places.into_iter().map(place).collect(),
+        }
+    }
+}
+
+/// An order of the rows of a data set.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct Order {
+    dataset: Py<Dataset>,
+    order: Arc<fastpipe_order::Order>,
+    /// Looks batches up: keeps what it has found of the epoch. Only locked with the GIL.
+    lookup: Mutex<Option<Cursor>>,
+}
+
+#[pymethods]
+impl Order {
+    #[new]
+    #[pyo3(signature = (dataset, *, shuffle, shuffle_buffer, batch_size, drop_last, seed, rank, world_size, shard_by, uneven))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    fn new(
+        py: Python<'_>,
+        dataset: Py<Dataset>,
+        shuffle: &str,
+        shuffle_buffer: Option<u64>,
+        batch_size: u32,
+        drop_last: bool,
+        seed: u64,
+        rank: u64,
+        world_size: u64,
+        shard_by: &str,
+        uneven: &str,
+    ) -> PyResult<Self> {
+        let units = dataset.get().unit_rows().py(py)?;
+        let unknown = |name: &str, value: &str| PyValueError::new_err(format!("{name} can't be {value:?}"));
+        let kind = match shuffle {
+            "sequential" => Kind::Sequential,
+            "window" => Kind::Window,
+            "block" => Kind::Block,
+            "buffer" => Kind::Buffer,
+            _ => return Err(unknown("shuffle", shuffle)),
+        };
+        let settings = Settings {
+            kind,
+            batch_size: batch_size.max(1),
+            drop_last,
+            shuffle_buffer: buffer(kind, shuffle_buffer, batch_size.max(1), &units),
+            seed,
+            rank,
+            ranks: world_size.max(1),
+            shard_by: match shard_by {
+                "window" => ShardBy::Window,
+                "block" => ShardBy::Unit,
+                "batch" => ShardBy::Batch,
+                _ => return Err(unknown("shard_by", shard_by)),
+            },
+            uneven: match uneven {
+                "drop" => Uneven::Drop,
+                "pad" => Uneven::Pad,
+                "allow" => Uneven::Allow,
+                _ => return Err(unknown("uneven", uneven)),
+            },
+        };
+        let order = py.detach(|| fastpipe_order::Order::new(&units, settings));
+        if !order.is_fair() && settings.uneven != Uneven::Allow {
+            return Err(PyValueError::new_err(format!(
+                "some of the {world_size} ranks have no batch of their own, since there are only {} blocks; \
+                 shard_by=\"batch\" shares the batches out instead, uneven=\"allow\" lets ranks have none",
+                units.len()
+            )));
+        }
+        if settings.uneven == Uneven::Pad && dataset.get().source().columns().iter().any(|c| &*c.name == VALID) {
+            return Err(PyValueError::new_err(format!(
+                "uneven=\"pad\" marks rows in a column {VALID:?}, and that is the name of a feature"
+            )));
+        }
+        Ok(Order {
+            dataset,
+            order: Arc::new(order),
+            lookup: Mutex::default(),
+        })
+    }
+
+    /// Rows of a window, pool or buffer.
+    #[getter]
+    fn shuffle_buffer(&self) -> u64 {
+        self.order.settings().shuffle_buffer
+    }
+
+    /// Batches that this rank gets in an epoch.
+    #[getter]
+    fn steps(&self) -> u64 {
+        self.order.steps()
+    }
+
+    /// Starts a pass at the start of an epoch, or where a state stands, up to but without the epoch `end_epoch`.
+    #[pyo3(signature = (*, epoch, end_epoch, progress, num_threads, prefetch))]
+    fn start(
+        &self,
+        py: Python<'_>,
+        epoch: u64,
+        end_epoch: Option<u64>,
+        progress: Option<Progress>,
+        num_threads: Option<usize>,
+        prefetch: usize,
+    ) -> PyResult<Pass> {
+        let mut cursor = match progress {
+            None => self.order.epoch(epoch),
+            Some(progress) => self.resumed(&progress.into())?,
+        };
+        let state = py.detach(|| cursor.state());
+        let options = Options {
+            num_threads,
+            prefetch,
+            end_epoch,
+            limit: None,
+        };
+        let total = end_epoch.map(|end| match end.checked_sub(cursor.current_epoch()) {
+            None | Some(0) => 0,
+            Some(epochs) => cursor.left() + (epochs - 1).saturating_mul(self.order.steps()),
+        });
+        self.pass(py, cursor, options, total, state)
+    }
+
+    /// Whether `start` can go on from a state; an exception says why not.
+    fn check(&self, progress: Progress) -> PyResult<()> {
+        self.resumed(&progress.into()).map(drop)
+    }
+
+    /// A pass of one batch.
+    fn batch_at(&self, py: Python<'_>, epoch: u64, step: u64, num_threads: Option<usize>) -> PyResult<Pass> {
+        self.check_step(step)?;
+        let mut cursor = self.order.epoch(epoch);
+        cursor.seek(step);
+        let options = Options {
+            num_threads,
+            prefetch: 1,
+            end_epoch: None,
+            limit: Some(1),
+        };
+        self.pass(py, cursor, options, Some(1), State::default())
+    }
+
+    /// File, block and record of a row of a batch.
+    fn locate(&self, py: Python<'_>, epoch: u64, step: u64, row: usize) -> PyResult<(String, u64, u32)> {
+        let plan = self.plan(py, epoch, step)?;
+        let Some((unit, record)) = plan.content.at(row) else {
+            let reason = format!("batch {step} has {} rows, there is no row {row}", plan.rows);
+            return Err(PyIndexError::new_err(reason));
+        };
+        let dataset = self.dataset.get();
+        let (path, block) = dataset.source().place_of(unit);
+        Ok((path.to_string(), block, record))
+    }
+
+    /// For each row of a batch its block, counted over all files, and its record there.
+    #[allow(clippy::type_complexity)] // Two arrays.
+    fn rows<'py>(
+        &self,
+        py: Python<'py>,
+        epoch: u64,
+        step: u64,
+    ) -> PyResult<(Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u32>>)> {
+        let plan = self.plan(py, epoch, step)?;
+        let rows = || (0..plan.rows as usize).filter_map(|slot| plan.content.at(slot));
+        let units = PyArray1::from_iter(py, rows().map(|row| row.0));
+        Ok((units, PyArray1::from_iter(py, rows().map(|row| row.1))))
+    }
+}
+
+impl Order {
+    fn resumed(&self, state: &State) -> PyResult<Cursor> {
+        self.order
+            .resume(state)
+            .map_err(|e| PyValueError::new_err(e.to_string()))
+    }
+
+    fn check_step(&self, step: u64) -> PyResult<()> {
+        let steps = self.order.steps();
+        if step < steps {
+            return Ok(());
+        }
+        let reason = format!("an epoch has {steps} batches, there is no batch {step}");
+        Err(PyIndexError::new_err(reason))
+    }
+
+    /// What stands in a batch.
+    fn plan(&self, py: Python<'_>, epoch: u64, step: u64) -> PyResult<BatchPlan> {
+        self.check_step(step)?;
+        let kept = self.lookup.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut cursor = match kept {
+            Some(cursor) if cursor.current_epoch() == epoch => cursor,
+            _ => self.order.epoch(epoch),
+        };
+        let plan = py.detach(|| {
+            cursor.seek(step);
+            cursor.next()
+        });
+        *self.lookup.lock().unwrap_or_else(PoisonError::into_inner) = Some(cursor);
+        let missing = || Error::new(ErrorKind::Internal, "the order has no such batch");
+        plan.ok_or_else(missing).py(py)
+    }
+
+    fn pass(
+        &self,
+        py: Python<'_>,
+        cursor: Cursor,
+        options: Options,
+        total: Option<u64>,
+        state: State,
+    ) -> PyResult<Pass> {
+        let dataset = self.dataset.get();
+        let (source, memory) = (dataset.source().clone(), dataset.memory(options.prefetch));
+        let stream = py
+            .detach(|| Stream::start(source.clone(), cursor, options, memory))
+            .py(py)?;
+        let padded = self.order.settings().uneven == Uneven::Pad;
+        Pass::new(py, stream, source, padded, total, state)
+    }
+}
+
+/// Rows of a window, pool or buffer.
+fn buffer(kind: Kind, wanted: Option<u64>, batch_size: u32, units: &Units) -> u64 {
+    let size = u64::from(batch_size);
+    let average = units.total().div_ceil(units.len().max(1) as u64);
+    let default = || (DEFAULT_BATCHES * size).max(DEFAULT_UNITS.saturating_mul(average));
+    let rows = wanted.unwrap_or_else(default).clamp(1, LARGEST_BUFFER);
+    match kind {
+        // Windows hold whole batches.
+        Kind::Sequential | Kind::Window => rows.next_multiple_of(size),
+        Kind::Block | Kind::Buffer => rows,
+    }
+}
