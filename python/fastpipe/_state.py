@@ -1,12 +1,13 @@
 """States of readers: what they hold, and whether one fits a reader.
 
-A state is a dict of strings, numbers, bools, lists and dicts. It is small (some hundred bytes; a few numbers more for each
-rank), can be stored as JSON, and has these entries:
+A state is a dict of strings, numbers, bools, lists and dicts. It is small (some hundred bytes; a few numbers more for
+each rank), can be stored as JSON, and has these entries:
 
 `version`
     1. What a version writes all later ones read; a state of a later version is refused.
 `data`
-    The data set: how many files, rows and bytes, and a digest of the files' names (without folders), sizes and sync markers.
+    The data set: how many files, rows and bytes, and a digest of the files' names (without folders), sizes and sync
+    markers.
 `order`
     The arguments that the order depends on.
 `pass_epoch`
@@ -69,8 +70,8 @@ def parts(
     version = stored.get("version")
     if isinstance(version, int) and version > _VERSION:
         raise StateError(
-            f"the state is of version {version}, and this fastpipe reads versions up to {_VERSION}: it was saved by a later"
-            " fastpipe, which reads it"
+            f"the state is of version {version}, and this fastpipe reads versions up to {_VERSION}: it was saved by a"
+            " later fastpipe, which reads it"
         )
     try:
         data, order = dict(stored["data"]), dict(stored["order"])

@@ -56,26 +56,27 @@ def read_avro(
             in it. With neither, all of it is read. What isn't wanted is skipped, not decoded.
         batch_size: rows a batch.
         drop_last: whether to leave out a last batch of fewer rows.
-        shuffle: False: files, blocks and records as they stand. True or `"window"`: all blocks of the data set in a random
-            order, cut into windows of `shuffle_buffer` rows, each of which is a uniform permutation. `"block"`: block
-            sampling; files and blocks as they stand pass through a pool, and each row is the next record of a block
-            that is drawn in proportion to what it has left. `"buffer"`: what `tf.data.Dataset.shuffle(shuffle_buffer)`
-            yields, in distribution. Each row stands in exactly one batch an epoch, in all of them.
-        shuffle_buffer: rows of a window (rounded up to whole batches), a pool (at least) or a buffer; by default as many as
-            16 batches or 64 average blocks have, whichever is more.
+        shuffle: False: files, blocks and records as they stand. True or `"window"`: all blocks of the data set in a
+            random order, cut into windows of `shuffle_buffer` rows, each of which is a uniform permutation. `"block"`:
+            block sampling; files and blocks as they stand pass through a pool, and each row is the next record of a
+            block that is drawn in proportion to what it has left. `"buffer"`: what
+            `tf.data.Dataset.shuffle(shuffle_buffer)` yields, in distribution. Each row stands in exactly one batch an
+            epoch, in all of them.
+        shuffle_buffer: rows of a window (rounded up to whole batches), a pool (at least) or a buffer; by default as
+            many as 16 batches or 64 average blocks have, whichever is more.
         seed: of the shuffling, 0 to 2^64 - 1. One is drawn by default, and shown by `reader.seed`.
         epochs: how often each pass goes through the data, each time in another order; None for without end.
         rank: which share of the batches to yield, 0 to `world_size - 1`.
         world_size: number of shares.
         shard_by: what ranks share out. `"window"` (the default with `shuffle=True` and without shuffling): each decodes
-            windows, or stretches as long, of its own. `"block"` (the default with `"block"` and `"buffer"`): each has every
-            `world_size`-th block, and an order of its own. `"batch"`: at each step all ranks together have the next
-            `world_size` batches; each rank then reads nearly all blocks.
-        uneven: what becomes of batches that can't be shared out evenly. `"drop"`: they are left out, fewer than there are
-            ranks (with `shard_by="block"`, what ranks have above the one with fewest). `"pad"`: ranks without one get one of
-            repeated rows; all batches are filled up to `batch_size` rows, and have an entry `"valid"`, a bool array
-            [batch_size] that is False for what was filled in. `"allow"`: some ranks have more batches, so whoever waits for
-            all ranks at each step will hang. With one rank nothing is dropped.
+            windows, or stretches as long, of its own. `"block"` (the default with `"block"` and `"buffer"`): each has
+            every `world_size`-th block, and an order of its own. `"batch"`: at each step all ranks together have the
+            next `world_size` batches; each rank then reads nearly all blocks.
+        uneven: what becomes of batches that can't be shared out evenly. `"drop"`: they are left out, fewer than there
+            are ranks (with `shard_by="block"`, what ranks have above the one with fewest). `"pad"`: ranks without one
+            get one of repeated rows; all batches are filled up to `batch_size` rows, and have an entry `"valid"`, a
+            bool array [batch_size] that is False for what was filled in. `"allow"`: some ranks have more batches, so
+            whoever waits for all ranks at each step will hang. With one rank nothing is dropped.
         num_threads: threads that decode; as many as the process may use processors by default. Changes nothing of
             what is yielded.
         prefetch: batches decoded ahead of the consumer, at least one. Changes nothing of what is yielded.

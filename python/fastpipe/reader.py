@@ -39,8 +39,8 @@ class Reader:
     threads may draw from one pass: each batch goes to one of them. A pass that is dropped ends its threads. A pass that
     ends advances the epoch. An error ends a pass: it is raised again by each further `next`.
 
-    Which rows stand in a batch depends on the files, the arguments that `read_avro` says so of, the epoch and the batch's
-    number alone: never on threads, on look-ahead, or on what was read before.
+    Which rows stand in a batch depends on the files, the arguments that `read_avro` says so of, the epoch and the
+    batch's number alone: never on threads, on look-ahead, or on what was read before.
 
     Batches are dicts from feature name to array or batch form, in the order of `features`. Their arrays lie in memory
     of the reader, which is used again when the last array over it has died; so keeping batches is safe.
@@ -161,8 +161,8 @@ class Reader:
         """How far the pass has come: with it another reader goes on exactly where this one is.
 
         Only batches that `next` has returned count as seen, not those that are decoded ahead. Threads, look-ahead and
-        columns may differ between saving and loading, folders of files too; with `shuffle=True` or without shuffling also
-        `rank` and `world_size`, if all ranks had the same number of batches when it was saved. (With `"block"` and
+        columns may differ between saving and loading, folders of files too; with `shuffle=True` or without shuffling
+        also `rank` and `world_size`, if all ranks had the same number of batches when it was saved. (With `"block"` and
         `"buffer"`, only if `shard_by="batch"`.) States of all ranks are then equal: any one of them serves all.
 
         Returns:
@@ -187,8 +187,8 @@ class Reader:
             state_dict: as `state_dict` returned it.
 
         Raises:
-            StateError: if it is of another data set, of other arguments, of a later fastpipe, or damaged. Nothing changes
-                then.
+            StateError: if it is of another data set, of other arguments, of a later fastpipe, or damaged. Nothing
+                changes then.
         """
         pass_epoch, progress, seed = _state.parts(state_dict, self._dataset, self._ordering, self._order.shuffle_buffer)
         ordering = self._ordering if seed == self.seed else self._ordering.with_seed(seed)
