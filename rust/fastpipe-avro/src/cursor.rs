@@ -215,42 +215,47 @@ impl<'a> Cursor<'a> {
         self.long().map(drop)
     }
 
-    /// Skips `n` of them, by counting the bytes that end one. Neighbours of numbers aren't told apart, so a number of more
-    /// than ten bytes, which [`Cursor::long`] refuses, is passed over unless it is the last.
+    /// Skips `n` of them, by counting the bytes that end one: where in a word the ends are doesn't matter while more
+    /// follow. Refuses what [`Cursor::long`] refuses: numbers long enough to be wrong are skipped one by one.
     pub(crate) fn skip_longs(&mut self, n: usize) -> Result<()> {
         const WIDE: usize = 32;
-        let data = self.data;
-        let (mut at, mut left) = (self.at, n);
-        // Where these bytes can't hold the last end it doesn't matter where in them the others are.
-        while left > WIDE
-            && let Some(bytes) = data[at..].first_chunk::<WIDE>()
-        {
-            left -= bytes.iter().map(|&b| u8::from(b < 0x80)).sum::<u8>() as usize;
-            at += WIDE;
-        }
+        let (data, start) = (self.data, self.at);
+        let (mut at, mut left) = (start, n);
         while left > 0 {
-            let Some(bytes) = data[at..].first_chunk::<8>() else {
-                let Some(&byte) = data.get(at) else {
-                    self.at = at;
-                    return self.end(1);
-                };
-                at += 1;
-                left -= usize::from(byte < 0x80);
+            if left > WIDE
+                && let Some(bytes) = data[at..].first_chunk::<WIDE>()
+                && !bytes
+                    .as_chunks::<4>()
+                    .0
+                    .iter()
+                    .any(|b| u32::from_le_bytes(*b) & CONTINUES as u32 == CONTINUES as u32)
+            {
+                left -= bytes.iter().map(|&b| u8::from(b < 0x80)).sum::<u8>() as usize;
+                at += WIDE;
                 continue;
-            };
-            let mut ends = !u64::from_le_bytes(*bytes) & CONTINUES;
+            }
+            let ends = data[at..]
+                .first_chunk::<8>()
+                .map_or(0, |b| !u64::from_le_bytes(*b) & CONTINUES);
+            // Eleven bytes of one number fill one of these halves, wherever they begin.
+            if ends as u32 == 0 || ends >> 32 == 0 {
+                let begun = data[start..at].iter().rev().take_while(|&&b| b >= 0x80).count();
+                self.at = at - begun;
+                self.skip_long()?;
+                at = self.at;
+                left -= 1;
+                continue;
+            }
             // Without an instruction that counts bits this is the shortest way.
             let count = ((ends >> 7).wrapping_mul(0x0101_0101_0101_0101) >> 56) as usize;
             if count < left {
                 at += 8;
                 left -= count;
-                continue;
+            } else {
+                let last = (1..left).fold(ends, |ends, _| ends & (ends - 1));
+                at += last.trailing_zeros() as usize / 8 + 1;
+                left = 0;
             }
-            for _ in 1..left {
-                ends &= ends - 1;
-            }
-            at += ends.trailing_zeros() as usize / 8 + 1;
-            left = 0;
         }
         self.at = at;
         Ok(())

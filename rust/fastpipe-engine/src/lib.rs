@@ -3,15 +3,22 @@
 //!
 //! # How a pass runs
 //!
-//! [`Stream::start`] takes a source and an order. Batches are *admitted* in order, as many ahead of the consumer as it asks
-//! for (`prefetch`). To admit a batch is to ask the order what stands in it, to take a slab for its placed parts, and to
-//! cut its runs into tasks. A task goes through its runs: fetches and opens the unit of each unless the batch before did,
-//! and places its records. Where two batches share a unit, the later one waits for the [`Mark`](fastpipe_batch::Mark) that
-//! the earlier one leaves, so that every unit is opened once and read once. Whoever finishes the last task of a batch joins
-//! its ragged parts ([`assemble`]) and puts it where the consumer finds it.
+//! [`Stream::start`] takes a source and a place in an order. Batches are *admitted* in order, as many ahead of the consumer
+//! as it asks for (`prefetch`). To admit a batch is to ask the order what stands in it, to take a slab for its placed parts,
+//! and to cut its rows into tasks.
 //!
-//! No thread waits for another: a task whose turn hasn't come is parked with the unit that it needs, and started by whoever
-//! is in front of it.
+//! - Batches of *runs* (`sequence.rs`): a task goes through its runs, fetches and opens the unit of each unless the batch
+//!   before did, and places its records. Where two batches share a unit, the later one waits for the
+//!   [`Mark`](fastpipe_batch::Mark) that the earlier one leaves, so that every unit is opened once and read once.
+//! - Batches of *picks* (`scatter.rs`): shuffled ones. Their units are opened, and the starts of all records found, by tasks of
+//!   their own; then the rows are decoded slot by slot. Units stay open, as compact as they are stored, until the order says
+//!   that no further rows of them come: decoding a whole window ahead would take several times the memory, and ragged values
+//!   would have to be moved once more.
+//!
+//! Whoever finishes the last task of a batch joins its ragged parts ([`assemble`]) and puts it where the consumer finds it.
+//!
+//! No thread waits for another: a task whose turn hasn't come, or whose units aren't open, is parked with the unit that it
+//! needs, and started by whoever is in front of it.
 #![forbid(unsafe_code)]
 
 mod assemble;

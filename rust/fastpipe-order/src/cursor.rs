@@ -78,8 +78,8 @@ pub struct Order {
     units: Arc<Units>,
     /// Batches of an epoch of these units.
     batches: u64,
-    /// Steps of an epoch where ranks have units of their own.
-    own_steps: Option<u64>,
+    /// Steps of an epoch where ranks have units of their own: of this rank, and of the one that has most.
+    own_steps: Option<(u64, u64)>,
     fair: bool,
 }
 
@@ -98,6 +98,17 @@ pub struct State {
     pub taken: u64,
     /// Where windows that come next start: spares looking for them.
     pub places: Vec<(u64, Place)>,
+}
+
+impl State {
+    /// The start of an epoch.
+    pub fn start(epoch: u64, ranks: u64) -> State {
+        State {
+            epoch,
+            ranks,
+            ..State::default()
+        }
+    }
 }
 
 /// Why a state can't be gone on from.
@@ -168,11 +179,12 @@ impl Order {
             let batches: Vec<u64> = totals.iter().map(|&rows| order.batches_of(rows)).collect();
             let all = || batches.iter().copied();
             order.fair = all().all(|batches| batches > 0) || all().all(|batches| batches == 0);
-            order.own_steps = match settings.uneven {
-                Uneven::Drop => all().min(),
-                Uneven::Pad => all().max(),
-                Uneven::Allow => all().nth(settings.rank as usize),
-            };
+            let most = all().max().unwrap_or(0);
+            order.own_steps = Some(match settings.uneven {
+                Uneven::Drop => all().min().map_or((0, 0), |least| (least, least)),
+                Uneven::Pad => (most, most),
+                Uneven::Allow => (all().nth(settings.rank as usize).unwrap_or(0), most),
+            });
         }
         order.batches = order.batches_of(order.units.total());
         order
@@ -204,19 +216,20 @@ impl Order {
 
     /// Batches that this rank gets in an epoch.
     pub fn steps(&self) -> u64 {
-        self.steps_of(&self.deal(Left::default()), 0)
+        self.steps_of(&self.deal(Left::default()), 0).0
     }
 
-    /// Steps of a deal that begins behind so many of the epoch.
-    fn steps_of(&self, deal: &Deal, before: u64) -> u64 {
-        if let Some(steps) = self.own_steps {
-            return steps.saturating_sub(before);
+    /// Steps of a deal that begins behind so many of the epoch: of this rank, and of the one that has most.
+    fn steps_of(&self, deal: &Deal, before: u64) -> (u64, u64) {
+        if let Some((own, most)) = self.own_steps {
+            return (own.saturating_sub(before), most.saturating_sub(before));
         }
         let (even, odd) = deal.steps();
+        let more = even + u64::from(odd > 0);
         match self.settings.uneven {
-            Uneven::Drop => even,
-            Uneven::Pad => even + u64::from(odd > 0),
-            Uneven::Allow => even + u64::from(self.settings.rank < odd),
+            Uneven::Drop => (even, even),
+            Uneven::Pad => (more, more),
+            Uneven::Allow => (even + u64::from(self.settings.rank < odd), more),
         }
     }
 
@@ -354,8 +367,8 @@ pub struct Cursor {
     order: Arc<Order>,
     epoch: u64,
     deal: Deal,
-    /// Steps of the deal.
-    steps: u64,
+    /// Steps of the deal: of this rank, and of the one that has most.
+    steps: (u64, u64),
     /// Steps of the deal that are done.
     taken: u64,
     /// Steps of the epoch before the deal.
@@ -376,7 +389,7 @@ impl Cursor {
 
     /// Batches of the epoch that this rank still gets.
     pub fn left(&self) -> u64 {
-        self.steps.saturating_sub(self.taken)
+        self.steps.0.saturating_sub(self.taken)
     }
 
     /// Goes to a step of an epoch of which nothing was dealt before.
@@ -387,15 +400,11 @@ impl Cursor {
         self.taken = step;
     }
 
-    /// How far it has come. Behind the last batch that is the start of the next epoch.
+    /// How far it has come. Behind the last batch of all ranks that is the start of the next epoch.
     pub fn state(&mut self) -> State {
         let ranks = self.order.settings.ranks;
-        if self.left() == 0 {
-            return State {
-                epoch: self.epoch + 1,
-                ranks,
-                ..State::default()
-            };
+        if self.taken >= self.steps.1 {
+            return State::start(self.epoch + 1, ranks);
         }
         let (left, taken) = self.deal.at(self.taken);
         let mut places = Vec::new();

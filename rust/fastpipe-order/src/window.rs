@@ -2,13 +2,10 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::permutation::Permutation;
+use crate::permutation::{Permutation, SOME};
 use crate::plan::{Content, Numbering, Picks};
 use crate::random::{Draws, Key, Purpose, below};
 use crate::units::Units;
-
-/// Units between two sums of the table.
-const STRIDE: usize = 64;
 
 /// Windows whose places are remembered.
 const REMEMBERED: usize = 64;
@@ -61,13 +58,16 @@ impl Windows {
     fn walk(&self, from: Place, rows: u64) -> Place {
         let mut left = rows + u64::from(from.record);
         let mut at = from.unit as usize;
-        while at < self.permutation.len() {
-            let here = u64::from(self.units.rows(self.permutation.at(at)));
-            if left < here {
-                break;
+        let mut units = [0; SOME];
+        'walk: while at < self.permutation.len() {
+            for &unit in self.permutation.some(at, &mut units) {
+                let here = u64::from(self.units.rows(unit as usize));
+                if left < here {
+                    break 'walk;
+                }
+                left -= here;
+                at += 1;
             }
-            left -= here;
-            at += 1;
         }
         // Less than the rows of a unit, or nothing is left of it at the end.
         Place {
@@ -80,12 +80,15 @@ impl Windows {
     fn table(&self) -> &[u64] {
         self.table.get_or_init(|| {
             let mut sum = 0;
-            let mut sums = Vec::with_capacity(self.permutation.len() / STRIDE + 1);
-            for from in (0..self.permutation.len()).step_by(STRIDE) {
+            let mut sums = Vec::with_capacity(self.permutation.len() / SOME + 1);
+            let mut units = [0; SOME];
+            for from in (0..self.permutation.len()).step_by(SOME) {
                 sums.push(sum);
-                let to = (from + STRIDE).min(self.permutation.len());
-                self.permutation
-                    .each(from..to, |unit| sum += u64::from(self.units.rows(unit)));
+                let some = self.permutation.some(from, &mut units);
+                sum += some
+                    .iter()
+                    .map(|&unit| u64::from(self.units.rows(unit as usize)))
+                    .sum::<u64>();
             }
             sums
         })
@@ -96,7 +99,7 @@ impl Windows {
         let table = self.table();
         let chunk = table.partition_point(|&sum| sum <= row).saturating_sub(1);
         let start = Place {
-            unit: (chunk * STRIDE) as u64,
+            unit: (chunk * SOME) as u64,
             record: 0,
         };
         self.walk(start, row - table.get(chunk).copied().unwrap_or(0))

@@ -282,7 +282,7 @@ impl Order {
             .detach(|| Stream::start(source.clone(), cursor, options, memory))
             .py(py)?;
         let padded = self.order.settings().uneven == Uneven::Pad;
-        Pass::new(py, stream, source, padded, total, state)
+        Pass::new(py, stream, source, padded, total, options.end_epoch, state)
     }
 }
 

@@ -84,6 +84,7 @@ pub(crate) struct Pass {
     /// Whether batches say which of their rows are valid.
     padded: bool,
     total: Option<u64>,
+    end_epoch: Option<u64>,
     position: Py<Position>,
 }
 
@@ -95,6 +96,7 @@ impl Pass {
         source: Arc<AvroSource>,
         padded: bool,
         total: Option<u64>,
+        end_epoch: Option<u64>,
         state: State,
     ) -> PyResult<Self> {
         let seen = Mutex::new(Seen {
@@ -108,6 +110,7 @@ impl Pass {
             source,
             padded,
             total,
+            end_epoch,
             position: Py::new(py, Position { seen })?,
         })
     }
@@ -130,7 +133,10 @@ impl Pass {
                     return Ok(Some(dict));
                 }
                 Poll::End => {
-                    self.position.get().seen().ended = true;
+                    let mut seen = self.position.get().seen();
+                    // Others may still have batches of this epoch; for this rank it is over.
+                    seen.state = State::start(self.end_epoch.unwrap_or(0).max(seen.state.epoch), seen.state.ranks);
+                    seen.ended = true;
                     return Ok(None);
                 }
                 Poll::Pending => py.check_signals()?,

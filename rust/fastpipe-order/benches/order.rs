@@ -1,0 +1,146 @@
+//! The work of ordering alone, over an index of 10^9 rows in 10^7 blocks of varied sizes, on one core:
+//! `cargo bench -p fastpipe-order`.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use fastpipe_order::{Cursor, Draws, Key, Kind, Order, Purpose, Settings, ShardBy, State, Uneven, Units};
+
+const BLOCKS: u64 = 10_000_000;
+const BATCH_SIZE: u32 = 1024;
+
+/// Counts what is allocated.
+struct Counting;
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+#[allow(unsafe_code)]
+// SAFETY: all is left to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HELD.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Blocks of 1 to 199 rows: 10^9 in all.
+fn units() -> Arc<Units> {
+    let draws = Draws::new(Key::default(), Purpose::Buffer, 0);
+    Arc::new(Units::new((0..BLOCKS).map(|i| 1 + draws.below(i, 199) as u32)).expect("countable"))
+}
+
+fn settings(kind: Kind) -> Settings {
+    Settings {
+        kind,
+        batch_size: BATCH_SIZE,
+        drop_last: false,
+        shuffle_buffer: 16 * u64::from(BATCH_SIZE),
+        seed: 1,
+        rank: 0,
+        ranks: 1,
+        shard_by: ShardBy::Window,
+        uneven: Uneven::Drop,
+    }
+}
+
+fn order(units: &Arc<Units>, kind: Kind) -> Arc<Order> {
+    Arc::new(Order::new(units, settings(kind)))
+}
+
+/// The state at a fraction of an epoch. (To get there, the table is made.)
+fn state(order: &Arc<Order>, percent: u64) -> State {
+    let mut cursor = order.epoch(1);
+    cursor.seek(order.steps() * percent / 100 + 7);
+    cursor.next().expect("a batch").after
+}
+
+fn benches(c: &mut Criterion) {
+    let before = HELD.load(Ordering::Relaxed);
+    let units = units();
+    let counts = HELD.load(Ordering::Relaxed) - before;
+    let window = order(&units, Kind::Window);
+    let mut cursor = window.epoch(1);
+    cursor.seek(window.steps() / 2);
+    black_box(cursor.next());
+    let all = HELD.load(Ordering::Relaxed) - before;
+    let per_block = |bytes: usize| bytes as f64 / BLOCKS as f64;
+    println!(
+        "{} rows in {BLOCKS} blocks: {:.2} bytes a block for counts, {:.2} with the table; the index has 16 more",
+        units.total(),
+        per_block(counts),
+        per_block(all),
+    );
+
+    let kinds = [
+        ("sequential", Kind::Sequential),
+        ("window", Kind::Window),
+        ("block", Kind::Block),
+        ("buffer", Kind::Buffer),
+    ];
+    let mut group = c.benchmark_group("resume and make one batch");
+    for (name, kind) in kinds {
+        let order = order(&units, kind);
+        for percent in [10, 50, 90] {
+            let state = state(&order, percent);
+            group.bench_function(BenchmarkId::new(name, percent), |b| {
+                b.iter(|| order.resume(&state).map(|mut cursor| cursor.next()));
+            });
+        }
+    }
+    group.finish();
+
+    let mut group = c.benchmark_group("table, by block");
+    group.sample_size(10).throughput(Throughput::Elements(BLOCKS));
+    group.bench_function("window", |b| {
+        b.iter_custom(|times| {
+            let mut spent = Duration::ZERO;
+            for _ in 0..times {
+                let mut cursor = window.epoch(1);
+                cursor.seek(window.steps() / 2);
+                let start = Instant::now();
+                black_box(cursor.next());
+                spent += start.elapsed();
+            }
+            spent
+        });
+    });
+    group.finish();
+
+    let mut group = c.benchmark_group("order, by row");
+    group.throughput(Throughput::Elements(64 * u64::from(BATCH_SIZE)));
+    for (name, kind) in kinds {
+        let order = order(&units, kind);
+        let state = state(&order, 50);
+        let mut cursor: Option<Cursor> = order.resume(&state).ok();
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                cursor
+                    .iter_mut()
+                    .flatten()
+                    .take(64)
+                    .map(|plan| plan.content.len())
+                    .sum::<usize>()
+            });
+        });
+        cursor = None;
+        black_box(cursor);
+    }
+    group.finish();
+}
+
+criterion_group!(all, benches);
+criterion_main!(all);
