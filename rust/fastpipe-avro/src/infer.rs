@@ -9,7 +9,7 @@ use fastpipe_batch::{
 
 use crate::feature::{Feature, Nulls, Request};
 use crate::layout::{UnionShape, union_shape};
-use crate::limits::{MAX_COLUMN_NAME_BYTES, MAX_COLUMNS, MAX_DEPTH, MAX_SCHEMA_NODES};
+use crate::limits::{MAX_COLUMNS, MAX_DEPTH, MAX_PATH_BYTES, MAX_SCHEMA_NODES};
 use crate::schema::{NodeId, Schema, Type};
 use crate::source::AvroSource;
 
@@ -67,9 +67,9 @@ impl Walk<'_> {
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         self.names += self.name.len();
-        if self.names > MAX_COLUMN_NAME_BYTES {
+        if self.names > MAX_PATH_BYTES {
             let reason = format!(
-                "the names of the schema's columns take more than {MAX_COLUMN_NAME_BYTES} bytes, the most that are \
+                "the names of the schema's columns take more than {MAX_PATH_BYTES} bytes, the most that are \
                  inferred; name those you want in features="
             );
             return Err(Error::new(ErrorKind::Limit, reason));

@@ -22,9 +22,9 @@ pub const MAX_DEPTH: u32 = 128;
 /// Columns inferred from one schema.
 pub const MAX_COLUMNS: usize = 10_000;
 
-/// Bytes of the names of all columns inferred from one schema. (A field's name is part of the names of all columns below
-/// it.)
-pub const MAX_COLUMN_NAME_BYTES: usize = 16 << 20;
+/// Bytes of the paths of all fields of a schema, and of all columns inferred from it. (Field `c` within `a` and `b` has the
+/// path `a.b.c`.)
+pub const MAX_PATH_BYTES: usize = 16 << 20;
 
 /// Bytes of a schema's JSON.
 pub const MAX_SCHEMA_BYTES: usize = 4 << 20;

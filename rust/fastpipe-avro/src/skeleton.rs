@@ -7,26 +7,26 @@
 //! defaults unchecked as well, and files with wrong ones exist.
 //!
 //! The parser also copies each named type into a table, and with it the named types within; and each name takes along the
-//! namespace that it inherits. So what is left is measured before the parser sees it, as the parser will multiply it.
+//! namespace that it inherits, as each field is known by its path. So what is left is measured before the parser sees it,
+//! multiplied as it will be.
 
 use apache_avro::schema::RecordField;
 use fastpipe_batch::{Error, ErrorKind};
 use serde_json::{Map, Value};
 
-use crate::limits::{MAX_NAME_BYTES, MAX_SCHEMA_LIST, MAX_SCHEMA_MEMORY, MAX_SCHEMA_NAME_BYTES};
+use crate::limits::{MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_SCHEMA_LIST, MAX_SCHEMA_MEMORY, MAX_SCHEMA_NAME_BYTES};
 
 const PRIMITIVE: [&str; 8] = ["null", "boolean", "int", "long", "float", "double", "bytes", "string"];
 
 /// The skeleton of a schema. What is no schema is left for the parser to complain of. (Whoever parsed the JSON bounds its
 /// depth.)
 pub(crate) fn skeleton(schema: Value) -> Result<Value, Error> {
-    Walk::default().schema(
-        schema,
-        Around {
-            namespace: 0,
-            copies: 1,
-        },
-    )
+    let root = Around {
+        namespace: 0,
+        path: 0,
+        copies: 1,
+    };
+    Walk::default().schema(schema, root)
 }
 
 /// What lies around a type.
@@ -34,6 +34,8 @@ pub(crate) fn skeleton(schema: Value) -> Result<Value, Error> {
 struct Around {
     /// Bytes of the namespace that is inherited.
     namespace: usize,
+    /// Bytes of the path of the field.
+    path: usize,
     /// How often the parser holds what stands here.
     copies: usize,
 }
@@ -43,6 +45,8 @@ struct Around {
 struct Walk {
     /// Bytes of names, each with its namespace.
     names: usize,
+    /// Bytes of the paths of fields.
+    paths: usize,
     /// Bytes of memory, all copies together.
     memory: usize,
 }
@@ -146,10 +150,11 @@ impl Walk {
         Ok(Around {
             namespace,
             copies: around.copies + 1,
+            ..around
         })
     }
 
-    fn field(&mut self, field: Value, around: Around) -> Result<Value, Error> {
+    fn field(&mut self, field: Value, mut around: Around) -> Result<Value, Error> {
         let Value::Object(mut field) = field else {
             let reason = format!("expected an Avro schema, found {field} among the fields of a record");
             return Err(Error::new(ErrorKind::Schema, reason));
@@ -158,10 +163,16 @@ impl Walk {
         if let Some(Value::String(name)) = field.remove("name") {
             let bytes = self.name(&name, 0)?;
             // Records find fields by name.
-            self.hold(
-                size_of::<RecordField>() + size_of::<(String, usize)>() + 2 * bytes,
-                around,
-            )?;
+            let memory = size_of::<RecordField>() + size_of::<(String, usize)>() + 2 * bytes;
+            self.hold(memory, around)?;
+            around.path += 1 + bytes;
+            self.paths += around.path;
+            if self.paths > MAX_PATH_BYTES {
+                let reason = format!(
+                    "a schema whose fields' paths take more than {MAX_PATH_BYTES} bytes, the most that is read"
+                );
+                return Err(Error::new(ErrorKind::Limit, reason));
+            }
             kept.insert("name".into(), Value::String(name));
         }
         if let Some(schema) = field.remove("type") {
@@ -301,6 +312,18 @@ mod tests {
         };
         assert_eq!(kind(&inheriting("E")), Some(ErrorKind::Limit));
         assert_eq!(kind(&inheriting("int")), None);
+    }
+
+    #[test]
+    fn paths_are_bounded() {
+        let within = |levels: usize| {
+            let wide = record("Wide", (0..1000).map(|i| field(format!("f{i}"), "int")).collect());
+            (0..levels).fold(wide, |inner, i| {
+                record(&format!("N{i}"), vec![field("f".repeat(MAX_NAME_BYTES), inner)])
+            })
+        };
+        assert_eq!(kind(&within(1)), None);
+        assert_eq!(kind(&within(10)), Some(ErrorKind::Limit));
     }
 
     #[test]
