@@ -257,6 +257,12 @@ impl<'a> Cursor<'a> {
                 left = 0;
             }
         }
+        if let [head @ .., last] = &data[self.at..at] {
+            let continued = head.iter().rev().take(10).take_while(|&&b| b >= 0x80).count();
+            if continued == 10 || (continued == 9 && *last > 1) {
+                return Err(Fault::Varint);
+            }
+        }
         self.at = at;
         Ok(())
     }
@@ -481,6 +487,26 @@ mod tests {
                 prop_assert_eq!(cursor.position(), data.len());
                 prop_assert_eq!(skipped.position(), data.len());
             }
+        }
+
+        #[test]
+        fn the_last_of_those_skipped_is_checked(
+            before in proptest::collection::vec(any::<i64>(), 0..40),
+            continued in 0..13usize,
+            last in 0..4u8,
+            behind in 0..20usize,
+        ) {
+            let mut data: Vec<u8> = before.iter().flat_map(|v| encode(*v)).collect();
+            let start = data.len();
+            data.extend(vec![0xFF; continued]);
+            data.push(last);
+            let end = data.len();
+            data.extend(vec![0; behind]);
+            let single = Cursor::new(&data, start).long();
+            let mut cursor = Cursor::new(&data, 0);
+            let skipped = cursor.skip_longs(before.len() + 1);
+            prop_assert_eq!(skipped, single.map(drop));
+            prop_assert!(skipped.is_err() || cursor.position() == end);
         }
 
         #[test]

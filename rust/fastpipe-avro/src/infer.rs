@@ -9,7 +9,7 @@ use fastpipe_batch::{
 
 use crate::feature::{Feature, Nulls, Request};
 use crate::layout::{UnionShape, union_shape};
-use crate::limits::{MAX_COLUMNS, MAX_DEPTH, MAX_SCHEMA_NODES};
+use crate::limits::{MAX_COLUMNS, MAX_DEPTH, MAX_PATH_BYTES, MAX_SCHEMA_NODES};
 use crate::schema::{NodeId, Schema, Type};
 use crate::source::AvroSource;
 
@@ -26,16 +26,16 @@ pub struct Inferred {
 pub fn infer(schema: &Schema) -> Result<Vec<Inferred>> {
     let mut walk = Walk {
         schema,
+        name: String::new(),
         seen: 0,
+        names: 0,
         found: Vec::new(),
     };
     let root = schema.root();
-    let name = if matches!(schema.ty(root), Type::Record(_)) {
-        ""
-    } else {
-        "value"
-    };
-    walk.node(root, name, Above::default())?;
+    if !matches!(schema.ty(root), Type::Record(_)) {
+        walk.name.push_str("value");
+    }
+    walk.node(root, Above::default())?;
     Ok(walk.found)
 }
 
@@ -49,36 +49,58 @@ struct Above {
 
 struct Walk<'a> {
     schema: &'a Schema,
+    /// Of the feature that stands where the walk does.
+    name: String,
     /// Types looked at. References let a small schema stand for more of them than could ever be.
     seen: usize,
+    /// Bytes of the names of what was found.
+    names: usize,
     found: Vec<Inferred>,
 }
 
 impl Walk<'_> {
-    fn push(&mut self, name: &str, feature: Result<(Request, Nulls)>) -> Result<()> {
+    fn push(&mut self, feature: Result<(Request, Nulls)>) -> Result<()> {
         if self.found.len() >= MAX_COLUMNS {
             let reason = format!(
                 "the schema has more than {MAX_COLUMNS} columns, the most that are inferred; name those you want in features="
             );
             return Err(Error::new(ErrorKind::Limit, reason));
         }
+        self.names += self.name.len();
+        if self.names > MAX_PATH_BYTES {
+            let reason = format!(
+                "the names of the schema's columns take more than {MAX_PATH_BYTES} bytes, the most that are \
+                 inferred; name those you want in features="
+            );
+            return Err(Error::new(ErrorKind::Limit, reason));
+        }
+        let name = self.name.clone();
         let feature = feature.map(|(request, nulls)| Feature {
-            name: name.to_owned(),
+            name: name.clone(),
             request,
             nulls,
         });
-        self.found.push(Inferred {
-            name: name.to_owned(),
-            feature,
-        });
+        self.found.push(Inferred { name, feature });
         Ok(())
     }
 
-    fn refuse(&mut self, name: &str, reason: String) -> Result<()> {
-        self.push(name, Err(Error::new(ErrorKind::Unsupported, reason)))
+    fn refuse(&mut self, reason: String) -> Result<()> {
+        self.push(Err(Error::new(ErrorKind::Unsupported, reason)))
     }
 
-    fn node(&mut self, id: NodeId, name: &str, above: Above) -> Result<()> {
+    /// Does something where the walk stands one level further down.
+    fn within(&mut self, field: &str, then: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        let len = self.name.len();
+        if len > 0 {
+            self.name.push('.');
+        }
+        self.name.push_str(field);
+        then(self)?;
+        self.name.truncate(len);
+        Ok(())
+    }
+
+    fn node(&mut self, id: NodeId, above: Above) -> Result<()> {
         let above = Above {
             depth: above.depth + 1,
             ..above
@@ -91,21 +113,14 @@ impl Walk<'_> {
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         if above.depth > MAX_DEPTH {
-            return self.refuse(name, format!("the field is nested deeper than {MAX_DEPTH} levels"));
+            return self.refuse(format!("the field is nested deeper than {MAX_DEPTH} levels"));
         }
-        let join = |field: &str| {
-            if name.is_empty() {
-                field.to_owned()
-            } else {
-                format!("{name}.{field}")
-            }
-        };
-        match self.schema.ty(id) {
-            Type::Union(branches) => match union_shape(self.schema, branches) {
-                UnionShape::One(inner) => self.node(inner, name, above),
+        let schema = self.schema;
+        match schema.ty(id) {
+            Type::Union(branches) => match union_shape(schema, branches) {
+                UnionShape::One(inner) => self.node(inner, above),
                 UnionShape::Nullable { inner, .. } => self.node(
                     inner,
-                    name,
                     Above {
                         nullable: true,
                         ..above
@@ -113,20 +128,17 @@ impl Walk<'_> {
                 ),
                 UnionShape::Several => {
                     let what = self.schema.describe(id);
-                    self.refuse(
-                        name,
-                        format!("{what} has several types besides null, which is not read"),
-                    )
+                    self.refuse(format!("{what} has several types besides null, which is not read"))
                 }
             },
-            Type::Record(_) if self.schema.recursive(id) => self.refuse(
-                name,
-                "a recursive type has no fixed set of columns, so it is not read".into(),
-            ),
+            Type::Record(_) if schema.recursive(id) => {
+                self.refuse("a recursive type has no fixed set of columns, so it is not read".into())
+            }
             Type::Record(fields) => {
                 if above.dims == 0
                     && let Some((dims, leaf)) = self.sparse(fields)
                 {
+                    self.seen += dims;
                     let layout = SparseLayout::Coo;
                     let request = Request::Sparse {
                         shape: vec![None; dims],
@@ -134,16 +146,15 @@ impl Walk<'_> {
                         layout,
                         check_indices: true,
                     };
-                    return self.push(name, Ok((request, nulls(above))));
+                    return self.push(Ok((request, nulls(above))));
                 }
                 for (field, id) in fields {
-                    self.node(*id, &join(field), above)?;
+                    self.within(field, |walk| walk.node(*id, above))?;
                 }
                 Ok(())
             }
             Type::Array(item) => self.node(
                 *item,
-                name,
                 Above {
                     dims: above.dims + 1,
                     ..above
@@ -154,17 +165,15 @@ impl Walk<'_> {
                     dims: above.dims + 1,
                     ..above
                 };
-                self.push(
-                    &join("keys"),
-                    Ok((request(inside.dims, Leaf::Bytes { utf8: true }), nulls(above))),
-                )?;
-                self.node(*value, &join("values"), inside)
+                let keys = request(inside.dims, Leaf::Bytes { utf8: true });
+                self.within("keys", |walk| walk.push(Ok((keys, nulls(above)))))?;
+                self.within("values", |walk| walk.node(*value, inside))
             }
-            _ => self.leaf(id, name, above),
+            _ => self.leaf(id, above),
         }
     }
 
-    fn leaf(&mut self, id: NodeId, name: &str, above: Above) -> Result<()> {
+    fn leaf(&mut self, id: NodeId, above: Above) -> Result<()> {
         let Some(leaf) = leaf(self.schema.ty(id)) else {
             return Ok(());
         };
@@ -176,9 +185,10 @@ impl Walk<'_> {
             };
             let reason = format!(
                 "the logical type {logical} is not inferred; its underlying values can be asked for: \
-                 features={{\"{name}\": {shape}, \"{leaf}\")}}"
+                 features={{\"{}\": {shape}, \"{leaf}\")}}",
+                self.name
             );
-            return self.refuse(name, reason);
+            return self.refuse(reason);
         }
         // A value of type null is always null.
         let null = *self.schema.ty(id) == Type::Null;
@@ -186,7 +196,7 @@ impl Walk<'_> {
             nullable: above.nullable || null,
             ..above
         });
-        self.push(name, Ok((request(above.dims, leaf), nulls)))
+        self.push(Ok((request(above.dims, leaf), nulls)))
     }
 
     /// Dimensions and values, if the fields are those of a sparse record: exactly `indices0`, `indices1`, ... and `values`,

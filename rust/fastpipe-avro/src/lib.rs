@@ -26,6 +26,7 @@ pub mod limits;
 mod number;
 mod plan;
 mod schema;
+mod skeleton;
 mod source;
 
 pub use codec::{Codec, decompress};

@@ -22,11 +22,25 @@ pub const MAX_DEPTH: u32 = 128;
 /// Columns inferred from one schema.
 pub const MAX_COLUMNS: usize = 10_000;
 
+/// Bytes of the paths of all fields of a schema, and of all columns inferred from it. (Field `c` within `a` and `b` has the
+/// path `a.b.c`.)
+pub const MAX_PATH_BYTES: usize = 16 << 20;
+
 /// Bytes of a schema's JSON.
 pub const MAX_SCHEMA_BYTES: usize = 4 << 20;
 
-/// Entries of one list in a schema: fields, symbols, branches, aliases. (Parsing takes time by their square.)
+/// Entries of one list in a schema: fields, symbols, branches.
 pub const MAX_SCHEMA_LIST: usize = 1 << 15;
+
+/// Bytes of one name in a schema, or of a namespace.
+pub const MAX_NAME_BYTES: usize = 4 << 10;
+
+/// Bytes of all names in a schema, each with the namespace that it inherits. (The parser holds each against a pattern,
+/// which takes some 70 ns a byte.)
+pub const MAX_SCHEMA_NAME_BYTES: usize = 8 << 20;
+
+/// Bytes of memory that parsing a schema takes, about. (The parser holds a type once more for each type around it.)
+pub const MAX_SCHEMA_MEMORY: usize = 256 << 20;
 
 /// Nodes of a schema.
 pub const MAX_SCHEMA_NODES: usize = 1_000_000;

@@ -9,7 +9,8 @@ use apache_avro::Schema as Parsed;
 use apache_avro::schema::{InnerDecimalSchema, Name, UuidSchema};
 use fastpipe_batch::{Error, ErrorKind};
 
-use crate::limits::{MAX_SCHEMA_BYTES, MAX_SCHEMA_LIST, MAX_SCHEMA_NODES};
+use crate::limits::{MAX_SCHEMA_BYTES, MAX_SCHEMA_NODES};
+use crate::skeleton::skeleton;
 
 /// The number of a node.
 pub type NodeId = usize;
@@ -59,11 +60,18 @@ pub struct Schema {
 }
 
 impl Schema {
+    /// Bytes of a description, behind which it is cut.
+    const DESCRIBED: usize = 200;
+
     /// Parses a schema from JSON.
     pub fn parse(json: &str) -> Result<Schema, Error> {
-        check_size(json)?;
-        let parsed = Parsed::parse_str(json)
-            .map_err(|e| Error::new(ErrorKind::Schema, format!("expected an Avro schema: {e}")))?;
+        if json.len() > MAX_SCHEMA_BYTES {
+            let n = json.len();
+            let reason = format!("a schema of {n} bytes; {MAX_SCHEMA_BYTES} is the most that is read");
+            return Err(Error::new(ErrorKind::Limit, reason));
+        }
+        let value = serde_json::from_str(json).map_err(|e| no_schema(&e))?;
+        let parsed = Parsed::parse(&skeleton(value)?).map_err(|e| no_schema(&e))?;
         let mut builder = Builder::default();
         let root = builder.add(&parsed, None)?;
         let n = builder.nodes.len();
@@ -120,11 +128,15 @@ impl Schema {
 
     /// The parts of a node.
     pub fn children(&self, id: NodeId) -> Vec<NodeId> {
+        (0..).map_while(|n| self.child(id, n)).collect()
+    }
+
+    fn child(&self, id: NodeId, n: usize) -> Option<NodeId> {
         match &self.nodes[id].ty {
-            Type::Array(item) | Type::Map(item) => vec![*item],
-            Type::Record(fields) => fields.iter().map(|f| f.1).collect(),
-            Type::Union(branches) => branches.clone(),
-            _ => Vec::new(),
+            Type::Array(item) | Type::Map(item) => (n == 0).then_some(*item),
+            Type::Record(fields) => fields.get(n).map(|f| f.1),
+            Type::Union(branches) => branches.get(n).copied(),
+            _ => None,
         }
     }
 
@@ -141,8 +153,7 @@ impl Schema {
         let mut stack = vec![(self.root, 0)];
         state[self.root] = State::Open;
         while let Some((id, next)) = stack.pop() {
-            let children = self.children(id);
-            if let Some(&child) = children.get(next) {
+            if let Some(child) = self.child(id, next) {
                 stack.push((id, next + 1));
                 match state[child] {
                     State::New => {
@@ -162,7 +173,7 @@ impl Schema {
                 }
                 continue;
             }
-            (self.smallest[id], self.fixed[id]) = self.sizes(id, &children);
+            (self.smallest[id], self.fixed[id]) = self.sizes(id, &self.children(id));
             state[id] = State::Done;
         }
     }
@@ -192,7 +203,7 @@ impl Schema {
         }
     }
 
-    /// A short text for messages: `array<union<null, float>>`.
+    /// A text for messages, cut where it gets long: `array<union<null, float>>`.
     pub fn describe(&self, id: NodeId) -> String {
         let mut out = String::new();
         self.write(id, 0, &mut out);
@@ -228,9 +239,13 @@ impl Schema {
             }
             Type::Array(_) | Type::Map(_) | Type::Union(_) => {
                 out.push('<');
-                for (i, child) in self.children(id).into_iter().enumerate() {
+                for (i, child) in (0..).map_while(|n| self.child(id, n)).enumerate() {
                     if i > 0 {
                         out.push_str(", ");
+                    }
+                    if out.len() > Self::DESCRIBED {
+                        out.push('…');
+                        break;
                     }
                     self.write(child, depth + 1, out);
                 }
@@ -244,32 +259,8 @@ impl Schema {
     }
 }
 
-/// Refuses what would take the parser minutes. What is no JSON is left for it to complain of.
-fn check_size(json: &str) -> Result<(), Error> {
-    if json.len() > MAX_SCHEMA_BYTES {
-        let reason = format!(
-            "a schema of {} bytes; {MAX_SCHEMA_BYTES} is the most that is read",
-            json.len()
-        );
-        return Err(Error::new(ErrorKind::Limit, reason));
-    }
-    let Ok(value) = serde_json::from_str::<serde_json::Value>(json) else {
-        return Ok(());
-    };
-    let mut values = vec![&value];
-    while let Some(value) = values.pop() {
-        match value {
-            serde_json::Value::Array(items) if items.len() > MAX_SCHEMA_LIST => {
-                let n = items.len();
-                let reason = format!("a schema with a list of {n} entries; {MAX_SCHEMA_LIST} is the most that is read");
-                return Err(Error::new(ErrorKind::Limit, reason));
-            }
-            serde_json::Value::Array(items) => values.extend(items),
-            serde_json::Value::Object(map) => values.extend(map.values()),
-            _ => {}
-        }
-    }
-    Ok(())
+fn no_schema(error: &dyn std::error::Error) -> Error {
+    Error::new(ErrorKind::Schema, format!("expected an Avro schema: {error}"))
 }
 
 #[derive(Default)]

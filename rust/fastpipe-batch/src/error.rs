@@ -51,6 +51,26 @@ pub struct Location {
     pub feature: Option<Arc<str>>,
 }
 
+/// Bytes of a reason: files may make what is quoted as long as they like.
+const MAX_REASON: usize = 1000;
+
+/// Bytes of a feature's name in a message.
+const MAX_FEATURE: usize = 300;
+
+/// A text of more than `most` bytes without its middle.
+fn shorten(text: &str, most: usize) -> Option<String> {
+    (text.len() > most).then(|| {
+        let (mut head, mut tail) = (most * 2 / 3, text.len() - most / 3);
+        while !text.is_char_boundary(head) {
+            head -= 1;
+        }
+        while !text.is_char_boundary(tail) {
+            tail += 1;
+        }
+        format!("{} … {}", &text[..head], &text[tail..])
+    })
+}
+
 /// An error with its location.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
@@ -64,12 +84,14 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind`; `reason` says what was expected and what was found.
+    /// An error of `kind`; `reason` says what was expected and what was found. What a long one quotes is cut out of its
+    /// middle.
     #[cold]
     pub fn new(kind: ErrorKind, reason: impl Into<String>) -> Self {
+        let reason = reason.into();
         Error(Box::new(Inner {
             kind,
-            reason: reason.into(),
+            reason: shorten(&reason, MAX_REASON).map_or(reason, Into::into),
             location: Location::default(),
             os_error: None,
         }))
@@ -157,7 +179,8 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let at = &self.0.location;
         if let Some(feature) = &at.feature {
-            write!(f, "feature '{feature}': ")?;
+            let short = shorten(feature, MAX_FEATURE);
+            write!(f, "feature '{}': ", short.as_deref().unwrap_or(feature))?;
         }
         f.write_str(&self.0.reason)?;
         let mut separator = " (";
@@ -212,5 +235,20 @@ mod tests {
         );
         assert_eq!(Error::new(ErrorKind::Limit, "too much").to_string(), "too much");
         assert_eq!(size_of::<Result<(), Error>>(), size_of::<usize>());
+    }
+
+    #[test]
+    fn is_short_whatever_it_quotes() {
+        for quoted in ["x".repeat(100_000), "ä€😀".repeat(100_000)] {
+            for shift in ["", "y", "yy", "yyy"] {
+                let e = Error::new(ErrorKind::Schema, format!("found '{shift}{quoted}'; write it again"))
+                    .at_feature(&quoted);
+                assert!(e.reason().len() < MAX_REASON + 10 && e.to_string().len() < MAX_REASON + MAX_FEATURE + 50);
+                assert!(e.reason().starts_with("found '") && e.reason().ends_with("'; write it again"));
+                assert_eq!(e.location().feature.as_deref(), Some(&*quoted));
+            }
+        }
+        let whole = "x".repeat(MAX_REASON);
+        assert_eq!(Error::new(ErrorKind::Schema, &*whole).reason(), whole);
     }
 }

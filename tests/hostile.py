@@ -1,0 +1,264 @@
+"""What the tests of hostile files share: files, and how to read them in a process of its own.
+
+What might crash or hang runs in child processes, many cases in each, so that such a case is named and ends no other
+test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastpipe
+from wire import array, container, double, float_, items, list_of, long, record, text
+
+TYPED = {
+    "MalformedFileError",
+    "LimitError",
+    "SchemaError",
+    "UnsupportedError",
+    "ShapeError",
+    "ValueRangeError",
+    "NullValueError",
+    "MissingFileError",
+    "StorageError",
+}
+GIB = 1 << 30
+I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A file, and how it is read."""
+
+    name: str
+    data: bytes
+    columns: tuple[str, ...] | None = None
+    features: dict[str, Any] | None = None
+    batch_size: int = 2
+    threads: int = 1
+    # Done to the file when the reader stands: ("truncate", size), ("write", bytes) or ("remove", None).
+    then: tuple[str, Any] | None = None
+    # Values aren't brought back, only how many rows there were.
+    count: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What became of a case."""
+
+    # Values of each batch, as repr, so that NaNs are equal; None where they are only counted.
+    batches: list[str] | None
+    rows: int
+    # Class name and attributes of the error.
+    error: str | None
+    where: dict[str, Any]
+    message: str
+    # Whether the next `next` raised the same.
+    again: bool
+    # Whether it came from opening, not from iterating.
+    opening: bool
+    seconds: float
+
+
+# Reads cases from stdin as a pickle, one file after the other, and writes what became of them. A case that hangs ends
+# the process with every thread's stack; the last number on the progress file is the case that ended it.
+CHILD = textwrap.dedent(
+    """
+    import faulthandler, itertools, os, pickle, resource, sys, time
+    import fastpipe
+
+    folder, patience = sys.argv[1], float(sys.argv[2])
+    path = os.path.join(folder, "case.avro")
+    progress = os.open(os.path.join(folder, "progress"), os.O_WRONLY | os.O_CREAT)
+    keys = ("path", "block", "offset", "record", "feature", "reason")
+
+    def plain(value):
+        return value.to_list() if hasattr(value, "to_list") else value.tolist()
+
+    def write(data):
+        with open(path, "wb") as file:
+            file.write(data)
+
+    def seen(case):
+        values, rows, error, again, opening = [], 0, None, True, True
+        start = time.monotonic()
+        try:
+            reader = fastpipe.read_avro(
+                path,
+                features=case["features"],
+                columns=case["columns"] and list(case["columns"]),
+                batch_size=case["batch_size"],
+                num_threads=case["threads"],
+            )
+            opening = False
+            match case["then"]:
+                case ("truncate", size):
+                    os.truncate(path, size)
+                case ("write", data):
+                    with open(path, "r+b") as file:
+                        file.write(data)
+                        file.truncate()
+                case ("remove", _):
+                    os.remove(path)
+            batches = iter(reader)
+            for batch in batches:
+                rows += len(next(iter(batch.values()))) if batch else 0
+                if not case["count"]:
+                    values.append(repr({k: plain(v) for k, v in batch.items()}))
+        except fastpipe.FastpipeError as caught:
+            error = caught
+            if not opening:
+                try:
+                    next(batches)
+                    again = False
+                except fastpipe.FastpipeError as second:
+                    again = (type(second), str(second), vars(second)) == (type(error), str(error), vars(error))
+                except StopIteration:
+                    again = False
+        seconds = time.monotonic() - start
+        return {
+            "batches": None if case["count"] else values,
+            "rows": rows,
+            "error": error and type(error).__name__,
+            "where": {key: getattr(error, key, None) for key in keys},
+            "message": str(error),
+            "again": again,
+            "opening": opening,
+            "seconds": seconds,
+        }
+
+    out = []
+    cases = pickle.load(sys.stdin.buffer)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number, case in enumerate(cases):
+        os.pwrite(progress, b"%-12d" % number, 0)
+        faulthandler.dump_traceback_later(patience, exit=True)
+        write(case["data"])
+        out.append(seen(case))
+    faulthandler.cancel_dump_traceback_later()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    pickle.dump((out, peak), sys.stdout.buffer)
+    """
+)
+
+
+def run(folder: Path, cases: Sequence[Case], *, patience: float = 20, memory: int = 8 * GIB) -> list[Seen]:
+    return measured(folder, cases, patience=patience, memory=memory)[0]
+
+
+def measured(
+    folder: Path, cases: Sequence[Case], *, patience: float = 20, memory: int = 8 * GIB
+) -> tuple[list[Seen], int]:
+    """What became of each case, and the peak of memory in bytes (on Linux). More memory than that can't be had at all:
+    an attempt to take it fails, rather than the machine.
+    """
+
+    def bounded() -> None:
+        if sys.platform.startswith("linux"):
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    plain = [{f.name: getattr(c, f.name) for f in dataclasses.fields(c)} for c in cases]
+    ran = subprocess.run(
+        [sys.executable, "-c", CHILD, str(folder), str(patience)],
+        input=pickle.dumps(plain),
+        capture_output=True,
+        timeout=55,
+        check=False,
+        preexec_fn=bounded if sys.platform.startswith("linux") else None,
+    )
+    errors = ran.stderr.decode(errors="replace")
+    if ran.returncode != 0:
+        last = int((folder / "progress").read_text())
+        pytest.fail(f"the process ended with {ran.returncode} in case {cases[last].name!r}:\n{errors[-4000:]}")
+    assert "panicked" not in errors, errors[-4000:]
+    found, peak = pickle.loads(ran.stdout)
+    return [Seen(**one) for one in found], peak * 1024
+
+
+def check(case: Case, seen: Seen, folder: Path) -> None:
+    """What holds of every case: an error is one of the documented ones and says where it is, and is raised again."""
+    if seen.error is None:
+        return
+    about = f"{case.name}: {seen.error}: {seen.message}"
+    assert seen.error in TYPED, about
+    assert seen.where["path"] == str(folder / "case.avro"), about
+    assert seen.where["path"] in seen.message, about
+    assert seen.where["reason"], about
+    assert seen.where["reason"] in seen.message, about
+    assert seen.again, f"{about}: the next call didn't raise the same"
+
+
+def outcomes(folder: Path, cases: Sequence[Case], **options: Any) -> Iterable[tuple[Case, Seen]]:
+    found = run(folder, cases, **options)
+    for case, seen in zip(cases, found, strict=True):
+        check(case, seen, folder)
+        yield case, seen
+
+
+def one(folder: Path, case: Case, **options: Any) -> Seen:
+    ((_, seen),) = outcomes(folder, [case], **options)
+    return seen
+
+
+# A record of most kinds of fields, with data that every codec really compresses.
+SMALL = record(
+    "R",
+    i="int",
+    l="long",
+    b="boolean",
+    f=list_of("float"),
+    s="string",
+    e={"type": "enum", "name": "E", "symbols": ["A", "B"]},
+    n=["null", "double"],
+    m={"type": "map", "values": "int"},
+)
+SMALL_FEATURES = {
+    "i": fastpipe.DenseSpec((), "int32"),
+    "l": fastpipe.DenseSpec((), "int64"),
+    "b": fastpipe.DenseSpec((), "bool"),
+    "f": fastpipe.RaggedSpec((None,), "float32"),
+    "s": fastpipe.DenseSpec((), "string"),
+    "e": fastpipe.DenseSpec((), "int32"),
+    "n": fastpipe.DenseSpec((), "float64", nulls="mask"),
+    "m.keys": fastpipe.RaggedSpec((None,), "string"),
+    "m.values": fastpipe.RaggedSpec((None,), "int32"),
+}
+
+
+def small_row(i: int) -> bytes:
+    floats = items(-2, float_(i) + float_(-i)) + items(1, float_(0.5)) + long(0)
+    number = long(1) + double(i) if i % 2 else long(0)
+    return b"".join(
+        (
+            long(i),
+            long(i << 40),
+            bytes([i % 2]),
+            floats,
+            text("aäaäaäaä" * 3),
+            long(i % 2),
+            number,
+            array(text("k") + long(-i), text("kk") + long(i)),
+        )
+    )
+
+
+def small(codec: str) -> bytes:
+    """Five rows in blocks of 2, 1 and 2."""
+    rows = [small_row(i) for i in range(5)]
+    return container(SMALL, [(2, b"".join(rows[:2])), (1, rows[2]), (2, b"".join(rows[3:]))], codec)
+
+
+MALFORMED = "MalformedFileError"
+EMPTY = record("Nothing")

@@ -1,0 +1,368 @@
+"""Schemas that are none, or made to harm: refused or read, but quickly, in little memory, and with a short message."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastpipe
+from hostile import EMPTY, GIB, I64_MAX, TYPED, Case, check, measured, one, outcomes
+from wire import block, container, header, list_of, long, longs, record, schema_bytes
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_types_that_hold_themselves(tmp_path: Path) -> None:
+    """No value of such a type can be finite; reading one must end all the same."""
+    endless = record("Endless", self="Endless")
+    twice = record("Twice", a="Twice", b="Twice")
+    loop = record("A", b=record("B", a="A"))
+    cases = []
+    for schema in (endless, twice, loop, ["null", endless], list_of(endless), list_of(twice)):
+        for data in (b"", long(0), long(1), long(2), bytes(100), long(1 << 20) + bytes(9)):
+            for rows in (1, 1 << 20):
+                outer = container(record("R", t=schema, x="int"), [(rows, data)])
+                features = {"x": fastpipe.DenseSpec((), "int32")}
+                name = f"{json.dumps(schema)} {data!r} {rows}"
+                cases.append(Case(name, outer, features=features, count=True))
+                cases.append(Case(name, outer, columns=("x",), count=True))
+                cases.append(Case(f"root {name}", container(schema, [(rows, data)]), count=True))
+    for case, seen in outcomes(tmp_path, cases, memory=2 * GIB):
+        assert seen.seconds < 2, case.name
+
+
+def doubling(levels: int, leaf: Any) -> Any:
+    """A record of two of a record of two ...: 2^levels leaves, though the schema is short."""
+    inner = record("L0", a=leaf, b=leaf)
+    for i in range(1, levels):
+        inner = record(f"L{i}", a=inner, b=f"L{i - 1}")
+    return inner
+
+
+LEAVES = {
+    "int": "int",
+    "string": "string",
+    "null": "null",
+    "fixed": {"type": "fixed", "name": "F", "size": 0},
+    "empty": EMPTY,
+    "array": list_of("int"),
+    "nullable": ["null", "int"],
+}
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_schemas_that_blow_up(leaf: str, tmp_path: Path) -> None:
+    """Forty levels deep: 2^40 leaves if references were followed one by one."""
+    inner = LEAVES[leaf]
+    if isinstance(inner, dict) and "name" in inner:
+        schema = record("R", first=inner, x="int", big=doubling(36, inner["name"]))
+    else:
+        schema = record("R", x="int", big=doubling(36, inner))
+    data = header(schema) + block(1, bytes(100))
+    x = {"x": fastpipe.DenseSpec((), "int32")}
+    deep = {"big" + ".a" * 36: fastpipe.DenseSpec((), "int32")}
+    cases = [
+        Case("inferred", data),
+        Case("inferred, no blocks", header(schema)),
+        Case("columns", data, columns=("x",)),
+        Case("x", data, features=x),
+        Case("x, no blocks", header(schema), features=x),
+        Case("deep", data, features=deep),
+    ]
+    found, peak = measured(tmp_path, cases, memory=2 * GIB, patience=5)
+    for case, seen in zip(cases, found, strict=True):
+        check(case, seen, tmp_path)
+        assert seen.seconds < 2, case.name
+    if sys.platform.startswith("linux"):
+        assert peak < GIB // 2
+
+
+def test_schemas_nested_through_names(tmp_path: Path) -> None:
+    """JSON is nested little, but each type refers to the one before."""
+    n = 3000
+    for leaf in ("int", "string"):
+        fields = {"t0": record("T0", a=leaf)}
+        fields |= {f"t{i}": record(f"T{i}", a=f"T{i - 1}") for i in range(1, n)}
+        schema = record("R", x="int", **fields)
+        data = header(schema) + block(1, bytes(2 * n))
+        cases = [
+            Case("inferred", data, count=True),
+            Case("x", data, features={"x": fastpipe.DenseSpec((), "int32")}, count=True),
+            Case("columns", data, columns=("x",), count=True),
+            Case("no blocks", header(schema), count=True),
+        ]
+        for case, seen in outcomes(tmp_path, cases, memory=3 * GIB, patience=10):
+            assert seen.seconds < 5, (case.name, leaf)
+
+
+def test_deeply_nested_json(tmp_path: Path) -> None:
+    deep = {
+        "[": "[" * 10_000,
+        "[]": "[" * 10_000 + "]" * 10_000,
+        '{"type":': '{"type":' * 10_000 + '"int"' + "}" * 10_000,
+        "arrays": '{"type":"array","items":' * 10_000 + '"int"' + "}" * 10_000,
+        "maps": '{"type":"map","values":' * 200 + '"int"' + "}" * 200,
+        "in a default": '{"type":"record","name":"R","fields":[{"name":"x","type":"int","default":' + "[" * 10_000,
+        "in an attribute": '{"type":"int","doc":' + "[" * 5000 + "]" * 5000 + "}",
+    }
+    for case, seen in outcomes(tmp_path, [Case(name, header(schema)) for name, schema in deep.items()]):
+        assert seen.error == "SchemaError", (case.name, seen)
+        assert seen.opening
+        assert len(seen.message) < 2000, case.name
+    levels = 50
+    schema = '{"type":"array","items":' * levels + '"int"' + "}" * levels
+    data = container(schema, [(1, long(1) * levels + long(7) + long(0) * levels)])
+    seen = one(tmp_path, Case("50 levels", data))
+    assert seen.error is None or seen.error in TYPED
+
+
+def test_wide_schemas(tmp_path: Path) -> None:
+    wide = container(record("R", **{f"f{i}": "int" for i in range(20_000)}), [(1, long(1) * 20_000)])
+    union = [record(f"U{i}", a="int") for i in range(3000)]
+    enums = {n: {"type": "enum", "name": "E", "symbols": [f"S{i}" for i in range(n)]} for n in (10_000, 50_000)}
+    cases = [
+        Case("fields", wide, count=True),
+        Case("one of many fields", wide, features={"f19999": fastpipe.DenseSpec((), "int32")}),
+        Case("union", container(record("R", u=union, x="int"), [(1, long(2999) + longs(1, 3))]), columns=("x",)),
+        Case("symbols", container(enums[10_000], [(1, long(9999))])),
+        Case("more symbols", container(enums[50_000], [(1, long(9999))])),
+        Case("fields of 5 MB", header(record("R", **{f"f{i}": "int" for i in range(160_000)}))),
+        Case("documentation of 5 MB", header({"type": "int", "doc": "x" * 5_000_000})),
+    ]
+    found = {case.name: seen for case, seen in outcomes(tmp_path, cases, memory=2 * GIB)}
+    assert all(seen.seconds < 3 for seen in found.values())
+    assert found["one of many fields"].batches == [repr({"f19999": [1]})]
+    assert found["union"].batches == [repr({"x": [3]})]
+    assert found["symbols"].batches == [repr({"value": [9999]})]
+    for name in ("fields", "more symbols", "fields of 5 MB", "documentation of 5 MB"):
+        assert found[name].error == "LimitError", (name, found[name])
+
+
+def opened(folder: Path, schemas: dict[str, Any]) -> None:
+    """Schemas of which only the field `x` is wanted: read or refused, but quickly, and in little memory."""
+    features = {"x": fastpipe.DenseSpec((), "int32")}
+    cases = [Case(name, header(schema), features=features) for name, schema in schemas.items()]
+    cases += [Case(f"{name}, inferred", header(schema), columns=("x",)) for name, schema in schemas.items()]
+    found, peak = measured(folder, cases, memory=4 * GIB, patience=8)
+    for case, seen in zip(cases, found, strict=True):
+        check(case, seen, folder)
+        assert seen.seconds < 2, case.name
+    if sys.platform.startswith("linux"):
+        assert peak < GIB
+
+
+def test_schemas_of_many_aliases(tmp_path: Path) -> None:
+    aliases = [f"A{i}" for i in range(8000)]
+    wide = record("R", x="int", **{f"f{i}": "int" for i in range(8000)})
+    enum = {"type": "enum", "name": "E", "symbols": [f"S{i}" for i in range(8000)]}
+    opened(
+        tmp_path,
+        {
+            "of a record": record("R", x="int") | {"aliases": aliases},
+            "of a wide record": wide | {"aliases": aliases[:500]},
+            "of an enum": record("R", x="int", e=enum | {"aliases": aliases[:500]}),
+            "of a field": {"type": "record", "name": "R", "fields": [{"name": "x", "type": "int", "aliases": aliases}]},
+        },
+    )
+
+
+def nested(name: str, levels: int, inner: Any) -> Any:
+    """A schema within as many records, in fields of that name."""
+    for i in range(levels):
+        inner = record(f"N{i}", **{name: inner})
+    return inner
+
+
+def test_schemas_of_long_names(tmp_path: Path) -> None:
+    """Names are inherited by what lies within."""
+    fixed = {f"f{i}": {"type": "fixed", "name": f"F{i}", "size": 1} for i in range(200)}
+    ints = record("S", **{f"f{i}": "int" for i in range(400)})
+    name = "n" * 1_000_000
+    opened(
+        tmp_path,
+        {
+            "a namespace": record("R", x="int", **fixed) | {"namespace": name},
+            "a full name": record(f"{name}.R", x="int", **fixed),
+            "a field": record("R", **{"x": "int", name: ints}),
+            "fields on the way": record("R", x="int", y=nested("n" * 4000, 30, ints)),
+        },
+    )
+
+
+def test_messages_are_short(tmp_path: Path) -> None:
+    """However much of a file they might quote."""
+    path = record("R", **{"y" * 4000: nested("n" * 4000, 20, "int")})
+    union = [record(f"U{i}", a="int") for i in range(3000)]
+    cases = [
+        Case("a path", header(path) + block(1, long(1 << 40))),
+        Case("an only path", header(nested("n" * 4000, 20, union))),
+        Case("many branches", header(union), features={"value": fastpipe.DenseSpec((), "int32")}),
+        Case("a codec", header('"int"', "x" * 100_000)),
+        Case("a type", header(json.dumps("x" * 100_000))),
+        Case("a name", header(record("?" * 100_000))),
+        Case("a symbol", header({"type": "enum", "name": "E", "symbols": ["?" * 100_000]})),
+        Case("names", header(record("R", **{f"f{i}": "int" for i in range(9000)})), columns=("missing",)),
+        Case("text", header('"int"') + block(1, b"\xff" * 100_000)),
+    ]
+    for case, seen in outcomes(tmp_path, cases):
+        assert seen.error in {"SchemaError", "UnsupportedError", "LimitError", "MalformedFileError"}, (case.name, seen)
+        assert len(seen.message) < 5000, (case.name, len(seen.message))
+
+
+def test_defaults_are_not_looked_at(tmp_path: Path) -> None:
+    """Reading needs none. Files with wrong ones exist, and checking one can go on without end."""
+
+    def of(name: str, *fields: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "record", "name": name, "fields": list(fields)}
+
+    def empty(name: str, schema: str) -> dict[str, Any]:
+        return {"name": name, "type": schema, "default": {}}
+
+    wrong: dict[str, tuple[Any, Any, bytes]] = {
+        "of another type": ("int", "none", long(7)),
+        "of another branch": (["null", "int"], 7, longs(1, 7)),
+        "no symbol": ({"type": "enum", "name": "E", "symbols": ["A"], "default": "B"}, 0, long(0)),
+    }
+    for name, (schema, default, data) in wrong.items():
+        outer = of("R", {"name": "x", "type": schema, "default": default})
+        seen = one(tmp_path, Case(name, header(outer) + block(1, data)))
+        assert (seen.error, seen.rows) == (None, 1), (name, seen)
+    # Each holds twice the one before; and one holds itself, since the name it refers to is defined again.
+    twice = {f"t{i}": of(f"T{i}", empty("a", f"T{i - 1}"), empty("b", f"T{i - 1}")) for i in range(1, 60)}
+    again = of("T", empty("t", "T"))
+    endless = of("R", {"name": "a", "type": record("T")}, {"name": "b", "type": again}, empty("c", "T"))
+    cases = [
+        Case("twice", header(record("R", x="int", t0=record("T0"), **twice)), columns=("x",)),
+        Case("endless", header(endless)),
+    ]
+    for case, seen in outcomes(tmp_path, cases, memory=2 * GIB):
+        assert seen.error == {"twice": "LimitError", "endless": "SchemaError"}[case.name], (case.name, seen)
+
+
+def test_types_called_like_kinds(tmp_path: Path) -> None:
+    """A type "record" without fields isn't a reference to one of that name, of which copies would fill memory."""
+    fields: dict[str, Any] = {"a": record("record", x="int")}
+    for i in range(40):
+        name, other = ("enum", "record") if i % 2 == 0 else ("record", "enum")
+        fields[f"f{i}"] = record(name, a={"type": other}, b={"type": other})
+    cases = [
+        Case("references", header(record("R", a=record("record", x="int"), b="record")) + block(1, longs(3, 4))),
+        Case("copies", header(record("R", **fields))),
+    ]
+    references, copies = (seen for _, seen in outcomes(tmp_path, cases, memory=2 * GIB))
+    assert references.batches == [repr({"a.x": [3], "b.x": [4]})]
+    assert copies.error == "SchemaError"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "record", "name": "R"},
+        {"type": "record", "fields": []},
+        {"type": "record", "name": "R", "fields": [{"name": "x"}]},
+        {"type": "record", "name": "R", "fields": [{"type": "int"}]},
+        {"type": "record", "name": "R", "fields": [{"name": "x", "type": "int"}, {"name": "x", "type": "int"}]},
+        {"type": "record", "name": "R", "fields": {"x": "int"}},
+        {"type": "record", "name": "R", "fields": [{"name": "x", "type": "Missing"}]},
+        {"type": "enum", "name": "E", "symbols": [1, 2]},
+        {"type": "enum", "name": "E", "symbols": ["A", "A"]},
+        {"type": "fixed", "name": "F"},
+        {"type": "fixed", "name": "F", "size": -1},
+        {"type": "fixed", "name": "F", "size": "8"},
+        {"type": "array"},
+        {"type": "map"},
+        {"type": 3},
+        {"type": None},
+        ["int", "int"],
+        ["int", ["null", "long"]],
+        [{"type": "array", "items": "int"}, {"type": "array", "items": "long"}],
+        {
+            "type": "record",
+            "name": "R",
+            "fields": [{"name": "R", "type": {"type": "record", "name": "R", "fields": []}}],
+        },
+    ],
+    ids=lambda schema: json.dumps(schema)[:60],
+)
+def test_schemas_that_are_none(schema: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.avro"
+    path.write_bytes(header(schema))
+    with pytest.raises(fastpipe.SchemaError) as caught:
+        fastpipe.read_avro(path, batch_size=1)
+    assert caught.value.path == str(path)
+    assert caught.value.reason
+
+
+def test_odd_schemas(tmp_path: Path) -> None:
+    """Whatever is said of them, it isn't a crash, and takes no memory for what they declare."""
+    schemas: list[Any] = [
+        [],
+        ["null"],
+        "null",
+        {"type": "enum", "name": "E", "symbols": []},
+        {"type": "fixed", "name": "F", "size": 0},
+        *({"type": "fixed", "name": "F", "size": n} for n in (1 << 31, 1 << 40, I64_MAX, (1 << 64) - 1, 1 << 70, 1e30)),
+        list_of({"type": "fixed", "name": "F", "size": I64_MAX}),
+        record("R", a={"type": "fixed", "name": "F", "size": I64_MAX}, b="F", c="F"),
+        record("R", a=["null", {"type": "fixed", "name": "F", "size": I64_MAX}]),
+        {"type": "bytes", "logicalType": "decimal", "precision": -1},
+        {"type": "bytes", "logicalType": "decimal", "precision": 1 << 62, "scale": 1 << 63},
+        {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 40},
+        {"type": "fixed", "name": "F", "size": 3, "logicalType": "duration"},
+        {"type": "fixed", "name": "F", "size": 3, "logicalType": "uuid"},
+        {"type": "int", "logicalType": "unheard-of"},
+        {"type": "int", "logicalType": 7},
+        {"type": "string", "logicalType": "timestamp-millis"},
+        {"type": {"type": {"type": "int"}}},
+        {"type": "error", "name": "R", "fields": []},
+        record("ns.with..dots", x="int"),
+        record("", x="int"),
+        record("R", **{"": "int"}),
+        record("R", **{"a.b": "int", "a": record("S", b="int")}),
+        record("R", **{"ü": "int", "x y": "int", "\0": "int"}),
+        {"type": "record", "name": "R", "aliases": ["R", "R"], "fields": []},
+        {"type": "record", "name": "R", "fields": [{"name": "x", "type": "int", "default": "no number"}]},
+        {"type": "record", "name": "R", "fields": [{"name": "x", "type": ["null", "int"], "default": 3}]},
+        {"type": "record", "name": "int", "fields": []},
+        {"type": "record", "name": "R" * 100_000, "fields": []},
+    ]
+    cases = [
+        Case(schema_bytes(schema).decode()[:80], header(schema) + body)
+        for schema in schemas
+        for body in (b"", block(1, bytes(40)), block(1, b""), block(3, bytes(3)))
+    ]
+    for case, seen in outcomes(tmp_path, cases, memory=2 * GIB):
+        assert seen.seconds < 1, case.name
+
+
+def test_chance_schemas(tmp_path: Path) -> None:
+    """Pieces of schemas in any order."""
+    chance = random.Random(3)
+    words = ["type", "name", "fields", "items", "values", "symbols", "size", "record", "array", "map", "enum", "fixed"]
+    words += ["null", "int", "R", "default", "namespace", "aliases", "logicalType", "decimal", "precision", "uuid"]
+
+    def piece(depth: int) -> Any:
+        kind = chance.randrange(6 if depth < 4 else 3)
+        if kind == 0:
+            return chance.choice((None, True, -1, 0, 3, 1.5, 1 << 62))
+        if kind <= 2:
+            return chance.choice(words)
+        if kind == 3:
+            return [piece(depth + 1) for _ in range(chance.randrange(4))]
+        whole = {"type": chance.choice(words), "name": chance.choice(("R", "S", "T"))} if kind == 4 else {}
+        if whole.get("type") == "record":
+            names = iter("abcd")
+            whole["fields"] = [{"name": next(names), "type": piece(depth + 1)} for _ in range(chance.randrange(4))]
+        return whole | {chance.choice(words): piece(depth + 1) for _ in range(chance.randrange(4))}
+
+    cases = []
+    for i in range(1500):
+        schema = json.dumps(piece(0))
+        cases.append(Case(f"{i}: {schema}", header(schema) + block(1, bytes(30)), count=True))
+    for case, seen in outcomes(tmp_path, cases, memory=2 * GIB):
+        assert seen.seconds < 1, case.name
