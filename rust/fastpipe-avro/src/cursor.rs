@@ -257,12 +257,6 @@ impl<'a> Cursor<'a> {
                 left = 0;
             }
         }
-        if let [head @ .., last] = &data[self.at..at] {
-            let continued = head.iter().rev().take(10).take_while(|&&b| b >= 0x80).count();
-            if continued == 10 || (continued == 9 && *last > 1) {
-                return Err(Fault::Varint);
-            }
-        }
         self.at = at;
         Ok(())
     }
