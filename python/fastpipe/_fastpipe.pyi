@@ -1,13 +1,17 @@
-from collections.abc import Iterator
-from typing import Any, final
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe.specs import Lowered
 
-__all__ = ["ContainerFile", "Dataset", "Memory", "Order", "Pass", "Position", "__version__"]
+__all__ = ["ContainerFile", "Dataset", "Memory", "Order", "Pass", "Position", "__version__", "index_file"]
 __version__: str
+
+_Kept: TypeAlias = Literal["nowhere", "before", "now", "unsettled", "changed"]
+
+def index_file(path: str, index_cache: str, progress: Callable[[int], object]) -> tuple[int, int, int, int, _Kept]: ...
 
 @final
 class ContainerFile:
@@ -30,7 +34,11 @@ class ContainerFile:
 @final
 class Dataset:
     def __new__(
-        cls, paths: list[str], features: list[tuple[str, Lowered]] | None, columns: list[str] | None
+        cls,
+        paths: list[str],
+        features: list[tuple[str, Lowered]] | None,
+        columns: list[str] | None,
+        index_cache: str | None = None,
     ) -> Dataset: ...
     @property
     def num_rows(self) -> int: ...

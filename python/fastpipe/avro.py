@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _fastpipe
+from fastpipe._index_cache import IndexCache, cache_directory
 from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven
 from fastpipe._sources import Paths, expand
 from fastpipe.reader import Reader
@@ -39,6 +40,7 @@ def read_avro(
     num_threads: int | None = None,
     prefetch: int = 2,
     progress: bool = False,
+    index_cache: IndexCache = None,
 ) -> Reader:
     """Reads Avro files as batches of NumPy arrays.
 
@@ -81,6 +83,11 @@ def read_avro(
             what is yielded.
         prefetch: batches decoded ahead of the consumer, at least one. Changes nothing of what is yielded.
         progress: whether to show a progress bar (extra `progress`).
+        index_cache: a directory in which the places of all blocks are kept, so that the next opening needn't look for
+            them again; True for one in the user's cache directory. A file's entry is keyed by its path, size and time
+            of modification, and made anew when these or the file's sync marker are others, or when it is damaged
+            (which is logged as a warning to the logger `fastpipe`). None is kept of files that were modified less than
+            two seconds ago, whose next change could go unnoticed. None for no cache.
 
     Returns:
         A `Reader`; iterating over it yields dicts from feature name to array or batch form (`fastpipe.batch`).
@@ -90,6 +97,7 @@ def read_avro(
         MalformedFileError: if a header is damaged or a file cut short.
         SchemaError: if a feature isn't in a schema or its spec doesn't fit.
         UnsupportedError: for what isn't read: other codecs, unions of several types besides null.
+        StorageError: if storage fails, or an index has to be kept and the cache's directory can't be written.
         ValueError: if arguments exclude each other or are out of range.
     """
     if features is not None and columns is not None:
@@ -114,11 +122,11 @@ def read_avro(
         wanted = Features(features)
         if not wanted:
             raise ValueError("features is empty: name at least one")
-        dataset = _dataset(files, wanted)
+        dataset = _dataset(files, wanted, index_cache)
     else:
         if columns is not None and not columns:
             raise ValueError("columns is empty: name at least one")
-        dataset = _fastpipe.Dataset(files, None, None if columns is None else list(columns))
+        dataset = _inferring(files, columns, index_cache)
         wanted = _features(dataset)
     return Reader(
         dataset,
@@ -129,10 +137,11 @@ def read_avro(
         prefetch=prefetch,
         progress=progress,
         epochs=epochs,
+        index_cache=index_cache,
     )
 
 
-def infer_features(source: Paths, columns: Sequence[str] | None = None) -> Features:
+def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index_cache: IndexCache = None) -> Features:
     """Finds the features of Avro files; printed, they are Python code to paste.
 
     Types and nulls follow from the first file's schema: nullable fields are masked, records of exactly `indices0`,
@@ -143,6 +152,7 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None) -> Featu
     Args:
         source: as in `read_avro`.
         columns: only these, and what is nested in them.
+        index_cache: as in `read_avro`.
 
     Returns:
         Specs by feature name, in the order of the schema.
@@ -152,11 +162,17 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None) -> Featu
             recursive type, or one with a logical type (whose underlying values can be asked for in `features`).
         FastpipeError: as in `read_avro`.
     """
-    return _features(_fastpipe.Dataset(expand(source), None, None if columns is None else list(columns)))
+    return _features(_inferring(expand(source), columns, index_cache))
 
 
-def _dataset(files: list[str], features: Features) -> _fastpipe.Dataset:
-    return _fastpipe.Dataset(files, [(name, spec._lower()) for name, spec in features.items()], None)
+def _dataset(files: list[str], features: Features, index_cache: IndexCache = None) -> _fastpipe.Dataset:
+    lowered = [(name, spec._lower()) for name, spec in features.items()]
+    return _fastpipe.Dataset(files, lowered, None, cache_directory(index_cache))
+
+
+def _inferring(files: list[str], columns: Sequence[str] | None, index_cache: IndexCache) -> _fastpipe.Dataset:
+    wanted = None if columns is None else list(columns)
+    return _fastpipe.Dataset(files, None, wanted, cache_directory(index_cache))
 
 
 def _features(dataset: _fastpipe.Dataset) -> Features:

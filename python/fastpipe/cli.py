@@ -1,4 +1,4 @@
-"""The command line: `fastpipe demo`, `fastpipe inspect` and `fastpipe head`."""
+"""The command line: `fastpipe demo`, `fastpipe inspect`, `fastpipe head` and `fastpipe index`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from importlib import metadata
 from typing import Any
 
 import fastpipe
-from fastpipe import _inspect
+from fastpipe import _index, _inspect
+from fastpipe._index_cache import user_cache_directory
 from fastpipe._inspect import FileSummary, plural, size_text
 from fastpipe._sources import expand
 from fastpipe.errors import FastpipeError
@@ -70,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     head.add_argument("file", metavar="FILE", help=source)
     head.add_argument("-n", type=_positive, default=5, metavar="N", help="how many (5)")
     head.set_defaults(run=_head)
+
+    index = commands.add_parser("index", help="keep the block indexes of files, for index_cache of read_avro")
+    index.add_argument("files", nargs="+", metavar="FILE", help=source)
+    index.add_argument("--cache", type=_named, metavar="DIR", help="where to; fastpipe in the user's cache directory")
+    index.set_defaults(run=_index_files)
     return parser
 
 
@@ -84,6 +90,12 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} isn't a number of at least 1")
     return int(text)
+
+
+def _named(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
 
 
 def _complain(error: BaseException) -> None:
@@ -127,6 +139,16 @@ def _head(arguments: argparse.Namespace) -> int:
     for name, reason in found.skipped.items():
         print(f"{name}: left out: {_inspect.clean(reason)}", file=sys.stderr)
     return 0
+
+
+def _index_files(arguments: argparse.Namespace) -> int:
+    indexed = _index.build(expand(arguments.files), arguments.cache or user_cache_directory())
+    print(_index.table(indexed, _width()))
+    # A directory that can't be written is one error, not one for each file.
+    failed = {str(file.error): file.error for file in indexed if file.error is not None}
+    for error in failed.values():
+        _complain(error)
+    return 1 if failed else 0
 
 
 def _inspect_files(arguments: argparse.Namespace) -> int:

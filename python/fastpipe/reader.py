@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, SupportsIndex
 
 from fastpipe import _fastpipe, _state
+from fastpipe._index_cache import IndexCache
 from fastpipe._ordering import Ordering, within
 from fastpipe._progress import show
 from fastpipe.errors import StateError
@@ -59,6 +60,7 @@ class Reader:
         prefetch: SupportsIndex,
         progress: bool,
         epochs: SupportsIndex | None,
+        index_cache: IndexCache = None,
     ) -> None:
         self._dataset = dataset
         self._files = files
@@ -69,6 +71,7 @@ class Reader:
         self._prefetch = within("prefetch", prefetch, 0, 1 << 20)
         self._progress = bool(progress)
         self._epochs = None if epochs is None else within("epochs", epochs, 1, 2**31 - 1)
+        self._index_cache = index_cache
         self._epoch = 0
         self._resume: tuple[int, _state.State] | None = None
         self._position: _fastpipe.Position | None = None
@@ -262,6 +265,7 @@ class Reader:
             "prefetch": self._prefetch,
             "progress": self._progress,
             "epochs": self._epochs,
+            "index_cache": self._index_cache,
         }
         return _rebuild, (self._files, self._features, options, self.epoch, self._resume)
 
@@ -286,6 +290,6 @@ def _rebuild(
     """Makes a pickled reader again: opens the files anew."""
     from fastpipe.avro import _dataset
 
-    reader = Reader(_dataset(files, features), files, features, **options)
+    reader = Reader(_dataset(files, features, options["index_cache"]), files, features, **options)
     reader._epoch, reader._resume = epoch, resume
     return reader

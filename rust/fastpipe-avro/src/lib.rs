@@ -5,7 +5,8 @@
 //! [`Header`] and [`Walk`] find the blocks of a file without reading them. [`Schema`] is the file's schema. Wanted
 //! [`Feature`]s ([`infer`] makes them up from a schema) and the schemas of all files are compiled once to columns and to a
 //! decode plan for each schema. [`AvroSource`] is all of that behind the seam to the engine: a unit is a block; opening it
-//! checks its marker and decompresses it; placing its records runs the plan.
+//! checks its marker and decompresses it; placing its records runs the plan. [`encode_index`] and [`decode_index`] make the
+//! blocks of a file to bytes and back, so that they can be kept.
 //!
 //! # Trust nothing
 //!
@@ -20,6 +21,7 @@ mod cursor;
 mod decode;
 mod fault;
 mod feature;
+mod index;
 mod infer;
 mod layout;
 pub mod limits;
@@ -32,6 +34,7 @@ mod source;
 pub use codec::{Codec, decompress};
 pub use container::{Block, Header, SYNC_BYTES, Walk};
 pub use feature::{Feature, Nulls, Request, Scalar};
+pub use index::{decode_index, encode_index};
 pub use infer::{Evidence, Inferred, infer};
 pub use layout::Column;
 pub use schema::{Node, NodeId, Schema, Type};

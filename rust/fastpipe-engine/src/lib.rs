@@ -23,6 +23,7 @@
 
 mod assemble;
 mod batch;
+mod index_cache;
 mod job;
 mod memory;
 mod scatter;
@@ -34,6 +35,7 @@ mod workers;
 
 pub use assemble::assemble;
 pub use batch::{About, Batch, Stretch};
+pub use index_cache::{IndexCache, Key, Lookup, Stamp};
 pub use memory::Memory;
 pub use storage::{Files, LocalFile};
 pub use stream::{Options, Poll, Stream};

@@ -1,7 +1,7 @@
 //! Local files, read by position: several threads read one file without sharing a cursor.
 
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,6 +32,11 @@ impl LocalFile {
             path: path.into(),
             file,
         })
+    }
+
+    /// What the system says of the file that is open, whatever has its name by now.
+    pub(crate) fn metadata(&self) -> io::Result<Metadata> {
+        self.file.metadata()
     }
 }
 

@@ -1,17 +1,18 @@
 //! Avro files as a data set: opened, indexed, and compiled for a set of features.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fastpipe_avro::{AvroSource, Block, Evidence, Feature, FileInfo, Inferred, infer};
 use fastpipe_batch::{BufferPool, Error, ErrorKind, Pass as Reading, ReadAt, Source};
-use fastpipe_engine::{Files, Memory};
+use fastpipe_engine::{Files, IndexCache, Memory};
 use fastpipe_order::Units;
 use numpy::PyArray1;
 use pyo3::prelude::*;
 
+use crate::cached;
 use crate::errors::IntoPy;
 use crate::features::{Described, Lowered, describe, feature};
-use crate::index::{read_header, walk};
 
 /// Data sets up to this many bytes are looked at as a whole when features are inferred; of larger ones a sample is.
 const LOOKED_AT_WHOLE: u64 = 16 << 20;
@@ -35,18 +36,20 @@ pub(crate) struct Dataset {
 #[pymethods]
 impl Dataset {
     #[new]
-    #[pyo3(signature = (paths, features, columns))]
+    #[pyo3(signature = (paths, features, columns, index_cache=None))]
     fn new(
         py: Python<'_>,
         paths: Vec<String>,
         features: Option<Vec<(String, Lowered<'_>)>>,
         columns: Option<Vec<String>>,
+        index_cache: Option<PathBuf>,
     ) -> PyResult<Self> {
+        let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let mut files: Vec<(FileInfo, Vec<Block>)> = Vec::with_capacity(paths.len());
         for path in paths {
-            let (file, info) = read_header(py, &path.into(), files.first().map(|f| &f.0))?;
-            let blocks = walk(py, &file, &info)?;
-            files.push((info, blocks));
+            let known = files.first().map(|f| &f.0);
+            let opened = cached::open(py, &path.into(), known, cache.as_ref(), &mut |_| Ok(()))?;
+            files.push((opened.info, opened.blocks));
             py.check_signals()?;
         }
         let features = match features {

@@ -62,7 +62,7 @@ type Columns<'py> = (
 impl ContainerFile {
     #[new]
     fn new(py: Python<'_>, path: &str) -> PyResult<Self> {
-        let (file, info) = read_header(py, &Arc::from(path), None)?;
+        let (file, info) = read_header(py, &Arc::from(path))?;
         Ok(ContainerFile {
             file,
             info,

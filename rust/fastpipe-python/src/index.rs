@@ -9,26 +9,36 @@ use pyo3::prelude::*;
 
 use crate::errors::IntoPy;
 
-/// Blocks walked between two looks at signals: a few milliseconds.
-const BLOCKS_AT_ONCE: usize = 2048;
+/// Blocks looked at between two looks at signals: a few milliseconds.
+pub(crate) const BLOCKS_AT_ONCE: usize = 2048;
 
 /// Reads a file's header.
-pub(crate) fn read_header(
-    py: Python<'_>,
-    path: &Arc<str>,
-    known: Option<&FileInfo>,
-) -> PyResult<(LocalFile, FileInfo)> {
+pub(crate) fn read_header(py: Python<'_>, path: &Arc<str>) -> PyResult<(LocalFile, FileInfo)> {
     py.detach(|| {
         let file = LocalFile::open(path)?;
-        let header = Header::read(&file)?;
-        let info = FileInfo::new(path.clone(), header, known)?;
+        let info = info(&file, path, None)?;
         Ok((file, info))
     })
     .py(py)
 }
 
+/// What the header of a file says.
+pub(crate) fn info(file: &LocalFile, path: &Arc<str>, known: Option<&FileInfo>) -> Result<FileInfo, Error> {
+    FileInfo::new(path.clone(), Header::read(file)?, known)
+}
+
 /// Walks the blocks of a file. A block without records is never read, so it is looked at here whether it really has none.
 pub(crate) fn walk(py: Python<'_>, file: &LocalFile, info: &FileInfo) -> PyResult<Vec<Block>> {
+    walk_telling(py, file, info, &mut |_| Ok(()))
+}
+
+/// The same. `tell` is called every few milliseconds with the number of bytes that lie behind.
+pub(crate) fn walk_telling(
+    py: Python<'_>,
+    file: &LocalFile,
+    info: &FileInfo,
+    tell: &mut dyn FnMut(u64) -> PyResult<()>,
+) -> PyResult<Vec<Block>> {
     let mut walk = Walk::new(file, &info.header).py(py)?;
     let mut blocks = Vec::new();
     let pool = BufferPool::default();
@@ -49,6 +59,7 @@ pub(crate) fn walk(py: Python<'_>, file: &LocalFile, info: &FileInfo) -> PyResul
         let more = more.py(py)?;
         let end = more.len() < BLOCKS_AT_ONCE;
         blocks.extend(more);
+        tell(blocks.last().map_or(info.header.size, |b| b.offset + b.len()))?;
         if end {
             return Ok(blocks);
         }

@@ -3,6 +3,7 @@
 //! It is private to the Python package, which gives it its names, its defaults and its documentation.
 
 mod arrays;
+mod cached;
 mod dataset;
 mod errors;
 mod features;
@@ -18,6 +19,8 @@ use pyo3::prelude::*;
 mod _fastpipe {
     #[pymodule_export]
     use super::arrays::Memory;
+    #[pymodule_export]
+    use super::cached::index_file;
     #[pymodule_export]
     use super::dataset::Dataset;
     #[pymodule_export]

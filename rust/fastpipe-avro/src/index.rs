@@ -1,0 +1,232 @@
+//! The blocks of a file as few bytes, so that they can be kept.
+//!
+//! Blocks follow one another, so offsets follow from sizes. What remains of each is three numbers of one byte or a few: rows,
+//! bytes of data as stored, bytes of the header. They stand behind one another as varints, in [postcard's wire
+//! format](https://postcard.jamesmunns.com/wire-format), behind a version, the file's sync marker and the size of its header.
+//!
+//! Nothing in those bytes is trusted: what comes out is what a walk over a file of this size could have found, or nothing.
+
+use fastpipe_batch::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::container::{Block, SYNC_BYTES};
+use crate::limits::{MAX_BLOCK_RECORDS, MAX_STORED_BLOCK_BYTES};
+use crate::source::FileInfo;
+
+/// The version of this format.
+const VERSION: u8 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Index {
+    version: u8,
+    sync: [u8; SYNC_BYTES],
+    /// Offset of the first block.
+    first: u64,
+    blocks: Vec<Entry>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    rows: u32,
+    size: u32,
+    header: u8,
+}
+
+/// Encodes the blocks that were found in a file.
+pub fn encode_index(info: &FileInfo, blocks: &[Block]) -> Vec<u8> {
+    let entry = |block: &Block| Entry {
+        rows: block.rows,
+        size: block.size,
+        // Two varints: 20 bytes at most.
+        header: block.header as u8,
+    };
+    let index = Index {
+        version: VERSION,
+        sync: info.header.sync,
+        first: info.header.size,
+        blocks: blocks.iter().map(entry).collect(),
+    };
+    postcard::to_allocvec(&index).expect("memory takes whatever is written to it")
+}
+
+/// Decodes the blocks of a file of `size` bytes; `None` if they are those of a file with another header.
+///
+/// # Errors
+/// Malformed, if the bytes are no index, or not one of blocks that such a file could have.
+pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<Vec<Block>>> {
+    let malformed = |reason: &str| Error::new(ErrorKind::Malformed, reason);
+    // Nothing is reserved for blocks that are only declared: each takes three bytes at least, and postcard starts small.
+    let (index, rest) = postcard::take_from_bytes::<Index>(bytes).map_err(|e| malformed(&e.to_string()))?;
+    if index.version != VERSION || !rest.is_empty() {
+        return Err(malformed("it is of another version, or something stands behind it"));
+    }
+    if (index.sync, index.first) != (info.header.sync, info.header.size) {
+        return Ok(None);
+    }
+    let mut offset = index.first;
+    let mut blocks = Vec::with_capacity(index.blocks.len());
+    for (number, entry) in (0..).zip(index.blocks) {
+        let block = Block {
+            offset,
+            header: u32::from(entry.header),
+            size: entry.size,
+            rows: entry.rows,
+        };
+        if !block.is_possible() {
+            return Err(malformed("it has a block that can't be"));
+        }
+        info.check(number, &block)?;
+        // Far from overflow: a block has less than 2^32 bytes, and the sum so far is at most the size of a file.
+        offset += block.len();
+        if offset > size {
+            return Err(malformed("its blocks lie beyond the end of the file"));
+        }
+        blocks.push(block);
+    }
+    if offset != size {
+        return Err(malformed("its blocks don't fill the file"));
+    }
+    Ok(Some(blocks))
+}
+
+impl Block {
+    /// Whether parsing a header could have yielded it.
+    fn is_possible(&self) -> bool {
+        let bytes = |n: u32| (64 - (u64::from(n) << 1 | 1).leading_zeros()).div_ceil(7);
+        u64::from(self.rows) <= MAX_BLOCK_RECORDS
+            && u64::from(self.size) <= MAX_STORED_BLOCK_BYTES
+            && (bytes(self.rows) + bytes(self.size)..=20).contains(&self.header)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::container::Header;
+
+    fn info(codec: &str) -> FileInfo {
+        let metadata = [("avro.schema", "\"int\""), ("avro.codec", codec)];
+        let header = Header {
+            metadata: metadata.map(|(k, v)| (k.to_owned(), v.as_bytes().to_vec())).into(),
+            sync: [7; SYNC_BYTES],
+            size: 60,
+        };
+        FileInfo::new(Arc::from("x.avro"), header, None).unwrap()
+    }
+
+    /// Blocks behind one another, and the end of the last.
+    fn laid_out(blocks: &[(u32, u32)]) -> (Vec<Block>, u64) {
+        let mut offset = 60;
+        let lay = |&(rows, size): &(u32, u32)| {
+            let mut long = Vec::new();
+            for n in [rows, size] {
+                let mut n = u64::from(n) << 1;
+                while n >= 0x80 {
+                    long.push(n as u8 | 0x80);
+                    n >>= 7;
+                }
+                long.push(n as u8);
+            }
+            let block = Block::parse(&long, offset).unwrap();
+            offset += block.len();
+            block
+        };
+        let blocks = blocks.iter().map(lay).collect();
+        (blocks, offset)
+    }
+
+    fn sample() -> (FileInfo, Vec<Block>, u64) {
+        let (blocks, size) = laid_out(&[(3, 3), (0, 0), (100, 64), (1, 100), (i32::MAX as u32, 1 << 30)]);
+        (info("deflate"), blocks, size)
+    }
+
+    #[test]
+    fn a_small_block_takes_three_bytes() {
+        let (blocks, _) = laid_out(&[(3, 3); 100]);
+        let empty = encode_index(&info("null"), &[]).len();
+        assert_eq!(encode_index(&info("null"), &blocks).len(), empty + 300);
+    }
+
+    #[test]
+    fn another_header_is_another_file() {
+        let (mut file, blocks, size) = sample();
+        let bytes = encode_index(&file, &blocks);
+        assert_eq!(decode_index(&bytes, &file, size).unwrap(), Some(blocks));
+        file.header.sync[3] ^= 1;
+        assert_eq!(decode_index(&bytes, &file, size).unwrap(), None);
+        file.header.sync[3] ^= 1;
+        file.header.size += 1;
+        assert_eq!(decode_index(&bytes, &file, size).unwrap(), None);
+    }
+
+    #[test]
+    fn what_such_a_file_can_not_have_is_refused() {
+        let (file, blocks, size) = sample();
+        let encoded = |change: &dyn Fn(&mut Vec<Block>)| {
+            let mut changed = blocks.clone();
+            change(&mut changed);
+            encode_index(&file, &changed)
+        };
+        let refused = |bytes: &[u8], size| decode_index(bytes, &file, size).is_err();
+        assert!(!refused(&encoded(&|_| ()), size));
+        for size in [0, 60, size - 1, size + 1, u64::MAX] {
+            assert!(refused(&encoded(&|_| ()), size));
+        }
+        assert!(refused(&encoded(&|b| b.truncate(4)), size));
+        assert!(refused(&encoded(&|b| b.push(b[0])), size));
+        assert!(refused(&encoded(&|b| b[0].header = 1), size - 1));
+        assert!(refused(&encoded(&|b| b[0].header = 21), size + 19));
+        assert!(refused(&encoded(&|b| b[0].rows = u32::MAX), size));
+        assert!(refused(
+            &encoded(&|b| b[0].size = u32::MAX),
+            size + u64::from(u32::MAX) - 3
+        ));
+        // More records than bytes, without a codec that could explain it.
+        let (blocks, size) = laid_out(&[(3, 2)]);
+        let error = decode_index(&encode_index(&file, &blocks), &info("null"), size).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Malformed);
+    }
+
+    #[test]
+    fn every_cut_is_noticed() {
+        let (file, blocks, size) = sample();
+        let mut bytes = encode_index(&file, &blocks);
+        for n in 0..bytes.len() {
+            assert!(decode_index(&bytes[..n], &file, size).is_err());
+        }
+        bytes.push(0);
+        assert!(decode_index(&bytes, &file, size).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_round_trip(wanted in prop::collection::vec((0..=i32::MAX as u32, 0..=i32::MAX as u32), 0..50)) {
+            let file = info("deflate");
+            let (blocks, size) = laid_out(&wanted);
+            prop_assert_eq!(decode_index(&encode_index(&file, &blocks), &file, size).unwrap(), Some(blocks));
+        }
+
+        /// Whatever is changed, what comes out could be the blocks of the file, or nothing comes out.
+        #[test]
+        fn any_bytes_are_taken(any: Vec<u8>, at in 0usize..80, keep: bool, declared: u64) {
+            let (file, blocks, size) = sample();
+            let mut bytes = encode_index(&file, &blocks);
+            // Behind the marker, so that not everything is refused at once.
+            let at = at.min(bytes.len());
+            bytes.splice(at..if keep { bytes.len().min(at + any.len()) } else { at }, any);
+            if let Ok(Some(found)) = decode_index(&bytes, &file, size) {
+                prop_assert_eq!(found.last().map_or(60, |b| b.offset + b.len()), size);
+                prop_assert!(found.windows(2).all(|w| w[0].offset + w[0].len() == w[1].offset));
+            }
+            // A number of blocks that aren't there.
+            let mut bytes = encode_index(&file, &[]);
+            bytes.pop();
+            bytes.extend(postcard::to_allocvec(&declared).unwrap());
+            prop_assert!(declared == 0 || decode_index(&bytes, &file, size).is_err());
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! A directory in which the indexes of files are kept, so that a file's units needn't be looked for again.
+//!
+//! One entry a file, named by a hash of what names the file. An entry is
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | [`MAGIC`], of which the last is the version of this format; other versions have other names, so they don't fight |
+//! | 4 | CRC-32 of all that follows, little-endian |
+//! | any | the [`Key`], in [postcard's wire format](https://postcard.jamesmunns.com/wire-format) |
+//! | the rest | the index, as its source encodes it; here it is just bytes |
+//!
+//! An entry serves as long as the key is the same. Nothing in it is trusted: what doesn't match is as good as not there.
+//!
+//! # When the clock is too coarse
+//!
+//! A key holds the file's size and its time of modification. A file that is changed twice within one tick of its file
+//! system's clock (2 s on FAT, milliseconds on others) keeps its time, so an index that was made between the two changes
+//! would go on serving the file after the second. As in Git's index, such a file is "racily clean"; other than Git, which
+//! looks at the contents, we keep no index of it: [`Stamp::is_settled`] says whether the file's time lay far enough in the
+//! past when it was looked at, *before* its units were looked for. Every later change then gets another time.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
+
+use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
+use serde::{Deserialize, Serialize};
+use siphasher::sip128::SipHasher24;
+
+use crate::storage::LocalFile;
+
+/// What an entry starts with.
+const MAGIC: [u8; 8] = *b"FPINDEX\x01";
+
+/// What an entry's name ends in: with the version.
+const SUFFIX: &str = "index1";
+
+/// Bytes of magic and checksum.
+const PREFIX: usize = MAGIC.len() + size_of::<u32>();
+
+/// A time of modification is trusted if it lies further in the past than any file system's clock is coarse.
+const COARSEST_CLOCK: Duration = Duration::from_secs(2);
+
+/// Bytes that an entry takes at most beside what its file's size bounds: key and lengths, a path apart.
+const SLACK: u64 = 4096;
+
+/// Attempts to put an entry in its place, where others may hold it open (on Windows).
+const ATTEMPTS: u32 = if cfg!(windows) { 8 } else { 1 };
+
+/// What can be seen of whether a local file changed.
+#[derive(Clone, Copy, Debug)]
+pub struct Stamp {
+    size: u64,
+    /// Nanoseconds since 1970.
+    modified: i128,
+    /// When it was looked at, in the same unit.
+    seen: i128,
+}
+
+impl Stamp {
+    /// Looks at a file.
+    pub fn of(file: &LocalFile) -> Result<Stamp> {
+        let io = |e: io::Error| Error::io(file.location(), &e);
+        // The clock first: a file that is changed in between then looks younger than it is, never older.
+        let seen = nanoseconds(SystemTime::now());
+        let metadata = file.metadata().map_err(io)?;
+        Ok(Stamp {
+            size: metadata.len(),
+            modified: nanoseconds(metadata.modified().map_err(io)?),
+            seen,
+        })
+    }
+
+    /// Bytes of the file.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether both were taken of the same contents, as far as size and time can tell.
+    pub fn same(&self, other: &Stamp) -> bool {
+        (self.size, self.modified) == (other.size, other.modified)
+    }
+
+    /// Whether every change after this look is bound to show in the time of modification. A time in the future doesn't
+    /// say so: the clocks of file servers may go ahead of ours.
+    pub fn is_settled(&self) -> bool {
+        self.seen - self.modified > COARSEST_CLOCK.as_nanos() as i128
+    }
+}
+
+fn nanoseconds(time: SystemTime) -> i128 {
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => since.as_nanos() as i128,
+        Err(before) => -(before.duration().as_nanos() as i128),
+    }
+}
+
+/// What an index was made of. New kinds of files get new variants at the end: numbers of variants are part of the format.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Key {
+    /// A local file.
+    Local {
+        /// Its absolute path, without symbolic links.
+        path: Vec<u8>,
+        /// Its bytes.
+        size: u64,
+        /// When it was modified, in nanoseconds since 1970.
+        modified: i128,
+    },
+}
+
+impl Key {
+    /// The key of a local file that was looked at.
+    pub fn local(path: &str, stamp: &Stamp) -> Result<Key> {
+        // Several names of one file share an entry. What is open but has no name any more still has the one it was given.
+        let path = std::fs::canonicalize(path)
+            .or_else(|_| std::path::absolute(path))
+            .map_err(|e| Error::io(path, &e))?;
+        Ok(Key::Local {
+            path: path.into_os_string().into_encoded_bytes(),
+            size: stamp.size,
+            modified: stamp.modified,
+        })
+    }
+
+    /// What names the file, whatever it holds.
+    fn name(&self) -> &[u8] {
+        match self {
+            Key::Local { path, .. } => path,
+        }
+    }
+
+    /// Bytes that an entry for it can have. An index is smaller than what it is about, so nothing larger is read.
+    fn most(&self) -> u64 {
+        let Key::Local { path, size, .. } = self;
+        size.saturating_add(path.len() as u64 + SLACK)
+    }
+}
+
+/// What the cache has for a key.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// An index, and the bytes of its entry.
+    Found(Vec<u8>, u64),
+    /// Nothing, or what was made of another state of the file.
+    Missing,
+    /// Something that isn't an entry, or isn't any more; says what is wrong with it.
+    Damaged(String),
+}
+
+/// A directory of indexes. Any number of processes may use it at once.
+#[derive(Debug)]
+pub struct IndexCache {
+    directory: PathBuf,
+    /// Set once a file could be written there.
+    writable: OnceLock<()>,
+}
+
+impl IndexCache {
+    /// Uses a directory; makes it if it isn't there.
+    pub fn open(directory: &Path) -> Result<IndexCache> {
+        let cache = IndexCache {
+            directory: directory.to_owned(),
+            writable: OnceLock::new(),
+        };
+        std::fs::create_dir_all(directory).map_err(|e| cache.unwritable(&e))?;
+        Ok(cache)
+    }
+
+    /// Where the entry for a key lies.
+    pub fn path(&self, key: &Key) -> PathBuf {
+        // SipHash has a specification, so the name stays the same over versions of Rust and of fastpipe.
+        let hash = SipHasher24::new().hash(key.name()).as_u128();
+        self.directory.join(format!("{hash:032x}.{SUFFIX}"))
+    }
+
+    /// Looks for the index of a file in the state that the key describes.
+    pub fn load(&self, key: &Key) -> Lookup {
+        match read_whole(&self.path(key), key.most()) {
+            Ok(None) => Lookup::Missing,
+            Ok(Some(bytes)) => parse(bytes, key),
+            Err(e) => Lookup::Damaged(e.to_string()),
+        }
+    }
+
+    /// Finds out whether entries can be written, so that nobody walks through a file in vain.
+    pub fn check_writable(&self) -> Result<()> {
+        if self.writable.get().is_none() {
+            self.temporary().map_err(|e| self.unwritable(&e))?;
+            self.writable.get_or_init(|| ());
+        }
+        Ok(())
+    }
+
+    /// Keeps an index, in the place of an older one if there is one. Others see either the old entry or the new one, whole.
+    /// Says how many bytes the entry has.
+    pub fn store(&self, key: &Key, index: &[u8]) -> Result<u64> {
+        let bytes = render(key, index);
+        let write = || {
+            let mut file = self.temporary()?;
+            // Without a sync: what a crash of the system makes of an entry is noticed by its checksum.
+            file.write_all(&bytes)?;
+            Ok(file.into_temp_path())
+        };
+        let mut written = write().map_err(|e| self.unwritable(&e))?;
+        for attempt in 1.. {
+            let Err(failed) = written.persist(self.path(key)) else {
+                break;
+            };
+            // Windows refuses to replace what somebody holds open, most likely to write or to read the very same index.
+            if matches!(self.load(key), Lookup::Found(found, _) if found == index) {
+                break;
+            }
+            if attempt == ATTEMPTS {
+                return Err(self.unwritable(&failed.error));
+            }
+            std::thread::sleep(Duration::from_millis(1 << attempt));
+            written = failed.path;
+        }
+        Ok(bytes.len() as u64)
+    }
+
+    fn temporary(&self) -> io::Result<tempfile::NamedTempFile> {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".tmp-");
+        // As readable as any other file is by default: a directory may be shared, and an entry holds nothing secret.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        builder.tempfile_in(&self.directory)
+    }
+
+    #[cold]
+    fn unwritable(&self, error: &io::Error) -> Error {
+        let reason = format!(
+            "block indexes can't be kept in this directory: {error}. Name one that can be written (index_cache=... in \
+             Python, --cache on the command line), or do without index_cache"
+        );
+        Error::new(ErrorKind::Storage, reason).at_path(&self.directory.to_string_lossy())
+    }
+}
+
+/// The bytes of an entry; `None` if there is none, or one that is larger than `most`: that was made of a larger file.
+fn read_whole(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let open = || {
+        // Looked at before it is opened: to open a pipe is to wait for who writes to it.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(io::Error::other("it is no file"));
+        }
+        File::open(path)
+    };
+    let file = match open() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let mut bytes = Vec::new();
+    let read = file.take(most.saturating_add(1)).read_to_end(&mut bytes)? as u64;
+    Ok((read <= most).then_some(bytes))
+}
+
+fn render(key: &Key, index: &[u8]) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend([0; PREFIX - MAGIC.len()]);
+    let mut bytes = postcard::to_extend(key, bytes).expect("memory takes whatever is written to it");
+    bytes.extend_from_slice(index);
+    let checksum = crc32fast::hash(&bytes[PREFIX..]);
+    bytes[MAGIC.len()..PREFIX].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+fn parse(mut bytes: Vec<u8>, key: &Key) -> Lookup {
+    let damaged = |what: &str| Lookup::Damaged(what.to_owned());
+    let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX>() else {
+        return damaged("it is cut short");
+    };
+    if prefix[..MAGIC.len()] != MAGIC {
+        return damaged("it doesn't start as one");
+    }
+    if prefix[MAGIC.len()..] != crc32fast::hash(rest).to_le_bytes() {
+        return damaged("its checksum is wrong");
+    }
+    let start = match postcard::take_from_bytes::<Key>(rest) {
+        Ok((found, index)) if found == *key => bytes.len() - index.len(),
+        Ok(_) => return Lookup::Missing,
+        Err(_) => return damaged("it doesn't say what it was made of"),
+    };
+    let entry = bytes.len() as u64;
+    Lookup::Found(bytes.split_off(start), entry)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(path: &str, size: u64, modified: i128) -> Key {
+        let path = path.as_bytes().to_vec();
+        Key::Local { path, size, modified }
+    }
+
+    fn found(index: &[u8], key: &Key) -> Lookup {
+        Lookup::Found(index.to_vec(), render(key, index).len() as u64)
+    }
+
+    #[test]
+    fn what_is_kept_is_found_by_its_key_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = IndexCache::open(&folder.path().join("a/b")).unwrap();
+        let new = key("/x", 7, -3);
+        assert_eq!(cache.load(&new), Lookup::Missing);
+        cache.store(&new, b"one").unwrap();
+        let bytes = cache.store(&new, b"two").unwrap();
+        assert_eq!(cache.load(&new), found(b"two", &new));
+        assert_eq!(std::fs::metadata(cache.path(&new)).unwrap().len(), bytes);
+        for other in [key("/x", 8, -3), key("/x", 7, 3), key("/y", 7, -3)] {
+            assert_eq!(cache.load(&other), Lookup::Missing);
+        }
+        // Another file under the same name, were two hashes ever the same.
+        std::fs::rename(cache.path(&new), cache.path(&key("/y", 7, -3))).unwrap();
+        assert_eq!(cache.load(&key("/y", 7, -3)), Lookup::Missing);
+        assert_eq!(std::fs::read_dir(folder.path().join("a/b")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn names_of_entries_stay_as_they_are() {
+        let cache = IndexCache {
+            directory: "d".into(),
+            writable: OnceLock::new(),
+        };
+        let path = cache.path(&key("/data/part-0.avro", 1, 1));
+        assert_eq!(path, Path::new("d").join("7760de57efb29a78bfb25c32cff40c54.index1"));
+    }
+
+    #[test]
+    fn every_cut_and_every_changed_byte_is_noticed() {
+        let key = key("/x", 7, 1 << 60);
+        let whole = render(&key, b"blocks");
+        assert_eq!(parse(whole.clone(), &key), found(b"blocks", &key));
+        for n in 0..whole.len() {
+            assert!(matches!(parse(whole[..n].to_vec(), &key), Lookup::Damaged(_)), "{n}");
+            for bit in 0..8 {
+                let mut bytes = whole.clone();
+                bytes[n] ^= 1 << bit;
+                assert!(matches!(parse(bytes, &key), Lookup::Damaged(_)), "{n}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_or_no_file_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = IndexCache::open(folder.path()).unwrap();
+        let key = key("/x", 7, 0);
+        let file = std::fs::File::create(cache.path(&key)).unwrap();
+        file.set_len(1 << 24).unwrap();
+        assert_eq!(cache.load(&key), Lookup::Missing);
+        std::fs::remove_file(cache.path(&key)).unwrap();
+        std::fs::create_dir(cache.path(&key)).unwrap();
+        assert!(matches!(cache.load(&key), Lookup::Damaged(_)));
+        assert_eq!(cache.store(&key, b"").unwrap_err().kind(), ErrorKind::Storage);
+    }
+
+    #[test]
+    fn a_file_in_the_place_of_the_directory_is_a_typed_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for path in [file.path().to_owned(), file.path().join("below")] {
+            let error = IndexCache::open(&path).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Storage);
+            assert!(error.reason().contains("index_cache"));
+        }
+    }
+
+    #[test]
+    fn only_what_was_modified_long_ago_is_settled() {
+        for (age, settled) in [(-5, false), (0, false), (1_999_999_999, false), (2_000_000_001, true)] {
+            let stamp = Stamp {
+                size: 1,
+                modified: 100 - age,
+                seen: 100,
+            };
+            assert_eq!(stamp.is_settled(), settled, "{age}");
+        }
+    }
+
+    #[test]
+    fn stamps_tell_files_apart_by_size_and_time() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let day = Duration::from_secs(86_400);
+        let look = |time: SystemTime| {
+            file.as_file().set_modified(time).unwrap();
+            Stamp::of(&LocalFile::open(file.path().to_str().unwrap()).unwrap()).unwrap()
+        };
+        let now = SystemTime::now();
+        let old = look(now - day);
+        assert!(old.is_settled() && old.same(&look(now - day)));
+        assert!(!old.same(&look(now - 2 * day)));
+        assert!(!look(now + day).is_settled());
+        assert!(look(SystemTime::UNIX_EPOCH - day).is_settled());
+        file.as_file().write_all(b"x").unwrap();
+        let longer = look(now - day);
+        assert!(!old.same(&longer) && longer.size() == 1);
+    }
+
+    proptest! {
+        #[test]
+        fn entries_round_trip(path: String, size: u64, modified: i128, index: Vec<u8>) {
+            let key = key(&path, size, modified);
+            prop_assert_eq!(parse(render(&key, &index), &key), found(&index, &key));
+        }
+
+        #[test]
+        fn any_bytes_are_taken(bytes: Vec<u8>, sealed: bool) {
+            let mut entry = bytes;
+            if sealed {
+                let checksum = crc32fast::hash(&entry).to_le_bytes();
+                entry.splice(0..0, MAGIC.into_iter().chain(checksum));
+            }
+            prop_assert!(!matches!(parse(entry, &key("/x", 7, 0)), Lookup::Found(..)));
+        }
+    }
+}
