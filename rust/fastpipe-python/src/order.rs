@@ -21,7 +21,7 @@ const DEFAULT_UNITS: u64 = 64;
 /// Rows of a window, pool or buffer at most: their places are counted in 32 bits.
 const LARGEST_BUFFER: u64 = 1 << 31;
 
-/// How far an epoch has come, as it is stored.
+/// How far an epoch has come, as it is stored: with lists in it, which is what tuples become as JSON.
 #[derive(FromPyObject, IntoPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Progress {
@@ -30,15 +30,15 @@ pub(crate) struct Progress {
     world_size: u64,
     taken: u64,
     next: u64,
-    open: Vec<(u64, u64)>,
-    late: Vec<(u64, u64)>,
-    places: Vec<(u64, u64, u32)>,
+    open: Vec<[u64; 2]>,
+    late: Vec<[u64; 2]>,
+    places: Vec<[u64; 3]>,
 }
 
 impl From<&State> for Progress {
     fn from(state: &State) -> Self {
-        let pairs = |open: &[Open]| open.iter().map(|open| (open.chunk, open.from)).collect();
-        let place = |(window, place): &(u64, Place)| (*window, place.unit, place.record);
+        let pairs = |open: &[Open]| open.iter().map(|open| [open.chunk, open.from]).collect();
+        let place = |(window, place): &(u64, Place)| [*window, place.unit, u64::from(place.record)];
         Progress {
             epoch: state.epoch,
             step: state.step,
@@ -54,8 +54,12 @@ impl From<&State> for Progress {
 
 impl From<Progress> for State {
     fn from(progress: Progress) -> State {
-        let open = |pairs: Vec<(u64, u64)>| pairs.into_iter().map(|(chunk, from)| Open { chunk, from }).collect();
-        let place = |(window, unit, record)| (window, Place { unit, record });
+        let open = |pairs: Vec<[u64; 2]>| pairs.into_iter().map(|[chunk, from]| Open { chunk, from }).collect();
+        let place = |[window, unit, record]: [u64; 3]| {
+            // No block has so many records, so such a place is refused.
+            let record = u32::try_from(record).unwrap_or(u32::MAX);
+            (window, Place { unit, record })
+        };
         State {
             epoch: progress.epoch,
             step: progress.step,
