@@ -27,11 +27,14 @@ from fastpipe import _fastpipe
 from fastpipe._ordering import Ordering
 from fastpipe.errors import StateError
 
-__all__ = ["State", "fresh", "parts", "state"]
+__all__ = ["LARGEST_EPOCH", "State", "fresh", "parts", "state"]
 
 State: TypeAlias = dict[str, Any]
 
 _VERSION = 1
+
+# Far from where adding to it would leave 64 bits.
+LARGEST_EPOCH = 2**62
 
 
 def fresh(epoch: int, world_size: int) -> State:
@@ -77,9 +80,10 @@ def parts(
         data, order = dict(stored["data"]), dict(stored["order"])
         pass_epoch, progress = int(stored["pass_epoch"]), dict(stored["progress"])
         seed = int(order["seed"])
-        if version != _VERSION or not 0 <= pass_epoch <= int(progress["epoch"]) or not 0 <= seed < 2**64:
+        possible = 0 <= pass_epoch <= int(progress["epoch"]) <= LARGEST_EPOCH and 0 <= seed < 2**64
+        if version != _VERSION or not possible:
             raise ValueError
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         raise StateError("this is no state of a reader, or it is damaged") from None
     expected = _order(ordering, shuffle_buffer)
     if not ordering.seed_given:

@@ -16,8 +16,6 @@ from fastpipe.specs import Features
 
 __all__ = ["Location", "Reader"]
 
-_LARGEST_EPOCH = 2**62
-
 
 class Location(NamedTuple):
     """Where a row stands.
@@ -129,7 +127,7 @@ class Reader:
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Lets the next pass start with this epoch, from its beginning. The active pass goes on as it is."""
-        self._epoch = within("epoch", epoch, 0, _LARGEST_EPOCH)
+        self._epoch = within("epoch", epoch, 0, _state.LARGEST_EPOCH)
         self._position = None
         self._resume = None
 
@@ -217,7 +215,7 @@ class Reader:
             IndexError: if the epoch has no such batch.
             FastpipeError: if it can't be read.
         """
-        at = within("step", step, 0, _LARGEST_EPOCH)
+        at = within("step", step, 0, _state.LARGEST_EPOCH)
         started = self._order.batch_at(self._at(epoch), at, self._num_threads)
         try:
             return next(started)
@@ -235,11 +233,11 @@ class Reader:
         Raises:
             IndexError: if there is no such batch or row.
         """
-        at, slot = within("step", step, 0, _LARGEST_EPOCH), within("row", row, 0, 2**31 - 1)
+        at, slot = within("step", step, 0, _state.LARGEST_EPOCH), within("row", row, 0, 2**31 - 1)
         return Location(*self._order.locate(self._at(epoch), at, slot))
 
     def _at(self, epoch: SupportsIndex | None) -> int:
-        return self.epoch if epoch is None else within("epoch", epoch, 0, _LARGEST_EPOCH)
+        return self.epoch if epoch is None else within("epoch", epoch, 0, _state.LARGEST_EPOCH)
 
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""
