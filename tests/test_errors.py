@@ -15,6 +15,7 @@ BUILTINS = {
     "SchemaError": ValueError,
     "UnsupportedError": ValueError,
     "ShapeError": ValueError,
+    "StateError": ValueError,
     "ValueRangeError": ValueError,
     "NullValueError": ValueError,
     "MissingFileError": FileNotFoundError,
