@@ -8,9 +8,11 @@
 //! unit, and the slots they go to.
 #![forbid(unsafe_code)]
 
+mod fisher_yates;
 mod random;
 mod sequential;
 
+pub use fisher_yates::FisherYates;
 pub use random::{Draws, Key, Purpose, below, philox};
 pub use sequential::{Sequential, TooLong};
 
