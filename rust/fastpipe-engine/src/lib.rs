@@ -16,8 +16,13 @@
 
 mod assemble;
 mod batch;
+mod copies;
 mod job;
 mod memory;
+mod recut;
+mod rows;
+mod shuffled;
+mod slots;
 mod storage;
 mod stream;
 mod unit;
@@ -26,6 +31,9 @@ mod workers;
 pub use assemble::assemble;
 pub use batch::{Batch, Stretch};
 pub use memory::Memory;
+pub use recut::Recut;
+pub use rows::{Byte, Chunk, Ends, Part, Ready, RowLayout, Targets};
+pub use shuffled::Shuffled;
 pub use storage::{Files, LocalFile};
 pub use stream::{Options, Poll, Stream};
 pub use workers::default_threads;
