@@ -27,6 +27,7 @@ from fastpipe.errors import (
     ValueRangeError,
 )
 from fastpipe.reader import Reader
+from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Ragged",
     "RaggedSpec",
     "Reader",
+    "Rebatcher",
     "SchemaError",
     "ShapeError",
     "Sparse",
@@ -54,4 +56,5 @@ __all__ = [
     "__version__",
     "infer_features",
     "read_avro",
+    "rebatch",
 ]

@@ -9,6 +9,8 @@ mod features;
 mod file;
 mod index;
 mod pass;
+mod raw;
+mod rebatch;
 
 use pyo3::prelude::*;
 
@@ -23,6 +25,8 @@ mod _fastpipe {
     use super::file::ContainerFile;
     #[pymodule_export]
     use super::pass::{Pass, Position};
+    #[pymodule_export]
+    use super::rebatch::RowBuffer;
 
     #[allow(unused_imports)]
     use super::*;
