@@ -52,7 +52,8 @@ macro_rules! by_width {
 ///
 /// [`OutOfBounds`] if there is no such row, or if `target` isn't as long as all rows of `index`. Nothing was copied.
 pub fn gather<T: Copy>(source: &[T], width: usize, index: &[u32], target: &mut [T]) -> Result<(), OutOfBounds> {
-    check(source.len(), width, index, target.len())?;
+    let rows = source.len().checked_div(width).unwrap_or(usize::MAX);
+    check(rows, width, index, 0, target.len())?;
     by_width!(
         width,
         gather_narrow(source, index, target),
@@ -73,15 +74,8 @@ pub fn scatter<T: Copy>(
     first: u32,
     target: &mut [T],
 ) -> Result<(), OutOfBounds> {
-    if index.iter().any(|&i| i < first) {
-        return Err(OutOfBounds);
-    }
-    check(
-        target.len().saturating_add(first as usize * width),
-        width,
-        index,
-        source.len(),
-    )?;
+    let rows = target.len().checked_div(width).unwrap_or(usize::MAX);
+    check(rows, width, index, first, source.len())?;
     by_width!(
         width,
         scatter_narrow(source, index, first, target),
@@ -122,10 +116,12 @@ pub fn gather_spans<T: Copy>(source: &[T], width: usize, spans: &[Span], target:
     Ok(())
 }
 
-fn check(len: usize, width: usize, index: &[u32], other: usize) -> Result<(), OutOfBounds> {
-    let most = index.iter().fold(0, |most, &i| most.max(i)) as usize;
-    let fits = width == 0 || index.is_empty() || most < len / width;
-    if fits && index.len().checked_mul(width) == Some(other) {
+/// Checks that all of an index, less `first`, are below `rows`, and that `len` elements are as many as it asks for.
+fn check(rows: usize, width: usize, index: &[u32], first: u32, len: usize) -> Result<(), OutOfBounds> {
+    // Without an early end: most often all are, and this way many are looked at at once.
+    let most = index.iter().fold(0, |most, &i| most.max(i.wrapping_sub(first)));
+    let below = index.is_empty() || (most as usize) < rows;
+    if below && index.len().checked_mul(width) == Some(len) {
         Ok(())
     } else {
         Err(OutOfBounds)

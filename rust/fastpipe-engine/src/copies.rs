@@ -9,8 +9,8 @@ use std::thread::ScopedJoinHandle;
 
 use fastpipe_batch::{OutOfBounds, Span, gather, gather_spans, scatter};
 
-/// What a thread must have to copy to be worth its start.
-const BYTES_PER_THREAD: usize = 1 << 20;
+/// What a thread must have to copy to be worth its start, and the wait for it where processors are busy.
+const BYTES_PER_THREAD: usize = 4 << 20;
 
 /// Which rows are copied.
 #[derive(Clone, Copy)]
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn many_threads_copy_the_same_as_one() {
-        const ROWS: usize = 40_000;
+        const ROWS: usize = 120_000;
         const WIDTH: usize = 24;
         let source: Vec<u64> = (0..ROWS * WIDTH).map(|i| i as u64).collect();
         let index: Vec<u32> = (0..ROWS as u32).map(|i| i * 7919 % ROWS as u32).collect();

@@ -190,3 +190,62 @@ impl Targets<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ragged rows of ragged rows, and a dense column.
+    fn layout() -> RowLayout {
+        let part = |level, width| Part { level, width };
+        RowLayout {
+            lengths: vec![part(0, 1), part(1, 2)],
+            values: vec![part(2, 3), part(0, 4)],
+        }
+    }
+
+    #[test]
+    fn ends_are_sums_of_lengths_of_lengths() {
+        let ends = Ends::new(&layout(), 3, &[vec![2, 0, 1], vec![1, 2, 3, 0, 5, 1]]).unwrap();
+        assert_eq!(ends.0, [vec![0, 2, 2, 3], vec![0, 6, 6, 12]]);
+    }
+
+    #[test]
+    fn what_does_not_add_up_is_an_error() {
+        let wrong: [&[Vec<i64>]; 6] = [
+            &[vec![2, 0, 1]],
+            &[vec![2, 0], vec![1; 6]],
+            &[vec![2, 0, 1, 0], vec![1; 6]],
+            &[vec![2, 0, 1], vec![1; 5]],
+            &[vec![2, -1, 1], vec![1; 4]],
+            &[vec![1, 1, 1], vec![i64::MAX; 6]],
+        ];
+        for lengths in wrong {
+            assert_eq!(
+                Ends::new(&layout(), 3, lengths).unwrap_err(),
+                OutOfBounds,
+                "{lengths:?}"
+            );
+        }
+        let lengths = [vec![2, 0, 1], vec![1; 6]];
+        let ends = Ends::new(&layout(), 3, &lengths).unwrap();
+        let bytes = [Byte::new(0); 100];
+        let chunk = |inner, outer| {
+            let lengths = lengths.iter().map(Vec::as_slice).collect();
+            Chunk::new(&layout(), 3, &ends, lengths, vec![&bytes[..inner], &bytes[..outer]])
+        };
+        assert!(chunk(18, 12).is_ok());
+        for (inner, outer) in [(17, 12), (19, 12), (18, 11), (18, 13), (0, 0)] {
+            assert!(chunk(inner, outer).is_err());
+        }
+    }
+
+    #[test]
+    fn levels_are_opened_before_they_are_used() {
+        assert!(layout().is_sound());
+        let part = |level| vec![Part { level, width: 1 }];
+        for (lengths, values) in [(part(1), part(0)), (part(0), part(2)), (vec![], part(1))] {
+            assert!(!RowLayout { lengths, values }.is_sound());
+        }
+    }
+}
