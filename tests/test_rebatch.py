@@ -205,7 +205,7 @@ def test_rows_are_those_of_the_naive_order(name: str, data: st.DataObject) -> No
 def test_many_columns_and_many_rows(buffer: int) -> None:
     """Enough for slots to be used again many times, arenas to be compacted, and threads to be started."""
     rng = np.random.default_rng(0)
-    total, size = 20_000, 700
+    total, size = 20_000, 2700
     lengths = rng.integers(0, 50, total)
     whole = {
         "wide": rng.integers(0, 1 << 60, (total, 400)),
@@ -635,3 +635,42 @@ def test_an_error_of_the_source_is_not_the_end_of_it() -> None:
 def test_nothing_comes_of_nothing(buffer: int) -> None:
     assert list(rebatch([], 3, shuffle_buffer=buffer)) == []
     assert list(rebatch([{"x": a(0)}] * 3, 3, shuffle_buffer=buffer)) == []
+
+
+def test_the_buffer_refuses_parts_that_do_not_fit() -> None:
+    """Whatever the Python side does, nothing is copied beyond an array."""
+    f4 = np.dtype(np.float32)
+    options: dict[str, Any] = {"batch_size": 2, "shuffle_buffer": 3, "seed": 0, "epoch": 0, "drop_last": False}
+
+    def buffer() -> fastpipe._fastpipe.RowBuffer:
+        return fastpipe._fastpipe.RowBuffer([(0, 1)], [(1, f4, (2,))], **options)
+
+    def lengths(*numbers: int) -> list[np.ndarray]:
+        return [np.array(numbers, dtype=np.int64)]
+
+    items = np.zeros((3, 2), dtype=f4)
+    buffer().push(2, lengths(1, 2), [items])
+    for rows, sizes, values in [
+        (3, lengths(1, 2), [items]),
+        (2, lengths(1, 1), [items]),
+        (2, lengths(-1, 4), [items]),
+        (2, [], [items]),
+        (2, lengths(1, 2), []),
+        (2, lengths(1, 2), [items.astype(np.float64)]),
+        (2, lengths(1, 2), [items[:, :1]]),
+        (2, lengths(1, 2), [np.asfortranarray(items)]),
+    ]:
+        with pytest.raises(ValueError, match=r"parts aren't those|where there are none"):
+            buffer().push(rows, sizes, values)
+    for levels, parts in [
+        ([], [(1, f4, ())]),
+        ([(1, 1)], []),
+        ([], [(0, np.dtype(object), ())]),
+        ([], [(0, np.dtype("V0"), ())]),
+    ]:
+        with pytest.raises(ValueError, match=r"level is used|can't be copied"):
+            fastpipe._fastpipe.RowBuffer(levels, parts, **options)
+    full = buffer()
+    full.push(2, lengths(1, 2), [items])
+    with pytest.raises(ValueError, match="before they were asked for"):
+        full.push(2, lengths(1, 2), [items])
