@@ -28,6 +28,7 @@ from fastpipe.errors import (
     ValueRangeError,
 )
 from fastpipe.reader import Location, Reader
+from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Ragged",
     "RaggedSpec",
     "Reader",
+    "Rebatcher",
     "SchemaError",
     "ShapeError",
     "Sparse",
@@ -57,4 +59,5 @@ __all__ = [
     "__version__",
     "infer_features",
     "read_avro",
+    "rebatch",
 ]

@@ -6,7 +6,7 @@ import numpy.typing as npt
 
 from fastpipe.specs import Lowered
 
-__all__ = ["ContainerFile", "Dataset", "Memory", "Order", "Pass", "Position", "__version__", "index_file"]
+__all__ = ["ContainerFile", "Dataset", "Memory", "Order", "Pass", "Position", "RowBuffer", "__version__", "index_file"]
 __version__: str
 
 _Kept: TypeAlias = Literal["nowhere", "before", "now", "unsettled", "changed"]
@@ -106,3 +106,22 @@ class Position:
     @property
     def ended(self) -> bool: ...
     def progress(self) -> dict[str, Any]: ...
+
+@final
+class RowBuffer:
+    def __new__(
+        cls,
+        lengths: list[tuple[int, int]],
+        values: list[tuple[int, np.dtype[Any], tuple[int, ...]]],
+        *,
+        batch_size: int,
+        shuffle_buffer: int,
+        seed: int,
+        epoch: int,
+        drop_last: bool,
+    ) -> RowBuffer: ...
+    def push(self, rows: int, lengths: list[npt.NDArray[np.int64]], values: list[npt.NDArray[Any]]) -> None: ...
+    def finish(self) -> None: ...
+    def next(self) -> tuple[int, list[npt.NDArray[np.int64]], list[npt.NDArray[Any]]] | None: ...
+    @property
+    def nbytes(self) -> int: ...

@@ -9,13 +9,13 @@ from typing import Literal, Self, SupportsIndex, TypeAlias
 
 from fastpipe import _fastpipe
 
-__all__ = ["Ordering", "ShardBy", "Shuffle", "Uneven", "within"]
+__all__ = ["LARGEST_BATCH", "Ordering", "ShardBy", "Shuffle", "Uneven", "within"]
 
 Shuffle: TypeAlias = Literal["window", "block", "buffer"]
 ShardBy: TypeAlias = Literal["window", "block", "batch"]
 Uneven: TypeAlias = Literal["drop", "pad", "allow"]
 
-_LARGEST_BATCH = 2**31 - 1
+LARGEST_BATCH = 2**31 - 1
 _LARGEST_BUFFER = 2**31
 _LARGEST_SEED = 2**64 - 1
 _LARGEST_WORLD = 2**20
@@ -69,7 +69,7 @@ class Ordering:
             TypeError: for arguments of the wrong type.
             ValueError: for values out of range, and for arguments that exclude each other.
         """
-        size = within("batch_size", batch_size, 1, _LARGEST_BATCH)
+        size = within("batch_size", batch_size, 1, LARGEST_BATCH)
         kind = _kind(shuffle)
         if shuffle_buffer is not None and kind == "sequential":
             raise ValueError("shuffle_buffer says how far rows are shuffled: give shuffle=True, too, or leave it out")

@@ -18,6 +18,8 @@
 mod buffers;
 mod dtype;
 mod error;
+mod gather;
+mod pages;
 mod sink;
 mod slab;
 mod source;
@@ -26,6 +28,8 @@ mod spec;
 pub use buffers::BufferPool;
 pub use dtype::{DType, Leaf};
 pub use error::{Error, ErrorKind, Location};
+pub use gather::{OutOfBounds, Span, gather, gather_spans, scatter};
+pub use pages::reserve_large;
 pub use sink::{Element, Filled, Fragment, Overflow, Rows, Sink, Writer};
 pub use slab::{ALIGNMENT, Slab, SlabPool};
 pub use source::{ByteRange, Mark, Pass, Pick, ReadAt, Source, Unit, UnitInfo};

@@ -58,6 +58,7 @@
 
 mod cursor;
 mod deal;
+mod fisher_yates;
 mod permutation;
 mod plan;
 mod random;
@@ -68,6 +69,7 @@ mod window;
 
 pub use cursor::{BatchPlan, Cursor, Kind, Order, Settings, ShardBy, State, StateError, Uneven};
 pub use deal::{Left, Open};
+pub use fisher_yates::FisherYates;
 pub use plan::{Content, Picks, Row, Run};
 pub use random::{Draws, Key, Purpose, below, philox};
 pub use units::{TooLong, Units};

@@ -11,6 +11,8 @@ mod file;
 mod index;
 mod order;
 mod pass;
+mod raw;
+mod rebatch;
 
 use pyo3::prelude::*;
 
@@ -29,6 +31,8 @@ mod _fastpipe {
     use super::order::Order;
     #[pymodule_export]
     use super::pass::{Pass, Position};
+    #[pymodule_export]
+    use super::rebatch::RowBuffer;
 
     #[allow(unused_imports)]
     use super::*;

@@ -1,0 +1,291 @@
+"""Columns as flat parts, and back.
+
+A column of any form is a few flat arrays, its *parts*, of each of which every row owns a stretch: of a dense column an
+element; of a ragged one a length, and as many items. So rows of any depth are moved by moving stretches, which is what
+`_fastpipe.RowBuffer` does, and nothing is done row by row here.
+
+Elements of level 0 are one a row. Each part of lengths says how many elements rows have at a further level, which it
+opens: the first one level 1, and so on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings, _slice
+
+__all__ = ["Columns", "Layout", "Parts", "Taken"]
+
+
+class Layout(NamedTuple):
+    """The parts of all columns: level and width of lengths; level, dtype and shape of the elements of values."""
+
+    lengths: list[tuple[int, int]]
+    values: list[tuple[int, np.dtype[Any], tuple[int, ...]]]
+
+    def open(self, level: int, width: int = 1) -> int:
+        """Adds lengths, `width` for each element of a level, and returns the level that they open."""
+        self.lengths.append((level, width))
+        return len(self.lengths)
+
+
+class Parts(NamedTuple):
+    """The parts of a batch that came in: int64 lengths, one dimension; C-contiguous values."""
+
+    lengths: list[np.ndarray]
+    values: list[np.ndarray]
+
+
+class Taken(NamedTuple):
+    """The parts of a batch that comes out: offsets in place of lengths."""
+
+    offsets: Iterator[np.ndarray]
+    values: Iterator[np.ndarray]
+
+
+class Columns:
+    """The columns of batches, as the first one has them; others are held to it."""
+
+    def __init__(self, first: Mapping[str, Any]) -> None:
+        if not first:
+            raise ValueError("a batch has no columns")
+        self.layout = Layout([], [])
+        self._nodes = {name: _node(form, f"column {name!r}", 0, self.layout) for name, form in first.items()}
+
+    def split(self, batch: Mapping[str, Any]) -> tuple[int, Parts]:
+        """The rows of a batch, and its parts.
+
+        Raises:
+            TypeError: if a column has another form or dtype than in the first batch.
+            ValueError: if columns are missing or new, have other shapes than in the first batch or differing numbers of
+                rows, or if offsets or coordinates are out of order.
+        """
+        if batch.keys() != self._nodes.keys():
+            missing, others = sorted(self._nodes.keys() - batch.keys()), sorted(batch.keys() - self._nodes.keys())
+            problem = f"lacks {missing}" if missing else f"also has {others}"
+            raise ValueError(f"the columns of a batch aren't those of the first one: it {problem}")
+        parts = Parts([], [])
+        rows = None
+        for name, node in self._nodes.items():
+            count = node.count(batch[name])
+            rows = count if rows is None else rows
+            if count != rows:
+                raise ValueError(f"the columns of a batch have {rows} rows, but {node.where} {count}")
+            node.split(batch[name], rows, parts)
+        return rows or 0, parts
+
+    def join(self, rows: int, parts: Taken) -> dict[str, Any]:
+        """The batch that has these parts."""
+        return {name: node.join(rows, parts) for name, node in self._nodes.items()}
+
+
+class _Node:
+    """How a form is cut into parts and put together again. All its methods meet the parts in the same order."""
+
+    def __init__(self, form: Any, where: str) -> None:
+        self.kind: type[Any] = _kind(form, where)
+        self.where = where
+
+    def count(self, form: Any) -> int:
+        """The rows of a form, which is checked as far as it takes to tell."""
+        self.hold(form)
+        return len(form)
+
+    def hold(self, form: Any) -> None:
+        """Refuses another kind than in the first batch."""
+        if (kind := _kind(form, self.where)) is not self.kind:
+            raise TypeError(f"{self.where} is {kind.__name__} in a batch, but {self.kind.__name__} in the first one")
+
+    def split(self, form: Any, rows: int, parts: Parts) -> None:
+        """Adds the parts of a form that has so many rows."""
+        raise NotImplementedError
+
+    def join(self, rows: int, parts: Taken) -> Any:
+        """A form of so many rows."""
+        raise NotImplementedError
+
+    def same(self, what: str, value: Any, first: Any, error: type[Exception] = ValueError) -> None:
+        """Holds a batch to the first one."""
+        if value != first:
+            raise error(f"{self.where} has {what} {value} in a batch, but {first} in the first one")
+
+    def inner(self, node: _Node, form: Any, rows: int, parts: Parts) -> None:
+        """Adds the parts of a form within this one."""
+        if (count := node.count(form)) != rows:
+            raise ValueError(f"{node.where} has {count} rows where there should be {rows}")
+        node.split(form, rows, parts)
+
+
+class _Dense(_Node):
+    def __init__(self, form: Any, where: str, level: int, layout: Layout) -> None:
+        super().__init__(form, where)
+        self._check(form)
+        self.dtype, self.shape = form.dtype, form.shape[1:]
+        if self.dtype.hasobject:
+            raise TypeError(f"{where} holds Python objects (dtype {self.dtype}), which can't be moved as bytes")
+        if self.dtype.itemsize == 0:
+            raise TypeError(f"{where} has a dtype without bytes: {self.dtype}")
+        layout.values.append((level, self.dtype, self.shape))
+
+    def _check(self, form: Any) -> None:
+        if isinstance(form, np.ma.MaskedArray):
+            raise TypeError(f"{self.where} is a masked array of NumPy: use fastpipe.Masked")
+        if form.ndim == 0:
+            raise ValueError(f"{self.where} is an array without dimensions, and so without rows")
+
+    def count(self, form: Any) -> int:
+        if type(form) is np.ndarray and form.dtype == self.dtype and form.shape[1:] == self.shape and form.ndim > 0:
+            return len(form)  # Most are; the rest finds out what is wrong.
+        self.hold(form)
+        self._check(form)
+        self.same("dtype", form.dtype, self.dtype, TypeError)
+        self.same("rows of shape", form.shape[1:], self.shape)
+        return len(form)
+
+    def split(self, form: Any, rows: int, parts: Parts) -> None:
+        parts.values.append(np.ascontiguousarray(form))
+
+    def join(self, rows: int, parts: Taken) -> Any:
+        return next(parts.values)
+
+
+class _Ragged(_Node):
+    def __init__(self, form: Any, where: str, level: int, layout: Layout) -> None:
+        super().__init__(form, where)
+        self.values = _node(form.values, f"values of {where}", layout.open(level), layout)
+
+    def split(self, form: Any, rows: int, parts: Parts) -> None:
+        lengths, first, last = _lengths(form.offsets, rows, len(form.values), self.where)
+        parts.lengths.append(lengths)
+        self.inner(self.values, _cut(form.values, first, last), last - first, parts)
+
+    def join(self, rows: int, parts: Taken) -> Ragged:
+        offsets = next(parts.offsets)
+        return Ragged(self.values.join(int(offsets[-1]), parts), offsets)
+
+
+class _Strings(_Node):
+    def __init__(self, form: Any, where: str, level: int, layout: Layout) -> None:
+        super().__init__(form, where)
+        self.shape, self.binary = tuple(form.shape[1:]), form.binary
+        self.entries = math.prod(self.shape)
+        values, inner = f"values of {where}", layout.open(level, self.entries)
+        self.values = _Dense(_array(form.values, np.uint8, values), values, inner, layout)
+
+    def split(self, form: Any, rows: int, parts: Parts) -> None:
+        self.same("rows of shape", tuple(form.shape[1:]), self.shape)
+        self.same("binary", form.binary, self.binary, TypeError)
+        lengths, first, last = _lengths(form.offsets, rows * self.entries, len(form.values), self.where)
+        parts.lengths.append(lengths)
+        self.inner(self.values, form.values[first:last], last - first, parts)
+
+    def join(self, rows: int, parts: Taken) -> Strings:
+        return Strings(next(parts.values), next(parts.offsets), (rows, *self.shape), self.binary)
+
+
+class _Masked(_Node):
+    def __init__(self, form: Any, where: str, level: int, layout: Layout) -> None:
+        super().__init__(form, where)
+        self.valid = _Dense(_array(form.valid, np.bool_, f"valid of {where}"), f"valid of {where}", level, layout)
+        self.values = _node(form.values, f"values of {where}", level, layout)
+
+    def split(self, form: Any, rows: int, parts: Parts) -> None:
+        self.inner(self.valid, form.valid, rows, parts)
+        self.inner(self.values, form.values, rows, parts)
+
+    def join(self, rows: int, parts: Taken) -> Masked:
+        valid = next(parts.values)
+        return Masked(self.values.join(rows, parts), valid)
+
+
+class _Sparse(_Node):
+    """Both layouts. The row of an entry is not moved with it: lengths say it."""
+
+    def __init__(self, form: Any, where: str, level: int, layout: Layout) -> None:
+        super().__init__(form, where)
+        if level > 0:
+            raise TypeError(f"{where} is {self.kind.__name__}: only whole columns can be, with or without a mask")
+        inner = layout.open(level)
+        self.sizes = np.zeros(len(form.dense_shape) - 1, dtype=np.int64)
+        self.indices = _Dense(self._coordinates(form), f"indices of {where}", inner, layout)
+        self.values = _node(form.values, f"values of {where}", inner, layout)
+
+    def _coordinates(self, form: Any) -> np.ndarray:
+        indices = _array(form.indices, np.integer, f"indices of {self.where}")
+        coo = issubclass(self.kind, Sparse)
+        if indices.ndim != 2 and (coo or indices.ndim != 1):
+            raise ValueError(f"indices of {self.where} have {indices.ndim} dimensions")
+        return indices[:, 1:] if coo else indices
+
+    def split(self, form: Any, rows: int, parts: Parts) -> None:
+        self.same("dimensions", len(form.dense_shape) - 1, len(self.sizes))
+        coordinates = self._coordinates(form)
+        if isinstance(form, SparseCSR):
+            lengths, first, last = _lengths(form.offsets, rows, len(form.values), self.where)
+        else:
+            row, first, last = form.indices[:, 0].astype(np.int64), 0, len(coordinates)
+            if last and (row[0] < 0 or row[-1] >= rows or (np.diff(row) < 0).any()):
+                raise ValueError(f"indices of {self.where} aren't in the order of its {rows} rows")
+            lengths = np.bincount(row, minlength=rows).astype(np.int64, copy=False)
+        parts.lengths.append(lengths)
+        self.inner(self.indices, coordinates[first:last], last - first, parts)
+        self.inner(self.values, _cut(form.values, first, last), last - first, parts)
+        self.sizes = np.maximum(self.sizes, form.dense_shape[1:])
+
+    def join(self, rows: int, parts: Taken) -> Sparse | SparseCSR:
+        offsets, indices = next(parts.offsets), next(parts.values)
+        values = self.values.join(int(offsets[-1]), parts)
+        dense_shape = np.concatenate(([rows], self.sizes))
+        if self.kind is SparseCSR:
+            return SparseCSR(offsets, indices, values, dense_shape)
+        whole = np.empty((len(indices), indices.shape[1] + 1), dtype=indices.dtype)
+        whole[:, 0] = np.repeat(np.arange(rows), np.diff(offsets))
+        whole[:, 1:] = indices
+        return Sparse(whole, values, dense_shape)
+
+
+_NODES: dict[type[Any], type[Any]] = {
+    np.ndarray: _Dense,
+    Strings: _Strings,  # Before Ragged, which it is one of.
+    Ragged: _Ragged,
+    Masked: _Masked,
+    Sparse: _Sparse,
+    SparseCSR: _Sparse,
+}
+
+
+def _kind(form: Any, where: str) -> type[Any]:
+    for kind in _NODES:
+        if isinstance(form, kind):
+            return kind
+    raise TypeError(f"{where} is {type(form).__name__}, which is neither a NumPy array nor a form of fastpipe")
+
+
+def _node(form: Any, where: str, level: int, layout: Layout) -> _Node:
+    node: _Node = _NODES[_kind(form, where)](form, where, level, layout)
+    return node
+
+
+def _array(array: Any, dtype: Any, where: str) -> np.ndarray:
+    if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, dtype):
+        raise TypeError(f"{where} should be an array of {dtype.__name__}")
+    return array
+
+
+def _lengths(offsets: Any, rows: int, items: int, where: str) -> tuple[np.ndarray, int, int]:
+    """The lengths that offsets stand for, int64 `[rows]`, and where the first row begins and the last one ends."""
+    offsets = _array(offsets, np.integer, f"offsets of {where}").astype(np.int64, copy=False)
+    if offsets.shape != (rows + 1,):
+        raise ValueError(f"offsets of {where} have shape {offsets.shape} where there should be {rows + 1}")
+    lengths, first, last = np.diff(offsets), int(offsets[0]), int(offsets[-1])
+    if first < 0 or last > items or (lengths < 0).any():
+        raise ValueError(f"offsets of {where} don't ascend from 0 to at most {items}, the number of items")
+    return lengths, first, last
+
+
+def _cut(form: Any, first: int, last: int) -> Any:
+    return form if first == 0 and last == len(form) else _slice(form, first, last)

@@ -1,0 +1,175 @@
+"""Batches of another size, and shuffled ones, from any batches."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self, SupportsIndex
+
+from fastpipe import _fastpipe
+from fastpipe._ordering import LARGEST_BATCH, within
+from fastpipe._parts import Columns, Taken
+
+__all__ = ["Rebatcher", "rebatch"]
+
+_END: Any = object()
+
+
+def rebatch(
+    batches: Iterable[Mapping[str, Any]],
+    batch_size: SupportsIndex,
+    *,
+    shuffle_buffer: SupportsIndex = 0,
+    seed: SupportsIndex | None = None,
+    epoch: SupportsIndex = 0,
+    drop_last: bool = False,
+) -> Rebatcher:
+    """Yields the rows of batches in batches of another size, in order or shuffled.
+
+    Batches may come from anywhere, and have any number of rows, or none. Each is a dict from column name to a NumPy
+    array `[rows, ...]` of any dtype that holds no Python objects, or to one of fastpipe's forms: `Ragged`, `Strings`,
+    `Masked`, `Sparse`, `SparseCSR`, within each other as readers make them. All have the same columns, of the same
+    forms, dtypes and shapes but for the rows. So do those that come out, in arrays of their own, which are the
+    caller's. `dense_shape` of sparse columns has the largest sizes seen so far.
+
+    Shuffled, batches are what `tf.data.Dataset.shuffle(shuffle_buffer).batch(batch_size)` yields, in distribution. Draw
+    `i` of a Fisher-Yates shuffle swaps the row at position `i` with the one at a position drawn uniformly from
+    `[i, min(i + shuffle_buffer, total))`, and puts it out. Which rows are in which batch depends on `batch_size`,
+    `shuffle_buffer`, `seed`, `epoch` and the rows alone, not on the batches that they came in, and it stays the same in
+    all versions.
+
+    The buffer keeps up to `1.25 * (shuffle_buffer + batch_size)` rows, or `batch_size` more than a draw needs if that
+    is more. Items of ragged columns, entries of sparse ones and the bytes of strings take up to about twice their size.
+
+    A batch that came in is not looked at after the next one was asked for, so its arrays may be written anew then.
+
+    Args:
+        batches: the batches.
+        batch_size: rows a batch, at least 1. The last one has fewer if rows are left.
+        shuffle_buffer: rows among which each row is drawn, or 0 to keep the order.
+        seed: what the shuffling depends on, below 2^64. By default a random one: see `Rebatcher.seed`.
+        epoch: the epoch, at least 0. Each is shuffled in another way.
+        drop_last: leave out the last batch if it has fewer rows.
+
+    Returns:
+        An iterator of batches. It reads no more batches than it needs, and none before the first is asked for.
+
+    Raises:
+        TypeError: if an argument has another type; and, by the iterator, if a batch isn't a dict, if a column isn't an
+            array or a form, holds Python objects, or has another form or dtype than in the first batch.
+        ValueError: if an argument is out of range; and, by the iterator, if a batch has other columns or shapes than
+            the first, if its columns have different numbers of rows, or if offsets or coordinates are out of order.
+    """
+    return Rebatcher(batches, batch_size, shuffle_buffer=shuffle_buffer, seed=seed, epoch=epoch, drop_last=drop_last)
+
+
+class Rebatcher(Iterator[dict[str, Any]]):
+    """Yields rows in batches of another size. `rebatch` makes one, and says how.
+
+    Several threads may draw from it: each batch goes to one of them. An error ends it: it is raised again by each
+    further `next`. When it has ended, was closed or is dropped, neither rows nor the batches that came in are kept.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Mapping[str, Any]],
+        batch_size: SupportsIndex,
+        *,
+        shuffle_buffer: SupportsIndex = 0,
+        seed: SupportsIndex | None = None,
+        epoch: SupportsIndex = 0,
+        drop_last: bool = False,
+    ) -> None:
+        self._batch_size = within("batch_size", batch_size, 1, LARGEST_BATCH)
+        self._shuffle_buffer = within("shuffle_buffer", shuffle_buffer, 0, 2**31 - 1)
+        self._seed = secrets.randbits(64) if seed is None else within("seed", seed, 0, 2**64 - 1)
+        self._epoch = within("epoch", epoch, 0, 2**63 - 1)
+        self._drop_last = bool(drop_last)
+        self._batches: Iterator[Mapping[str, Any]] | None = iter(batches)
+        self._rows: _Rows | None = None
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def batch_size(self) -> int:
+        """Rows a batch."""
+        return self._batch_size
+
+    @property
+    def seed(self) -> int:
+        """What the shuffling depends on, besides the epoch."""
+        return self._seed
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            try:
+                batch = self._next()
+            except BaseException as error:
+                self._error = error
+                self._drop()
+                raise
+            if batch is None:
+                self._drop()
+                raise StopIteration
+            return batch
+
+    def close(self) -> None:
+        """Drops all rows that wait. No batch comes after it."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._batches = self._rows = None
+
+    def _next(self) -> dict[str, Any] | None:
+        while True:
+            batch = None if self._rows is None else self._rows.next()
+            if batch is not None or self._batches is None:
+                return batch
+            chunk = next(self._batches, _END)
+            if chunk is _END:
+                self._batches = None
+                if self._rows is not None:
+                    self._rows.finish()
+                continue
+            if not isinstance(chunk, Mapping):
+                raise TypeError(f"a batch is a dict from column name to array, not {type(chunk).__name__}")
+            if self._rows is None:
+                self._rows = _Rows(
+                    chunk,
+                    batch_size=self._batch_size,
+                    shuffle_buffer=self._shuffle_buffer,
+                    seed=self._seed,
+                    epoch=self._epoch,
+                    drop_last=self._drop_last,
+                )
+            self._rows.push(chunk)
+
+
+class _Rows:
+    """The rows that wait."""
+
+    def __init__(self, first: Mapping[str, Any], **options: Any) -> None:
+        self._columns = Columns(first)
+        self._buffer = _fastpipe.RowBuffer(*self._columns.layout, **options)
+
+    def push(self, batch: Mapping[str, Any]) -> None:
+        rows, parts = self._columns.split(batch)
+        if rows:
+            self._buffer.push(rows, *parts)
+
+    def finish(self) -> None:
+        self._buffer.finish()
+
+    def next(self) -> dict[str, Any] | None:
+        taken = self._buffer.next()
+        if taken is None:
+            return None
+        rows, offsets, values = taken
+        return self._columns.join(rows, Taken(iter(offsets), iter(values)))

@@ -1,0 +1,288 @@
+//! Copying rows between memory by index.
+//!
+//! A row is `width` elements in a row; index `i` is the row that starts at `i * width`. Indices and spans are checked before
+//! anything is copied. Elements are bytes that may be uninitialised, or numbers: whatever can be copied.
+//!
+//! Rows of few elements, the commonest widths, are copied without a call. Wide ones are asked for some rows ahead: the
+//! processor doesn't see by itself where the next ones will be.
+#![allow(unsafe_code)]
+
+use std::fmt;
+
+/// An index or span beyond the rows, or a target of another size than what it was to get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfBounds;
+
+impl fmt::Display for OutOfBounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("rows were to be copied from or to where there are none")
+    }
+}
+
+impl std::error::Error for OutOfBounds {}
+
+/// Consecutive rows: the first, and how many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// The first row.
+    pub start: usize,
+    /// How many.
+    pub len: usize,
+}
+
+/// Calls `$copy::<W>` for the width `$width` if it is a common one, else `$wide`.
+macro_rules! by_width {
+    ($width:expr, $narrow:ident($($argument:expr),*), $wide:expr) => {
+        match $width {
+            1 => $narrow::<T, 1>($($argument),*),
+            2 => $narrow::<T, 2>($($argument),*),
+            4 => $narrow::<T, 4>($($argument),*),
+            8 => $narrow::<T, 8>($($argument),*),
+            16 => $narrow::<T, 16>($($argument),*),
+            32 => $narrow::<T, 32>($($argument),*),
+            64 => $narrow::<T, 64>($($argument),*),
+            _ => $wide,
+        }
+    };
+}
+
+/// Copies row `index[k]` of `source` to row `k` of `target`, for all `k`.
+///
+/// # Errors
+///
+/// [`OutOfBounds`] if there is no such row, or if `target` isn't as long as all rows of `index`. Nothing was copied.
+pub fn gather<T: Copy>(source: &[T], width: usize, index: &[u32], target: &mut [T]) -> Result<(), OutOfBounds> {
+    let rows = source.len().checked_div(width).unwrap_or(usize::MAX);
+    check(rows, width, index, 0, target.len())?;
+    by_width!(
+        width,
+        gather_narrow(source, index, target),
+        gather_wide(source, width, index, target)
+    );
+    Ok(())
+}
+
+/// Copies row `k` of `source` to row `index[k] - first` of `target`, for all `k`.
+///
+/// # Errors
+///
+/// [`OutOfBounds`] if there is no such row, or if `source` isn't as long as all rows of `index`. Nothing was copied.
+pub fn scatter<T: Copy>(
+    source: &[T],
+    width: usize,
+    index: &[u32],
+    first: u32,
+    target: &mut [T],
+) -> Result<(), OutOfBounds> {
+    let rows = target.len().checked_div(width).unwrap_or(usize::MAX);
+    check(rows, width, index, first, source.len())?;
+    by_width!(
+        width,
+        scatter_narrow(source, index, first, target),
+        scatter_wide(source, width, index, first, target)
+    );
+    Ok(())
+}
+
+/// Copies spans of rows of `source` to `target`, one behind the other.
+///
+/// # Errors
+///
+/// [`OutOfBounds`] if a span doesn't lie within `source`, or if `target` isn't as long as all of them. Nothing was copied.
+pub fn gather_spans<T: Copy>(source: &[T], width: usize, spans: &[Span], target: &mut [T]) -> Result<(), OutOfBounds> {
+    let rows = source.len().checked_div(width).unwrap_or(usize::MAX);
+    let mut total = 0usize;
+    for span in spans {
+        let end = span.start.checked_add(span.len).ok_or(OutOfBounds)?;
+        if span.len > 0 && end > rows {
+            return Err(OutOfBounds);
+        }
+        total = total.checked_add(span.len).ok_or(OutOfBounds)?;
+    }
+    if total.checked_mul(width) != Some(target.len()) {
+        return Err(OutOfBounds);
+    }
+    let mut rest = target;
+    for (k, span) in spans.iter().enumerate() {
+        if let Some(later) = spans.get(k + AHEAD).filter(|later| later.len > 0) {
+            ask_for(source, later.start * width, later.len * width);
+        }
+        let (now, behind) = rest.split_at_mut(span.len * width);
+        if !now.is_empty() {
+            now.copy_from_slice(&source[span.start * width..][..now.len()]);
+        }
+        rest = behind;
+    }
+    Ok(())
+}
+
+/// Checks that all of an index, less `first`, are below `rows`, and that `len` elements are as many as it asks for.
+fn check(rows: usize, width: usize, index: &[u32], first: u32, len: usize) -> Result<(), OutOfBounds> {
+    // Without an early end: most often all are, and this way many are looked at at once.
+    let most = index.iter().fold(0, |most, &i| most.max(i.wrapping_sub(first)));
+    let below = index.is_empty() || (most as usize) < rows;
+    if below && index.len().checked_mul(width) == Some(len) {
+        Ok(())
+    } else {
+        Err(OutOfBounds)
+    }
+}
+
+fn gather_narrow<T: Copy, const W: usize>(source: &[T], index: &[u32], target: &mut [T]) {
+    let (source, target) = (source.as_chunks::<W>().0, target.as_chunks_mut::<W>().0);
+    for (row, &i) in target.iter_mut().zip(index) {
+        *row = source[i as usize];
+    }
+}
+
+fn scatter_narrow<T: Copy, const W: usize>(source: &[T], index: &[u32], first: u32, target: &mut [T]) {
+    let (source, target) = (source.as_chunks::<W>().0, target.as_chunks_mut::<W>().0);
+    for (row, &i) in source.iter().zip(index) {
+        target[(i - first) as usize] = *row;
+    }
+}
+
+fn gather_wide<T: Copy>(source: &[T], width: usize, index: &[u32], target: &mut [T]) {
+    if width == 0 {
+        return;
+    }
+    for (k, (row, &i)) in target.chunks_exact_mut(width).zip(index).enumerate() {
+        if let Some(&later) = index.get(k + AHEAD) {
+            ask_for(source, later as usize * width, width);
+        }
+        row.copy_from_slice(&source[i as usize * width..][..width]);
+    }
+}
+
+fn scatter_wide<T: Copy>(source: &[T], width: usize, index: &[u32], first: u32, target: &mut [T]) {
+    if width == 0 {
+        return;
+    }
+    for (row, &i) in source.chunks_exact(width).zip(index) {
+        target[(i - first) as usize * width..][..width].copy_from_slice(row);
+    }
+}
+
+/// How many rows ahead memory is asked for.
+const AHEAD: usize = 8;
+/// Of each row no more is asked for than this many cache lines: the processor notices that it is read in sequence.
+const LINES: usize = 8;
+const LINE: usize = 64;
+
+/// Tells the processor that `len` elements from `start` will be read soon.
+#[inline(always)]
+fn ask_for<T>(source: &[T], start: usize, len: usize) {
+    let Some(wanted) = source.get(start..).map(|rest| &rest[..len.min(rest.len())]) else {
+        return;
+    };
+    for line in 0..size_of_val(wanted).div_ceil(LINE).min(LINES) {
+        prefetch(wanted.as_ptr().cast::<u8>().wrapping_add(line * LINE));
+    }
+}
+
+#[inline(always)]
+fn prefetch(address: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch is a hint: it reads nothing that the program could see, and faults at no address. SSE is part of
+    // x86-64.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = address;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIDTHS: [usize; 16] = [0, 1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33, 64, 65, 1500];
+
+    fn rows(n: usize, width: usize) -> Vec<u16> {
+        (0..n * width).map(|i| i as u16).collect()
+    }
+
+    #[test]
+    fn gathered_rows_are_those_of_the_index() {
+        let index = [3, 0, 9, 9, 1, 7, 2, 2, 5];
+        for width in WIDTHS {
+            let source = rows(10, width);
+            let mut target = vec![0; index.len() * width];
+            gather(&source, width, &index, &mut target).unwrap();
+            let expected: Vec<u16> = index
+                .iter()
+                .flat_map(|&i| &source[i as usize * width..][..width])
+                .copied()
+                .collect();
+            assert_eq!(target, expected, "{width}");
+        }
+    }
+
+    #[test]
+    fn scattering_undoes_gathering() {
+        let index = [4, 0, 3, 1, 2];
+        for width in WIDTHS {
+            let source = rows(5, width);
+            let (mut there, mut back) = (vec![0; 5 * width], vec![0; 5 * width]);
+            gather(&source, width, &index, &mut there).unwrap();
+            scatter(&there, width, &index, 0, &mut back).unwrap();
+            assert_eq!(back, source, "{width}");
+            // The same from row 2 on.
+            let mut tail = vec![0; 3 * width];
+            scatter(&source[..2 * width], width, &[2, 4], 2, &mut tail).unwrap();
+            assert_eq!(
+                [&tail[..width], &tail[2 * width..]].concat(),
+                source[..2 * width],
+                "{width}"
+            );
+        }
+    }
+
+    #[test]
+    fn spans_come_one_behind_the_other() {
+        let spans = [(3, 2), (0, 0), (9, 1), (0, 4), (10, 0), (3, 1), (1, 1), (0, 10)];
+        let spans = spans.map(|(start, len)| Span { start, len });
+        for width in WIDTHS {
+            let source = rows(10, width);
+            let mut target = vec![0; spans.iter().map(|s| s.len).sum::<usize>() * width];
+            gather_spans(&source, width, &spans, &mut target).unwrap();
+            let expected: Vec<u16> = spans
+                .iter()
+                .flat_map(|s| &source[s.start * width..][..s.len * width])
+                .copied()
+                .collect();
+            assert_eq!(target, expected, "{width}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_copied_where_something_is_out_of_bounds() {
+        for width in [1, 3, 4, 100] {
+            let source = rows(10, width);
+            let mut target = vec![7; 3 * width];
+            let spans = |start, len| [Span { start: 0, len: 1 }, Span { start, len }];
+            assert_eq!(gather(&source, width, &[0, 1, 10], &mut target), Err(OutOfBounds));
+            assert_eq!(gather(&source, width, &[0, 1], &mut target), Err(OutOfBounds));
+            assert_eq!(gather(&source, width, &[0; 4], &mut target), Err(OutOfBounds));
+            assert_eq!(scatter(&source, width, &[0; 9], 0, &mut target), Err(OutOfBounds));
+            assert_eq!(
+                scatter(&source[..2 * width], width, &[0, 3], 0, &mut target),
+                Err(OutOfBounds)
+            );
+            for index in [[4, 8], [4, 3]] {
+                assert_eq!(
+                    scatter(&source[..2 * width], width, &index, 4, &mut target),
+                    Err(OutOfBounds)
+                );
+            }
+            for (start, len) in [(9, 2), (usize::MAX, 2), (11, 2), (0, 1), (0, 3)] {
+                assert_eq!(
+                    gather_spans(&source, width, &spans(start, len), &mut target),
+                    Err(OutOfBounds)
+                );
+            }
+            assert!(target.iter().all(|&x| x == 7));
+        }
+    }
+}

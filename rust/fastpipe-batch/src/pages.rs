@@ -1,0 +1,56 @@
+//! Large pages for large tables.
+//!
+//! Rows that are read in random order are each on another page, and the processor remembers where only a few thousand
+//! pages are. On Linux a program may ask for pages of 2 MB instead of 4 KB, as NumPy does for its arrays.
+#![allow(unsafe_code)]
+
+/// Below this size pages of 2 MB aren't worth it.
+const LARGE: usize = 4 << 20;
+
+/// Takes memory for at least `capacity` elements in all, in large pages if it is much and the system has such.
+pub fn reserve_large<T: Copy>(data: &mut Vec<T>, capacity: usize) {
+    if capacity <= data.capacity() {
+        return;
+    }
+    data.reserve_exact(capacity - data.len());
+    let bytes = data.capacity() * size_of::<T>();
+    if bytes >= LARGE {
+        advise(data.as_mut_ptr().cast(), bytes);
+    }
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+fn advise(start: *mut u8, bytes: usize) {
+    use std::ffi::{c_int, c_void};
+
+    const PAGE: usize = 4096;
+    const MADV_HUGEPAGE: c_int = 14;
+    unsafe extern "C" {
+        fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int;
+    }
+    let skipped = start.addr().next_multiple_of(PAGE) - start.addr();
+    let bytes = bytes.saturating_sub(skipped) / PAGE * PAGE;
+    // SAFETY: the pages lie within memory of the caller's. The advice changes neither what they hold nor what may be done
+    // with them, only how they are mapped; where it isn't taken, nothing happens, so the result doesn't matter.
+    unsafe { madvise(start.wrapping_add(skipped).cast(), bytes, MADV_HUGEPAGE) };
+}
+
+#[cfg(not(all(target_os = "linux", not(miri))))]
+fn advise(_start: *mut u8, _bytes: usize) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_keeps_what_it_holds() {
+        let mut data: Vec<u32> = (0..1000).collect();
+        for capacity in [10, 2000, 2 << 20, 8 << 20] {
+            reserve_large(&mut data, capacity);
+            assert!(data.capacity() >= capacity);
+            assert!(data.iter().copied().eq(0..1000));
+        }
+        data.resize(8 << 20, 7);
+        assert_eq!(data.last(), Some(&7));
+    }
+}

@@ -1,0 +1,170 @@
+//! A shuffle through a window of bounded length.
+
+use crate::random::{Draws, Key, Purpose, below};
+
+/// A Fisher-Yates shuffle of a sequence that comes in piece by piece, of which only a window is known at a time.
+///
+/// Draw `i` swaps what stands at position `i` with what stands at a position drawn uniformly from
+/// `[i, min(i + span, total))`, and gives it out. That is `tf.data`'s `shuffle(span)`, in distribution: its reservoir of
+/// `span` items gives out a random one and puts the next item of the input in its place. With a span of at least the total
+/// it is the whole Fisher-Yates shuffle; with 1, nothing moves.
+///
+/// The draws are those of [`Purpose::Buffer`], stream 0, at positions `i`. What comes out therefore depends on the key, the
+/// span and the input alone, and neither on how the input was cut when it came in nor on how many were drawn at a time.
+///
+/// ```
+/// use fastpipe_order::{FisherYates, Key};
+///
+/// let mut shuffle = FisherYates::new(Key { seed: 7, epoch: 0 }, 4);
+/// shuffle.extend(0..10);
+/// assert_eq!(shuffle.draw(5, false).len(), 5);
+/// assert_eq!(shuffle.draw(5, false).len(), 2); // The next draw would need an eleventh item, or the end.
+/// assert_eq!(shuffle.draw(5, true).len(), 3);
+/// ```
+#[derive(Clone, Debug)]
+pub struct FisherYates<T> {
+    draws: Draws,
+    span: u64,
+    /// Draws so far.
+    drawn: u64,
+    /// What was given out already and not yet moved out of the way, up to `head`; behind it what is to come.
+    items: Vec<T>,
+    head: usize,
+}
+
+impl<T: Copy> FisherYates<T> {
+    /// A shuffle of nothing so far. A `span` of 0 counts as 1.
+    pub fn new(key: Key, span: u64) -> Self {
+        FisherYates {
+            draws: Draws::new(key, Purpose::Buffer, 0),
+            span: span.max(1),
+            drawn: 0,
+            items: Vec::new(),
+            head: 0,
+        }
+    }
+
+    /// Items that came in and weren't drawn yet.
+    pub fn len(&self) -> usize {
+        self.items.len() - self.head
+    }
+
+    /// Whether all that came in was drawn.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds what comes next in the input.
+    pub fn extend(&mut self, items: impl IntoIterator<Item = T>) {
+        // No more is moved than was drawn since the last time.
+        if self.head >= self.items.len() - self.head {
+            self.items.drain(..self.head);
+            self.head = 0;
+        }
+        self.items.extend(items);
+    }
+
+    /// The next `count`, or as many as can be drawn. Until the input has `ended`, a draw needs `span` items: `count` of them
+    /// `span + count - 1`.
+    pub fn draw(&mut self, count: usize, ended: bool) -> &[T] {
+        let ready = if ended {
+            self.len()
+        } else {
+            (self.len() as u64).saturating_sub(self.span - 1) as usize
+        };
+        let count = count.min(ready);
+        let (first, span) = (self.drawn, self.span);
+        let window = &mut self.items[self.head..];
+        self.draws.each(first..first + count as u64, |position, word| {
+            let i = (position - first) as usize;
+            let reach = span.min((window.len() - i) as u64);
+            window.swap(i, i + below(word, reach) as usize);
+        });
+        self.drawn += count as u64;
+        self.head += count;
+        &self.items[self.head - count..self.head]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// All positions at once, each draw by itself.
+    fn naive(key: Key, span: u64, total: u64) -> Vec<u64> {
+        let draws = Draws::new(key, Purpose::Buffer, 0);
+        let mut items: Vec<u64> = (0..total).collect();
+        for i in 0..total {
+            let j = i + draws.below(i, span.min(total - i));
+            items.swap(i as usize, j as usize);
+        }
+        items
+    }
+
+    #[test]
+    fn a_span_of_one_moves_nothing() {
+        for span in [0, 1] {
+            let mut shuffle = FisherYates::new(Key { seed: 3, epoch: 0 }, span);
+            shuffle.extend(0..100);
+            assert_eq!(shuffle.draw(1000, false), (0..100).collect::<Vec<_>>());
+            assert!(shuffle.is_empty());
+        }
+    }
+
+    #[test]
+    fn nothing_is_drawn_before_the_span_is_known() {
+        let mut shuffle = FisherYates::new(Key::default(), 10);
+        shuffle.extend(0..9);
+        assert!(shuffle.draw(3, false).is_empty());
+        shuffle.extend(9..11);
+        assert_eq!(shuffle.draw(3, false).len(), 2);
+        assert!(shuffle.draw(3, false).is_empty());
+        assert_eq!(shuffle.len(), 9);
+        assert_eq!(shuffle.draw(100, true).len(), 9);
+        assert!(shuffle.draw(1, true).is_empty());
+    }
+
+    #[test]
+    fn the_longest_span_is_no_problem() {
+        let mut shuffle = FisherYates::new(Key { seed: 1, epoch: 2 }, u64::MAX);
+        shuffle.extend(0..50);
+        assert!(shuffle.draw(10, false).is_empty());
+        assert_eq!(shuffle.draw(50, true), naive(Key { seed: 1, epoch: 2 }, u64::MAX, 50));
+    }
+
+    /// The order is a promise: this one was written down when it was made.
+    #[test]
+    fn the_order_stays_as_it_is() {
+        let mut shuffle = FisherYates::new(Key { seed: 42, epoch: 1 }, 5);
+        shuffle.extend(0..12);
+        assert_eq!(shuffle.draw(12, true), [0, 2, 5, 4, 6, 3, 8, 11, 7, 9, 1, 10]);
+    }
+
+    proptest! {
+        #[test]
+        fn however_it_comes_and_goes_the_order_is_the_naive_one(
+            seed: u64,
+            epoch: u64,
+            span in 1u64..40,
+            steps in proptest::collection::vec((0u64..50, 0usize..30), 0..20),
+        ) {
+            let key = Key { seed, epoch };
+            let mut shuffle = FisherYates::new(key, span);
+            let (mut total, mut seen) = (0, Vec::new());
+            for (come, go) in steps {
+                shuffle.extend(total..total + come);
+                total += come;
+                let drawn = shuffle.draw(go, false).to_vec();
+                prop_assert!(drawn.len() == go || (shuffle.len() as u64) < span);
+                seen.extend(drawn);
+                prop_assert_eq!(seen.len() + shuffle.len(), total as usize);
+            }
+            while !shuffle.is_empty() {
+                seen.extend_from_slice(shuffle.draw(7, true));
+            }
+            prop_assert_eq!(seen, naive(key, span, total));
+        }
+    }
+}

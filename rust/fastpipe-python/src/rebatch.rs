@@ -1,0 +1,261 @@
+//! The row buffer of `fastpipe.rebatch`: arrays in, arrays of batches out.
+//!
+//! Python cuts columns into flat parts and puts them together again; here whatever is proportional to rows is done, without
+//! the GIL.
+
+use std::sync::{Mutex, PoisonError};
+
+use fastpipe_batch::OutOfBounds;
+use fastpipe_engine::{Chunk, Ends, Part, Ready, Recut, RowLayout, Shuffled, Targets, default_threads};
+use fastpipe_order::Key;
+use numpy::{
+    PyArray1, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray,
+    PyUntypedArrayMethods,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
+
+use crate::raw::{Fresh, bytes};
+
+/// Keeps rows until they make a batch.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct RowBuffer {
+    layout: RowLayout,
+    /// dtype and shape of the elements of each part of values.
+    elements: Vec<(Py<PyArrayDescr>, Vec<usize>)>,
+    batch_size: usize,
+    drop_last: bool,
+    state: Mutex<State>,
+}
+
+struct State {
+    rows: Rows,
+    chunk: Option<Held>,
+    ended: bool,
+}
+
+enum Rows {
+    InOrder(Recut),
+    Shuffled(Shuffled),
+}
+
+/// A chunk that came in, of which the rows before `from` were used.
+struct Held {
+    rows: usize,
+    from: usize,
+    ends: Ends,
+    lengths: Vec<Vec<i64>>,
+    values: Vec<Py<PyUntypedArray>>,
+}
+
+impl Rows {
+    fn advance(
+        &mut self,
+        chunk: Option<&Chunk<'_>>,
+        from: &mut usize,
+        ended: bool,
+    ) -> Result<Option<Ready>, OutOfBounds> {
+        match self {
+            Rows::InOrder(rows) => Ok(rows.advance(chunk, from, ended)),
+            Rows::Shuffled(rows) => rows.advance(chunk, from, ended),
+        }
+    }
+
+    fn copy(
+        &mut self,
+        chunk: Option<&Chunk<'_>>,
+        from: &mut usize,
+        ready: &Ready,
+        targets: Targets<'_>,
+    ) -> Result<(), OutOfBounds> {
+        match self {
+            Rows::InOrder(rows) => rows.copy(chunk, from, ready, targets),
+            Rows::Shuffled(rows) => rows.copy(ready, targets),
+        }
+    }
+}
+
+type Offsets<'py> = Vec<Bound<'py, PyArray1<i64>>>;
+/// The rows of a batch, its offsets and its values.
+type Batch<'py> = (usize, Offsets<'py>, Vec<Bound<'py, PyUntypedArray>>);
+
+#[pymethods]
+impl RowBuffer {
+    /// `lengths` has level and width of each part, `values` level, dtype and shape of an element.
+    #[new]
+    #[pyo3(signature = (lengths, values, *, batch_size, shuffle_buffer, seed, epoch, drop_last))]
+    fn new(
+        lengths: Vec<(usize, usize)>,
+        values: Vec<(usize, Bound<'_, PyArrayDescr>, Vec<usize>)>,
+        batch_size: u32,
+        shuffle_buffer: u32,
+        seed: u64,
+        epoch: u64,
+        drop_last: bool,
+    ) -> PyResult<Self> {
+        let mut layout = RowLayout::default();
+        let mut elements = Vec::with_capacity(values.len());
+        layout
+            .lengths
+            .extend(lengths.into_iter().map(|(level, width)| Part { level, width }));
+        for (level, dtype, shape) in values {
+            if dtype.has_object() || dtype.itemsize() == 0 {
+                return Err(PyValueError::new_err(format!("rows of {dtype} can't be copied")));
+            }
+            let width = shape
+                .iter()
+                .try_fold(dtype.itemsize(), |width, &size| width.checked_mul(size));
+            let width = width.ok_or_else(|| PyValueError::new_err("rows are too large"))?;
+            layout.values.push(Part { level, width });
+            elements.push((dtype.unbind(), shape));
+        }
+        if !layout.is_sound() {
+            return Err(PyValueError::new_err("a level is used that no lengths open"));
+        }
+        let (batch_size, span, threads) = (batch_size as usize, u64::from(shuffle_buffer), default_threads());
+        let rows = if shuffle_buffer == 0 {
+            Rows::InOrder(Recut::new(layout.clone(), batch_size, threads))
+        } else {
+            let shuffled = Shuffled::new(layout.clone(), batch_size, span, Key { seed, epoch }, threads);
+            Rows::Shuffled(shuffled.map_err(|_| PyValueError::new_err("shuffle_buffer and batch_size are too large"))?)
+        };
+        let state = State {
+            rows,
+            chunk: None,
+            ended: false,
+        };
+        Ok(RowBuffer {
+            layout,
+            elements,
+            batch_size,
+            drop_last,
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Hands in the next rows: when `next` has returned None.
+    fn push(
+        &self,
+        py: Python<'_>,
+        rows: usize,
+        lengths: Vec<PyReadonlyArray1<'_, i64>>,
+        values: Vec<Bound<'_, PyUntypedArray>>,
+    ) -> PyResult<()> {
+        let lengths: Vec<Vec<i64>> = lengths.iter().map(|part| part.as_array().to_vec()).collect();
+        let like = |(array, (dtype, shape)): (&Bound<'_, PyUntypedArray>, &(Py<PyArrayDescr>, Vec<usize>))| {
+            array.ndim() == shape.len() + 1
+                && array.shape()[1..] == **shape
+                && array.is_c_contiguous()
+                && array.dtype().is_equiv_to(dtype.bind(py))
+        };
+        if values.len() != self.elements.len() || !values.iter().zip(&self.elements).all(like) {
+            return Err(PyValueError::new_err("the parts aren't those of the first rows"));
+        }
+        let ends = py
+            .detach(|| Ends::new(&self.layout, rows, &lengths))
+            .map_err(internal)?;
+        let held = Held {
+            rows,
+            from: 0,
+            ends,
+            lengths,
+            values: values.into_iter().map(Bound::unbind).collect(),
+        };
+        held.chunk(py, &self.layout)?;
+        let mut state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        if state.chunk.is_some() || state.ended {
+            return Err(PyValueError::new_err("rows came in before they were asked for"));
+        }
+        state.chunk = Some(held);
+        Ok(())
+    }
+
+    /// Says that no more rows come.
+    fn finish(&self, py: Python<'_>) {
+        self.state
+            .lock_py_attached(py)
+            .unwrap_or_else(PoisonError::into_inner)
+            .ended = true;
+    }
+
+    /// The next batch; None if more rows are needed, or if there are no more.
+    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<Batch<'py>>> {
+        let mut guard = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let State { rows, chunk, ended } = &mut *guard;
+        let ended = *ended;
+        let view = chunk.as_ref().map(|held| held.chunk(py, &self.layout)).transpose()?;
+        let mut from = chunk.as_ref().map_or(0, |held| held.from);
+        let ready = py
+            .detach(|| rows.advance(view.as_ref(), &mut from, ended))
+            .map_err(internal)?;
+        let ready = ready.filter(|ready| ready.rows == self.batch_size || !self.drop_last);
+        let batch = match ready {
+            None => None,
+            Some(ready) => {
+                let (offsets, mut values) = self.allocate(py, &ready)?;
+                let mut writable: Vec<_> = offsets.iter().map(PyArrayMethods::readwrite).collect();
+                let targets = Targets {
+                    offsets: writable
+                        .iter_mut()
+                        .map(|array| array.as_slice_mut())
+                        .collect::<Result<_, _>>()?,
+                    values: values.iter_mut().map(Fresh::bytes_mut).collect(),
+                };
+                py.detach(|| rows.copy(view.as_ref(), &mut from, &ready, targets))
+                    .map_err(internal)?;
+                drop(writable);
+                Some((ready.rows, offsets, values.into_iter().map(Fresh::into_array).collect()))
+            }
+        };
+        drop(view);
+        if let Some(held) = chunk {
+            held.from = from;
+        }
+        chunk.take_if(|held| held.from == held.rows);
+        Ok(batch)
+    }
+
+    /// Memory for rows that wait, in bytes.
+    #[getter]
+    fn nbytes(&self, py: Python<'_>) -> usize {
+        let state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        match &state.rows {
+            Rows::InOrder(rows) => rows.nbytes(),
+            Rows::Shuffled(rows) => rows.nbytes(),
+        }
+    }
+}
+
+fn internal(error: OutOfBounds) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+impl Held {
+    fn chunk<'a>(&'a self, py: Python<'a>, layout: &RowLayout) -> PyResult<Chunk<'a>> {
+        let lengths = self.lengths.iter().map(Vec::as_slice).collect();
+        let values = self.values.iter().map(|array| bytes(array.bind(py)).ok_or(OutOfBounds));
+        let values = values.collect::<Result<_, _>>().map_err(internal)?;
+        Chunk::new(layout, self.rows, &self.ends, lengths, values).map_err(internal)
+    }
+}
+
+impl RowBuffer {
+    /// Arrays for a batch, not yet written.
+    fn allocate<'py>(&self, py: Python<'py>, ready: &Ready) -> PyResult<(Offsets<'py>, Vec<Fresh<'py>>)> {
+        let offsets = self.layout.lengths.iter();
+        let offsets = offsets.map(|part| PyArray1::zeros(py, ready.elements[part.level] * part.width + 1, false));
+        let values = self
+            .layout
+            .values
+            .iter()
+            .zip(&self.elements)
+            .map(|(part, (dtype, shape))| {
+                let shape: Vec<usize> = std::iter::once(ready.elements[part.level])
+                    .chain(shape.iter().copied())
+                    .collect();
+                Fresh::new(dtype.bind(py), &shape)
+            });
+        Ok((offsets.collect(), values.collect::<PyResult<_>>()?))
+    }
+}
