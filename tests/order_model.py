@@ -43,13 +43,13 @@ def shuffled(items: Iterable[T], draws: Sequence[int]) -> list[T]:
     return items
 
 
-def keyed(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of too many blocks for a table: a Feistel network of eight rounds over the next power of two.
+def keyed(count: int, seed: int, epoch: int, rounds: int = 8) -> np.ndarray:
+    """The order of too many blocks for a table: a Feistel network over the next power of two.
     What lands outside goes through it again.
     """
     bits = (count - 1).bit_length()
     low, high = np.uint64(bits // 2), np.uint64(bits - bits // 2)
-    keys = [np.uint64(word) for word in words(seed, epoch, UNITS, 1, 8)]
+    keys = [np.uint64(word) for word in words(seed, epoch, UNITS, 1, rounds)]
 
     def mix(half: np.ndarray, key: np.uint64, bits: np.uint64) -> np.ndarray:
         x = (half ^ key) * np.uint64(0x9E37_79B9_7F4A_7C15)
@@ -57,7 +57,7 @@ def keyed(count: int, seed: int, epoch: int) -> np.ndarray:
 
     def network(x: np.ndarray) -> np.ndarray:
         lower, upper = x & (np.uint64(1) << low) - np.uint64(1), x >> low
-        for i in range(0, 8, 2):
+        for i in range(0, rounds, 2):
             upper = upper ^ mix(lower, keys[i], high)
             lower = lower ^ mix(upper, keys[i + 1], low)
         return upper << low | lower

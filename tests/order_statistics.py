@@ -111,7 +111,7 @@ def generator(*key: int) -> np.random.Generator:
 # --- Exact frequencies, and those of places ---
 
 
-def frequencies(sampler: Sampler, expected: Mapping[Hashable, Fraction], samples: int = 20_000) -> float:
+def frequencies(sampler: Sampler, expected: Mapping[Hashable, Fraction], samples: int = 8_000) -> float:
     """Whether orders are as frequent as they should be.
 
     Null distribution: of Pearson's statistic over independent samples, chi-square with a degree of freedom less than
@@ -226,16 +226,16 @@ def successive(draws: np.ndarray) -> float:
     return independent(draws[:half:2], draws[1:half:2])
 
 
-def window_draws(rows: np.ndarray, n: int) -> np.ndarray:
+def window_draws(rows: np.ndarray, n: int, random: np.random.Generator) -> np.ndarray:
     """The draws of windows of `n` rows: which of those that are left comes next."""
     low, size = [], []
     for window in np.split(rows, range(n, len(rows), n)):
         low += [int((window[i:] < row).sum()) for i, row in enumerate(window)]
         size += range(len(window), 0, -1)
-    return _within(np.array(low), np.ones(len(low)), np.array(size))
+    return _within(np.array(low), np.ones(len(low)), np.array(size), random)
 
 
-def buffer_draws(rows: np.ndarray, n: int) -> np.ndarray:
+def buffer_draws(rows: np.ndarray, n: int, random: np.random.Generator) -> np.ndarray:
     """The draws of a buffer of `n` rows: which of those in it comes next.
 
     Raises:
@@ -249,10 +249,10 @@ def buffer_draws(rows: np.ndarray, n: int) -> np.ndarray:
         waiting.remove(row)
         if len(low) + n <= len(rows):
             waiting.append(len(low) + n - 1)
-    return _within(np.array(low), np.ones(len(low)), np.array(size))
+    return _within(np.array(low), np.ones(len(low)), np.array(size), random)
 
 
-def block_draws(rows: np.ndarray, counts: Sequence[int], n: int) -> np.ndarray:
+def block_draws(rows: np.ndarray, counts: Sequence[int], n: int, random: np.random.Generator) -> np.ndarray:
     """The draws of a pool of at least `n` rows: from which block the next record comes. Blocks stand side by side by
     what they have left, so that it shows if small ones come too often.
 
@@ -276,11 +276,11 @@ def block_draws(rows: np.ndarray, counts: Sequence[int], n: int) -> np.ndarray:
         pool[number] -= 1
         if pool[number] == 0:
             del pool[number]
-    return _within(np.array(low), np.array(width), np.array(size))
+    return _within(np.array(low), np.array(width), np.array(size), random)
 
 
-def _within(low: np.ndarray, width: np.ndarray, size: np.ndarray) -> np.ndarray:
-    return (low + width * generator(len(low)).random(len(low))) / size
+def _within(low: np.ndarray, width: np.ndarray, size: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    return (low + width * random.random(len(low))) / size
 
 
 # --- Pairs of orders that might depend on each other ---
