@@ -1,4 +1,4 @@
-"""The orders, row for row: they are those of the model, and what they were when they were first released."""
+"""The orders, row for row: they are those of the model, and what they always were."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_many_blocks(tmp_path: Path, blocks: int) -> None:
             assert [block for block, _ in pairs(found, epoch, step)] == expected
 
 
-# Models were trained in these orders, and have to be again: they must never change. Two epochs.
+# Two epochs of each order. What was trained in them must be trained in them again: they never change.
 GOLDEN = {
     "sequential": [
         [0, 1, 2, 3],
