@@ -1,0 +1,184 @@
+"""Block order: from a pool of blocks, each drawn in proportion to what it has left, the next record comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from order_statistics import (
+    ALPHA,
+    PAIRS,
+    Fastpipe,
+    Sampler,
+    block_draws,
+    frequencies,
+    generator,
+    independent,
+    pairs,
+    successive,
+    uniform,
+)
+
+# --- Twins ---
+
+Twin = Callable[[Sequence[int], int], Sampler]
+
+
+def pool(
+    counts: Sequence[int],
+    n: int,
+    *,
+    by_rows: bool = True,
+    key: Callable[[int, int], tuple[int, ...]] = lambda *key: key,
+) -> Sampler:
+    """A pool, one block after the other by what it has left, or each block as likely as any other."""
+
+    def sample(seed: int, epoch: int) -> np.ndarray:
+        random = generator(*key(seed, epoch)).random(sum(counts))
+        firsts, left, open_blocks, entered, out = np.cumsum(counts), list(counts), [], 0, []
+        for word in random:
+            while entered < len(counts) and sum(left[block] for block in open_blocks) < n:
+                open_blocks += [entered] if counts[entered] else []
+                entered += 1
+            weights = np.cumsum([left[block] if by_rows else 1 for block in open_blocks])
+            drawn = open_blocks[int(np.searchsorted(weights, word * weights[-1], side="right"))]
+            out.append(firsts[drawn] - left[drawn])
+            left[drawn] -= 1
+            if left[drawn] == 0:
+                open_blocks.remove(drawn)
+        return np.array(out)
+
+    return sample
+
+
+def each_block_alike(counts: Sequence[int], n: int) -> Sampler:
+    """Draws blocks, not rows."""
+    return pool(counts, n, by_rows=False)
+
+
+def too_small(counts: Sequence[int], n: int) -> Sampler:
+    """Keeps half as many rows as it should."""
+    return pool(counts, (n + 1) // 2)
+
+
+def too_large(counts: Sequence[int], n: int) -> Sampler:
+    """Keeps twice as many rows as it should."""
+    return pool(counts, 2 * n)
+
+
+def out_of_sequence(counts: Sequence[int], n: int) -> Sampler:
+    """Draws any row of the pool."""
+    good = pool(counts, n)
+
+    def sample(seed: int, epoch: int) -> np.ndarray:
+        order = good(seed, epoch)
+        blocks = np.searchsorted(np.cumsum(counts), order, side="right")
+        for block in range(len(counts)):
+            order[blocks == block] = generator(seed, epoch, block).permutation(order[blocks == block])
+        return order
+
+    return sample
+
+
+# --- Exact frequencies ---
+
+
+def all_orders(counts: Sequence[int], n: int) -> dict[Hashable, Fraction]:
+    """The probability of each order: of each draw what the block has left, of what all in the pool have left."""
+    found: dict[Hashable, Fraction] = {}
+    firsts = [sum(counts[:block]) for block in range(len(counts))]
+
+    def draw(left: tuple[int, ...], out: tuple[int, ...], p: Fraction) -> None:
+        if sum(left) < n and len(left) < len(counts):
+            draw((*left, counts[len(left)]), out, p)
+            return
+        for block, rows in enumerate(left):
+            if rows:
+                then = (*left[:block], rows - 1, *left[block + 1 :])
+                draw(then, (*out, firsts[block] + counts[block] - rows), p * rows / sum(left))
+        if not sum(left):
+            found[out] = p
+
+    draw((), (), Fraction(1))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("counts", "n", "batch_size", "twin"),
+    [
+        ([1, 4], 5, 5, each_block_alike),
+        ([2, 1, 3], 3, 2, each_block_alike),
+        ([1, 2, 0, 2, 1], 2, 1, too_large),
+        ([1, 3, 1, 2], 4, 3, too_small),
+        ([2, 2, 1], 100, 4, out_of_sequence),
+    ],
+)
+def test_small_orders_are_as_frequent_as_they_should_be(
+    tmp_path: Path, counts: list[int], n: int, batch_size: int, twin: Twin
+) -> None:
+    """`frequencies` of all orders."""
+    expected = all_orders(counts, n)
+    assert frequencies(Fastpipe(tmp_path, counts, "block", n, batch_size), expected) > ALPHA
+    assert frequencies(twin(counts, n), expected) < ALPHA
+
+
+# --- Many rows ---
+
+COUNTS = [int(count) for count in generator(5).integers(1, 60, size=300)] + [0, 1, 500, 0, 1, 1]
+
+
+def test_blocks_are_drawn_by_what_they_have_left(tmp_path: Path) -> None:
+    """`uniform` and `successive` of the draws of some 19,000 rows, in pools of 200."""
+    n = 200
+
+    def p(sampler: Sampler) -> tuple[float, float]:
+        random = generator(6)
+        draws = np.concatenate([block_draws(sampler(seed, 3), COUNTS, n, random) for seed in range(2)])
+        return uniform(draws), successive(draws)
+
+    assert min(p(Fastpipe(tmp_path, COUNTS, "block", n, 64))) > ALPHA
+    assert p(each_block_alike(COUNTS, n))[0] < ALPHA
+    assert p(too_small(COUNTS, n))[0] < ALPHA
+
+
+@given(
+    counts=st.lists(st.one_of(st.just(0), st.just(1), st.integers(0, 50)), min_size=1, max_size=20).filter(any),
+    n=st.integers(1, 60),
+    batch_size=st.integers(1, 30),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_records_come_in_sequence_and_from_the_pool(tmp_path: Path, counts, n, batch_size, seed) -> None:
+    """Exactly; and every row once."""
+    order = Fastpipe(tmp_path, counts, "block", n, batch_size)(seed, 0)
+    block_draws(order, counts, n, generator(0))
+    assert sorted(order) == list(range(sum(counts)))
+
+
+@pytest.mark.parametrize("twin", [out_of_sequence, too_large])
+def test_other_rows_are_noticed(twin: Twin) -> None:
+    """The test above would fail."""
+    with pytest.raises(ValueError, match="can't come here"):
+        block_draws(twin([10, 10, 10], 10)(0, 0), [10, 10, 10], 10, generator(0))
+
+
+@pytest.mark.parametrize("which", PAIRS)
+def test_epochs_and_seeds_are_independent(tmp_path: Path, which: str) -> None:
+    """`independent` of the draws at the same places of 40 pairs of orders of 300 rows."""
+    counts, n = [5, 20] * 12, 60
+
+    def p(sampler: Sampler) -> float:
+        random = generator(7)
+        first, second = (
+            np.concatenate([block_draws(order, counts, n, random) for order in orders])
+            for orders in pairs(sampler, which, 40)
+        )
+        return independent(first, second)
+
+    assert p(Fastpipe(tmp_path, counts, "block", n, 10)) > ALPHA
+    assert p(pool(counts, n, key=PAIRS[which][1])) < ALPHA

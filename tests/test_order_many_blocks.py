@@ -1,0 +1,123 @@
+"""The order of more than 65,536 blocks, which isn't drawn but computed, is told from a random one by nothing here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import order_model as model
+from order_statistics import ALPHA, Fastpipe, Sampler, crossings, generator, places, two_sided
+
+MANY = 70_000
+"""Blocks of a row each. In windows of one row their order is that of the rows."""
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """Two epochs of two seeds."""
+    return four(Fastpipe(tmp_path_factory.mktemp("many"), [1] * MANY, "window", 1, 1))
+
+
+def four(sampler: Sampler) -> np.ndarray:
+    return np.array([sampler(seed, epoch) for seed in (0, 1) for epoch in (0, 1)])
+
+
+# --- Twins with a flaw ---
+
+
+def by_multiplication(seed: int, epoch: int) -> np.ndarray:
+    """As even as can be."""
+    factor, start = generator(seed, epoch).integers(MANY // 70, size=2)
+    return (np.arange(MANY) * (70 * int(factor) + 11) + start) % MANY
+
+
+def in_few_rounds(seed: int, epoch: int) -> np.ndarray:
+    """A network that mixes too little."""
+    return model.keyed(MANY, seed, epoch, rounds=2)
+
+
+def in_tens(seed: int, epoch: int) -> np.ndarray:
+    """Ten blocks stay together."""
+    tens = generator(seed, epoch).permutation(MANY // 10)
+    return (tens[:, np.newaxis] * 10 + np.arange(10)).ravel()
+
+
+# --- One order ---
+
+
+def each_place(orders: np.ndarray) -> float:
+    """`places` in 50 groups, of all orders together and of each by itself."""
+    by_itself = crossings(np.tile(np.arange(MANY), (len(orders), 1)), orders, 50)
+    return min(1.0, 2 * min(by_itself, places(orders, 50)))
+
+
+def differences(orders: np.ndarray) -> float:
+    """How far it is from a block to the next one, around the end.
+
+    Null distribution: each distance from 1 to `n - 1` has probability `1 / (n - 1)`. Distances of one order depend on
+    each other so little (a correlation of the order of `1 / n^2`) that Pearson's statistic of 500 groups is chi-square.
+    """
+    found = np.diff(orders, axis=1).ravel() % MANY - 1
+    cells = np.bincount(found * 500 // (MANY - 1), minlength=500)
+    expected = np.bincount(np.arange(MANY - 1) * 500 // (MANY - 1)) * (len(found) / (MANY - 1))
+    return two_sided(((cells - expected) ** 2 / expected).sum(), 499)
+
+
+def neighbours(orders: np.ndarray) -> float:
+    """Whether blocks of some groups follow those of others too often, in pairs that have no block in common.
+
+    Null distribution: given which blocks come first in a pair and which second, all ways to pair them are equally
+    likely; so Pearson's statistic, a little less for that, is chi-square with 29^2 degrees for each order.
+    """
+    total = 0.0
+    for order in orders * 30 // MANY:
+        table = np.bincount(order[::2] * 30 + order[1::2], minlength=900).reshape(30, 30)
+        total += stats.chi2_contingency(table).statistic * (1 - 2 / MANY)
+    return two_sided(total, len(orders) * 29**2)
+
+
+@pytest.mark.parametrize(
+    ("p", "twins"),
+    [
+        (each_place, [by_multiplication, in_few_rounds, in_tens]),
+        (differences, [by_multiplication, in_few_rounds, in_tens]),
+        (neighbours, [by_multiplication, in_few_rounds, in_tens]),
+    ],
+)
+def test_orders_are_random(orders: np.ndarray, p: Callable[[np.ndarray], float], twins: list[Sampler]) -> None:
+    """As each p-value's function says."""
+    assert p(orders) > ALPHA
+    for twin in twins:
+        assert p(four(twin)) < ALPHA
+
+
+# --- Epochs ---
+
+
+def overlap(first: np.ndarray, second: np.ndarray, bins: int) -> float:
+    """Whether windows of the same number share more blocks than others, or less.
+
+    Null distribution: as in `places`, the number of all that are shared has mean `n / bins`, and variance
+    `(n / bins)^2 (bins - 1) / (n - 1)`; the sum over pairs is normal.
+    """
+    group = np.arange(MANY) * bins // MANY
+    shared = sum((group[np.argsort(a)] == group[np.argsort(b)]).sum() for a, b in zip(first, second, strict=True))
+    deviation = np.sqrt(len(first) * (bins - 1) / (MANY - 1)) * MANY / bins
+    return 2 * stats.norm.sf(abs(shared - len(first) * MANY / bins) / deviation)
+
+
+def test_epochs_have_nothing_in_common(tmp_path) -> None:
+    """`overlap` and `crossings` of 100 windows of successive epochs, 24 of them."""
+
+    def p(sampler: Sampler) -> tuple[float, float]:
+        orders = np.array([sampler(9, epoch) for epoch in range(24)])
+        return overlap(orders[:-1], orders[1:], 100), crossings(orders[:-1], orders[1:], 100)
+
+    def every_second_again(seed: int, epoch: int) -> np.ndarray:
+        return generator(seed, epoch // 2).permutation(MANY)
+
+    assert min(p(Fastpipe(tmp_path, [1] * MANY, "window", 700, 700))) > ALPHA
+    assert max(p(every_second_again)) < ALPHA
