@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
 
 
 def _others(report: ShuffleReport) -> list[int]:
-    """Sizes to compare with: a quarter and four times as much. All rows are enough, so of more only smaller ones are."""
+    """Sizes to compare with: a quarter and four times as much; smaller ones only where it holds all rows already."""
     own, rows = report.shuffle_buffer or 0, report.num_rows
     if own >= rows:
         return [rows // 16, rows // 4] if rows >= 16 else []

@@ -126,7 +126,7 @@ class ShuffleReport:
 
     @property
     def buffer_bytes(self) -> float:
-        """Bytes as stored, of so many rows as shuffle_buffer says; uncompressed they take more. 0.0 without shuffling."""
+        """Bytes, as stored, of as many rows as shuffle_buffer says; maybe compressed. 0.0 without shuffling."""
         return (self.shuffle_buffer or 0) * self.bytes_per_row if self.num_rows else 0.0
 
     @property
@@ -157,8 +157,8 @@ def shuffle_report(
 
     Of an epoch with B batches, more than M = `max_batches`, those with the numbers (2i + 1) B / 2M, i below M, are
     looked at. Where it would take long to get to each of them (in more than 3 * 10^7 rows with a large buffer), it is
-    several in a row at each of fewer places, 12 at least. It takes about as long as `read_avro` needs to open the files,
-    and then some seconds; with millions of rows in the buffer up to a minute or two.
+    several in a row at each of fewer places, 12 at least. It takes about as long as `read_avro` needs to open the
+    files, and then some seconds; with millions of rows in the buffer up to a minute or two.
 
     Args:
         source: as in `read_avro`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,8 @@ def report(r: ShuffleReport) -> str:
     data = ", ".join([plural(r.num_rows, "row"), plural(r.num_blocks, "block"), plural(r.num_files, "file")])
     seen = f"looked at {r.batches_seen:,} of {r.num_batches:,} batch{'' if r.num_batches == 1 else 'es'}"
     shown = [_measures(r), "", *_map(r), ""] if r.num_rows else []
-    return "\n".join([order, f"{data}; {seen}", "", *shown, r.advice])
+    wrapped = (textwrap.fill(line, _WIDTH, break_long_words=False) for line in r.advice.splitlines())
+    return "\n".join([order, f"{data}; {seen}", "", *shown, *wrapped])
 
 
 def name(shuffle: str) -> str:
@@ -95,7 +97,7 @@ def advice(r: ShuffleReport) -> str:
     if r.shuffle in ("block", "buffer") and r.displacement.score < 0.5:
         lines.append(
             f"Rows move {share(r.displacement.found / r.displacement.perfect)} as far as in a perfect permutation: "
-            "if the files are sorted, shuffle=True mixes blocks from all over them."
+            "if the files are sorted, shuffle=True mixes rows from all over them."
         )
     return "\n".join(lines)
 
