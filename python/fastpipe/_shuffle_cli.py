@@ -34,7 +34,7 @@ def add_options(inspect: argparse.ArgumentParser, positive: Callable[[str], int]
     """Adds the options to the command `inspect`."""
     options = inspect.add_argument_group("how well a shuffled order would mix the rows, instead")
     options.add_argument(
-        "--shuffle", choices=_KINDS, metavar="KIND", help=f"{', '.join(_KINDS)}; window if it isn't said"
+        "--shuffle", nargs="?", const="window", choices=_KINDS, metavar="KIND", help=f"{', '.join(_KINDS)} (window)"
     )
     options.add_argument("--shuffle-buffer", type=positive, metavar="N", help="rows of a window, pool or buffer")
     options.add_argument("--batch-size", type=positive, metavar="B", help=f"rows of a batch ({_BATCH_SIZE})")

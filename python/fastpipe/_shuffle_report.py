@@ -266,9 +266,10 @@ def _steps(batches: int, most: int, size: int, jump: int) -> list[int]:
     """Which batches of an epoch are looked at: all, or single ones or groups of neighbours, evenly spread."""
     if batches <= most:
         return list(range(batches))
-    places = most
+    places, least = most, min(most, _LEAST_PLACES)
     if batches * size > _WORK:  # Else going through all of them is no more work, either.
-        places = min(most, max(_WORK // jump, _LEAST_PLACES))
+        places = min(most, max(_WORK // jump, least))
+        places = max(most // -(-most // places), least)  # With these there are nearly as many batches as there may be.
     run = most // places
     firsts = ((2 * i + 1) * batches // (2 * places) - run // 2 for i in range(places))
     return [first + i for first in firsts for i in range(run)]
