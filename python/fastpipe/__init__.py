@@ -12,6 +12,7 @@ Importing fastpipe imports NumPy and nothing else.
 from __future__ import annotations
 
 from fastpipe._fastpipe import __version__
+from fastpipe._shuffle_report import ShuffleReport, shuffle_report
 from fastpipe.avro import AvroFile, infer_features, read_avro
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import (
@@ -48,6 +49,7 @@ __all__ = [
     "Rebatcher",
     "SchemaError",
     "ShapeError",
+    "ShuffleReport",
     "Sparse",
     "SparseCSR",
     "SparseSpec",
@@ -60,4 +62,5 @@ __all__ = [
     "infer_features",
     "read_avro",
     "rebatch",
+    "shuffle_report",
 ]

@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 import fastpipe
-from fastpipe import _index, _inspect
+from fastpipe import _index, _inspect, _shuffle_cli
 from fastpipe._index_cache import user_cache_directory
 from fastpipe._inspect import FileSummary, plural, size_text
 from fastpipe._sources import expand
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0; 1 if something couldn't be read; 130 after Ctrl-C. Wrong usage exits with 2.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse_args(_shuffle_cli.completed(sys.argv[1:] if argv is None else argv))
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # A terminal without UTF-8 is no reason to fail.
     try:
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser("inspect", help="show schema, codec, size, compression and features")
     inspect.add_argument("files", nargs="+", metavar="FILE", help=source)
     inspect.add_argument("--json", action="store_true", help="as JSON")
+    _shuffle_cli.add_options(inspect, _positive)
     inspect.set_defaults(run=_inspect_files)
 
     head = commands.add_parser("head", help="show the first records")
@@ -152,6 +153,8 @@ def _index_files(arguments: argparse.Namespace) -> int:
 
 
 def _inspect_files(arguments: argparse.Namespace) -> int:
+    if arguments.shuffle is not None or _shuffle_cli.given(arguments):
+        return _shuffle_cli.run(arguments, _complain, _width())
     summaries = [_inspect.summarise(path) for path in expand(arguments.files)]
     groups = _inspect.by_schema(summaries)
     # Only files of one schema can be read together, and broken ones would stand in the way.

@@ -1,0 +1,587 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastpipe
+from fastpipe import _shuffle_math, _shuffle_report, _shuffle_text, cli
+from fastpipe._ordering import Ordering
+from fastpipe._shuffle_report import Index, Measure, ShuffleReport, shuffle_report
+from wire import SYNC, container, header, long, stored
+
+KINDS = ("window", "block", "buffer")
+ID = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "long"}]}
+NONE = {"type": "record", "name": "Row", "fields": []}
+UNEVEN = (37, 5, 60, 1, 44, 18, 60, 23, 9, 80, 31, 2, 55, 40, 35)
+
+
+def write(path: Path, sizes: Sequence[int], first: int = 0) -> Path:
+    """A file of blocks with so many rows, which are numbered from `first` on."""
+    ends = np.cumsum([first, *sizes]).tolist()
+    blocks = [(stop - start, b"".join(map(long, range(start, stop)))) for start, stop in pairwise(ends)]
+    path.write_bytes(container(ID, blocks))
+    return path
+
+
+def write_empty_rows(path: Path, sizes: Sequence[int]) -> Path:
+    """The same of records without fields, which take no bytes."""
+    path.write_bytes(container(NONE, [(size, b"") for size in sizes]))
+    return path
+
+
+def write_files(folder: Path, files: Sequence[Sequence[int]]) -> list[Path]:
+    starts = np.cumsum([0, *map(sum, files)]).tolist()
+    return [write(folder / f"{i}.avro", sizes, starts[i]) for i, sizes in enumerate(files)]
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def scores(report: ShuffleReport) -> dict[str, float]:
+    return {name: getattr(report, name).score for name in ("displacement", "blocks", "files", "same_block_pairs")}
+
+
+# --- Against what readers yield ---
+
+
+@pytest.mark.parametrize("shuffle", [False, *KINDS])
+@pytest.mark.parametrize(("batch_size", "seed", "epoch"), [(16, 0, 0), (7, 5, 3), (500, 1, 0), (1000, 1, 1), (1, 2, 0)])
+def test_measures_are_those_of_the_batches_that_are_read(
+    tmp_path: Path, shuffle: bool, batch_size: int, seed: int, epoch: int
+) -> None:
+    files = [UNEVEN[:4], (), (0, 30, 0), UNEVEN[4:]]
+    paths = write_files(tmp_path, files)
+    buffer = None if shuffle is False else 100
+    order = {"batch_size": batch_size, "shuffle": shuffle, "shuffle_buffer": buffer, "seed": seed}
+    report = shuffle_report(paths, **order, epoch=epoch, max_batches=10**6)
+    with fastpipe.read_avro(paths, **order) as reader:
+        reader.set_epoch(epoch)
+        batches = [batch["id"] for batch in reader]
+    total = sum(map(sum, files))
+    block_of = np.repeat(np.arange(sum(map(len, files))), [size for sizes in files for size in sizes])
+    file_of = np.repeat(np.arange(len(files)), [sum(sizes) for sizes in files])
+    unshuffled = [np.arange(start, min(start + batch_size, total)) for start in range(0, total, batch_size)]
+
+    assert (report.num_rows, report.num_blocks, report.num_files) == (total, 16, 3)
+    assert report.batches_seen == report.num_batches == len(batches) == len(unshuffled)
+    for measure, group_of in ((report.blocks, block_of), (report.files, file_of)):
+        assert measure.found == pytest.approx(mean([len(set(group_of[batch])) for batch in batches]))
+        assert measure.unshuffled == pytest.approx(mean([len(set(group_of[batch])) for batch in unshuffled]))
+
+    moved = np.abs(np.concatenate(batches) - np.arange(total))
+    assert report.displacement.found == pytest.approx(moved.mean())
+    found = [measure.found for measure in report.displacement_quantiles]
+    assert found == np.quantile(moved, [0.05, 0.5, 0.95], method="inverted_cdf").tolist()
+
+    def same_block(batches: list[np.ndarray]) -> float:
+        same = all_pairs = 0
+        for batch in batches:
+            blocks = block_of[batch]
+            same += (np.count_nonzero(blocks[:, None] == blocks) - len(batch)) // 2
+            all_pairs += len(batch) * (len(batch) - 1) // 2
+        return same / all_pairs if all_pairs else math.nan
+
+    assert report.same_block_pairs.found == pytest.approx(same_block(batches), nan_ok=True)
+    assert report.same_block_pairs.unshuffled == pytest.approx(same_block(unshuffled), nan_ok=True)
+
+
+def test_the_map_counts_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.avro", UNEVEN)
+    report = shuffle_report(path, batch_size=10, shuffle_buffer=50, seed=3)
+    with fastpipe.read_avro(path, batch_size=10, shuffle=True, shuffle_buffer=50, seed=3) as reader:
+        rows = np.concatenate([batch["id"] for batch in reader])
+    counts = np.zeros((12, 40))
+    for place, row in enumerate(rows):
+        counts[place * 12 // 500, row * 40 // 500] += 1
+    perfect = np.array([[(500 / 12) / 40]])
+    # Lines and columns have a row more or less than others.
+    np.testing.assert_allclose(np.array(report.density), counts / perfect, rtol=0.1)
+    assert np.array(report.density).shape == (12, 40)
+
+
+def test_the_map_of_a_few_rows_is_as_small(tmp_path: Path) -> None:
+    report = shuffle_report(write(tmp_path / "a.avro", [2, 3]), batch_size=2, shuffle=False)
+    assert np.array(report.density).tolist() == (np.eye(5) * 5).tolist()
+    assert report.map.splitlines() == ["█    ", " █   ", "  █  ", "   █ ", "    █"]
+
+
+def test_shades() -> None:
+    density = [[0.0, 0.04, 0.06, 0.49, 0.5, 1.0, 1.49, 1.5, 3.9, 4.0, 12.0, math.nan]]
+    assert _shuffle_text.shaded(density) == "  ░░▒▒▒▓▓██ "
+
+
+# --- What a perfect permutation has ---
+
+
+def test_the_probability_to_miss_a_group_is_exact() -> None:
+    for total in range(1, 40):
+        groups = np.arange(total + 1)
+        for drawn in range(total + 1):
+            exact = [math.comb(total - group, drawn) / math.comb(total, drawn) for group in range(total + 1)]
+            np.testing.assert_allclose(np.exp(_shuffle_math.log_miss(total, drawn, groups)), exact, atol=1e-11)
+
+
+@pytest.mark.parametrize(("total", "drawn", "group"), [(10**9, 1024, 100), (10**12, 8, 3), (10**9, 5, 10**9 - 6)])
+def test_the_probability_to_miss_a_group_is_stable(total: int, drawn: int, group: int) -> None:
+    # A product with as many factors as rows are drawn.
+    exact = math.fsum(math.log1p(-group / (total - i)) for i in range(drawn))
+    found = _shuffle_math.log_miss(total, drawn, np.array([group]))
+    np.testing.assert_allclose(found, [exact], rtol=1e-4)
+
+
+def test_blocks_and_pairs_of_a_perfect_permutation() -> None:
+    groups = np.array(UNEVEN)
+    block_of = np.repeat(np.arange(len(groups)), groups)
+    rng = np.random.default_rng(0)
+    for batch in (2, 16, 100):
+        drawn = [rng.permutation(block_of)[:batch] for _ in range(3000)]
+        distinct = [len(set(blocks)) for blocks in drawn]
+        pairs = [(np.bincount(blocks) * (np.bincount(blocks) - 1)).sum() / (batch * (batch - 1)) for blocks in drawn]
+        for expected, found in (
+            (_shuffle_math.distinct(groups, batch), distinct),
+            (_shuffle_math.same_group(groups), pairs),
+        ):
+            assert abs(expected - np.mean(found)) < 4 * np.std(found) / math.sqrt(len(found))
+    assert _shuffle_math.distinct(groups, 500) == pytest.approx(15)
+    assert _shuffle_math.distinct(groups, 1) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 10, 101])
+def test_displacement_of_a_perfect_permutation(total: int) -> None:
+    places = np.arange(total)
+    distances = np.abs(places[:, None] - places)
+    assert _shuffle_math.mean_displacement(places, total) == pytest.approx(distances.mean())
+    assert _shuffle_math.mean_displacement(places, total) == pytest.approx((total - 1 / total) / 3)
+    assert _shuffle_math.mean_displacement(places[:1], total) == pytest.approx(distances[0].mean())
+    for q in (0.05, 0.5, 0.95, 1.0):
+        exact = np.quantile(distances, q, method="inverted_cdf")
+        assert _shuffle_math.displacement_quantile(q, total) == exact
+
+
+def test_displacement_of_a_perfect_permutation_of_many_rows() -> None:
+    quantiles = [_shuffle_math.displacement_quantile(q, 10**12) / 10**12 for q in (0.05, 0.5, 0.95)]
+    np.testing.assert_allclose(quantiles, [0.0253206, 0.2928932, 0.7763932], atol=1e-7)
+
+
+def test_stretches_of_groups() -> None:
+    ends = np.array([3, 10, 11])
+    assert [_shuffle_math.stretch(ends, *part).tolist() for part in [(0, 11), (0, 3), (2, 4), (10, 11), (4, 6)]] == [
+        [3, 7, 1],
+        [3],
+        [1, 1],
+        [1],
+        [2],
+    ]
+
+
+# --- Scores ---
+
+
+@pytest.mark.parametrize(
+    ("measure", "score"),
+    [
+        (Measure(5.0, 10.0, 0.0), 0.5),
+        (Measure(0.5, 0.1, 0.9), 0.5),
+        (Measure(12.0, 10.0, 2.0), 1.0),
+        (Measure(1.0, 10.0, 2.0), 0.0),
+        (Measure(1.0, 1.0, 1.0), math.nan),
+        (Measure(math.nan, math.nan, math.nan), math.nan),
+    ],
+)
+def test_a_score_is_the_way_from_unshuffled_to_perfect(measure: Measure, score: float) -> None:
+    assert measure.score == pytest.approx(score, nan_ok=True)
+
+
+@pytest.mark.parametrize("shuffle", KINDS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_buffer_of_all_rows_is_perfect(tmp_path: Path, shuffle: str, seed: int) -> None:
+    paths = write_files(tmp_path, [[20] * 50] * 4)
+    report = shuffle_report(paths, batch_size=25, shuffle=shuffle, shuffle_buffer=4000, seed=seed)
+    assert min(scores(report).values()) > 0.95
+    assert [measure.score > 0.9 for measure in report.displacement_quantiles] == [True] * 3
+    assert report.blocks.found == pytest.approx(report.blocks.perfect, rel=0.02)
+
+
+def test_no_shuffling_has_no_score(tmp_path: Path) -> None:
+    report = shuffle_report(write_files(tmp_path, [[20] * 50] * 4), batch_size=25, shuffle=False)
+    assert set(scores(report).values()) == {0.0}
+    assert {str(score) for score in scores(report).values()} == {"0.0"}
+    assert report.displacement.found == 0
+    assert report.blocks.found == report.blocks.unshuffled
+    assert (report.shuffle, report.shuffle_buffer, report.buffer_bytes) == ("sequential", None, 0.0)
+
+
+def test_windows_move_rows_far_but_mix_few_blocks(tmp_path: Path) -> None:
+    report = shuffle_report(write(tmp_path / "a.avro", [50] * 400), batch_size=50, shuffle_buffer=100, max_batches=400)
+    assert report.displacement.score > 0.9
+    assert report.blocks.score < 0.1
+    buffer = shuffle_report(tmp_path / "a.avro", batch_size=50, shuffle="buffer", shuffle_buffer=1000, max_batches=400)
+    assert buffer.displacement.score < 0.2
+    assert buffer.blocks.score > 0.5
+
+
+@pytest.mark.parametrize("shuffle", KINDS)
+def test_a_larger_buffer_shuffles_better(tmp_path: Path, shuffle: str) -> None:
+    paths = write_files(tmp_path, [[20] * 40] * 5)
+    found = [
+        shuffle_report(paths, batch_size=20, shuffle=shuffle, shuffle_buffer=buffer) for buffer in (20, 100, 500, 2500)
+    ]
+    for name in ("blocks", "files", "same_block_pairs"):
+        values = [getattr(report, name).score for report in found]
+        assert values == sorted(values)
+        assert values[-1] > values[0]
+
+
+def test_blocks_of_one_row_have_nothing_to_mix(tmp_path: Path) -> None:
+    report = shuffle_report(write(tmp_path / "a.avro", [1] * 100), batch_size=10)
+    assert math.isnan(report.blocks.score)
+    assert math.isnan(report.same_block_pairs.score)
+    assert math.isnan(report.files.score)
+    assert report.displacement.score > 0.8
+    assert "Even without shuffling" in report.advice
+
+
+# --- Which batches are looked at ---
+
+
+def test_of_many_batches_a_sample_is_looked_at(tmp_path: Path) -> None:
+    path = write_empty_rows(tmp_path / "a.avro", [40] * 2500)
+    sample = shuffle_report(path, batch_size=50, shuffle_buffer=4000)
+    whole = shuffle_report(path, batch_size=50, shuffle_buffer=4000, max_batches=2000)
+    assert (sample.batches_seen, sample.num_batches, whole.batches_seen) == (200, 2000, 2000)
+    assert sample.blocks.found == pytest.approx(whole.blocks.found, rel=0.02)
+    assert sample.blocks.perfect == pytest.approx(whole.blocks.perfect)
+    assert sample.same_block_pairs.found == pytest.approx(whole.same_block_pairs.found, rel=0.05)
+    assert sample.displacement.found == pytest.approx(whole.displacement.found, rel=0.05)
+    assert "looked at 200 of 2,000 batches" in str(sample)
+
+
+@pytest.mark.parametrize("batches", [1, 5, 199, 200, 201, 1000, 10**6])
+@pytest.mark.parametrize("most", [1, 7, 200])
+@pytest.mark.parametrize("jump", [1, 10**6, 10**10])
+def test_the_sample_is_spread_over_the_epoch(batches: int, most: int, jump: int) -> None:
+    steps = _shuffle_report._steps(batches, most, 1000, jump)
+    assert steps == sorted(set(steps))
+    assert 0 <= steps[0] <= steps[-1] < batches
+    if batches <= most:
+        assert steps == list(range(batches))
+        return
+    assert most * 0.9 < len(steps) <= most
+    twelfths = np.bincount(np.array(steps) * 12 // batches, minlength=12)
+    assert most < 12 or twelfths.min() > 0
+    if batches == 1000:  # So few rows are gone through anyway.
+        assert steps == [(2 * i + 1) * 1000 // (2 * most) for i in range(most)]
+
+
+@pytest.mark.parametrize("shuffle", [False, *KINDS])
+def test_batches_are_the_same_whatever_is_gone_through_before(tmp_path: Path, shuffle: bool) -> None:
+    index = Index([str(write(tmp_path / "a.avro", UNEVEN))])
+    order = Ordering.checked(batch_size=5, shuffle=shuffle, seed=1).of(index._dataset)
+    steps = [3, 4, 20, 50, 51, 99]
+    batches = [list(_shuffle_report._batches(order, 2, steps, near)) for near in (0, 17, 1000)]
+    for step, found in zip(steps, zip(*batches, strict=True), strict=True):
+        expected = [rows.tolist() for rows in order.rows(2, step)]
+        assert [batch[0] for batch in found] == [step] * 3
+        assert [[rows.tolist() for rows in batch[1:]] for batch in found] == [expected] * 3
+
+
+def test_it_is_the_same_each_time(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.avro", UNEVEN)
+    first, second = (shuffle_report(path, batch_size=8) for _ in range(2))
+    assert first.blocks == second.blocks
+    assert str(first) == str(second)
+    other = shuffle_report(path, batch_size=8, seed=1)
+    assert other.displacement != first.displacement
+    assert shuffle_report(path, batch_size=8, epoch=1).displacement not in (first.displacement, other.displacement)
+
+
+# --- The suggestion ---
+
+
+@pytest.mark.parametrize("shuffle", KINDS)
+@pytest.mark.parametrize("sizes", [[100] * 300, [*range(1, 200)], [10, 20, 400, 5] * 60, [3000] * 8], ids=str)
+def test_with_the_suggestion_batches_mix_nine_tenths(tmp_path: Path, shuffle: str, sizes: list[int]) -> None:
+    path = write_empty_rows(tmp_path / "a.avro", sizes)
+    buffer = shuffle_report(path, batch_size=64, shuffle=shuffle).suggested_shuffle_buffer
+    assert buffer is not None
+    assert buffer == float(f"{buffer:.1e}") or buffer in (64, sum(sizes))
+    with_it = shuffle_report(path, batch_size=64, shuffle=shuffle, shuffle_buffer=buffer)
+    assert with_it.blocks.found > 0.87 * with_it.blocks.perfect
+    # Nor is it far too large.
+    half = shuffle_report(path, batch_size=64, shuffle=shuffle, shuffle_buffer=buffer // 2)
+    assert half.blocks.found < 0.9 * half.blocks.perfect
+
+
+@pytest.mark.parametrize("sizes", [[100] * 300, [*range(1, 200)], [3000] * 8], ids=str)
+@pytest.mark.parametrize("buffer", [300, 3000, 12_000])
+def test_the_calculation_is_near_what_orders_do(tmp_path: Path, sizes: list[int], buffer: int) -> None:
+    path = write_empty_rows(tmp_path / "a.avro", sizes)
+    rows = np.array(sizes)
+    seeds = [shuffle_report(path, batch_size=50, shuffle_buffer=buffer, seed=seed).blocks.found for seed in range(4)]
+    calculated = [
+        _shuffle_math.mixed_by_windows(np.random.default_rng(seed).permutation(rows), 50, buffer) for seed in range(4)
+    ]
+    assert mean(calculated) == pytest.approx(mean(seeds), rel=0.1)
+    found = shuffle_report(path, batch_size=50, shuffle="buffer", shuffle_buffer=buffer).blocks.found
+    assert _shuffle_math.mixed_by_buffer(rows, 50, buffer) == pytest.approx(found, rel=0.05)
+
+
+def test_without_shuffling_windows_are_suggested(tmp_path: Path) -> None:
+    path = write_empty_rows(tmp_path / "a.avro", [100] * 300)
+    without = shuffle_report(path, batch_size=64, shuffle=False)
+    assert without.suggested_shuffle_buffer == shuffle_report(path, batch_size=64).suggested_shuffle_buffer
+    assert f"shuffle=True, shuffle_buffer={without.suggested_shuffle_buffer:_}" in without.advice
+
+
+def test_the_smallest_that_is_enough() -> None:
+    assert _shuffle_math.smallest(lambda n: n >= 1234, 10, 10**6) == 1300
+    assert _shuffle_math.smallest(lambda n: n >= 10**9, 10, 777) == 777
+    assert _shuffle_math.smallest(lambda n: True, 37, 10**6) == 37
+
+
+# --- What is and isn't read ---
+
+
+@pytest.mark.parametrize("sizes", [[], [0, 0]])
+@pytest.mark.parametrize("shuffle", [False, *KINDS])
+def test_without_rows_there_is_nothing_to_say(tmp_path: Path, sizes: list[int], shuffle: bool) -> None:
+    report = shuffle_report(write(tmp_path / "a.avro", sizes), batch_size=8, shuffle=shuffle)
+    assert (report.num_rows, report.num_blocks, report.num_files, report.num_batches) == (0, 0, 0, 0)
+    assert all(map(math.isnan, scores(report).values()))
+    assert report.density == ()
+    assert report.suggested_shuffle_buffer is None
+    assert "There are no rows to shuffle." in str(report)
+
+
+@pytest.mark.parametrize("shuffle", [False, *KINDS])
+def test_one_row(tmp_path: Path, shuffle: bool) -> None:
+    report = shuffle_report(write(tmp_path / "a.avro", [1]), batch_size=8, shuffle=shuffle)
+    assert all(map(math.isnan, scores(report).values()))
+    assert report.density == ((1.0,),)
+    assert report.blocks.found == report.blocks.perfect == 1
+    assert "1 row, 1 block, 1 file; looked at 1 of 1 batch\n" in str(report)
+
+
+def test_data_are_not_read(tmp_path: Path) -> None:
+    # Neither data that are damaged nor a type that can't be a feature is in the way.
+    schema = {"type": "record", "name": "Row", "fields": [{"name": "u", "type": ["int", "string"]}]}
+    path = tmp_path / "a.avro"
+    path.write_bytes(header(schema, "deflate") + stored(10, b"\xff" * 30) + stored(30, b"\xff" * 30))
+    report = shuffle_report(path, batch_size=4)
+    assert (report.num_rows, report.num_blocks) == (40, 2)
+    assert report.bytes_per_row == path.stat().st_size / 40
+
+
+def test_bytes_of_the_buffer(tmp_path: Path) -> None:
+    report = shuffle_report(write(tmp_path / "a.avro", UNEVEN), batch_size=10, shuffle_buffer=100)
+    assert report.bytes_per_row == pytest.approx((tmp_path / "a.avro").stat().st_size / 500)
+    assert report.buffer_bytes == pytest.approx(100 * report.bytes_per_row)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is between"),
+        ({"shuffle": "sorted"}, "shuffle is True, False"),
+        ({"shuffle": False, "shuffle_buffer": 10}, "shuffle_buffer says how far"),
+        ({"max_batches": 0}, "max_batches is between"),
+        ({"epoch": -1}, "epoch is between"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
+    path = write(tmp_path / "a.avro", [3])
+    with pytest.raises(ValueError, match=message):
+        shuffle_report(path, **{"batch_size": 8, **arguments})
+
+
+def test_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(fastpipe.MissingFileError):
+        shuffle_report(tmp_path / "none.avro", batch_size=8)
+    path = write(tmp_path / "a.avro", UNEVEN)
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(fastpipe.MalformedFileError):
+        shuffle_report(path, batch_size=8)
+
+
+# --- As text ---
+
+
+def test_a_report_as_text(tmp_path: Path) -> None:
+    text = str(shuffle_report(write_files(tmp_path, [[25] * 20] * 2), batch_size=20, shuffle=False))
+    assert text == (
+        "shuffle=False, batch_size=20, seed=0, epoch 0\n"
+        "1,000 rows, 40 blocks, 2 files; looked at 50 of 50 batches\n"
+        "\n"
+        "                                 this order  perfect  unshuffled  score\n"
+        "-------------------------------  ----------  -------  ----------  -----\n"
+        "places that a row moves: mean             0      333           0   0.00\n"
+        "  5 % quantile                            0       25           0   0.00\n"
+        "  median                                  0      293           0   0.00\n"
+        "  95 % quantile                           0      776           0   0.00\n"
+        "blocks in a batch                       1.6       16         1.6   0.00\n"
+        "files in a batch                          1        2           1   0.00\n"
+        "pairs in a batch from one block      73.7 %    2.4 %      73.7 %   0.00\n"
+        "\n"
+        "       data set\n"
+        "      ┌────────────────────────────────────────┐\n"
+        "epoch │████                                    │\n"
+        "      │   ████                                 │\n"
+        "      │      ▓███                              │\n"
+        "      │          ████                          │\n"
+        "      │             ████                       │\n"
+        "      │                ▓███                    │\n"
+        "      │                    ████                │\n"
+        "      │                       ████             │\n"
+        "      │                          ▓███          │\n"
+        "      │                              ████      │\n"
+        "      │                                 ████   │\n"
+        "      │                                    ▓███│\n"
+        "      └────────────────────────────────────────┘\n"
+        "▒ about as many rows as in a perfect permutation, ░ less than half, ▓ and █ over 1.5 and 4 times as many\n"
+        "\n"
+        "A batch has rows of 9.99 % of the blocks that a perfect permutation gives it; for 90 %: about\n"
+        "shuffle=True, shuffle_buffer=900 (2.61 kB as stored)."
+    )
+
+
+def test_the_maps_of_the_readme_are_real(tmp_path: Path) -> None:
+    paths = write_files(tmp_path, [[1000] * 50] * 4)
+    left, right, left_below, right_below = (
+        shuffle_report(
+            paths, batch_size=256, shuffle=shuffle, shuffle_buffer=20_000 if shuffle else None
+        ).map.splitlines()
+        for shuffle in (False, True, "block", "buffer")
+    )
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    for lines in (zip(left, right, strict=True), zip(left_below, right_below, strict=True)):
+        assert "\n".join(f"│{a}│  │{b}│" for a, b in lines) in readme
+
+
+def test_advice_for_sorted_files(tmp_path: Path) -> None:
+    path = write_empty_rows(tmp_path / "a.avro", [20] * 500)
+    assert "if the files are sorted, shuffle=True" in shuffle_report(path, batch_size=20, shuffle="block").advice
+    assert "sorted" not in shuffle_report(path, batch_size=20).advice
+    assert "sorted" not in shuffle_report(path, batch_size=20, shuffle="block", shuffle_buffer=10_000).advice
+
+
+# --- The command ---
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = cli.main(["inspect", *(str(argument) for argument in arguments)])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize("kind", ["", *KINDS])
+def test_the_command_prints_the_report(tmp_path: Path, run: Run, kind: str) -> None:
+    paths = write_files(tmp_path, [[30] * 100] * 2)
+    code, out, err = run("--shuffle", *([kind] if kind else []), *paths, "--shuffle-buffer", 400, "--batch-size", 50)
+    report = shuffle_report(paths, batch_size=50, shuffle=kind or True, shuffle_buffer=400)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{report}\n\nshuffle_buffer ")
+    table = out[len(str(report)) :].splitlines()
+    assert [line.split()[0] for line in table[4:7]] == ["100", "400", "1_600"]
+    assert table[5].split()[3] == _shuffle_text.number(report.blocks.found)
+    assert table[7] == "memory: bytes of the rows in the buffer, uncompressed (sampled)"
+
+
+def test_buffers_that_hold_all_rows_are_compared_with_smaller_ones(tmp_path: Path, run: Run) -> None:
+    code, out, _ = run("--shuffle=buffer", write(tmp_path / "a.avro", [40] * 10))
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[-4:-1]] == ["25", "100", "16_384"]
+
+
+def test_the_command_as_json(tmp_path: Path, run: Run) -> None:
+    path = write(tmp_path / "a.avro", [30] * 100)
+    code, out, _ = run("--shuffle", "--json", path, "--shuffle-buffer", "512", "--batch-size", "64")
+    report = shuffle_report(path, batch_size=64, shuffle_buffer=512)
+    quarter, own, four = json.loads(out)
+    assert code == 0
+    assert [each["shuffle_buffer"] for each in (quarter, own, four)] == [128, 512, 2048]
+    assert own["blocks"] == {
+        "found": report.blocks.found,
+        "perfect": report.blocks.perfect,
+        "unshuffled": report.blocks.unshuffled,
+        "score": report.blocks.score,
+    }
+    assert own["files"]["score"] is None
+    assert own["density"] == [list(line) for line in report.density]
+    assert own["memory"] == pytest.approx(512 * report.bytes_per_row)
+    assert own["memory_is_uncompressed"] is True
+
+
+def test_memory_of_data_that_cannot_be_decompressed_is_as_stored(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "a.avro"
+    path.write_bytes(header(NONE, "deflate") + stored(100, b"\xff" * 30, sync=SYNC))
+    code, out, _ = run("--shuffle", path, "--batch-size", "10")
+    assert code == 0
+    assert out.endswith("memory: bytes of the rows in the buffer, as stored, which may be compressed\n")
+
+
+def test_the_command_without_rows(tmp_path: Path, run: Run) -> None:
+    code, out, err = run("--shuffle", write(tmp_path / "a.avro", []))
+    assert (code, err) == (0, "")
+    assert out.endswith("looked at 0 of 0 batches\n\nThere are no rows to shuffle.\n")
+    code, out, _ = run("--shuffle", "--json", tmp_path / "a.avro")
+    assert code == 0
+    assert [each["num_rows"] for each in json.loads(out)] == [0]
+
+
+def test_files_that_cannot_be_read_end_the_command(tmp_path: Path, run: Run) -> None:
+    code, out, err = run("--shuffle", tmp_path / "none.avro")
+    assert (code, out) == (1, "")
+    assert err.startswith("fastpipe: ")
+    assert "none.avro" in err
+
+
+def test_wrong_usage(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "a.avro", [3])
+    assert run("--batch-size", 5, path)[::2] == (
+        2,
+        "fastpipe inspect: --shuffle-buffer and --batch-size go with --shuffle\n",
+    )
+    code, _, err = run("--shuffle", path, "--shuffle-buffer", 2**40)
+    assert code == 2
+    assert "shuffle_buffer is between 1 and 2147483648" in err
+    with pytest.raises(SystemExit, match="2"):
+        run("--shuffle=sorted", path)
+    assert "invalid choice: 'sorted'" in capsys.readouterr().err
+
+
+def test_a_file_may_have_the_name_of_an_order(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "block", [3])
+    monkeypatch.chdir(tmp_path)
+    assert run("--shuffle=window", "block")[1].startswith("shuffle=True, ")
+    assert run("--shuffle", "--", "block")[1].startswith("shuffle=True, ")
+    assert run("--shuffle", "block", "block")[1].startswith('shuffle="block", ')
+
+
+def test_progress_is_shown_on_a_terminal(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    path = write(tmp_path / "a.avro", UNEVEN)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr("fastpipe._shuffle_cli._PATIENCE", -1.0)
+    assert run("--shuffle", path, "--batch-size", 50)[0] == 0
+    assert "\rbatches looked at: 10 of 10 " in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
