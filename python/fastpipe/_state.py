@@ -14,12 +14,16 @@ each rank), can be stored as JSON, and has these entries:
     The epoch with which the pass began.
 `progress`
     What is left of the epoch. The same for all ranks that have had equally many batches.
+`checksum`
+    CRC-32 of all other entries, as JSON with sorted keys and without blanks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import zlib
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -47,13 +51,14 @@ def state(
     dataset: _fastpipe.Dataset, ordering: Ordering, shuffle_buffer: int, pass_epoch: int, progress: State
 ) -> State:
     """A state to be stored."""
-    return {
+    stored = {
         "version": _VERSION,
         "data": _data(dataset),
         "order": _order(ordering, shuffle_buffer),
         "pass_epoch": pass_epoch,
         "progress": progress,
     }
+    return stored | {"checksum": _checksum(stored)}
 
 
 def parts(
@@ -81,7 +86,9 @@ def parts(
         pass_epoch, progress = int(stored["pass_epoch"]), dict(stored["progress"])
         seed = int(order["seed"])
         possible = 0 <= pass_epoch <= int(progress["epoch"]) <= LARGEST_EPOCH and 0 <= seed < 2**64
-        if version != _VERSION or not possible:
+        # Numbers that are wrong alone would be believed, and yield other rows.
+        whole = stored["checksum"] == _checksum({name: stored[name] for name in stored if name != "checksum"})
+        if version != _VERSION or not possible or not whole:
             raise ValueError
     except (KeyError, OverflowError, TypeError, ValueError):
         raise StateError("this is no state of a reader, or it is damaged") from None
@@ -93,6 +100,10 @@ def parts(
     if differing:
         raise StateError(f"the state is of another reader: {'; '.join(differing)}")
     return pass_epoch, progress, seed
+
+
+def _checksum(stored: State) -> int:
+    return zlib.crc32(json.dumps(stored, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _order(ordering: Ordering, shuffle_buffer: int) -> State:

@@ -312,25 +312,29 @@ impl Order {
                 now: ranks,
             });
         }
-        let possible = Deal::is_possible(&state.left, self.per_chunk(), self.batches);
-        let found = |(_, place): &(u64, Place)| {
-            place.unit <= self.units.len() as u64 && (place.record == 0 || place.record < self.units.largest())
-        };
-        if !possible || state.ranks == 0 || state.taken > state.step || !state.places.iter().all(found) {
+        if state.ranks == 0 || !Deal::is_possible(&state.left, self.per_chunk(), self.batches) {
+            return Err(StateError::Impossible);
+        }
+        let saved = if self.own_steps.is_some() { 1 } else { state.ranks };
+        let before = Deal::new(saved, self.per_chunk(), self.batches, state.left.clone());
+        let (even, odd) = before.steps();
+        let most = self.own_steps.map_or(even + u64::from(odd > 0), |(_, most)| most);
+        if state.taken > most || state.taken > state.step {
             return Err(StateError::Impossible);
         }
         let (deal, taken) = if state.ranks == ranks {
             (self.deal(state.left.clone()), state.taken)
         } else {
-            let before = Deal::new(state.ranks, self.per_chunk(), self.batches, state.left.clone());
             (self.deal(before.left(state.taken)), 0)
         };
         let mut walker = self.walker(state.epoch);
         if let Walker::Window(walker) = &mut walker {
-            state
-                .places
-                .iter()
-                .for_each(|(window, place)| walker.remember(*window, *place));
+            for (window, place) in &state.places {
+                if !walker.may_start(*window, *place) {
+                    return Err(StateError::Impossible);
+                }
+                walker.remember(*window, *place);
+            }
         }
         Ok(Cursor {
             walker,
@@ -403,6 +407,9 @@ impl Cursor {
     /// How far it has come. Behind the last batch of all ranks that is the start of the next epoch.
     pub fn state(&mut self) -> State {
         let ranks = self.order.settings.ranks;
+        if self.before + self.taken == 0 {
+            return State::start(self.epoch, ranks);
+        }
         if self.taken >= self.steps.1 {
             return State::start(self.epoch + 1, ranks);
         }
@@ -416,11 +423,11 @@ impl Cursor {
             } = self.order.settings;
             let per_window = (shuffle_buffer / u64::from(batch_size.max(1))).max(1);
             let window = |chunk: u64| chunk * self.order.per_chunk() / per_window;
-            places.push((window(left.next), walker.place(window(left.next))));
-            for open in left.open.iter().chain(&left.late) {
-                let window = window(open.chunk);
+            // Of all that were begun, whoever reads them: states of all ranks are equal.
+            let begun = left.open.iter().chain(&left.late).map(|open| open.chunk);
+            for window in begun.chain([left.next]).map(window) {
                 if !places.iter().any(|(w, _)| *w == window) {
-                    places.extend(walker.known(window).map(|place| (window, place)));
+                    places.push((window, walker.place(window)));
                 }
             }
         }

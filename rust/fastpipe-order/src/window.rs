@@ -1,5 +1,7 @@
 //! Window order: units in random order, cut into windows of equally many rows, each of them a uniform permutation.
 
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use crate::permutation::{Permutation, SOME};
@@ -7,8 +9,8 @@ use crate::plan::{Content, Numbering, Picks};
 use crate::random::{Draws, Key, Purpose, below};
 use crate::units::Units;
 
-/// Windows whose places are remembered.
-const REMEMBERED: usize = 64;
+/// Windows whose places are remembered: several for each of many ranks.
+const REMEMBERED: usize = 1 << 12;
 
 /// A stretch of more than this fraction of all units isn't walked to find a window: the table is made, once an epoch.
 const LONG_WALK: u64 = 16;
@@ -69,10 +71,10 @@ impl Windows {
                 at += 1;
             }
         }
-        // Less than the rows of a unit, or nothing is left of it at the end.
         Place {
             unit: at as u64,
-            record: left as u32,
+            // Less than the rows of a unit. The last window may end before it is full.
+            record: if at < self.permutation.len() { left as u32 } else { 0 },
         }
     }
 
@@ -121,7 +123,7 @@ struct Drawn {
 #[derive(Debug)]
 pub(crate) struct WindowWalker {
     windows: Arc<Windows>,
-    places: Vec<(u64, Place)>,
+    places: BTreeMap<u64, Place>,
     drawn: Option<Drawn>,
     numbering: Numbering,
 }
@@ -130,32 +132,47 @@ impl WindowWalker {
     pub(crate) fn new(windows: Arc<Windows>) -> Self {
         WindowWalker {
             windows,
-            places: Vec::new(),
+            places: BTreeMap::new(),
             drawn: None,
             numbering: Numbering::default(),
         }
     }
 
-    /// Takes down where a window starts, so that it needn't be looked for.
-    pub(crate) fn remember(&mut self, window: u64, place: Place) {
-        if !self.places.iter().any(|(w, _)| *w == window) {
-            if self.places.len() >= REMEMBERED {
-                self.places.remove(0);
-            }
-            self.places.push((window, place));
+    /// Whether a window can start there, as far as can be seen without looking at what stands in front.
+    pub(crate) fn may_start(&self, window: u64, place: Place) -> bool {
+        let Windows {
+            units,
+            permutation,
+            rows,
+            ..
+        } = &*self.windows;
+        let Ok(at) = usize::try_from(place.unit) else {
+            return false;
+        };
+        match at.cmp(&permutation.len()) {
+            Ordering::Less => place.record < units.rows(permutation.at(at)),
+            Ordering::Equal => place.record == 0 && window.saturating_mul(*rows) >= units.total(),
+            Ordering::Greater => false,
         }
     }
 
-    /// Where a window starts, if that is known.
-    pub(crate) fn known(&self, window: u64) -> Option<Place> {
-        self.places.iter().find(|(w, _)| *w == window).map(|(_, place)| *place)
+    /// Takes down where a window starts, so that it needn't be looked for.
+    pub(crate) fn remember(&mut self, window: u64, place: Place) {
+        self.places.insert(window, place);
+        if self.places.len() > REMEMBERED {
+            // Those in front are mostly done with.
+            self.places.pop_first();
+        }
     }
 
     /// Where a window starts.
     pub(crate) fn place(&mut self, window: u64) -> Place {
-        let nearest = self.places.iter().filter(|(w, _)| *w <= window).max_by_key(|(w, _)| *w);
-        let (from, start) = nearest.copied().unwrap_or_default();
+        let nearest = self.places.range(..=window).next_back();
         let windows = &self.windows;
+        let (from, start) = match nearest {
+            Some((window, place)) => (*window, *place),
+            None => (0, windows.walk(Place::default(), 0)),
+        };
         let place = if from == window {
             start
         } else {
@@ -189,6 +206,8 @@ impl WindowWalker {
             }
         };
         let from = (within * size) as usize;
+        // A state that holds wrong places may make windows of other lengths than there are; its rows are wrong, too.
+        let from = from.min(drawn.rows.len());
         let to = (from + size as usize).min(drawn.rows.len());
         self.draw(&mut drawn, to);
         let mut picks = Picks {
