@@ -218,47 +218,58 @@ impl<'a> Cursor<'a> {
     /// Skips `n` of them, by counting the bytes that end one: where in a word the ends are doesn't matter while more
     /// follow. Refuses what [`Cursor::long`] refuses: numbers long enough to be wrong are skipped one by one.
     pub(crate) fn skip_longs(&mut self, n: usize) -> Result<()> {
-        const WIDE: usize = 32;
         let (data, start) = (self.data, self.at);
         let (mut at, mut left) = (start, n);
         while left > 0 {
-            if left > WIDE
-                && let Some(bytes) = data[at..].first_chunk::<WIDE>()
-                && !bytes
-                    .as_chunks::<4>()
-                    .0
-                    .iter()
-                    .any(|b| u32::from_le_bytes(*b) & CONTINUES as u32 == CONTINUES as u32)
+            if let Some(bytes) = data[at..].first_chunk::<32>()
+                && let Some(ends) = Ends::of(bytes)
             {
-                left -= bytes.iter().map(|&b| u8::from(b < 0x80)).sum::<u8>() as usize;
-                at += WIDE;
+                match ends.nth(left) {
+                    Ok(behind) => (at, left) = (at + behind, 0),
+                    Err(all) => (at, left) = (at + 32, left - all),
+                }
                 continue;
             }
+            // Near the end of the data, or near a long number: one at a time.
             let ends = data[at..]
                 .first_chunk::<8>()
                 .map_or(0, |b| !u64::from_le_bytes(*b) & CONTINUES);
-            // Eleven bytes of one number fill one of these halves, wherever they begin.
-            if ends as u32 == 0 || ends >> 32 == 0 {
-                let begun = data[start..at].iter().rev().take_while(|&&b| b >= 0x80).count();
+            let begun = data[start..at].iter().rev().take_while(|&&b| b >= 0x80).count();
+            let len = ends.trailing_zeros() as usize / 8 + 1;
+            if ends != 0 && begun + len < 10 {
+                at += len;
+            } else {
                 self.at = at - begun;
                 self.skip_long()?;
                 at = self.at;
-                left -= 1;
-                continue;
             }
-            // Without an instruction that counts bits this is the shortest way.
-            let count = ((ends >> 7).wrapping_mul(0x0101_0101_0101_0101) >> 56) as usize;
-            if count < left {
-                at += 8;
-                left -= count;
-            } else {
-                let last = (1..left).fold(ends, |ends, _| ends & (ends - 1));
-                at += last.trailing_zeros() as usize / 8 + 1;
-                left = 0;
-            }
+            left -= 1;
         }
         self.at = at;
         Ok(())
+    }
+
+    /// Skips the items of an array that have `width` bytes each.
+    #[inline(always)]
+    pub(crate) fn skip_fixed_items(&mut self, width: u64) -> Result<()> {
+        while let Some(items) = self.items(width)? {
+            match items.end {
+                Some(end) => self.at = end,
+                None => self.skip(width.saturating_mul(items.count as u64))?,
+            }
+            if self.ends_items() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes the end of an array, if it is there: most have one block of items.
+    #[inline(always)]
+    pub(crate) fn ends_items(&mut self) -> bool {
+        let ends = self.data.get(self.at) == Some(&0);
+        self.at += usize::from(ends);
+        ends
     }
 
     #[inline(always)]
@@ -303,20 +314,16 @@ impl<'a> Cursor<'a> {
             end = Some(self.at + size as usize);
         }
         let count = count.unsigned_abs();
-        match (self.left() as u64).checked_div(smallest) {
-            Some(most) if count > most => {
-                return Err(Fault::ItemCount {
-                    count,
-                    left: self.left() as u64,
-                });
-            }
-            Some(_) => {}
-            None => {
-                self.zero_width_left = self
-                    .zero_width_left
-                    .checked_sub(count.saturating_mul(columns))
-                    .ok_or(Fault::ZeroWidth)?;
-            }
+        if smallest == 0 {
+            self.zero_width_left = self
+                .zero_width_left
+                .checked_sub(count.saturating_mul(columns))
+                .ok_or(Fault::ZeroWidth)?;
+        } else if count.saturating_mul(smallest) > self.left() as u64 {
+            return Err(Fault::ItemCount {
+                count,
+                left: self.left() as u64,
+            });
         }
         Ok(Some(Items {
             count: count as usize,
@@ -358,6 +365,48 @@ pub(crate) struct Items {
 
 /// The bits that say that a number goes on in the next byte.
 const CONTINUES: u64 = 0x8080_8080_8080_8080;
+
+/// The lowest bit of each byte.
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+/// Which of 32 bytes end a number.
+struct Ends {
+    /// For each byte of each word, the number of ends in its word up to there.
+    sums: [u64; 4],
+}
+
+impl Ends {
+    /// `None` if there may be a number among them, or one that goes on, of eleven bytes: it would fill one of these halves,
+    /// wherever it begins.
+    #[inline(always)]
+    fn of(bytes: &[u8; 32]) -> Option<Ends> {
+        let mut long = false;
+        let sums = std::array::from_fn(|i| {
+            let word = bytes.as_chunks::<8>().0[i];
+            let ends = !u64::from_le_bytes(word) & CONTINUES;
+            long |= ends as u32 == 0 || ends >> 32 == 0;
+            (ends >> 7).wrapping_mul(ONES)
+        });
+        (!long).then_some(Ends { sums })
+    }
+
+    /// The place behind the `n`-th end; or how many there are, if there are fewer. There is no branch on where it is: the
+    /// lengths of arrays can't be predicted.
+    #[inline(always)]
+    fn nth(&self, n: usize) -> std::result::Result<usize, usize> {
+        let [a, b, c, d] = self.sums.map(|sums| (sums >> 56) as usize);
+        let before = [0, a, a + b, a + b + c];
+        let all = a + b + c + d;
+        if all < n {
+            return Err(all);
+        }
+        let word = before[1..].iter().map(|&ends| usize::from(ends < n)).sum::<usize>();
+        // The first byte that has as many as are left is the only zero, or the lowest.
+        let others = self.sums[word] ^ ((n - before[word]) as u64).wrapping_mul(ONES);
+        let last = others.wrapping_sub(ONES) & !others & CONTINUES;
+        Ok(8 * word + last.trailing_zeros() as usize / 8 + 1)
+    }
+}
 
 /// A number of up to eight bytes, and how many they are; `None` for longer ones.
 ///

@@ -54,13 +54,12 @@ pub(crate) fn place(
     picks: &[Pick],
     out: &mut Sink<'_>,
 ) -> std::result::Result<Mark, Error> {
-    let plan = block.plan;
     let mut decoder = block.decoder(from.byte as usize, out);
     let budget = decoder.cursor.zero_width_left();
     let mut record = from.record;
     for pick in picks {
         while record < pick.record {
-            decoder.run(plan.skip).map_err(|f| decoder.locate(f, record))?;
+            decoder.skip_record().map_err(|f| decoder.locate(f, record))?;
             record += 1;
         }
         decoder.row(pick.slot, record)?;
@@ -85,7 +84,7 @@ pub(crate) fn starts(block: &Block<'_>) -> std::result::Result<Vec<u32>, Error> 
     for record in 0..block.rows {
         // A block's size is limited to less than 2^32.
         starts.push(decoder.cursor.position() as u32);
-        decoder.run(block.plan.skip).map_err(|f| decoder.locate(f, record))?;
+        decoder.skip_record().map_err(|f| decoder.locate(f, record))?;
     }
     decoder.nothing_left(block.rows)?;
     starts.push(decoder.cursor.position() as u32);
@@ -136,7 +135,7 @@ pub(crate) fn skip_all(plan: &Plan, data: &[u8], rows: u32, out: &mut Sink<'_>) 
         blamed: None,
     };
     for record in 0..rows {
-        decoder.run(plan.skip).map_err(|f| decoder.locate(f, record))?;
+        decoder.skip_record().map_err(|f| decoder.locate(f, record))?;
     }
     Ok(decoder.cursor.position())
 }
@@ -198,6 +197,27 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(())
     }
 
+    /// Skips a record. Most of what is skipped takes less time than a call of `step`, which keeps much on its stack.
+    #[inline(never)]
+    fn skip_record(&mut self) -> Result<()> {
+        let plan = self.plan;
+        for pc in plan.skip.start..plan.skip.end {
+            let skipped = match &plan.ops[pc as usize] {
+                Op::Skip(n) => self.cursor.skip(*n),
+                Op::SkipVarints(1) => self.cursor.skip_long(),
+                Op::SkipText => self.cursor.text().map(drop),
+                Op::SkipItems { fixed: Some(width), .. } => self.cursor.skip_fixed_items(*width),
+                Op::SkipVarintItems => self.skip_varint_items(),
+                _ => self.step(pc),
+            };
+            if let Err(fault) = skipped {
+                self.blamed.get_or_insert(pc);
+                return Err(fault);
+            }
+        }
+        Ok(())
+    }
+
     #[inline]
     fn step(&mut self, pc: u32) -> Result<()> {
         let plan = self.plan;
@@ -206,15 +226,7 @@ impl Decoder<'_, '_, '_, '_> {
             Op::SkipVarints(n) => self.cursor.skip_longs(*n as usize),
             Op::SkipText => self.cursor.text().map(drop),
             Op::SkipItems { body, smallest, fixed } => self.skip_items(*body, *smallest, *fixed),
-            Op::SkipVarintItems => {
-                while let Some(items) = self.cursor.items(1)? {
-                    match items.end {
-                        Some(end) => self.cursor.rewind(end),
-                        None => self.cursor.skip_longs(items.count)?,
-                    }
-                }
-                Ok(())
-            }
+            Op::SkipVarintItems => self.skip_varint_items(),
             Op::SkipUnion { branches } => {
                 let branch = self.branch(branches.end - branches.start)?;
                 self.run(branches.of(&plan.spans)[branch])
@@ -368,12 +380,27 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(self.out.writer(to.bytes as usize).extend(bytes)?)
     }
 
+    #[inline(always)]
+    fn skip_varint_items(&mut self) -> Result<()> {
+        while let Some(items) = self.cursor.items(1)? {
+            match items.end {
+                Some(end) => self.cursor.rewind(end),
+                None => self.cursor.skip_longs(items.count)?,
+            }
+            if self.cursor.ends_items() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn skip_items(&mut self, body: Span, smallest: u64, fixed: Option<u64>) -> Result<()> {
+        if let Some(width) = fixed {
+            return self.cursor.skip_fixed_items(width);
+        }
         while let Some(items) = self.cursor.items(smallest)? {
             if let Some(end) = items.end {
                 self.cursor.rewind(end);
-            } else if let Some(width) = fixed {
-                self.cursor.skip(width.saturating_mul(items.count as u64))?;
             } else {
                 for _ in 0..items.count {
                     self.run(body)?;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
     BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Mark, Pass, Pick, Result, Sink, Source, Unit, UnitInfo,
+    prefetch,
 };
 
 use crate::codec::{Codec, decompress};
@@ -327,6 +328,14 @@ impl Unit for AvroBlock {
 
     fn pick(&self, picks: &[Pick], out: &mut Sink<'_>) -> Result<()> {
         decode::pick(&self.block(), &self.starts, picks, out)
+    }
+
+    fn expect(&self, record: u32) {
+        if let Some(&[start, end]) = self.starts.get(record as usize..).and_then(|s| s.first_chunk())
+            && let Some(bytes) = self.data[self.start..self.end].get(start as usize..end as usize)
+        {
+            prefetch(bytes);
+        }
     }
 
     fn recycle(&mut self, pool: &BufferPool) {

@@ -106,6 +106,11 @@ pub trait Unit: Send + Sync {
     /// [`Unit::index`] was called.
     fn pick(&self, picks: &[Pick], out: &mut Sink<'_>) -> Result<(), Error>;
 
+    /// Says that a record will be picked soon.
+    fn expect(&self, record: u32) {
+        let _ = record;
+    }
+
     /// Gives the memory that it holds back to the pool.
     fn recycle(&mut self, pool: &BufferPool) {
         let _ = pool;

@@ -15,6 +15,9 @@ use crate::job::Job;
 use crate::stream::{RECORDS_AT_ONCE, SMALLEST_TASK, Shared, lock, panicked};
 use crate::unit::{Opened, RandomCell};
 
+/// How many rows ahead a record is brought into the cache: they lie all over the units.
+const AHEAD: usize = 1;
+
 /// Units of which records are picked.
 #[derive(Default)]
 pub(crate) struct Scatter {
@@ -147,6 +150,11 @@ impl Shared {
             let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
             let mut sink = Sink::new(&rows, fragment)?;
             for slot in slots {
+                if let Some(row) = ready.batch.rows.get(slot + AHEAD)
+                    && let (_, Ok(unit)) = &ready.units[row.unit as usize]
+                {
+                    unit.get().expect(row.record);
+                }
                 if slot % RECORDS_AT_ONCE == 0 && self.is_closed() {
                     return Ok(());
                 }
