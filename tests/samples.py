@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -165,6 +166,17 @@ def _parts(node: Any) -> Iterator[bytes]:
             yield f"{node.shape}{node.binary}".encode()
         for part in node:
             yield from _parts(part)
+
+
+def order_of(shuffle: bool | str) -> dict[str, Any]:
+    """Arguments of an order of that kind; its window, pool or buffer is short."""
+    buffer = {} if shuffle is False else {"shuffle_buffer": 21}
+    return {"shuffle": shuffle, "batch_size": 7, "seed": 11, **buffer}
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as it comes back from where it was stored."""
+    return json.loads(json.dumps(state))
 
 
 def without_places(state: dict[str, Any]) -> dict[str, Any]:
