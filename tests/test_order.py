@@ -82,6 +82,18 @@ def test_threads_and_prefetch_change_nothing(shuffle: Any, which: str, request: 
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_one_huge_block(tmp_path: Path, shuffle: Any) -> None:
+    data = samples.write(tmp_path, [[5000]])
+    for batch_size in (1, 1700, 6000):
+        reader = data.read(shuffle=shuffle, seed=1, batch_size=batch_size, num_threads=2)
+        batches = list(itertools.islice(reader, 50))
+        for step, batch in enumerate(batches):
+            samples.check(batch, data.located(reader, step, len(batch["id"]), 0))
+        if batch_size > 1:
+            samples.check_order(shuffle, samples.ids_of(batches), data, reader.shuffle_buffer, batch_size)
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_several_threads_draw_from_one_pass(data: Data, shuffle: Any) -> None:
     order = {"shuffle": shuffle, "batch_size": 4, "seed": 1}
     expected = samples.digests(data.read(**order))

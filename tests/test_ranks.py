@@ -141,7 +141,7 @@ def same_state(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return samples.without_places(a) == samples.without_places(b)
 
 
-schedules = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12)), min_size=1, max_size=6)
+schedules = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 25)), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize(("shuffle", "shard_by"), ELASTIC)
@@ -158,8 +158,10 @@ def test_worlds_change(
     drop_last: bool,
 ) -> None:
     """Stopped and gone on with by other numbers of ranks, again and again; the last ones read to the end."""
+    # With "allow" ranks are not in step any more where the first epoch ends.
+    epochs = 1 if uneven == "allow" else 2
     options = {"shuffle": shuffle, "shard_by": shard_by, "batch_size": batch_size, "drop_last": drop_last, "seed": 3}
-    options |= {"columns": ["id", "items"], "uneven": uneven}
+    options |= {"columns": ["id", "items"], "uneven": uneven, "epochs": epochs}
     if shuffle:
         options["shuffle_buffer"] = windows * batch_size
     expected = samples.digests(data.read(**options))
@@ -174,17 +176,15 @@ def test_worlds_change(
         taken = in_step(readers, len(expected) + 1 if last else steps)
         # What ranks without a batch get has no valid row.
         found += samples.digests(batch for batch in all_of(taken) if batch.get("valid", np.ones(1)).any())
-        if last or (taken and None in taken[-1]):
+        if taken and None in taken[-1]:
             break
         state = readers[0].state_dict()
         if uneven != "allow":
             assert all(same_state(reader.state_dict(), state) for reader in readers)
-        if state["progress"]["epoch"] == 1:
-            break
-    assert len(set(found)) == len(found)
-    assert set(found) <= set(expected)
+    seen, wanted = collections.Counter(found), collections.Counter(expected)
+    assert seen <= wanted
     missing = len(expected) - len(found)
-    assert missing == 0 if uneven != "drop" else 0 <= missing < size
+    assert missing == 0 if uneven != "drop" else missing <= epochs * max(size - 1 for size, _ in schedule)
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
