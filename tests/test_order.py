@@ -294,11 +294,8 @@ def threads_are(expected: int) -> bool:
     return False
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_leaving_early_ends_threads_and_gives_memory_back(heavy: Data, shuffle: Any) -> None:
-    buffer = {} if shuffle is False else {"shuffle_buffer": 40}
-    reader = heavy.read(shuffle=shuffle, seed=1, batch_size=16, num_threads=2, prefetch=4, **buffer)
+def check_nothing_stays(reader: fastpipe.Reader) -> None:
+    """Passes that are closed or dropped midway leave neither threads nor memory."""
     process = psutil.Process()
 
     def leave(times: int) -> int:
@@ -318,6 +315,21 @@ def test_leaving_early_ends_threads_and_gives_memory_back(heavy: Data, shuffle: 
     # What forgot a block in each pass would grow by some megabytes each time, what malloc keeps doesn't.
     assert min(after - before for before, after in itertools.pairwise(resident)) < 2 << 20
     assert threads_are(0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_leaving_early_leaves_nothing_behind(heavy: Data, shuffle: Any) -> None:
+    buffer = {} if shuffle is False else {"shuffle_buffer": 40}
+    check_nothing_stays(heavy.read(shuffle=shuffle, seed=1, batch_size=16, num_threads=2, prefetch=4, **buffer))
+
+
+@pytest.mark.xfail(reason="a block and the batches that wait for their turn to read it keep each other")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+def test_leaving_early_while_batches_wait_for_each_other(tmp_path: Path) -> None:
+    data = samples.write(tmp_path, [[300]], rest=8192)
+    features = {"rest": fastpipe.DenseSpec((), "bytes")}
+    check_nothing_stays(data.read(features=features, batch_size=4, num_threads=4, prefetch=16))
 
 
 def _digests_in_child(reader: fastpipe.Reader, out: Any) -> None:
