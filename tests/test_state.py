@@ -93,7 +93,7 @@ def test_the_end_of_a_pass(data: Data, shuffle: Any) -> None:
     again.load_state_dict(through_json(unseen))
     # A loop over the batches of a pass that was left in front of its end must not go through another.
     assert list(again) == []
-    assert samples.without_places(again.state_dict()) == samples.without_places(seen)
+    assert again.state_dict() == seen
     assert samples.digests(again) == expected, "the pass behind it"
     again.load_state_dict(through_json(seen))
     assert samples.digests(again) == expected
