@@ -312,8 +312,8 @@ def check_nothing_stays(reader: fastpipe.Reader) -> None:
         return process.memory_info().rss
 
     resident = [leave(60) for _ in range(6)]
-    # What forgot a block in each pass would grow by some megabytes each time, what malloc keeps doesn't.
-    assert min(after - before for before, after in itertools.pairwise(resident)) < 2 << 20
+    # Pools and malloc have what they keep by then; what forgot some blocks now and then would grow by far more.
+    assert max(resident[2:]) - resident[1] < 8 << 20
     assert threads_are(0)
 
 

@@ -87,8 +87,8 @@ def test_versions(data: Data) -> None:
             data.read(**order_of(True)).load_state_dict(other)  # type: ignore[arg-type]
 
 
-# States of version 1 as they are stored, their checksums, the next three batches, and how many the epoch has left. Later
-# versions of fastpipe read them alike.
+# States of version 1 as they are stored, their checksums, the next three batches, and how many the epoch has left.
+# Later versions of fastpipe read them alike.
 STORED = {
     False: (
         {"shuffle": "sequential", "shuffle_buffer": 258, "shard_by": "window"},
