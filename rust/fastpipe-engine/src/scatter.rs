@@ -107,6 +107,8 @@ impl Shared {
     /// Opens a unit and finds its records; then starts the batches that waited for it alone.
     fn open_cell(self: &Arc<Self>, cell: &RandomCell) -> Result<()> {
         if self.is_closed() {
+            // The batches that wait hold the cell, and it holds them: without this they would keep each other for ever.
+            cell.open(Err(Error::new(ErrorKind::Closed, "the pass was closed")));
             return Ok(());
         }
         let opened = catch_unwind(AssertUnwindSafe(|| {

@@ -1,0 +1,95 @@
+"""A training run that test_kill.py kills: reads, keeps checkpoints, and logs what it has seen.
+
+Started as a program, it is a server that forks such runs: a fork takes a moment, importing fastpipe for each run would
+take most of the test. It reads a request and answers with the process's id; it reads a line more, waits for the process
+and answers with its exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import fastpipe
+import samples
+
+EVERY = 5  # Batches between checkpoints.
+
+
+class Run:
+    """One life of the run, in a folder that outlives it.
+
+    `log` holds a line with the digest of each batch, `checkpoint` the reader's state and the lines that belong to it.
+    """
+
+    def __init__(self, folder: Path, events: int) -> None:
+        self._folder = folder
+        self._events = events
+        self._log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def read(self, reader: fastpipe.Reader) -> None:
+        """Goes on where the last checkpoint stands, to the end."""
+        lines = 0
+        checkpoint = self._folder / "checkpoint"
+        if checkpoint.exists():
+            saved = json.loads(checkpoint.read_text())
+            reader.load_state_dict(saved["state"])
+            lines = saved["lines"]
+        os.ftruncate(self._log, lines * 33)
+        self._happened()
+        for batch in reader:
+            os.write(self._log, samples.digest(batch).encode() + b"\n")
+            lines += 1
+            self._happened()
+            if lines % EVERY == 0:
+                self._save({"state": reader.state_dict(), "lines": lines})
+            time.sleep(0.0005)  # So that batches that were decoded ahead are there, and some are not.
+        self._happened()
+
+    def _save(self, checkpoint: dict[str, Any]) -> None:
+        unfinished = self._folder / "unfinished"
+        text = json.dumps(checkpoint)
+        with unfinished.open("w") as file:
+            file.write(text[: len(text) // 2])
+            file.flush()  # What a kill leaves here must not be taken for a checkpoint.
+            self._happened()
+            file.write(text[len(text) // 2 :])
+        self._happened()
+        unfinished.replace(self._folder / "checkpoint")
+        self._happened()
+
+    def _happened(self) -> None:
+        """Tells the test, which counts such events to know when to kill."""
+        os.write(self._events, b".")
+
+
+def serve() -> None:
+    """Forks a run for each request, until there are no more."""
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                events = os.open(request["events"], os.O_WRONLY)
+                reader = samples.Data(request["paths"], {}).read(**request["options"])
+                Run(Path(request["folder"]), events).read(reader)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        print(child, flush=True)
+        # Until then the id is not given to another process.
+        sys.stdin.readline()
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,221 @@
+"""Small data sets of which every value follows from the row's number, and how batches of them are looked at.
+
+Blocks have exactly the rows that a test asks for, none among them, which no writer would let it choose.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fastpipe
+import oracle
+import wire
+
+SHUFFLES = (False, True, "block", "buffer")
+# Those under which ranks may change within an epoch, and what they share out.
+ELASTIC = ((False, "window"), (True, "window"), *((shuffle, "batch") for shuffle in SHUFFLES))
+
+SCHEMA = wire.record(
+    "Row",
+    rest="bytes",
+    id="long",
+    vector=wire.list_of("float"),
+    items=wire.list_of("int"),
+    words=wire.list_of("string"),
+    note=["null", "string"],
+    score=["null", "double"],
+    terms=wire.record("Terms", indices0=wire.list_of("long"), values=wire.list_of("float")),
+)
+FEATURES = {
+    "id": fastpipe.DenseSpec((), "int64"),
+    "vector": fastpipe.DenseSpec((3,), "float32"),
+    "items": fastpipe.RaggedSpec((None,), "int32"),
+    "words": fastpipe.RaggedSpec((None,), "string"),
+    "note": fastpipe.DenseSpec((), "string", nulls="mask"),
+    "score": fastpipe.DenseSpec((), "float64", nulls="mask"),
+    "terms": fastpipe.SparseSpec((8,), "float32"),
+}
+ONLY_ID = {"id": FEATURES["id"]}
+
+
+def row(i: int) -> dict[str, Any]:
+    """The values of a row, as `oracle.rows` has them. Those of one row are found in no other."""
+    return {
+        "id": i,
+        "vector": [i * 0.5, -float(i), 1.0],
+        "items": list(range(i, i + i % 5)),
+        "words": [f"{i}.{k}" for k in range(i % 3)],
+        "note": None if i % 4 == 0 else f"note {i}",
+        "score": None if i % 3 == 1 else i / 7,
+        "terms": [((k,), i + 0.25) for k in range(0, i * 7 % 8, 2)],
+    }
+
+
+@functools.cache
+def encoded(i: int, rest: int) -> bytes:
+    """A row as it stands in a block, with `rest` bytes that nobody asks for."""
+    values = row(i)
+    note, score, terms = values["note"], values["score"], values["terms"]
+    return b"".join(
+        [
+            wire.text(bytes(rest)),
+            wire.long(i),
+            wire.array(*map(wire.float_, values["vector"])),
+            wire.array(*map(wire.long, values["items"])),
+            wire.array(*map(wire.text, values["words"])),
+            wire.long(0) if note is None else wire.long(1) + wire.text(note),
+            wire.long(0) if score is None else wire.long(1) + wire.double(score),
+            wire.array(*(wire.long(index) for (index,), _ in terms)),
+            wire.array(*(wire.float_(value) for _, value in terms)),
+        ]
+    )
+
+
+class Data:
+    """Files, and for each place in them the row that stands there."""
+
+    def __init__(self, paths: list[str], ids: Mapping[tuple[str, int, int], int]) -> None:
+        self.paths = paths
+        self.ids = ids
+
+    def __repr__(self) -> str:
+        return f"<{self.total} rows>"
+
+    @property
+    def total(self) -> int:
+        """Rows."""
+        return len(self.ids)
+
+    def read(self, **options: Any) -> fastpipe.Reader:
+        """A reader of them, with all features if the options don't name some."""
+        if "columns" not in options:
+            options = {"features": FEATURES} | options
+        return fastpipe.read_avro(self.paths, **options)
+
+    def located(self, reader: fastpipe.Reader, step: int, rows: int, epoch: int | None = None) -> list[int]:
+        """The rows of a batch, as `locate` says."""
+        return [self.ids[reader.locate(step, slot, epoch)] for slot in range(rows)]
+
+
+def write(folder: Path, files: Iterable[Sequence[int]], codec: str = "null", rest: int = 0) -> Data:
+    """Writes files of blocks of so many rows each, in a folder of their own. Rows are numbered through all of them."""
+    paths, ids = [], {}
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    for number, blocks in enumerate(files):
+        path = folder / f"{number:02}.avro"
+        written = []
+        for block, rows in enumerate(blocks):
+            start = len(ids)
+            ids.update({(str(path), block, record): start + record for record in range(rows)})
+            written.append((rows, b"".join(encoded(i, rest) for i in range(start, start + rows))))
+        path.write_bytes(wire.container(SCHEMA, written, codec))
+        paths.append(str(path))
+    return Data(paths, ids)
+
+
+def blocks_of(rows: int, sizes: Sequence[int] = (3, 1, 7, 0, 12, 2)) -> list[int]:
+    """Blocks of these sizes, again and again, until there are so many rows."""
+    blocks: list[int] = []
+    while (left := rows - sum(blocks)) > 0:
+        blocks.append(min(sizes[len(blocks) % len(sizes)], left))
+    return blocks
+
+
+def check(batch: dict[str, Any], ids: Sequence[int]) -> None:
+    """Every column of a batch holds the values of these rows, in this order."""
+    wanted = [row(i) for i in ids]
+    for name, node in batch.items():
+        if name in FEATURES:
+            problem = oracle.difference([values[name] for values in wanted], oracle.rows(node), name)
+            assert problem is None, problem
+
+
+def digest(batch: dict[str, Any]) -> str:
+    """Equal for two batches if all that they hold is: names, forms, dtypes, shapes and bytes."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in _parts(batch):
+        found.update(part)
+    return found.hexdigest()
+
+
+def digests(batches: Iterable[dict[str, Any]]) -> list[str]:
+    """The digest of each batch."""
+    return [digest(batch) for batch in batches]
+
+
+def _parts(node: Any) -> Iterator[bytes]:
+    if isinstance(node, np.ndarray):
+        yield f"{node.dtype.str}{node.shape}".encode()
+        yield node.tobytes()
+    elif isinstance(node, dict):
+        for name, value in node.items():
+            yield name.encode()
+            yield from _parts(value)
+    else:
+        yield type(node).__name__.encode()
+        if isinstance(node, fastpipe.Strings):
+            yield f"{node.shape}{node.binary}".encode()
+        for part in node:
+            yield from _parts(part)
+
+
+def order_of(shuffle: bool | str) -> dict[str, Any]:
+    """Arguments of an order of that kind; its window, pool or buffer is short."""
+    buffer = {} if shuffle is False else {"shuffle_buffer": 21}
+    return {"shuffle": shuffle, "batch_size": 7, "seed": 11, **buffer}
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as it comes back from where it was stored."""
+    return json.loads(json.dumps(state))
+
+
+def sealed(state: dict[str, Any]) -> dict[str, Any]:
+    """A state with the checksum that fits."""
+    entries = {name: value for name, value in state.items() if name != "checksum"}
+    text = json.dumps(entries, sort_keys=True, separators=(",", ":"))
+    return entries | {"checksum": zlib.crc32(text.encode())}
+
+
+def ids_of(batches: Iterable[dict[str, Any]]) -> list[int]:
+    """The rows of batches, as their ids say; without those that only fill them up."""
+    return [
+        i
+        for batch in batches
+        for i, valid in zip(batch["id"].tolist(), batch.get("valid", np.ones(len(batch["id"]), bool)), strict=True)
+        if valid
+    ]
+
+
+def check_order(shuffle: bool | str, ids: Sequence[int], data: Data, buffer: int | None, batch_size: int) -> None:
+    """What each order promises of the order in which the rows of a whole epoch come."""
+    assert sorted(ids) == list(range(data.total))
+    if shuffle is False:
+        assert list(ids) == sorted(ids)
+        return
+    assert buffer is not None
+    block_of = {i: place[:2] for place, i in data.ids.items()}
+    if shuffle == "buffer":
+        # The buffer holds `buffer` rows when one is drawn.
+        assert all(i < at + buffer for at, i in enumerate(ids))
+    elif shuffle == "block":
+        # Each block is read from its first record to its last.
+        last: dict[tuple[str, int], int] = {}
+        for i in ids:
+            assert i > last.get(block_of[i], -1)
+            last[block_of[i]] = i
+    else:
+        # Windows take whole blocks, but for the one that an edge cuts.
+        assert buffer % batch_size == 0
+        windows = [{block_of[i] for i in ids[at : at + buffer]} for at in range(0, len(ids), buffer)]
+        assert all(len(a & b) <= 1 for a, b in pairwise(windows))

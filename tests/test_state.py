@@ -1,0 +1,213 @@
+"""States: a restored reader goes on exactly where the saved one was, wherever that is; anything else is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+import fastpipe
+import samples
+from samples import SHUFFLES, Data, order_of, through_json
+from strategies import SOME, layouts, orders
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """101 rows in two files."""
+    return samples.write(tmp_path_factory.mktemp("state"), [samples.blocks_of(60), samples.blocks_of(41, (6, 0, 2))])
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize(("epochs", "prefetch"), [(1, 1), (3, 6)])
+def test_every_step_can_be_gone_on_from(data: Data, shuffle: Any, epochs: int, prefetch: int) -> None:
+    """With batches pending that were decoded ahead."""
+    reader = data.read(**order_of(shuffle), epochs=epochs, prefetch=prefetch, num_threads=2)
+    states = [reader.state_dict()]
+    expected = []
+    batches = iter(reader)
+    states.append(reader.state_dict())
+    for batch in batches:
+        expected.append(samples.digest(batch))
+        states.append(reader.state_dict())
+    assert len(expected) == 15 * epochs
+    # `states[i + 1]` stands behind i batches.
+    for step, state in enumerate(states[1:]):
+        again = data.read(**order_of(shuffle), epochs=epochs, num_threads=1)
+        again.load_state_dict(through_json(state))
+        assert again.state_dict() == state
+        assert again.epoch == step // 15
+        assert samples.digests(again) == expected[step:], step
+        assert again.epoch == epochs
+    again = data.read(**order_of(shuffle), epochs=epochs)
+    again.load_state_dict(states[0])
+    assert samples.digests(again) == expected, "one that was not started"
+
+
+@hypothesis.settings(max_examples=SOME)
+@hypothesis.given(layouts, orders(), st.integers(1, 3), st.data())
+def test_any_reader_can_be_restored(
+    tmp_path: Path, files: list[list[int]], order: dict[str, Any], epochs: int, choose: st.DataObject
+) -> None:
+    data = samples.write(tmp_path, files)
+    order = {"seed": 1, "columns": ["id"], "num_threads": 1, "epochs": epochs} | order
+    expected = samples.digests(data.read(**order))
+    found: list[str] = []
+    state = None
+    while True:
+        # Saved and restored at several steps, one after the other.
+        reader = data.read(**order)
+        if state is not None:
+            reader.load_state_dict(through_json(state))
+        batches = iter(reader)
+        steps = choose.draw(st.integers(0, len(expected) + 1))
+        found += samples.digests(itertools.islice(batches, steps))
+        state = reader.state_dict()
+        if steps == 0 or len(found) == len(expected):
+            break
+    assert found + samples.digests(batches) == expected
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_the_end_of_a_pass(data: Data, shuffle: Any) -> None:
+    reader = data.read(**order_of(shuffle), epochs=2)
+    batches = iter(reader)
+    for _ in range(30):
+        next(batches)
+    unseen = reader.state_dict()
+    assert next(batches, None) is None
+    seen = reader.state_dict()
+    reader.set_epoch(2)
+    expected = samples.digests(reader)
+    again = data.read(**order_of(shuffle), epochs=2)
+    again.load_state_dict(through_json(unseen))
+    # A loop over the batches of a pass that was left in front of its end must not go through another.
+    assert list(again) == []
+    assert again.state_dict() == seen
+    assert samples.digests(again) == expected, "the pass behind it"
+    again.load_state_dict(through_json(seen))
+    assert samples.digests(again) == expected
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_a_restored_reader_can_be_pickled(data: Data, shuffle: Any) -> None:
+    reader = data.read(**order_of(shuffle), epochs=2)
+    batches = iter(reader)
+    for _ in range(17):
+        next(batches)
+    state = reader.state_dict()
+    expected = samples.digests(batches)
+    restored = data.read(**order_of(shuffle), epochs=2)
+    restored.load_state_dict(state)
+    copied = pickle.loads(pickle.dumps(restored))
+    assert copied.state_dict() == state
+    assert samples.digests(copied) == expected
+    assert samples.digests(restored) == expected
+
+
+PROGRAM = """
+    import json, sys
+    import samples
+    data = samples.Data(json.loads(sys.argv[1]), {})
+    reader = data.read(**json.loads(sys.argv[2]))
+    state = json.loads(sys.stdin.read())
+    if state:
+        reader.load_state_dict(state)
+    batches = iter(reader)
+    found = [samples.digest(next(batches)) for _ in range(int(sys.argv[3]))]
+    print(json.dumps([found, reader.state_dict()]))
+"""
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_another_process_goes_on(data: Data, shuffle: Any) -> None:
+    def elsewhere(state: dict[str, Any] | None, steps: int) -> tuple[list[str], dict[str, Any]]:
+        arguments = [json.dumps(data.paths), json.dumps(order_of(shuffle)), str(steps)]
+        found = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(PROGRAM), *arguments],
+            input=json.dumps(state),
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        assert found.returncode == 0, found.stderr
+        digests, state = json.loads(found.stdout)
+        return digests, state
+
+    expected = samples.digests(data.read(**order_of(shuffle)))
+    first, state = elsewhere(None, 4)
+    second, state = elsewhere(state, 5)
+    here = data.read(**order_of(shuffle))
+    here.load_state_dict(state)
+    assert first + second + samples.digests(here) == expected
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_threads_look_ahead_columns_and_folders_may_differ(data: Data, shuffle: Any, tmp_path: Path) -> None:
+    reader = data.read(**order_of(shuffle), num_threads=1, prefetch=1)
+    batches = iter(reader)
+    for _ in range(6):
+        next(batches)
+    state = reader.state_dict()
+    rest = list(batches)
+    elsewhere = [tmp_path / os.path.basename(path) for path in data.paths]
+    for path, moved in zip(data.paths, elsewhere, strict=True):
+        moved.write_bytes(Path(path).read_bytes())
+    moved = Data([str(path) for path in elsewhere], {})
+    for options in ({"num_threads": 4, "prefetch": 9}, {"columns": ["items", "id"]}):
+        again = moved.read(**order_of(shuffle), **options)
+        again.load_state_dict(state)
+        found = list(again)
+        for batch, wanted in zip(found, rest, strict=True):
+            wanted = {name: wanted[name] for name in batch}
+            assert samples.digest(batch) == samples.digest(wanted)
+
+
+def test_a_drawn_seed_is_taken_from_the_state(data: Data) -> None:
+    reader = data.read(shuffle=True, batch_size=7)
+    batches = iter(reader)
+    next(batches)
+    state = through_json(reader.state_dict())
+    again = data.read(shuffle=True, batch_size=7)
+    assert again.seed != reader.seed
+    again.load_state_dict(state)
+    assert again.seed == reader.seed
+    assert samples.digests(again) == samples.digests(batches)
+    assert samples.digests(pickle.loads(pickle.dumps(again))) == samples.digests(reader), "the epoch behind it"
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_set_epoch_after_loading_starts_anew(data: Data, shuffle: Any) -> None:
+    reader = data.read(**order_of(shuffle))
+    batches = iter(reader)
+    next(batches)
+    state = reader.state_dict()
+    reader.set_epoch(5)
+    assert reader.state_dict()["progress"]["step"] == 0
+    expected = samples.digests(reader)
+    again = data.read(**order_of(shuffle))
+    again.load_state_dict(state)
+    again.set_epoch(5)
+    assert again.epoch == 5
+    assert samples.digests(again) == expected
+    # Loading closes the active pass; what it handed over stays.
+    active = iter(again)
+    kept = next(active)
+    before = samples.digest(kept)
+    again.load_state_dict(state)
+    with pytest.raises(fastpipe.FastpipeError, match="closed"):
+        next(active)
+    assert samples.digest(kept) == before
+    assert again.epoch == 0
