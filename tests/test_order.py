@@ -325,7 +325,6 @@ def test_leaving_early_leaves_nothing_behind(heavy: Data, shuffle: Any) -> None:
 
 
 # Not strict: whether batches wait in the moment in which their pass is closed is for the threads to say.
-@pytest.mark.xfail(strict=False, reason="a block and the batches that wait for their turn to read it keep each other")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
 def test_leaving_early_while_batches_wait_for_each_other(tmp_path: Path) -> None:
     data = samples.write(tmp_path, [[300]], rest=8192)

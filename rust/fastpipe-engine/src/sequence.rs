@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use fastpipe_batch::{Error, ErrorKind, Mark, Pick, Result, Rows, Sink};
 use fastpipe_order::Run;
@@ -16,7 +16,13 @@ use crate::unit::{OpenUnit, SequenceCell};
 #[derive(Default)]
 pub(crate) struct Sequence {
     units: HashMap<u64, (Arc<SequenceCell>, u32)>,
+    /// Cells made so far.
+    cells: u64,
 }
+
+/// Tasks whose turn hasn't come, by the cell and the piece of it that they wait for. (Cells don't hold them, since tasks hold
+/// cells: what holds each other is never freed when a pass is left early.)
+pub(crate) type Parked = Mutex<HashMap<(u64, u32), Task>>;
 
 impl Sequence {
     /// Forgets units of which no more pieces come.
@@ -46,8 +52,10 @@ impl Shared {
         for run in runs {
             let info = self.source.describe(run.unit);
             let last = run.record + run.rows >= info.rows;
-            let new = || (Arc::new(SequenceCell::new(run.unit, about.epoch)), 0);
-            let (cell, given) = units.units.remove(&run.unit).unwrap_or_else(new);
+            let (cell, given) = units.units.remove(&run.unit).unwrap_or_else(|| {
+                units.cells += 1;
+                (Arc::new(SequenceCell::new(run.unit, about.epoch, units.cells)), 0)
+            });
             if !last {
                 units.units.insert(run.unit, (cell.clone(), given + 1));
             }
@@ -108,7 +116,7 @@ impl Shared {
                     job.leave(sink.finish());
                     drop(rows);
                     // Whoever ends the piece before takes the task from here, so nothing of it may be used below.
-                    state.park(number, task);
+                    lock(&self.parked).insert((cell.id, number), task);
                     return Ok(());
                 }
                 // Nobody else touches the unit until this piece is counted as done, so the lock needn't be held meanwhile.
@@ -127,7 +135,8 @@ impl Shared {
                         state.error = Some(error);
                     }
                 }
-                let next = state.advance();
+                state.done += 1;
+                let next = lock(&self.parked).remove(&(cell.id, state.done));
                 drop(state);
                 if let Some(next) = next {
                     self.spawn_task(next);

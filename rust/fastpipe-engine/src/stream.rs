@@ -14,7 +14,7 @@ use crate::batch::{About, Batch};
 use crate::job::{Job, Left};
 use crate::memory::Memory;
 use crate::scatter::Scatter;
-use crate::sequence::Sequence;
+use crate::sequence::{Parked, Sequence};
 use crate::storage::Files;
 use crate::unit::OpenUnit;
 use crate::workers::{Workers, default_threads};
@@ -60,6 +60,7 @@ pub(crate) struct Shared {
     pub(crate) threads: usize,
     pub(crate) parts: Arc<[Part]>,
     pub(crate) memory: Arc<Memory>,
+    pub(crate) parked: Parked,
     options: Options,
     seed: u64,
     files: Files,
@@ -109,6 +110,7 @@ impl Stream {
             files: Files::new(source.locations()),
             seed: cursor.order().settings().seed,
             memory,
+            parked: Parked::default(),
             admission: Mutex::new(Admission {
                 cursor,
                 next: 0,
@@ -189,6 +191,11 @@ impl Stream {
         self.shared.changed.notify_all();
         let workers = lock(&self.workers).take();
         drop(workers);
+        // Nobody goes on with what was begun.
+        lock(&self.shared.parked).clear();
+        let mut admission = lock(&self.shared.admission);
+        admission.sequence.clear();
+        admission.scatter.clear();
     }
 
     fn admit(&self) {

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::{Error, Mark, Unit};
 
-use crate::job::Task;
 use crate::memory::Memory;
 use crate::scatter::Waiting;
 
@@ -43,6 +42,8 @@ pub(crate) struct SequenceCell {
     /// The unit, and which reading of it.
     pub(crate) unit: u64,
     pub(crate) epoch: u64,
+    /// No other cell of the pass has it.
+    pub(crate) id: u64,
     state: Mutex<SequenceState>,
 }
 
@@ -56,35 +57,20 @@ pub(crate) struct SequenceState {
     pub(crate) done: u32,
     /// What went wrong: every later piece fails alike.
     pub(crate) error: Option<Error>,
-    /// Tasks whose turn hasn't come, by the piece that they wait for.
-    parked: Vec<(u32, Task)>,
 }
 
 impl SequenceCell {
-    pub(crate) fn new(unit: u64, epoch: u64) -> Self {
+    pub(crate) fn new(unit: u64, epoch: u64, id: u64) -> Self {
         SequenceCell {
             unit,
             epoch,
+            id,
             state: Mutex::default(),
         }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, SequenceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl SequenceState {
-    /// Keeps a task until `piece` is the next one.
-    pub(crate) fn park(&mut self, piece: u32, task: Task) {
-        self.parked.push((piece, task));
-    }
-
-    /// Ends a piece. Returns the task that waited for it.
-    pub(crate) fn advance(&mut self) -> Option<Task> {
-        self.done += 1;
-        let next = self.parked.iter().position(|(piece, _)| *piece == self.done)?;
-        Some(self.parked.swap_remove(next).1)
     }
 }
 
