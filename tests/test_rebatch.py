@@ -640,7 +640,14 @@ def test_nothing_comes_of_nothing(buffer: int) -> None:
 def test_the_buffer_refuses_parts_that_do_not_fit() -> None:
     """Whatever the Python side does, nothing is copied beyond an array."""
     f4 = np.dtype(np.float32)
-    options: dict[str, Any] = {"batch_size": 2, "shuffle_buffer": 3, "seed": 0, "epoch": 0, "drop_last": False}
+    options: dict[str, Any] = {
+        "batch_size": 2,
+        "shuffle_buffer": 3,
+        "seed": 0,
+        "epoch": 0,
+        "drop_last": False,
+        "copy": False,
+    }
 
     def buffer() -> fastpipe._fastpipe.RowBuffer:
         return fastpipe._fastpipe.RowBuffer([(0, 1)], [(1, f4, (2,))], **options)

@@ -24,6 +24,7 @@ def rebatch(
     seed: SupportsIndex | None = None,
     epoch: SupportsIndex = 0,
     drop_last: bool = False,
+    copy: bool = False,
 ) -> Rebatcher:
     """Yields the rows of batches in batches of another size, in order or shuffled.
 
@@ -61,7 +62,9 @@ def rebatch(
         ValueError: if an argument is out of range; and, by the iterator, if a batch has other columns or shapes than
             the first, if its columns have different numbers of rows, or if offsets or coordinates are out of order.
     """
-    return Rebatcher(batches, batch_size, shuffle_buffer=shuffle_buffer, seed=seed, epoch=epoch, drop_last=drop_last)
+    return Rebatcher(
+        batches, batch_size, shuffle_buffer=shuffle_buffer, seed=seed, epoch=epoch, drop_last=drop_last, copy=copy
+    )
 
 
 class Rebatcher(Iterator[dict[str, Any]]):
@@ -80,12 +83,14 @@ class Rebatcher(Iterator[dict[str, Any]]):
         seed: SupportsIndex | None = None,
         epoch: SupportsIndex = 0,
         drop_last: bool = False,
+        copy: bool = False,
     ) -> None:
         self._batch_size = within("batch_size", batch_size, 1, LARGEST_BATCH)
         self._shuffle_buffer = within("shuffle_buffer", shuffle_buffer, 0, 2**31 - 1)
         self._seed = secrets.randbits(64) if seed is None else within("seed", seed, 0, 2**64 - 1)
         self._epoch = within("epoch", epoch, 0, 2**63 - 1)
         self._drop_last = bool(drop_last)
+        self._copy = bool(copy)
         self._batches: Iterator[Mapping[str, Any]] | None = iter(batches)
         self._rows: _Rows | None = None
         self._error: BaseException | None = None
@@ -148,6 +153,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
                     seed=self._seed,
                     epoch=self._epoch,
                     drop_last=self._drop_last,
+                    copy=self._copy,
                 )
             self._rows.push(chunk)
 

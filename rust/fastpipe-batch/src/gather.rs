@@ -30,6 +30,15 @@ pub struct Span {
     pub len: usize,
 }
 
+/// A row of one of several sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which source.
+    pub source: u32,
+    /// Which of its rows.
+    pub row: u32,
+}
+
 /// Calls `$copy::<W>` for the width `$width` if it is a common one, else `$wide`.
 macro_rules! by_width {
     ($width:expr, $narrow:ident($($argument:expr),*), $wide:expr) => {
@@ -116,6 +125,84 @@ pub fn gather_spans<T: Copy>(source: &[T], width: usize, spans: &[Span], target:
     Ok(())
 }
 
+/// Copies the rows at these places of `sources` to `target`, one behind the other. Meant for wide rows.
+///
+/// # Errors
+///
+/// [`OutOfBounds`] if there is no such row, or if `target` isn't as long as all of them. Some may have been copied.
+pub fn gather_places<T: Copy>(
+    sources: &[&[T]],
+    width: usize,
+    places: &[Place],
+    target: &mut [T],
+) -> Result<(), OutOfBounds> {
+    if places.len().checked_mul(width) != Some(target.len()) {
+        return Err(OutOfBounds);
+    }
+    if width == 0 {
+        return Ok(());
+    }
+    let row = |place: &Place| row_of(sources.get(place.source as usize)?, width, place.row);
+    let ahead = rows_ahead::<T>(width);
+    for now in places.iter().take(ahead).filter_map(row) {
+        ask_for(now, 0, width);
+    }
+    for (k, (target, place)) in target.chunks_exact_mut(width).zip(places).enumerate() {
+        let later = places.get(k + ahead).and_then(row);
+        copy_asking(row(place).ok_or(OutOfBounds)?, target, later);
+    }
+    Ok(())
+}
+
+/// Copies row `from[k]` of `source` to row `to[k]` of `target`, for all `k`. Meant for wide rows.
+///
+/// # Errors
+///
+/// [`OutOfBounds`] if there is no such row, or if `from` is longer or shorter than `to`. Some may have been copied.
+pub fn move_rows<T: Copy>(
+    source: &[T],
+    width: usize,
+    from: &[u32],
+    to: &[u32],
+    target: &mut [T],
+) -> Result<(), OutOfBounds> {
+    if from.len() != to.len() {
+        return Err(OutOfBounds);
+    }
+    let ahead = rows_ahead::<T>(width);
+    for (k, (&from_row, &to_row)) in from.iter().zip(to).enumerate() {
+        let later = from.get(k + ahead).and_then(|&row| row_of(source, width, row));
+        let start = (to_row as usize).checked_mul(width).ok_or(OutOfBounds)?;
+        let target = target.get_mut(start..).and_then(|rest| rest.get_mut(..width));
+        let source = row_of(source, width, from_row);
+        copy_asking(source.ok_or(OutOfBounds)?, target.ok_or(OutOfBounds)?, later);
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn row_of<T>(source: &[T], width: usize, row: u32) -> Option<&[T]> {
+    source.get((row as usize).checked_mul(width)?..)?.get(..width)
+}
+
+/// How many rows ahead wide rows are asked for: so many that their memory has come when it is their turn, but not so many
+/// that it was pushed out again.
+fn rows_ahead<T>(width: usize) -> usize {
+    BYTES_AHEAD
+        .checked_div(width * size_of::<T>())
+        .unwrap_or(0)
+        .clamp(1, AHEAD)
+}
+
+/// Copies a row, and meanwhile asks for a later one.
+#[inline(always)]
+fn copy_asking<T: Copy>(source: &[T], target: &mut [T], later: Option<&[T]>) {
+    if let Some(later) = later {
+        ask_for(later, 0, later.len());
+    }
+    target.copy_from_slice(source);
+}
+
 /// Checks that all of an index, less `first`, are below `rows`, and that `len` elements are as many as it asks for.
 fn check(rows: usize, width: usize, index: &[u32], first: u32, len: usize) -> Result<(), OutOfBounds> {
     // Without an early end: most often all are, and this way many are looked at at once.
@@ -168,6 +255,8 @@ const AHEAD: usize = 8;
 /// Of each row no more is asked for than this many cache lines: the processor notices that it is read in sequence.
 const LINES: usize = 8;
 const LINE: usize = 64;
+/// Of wide rows about so much is asked for ahead.
+const BYTES_AHEAD: usize = 4096;
 
 /// Tells the processor that `len` elements from `start` will be read soon.
 #[inline(always)]
