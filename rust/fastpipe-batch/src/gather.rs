@@ -194,13 +194,16 @@ fn rows_ahead<T>(width: usize) -> usize {
         .clamp(1, AHEAD)
 }
 
-/// Copies a row, and meanwhile asks for a later one.
+/// Copies a row, and asks for a later one, piece by piece: the processor takes only so many requests at once.
 #[inline(always)]
 fn copy_asking<T: Copy>(source: &[T], target: &mut [T], later: Option<&[T]>) {
-    if let Some(later) = later {
-        ask_for(later, 0, later.len());
+    let piece = (LINES * LINE / size_of::<T>().max(1)).max(1);
+    for (k, (from, to)) in source.chunks(piece).zip(target.chunks_mut(piece)).enumerate() {
+        if let Some(later) = later {
+            ask_for(later, k * piece, piece);
+        }
+        to.copy_from_slice(from);
     }
-    target.copy_from_slice(source);
 }
 
 /// Checks that all of an index, less `first`, are below `rows`, and that `len` elements are as many as it asks for.

@@ -12,7 +12,7 @@
 //! - Narrow elements of level 0, of which a row has one, are copied to a table, at their slots.
 //! - Wide ones, of `WIDE` bytes or more, stay in the arrays that they came in, and are copied once, to their batch
 //!   (`lent.rs`). An array is kept until its last row was drawn; few rows keep many arrays alive for long, so what is left of
-//!   the oldest is copied to a table when more than twice the rows are held that are needed.
+//!   the oldest is copied to a table when more than twice the rows are held that the buffer may have.
 //! - Elements of other levels, of which rows have any number, are appended to an arena, with a note of where each row has
 //!   them. Drawn ones leave a hole there, and when the arena is full it is compacted, or grown if that frees less than half
 //!   (`arena.rs`).

@@ -5,7 +5,8 @@
 //! of the oldest is copied to a table when too much is held. Whatever their age, chunks lose their rows at the same rate:
 //! the oldest are the emptiest.
 //!
-//! With as many rows held as are needed twice, that is one of six rows in the long run, and none is copied more than once.
+//! With twice the rows held that the buffer may have, that is one of ten rows in the long run, and none is copied more than
+//! once.
 
 use std::collections::VecDeque;
 
@@ -19,7 +20,7 @@ use super::slots::make_room;
 pub(crate) const WIDE: usize = 128;
 /// Chunks of fewer rows are copied: to hold them would take more memory and time than the rows.
 const FEW: usize = 16;
-/// So many times the rows that are needed may be held.
+/// So many times the rows that there may be, are held at most.
 const HELD: usize = 2;
 /// The source that is the table.
 const TABLE: u32 = 0;
@@ -40,8 +41,6 @@ pub trait Array: Send + Sync {
 pub(crate) struct Lent {
     /// Of its parts.
     widths: Vec<usize>,
-    /// Rows of which a batch is drawn.
-    needed: usize,
     /// Where rows are, by slot.
     places: Vec<Place>,
     /// Source `k + 1` is chunk `k`.
@@ -52,15 +51,13 @@ pub(crate) struct Lent {
     spare: Vec<u32>,
     /// Rows of chunks that are held, drawn ones, too.
     held: usize,
-    /// Rows that weren't drawn.
-    live: usize,
     /// The elements of rows whose chunks were too old.
     table: Vec<Vec<Byte>>,
     /// Rows of the table that were drawn.
     free: Vec<u32>,
     /// Rows of the table.
     made: usize,
-    /// Rows that it may have.
+    /// Rows that there may be.
     most: usize,
 }
 
@@ -89,12 +86,11 @@ impl Held {
 }
 
 impl Lent {
-    /// A buffer of rows of parts of these widths. Batches are drawn from `needed` of them, and there are at most `most`.
-    pub(crate) fn new(widths: Vec<usize>, needed: usize, most: usize) -> Self {
+    /// A buffer of at most so many rows of parts of these widths.
+    pub(crate) fn new(widths: Vec<usize>, most: usize) -> Self {
         Lent {
             table: vec![Vec::new(); widths.len()],
             widths,
-            needed,
             most,
             ..Lent::default()
         }
@@ -150,7 +146,6 @@ impl Lent {
         }
         chunk.slots.extend_from_slice(slots);
         chunk.live += slots.len();
-        self.live += slots.len();
         if chunk.is_whole() && chunk.rows < FEW {
             self.move_out(number)?;
         }
@@ -186,12 +181,11 @@ impl Lent {
                 *chunk = Held::default();
             }
         }
-        self.live -= slots.len();
     }
 
     /// Moves rows out of the oldest chunks until no more is held than may be.
     fn settle(&mut self) -> Result<(), OutOfBounds> {
-        let may = self.needed.max(self.live).saturating_mul(HELD);
+        let may = self.most.saturating_mul(HELD);
         while let Some(&oldest) = self.ages.front() {
             let chunk = &self.chunks[oldest as usize];
             let over = self.held + self.made > may;

@@ -69,7 +69,7 @@ impl Shuffled {
             order: FisherYates::new(key, span),
             slots: Slots::new(most),
             drawn: Vec::new(),
-            lent: Lent::new(widths, needed as usize, most as usize),
+            lent: Lent::new(widths, most as usize),
             lent_parts,
         })
     }
