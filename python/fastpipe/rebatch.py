@@ -43,7 +43,11 @@ def rebatch(
     The buffer keeps up to `1.25 * (shuffle_buffer + batch_size)` rows, or `batch_size` more than a draw needs if that
     is more. Items of ragged columns, entries of sparse ones and the bytes of strings take up to about twice their size.
 
-    A batch that came in is not looked at after the next one was asked for, so its arrays may be written anew then.
+    Rows of 512 bytes or more aren't copied as they come in, but stay in the arrays that they came in, if these are
+    C-contiguous, until they are drawn. Arrays that are held have, altogether, up to twice the rows of the buffer,
+    besides the last batch that came in. So arrays that were handed over must not be written to before their rows have
+    come out: a producer that writes to the same arrays again needs `copy=True`. With that, and without a shuffle,
+    a batch is not looked at after the next one was asked for.
 
     Args:
         batches: the batches.
@@ -52,6 +56,7 @@ def rebatch(
         seed: what the shuffling depends on, below 2^64. By default a random one: see `Rebatcher.seed`.
         epoch: the epoch, at least 0. Each is shuffled in another way.
         drop_last: leave out the last batch if it has fewer rows.
+        copy: copy all rows as they come in, for producers that write to their arrays again.
 
     Returns:
         An iterator of batches. It reads no more batches than it needs, and none before the first is asked for.

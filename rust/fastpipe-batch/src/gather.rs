@@ -349,6 +349,49 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_gathered_from_several_sources_and_moved_among_others() {
+        let places: Vec<Place> = (0..40)
+            .map(|k| (k % 3, k * 7 % 10))
+            .map(|(source, row)| Place { source, row })
+            .collect();
+        let (from, to) = ([9, 0, 4, 4], [3, 0, 7, 1]);
+        for width in WIDTHS {
+            let sources = [rows(10, width), rows(20, width).split_off(10 * width), rows(10, width)];
+            let sources = sources.each_ref().map(Vec::as_slice);
+            let mut target = vec![0; places.len() * width];
+            gather_places(&sources, width, &places, &mut target).unwrap();
+            for (k, place) in places.iter().enumerate() {
+                let expected = &sources[place.source as usize][place.row as usize * width..][..width];
+                assert_eq!(&target[k * width..][..width], expected, "{width}");
+            }
+            let mut target = vec![7; 8 * width];
+            move_rows(sources[0], width, &from, &to, &mut target).unwrap();
+            for row in 0..8 {
+                let moved = to.iter().position(|&to| to == row as u32);
+                let expected = moved.map_or(vec![7; width], |k| {
+                    sources[0][from[k] as usize * width..][..width].to_vec()
+                });
+                assert_eq!(target[row * width..][..width], expected, "{width}");
+            }
+        }
+        let (source, mut target) = (rows(2, 3), [0; 6]);
+        for (source_number, row) in [(1, 0), (0, 2), (u32::MAX, u32::MAX)] {
+            let places = [
+                Place { source: 0, row: 1 },
+                Place {
+                    source: source_number,
+                    row,
+                },
+            ];
+            assert_eq!(gather_places(&[&source], 3, &places, &mut target), Err(OutOfBounds));
+        }
+        assert_eq!(gather_places(&[&source], 3, &[], &mut target), Err(OutOfBounds));
+        for (from, to) in [(&[2][..], &[0][..]), (&[0], &[2]), (&[0, 1], &[0])] {
+            assert_eq!(move_rows(&source, 3, from, to, &mut target), Err(OutOfBounds));
+        }
+    }
+
+    #[test]
     fn nothing_is_copied_where_something_is_out_of_bounds() {
         for width in [1, 3, 4, 100] {
             let source = rows(10, width);

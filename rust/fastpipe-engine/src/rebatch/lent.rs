@@ -15,9 +15,9 @@ use fastpipe_batch::{OutOfBounds, Place, move_rows};
 use super::rows::Byte;
 use super::slots::make_room;
 
-/// Elements of so many bytes or more stay where they came in: to find their rows in many arrays takes less time than to
-/// copy them once more.
-pub(crate) const WIDE: usize = 128;
+/// Elements of so many bytes or more stay where they came in. Narrower ones are faster copied to a table: it is in large
+/// pages, and most arrays aren't, so that each row that is read from them costs a walk through the page table.
+pub(crate) const WIDE: usize = 512;
 /// Chunks of fewer rows are copied: to hold them would take more memory and time than the rows.
 const FEW: usize = 16;
 /// So many times the rows that there may be, are held at most.
