@@ -1,16 +1,15 @@
 """Compares `fastpipe.rebatch` with NumPy's `take`.
 
-What `rebatch` does to shuffle a row is to copy it into its buffer, unless it is wide, to draw it, and to copy it into its
-batch. `take`
-does the last of these alone: `np.take(column, index, axis=0)` of batches of random rows, with indices that were made
-before, from columns as long as the buffer. So there are two comparisons: of all that `rebatch` does, while batches come
-in; and of drawing alone, when all rows are in the buffer already. Both sides make arrays for each batch, and the batch
-before is still held meanwhile.
+What `rebatch` does to shuffle a row is to copy it into its buffer, unless it is wide, to draw it, and to copy it into
+its batch. `take` does the last of these alone: `np.take(column, index, axis=0)` of batches of random rows, with indices
+that were made before, from columns as long as the buffer. So there are two comparisons: of all that `rebatch` does,
+while batches come in; and of drawing alone, when all rows are in the buffer already. Both sides make arrays for each
+batch, and the batch before is still held meanwhile.
 
 Each runs for a while in turn. A round's ratio is the rows per second of `rebatch` to those of `take`; shown are
 medians. Batches come in that are there already, so making them isn't timed; nor is filling the buffer at first. They
-have twice as many rows as the buffer, so that none is still in it when it comes again: what is in the buffer takes as much
-memory as what `take` draws from, wherever `rebatch` has it.
+have twice as many rows as the buffer, so that few are still in it when they come again: what is in the buffer takes
+about as much memory as what `take` draws from, wherever `rebatch` has it.
 """
 
 from __future__ import annotations

@@ -107,8 +107,11 @@ impl Lent {
     ///
     /// [`OutOfBounds`] if its arrays aren't as long as its rows say, or if rows of the one before are yet to be taken in.
     pub(crate) fn hold(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<(), OutOfBounds> {
-        let long = |(array, width): (&Box<dyn Array>, &usize)| rows.checked_mul(*width) == Some(array.bytes().len());
-        let fits = arrays.len() == self.widths.len() && arrays.iter().zip(&self.widths).all(long);
+        let fits = arrays.len() == self.widths.len()
+            && arrays
+                .iter()
+                .zip(&self.widths)
+                .all(|(array, width)| rows.checked_mul(*width) == Some(array.bytes().len()));
         let open = self
             .ages
             .back()
