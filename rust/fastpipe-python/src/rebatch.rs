@@ -46,7 +46,7 @@ struct State {
 
 enum Rows {
     InOrder(Recut),
-    Shuffled(Shuffled),
+    Shuffled(Box<Shuffled>),
 }
 
 /// A chunk that came in, of which the rows before `from` were used.
@@ -107,6 +107,7 @@ type Batch<'py> = (usize, Offsets<'py>, Vec<Bound<'py, PyUntypedArray>>);
 impl RowBuffer {
     /// `lengths` has level and width of each part, `values` level, dtype and shape of an element.
     #[new]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
     #[pyo3(signature = (lengths, values, *, batch_size, shuffle_buffer, seed, epoch, drop_last, copy))]
     fn new(
         lengths: Vec<(usize, usize)>,
@@ -142,7 +143,9 @@ impl RowBuffer {
             Rows::InOrder(Recut::new(layout.clone(), batch_size, threads))
         } else {
             let shuffled = Shuffled::new(layout.clone(), batch_size, span, Key { seed, epoch }, threads, copy);
-            Rows::Shuffled(shuffled.map_err(|_| PyValueError::new_err("shuffle_buffer and batch_size are too large"))?)
+            let shuffled =
+                shuffled.map_err(|_| PyValueError::new_err("shuffle_buffer and batch_size are too large"))?;
+            Rows::Shuffled(Box::new(shuffled))
         };
         let state = State {
             rows,
