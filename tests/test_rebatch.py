@@ -119,6 +119,8 @@ COLUMNS: dict[str, tuple[st.SearchStrategy[Any], Make]] = {
     "float32": (ints.map(float), dense(np.float32)),
     "float64 [3]": (rows_of(ints.map(float), 3), dense(np.float64, (3,))),
     "int16 [40, 2]": (ints.map(lambda i: [[i + j, -j] for j in range(40)]), dense(np.int16, (40, 2))),
+    "float64 [64]": (ints.map(lambda i: [i + 0.5] * 64), dense(np.float64, (64,))),
+    "nullable float64 [64]": (st.none() | ints.map(lambda i: [float(i)] * 64), masked(dense(float, (64,)), [0.0] * 64)),
     "int64 [0]": (st.just([]), dense(np.int64, (0,))),
     "complex": (ints.map(complex), dense(np.complex128)),
     "time": (ints.map(lambda i: np.datetime64(i, "s").item()), dense("M8[s]")),
@@ -328,20 +330,88 @@ def test_nothing_is_read_before_it_is_needed(buffer: int) -> None:
 
 
 @pytest.mark.parametrize("buffer", [0, 3, 50])
-def test_arrays_of_a_batch_may_be_written_anew_when_the_next_is_asked_for(buffer: int) -> None:
-    memory = np.zeros(7, dtype=np.int64)
-    items = np.zeros(14, dtype=np.int64)
+def test_arrays_may_be_written_anew_where_they_are_copied_or_no_rows_wait(buffer: int) -> None:
+    memory = np.zeros(20, dtype=np.int64)
+    wide = np.zeros((20, 64), dtype=np.int64)
+    items = np.zeros(40, dtype=np.int64)
 
     def source() -> Iterator[dict[str, Any]]:
         for i in range(10):
-            memory[:] = np.arange(7) + 7 * i
+            memory[:] = np.arange(20) + 20 * i
+            wide[:] = memory[:, None]
             items[:] = np.repeat(memory, 2)
-            yield {"x": memory, "r": Ragged(items, np.arange(8) * 2)}
-            memory[:] = items[:] = -1
+            yield {"x": memory, "w": wide, "r": Ragged(items, np.arange(21) * 2)}
+            memory[:] = wide[:] = items[:] = -1
 
-    found = list(rebatch(source(), 4, shuffle_buffer=buffer, seed=0))
-    assert sorted(itertools.chain.from_iterable(b["x"].tolist() for b in found)) == list(range(70))
+    found = list(rebatch(source(), 4, shuffle_buffer=buffer, seed=0, copy=buffer > 0))
+    assert sorted(itertools.chain.from_iterable(b["x"].tolist() for b in found)) == list(range(200))
     assert all(np.array_equal(b["r"].values, np.repeat(b["x"], 2)) for b in found)
+    assert all((b["w"] == b["x"][:, None]).all() for b in found)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@given(
+    chunks=st.lists(st.sampled_from([1, 2, 15, 16, 17, 40, 100, 300]), max_size=60),
+    size=st.integers(1, 60),
+    buffer=st.integers(1, 200),
+)
+def test_wide_rows_are_drawn_from_where_they_came_in(copy: bool, chunks: list[int], size: int, buffer: int) -> None:
+    """Some stay in their arrays, others are moved to a table when their arrays are too old."""
+    total = sum(chunks)
+    numbers = np.arange(total, dtype=np.int32)
+    whole = {"x": np.repeat(numbers, 128).reshape(total, 128), "y": np.repeat(numbers, 131).reshape(total, 131)}
+    ends = np.cumsum([0, *chunks]).tolist()
+    source = ({name: x[i:j].copy() for name, x in whole.items()} for i, j in itertools.pairwise(ends))
+    batches = rebatch(source, size, shuffle_buffer=buffer, seed=7, copy=copy)
+    needed = buffer + size - 1
+    most = needed + max(size, needed // 4)
+    found = []
+    for batch in batches:
+        found += batch["x"][:, 0].tolist()
+        assert (batch["x"] == batch["x"][:, :1]).all()
+        assert (batch["y"] == batch["x"][:, :1]).all()
+        if batches._rows is not None and not copy:
+            assert batches._rows._buffer.nbytes <= (2 * most + max(chunks)) * 4 * (128 + 131)
+    assert found == order(total, buffer, 7, 0)
+
+
+def test_arrays_are_let_go_when_their_rows_were_drawn_or_are_few() -> None:
+    arrays: list[weakref.ref[np.ndarray]] = []
+    most = 0
+
+    def source() -> Iterator[dict[str, Any]]:
+        for _ in range(60):
+            chunk = np.zeros((100, 128))
+            arrays.append(weakref.ref(chunk))
+            yield {"x": chunk}
+
+    batches = rebatch(source(), 50, shuffle_buffer=1000, seed=0)
+    for _ in batches:
+        most = max(most, sum(array() is not None for array in arrays))
+    assert 10 < most <= 2 * 1.25 * 1050 / 100 + 2
+    assert not any(array() is not None for array in arrays)
+
+
+def test_large_arrays_are_made_in_memory_that_was_used_before() -> None:
+    def source() -> Iterator[dict[str, Any]]:
+        for i in range(30):
+            yield {"x": np.full((100, 512), i, dtype=np.float64)}
+
+    batches = rebatch(source(), 100, shuffle_buffer=1, seed=0)
+    kept = next(batches)["x"]
+    addresses = set()
+    for i, batch in enumerate(batches, 1):
+        x = batch["x"]
+        assert (x == i).all()
+        assert x.ctypes.data % 64 == 0
+        assert x.flags.c_contiguous
+        assert x.flags.writeable
+        x[:] = -1
+        addresses.add(x.ctypes.data)
+    assert len(addresses) <= 3
+    assert kept.ctypes.data not in addresses
+    del batches, batch, x
+    assert (kept == 0).all()
 
 
 def test_batches_share_no_memory() -> None:
@@ -640,7 +710,14 @@ def test_nothing_comes_of_nothing(buffer: int) -> None:
 def test_the_buffer_refuses_parts_that_do_not_fit() -> None:
     """Whatever the Python side does, nothing is copied beyond an array."""
     f4 = np.dtype(np.float32)
-    options: dict[str, Any] = {"batch_size": 2, "shuffle_buffer": 3, "seed": 0, "epoch": 0, "drop_last": False}
+    options: dict[str, Any] = {
+        "batch_size": 2,
+        "shuffle_buffer": 3,
+        "seed": 0,
+        "epoch": 0,
+        "drop_last": False,
+        "copy": False,
+    }
 
     def buffer() -> fastpipe._fastpipe.RowBuffer:
         return fastpipe._fastpipe.RowBuffer([(0, 1)], [(1, f4, (2,))], **options)

@@ -24,6 +24,7 @@ def rebatch(
     seed: SupportsIndex | None = None,
     epoch: SupportsIndex = 0,
     drop_last: bool = False,
+    copy: bool = False,
 ) -> Rebatcher:
     """Yields the rows of batches in batches of another size, in order or shuffled.
 
@@ -42,7 +43,11 @@ def rebatch(
     The buffer keeps up to `1.25 * (shuffle_buffer + batch_size)` rows, or `batch_size` more than a draw needs if that
     is more. Items of ragged columns, entries of sparse ones and the bytes of strings take up to about twice their size.
 
-    A batch that came in is not looked at after the next one was asked for, so its arrays may be written anew then.
+    Rows of 512 bytes or more aren't copied as they come in, but stay in the arrays that they came in, if these are
+    C-contiguous, until they are drawn. Arrays that are held have, altogether, up to twice the rows of the buffer,
+    besides the last batch that came in. So arrays that were handed over must not be written to before their rows have
+    come out: a producer that writes to the same arrays again needs `copy=True`. With that, and without a shuffle,
+    a batch is not looked at after the next one was asked for.
 
     Args:
         batches: the batches.
@@ -51,6 +56,7 @@ def rebatch(
         seed: what the shuffling depends on, below 2^64. By default a random one: see `Rebatcher.seed`.
         epoch: the epoch, at least 0. Each is shuffled in another way.
         drop_last: leave out the last batch if it has fewer rows.
+        copy: copy all rows as they come in, for producers that write to their arrays again.
 
     Returns:
         An iterator of batches. It reads no more batches than it needs, and none before the first is asked for.
@@ -61,7 +67,9 @@ def rebatch(
         ValueError: if an argument is out of range; and, by the iterator, if a batch has other columns or shapes than
             the first, if its columns have different numbers of rows, or if offsets or coordinates are out of order.
     """
-    return Rebatcher(batches, batch_size, shuffle_buffer=shuffle_buffer, seed=seed, epoch=epoch, drop_last=drop_last)
+    return Rebatcher(
+        batches, batch_size, shuffle_buffer=shuffle_buffer, seed=seed, epoch=epoch, drop_last=drop_last, copy=copy
+    )
 
 
 class Rebatcher(Iterator[dict[str, Any]]):
@@ -80,12 +88,14 @@ class Rebatcher(Iterator[dict[str, Any]]):
         seed: SupportsIndex | None = None,
         epoch: SupportsIndex = 0,
         drop_last: bool = False,
+        copy: bool = False,
     ) -> None:
         self._batch_size = within("batch_size", batch_size, 1, LARGEST_BATCH)
         self._shuffle_buffer = within("shuffle_buffer", shuffle_buffer, 0, 2**31 - 1)
         self._seed = secrets.randbits(64) if seed is None else within("seed", seed, 0, 2**64 - 1)
         self._epoch = within("epoch", epoch, 0, 2**63 - 1)
         self._drop_last = bool(drop_last)
+        self._copy = bool(copy)
         self._batches: Iterator[Mapping[str, Any]] | None = iter(batches)
         self._rows: _Rows | None = None
         self._error: BaseException | None = None
@@ -148,6 +158,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
                     seed=self._seed,
                     epoch=self._epoch,
                     drop_last=self._drop_last,
+                    copy=self._copy,
                 )
             self._rows.push(chunk)
 

@@ -30,6 +30,15 @@ pub struct Span {
     pub len: usize,
 }
 
+/// A row of one of several sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which source.
+    pub source: u32,
+    /// Which of its rows.
+    pub row: u32,
+}
+
 /// Calls `$copy::<W>` for the width `$width` if it is a common one, else `$wide`.
 macro_rules! by_width {
     ($width:expr, $narrow:ident($($argument:expr),*), $wide:expr) => {
@@ -116,6 +125,87 @@ pub fn gather_spans<T: Copy>(source: &[T], width: usize, spans: &[Span], target:
     Ok(())
 }
 
+/// Copies the rows at these places of `sources` to `target`, one behind the other. Meant for wide rows.
+///
+/// # Errors
+///
+/// [`OutOfBounds`] if there is no such row, or if `target` isn't as long as all of them. Some may have been copied.
+pub fn gather_places<T: Copy>(
+    sources: &[&[T]],
+    width: usize,
+    places: &[Place],
+    target: &mut [T],
+) -> Result<(), OutOfBounds> {
+    if places.len().checked_mul(width) != Some(target.len()) {
+        return Err(OutOfBounds);
+    }
+    if width == 0 {
+        return Ok(());
+    }
+    let row = |place: &Place| row_of(sources.get(place.source as usize)?, width, place.row);
+    let ahead = rows_ahead::<T>(width);
+    for now in places.iter().take(ahead).filter_map(row) {
+        ask_for(now, 0, width);
+    }
+    for (k, (target, place)) in target.chunks_exact_mut(width).zip(places).enumerate() {
+        let later = places.get(k + ahead).and_then(row);
+        copy_asking(row(place).ok_or(OutOfBounds)?, target, later);
+    }
+    Ok(())
+}
+
+/// Copies row `from[k]` of `source` to row `to[k]` of `target`, for all `k`. Meant for wide rows.
+///
+/// # Errors
+///
+/// [`OutOfBounds`] if there is no such row, or if `from` is longer or shorter than `to`. Some may have been copied.
+pub fn move_rows<T: Copy>(
+    source: &[T],
+    width: usize,
+    from: &[u32],
+    to: &[u32],
+    target: &mut [T],
+) -> Result<(), OutOfBounds> {
+    if from.len() != to.len() {
+        return Err(OutOfBounds);
+    }
+    let ahead = rows_ahead::<T>(width);
+    for (k, (&from_row, &to_row)) in from.iter().zip(to).enumerate() {
+        let later = from.get(k + ahead).and_then(|&row| row_of(source, width, row));
+        let start = (to_row as usize).checked_mul(width).ok_or(OutOfBounds)?;
+        let target = target.get_mut(start..).and_then(|rest| rest.get_mut(..width));
+        let source = row_of(source, width, from_row);
+        copy_asking(source.ok_or(OutOfBounds)?, target.ok_or(OutOfBounds)?, later);
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn row_of<T>(source: &[T], width: usize, row: u32) -> Option<&[T]> {
+    source.get((row as usize).checked_mul(width)?..)?.get(..width)
+}
+
+/// How many rows ahead wide rows are asked for: so many that their memory has come when it is their turn, but not so many
+/// that it was pushed out again.
+fn rows_ahead<T>(width: usize) -> usize {
+    BYTES_AHEAD
+        .checked_div(width * size_of::<T>())
+        .unwrap_or(0)
+        .clamp(1, AHEAD)
+}
+
+/// Copies a row, and asks for a later one, piece by piece: the processor takes only so many requests at once.
+#[inline(always)]
+fn copy_asking<T: Copy>(source: &[T], target: &mut [T], later: Option<&[T]>) {
+    let piece = (LINES * LINE / size_of::<T>().max(1)).max(1);
+    for (k, (from, to)) in source.chunks(piece).zip(target.chunks_mut(piece)).enumerate() {
+        if let Some(later) = later {
+            ask_for(later, k * piece, piece);
+        }
+        to.copy_from_slice(from);
+    }
+}
+
 /// Checks that all of an index, less `first`, are below `rows`, and that `len` elements are as many as it asks for.
 fn check(rows: usize, width: usize, index: &[u32], first: u32, len: usize) -> Result<(), OutOfBounds> {
     // Without an early end: most often all are, and this way many are looked at at once.
@@ -168,6 +258,8 @@ const AHEAD: usize = 8;
 /// Of each row no more is asked for than this many cache lines: the processor notices that it is read in sequence.
 const LINES: usize = 8;
 const LINE: usize = 64;
+/// Of wide rows about so much is asked for ahead.
+const BYTES_AHEAD: usize = 4096;
 
 /// Tells the processor that `len` elements from `start` will be read soon.
 #[inline(always)]
@@ -253,6 +345,49 @@ mod tests {
                 .copied()
                 .collect();
             assert_eq!(target, expected, "{width}");
+        }
+    }
+
+    #[test]
+    fn rows_are_gathered_from_several_sources_and_moved_among_others() {
+        let places: Vec<Place> = (0..40)
+            .map(|k| (k % 3, k * 7 % 10))
+            .map(|(source, row)| Place { source, row })
+            .collect();
+        let (from, to) = ([9, 0, 4, 4], [3, 0, 7, 1]);
+        for width in WIDTHS {
+            let sources = [rows(10, width), rows(20, width).split_off(10 * width), rows(10, width)];
+            let sources = sources.each_ref().map(Vec::as_slice);
+            let mut target = vec![0; places.len() * width];
+            gather_places(&sources, width, &places, &mut target).unwrap();
+            for (k, place) in places.iter().enumerate() {
+                let expected = &sources[place.source as usize][place.row as usize * width..][..width];
+                assert_eq!(&target[k * width..][..width], expected, "{width}");
+            }
+            let mut target = vec![7; 8 * width];
+            move_rows(sources[0], width, &from, &to, &mut target).unwrap();
+            for row in 0..8 {
+                let moved = to.iter().position(|&to| to == row as u32);
+                let expected = moved.map_or(vec![7; width], |k| {
+                    sources[0][from[k] as usize * width..][..width].to_vec()
+                });
+                assert_eq!(target[row * width..][..width], expected, "{width}");
+            }
+        }
+        let (source, mut target) = (rows(2, 3), [0; 6]);
+        for (source_number, row) in [(1, 0), (0, 2), (u32::MAX, u32::MAX)] {
+            let places = [
+                Place { source: 0, row: 1 },
+                Place {
+                    source: source_number,
+                    row,
+                },
+            ];
+            assert_eq!(gather_places(&[&source], 3, &places, &mut target), Err(OutOfBounds));
+        }
+        assert_eq!(gather_places(&[&source], 3, &[], &mut target), Err(OutOfBounds));
+        for (from, to) in [(&[2][..], &[0][..]), (&[0], &[2]), (&[0, 1], &[0])] {
+            assert_eq!(move_rows(&source, 3, from, to, &mut target), Err(OutOfBounds));
         }
     }
 

@@ -29,7 +29,7 @@ mod spec;
 pub use buffers::BufferPool;
 pub use dtype::{DType, Leaf};
 pub use error::{Error, ErrorKind, Location};
-pub use gather::{OutOfBounds, Span, gather, gather_spans, scatter};
+pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
 pub use pages::reserve_large;
 pub use prefetch::prefetch;
 pub use sink::{Element, Filled, Fragment, Overflow, Rows, Sink, Writer};

@@ -4,6 +4,8 @@
 //! pages are. On Linux a program may ask for pages of 2 MB instead of 4 KB, as NumPy does for its arrays.
 #![allow(unsafe_code)]
 
+/// Bytes of a large page, on most machines.
+pub(crate) const LARGE_PAGE: usize = 2 << 20;
 /// Below this size pages of 2 MB aren't worth it.
 const LARGE: usize = 4 << 20;
 
@@ -19,8 +21,9 @@ pub fn reserve_large<T: Copy>(data: &mut Vec<T>, capacity: usize) {
     }
 }
 
+/// Asks for large pages for the caller's memory, before it is written for the first time.
 #[cfg(all(target_os = "linux", not(miri)))]
-fn advise(start: *mut u8, bytes: usize) {
+pub(crate) fn advise(start: *mut u8, bytes: usize) {
     use std::ffi::{c_int, c_void};
 
     const PAGE: usize = 4096;
@@ -36,7 +39,7 @@ fn advise(start: *mut u8, bytes: usize) {
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
-fn advise(_start: *mut u8, _bytes: usize) {}
+pub(crate) fn advise(_start: *mut u8, _bytes: usize) {}
 
 #[cfg(test)]
 mod tests {

@@ -23,16 +23,12 @@
 
 mod assemble;
 mod batch;
-mod copies;
 mod index_cache;
 mod job;
 mod memory;
-mod recut;
-mod rows;
+mod rebatch;
 mod scatter;
 mod sequence;
-mod shuffled;
-mod slots;
 mod storage;
 mod stream;
 mod unit;
@@ -42,9 +38,7 @@ pub use assemble::assemble;
 pub use batch::{About, Batch, Stretch};
 pub use index_cache::{IndexCache, Key, Lookup, Stamp};
 pub use memory::Memory;
-pub use recut::Recut;
-pub use rows::{Byte, Chunk, Ends, Part, Ready, RowLayout, Targets};
-pub use shuffled::Shuffled;
+pub use rebatch::{Array, Byte, Chunk, Ends, Part, Ready, Recut, RowLayout, Shuffled, Targets};
 pub use storage::{Files, LocalFile};
 pub use stream::{Options, Poll, Stream};
 pub use workers::default_threads;

@@ -29,6 +29,13 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// The memory of a single array.
+    pub(crate) fn of(slab: Slab) -> Self {
+        Memory { slabs: vec![slab] }
+    }
+}
+
 /// The classes of batch forms, from `fastpipe.batch`.
 struct Forms {
     ragged: Py<PyType>,

@@ -3,10 +3,10 @@
 //! Python cuts columns into flat parts and puts them together again; here whatever is proportional to rows is done, without
 //! the GIL.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use fastpipe_batch::OutOfBounds;
-use fastpipe_engine::{Chunk, Ends, Part, Ready, Recut, RowLayout, Shuffled, Targets, default_threads};
+use fastpipe_batch::{OutOfBounds, SlabPool};
+use fastpipe_engine::{Array, Chunk, Ends, Part, Ready, Recut, RowLayout, Shuffled, Targets, default_threads};
 use fastpipe_order::Key;
 use numpy::{
     PyArray1, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray,
@@ -16,7 +16,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
-use crate::raw::{Fresh, bytes};
+use crate::raw::{Fresh, Kept, bytes};
 
 /// Keeps rows until they make a batch.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -26,8 +26,17 @@ pub(crate) struct RowBuffer {
     elements: Vec<(Py<PyArrayDescr>, Vec<usize>)>,
     batch_size: usize,
     drop_last: bool,
+    /// Memory for arrays that go out. Used by the process that made it: see [`SlabPool`].
+    pool: Arc<SlabPool>,
+    process: u32,
     state: Mutex<State>,
 }
+
+/// Arrays of so many bytes are made in slabs, so that page faults are paid once; NumPy's own allocator keeps smaller ones
+/// as ready, and faster.
+const POOLED: usize = 128 << 10;
+/// Free slabs for each part of values: a batch that was just dropped, and the one before it.
+const FREE: usize = 2;
 
 struct State {
     rows: Rows,
@@ -37,7 +46,7 @@ struct State {
 
 enum Rows {
     InOrder(Recut),
-    Shuffled(Shuffled),
+    Shuffled(Box<Shuffled>),
 }
 
 /// A chunk that came in, of which the rows before `from` were used.
@@ -50,6 +59,20 @@ struct Held {
 }
 
 impl Rows {
+    fn lent_parts(&self) -> &[usize] {
+        match self {
+            Rows::InOrder(_) => &[],
+            Rows::Shuffled(rows) => rows.lent_parts(),
+        }
+    }
+
+    fn hold(&mut self, rows: usize, lent: Vec<Box<dyn Array>>) -> Result<(), OutOfBounds> {
+        match self {
+            Rows::InOrder(_) => Ok(()),
+            Rows::Shuffled(all) => all.hold(rows, lent),
+        }
+    }
+
     fn advance(
         &mut self,
         chunk: Option<&Chunk<'_>>,
@@ -84,7 +107,8 @@ type Batch<'py> = (usize, Offsets<'py>, Vec<Bound<'py, PyUntypedArray>>);
 impl RowBuffer {
     /// `lengths` has level and width of each part, `values` level, dtype and shape of an element.
     #[new]
-    #[pyo3(signature = (lengths, values, *, batch_size, shuffle_buffer, seed, epoch, drop_last))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    #[pyo3(signature = (lengths, values, *, batch_size, shuffle_buffer, seed, epoch, drop_last, copy))]
     fn new(
         lengths: Vec<(usize, usize)>,
         values: Vec<(usize, Bound<'_, PyArrayDescr>, Vec<usize>)>,
@@ -93,6 +117,7 @@ impl RowBuffer {
         seed: u64,
         epoch: u64,
         drop_last: bool,
+        copy: bool,
     ) -> PyResult<Self> {
         let mut layout = RowLayout::default();
         let mut elements = Vec::with_capacity(values.len());
@@ -117,8 +142,10 @@ impl RowBuffer {
         let rows = if shuffle_buffer == 0 {
             Rows::InOrder(Recut::new(layout.clone(), batch_size, threads))
         } else {
-            let shuffled = Shuffled::new(layout.clone(), batch_size, span, Key { seed, epoch }, threads);
-            Rows::Shuffled(shuffled.map_err(|_| PyValueError::new_err("shuffle_buffer and batch_size are too large"))?)
+            let shuffled = Shuffled::new(layout.clone(), batch_size, span, Key { seed, epoch }, threads, copy);
+            let shuffled =
+                shuffled.map_err(|_| PyValueError::new_err("shuffle_buffer and batch_size are too large"))?;
+            Rows::Shuffled(Box::new(shuffled))
         };
         let state = State {
             rows,
@@ -126,6 +153,8 @@ impl RowBuffer {
             ended: false,
         };
         Ok(RowBuffer {
+            pool: SlabPool::new(FREE * layout.values.len()),
+            process: std::process::id(),
             layout,
             elements,
             batch_size,
@@ -155,6 +184,13 @@ impl RowBuffer {
         let ends = py
             .detach(|| Ends::new(&self.layout, rows, &lengths))
             .map_err(internal)?;
+        let mut state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        if state.chunk.is_some() || state.ended {
+            return Err(PyValueError::new_err("rows came in before they were asked for"));
+        }
+        let lent = state.rows.lent_parts().iter().map(|&i| Kept::new(&values[i]));
+        let lent = lent.map(|kept| Ok(Box::new(kept.ok_or(OutOfBounds)?) as Box<dyn Array>));
+        let lent: Vec<_> = lent.collect::<Result<_, _>>().map_err(internal)?;
         let held = Held {
             rows,
             from: 0,
@@ -163,10 +199,7 @@ impl RowBuffer {
             values: values.into_iter().map(Bound::unbind).collect(),
         };
         held.chunk(py, &self.layout)?;
-        let mut state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-        if state.chunk.is_some() || state.ended {
-            return Err(PyValueError::new_err("rows came in before they were asked for"));
-        }
+        state.rows.hold(rows, lent).map_err(internal)?;
         state.chunk = Some(held);
         Ok(())
     }
@@ -254,7 +287,13 @@ impl RowBuffer {
                 let shape: Vec<usize> = std::iter::once(ready.elements[part.level])
                     .chain(shape.iter().copied())
                     .collect();
-                Fresh::new(dtype.bind(py), &shape)
+                let bytes = ready.elements[part.level] * part.width;
+                let pooled = bytes >= POOLED && self.process == std::process::id();
+                match pooled.then(|| self.pool.take(bytes)) {
+                    Some(Ok(slab)) => Fresh::over(slab, dtype.bind(py), &shape),
+                    // NumPy says it where there is no memory.
+                    _ => Fresh::new(dtype.bind(py), &shape),
+                }
             });
         Ok((offsets.collect(), values.collect::<PyResult<_>>()?))
     }

@@ -1,16 +1,13 @@
 //! Rows in batches of another size, shuffled through a buffer.
-//!
-//! A row that comes in gets a slot, which it keeps until it is drawn: what is shuffled are slots. Elements of level 0 lie at
-//! their slots. The elements of other levels, of which rows have any number, are appended to an arena; what was drawn leaves
-//! a hole there, and when the arena is full it is compacted, in place, or grown if that frees less than half. So a row is
-//! moved in once and out once, its variable part about once more, and the memory is at most about twice that of the rows.
 
-use fastpipe_batch::{OutOfBounds, Span, reserve_large};
+use fastpipe_batch::{OutOfBounds, Place, Span};
 use fastpipe_order::{FisherYates, Key};
 
-use crate::copies::{Copies, Which, copy_all};
-use crate::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
-use crate::slots::Slots;
+use super::arena::{Arena, part_room};
+use super::copies::{Copies, Which, copy_all};
+use super::lent::{Array, Lent, WIDE};
+use super::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
+use super::slots::{Slots, make_room};
 
 /// The row buffer of a shuffle: a Fisher-Yates draw over a window, see [`FisherYates`].
 #[derive(Debug)]
@@ -24,47 +21,45 @@ pub struct Shuffled {
     slots: Slots,
     /// The slots of the batch that is about to be copied.
     drawn: Vec<u32>,
-    /// Levels from 1.
-    levels: Vec<Level>,
+    /// Of the levels from 1.
+    levels: Vec<Arena>,
     lengths: Vec<Vec<i64>>,
+    /// Those of lent parts stay empty.
     values: Vec<Vec<Byte>>,
-}
-
-/// Where the rows have their elements, at a level.
-#[derive(Debug, Default)]
-struct Level {
-    /// By slot.
-    spans: Vec<Span>,
-    /// The rows that have any, by where they start: drawn ones, too, whose slot has another start by now.
-    rows: Vec<(usize, u32)>,
-    /// Elements in the arena, with holes.
-    filled: usize,
-    /// Elements of rows that weren't drawn.
-    live: usize,
-    /// Elements for which there is memory.
-    room: usize,
+    lent: Lent,
+    /// Which parts of values stay where they came in, ascending.
+    lent_parts: Vec<usize>,
 }
 
 /// The buffer may take in this fraction of a batch's needs beyond them: the more at once, the closer together the slots.
 const SLACK: u32 = 4;
-/// Up to so many bytes of a part are asked for at once.
-const AT_ONCE: usize = 64 << 20;
-/// The start of no row.
-const NOWHERE: usize = usize::MAX;
 
 impl Shuffled {
     /// Shuffles rows of this layout through a window of `span`, into batches of `batch_size`, and copies them with at most
-    /// so many threads. The window and the batch together have at most 2^32 - 1 rows.
+    /// so many threads. The window and the batch together have at most 2^32 - 1 rows. Unless all parts are to be copied as
+    /// they come in, some are [lent](Shuffled::lent_parts).
     ///
     /// # Errors
     ///
     /// [`OutOfBounds`] if they have more.
-    pub fn new(layout: RowLayout, batch_size: usize, span: u64, key: Key, threads: usize) -> Result<Self, OutOfBounds> {
+    pub fn new(
+        layout: RowLayout,
+        batch_size: usize,
+        span: u64,
+        key: Key,
+        threads: usize,
+        copy: bool,
+    ) -> Result<Self, OutOfBounds> {
         let batch_size = batch_size.max(1);
         let needed = span.max(1).checked_add(batch_size as u64 - 1).ok_or(OutOfBounds)?;
         let most = u32::try_from(needed).map_err(|_| OutOfBounds)?;
+        let most = most.saturating_add((batch_size as u32).max(most / SLACK));
+        let is_lent = |part: &Part| !copy && part.level == 0 && part.width >= WIDE;
+        let lent_parts = (0..layout.values.len()).filter(|&i| is_lent(&layout.values[i]));
+        let lent_parts: Vec<usize> = lent_parts.collect();
+        let widths = lent_parts.iter().map(|&i| layout.values[i].width).collect();
         Ok(Shuffled {
-            levels: layout.lengths.iter().map(|_| Level::default()).collect(),
+            levels: layout.lengths.iter().map(|_| Arena::default()).collect(),
             lengths: vec![Vec::new(); layout.lengths.len()],
             values: vec![Vec::new(); layout.values.len()],
             layout,
@@ -72,15 +67,34 @@ impl Shuffled {
             needed: needed as usize,
             threads,
             order: FisherYates::new(key, span),
-            slots: Slots::new(most.saturating_add((batch_size as u32).max(most / SLACK))),
+            slots: Slots::new(most),
             drawn: Vec::new(),
+            lent: Lent::new(widths, most as usize),
+            lent_parts,
         })
     }
 
-    /// Memory for rows, in bytes.
+    /// Memory for rows, in bytes, that of the arrays that are held included.
     pub fn nbytes(&self) -> usize {
         let lengths: usize = self.lengths.iter().map(|data| data.capacity() * size_of::<i64>()).sum();
-        lengths + self.values.iter().map(Vec::capacity).sum::<usize>()
+        lengths + self.values.iter().map(Vec::capacity).sum::<usize>() + self.lent.nbytes()
+    }
+
+    /// The parts of values whose elements stay where they came in.
+    pub fn lent_parts(&self) -> &[usize] {
+        &self.lent_parts
+    }
+
+    /// Holds the lent parts of a chunk, before it is first given to [`advance`](Shuffled::advance).
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] if they aren't as long as its rows say, or if the chunk before wasn't used up.
+    pub fn hold(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<(), OutOfBounds> {
+        if self.lent_parts.is_empty() && arrays.is_empty() {
+            return Ok(());
+        }
+        self.lent.hold(rows, arrays)
     }
 
     /// What the next batch takes, if the buffer, with rows of the chunk from row `from` on, is full enough to draw from, or
@@ -110,7 +124,7 @@ impl Shuffled {
         }
         self.drawn.clear();
         self.drawn.extend_from_slice(self.order.draw(self.batch_size, ended));
-        let count = |level: &Level| self.drawn.iter().map(|&slot| level.spans[slot as usize].len).sum();
+        let count = |level: &Arena| self.drawn.iter().map(|&slot| level.spans[slot as usize].len).sum();
         let elements = std::iter::once(self.drawn.len()).chain(self.levels.iter().map(count));
         Ok(Some(Ready {
             rows: self.drawn.len(),
@@ -126,27 +140,35 @@ impl Shuffled {
     pub fn copy(&mut self, ready: &Ready, mut targets: Targets<'_>) -> Result<(), OutOfBounds> {
         targets.check(&self.layout, ready)?;
         let spans: Vec<Vec<Span>> = self.levels.iter().map(|level| level.spans_of(&self.drawn)).collect();
-        let which = |part: &Part| match part.level.checked_sub(1) {
-            None => Which::From(&self.drawn),
-            Some(level) => Which::Spans(&spans[level]),
-        };
         let lengths = self.layout.lengths.iter().zip(&self.lengths).zip(&mut targets.offsets);
         let lengths = lengths.map(|((part, source), target)| Copies {
             source,
             width: part.width,
-            which: which(part),
+            which: at_level(part.level, &self.drawn, &spans),
             target: &mut target[1..],
         });
         copy_all(lengths.collect(), 1)?;
+        let places: Vec<Place> = if self.lent_parts.is_empty() {
+            Vec::new()
+        } else {
+            self.lent.places(&self.drawn)
+        };
+        let sources: Vec<_> = (0..self.lent_parts.len()).map(|k| self.lent.sources(k)).collect();
         let values = self.layout.values.iter().zip(&self.values).zip(&mut targets.values);
-        let values = values.map(|((part, source), target)| Copies {
+        let values = values.enumerate().map(|(i, ((part, source), target))| Copies {
             source,
             width: part.width,
-            which: which(part),
+            which: match self.lent_parts.binary_search(&i) {
+                Ok(k) => Which::Places(&sources[k], &places),
+                Err(_) => at_level(part.level, &self.drawn, &spans),
+            },
             target,
         });
         copy_all(values.collect(), self.threads)?;
         targets.add_up();
+        if !self.lent_parts.is_empty() {
+            self.lent.forget(&self.drawn);
+        }
         for level in &mut self.levels {
             level.forget(&self.drawn);
         }
@@ -171,8 +193,14 @@ impl Shuffled {
             take_in_part(part, fresh, to, slots, table, 0)
         });
         copy_all(parts.collect(), 1)?;
+        if !self.lent_parts.is_empty() {
+            self.lent.take_in(slots, self.slots.made())?;
+        }
         let parts = self.layout.values.iter().zip(&chunk.values).zip(&mut self.values);
-        let parts = parts.filter_map(|((part, from), to)| {
+        let parts = parts.enumerate().filter_map(|(i, ((part, from), to))| {
+            if self.lent_parts.binary_search(&i).is_ok() {
+                return None;
+            }
             let fresh = elements(from, part, chunk.stretch(part.level, rows.clone()));
             take_in_part(part, fresh, to, slots, table, Byte::uninit())
         });
@@ -202,69 +230,12 @@ impl Shuffled {
     }
 }
 
-impl Level {
-    fn spans_of(&self, slots: &[u32]) -> Vec<Span> {
-        slots.iter().map(|&slot| self.spans[slot as usize]).collect()
+/// Which elements the rows at these slots have at a level.
+fn at_level<'a, T>(level: usize, slots: &'a [u32], spans: &'a [Vec<Span>]) -> Which<'a, T> {
+    match level.checked_sub(1) {
+        None => Which::From(slots),
+        Some(level) => Which::Spans(&spans[level]),
     }
-
-    /// Notes rows that are appended to the arena, from their ends in a chunk. There are `made` slots.
-    fn add(&mut self, slots: &[u32], ends: &[usize], made: usize) {
-        self.spans.resize(made, Span::default());
-        for (&slot, ends) in slots.iter().zip(ends.windows(2)) {
-            let len = ends[1] - ends[0];
-            self.spans[slot as usize] = Span {
-                start: self.filled,
-                len,
-            };
-            if len > 0 {
-                self.rows.push((self.filled, slot));
-                self.filled += len;
-                self.live += len;
-            }
-        }
-    }
-
-    /// Forgets rows that were drawn.
-    fn forget(&mut self, slots: &[u32]) {
-        for &slot in slots {
-            let span = std::mem::replace(&mut self.spans[slot as usize], Span { start: NOWHERE, len: 0 });
-            self.live -= span.len;
-        }
-    }
-
-    /// Moves rows together, and tells which stretches of elements are to be moved where.
-    fn compact(&mut self) -> Vec<(Span, usize)> {
-        let mut moves: Vec<(Span, usize)> = Vec::new();
-        let mut filled = 0;
-        self.rows.retain_mut(|(start, slot)| {
-            let span = &mut self.spans[*slot as usize];
-            if span.start != *start || span.len == 0 {
-                return false;
-            }
-            match moves.last_mut() {
-                Some((last, _)) if last.start + last.len == *start => last.len += span.len,
-                _ => moves.push((*span, filled)),
-            }
-            span.start = filled;
-            *start = filled;
-            filled += span.len;
-            true
-        });
-        self.filled = filled;
-        moves
-    }
-}
-
-/// Makes the moves of a compaction, which leaves so many elements `filled`, and takes memory for `room`.
-fn part_room<T: Copy>(part: &Part, data: &mut Vec<T>, moves: &[(Span, usize)], filled: usize, room: usize) {
-    for &(from, to) in moves {
-        let from = from.start * part.width..(from.start + from.len) * part.width;
-        if from.start != to * part.width {
-            data.copy_within(from, to * part.width);
-        }
-    }
-    data.truncate(filled * part.width);
-    reserve_large(data, room.saturating_mul(part.width));
 }
 
 /// Takes in the elements of rows: appends them to their arena, or says how they are to be copied to their slots, of which
@@ -281,12 +252,7 @@ fn take_in_part<'a, T: Copy>(
         data.extend_from_slice(fresh);
         return None;
     }
-    if made * part.width > data.capacity() {
-        // Memory costs nothing before it is written, moving it does.
-        let at_once = AT_ONCE.checked_div(part.width * size_of::<T>()).unwrap_or(0);
-        reserve_large(data, most.min(at_once.max(made.saturating_mul(2))) * part.width);
-    }
-    data.resize(made * part.width, blank);
+    make_room(data, part.width, made, most, blank);
     Some(Copies {
         source: fresh,
         width: part.width,

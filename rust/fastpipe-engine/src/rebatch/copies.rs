@@ -7,14 +7,13 @@ use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 
-use fastpipe_batch::{OutOfBounds, Span, gather, gather_spans, scatter};
+use fastpipe_batch::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, scatter};
 
 /// What a thread must have to copy to be worth its start, and the wait for it where processors are busy.
 const BYTES_PER_THREAD: usize = 4 << 20;
 
 /// Which rows are copied.
-#[derive(Clone, Copy)]
-pub(crate) enum Which<'a> {
+pub(crate) enum Which<'a, T> {
     /// All, as they stand.
     All,
     /// Row `index[k]` to row `k`.
@@ -23,13 +22,23 @@ pub(crate) enum Which<'a> {
     To(&'a [u32], u32),
     /// Spans, one behind the other.
     Spans(&'a [Span]),
+    /// Places in sources of their own, one behind the other.
+    Places(&'a [&'a [T]], &'a [Place]),
 }
+
+impl<T> Clone for Which<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Which<'_, T> {}
 
 /// A copy of rows of `width` elements.
 pub(crate) struct Copies<'a, T> {
     pub(crate) source: &'a [T],
     pub(crate) width: usize,
-    pub(crate) which: Which<'a>,
+    pub(crate) which: Which<'a, T>,
     pub(crate) target: &'a mut [T],
 }
 
@@ -58,6 +67,7 @@ impl<T: Copy> Copies<'_, T> {
             Which::From(index) => gather(source, width, index, target),
             Which::To(index, first) => scatter(source, width, index, first, target),
             Which::Spans(spans) => gather_spans(source, width, spans, target),
+            Which::Places(sources, places) => gather_places(sources, width, places, target),
         }
     }
 
@@ -84,6 +94,15 @@ impl<T: Copy> Copies<'_, T> {
                     count += 1;
                 }
                 (Which::Spans(&spans[..count]), Which::Spans(&spans[count..]), at, None)
+            }
+            Which::Places(sources, places) => {
+                let (a, b) = places.split_at(places.len() / parts);
+                (
+                    Which::Places(sources, a),
+                    Which::Places(sources, b),
+                    a.len() * width,
+                    None,
+                )
             }
         };
         let sources = match source_at {

@@ -1,4 +1,19 @@
-//! The slots of a row buffer.
+//! The slots of a row buffer, and tables that have an element at each.
+
+use fastpipe_batch::reserve_large;
+
+/// Up to so many bytes of a table are asked for at once.
+const AT_ONCE: usize = 64 << 20;
+
+/// Makes room in a table for `made` elements of `width`, of which there may be `most`. New ones are blank.
+pub(crate) fn make_room<T: Copy>(table: &mut Vec<T>, width: usize, made: usize, most: usize, blank: T) {
+    if made * width > table.capacity() {
+        // Memory costs nothing before it is written, moving it does.
+        let at_once = AT_ONCE.checked_div(width * size_of::<T>()).unwrap_or(0);
+        reserve_large(table, most.min(at_once.max(made.saturating_mul(2))) * width);
+    }
+    table.resize(made * width, blank);
+}
 
 /// Gives out slots of a table, and takes them back.
 ///

@@ -2,8 +2,8 @@
 
 use fastpipe_batch::OutOfBounds;
 
-use crate::copies::{Copies, Which, copy_all};
-use crate::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
+use super::copies::{Copies, Which, copy_all};
+use super::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
 
 /// Cuts chunks anew, in order.
 ///

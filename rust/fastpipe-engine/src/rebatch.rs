@@ -1,0 +1,35 @@
+//! Batches of another size, in order or shuffled: what `fastpipe.rebatch` does.
+//!
+//! # How it works
+//!
+//! Rows of any columns are cut into flat parts, of which each row owns a stretch (`rows.rs`), so that moving a row is moving
+//! its stretches. Batches come in as *chunks* and go out as arrays that the caller has made. In order ([`Recut`]), rows go
+//! straight from a chunk to their batch.
+//!
+//! Shuffled ([`Shuffled`]), each row that comes in gets a *slot* (`slots.rs`), which it keeps until it is drawn: what is
+//! shuffled are slots. Where a row's elements lie meanwhile depends on the part:
+//!
+//! - Narrow elements of level 0, of which a row has one, are copied to a table, at their slots.
+//! - Wide ones, of `WIDE` bytes or more, stay in the arrays that they came in, and are copied once, to their batch
+//!   (`lent.rs`). An array is kept until its last row was drawn; few rows keep many arrays alive for long, so what is left of
+//!   the oldest is copied to a table when more than twice the rows are held that the buffer may have.
+//! - Elements of other levels, of which rows have any number, are appended to an arena, with a note of where each row has
+//!   them. Drawn ones leave a hole there, and when the arena is full it is compacted, or grown if that frees less than half
+//!   (`arena.rs`).
+//!
+//! So a narrow row is copied in and out, a wide one out and at most once more, the variable part of a row in, out and about
+//! once more; and memory is at most about twice that of the rows. Copies are shared out over threads where there is enough to
+//! copy (`copies.rs`).
+
+mod arena;
+mod copies;
+mod lent;
+mod recut;
+mod rows;
+mod shuffled;
+mod slots;
+
+pub use lent::Array;
+pub use recut::Recut;
+pub use rows::{Byte, Chunk, Ends, Part, Ready, RowLayout, Targets};
+pub use shuffled::Shuffled;

@@ -1,0 +1,88 @@
+//! Where elements lie of which rows have any number.
+
+use fastpipe_batch::{Span, reserve_large};
+
+use super::rows::Part;
+
+/// The start of no row.
+const NOWHERE: usize = usize::MAX;
+
+/// Where the rows have their elements, at a level.
+#[derive(Debug, Default)]
+pub(crate) struct Arena {
+    /// By slot.
+    pub(crate) spans: Vec<Span>,
+    /// The rows that have any, by where they start: drawn ones, too, whose slot has another start by now.
+    rows: Vec<(usize, u32)>,
+    /// Elements in the arena, with holes.
+    pub(crate) filled: usize,
+    /// Elements of rows that weren't drawn.
+    pub(crate) live: usize,
+    /// Elements for which there is memory.
+    pub(crate) room: usize,
+}
+
+impl Arena {
+    pub(crate) fn spans_of(&self, slots: &[u32]) -> Vec<Span> {
+        slots.iter().map(|&slot| self.spans[slot as usize]).collect()
+    }
+
+    /// Notes rows that are appended to the arena, from their ends in a chunk. There are `made` slots.
+    pub(crate) fn add(&mut self, slots: &[u32], ends: &[usize], made: usize) {
+        self.spans.resize(made, Span::default());
+        for (&slot, ends) in slots.iter().zip(ends.windows(2)) {
+            let len = ends[1] - ends[0];
+            self.spans[slot as usize] = Span {
+                start: self.filled,
+                len,
+            };
+            if len > 0 {
+                self.rows.push((self.filled, slot));
+                self.filled += len;
+                self.live += len;
+            }
+        }
+    }
+
+    /// Forgets rows that were drawn.
+    pub(crate) fn forget(&mut self, slots: &[u32]) {
+        for &slot in slots {
+            let span = std::mem::replace(&mut self.spans[slot as usize], Span { start: NOWHERE, len: 0 });
+            self.live -= span.len;
+        }
+    }
+
+    /// Moves rows together, and tells which stretches of elements are to be moved where.
+    pub(crate) fn compact(&mut self) -> Vec<(Span, usize)> {
+        let mut moves: Vec<(Span, usize)> = Vec::new();
+        let mut filled = 0;
+        self.rows.retain_mut(|(start, slot)| {
+            let span = &mut self.spans[*slot as usize];
+            if span.start != *start || span.len == 0 {
+                return false;
+            }
+            match moves.last_mut() {
+                Some((last, _)) if last.start + last.len == *start => last.len += span.len,
+                _ => moves.push((*span, filled)),
+            }
+            span.start = filled;
+            *start = filled;
+            filled += span.len;
+            true
+        });
+        self.filled = filled;
+        moves
+    }
+}
+
+/// Makes the moves of a compaction, which leaves so many elements `filled`, and takes memory for `room`.
+pub(crate) fn part_room<T: Copy>(part: &Part, data: &mut Vec<T>, moves: &[(Span, usize)], filled: usize, room: usize) {
+    for &(from, to) in moves {
+        let from = from.start * part.width..(from.start + from.len) * part.width;
+        if from.start != to * part.width {
+            data.copy_within(from, to * part.width);
+        }
+    }
+    data.truncate(filled * part.width);
+    reserve_large(data, room.saturating_mul(part.width));
+}

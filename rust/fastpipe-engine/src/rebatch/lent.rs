@@ -1,0 +1,230 @@
+//! Wide rows, where they came in.
+//!
+//! Chunks are held until the last of their rows was drawn. Of a chunk as many rows as ever wait for long: in a buffer of `n`
+//! rows, a fraction of `1 / e` of them after `n` others came in. So a few rows would keep many chunks alive, and what is left
+//! of the oldest is copied to a table when too much is held. Whatever their age, chunks lose their rows at the same rate:
+//! the oldest are the emptiest.
+//!
+//! With twice the rows held that the buffer may have, that is one of ten rows in the long run, and none is copied more than
+//! once.
+
+use std::collections::VecDeque;
+
+use fastpipe_batch::{OutOfBounds, Place, move_rows};
+
+use super::rows::Byte;
+use super::slots::make_room;
+
+/// Elements of so many bytes or more stay where they came in. Narrower ones are faster copied to a table: it is in large
+/// pages, and most arrays aren't, so that each row that is read from them costs a walk through the page table.
+pub(crate) const WIDE: usize = 512;
+/// Chunks of fewer rows are copied: to hold them would take more memory and time than the rows.
+const FEW: usize = 16;
+/// So many times the rows that there may be, are held at most.
+const HELD: usize = 2;
+/// The source that is the table.
+const TABLE: u32 = 0;
+/// The place of rows that were drawn.
+const NOWHERE: Place = Place {
+    source: u32::MAX,
+    row: u32::MAX,
+};
+
+/// The elements of a chunk. They stay where they are, and are there, until it is dropped.
+pub trait Array: Send + Sync {
+    /// The elements.
+    fn bytes(&self) -> &[Byte];
+}
+
+/// Rows in the arrays that they came in.
+#[derive(Debug, Default)]
+pub(crate) struct Lent {
+    /// Of its parts.
+    widths: Vec<usize>,
+    /// Where rows are, by slot.
+    places: Vec<Place>,
+    /// Source `k + 1` is chunk `k`.
+    chunks: Vec<Held>,
+    /// Chunks, the oldest first.
+    ages: VecDeque<u32>,
+    /// Chunks that there are no more.
+    spare: Vec<u32>,
+    /// Rows of chunks that are held, drawn ones, too.
+    held: usize,
+    /// The elements of rows whose chunks were too old.
+    table: Vec<Vec<Byte>>,
+    /// Rows of the table that were drawn.
+    free: Vec<u32>,
+    /// Rows of the table.
+    made: usize,
+    /// Rows that there may be.
+    most: usize,
+}
+
+/// A chunk.
+#[derive(Default)]
+struct Held {
+    arrays: Vec<Box<dyn Array>>,
+    rows: usize,
+    /// By row, of those that were taken in.
+    slots: Vec<u32>,
+    /// Rows that were taken in, and not drawn.
+    live: usize,
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Held({} of {} rows)", self.live, self.rows)
+    }
+}
+
+impl Held {
+    /// Whether all its rows were taken in.
+    fn is_whole(&self) -> bool {
+        self.slots.len() == self.rows
+    }
+}
+
+impl Lent {
+    /// A buffer of at most so many rows of parts of these widths.
+    pub(crate) fn new(widths: Vec<usize>, most: usize) -> Self {
+        Lent {
+            table: vec![Vec::new(); widths.len()],
+            widths,
+            most,
+            ..Lent::default()
+        }
+    }
+
+    /// Memory that it takes or keeps others from using, in bytes.
+    pub(crate) fn nbytes(&self) -> usize {
+        (self.held + self.made) * self.widths.iter().sum::<usize>()
+    }
+
+    /// Holds a chunk whose rows are going to be taken in.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] if its arrays aren't as long as its rows say, or if rows of the one before are yet to be taken in.
+    pub(crate) fn hold(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<(), OutOfBounds> {
+        let fits = arrays.len() == self.widths.len()
+            && arrays
+                .iter()
+                .zip(&self.widths)
+                .all(|(array, width)| rows.checked_mul(*width) == Some(array.bytes().len()));
+        let open = self
+            .ages
+            .back()
+            .is_some_and(|&last| !self.chunks[last as usize].is_whole());
+        if !fits || open || u32::try_from(rows).is_err() {
+            return Err(OutOfBounds);
+        }
+        let number = self.spare.pop().unwrap_or(self.chunks.len() as u32);
+        if number as usize == self.chunks.len() {
+            self.chunks.push(Held::default());
+        }
+        self.chunks[number as usize] = Held {
+            arrays,
+            rows,
+            slots: Vec::with_capacity(rows),
+            live: 0,
+        };
+        self.ages.push_back(number);
+        self.held += rows;
+        Ok(())
+    }
+
+    /// Takes in the next rows of the chunk that was held last, at these slots, of which there are `made`.
+    pub(crate) fn take_in(&mut self, slots: &[u32], made: usize) -> Result<(), OutOfBounds> {
+        let number = *self.ages.back().ok_or(OutOfBounds)?;
+        let chunk = &mut self.chunks[number as usize];
+        let from = chunk.slots.len();
+        if slots.len() > chunk.rows - from {
+            return Err(OutOfBounds);
+        }
+        self.places.resize(made, NOWHERE);
+        for (&slot, row) in slots.iter().zip(from as u32..) {
+            let source = number + 1;
+            self.places[slot as usize] = Place { source, row };
+        }
+        chunk.slots.extend_from_slice(slots);
+        chunk.live += slots.len();
+        if chunk.is_whole() && chunk.rows < FEW {
+            self.move_out(number)?;
+        }
+        self.settle()
+    }
+
+    /// Where the rows at these slots are.
+    pub(crate) fn places(&self, slots: &[u32]) -> Vec<Place> {
+        slots.iter().map(|&slot| self.places[slot as usize]).collect()
+    }
+
+    /// Where places of a part are looked up.
+    pub(crate) fn sources(&self, part: usize) -> Vec<&[Byte]> {
+        let chunks = self
+            .chunks
+            .iter()
+            .map(|chunk| chunk.arrays.get(part).map_or(&[][..], |array| array.bytes()));
+        std::iter::once(&self.table[part][..]).chain(chunks).collect()
+    }
+
+    /// Forgets rows that were drawn, and lets go of chunks that have no others.
+    pub(crate) fn forget(&mut self, slots: &[u32]) {
+        for &slot in slots {
+            let place = std::mem::replace(&mut self.places[slot as usize], NOWHERE);
+            if place.source == TABLE {
+                self.free.push(place.row);
+                continue;
+            }
+            let chunk = &mut self.chunks[place.source as usize - 1];
+            chunk.live -= 1;
+            if chunk.live == 0 && chunk.is_whole() {
+                self.held -= chunk.rows;
+                *chunk = Held::default();
+            }
+        }
+    }
+
+    /// Moves rows out of the oldest chunks until no more is held than may be.
+    fn settle(&mut self) -> Result<(), OutOfBounds> {
+        let may = self.most.saturating_mul(HELD);
+        while let Some(&oldest) = self.ages.front() {
+            let chunk = &self.chunks[oldest as usize];
+            let over = self.held + self.made > may;
+            if !chunk.is_whole() || (chunk.live > 0 && !over) {
+                break;
+            }
+            self.move_out(oldest)?;
+            self.ages.pop_front();
+            self.spare.push(oldest);
+        }
+        Ok(())
+    }
+
+    /// Moves what is left of a chunk to the table.
+    fn move_out(&mut self, number: u32) -> Result<(), OutOfBounds> {
+        let chunk = std::mem::take(&mut self.chunks[number as usize]);
+        self.held -= chunk.rows;
+        let source = number + 1;
+        let left = (0..).zip(&chunk.slots);
+        let left = left.filter(|&(row, &slot)| self.places[slot as usize] == Place { source, row });
+        let (rows, owners): (Vec<u32>, Vec<u32>) = left.map(|(row, &slot)| (row, slot)).unzip();
+        let free = self.free.drain(self.free.len().saturating_sub(rows.len())..);
+        let mut to: Vec<u32> = free.collect();
+        let fresh = rows.len() - to.len();
+        to.extend((self.made..self.made + fresh).map(|row| row as u32));
+        self.made += fresh;
+        if self.made > self.most {
+            return Err(OutOfBounds);
+        }
+        for ((array, table), &width) in chunk.arrays.iter().zip(&mut self.table).zip(&self.widths) {
+            make_room(table, width, self.made, self.most, Byte::uninit());
+            move_rows(array.bytes(), width, &rows, &to, table)?;
+        }
+        for (&slot, &row) in owners.iter().zip(&to) {
+            self.places[slot as usize] = Place { source: TABLE, row };
+        }
+        Ok(())
+    }
+}
