@@ -5,9 +5,10 @@
 //!
 //! Rows of few elements, the commonest widths, are copied without a call. Wide ones are asked for some rows ahead: the
 //! processor doesn't see by itself where the next ones will be.
-#![allow(unsafe_code)]
 
 use std::fmt;
+
+use crate::prefetch::{LINE, LINES, hint};
 
 /// An index or span beyond the rows, or a target of another size than what it was to get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,9 +256,6 @@ fn scatter_wide<T: Copy>(source: &[T], width: usize, index: &[u32], first: u32, 
 
 /// How many rows ahead memory is asked for.
 const AHEAD: usize = 8;
-/// Of each row no more is asked for than this many cache lines: the processor notices that it is read in sequence.
-const LINES: usize = 8;
-const LINE: usize = 64;
 /// Of wide rows about so much is asked for ahead.
 const BYTES_AHEAD: usize = 4096;
 
@@ -268,21 +266,8 @@ fn ask_for<T>(source: &[T], start: usize, len: usize) {
         return;
     };
     for line in 0..size_of_val(wanted).div_ceil(LINE).min(LINES) {
-        prefetch(wanted.as_ptr().cast::<u8>().wrapping_add(line * LINE));
+        hint(wanted.as_ptr().cast::<u8>().wrapping_add(line * LINE));
     }
-}
-
-#[inline(always)]
-fn prefetch(address: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch is a hint: it reads nothing that the program could see, and faults at no address. SSE is part of
-    // x86-64.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = address;
 }
 
 #[cfg(test)]
