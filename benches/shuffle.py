@@ -1,9 +1,9 @@
 """Measures what shuffling costs: the four orders in turn, over the same file, with one thread on one core.
 
-The file is data set (a): 6 scalars, 8 dense vectors and 5 sparse features. All readers have the same features, batch size
-and look-ahead; each is made once, and read as often as there are rounds, so that none pays for fresh memory. A round's
-ratio is the time of an order to that of sequential order in the same round; shown are medians. CPU time is that of the
-process, for machines on which other programs run.
+The file is data set (a): 6 scalars, 8 dense vectors and 5 sparse features. All readers have the same features, batch
+size and look-ahead; each is made once, and read as often as there are rounds, so that none pays for fresh memory. A
+round's ratio is the time of an order to that of sequential order in the same round; shown are medians. CPU time is
+that of the process, for machines on which other programs run.
 """
 
 from __future__ import annotations
