@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 import fastpipe
+import wire
 
 SCHEMA = {
     "type": "record",
@@ -574,3 +575,20 @@ def test_container_file(files: list[str]) -> None:
 
 def test_signals_are_those_of_the_main_thread() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "fastpipe installs no handlers"
+
+
+def test_a_file_that_changes_between_epochs_is_an_error(tmp_path: Path) -> None:
+    """Where records start is kept from epoch to epoch, and held against what is read."""
+    path = tmp_path / "texts.avro"
+
+    def write(*values: str) -> None:
+        path.write_bytes(wire.container('"string"', [(len(values), b"".join(map(wire.text, values)))]))
+
+    write("a", "bbb", "cc")
+    reader = fastpipe.read_avro(path, batch_size=3, shuffle=True, seed=1)
+    for _ in range(2):
+        (batch,) = reader
+        assert sorted(batch["value"].to_list()) == ["a", "bbb", "cc"]
+    write("aaa", "b", "cc")
+    with pytest.raises(fastpipe.MalformedFileError, match=r"texts\.avro.*block 0.*record"):
+        list(reader)

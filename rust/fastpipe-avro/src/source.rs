@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
-    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Mark, Pass, Pick, Result, Sink, Source, Unit, UnitInfo,
-    prefetch,
+    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Mark, Pass, Pick, Result, Sink, Source, Starts, Unit,
+    UnitInfo, prefetch,
 };
 
 use crate::codec::{Codec, decompress};
@@ -228,7 +228,7 @@ impl AvroSource {
         let zero_width_left = AtomicU64::new(MAX_ZERO_WIDTH);
         Ok(AvroBlock {
             zero_width_left,
-            starts: Vec::new(),
+            starts: Arc::new([]),
             plan: file.plan.clone(),
             data,
             start,
@@ -286,7 +286,7 @@ struct AvroBlock {
     rows: u32,
     zero_width_left: AtomicU64,
     /// Where records start, if that is known.
-    starts: Vec<u32>,
+    starts: Starts,
 }
 
 impl AvroBlock {
@@ -306,24 +306,31 @@ impl Unit for AvroBlock {
     }
 
     fn held_bytes(&self) -> usize {
-        self.data.capacity() + 4 * self.starts.capacity()
+        self.data.capacity() + 4 * self.starts.len()
     }
 
     fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark> {
         decode::place(&self.block(), from, picks, out)
     }
 
-    fn index(&mut self) -> Result<()> {
-        if self.starts.is_empty() {
-            // Looking for records reads no values that the budget is for.
-            let zero_width_left = AtomicU64::new(MAX_ZERO_WIDTH);
-            let block = decode::Block {
-                zero_width_left: &zero_width_left,
-                ..self.block()
-            };
-            self.starts = decode::starts(&block)?;
-        }
-        Ok(())
+    fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
+        let size = self.end - self.start;
+        let fits = |starts: &Starts| {
+            starts.len() == self.rows as usize + 1 && starts.last().is_some_and(|&end| end as usize == size)
+        };
+        self.starts = match known.filter(fits) {
+            Some(known) => known,
+            None => {
+                // Looking for records reads no values that the budget is for.
+                let zero_width_left = AtomicU64::new(MAX_ZERO_WIDTH);
+                let block = decode::Block {
+                    zero_width_left: &zero_width_left,
+                    ..self.block()
+                };
+                decode::starts(&block)?.into()
+            }
+        };
+        Ok(self.starts.clone())
     }
 
     fn pick(&self, picks: &[Pick], out: &mut Sink<'_>) -> Result<()> {

@@ -34,7 +34,7 @@ pub use pages::reserve_large;
 pub use prefetch::prefetch;
 pub use sink::{Element, Filled, Fragment, Overflow, Rows, Sink, Writer};
 pub use slab::{ALIGNMENT, Slab, SlabPool};
-pub use source::{ByteRange, Mark, Pass, Pick, ReadAt, Source, Unit, UnitInfo};
+pub use source::{ByteRange, Mark, Pass, Pick, ReadAt, Source, Starts, Unit, UnitInfo};
 pub use spec::{ColumnSpec, Form, NestedForm, Part, PartKind, SparseForm, SparseLayout};
 
 #[cfg(target_endian = "big")]

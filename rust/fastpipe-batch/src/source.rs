@@ -63,6 +63,9 @@ impl Mark {
     pub const START: Mark = Mark { record: 0, byte: 0 };
 }
 
+/// Where the records of a unit start, as the unit itself counts; and where the last one ends.
+pub type Starts = Arc<[u32]>;
+
 /// Something that yields rows by units.
 pub trait Source: Send + Sync + 'static {
     /// The columns of every batch.
@@ -99,8 +102,9 @@ pub trait Unit: Send + Sync {
     /// must have been used up; left-over bytes are an error.
     fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark, Error>;
 
-    /// Finds where every record starts, so that any of them can be picked at once.
-    fn index(&mut self) -> Result<(), Error>;
+    /// Finds where every record starts, so that any of them can be picked at once; or takes over what was found when the
+    /// unit was open before.
+    fn index(&mut self, known: Option<Starts>) -> Result<Starts, Error>;
 
     /// Writes the picked records, in any order, to their slots; several threads may do so at once. An error before
     /// [`Unit::index`] was called.

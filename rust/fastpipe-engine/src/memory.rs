@@ -1,16 +1,30 @@
 //! Memory that is used again: by the next batch, and by the next pass.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use fastpipe_batch::{BufferPool, ColumnSpec, Fragment, SlabPool};
+use fastpipe_batch::{BufferPool, ColumnSpec, Fragment, SlabPool, Starts};
 
-/// Free slabs, buffers and arenas. Passes that follow one another share it, so that only the first one pays for page
-/// faults. It belongs to one process: a forked child must make its own, since a thread that doesn't exist there may have
+use crate::stream::lock;
+
+/// Records of which is kept where they start: 64 MB.
+const MOST_STARTS: usize = 16 << 20;
+
+/// Where the records of units start.
+#[derive(Default)]
+struct KnownStarts {
+    units: HashMap<u64, Starts>,
+    records: usize,
+}
+
+/// Free slabs, buffers and arenas. Passes over a data set that follow one another share it, so that only the first one pays for
+/// page faults, and finds where records start. It belongs to one process: a forked child must make its own, since a thread that doesn't exist there may have
 /// held its locks.
 pub struct Memory {
     pub(crate) buffers: BufferPool,
     pub(crate) slabs: Arc<SlabPool>,
     pub(crate) fragments: Mutex<Vec<Fragment>>,
+    starts: Mutex<KnownStarts>,
     process: u32,
 }
 
@@ -28,8 +42,22 @@ impl Memory {
             // and one that it just dropped.
             slabs: SlabPool::new((1 + arenas.max(1)) * (prefetch.max(1) + 2)),
             fragments: Mutex::default(),
+            starts: Mutex::default(),
             process: std::process::id(),
         })
+    }
+
+    /// Where the records of a unit start, if an earlier epoch has found that.
+    pub(crate) fn starts(&self, unit: u64) -> Option<Starts> {
+        lock(&self.starts).units.get(&unit).cloned()
+    }
+
+    /// Keeps for later epochs where the records of a unit start, unless too much is kept already.
+    pub(crate) fn keep_starts(&self, unit: u64, starts: &Starts) {
+        let mut known = lock(&self.starts);
+        if known.records + starts.len() <= MOST_STARTS && known.units.insert(unit, starts.clone()).is_none() {
+            known.records += starts.len();
+        }
     }
 
     /// Whether it was made by this process.

@@ -113,7 +113,12 @@ impl Shared {
         }
         let opened = catch_unwind(AssertUnwindSafe(|| {
             let mut unit = self.open(cell.unit, cell.epoch)?;
-            unit.get_mut().index()?;
+            let known = self.memory.starts(cell.unit);
+            let is_new = known.is_none();
+            let starts = unit.get_mut().index(known)?;
+            if is_new {
+                self.memory.keep_starts(cell.unit, &starts);
+            }
             Ok(Arc::new(unit))
         }));
         let opened: Opened = opened.unwrap_or_else(|panic| Err(panicked(&*panic)));
