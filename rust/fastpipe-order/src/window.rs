@@ -196,12 +196,12 @@ impl WindowWalker {
         let mut drawn = match self.drawn.take() {
             Some(drawn) if drawn.window == window => drawn,
             before => {
-                let drawn = self.enter(window);
-                if let Some(before) = before {
-                    released = before.units;
-                    // At most the one that is cut by the windows' edge.
-                    released.retain(|unit| !drawn.units.contains(unit));
-                }
+                let before = before.unwrap_or_default();
+                let drawn = self.enter(window, before.rows);
+                released = before.units;
+                // But for the one that is cut by the windows' edge.
+                let edges = [drawn.units.first().copied(), drawn.units.last().copied()];
+                released.retain(|unit| !edges.contains(&Some(*unit)));
                 drawn
             }
         };
@@ -224,32 +224,43 @@ impl WindowWalker {
         (Content::Picks(picks), released)
     }
 
-    /// Lists the rows of a window.
-    fn enter(&mut self, window: u64) -> Drawn {
+    /// Lists the rows of a window, in memory that listed another one.
+    fn enter(&mut self, window: u64, mut rows: Vec<u64>) -> Drawn {
         let place = self.place(window);
         let windows = &self.windows;
         let len = windows.len(window);
+        rows.clear();
+        rows.reserve(len);
         let mut drawn = Drawn {
             window,
             units: Vec::new(),
-            rows: Vec::with_capacity(len),
+            rows,
             done: 0,
         };
         let (mut at, mut record) = (place.unit as usize, place.record);
-        while drawn.rows.len() < len && at < windows.permutation.len() {
-            let unit = windows.permutation.at(at);
-            let rows = windows.units.rows(unit);
-            let stop = rows.min(record.saturating_add((len - drawn.rows.len()) as u32));
-            if record < stop {
-                let index = (drawn.units.len() as u64) << 32;
-                drawn.units.push(unit as u64);
-                drawn.rows.extend((record..stop).map(|r| index | u64::from(r)));
+        let (mut some, mut counts) = ([0; SOME], [0; SOME]);
+        'fill: while at < windows.permutation.len() {
+            let some = windows.permutation.some(at, &mut some);
+            // All at once, since they lie all over memory.
+            for (count, &unit) in counts.iter_mut().zip(some) {
+                *count = windows.units.rows(unit as usize);
             }
-            if stop < rows {
-                record = stop;
-                break;
+            for (&unit, &rows) in some.iter().zip(&counts) {
+                let stop = rows.min(record.saturating_add((len - drawn.rows.len()) as u32));
+                if record < stop {
+                    let index = (drawn.units.len() as u64) << 32;
+                    drawn.units.push(u64::from(unit));
+                    drawn.rows.extend((record..stop).map(|r| index | u64::from(r)));
+                }
+                if stop < rows {
+                    record = stop;
+                    break 'fill;
+                }
+                (at, record) = (at + 1, 0);
+                if drawn.rows.len() == len {
+                    break 'fill;
+                }
             }
-            (at, record) = (at + 1, 0);
         }
         let end = Place {
             unit: at as u64,
