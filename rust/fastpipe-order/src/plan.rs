@@ -25,7 +25,7 @@ pub struct Row {
 /// Records in any order, slot by slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Picks {
-    /// The units that the batch takes rows of.
+    /// The units that the batch takes rows of; there may be a few more.
     pub units: Vec<u64>,
     /// The row of each slot.
     pub rows: Vec<Row>,

@@ -81,16 +81,24 @@ impl Draws {
         }
     }
 
-    /// The draws at `first` and behind. Several blocks side by side keep the multipliers busy.
+    /// The draws at `first`, a multiple of four, and behind.
     #[inline(always)]
     pub(crate) fn words(&self, first: u64) -> [u64; AT_ONCE as usize] {
         let mut out = [0; AT_ONCE as usize];
-        for (i, words) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            *words = self.block(first / 4 + i as u64);
+        for (i, some) in (0..).zip(out.as_chunks_mut::<{ 4 * LANES }>().0) {
+            let block = first / 4 + i * LANES as u64;
+            let words: [_; LANES] = philox_lanes(
+                std::array::from_fn(|lane| [block + lane as u64, self.stream, self.purpose as u64, 0]),
+                [self.key.seed, self.key.epoch],
+            );
+            some.copy_from_slice(words.as_flattened());
         }
         out
     }
 }
+
+/// Blocks that are computed side by side: the multiplications of one needn't wait for those of another.
+const LANES: usize = 4;
 
 /// A word as a number below `n`.
 #[inline(always)]
@@ -100,19 +108,24 @@ pub fn below(word: u64, n: u64) -> u64 {
 
 /// Philox4x64-10.
 #[inline(always)]
-pub const fn philox(counter: [u64; 4], key: [u64; 2]) -> [u64; 4] {
-    let [mut c0, mut c1, mut c2, mut c3] = counter;
-    let [mut k0, mut k1] = key;
-    let mut round = 0;
-    while round < 10 {
-        let (hi0, lo0) = wide(0xd2e7_470e_e14c_6c93, c0);
-        let (hi1, lo1) = wide(0xca5a_8263_9512_1157, c2);
-        (c0, c1, c2, c3) = (hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0);
+pub fn philox(counter: [u64; 4], key: [u64; 2]) -> [u64; 4] {
+    philox_lanes([counter], key)[0]
+}
+
+/// Philox4x64-10 of several counters.
+#[inline(always)]
+fn philox_lanes<const N: usize>(mut counters: [[u64; 4]; N], [mut k0, mut k1]: [u64; 2]) -> [[u64; 4]; N] {
+    for _ in 0..10 {
+        for counter in &mut counters {
+            let [c0, c1, c2, c3] = *counter;
+            let (hi0, lo0) = wide(0xd2e7_470e_e14c_6c93, c0);
+            let (hi1, lo1) = wide(0xca5a_8263_9512_1157, c2);
+            *counter = [hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0];
+        }
         k0 = k0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         k1 = k1.wrapping_add(0xbb67_ae85_84ca_a73b);
-        round += 1;
     }
-    [c0, c1, c2, c3]
+    counters
 }
 
 /// Both halves of a product.

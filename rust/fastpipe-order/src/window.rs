@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use crate::permutation::{Permutation, SOME};
-use crate::plan::{Content, Numbering, Picks};
+use crate::plan::{Content, Numbering, Picks, Row};
 use crate::random::{Draws, Key, Purpose, below};
 use crate::units::Units;
 
@@ -210,15 +210,23 @@ impl WindowWalker {
         let from = from.min(drawn.rows.len());
         let to = (from + size as usize).min(drawn.rows.len());
         self.draw(&mut drawn, to);
-        let mut picks = Picks {
-            units: Vec::new(),
-            rows: Vec::with_capacity(to - from),
-        };
-        self.numbering.start(drawn.units.len());
-        for &row in &drawn.rows[from..to] {
-            let index = (row >> 32) as usize;
-            self.numbering
-                .push(&mut picks, index, || drawn.units[index], row as u32);
+        let rows = &drawn.rows[from.min(to)..to];
+        let mut picks = Picks::default();
+        picks.rows.reserve(rows.len());
+        if drawn.units.len() <= rows.len() / 4 {
+            // A batch has rows of nearly all of them: they needn't be numbered anew.
+            picks.units.clone_from(&drawn.units);
+            picks.rows.extend(rows.iter().map(|&row| Row {
+                unit: (row >> 32) as u32,
+                record: row as u32,
+            }));
+        } else {
+            self.numbering.start(drawn.units.len());
+            for &row in rows {
+                let index = (row >> 32) as usize;
+                self.numbering
+                    .push(&mut picks, index, || drawn.units[index], row as u32);
+            }
         }
         self.drawn = Some(drawn);
         (Content::Picks(picks), released)
