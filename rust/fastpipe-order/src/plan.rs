@@ -107,8 +107,9 @@ pub(crate) struct Numbering {
 }
 
 impl Numbering {
-    /// Starts a batch of units that the walker counts below `units`.
-    pub(crate) fn start(&mut self, units: usize) {
+    /// A batch of rows of the walker's units, which it counts below `units`: for each row its unit as the walker counts,
+    /// the unit itself, and the record.
+    pub(crate) fn picks(&mut self, units: usize, rows: impl ExactSizeIterator<Item = (usize, u64, u32)>) -> Picks {
         self.batch = self.batch.wrapping_add(1);
         if self.batch == 0 {
             self.met.clear();
@@ -117,16 +118,20 @@ impl Numbering {
         if self.met.len() < units {
             self.met.resize(units, (0, 0));
         }
-    }
-
-    /// Adds a row of the walker's unit `index`.
-    #[inline(always)]
-    pub(crate) fn push(&mut self, picks: &mut Picks, index: usize, unit: impl FnOnce() -> u64, record: u32) {
-        let met = &mut self.met[index];
-        if met.0 != self.batch {
-            *met = (self.batch, picks.units.len() as u32);
-            picks.units.push(unit());
-        }
-        picks.rows.push(Row { unit: met.1, record });
+        // Room for one more than can be met, since there is no branch on whether a unit is new, which can't be predicted.
+        let mut found = vec![0; units.min(rows.len()) + 1];
+        let mut count = 0;
+        let rows = rows.map(|(index, unit, record)| {
+            let met = &mut self.met[index];
+            let is_new = met.0 != self.batch;
+            found[count] = unit;
+            let number = if is_new { count as u32 } else { met.1 };
+            count += usize::from(is_new);
+            *met = (self.batch, number);
+            Row { unit: number, record }
+        });
+        let rows = rows.collect();
+        found.truncate(count);
+        Picks { units: found, rows }
     }
 }

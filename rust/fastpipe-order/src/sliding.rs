@@ -178,43 +178,46 @@ impl SlidingWalker {
     /// Draws up to draw `to`.
     fn draw(&mut self, to: u64) -> Picks {
         let from = self.at;
-        let mut picks = Picks::default();
         if from >= to {
-            return picks;
+            return Picks::default();
         }
         let sliding = self.sliding.clone();
         self.feed(sliding.end(to - 1));
-        self.numbering.start(self.live.len());
-        picks.rows.reserve((to - from) as usize);
         let total = sliding.units.total();
         let mut end = self.end;
+        // First where rows go, then which they are: neither loop waits for the memory of the other.
+        let items = &mut self.items[self.head..];
         sliding.draws.each(from..to, |i, word| {
+            let last = (i + sliding.rows).min(total);
             // The end of a pool stays where it is until the unit there isn't enough.
             end = match sliding.grain {
-                Grain::Row => (i + sliding.rows).min(total),
-                Grain::Unit if (i + sliding.rows).min(total) <= end => end,
+                Grain::Row => last,
+                Grain::Unit if last <= end => end,
                 Grain::Unit => sliding.end(i),
             };
-            let head = self.head + (i - from) as usize;
-            self.items.swap(head, head + below(word, end - i) as usize);
-            let item = self.items[head];
-            let live = &mut self.live[item.live as usize];
+            let at = (i - from) as usize;
+            items.swap(at, at + below(word, end - i) as usize);
+        });
+        let (drawn, units) = ((to - from) as usize, self.live.len());
+        let rows = items[..drawn].iter().map(|&Item { live: index, record }| {
+            let live = &mut self.live[index as usize];
+            let unit = live.unit;
             let record = match sliding.grain {
-                Grain::Row => item.record,
+                Grain::Row => record,
                 Grain::Unit => live.next,
             };
-            let unit = live.unit;
-            self.numbering.push(&mut picks, item.live as usize, || unit, record);
             live.next = record + 1;
             live.left -= 1;
             if live.left == 0 {
                 // The batch reads it, so it is let go with the next one.
                 self.finished.push(unit);
-                self.free.push(item.live);
+                self.free.push(index);
             }
+            (index as usize, unit, record)
         });
+        let picks = self.numbering.picks(units, rows);
         self.end = end;
-        (self.at, self.head) = (to, self.head + (to - from) as usize);
+        (self.at, self.head) = (to, self.head + drawn);
         // Half of the memory may be of rows that left, so that each row is moved once on average.
         if self.head > self.items.len() / 2 {
             self.items.drain(..self.head);

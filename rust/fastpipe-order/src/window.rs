@@ -211,23 +211,22 @@ impl WindowWalker {
         let to = (from + size as usize).min(drawn.rows.len());
         self.draw(&mut drawn, to);
         let rows = &drawn.rows[from.min(to)..to];
-        let mut picks = Picks::default();
-        picks.rows.reserve(rows.len());
-        if drawn.units.len() <= rows.len() / 4 {
+        let split = |&row: &u64| ((row >> 32) as usize, row as u32);
+        let picks = if drawn.units.len() <= rows.len() / 4 {
             // A batch has rows of nearly all of them: they needn't be numbered anew.
-            picks.units.clone_from(&drawn.units);
-            picks.rows.extend(rows.iter().map(|&row| Row {
-                unit: (row >> 32) as u32,
-                record: row as u32,
-            }));
-        } else {
-            self.numbering.start(drawn.units.len());
-            for &row in rows {
-                let index = (row >> 32) as usize;
-                self.numbering
-                    .push(&mut picks, index, || drawn.units[index], row as u32);
+            let row = |(unit, record)| Row {
+                unit: unit as u32,
+                record,
+            };
+            Picks {
+                units: drawn.units.clone(),
+                rows: rows.iter().map(split).map(row).collect(),
             }
-        }
+        } else {
+            let rows = rows.iter().map(split);
+            let rows = rows.map(|(index, record)| (index, drawn.units[index], record));
+            self.numbering.picks(drawn.units.len(), rows)
+        };
         self.drawn = Some(drawn);
         (Content::Picks(picks), released)
     }
