@@ -8,8 +8,10 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import pytest
 from hypothesis import given
@@ -751,3 +753,19 @@ def test_the_buffer_refuses_parts_that_do_not_fit() -> None:
     full.push(2, lengths(1, 2), [items])
     with pytest.raises(ValueError, match="before they were asked for"):
         full.push(2, lengths(1, 2), [items])
+
+
+@pytest.mark.parametrize("shuffle_buffer", [1, 7, 40, 1000])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_it_yields_what_a_reader_with_a_buffer_yields(tmp_path: Path, shuffle_buffer: int, epoch: int) -> None:
+    path = tmp_path / "numbers.avro"
+    with open(path, "wb") as file:
+        fastavro.writer(file, "long", range(300), sync_interval=40)
+    reader = fastpipe.read_avro(path, batch_size=13, shuffle="buffer", shuffle_buffer=shuffle_buffer, seed=5)
+    reader.set_epoch(epoch)
+    expected = [batch["value"].tolist() for batch in reader]
+    pieces = fastpipe.read_avro(path, batch_size=11)
+    found = fastpipe.rebatch(pieces, 13, shuffle_buffer=shuffle_buffer, seed=5, epoch=epoch)
+    assert [batch["value"].tolist() for batch in found] == expected
+    assert sorted(itertools.chain(*expected)) == list(range(300))
+    assert (expected[0] == list(range(13))) == (shuffle_buffer == 1)

@@ -14,6 +14,7 @@ from fastpipe import _fastpipe, _shuffle_math, _shuffle_text
 from fastpipe._ordering import Ordering, Shuffle, within
 from fastpipe._shuffle_math import Counts
 from fastpipe._sources import Paths, expand
+from fastpipe._state import LARGEST_EPOCH
 
 __all__ = ["Measure", "ShuffleReport", "shuffle_report"]
 
@@ -25,7 +26,6 @@ QUANTILES = (0.05, 0.5, 0.95)
 MIXED = 0.9
 """The share of a perfect permutation's blocks in a batch for which `suggested_shuffle_buffer` is sought."""
 
-_LARGEST_EPOCH = 2**62
 _LARGEST_BUFFER = 2**31
 # Rows that orders go through to get to the batches that are looked at, before those are taken several at a place: some
 # 2 seconds.
@@ -180,7 +180,7 @@ def shuffle_report(
         ValueError: if arguments exclude each other or are out of range.
     """
     ordering = Ordering.checked(batch_size=batch_size, shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
-    at = within("epoch", epoch, 0, _LARGEST_EPOCH)
+    at = within("epoch", epoch, 0, LARGEST_EPOCH)
     most = within("max_batches", max_batches, 1, 2**31 - 1)
     return Index(expand(source)).report(ordering, at, most)
 

@@ -204,11 +204,6 @@ impl Order {
         &self.settings
     }
 
-    /// Batches of an epoch: of all ranks, or where they have units of their own of this one.
-    pub fn batches(&self) -> u64 {
-        self.batches
-    }
-
     /// Whether there is a batch for every rank, or none for any.
     pub fn is_fair(&self) -> bool {
         self.fair

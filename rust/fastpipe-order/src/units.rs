@@ -113,11 +113,6 @@ impl Units {
         // Less than the unit's rows.
         (unit, left as u32)
     }
-
-    /// Memory in bytes.
-    pub fn held_bytes(&self) -> usize {
-        4 * self.rows.capacity() + 8 * self.sums.capacity()
-    }
 }
 
 #[cfg(test)]

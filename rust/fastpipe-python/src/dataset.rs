@@ -129,11 +129,12 @@ impl Dataset {
         Ok(self.unit_rows.get_or_init(|| Arc::new(units)).clone())
     }
 
-    /// The memory of passes before, if there is any that this process made for such a look-ahead.
+    /// The memory of passes before, if there is any that this process made for such a look-ahead or a longer one: a single batch
+    /// that is asked for between passes takes nothing from them.
     pub(crate) fn memory(&self, prefetch: usize) -> Arc<Memory> {
         let mut kept = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
-            Some((ahead, memory)) if *ahead == prefetch && memory.is_ours() => memory.clone(),
+            Some((ahead, memory)) if *ahead >= prefetch && memory.is_ours() => memory.clone(),
             _ => {
                 let memory = Memory::new(self.source.columns(), prefetch);
                 *kept = Some((prefetch, memory.clone()));
