@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fastpipe import _fastpipe
 from fastpipe._index_cache import IndexCache, cache_directory
 from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven
+from fastpipe._running import Running
 from fastpipe._sources import Paths, expand
 from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
@@ -37,8 +38,9 @@ def read_avro(
     world_size: int = 1,
     shard_by: ShardBy | None = None,
     uneven: Uneven = "drop",
-    num_threads: int | None = None,
-    prefetch: int = 2,
+    num_threads: int | Literal["auto"] = "auto",
+    prefetch: int | None = None,
+    memory_limit: int | str | None = None,
     progress: bool = False,
     index_cache: IndexCache = None,
 ) -> Reader:
@@ -79,9 +81,13 @@ def read_avro(
             get one of repeated rows; all batches are filled up to `batch_size` rows, and have an entry `"valid"`, a
             bool array [batch_size] that is False for what was filled in. `"allow"`: some ranks have more batches, so
             whoever waits for all ranks at each step will hang. With one rank nothing is dropped.
-        num_threads: threads that decode; as many as the process may use processors by default. Changes nothing of
-            what is yielded.
-        prefetch: batches decoded ahead of the consumer, at least one. Changes nothing of what is yielded.
+        num_threads: threads that decode. `"auto"`: as many as pay, of the processors that the process may use; fewer
+            when the consumer is slower than they are. Changes nothing of what is yielded.
+        prefetch: batches decoded ahead of the consumer, at least one; None for as many as keep the threads busy.
+            Changes nothing of what is yielded.
+        memory_limit: bytes that are held for blocks and for batches that aren't yielded yet, as a number or with a unit
+            (`"512MB"`, `"1.5GiB"`); None for no limit. Bounds how far ahead is read, and changes nothing of what is
+            yielded. What the process and the index take comes on top, and what the consumer holds.
         progress: whether to show a progress bar (extra `progress`).
         index_cache: a directory in which the places of all blocks are kept, so that the next opening needn't look for
             them again; True for one in the user's cache directory. A file's entry is keyed by its path, size and time
@@ -98,6 +104,8 @@ def read_avro(
         SchemaError: if a feature isn't in a schema or its spec doesn't fit.
         UnsupportedError: for what isn't read: other codecs, unions of several types besides null.
         StorageError: if storage fails, or an index has to be kept and the cache's directory can't be written.
+        LimitError: from `iter(reader)`, if `memory_limit` is below the least with which this can be read; it names
+            that, and the largest `shuffle_buffer` that would fit.
         ValueError: if arguments exclude each other or are out of range.
     """
     if features is not None and columns is not None:
@@ -117,6 +125,7 @@ def read_avro(
         shard_by=shard_by,
         uneven=uneven,
     )
+    running = Running.checked(num_threads=num_threads, prefetch=prefetch, memory_limit=memory_limit)
     files = expand(source)
     if features is not None:
         wanted = Features(features)
@@ -133,8 +142,7 @@ def read_avro(
         files,
         wanted,
         ordering=ordering,
-        num_threads=num_threads,
-        prefetch=prefetch,
+        running=running,
         progress=progress,
         epochs=epochs,
         index_cache=index_cache,

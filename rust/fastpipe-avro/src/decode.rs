@@ -75,6 +75,20 @@ pub(crate) fn place(
     })
 }
 
+/// Passes over the records up to `to`.
+pub(crate) fn advance(block: &Block<'_>, from: Mark, to: u32) -> std::result::Result<Mark, Error> {
+    let nowhere = Rows::new(Arc::new([]), 0, &SlabPool::new(0))?;
+    let mut out = Sink::new(&nowhere, Fragment::default())?;
+    let mut decoder = block.decoder(from.byte as usize, &mut out);
+    for record in from.record..to {
+        decoder.skip_record().map_err(|f| decoder.locate(f, record))?;
+    }
+    Ok(Mark {
+        record: to.max(from.record),
+        byte: decoder.cursor.position() as u64,
+    })
+}
+
 /// Where each record of a block starts, and where the last one ends.
 pub(crate) fn starts(block: &Block<'_>) -> std::result::Result<Vec<u32>, Error> {
     let mut starts = Vec::with_capacity((block.rows as usize).min(block.data.len()) + 1);

@@ -93,7 +93,10 @@ struct File {
     path: Arc<str>,
     codec: Codec,
     sync: [u8; SYNC_BYTES],
+    schema: Arc<Schema>,
     plan: Arc<Plan>,
+    /// Which of the source's classes: files with the same codec and schema.
+    class: u32,
     first_unit: u64,
     /// The largest ratio of expansion so far, in eighths: only a hint for buffers.
     expansion: AtomicUsize,
@@ -105,6 +108,7 @@ pub struct AvroSource {
     specs: Vec<ColumnSpec>,
     files: Vec<File>,
     locations: Vec<Arc<str>>,
+    classes: Vec<Arc<str>>,
     blocks: Vec<Entry>,
 }
 
@@ -119,8 +123,10 @@ impl AvroSource {
             specs: Vec::new(),
             files: Vec::with_capacity(files.len()),
             locations: files.iter().map(|(info, _)| info.path.clone()).collect(),
+            classes: Vec::new(),
             blocks: Vec::new(),
         };
+        let mut classes: Vec<(Codec, Arc<Plan>)> = Vec::new();
         if let Some((info, _)) = files.first() {
             let mut next_part = 0;
             for feature in features {
@@ -139,10 +145,17 @@ impl AvroSource {
                     plan
                 }
             };
+            let alike = |(codec, of): &(Codec, Arc<Plan>)| *codec == info.codec && Arc::ptr_eq(of, &plan);
+            let class = classes.iter().position(alike).unwrap_or_else(|| {
+                classes.push((info.codec, plan.clone()));
+                classes.len() - 1
+            });
             source.files.push(File {
                 path: info.path.clone(),
+                class: class as u32,
                 codec: info.codec,
                 sync: info.header.sync,
+                schema: info.schema.clone(),
                 plan,
                 first_unit: source.blocks.len() as u64,
                 expansion: AtomicUsize::new(0),
@@ -161,6 +174,15 @@ impl AvroSource {
                     rows: block.rows,
                 });
             }
+        }
+        // Schemas have no names that tell them apart, so classes of several are numbered.
+        let name = |(i, (codec, _)): (usize, &(Codec, Arc<Plan>))| match plans.len() {
+            0 | 1 => codec.to_string().into(),
+            _ => format!("{codec} ({})", i + 1).into(),
+        };
+        source.classes = classes.iter().enumerate().map(name).collect();
+        if source.classes.is_empty() {
+            source.classes.push("none".into());
         }
         source.specs = columns.iter().map(|c| c.spec.clone()).collect();
         source.columns = columns;
@@ -191,7 +213,12 @@ impl AvroSource {
         (&self.files[i], i, unit - self.files[i].first_unit)
     }
 
-    fn open_block(&self, unit: u64, bytes: Vec<u8>, pool: &BufferPool) -> Result<AvroBlock> {
+    /// The schema of a unit's file.
+    pub(crate) fn schema_of(&self, unit: u64) -> &Schema {
+        &self.file(unit).0.schema
+    }
+
+    pub(crate) fn open_block(&self, unit: u64, bytes: Vec<u8>, pool: &BufferPool) -> Result<AvroBlock> {
         let (file, _, _) = self.file(unit);
         let entry = self.blocks[unit as usize];
         let block = Block::parse(&bytes, entry.offset)?;
@@ -249,7 +276,7 @@ impl Source for AvroSource {
 
     fn describe(&self, unit: u64) -> UnitInfo {
         let entry = self.blocks[unit as usize];
-        let (_, location, _) = self.file(unit);
+        let (file, location, _) = self.file(unit);
         let range = ByteRange {
             location: location as u32,
             offset: entry.offset,
@@ -258,7 +285,12 @@ impl Source for AvroSource {
         UnitInfo {
             rows: entry.rows,
             range: Some(range),
+            class: file.class,
         }
+    }
+
+    fn classes(&self) -> &[Arc<str>] {
+        &self.classes
     }
 
     fn locations(&self) -> &[Arc<str>] {
@@ -278,7 +310,7 @@ impl Source for AvroSource {
 }
 
 /// A decompressed block.
-struct AvroBlock {
+pub(crate) struct AvroBlock {
     plan: Arc<Plan>,
     data: Vec<u8>,
     start: usize,
@@ -290,7 +322,7 @@ struct AvroBlock {
 }
 
 impl AvroBlock {
-    fn block(&self) -> decode::Block<'_> {
+    pub(crate) fn block(&self) -> decode::Block<'_> {
         decode::Block {
             plan: &self.plan,
             data: &self.data[self.start..self.end],
@@ -311,6 +343,10 @@ impl Unit for AvroBlock {
 
     fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark> {
         decode::place(&self.block(), from, picks, out)
+    }
+
+    fn advance(&self, from: Mark, record: u32) -> Result<Mark> {
+        decode::advance(&self.block(), from, record)
     }
 
     fn index(&mut self, known: Option<Starts>) -> Result<Starts> {

@@ -17,6 +17,21 @@ struct State {
     taken: usize,
     /// The most of them so far.
     most: usize,
+    /// Bytes of free buffers.
+    free_bytes: usize,
+    /// Bytes of free buffers that may be kept, if that is limited.
+    keep: Option<usize>,
+    reused: u64,
+    fresh: u64,
+}
+
+/// How often a pool had what was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reuse {
+    /// Memory that was used before.
+    pub reused: u64,
+    /// Memory that had to be got from the system.
+    pub fresh: u64,
 }
 
 /// Buffers that may exist at least; of those beyond, and beyond what was in use at once, free ones are let go.
@@ -33,8 +48,15 @@ impl BufferPool {
             state.taken += 1;
             state.most = state.most.max(state.taken);
             let fits = |b: &Vec<u8>| b.capacity() >= len && b.capacity() / LARGEST_WASTE <= len.max(4096);
-            let found = state.free.iter().rposition(fits);
-            found.map(|i| state.free.swap_remove(i)).unwrap_or_default()
+            let found = state.free.iter().rposition(fits).map(|i| state.free.swap_remove(i));
+            match &found {
+                Some(buffer) => {
+                    state.reused += 1;
+                    state.free_bytes -= buffer.capacity();
+                }
+                None => state.fresh += 1,
+            }
+            found.unwrap_or_default()
         };
         if buffer.len() >= len {
             buffer.truncate(len);
@@ -50,10 +72,47 @@ impl BufferPool {
         // Buffers that were made elsewhere come, too.
         state.taken = state.taken.saturating_sub(1);
         if buffer.capacity() > 0 {
+            state.free_bytes += buffer.capacity();
             state.free.push(buffer);
         }
-        if state.free.len() + state.taken > state.most.max(KEPT) && !state.free.is_empty() {
-            state.free.remove(0);
+        if state.free.len() + state.taken > state.most.max(KEPT) {
+            state.drop_oldest();
+        }
+        state.trim();
+    }
+
+    /// Keeps at most so many bytes of free buffers from now on; without a limit if it is `None`.
+    pub fn keep(&self, bytes: Option<usize>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.keep = bytes;
+        state.trim();
+    }
+
+    /// Bytes of free buffers.
+    pub fn free_bytes(&self) -> usize {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).free_bytes
+    }
+
+    /// How often buffers were used again.
+    pub fn reuse(&self) -> Reuse {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Reuse {
+            reused: state.reused,
+            fresh: state.fresh,
+        }
+    }
+}
+
+impl State {
+    fn drop_oldest(&mut self) {
+        if !self.free.is_empty() {
+            self.free_bytes -= self.free.remove(0).capacity();
+        }
+    }
+
+    fn trim(&mut self) {
+        while self.keep.is_some_and(|keep| self.free_bytes > keep) {
+            self.drop_oldest();
         }
     }
 }

@@ -26,7 +26,7 @@ mod slab;
 mod source;
 mod spec;
 
-pub use buffers::BufferPool;
+pub use buffers::{BufferPool, Reuse};
 pub use dtype::{DType, Leaf};
 pub use error::{Error, ErrorKind, Location};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};

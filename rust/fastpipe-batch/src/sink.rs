@@ -84,6 +84,27 @@ pub struct Rows {
 impl Rows {
     /// Memory for `rows` rows of columns with these parts.
     pub fn new(parts: Arc<[Part]>, rows: usize, pool: &Arc<SlabPool>) -> Result<Self, Error> {
+        let (placed, end) = Rows::layout(&parts, rows)?;
+        let slab = pool.take(end)?;
+        let claimed = (0..rows.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Ok(Rows {
+            slab,
+            pool: pool.clone(),
+            parts,
+            placed,
+            rows,
+            claimed,
+            filled: AtomicUsize::new(0),
+        })
+    }
+
+    /// Bytes of the memory for the placed parts of `rows` rows.
+    pub fn placed_bytes(parts: &[Part], rows: usize) -> Result<usize, Error> {
+        Ok(Rows::layout(parts, rows)?.1)
+    }
+
+    /// Where parts lie, and where the last one ends.
+    fn layout(parts: &[Part], rows: usize) -> Result<(Vec<Option<Placed>>, usize), Error> {
         let too_large = || {
             Error::new(
                 ErrorKind::Limit,
@@ -110,17 +131,7 @@ impl Rows {
             }
             placed.push(Some(Placed { offset, stride }));
         }
-        let slab = pool.take(end)?;
-        let claimed = (0..rows.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        Ok(Rows {
-            slab,
-            pool: pool.clone(),
-            parts,
-            placed,
-            rows,
-            claimed,
-            filled: AtomicUsize::new(0),
-        })
+        Ok((placed, end))
     }
 
     /// Number of rows.
@@ -419,6 +430,11 @@ impl Fragment {
             .filter(|w| w.arena.is_some())
             .map(|w| w.capacity)
             .sum()
+    }
+
+    /// Bytes that were appended to its arenas.
+    pub fn arena_bytes(&self) -> usize {
+        self.writers.iter().filter(|w| w.arena.is_some()).map(|w| w.len).sum()
     }
 
     /// Forgets all rows, keeps the memory.

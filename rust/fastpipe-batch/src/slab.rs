@@ -10,8 +10,9 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::buffers::Reuse;
 use crate::error::{Error, ErrorKind};
 use crate::pages::{LARGE_PAGE, advise};
 
@@ -71,9 +72,19 @@ pub struct Slab {
     len: usize,
     pool: Weak<SlabPool>,
     process: u32,
+    /// Whether it is counted as the engine's no longer.
+    lent: bool,
 }
 
 impl Slab {
+    /// Says that a consumer has it from now on: it no longer counts as used by the engine.
+    pub fn lend(&mut self) {
+        if let (false, Some(memory), Some(pool)) = (self.lent, &self.memory, self.pool.upgrade()) {
+            pool.lock().used_bytes -= memory.capacity;
+            self.lent = true;
+        }
+    }
+
     /// The first byte. Valid, and initialised, for [`Slab::len`] bytes, for as long as the slab lives.
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.as_ref().map_or(std::ptr::null_mut(), |m| m.start.as_ptr())
@@ -116,7 +127,7 @@ impl Drop for Slab {
         if self.process == std::process::id()
             && let Some(pool) = self.pool.upgrade()
         {
-            pool.put(memory);
+            pool.put(memory, self.lent);
         }
     }
 }
@@ -124,8 +135,42 @@ impl Drop for Slab {
 /// Slabs that nobody uses at present.
 #[derive(Debug)]
 pub struct SlabPool {
-    free: Mutex<Vec<Memory>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    free: Vec<Memory>,
+    free_bytes: usize,
+    /// Free slabs that may be kept.
     kept: usize,
+    /// Bytes of slabs in use that aren't lent.
+    used_bytes: usize,
+    /// Bytes of free slabs that may be kept, if that is limited.
+    keep: Option<usize>,
+    reused: u64,
+    fresh: u64,
+}
+
+impl State {
+    fn take(&mut self, i: usize) -> Memory {
+        let memory = self.free.swap_remove(i);
+        self.free_bytes -= memory.capacity;
+        memory
+    }
+
+    /// The one that has been of no use for longest.
+    fn drop_oldest(&mut self) {
+        if !self.free.is_empty() {
+            self.free_bytes -= self.free.remove(0).capacity;
+        }
+    }
+
+    fn trim(&mut self) {
+        while self.keep.is_some_and(|keep| self.free_bytes > keep) {
+            self.drop_oldest();
+        }
+    }
 }
 
 /// A free slab is not used for less than this fraction of its size.
@@ -138,35 +183,34 @@ impl SlabPool {
     /// A pool that keeps at most `kept` free slabs.
     pub fn new(kept: usize) -> Arc<Self> {
         Arc::new(SlabPool {
-            free: Mutex::new(Vec::new()),
-            kept,
+            state: Mutex::new(State {
+                kept,
+                ..State::default()
+            }),
         })
     }
 
     /// A slab of `len` bytes with arbitrary contents; an error where there is no such memory.
     pub fn take(self: &Arc<Self>, len: usize) -> Result<Slab, Error> {
         let memory = {
-            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.lock();
             let fits = |m: &Memory| m.capacity >= len && m.capacity / LARGEST_WASTE <= len.max(GRAIN);
-            let best = free
+            let best = state
+                .free
                 .iter()
                 .enumerate()
                 .filter(|(_, m)| fits(m))
                 .min_by_key(|(_, m)| m.capacity);
-            best.map(|(i, _)| i).map(|i| free.swap_remove(i))
+            let memory = best.map(|(i, _)| i).map(|i| state.take(i));
+            match &memory {
+                Some(_) => state.reused += 1,
+                None => state.fresh += 1,
+            }
+            state.used_bytes += memory.as_ref().map_or_else(|| SlabPool::size(len), |m| m.capacity);
+            memory
         };
-        // An eighth more than asked for, since ragged batches vary in size.
-        let capacity = || {
-            let ample = if len < GRAIN {
-                len.max(1)
-            } else {
-                len.saturating_add(len / 8)
-            };
-            ample
-                .checked_next_multiple_of(if len < GRAIN { 4096 } else { GRAIN })
-                .unwrap_or(usize::MAX)
-        };
-        let memory = memory.or_else(|| Memory::new(capacity())).ok_or_else(|| {
+        let memory = memory.or_else(|| Memory::new(SlabPool::size(len))).ok_or_else(|| {
+            self.lock().used_bytes -= SlabPool::size(len);
             let reason = format!("there are no {len} bytes of memory for a batch; a smaller batch_size needs less");
             Error::new(ErrorKind::Limit, reason)
         })?;
@@ -175,21 +219,71 @@ impl SlabPool {
             len,
             pool: Arc::downgrade(self),
             process: std::process::id(),
+            lent: false,
         })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes that a new slab takes for `len` in use: an eighth more, since ragged batches vary in size.
+    pub fn size(len: usize) -> usize {
+        let (ample, grain) = match len {
+            len if len < GRAIN => (len.max(1), 4096),
+            len => (len.saturating_add(len / 8), GRAIN),
+        };
+        ample.checked_next_multiple_of(grain).unwrap_or(usize::MAX)
+    }
+
+    /// Keeps at most so many bytes of free slabs from now on; without a limit if it is `None`.
+    pub fn keep(&self, bytes: Option<usize>) {
+        let mut state = self.lock();
+        state.keep = bytes;
+        state.trim();
+    }
+
+    /// Keeps at least so many free slabs from now on, if there are so many.
+    pub fn keep_at_least(&self, slabs: usize) {
+        let mut state = self.lock();
+        state.kept = state.kept.max(slabs);
     }
 
     /// Number of free slabs.
     pub fn free(&self) -> usize {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.lock().free.len()
     }
 
-    fn put(&self, memory: Memory) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.push(memory);
-        if free.len() > self.kept {
-            // The one that has been of no use for longest.
-            free.remove(0);
+    /// Bytes of free slabs.
+    pub fn free_bytes(&self) -> usize {
+        self.lock().free_bytes
+    }
+
+    /// Bytes of slabs in use that aren't [lent](Slab::lend).
+    pub fn used_bytes(&self) -> usize {
+        self.lock().used_bytes
+    }
+
+    /// How often slabs were used again.
+    pub fn reuse(&self) -> Reuse {
+        let state = self.lock();
+        Reuse {
+            reused: state.reused,
+            fresh: state.fresh,
         }
+    }
+
+    fn put(&self, memory: Memory, lent: bool) {
+        let mut state = self.lock();
+        if !lent {
+            state.used_bytes -= memory.capacity;
+        }
+        state.free_bytes += memory.capacity;
+        state.free.push(memory);
+        if state.free.len() > state.kept {
+            state.drop_oldest();
+        }
+        state.trim();
     }
 }
 

@@ -29,6 +29,8 @@ pub struct UnitInfo {
     pub rows: u32,
     /// The bytes to fetch before it can be opened; `None` for sources that make their rows.
     pub range: Option<ByteRange>,
+    /// Which of [`Source::classes`].
+    pub class: u32,
 }
 
 /// Which reading of the data this is: sources that draw at random (negatives, augmentation) key their draws by it.
@@ -77,6 +79,10 @@ pub trait Source: Send + Sync + 'static {
     /// What is known of a unit before it is read.
     fn describe(&self, unit: u64) -> UnitInfo;
 
+    /// Names of classes of units that cost alike: a byte to open, a row and a byte to decode. What is learned of one unit is
+    /// expected of all others of its class. At least one.
+    fn classes(&self) -> &[Arc<str>];
+
     /// The files that [`ByteRange::location`] counts.
     fn locations(&self) -> &[Arc<str>];
 
@@ -101,6 +107,10 @@ pub trait Unit: Send + Sync {
     /// be read piecemeal. Returns the mark behind the last pick. When that is the unit's end, everything of the unit
     /// must have been used up; left-over bytes are an error.
     fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark, Error>;
+
+    /// Passes over the records from `from` up to `record`, without decoding them: so that another thread can go on there
+    /// before those in front are placed. Checks no more than it must to find their end.
+    fn advance(&self, from: Mark, record: u32) -> Result<Mark, Error>;
 
     /// Finds where every record starts, so that any of them can be picked at once; or takes over what was found when the
     /// unit was open before.

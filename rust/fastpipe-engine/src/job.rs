@@ -7,12 +7,15 @@ use fastpipe_batch::{Error, Fragment, Rows};
 use fastpipe_order::Run;
 
 use crate::batch::About;
+use crate::budget::Reserved;
 use crate::unit::SequenceCell;
 
 /// A batch in flight.
 pub(crate) struct Job {
     /// Counted over all epochs of the pass.
     pub(crate) number: u64,
+    /// Which of the source's classes it is made of, or mostly.
+    pub(crate) class: u32,
     /// Tasks that are not done.
     pending: AtomicUsize,
     left: Mutex<Left>,
@@ -24,19 +27,23 @@ pub(crate) struct Left {
     pub(crate) about: Option<About>,
     pub(crate) rows: Option<Arc<Rows>>,
     pub(crate) fragments: Vec<Fragment>,
+    /// The batch's memory.
+    pub(crate) reserved: Option<Reserved>,
     /// The error of the earliest row.
     error: Option<(u32, Error)>,
 }
 
 impl Job {
-    pub(crate) fn new(number: u64, about: About, rows: Rows, tasks: usize) -> Self {
+    pub(crate) fn new(number: u64, about: About, rows: Rows, tasks: usize, class: u32, reserved: Reserved) -> Self {
         let left = Left {
             about: Some(about),
             rows: Some(Arc::new(rows)),
+            reserved: Some(reserved),
             ..Left::default()
         };
         Job {
             number,
+            class,
             pending: AtomicUsize::new(tasks),
             left: Mutex::new(left),
         }
@@ -81,8 +88,8 @@ pub(crate) struct Piece {
     pub(crate) cell: Arc<SequenceCell>,
     /// Which piece of the unit it is.
     pub(crate) number: u32,
-    /// Whether no further piece follows.
-    pub(crate) last: bool,
+    /// Nanoseconds that it is expected to take.
+    pub(crate) expected: u64,
 }
 
 /// Some runs of a batch, done one after the other by one thread at a time.
@@ -91,4 +98,6 @@ pub(crate) struct Task {
     pub(crate) pieces: Vec<Piece>,
     /// Pieces that are done.
     pub(crate) done: usize,
+    /// Nanoseconds that it is expected to take.
+    pub(crate) cost: u64,
 }

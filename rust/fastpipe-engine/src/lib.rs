@@ -21,24 +21,35 @@
 //! needs, and started by whoever is in front of it.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod assemble;
 mod batch;
+mod budget;
+mod cost;
 mod index_cache;
 mod job;
+mod least;
 mod memory;
 mod rebatch;
 mod scatter;
+mod schedule;
 mod sequence;
+mod stats;
 mod storage;
 mod stream;
+mod telemetry;
+mod threads;
 mod unit;
 mod workers;
 
 pub use assemble::assemble;
 pub use batch::{About, Batch, Stretch};
+pub use cost::Learned;
 pub use index_cache::{IndexCache, Key, Lookup, Stamp};
 pub use memory::Memory;
 pub use rebatch::{Array, Byte, Chunk, Ends, Part, Ready, Recut, RowLayout, Shuffled, Targets};
+pub use stats::Stats;
 pub use storage::{Files, LocalFile};
-pub use stream::{Options, Poll, Stream};
+pub use stream::{Options, Poll, Stream, Watch};
+pub use telemetry::{Activity, Span};
 pub use workers::default_threads;

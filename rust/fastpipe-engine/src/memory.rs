@@ -23,14 +23,16 @@ struct KnownStarts {
 pub struct Memory {
     pub(crate) buffers: BufferPool,
     pub(crate) slabs: Arc<SlabPool>,
+    /// One for placed parts and up to one for each arena.
+    slabs_a_batch: usize,
     pub(crate) fragments: Mutex<Vec<Fragment>>,
     starts: Mutex<KnownStarts>,
     process: u32,
 }
 
 impl Memory {
-    /// Memory for passes over batches of these columns that decode up to `prefetch` of them ahead.
-    pub fn new(columns: &[ColumnSpec], prefetch: usize) -> Arc<Self> {
+    /// Memory for passes over batches of these columns.
+    pub fn new(columns: &[ColumnSpec]) -> Arc<Self> {
         let arenas = columns
             .iter()
             .flat_map(ColumnSpec::parts)
@@ -38,13 +40,17 @@ impl Memory {
             .count();
         Arc::new(Memory {
             buffers: BufferPool::default(),
-            // A slab for placed parts and up to one for each arena: of batches in flight, the one that the consumer holds,
-            // and one that it just dropped.
-            slabs: SlabPool::new((1 + arenas.max(1)) * (prefetch.max(1) + 2)),
+            slabs_a_batch: 1 + arenas.max(1),
+            slabs: SlabPool::new(0),
             fragments: Mutex::default(),
             starts: Mutex::default(),
             process: std::process::id(),
         })
+    }
+
+    /// Keeps free slabs for so many batches under way, the one that the consumer holds, and one that it just dropped.
+    pub(crate) fn keep_batches(&self, batches: u64) {
+        self.slabs.keep_at_least(self.slabs_a_batch * (batches as usize + 2));
     }
 
     /// Where the records of a unit start, if an earlier epoch has found that.
@@ -53,9 +59,11 @@ impl Memory {
     }
 
     /// Keeps for later epochs where the records of a unit start, unless too much is kept already.
-    pub(crate) fn keep_starts(&self, unit: u64, starts: &Starts) {
+    pub(crate) fn keep_starts(&self, unit: u64, starts: &Starts, limit: Option<u64>) {
+        // 4 bytes each: a thirty-second of the memory.
+        let most = limit.map_or(MOST_STARTS, |limit| MOST_STARTS.min((limit / 128) as usize));
         let mut known = lock(&self.starts);
-        if known.records + starts.len() <= MOST_STARTS && known.units.insert(unit, starts.clone()).is_none() {
+        if known.records + starts.len() <= most && known.units.insert(unit, starts.clone()).is_none() {
             known.records += starts.len();
         }
     }

@@ -1,7 +1,8 @@
 //! Batches of picked records: the units that they take rows of are opened first, and then every row is decoded where it
 //! belongs, slot by slot, so that what has no fixed size lies in the right order without being moved.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,8 +12,11 @@ use fastpipe_batch::{Error, ErrorKind, Pick, Result, Rows, Sink};
 use fastpipe_order::{Picks, Row};
 
 use crate::batch::About;
+use crate::budget::Reserved;
 use crate::job::Job;
-use crate::stream::{RECORDS_AT_ONCE, SMALLEST_TASK, Shared, lock, panicked};
+use crate::schedule::Urgency;
+use crate::stream::{RECORDS_AT_ONCE, Shared, lock, panicked};
+use crate::telemetry::Activity;
 use crate::unit::{Opened, RandomCell};
 
 /// How many rows ahead a record is brought into the cache: they lie all over the units.
@@ -21,20 +25,56 @@ const AHEAD: usize = 1;
 /// Units of which records are picked.
 #[derive(Default)]
 pub(crate) struct Scatter {
-    units: HashMap<u64, Arc<RandomCell>>,
+    /// By epoch and unit, with the last batch that is known to need it.
+    units: HashMap<(u64, u64), (Arc<RandomCell>, u64)>,
+    /// Those that were let go of lately.
+    released: VecDeque<(u64, u64)>,
 }
 
+/// Units that are remembered after they were let go of: more than the edge of a window cuts, for many ranks.
+const REMEMBERED: usize = 64;
+
 impl Scatter {
-    /// Lets go of units of which no more records are picked; batches in flight still hold theirs.
-    pub(crate) fn release(&mut self, units: &[u64]) {
-        for unit in units {
-            self.units.remove(unit);
+    /// Lets go of units of which no more records are picked behind batch `number`, unless a later batch needs them again;
+    /// batches under way still hold theirs.
+    pub(crate) fn release(&mut self, epoch: u64, units: &[u64], number: u64) {
+        for &unit in units {
+            if let Entry::Occupied(entry) = self.units.entry((epoch, unit))
+                && entry.get().1 <= number
+            {
+                self.released.push_back(*entry.key());
+                entry.remove();
+            }
         }
+        let forget = self.released.len().saturating_sub(REMEMBERED);
+        self.released.drain(..forget);
+    }
+
+    /// Lets go of the units of epochs before this one.
+    pub(crate) fn keep_from(&mut self, epoch: u64) {
+        self.units.retain(|key, _| key.0 >= epoch);
     }
 
     /// Lets go of all units.
     pub(crate) fn clear(&mut self) {
         self.units.clear();
+    }
+
+    /// Whether a unit is open, or being opened.
+    pub(crate) fn has(&self, epoch: u64, unit: u64) -> bool {
+        self.units.contains_key(&(epoch, unit))
+    }
+
+    /// Notes that batch `number` needs units. Returns those that aren't open.
+    pub(crate) fn want(&mut self, epoch: u64, number: u64, units: &[u64]) -> Vec<u64> {
+        let mut new = Vec::new();
+        for &unit in units {
+            match self.units.get_mut(&(epoch, unit)) {
+                Some((_, last)) => *last = number.max(*last),
+                None => new.push(unit),
+            }
+        }
+        new
     }
 }
 
@@ -45,6 +85,8 @@ pub(crate) struct Waiting {
     rows: Vec<Row>,
     /// The slots of each task.
     tasks: Vec<Range<usize>>,
+    /// Nanoseconds that each is expected to take.
+    cost: u64,
     /// Units that are not open, and one for whoever still adds to them.
     missing: AtomicUsize,
 }
@@ -64,30 +106,25 @@ impl Shared {
         number: u64,
         about: About,
         picks: Picks,
+        reserved: Reserved,
     ) -> Result<()> {
-        let mut new = Vec::new();
-        let mut units = Vec::with_capacity(picks.units.len());
-        let (mut bytes, mut records) = (0, 0);
-        for &unit in &picks.units {
-            let info = self.source.describe(unit);
-            bytes += info.range.map_or(0, |range| range.len);
-            records += u64::from(info.rows);
-            let cell = scatter.units.entry(unit).or_insert_with(|| {
-                let cell = Arc::new(RandomCell::new(unit, about.epoch));
-                new.push(cell.clone());
-                cell
-            });
-            units.push(cell.clone());
+        for unit in scatter.want(about.epoch, number, &picks.units) {
+            self.open_ahead(scatter, about.epoch, number, unit);
         }
         let slots = picks.rows.len();
-        let work = (u128::from(bytes) * slots as u128 / u128::from(records.max(1))) as u64;
-        let tasks = ((work / SMALLEST_TASK) as usize).clamp(1, self.threads.min(slots).max(1));
+        let cost = self.picks_cost(&picks);
+        let tasks = self.tasks_of(cost).min(slots.max(1) as u64) as usize;
         let tasks: Vec<_> = (0..tasks).map(|i| slots * i / tasks..slots * (i + 1) / tasks).collect();
         let rows = Rows::new(self.parts.clone(), about.rows, &self.memory.slabs)?;
+        let class = picks.units.first().map_or(0, |&unit| self.source.describe(unit).class);
+        let units = picks.units.iter();
+        let units = units.filter_map(|&unit| Some(scatter.units.get(&(about.epoch, unit))?.0.clone()));
+        let units = units.collect();
         let batch = Arc::new(Waiting {
-            job: Arc::new(Job::new(number, about, rows, tasks.len())),
+            job: Arc::new(Job::new(number, about, rows, tasks.len(), class, reserved)),
             units,
             rows: picks.rows,
+            cost: cost / tasks.len() as u64,
             tasks,
             missing: AtomicUsize::new(1),
         });
@@ -97,30 +134,64 @@ impl Shared {
                 batch.missing.fetch_sub(1, Ordering::Relaxed);
             }
         }
-        for cell in new {
-            self.spawn(move |shared| shared.open_cell(&cell));
-        }
         self.arrived(&batch);
         Ok(())
     }
 
+    /// Opens a unit that batch `number` needs.
+    pub(crate) fn open_ahead(self: &Arc<Self>, scatter: &mut Scatter, epoch: u64, number: u64, unit: u64) {
+        let reserved = self.budget.reserve(self.unit_bytes(unit));
+        let cell = Arc::new(RandomCell::new(unit, epoch, reserved));
+        scatter.units.insert((epoch, unit), (cell.clone(), number));
+        let info = self.source.describe(unit);
+        if scatter.released.contains(&(epoch, unit)) {
+            self.telemetry.add(&self.telemetry.rows_reopened, u64::from(info.rows));
+        }
+        let stored = info.range.map_or(0, |range| range.len);
+        let cost = self.costs.open(info.class, stored);
+        self.spawn(Urgency { batch: number, cost }, move |shared| {
+            shared.open_cell(&cell, number, cost)
+        });
+    }
+
+    /// Nanoseconds that it is expected to take to decode a batch.
+    fn picks_cost(&self, picks: &Picks) -> u64 {
+        let Some(&unit) = picks.units.first() else { return 0 };
+        let infos = picks.units.iter().map(|&unit| self.source.describe(unit));
+        let (bytes, records) = infos.fold((0, 0), |(bytes, records), info| {
+            let stored = info.range.map_or(0, |range| range.len);
+            (bytes + stored, records + u64::from(info.rows))
+        });
+        let rows = picks.rows.len() as u64;
+        let stored = (u128::from(bytes) * u128::from(rows) / u128::from(records.max(1))) as u64;
+        self.costs.decode(self.source.describe(unit).class, rows, stored)
+    }
+
     /// Opens a unit and finds its records; then starts the batches that waited for it alone.
-    fn open_cell(self: &Arc<Self>, cell: &RandomCell) -> Result<()> {
+    fn open_cell(self: &Arc<Self>, cell: &RandomCell, number: u64, expected: u64) -> Result<()> {
         if self.is_closed() {
             // The batches that wait hold the cell, and it holds them: without this they would keep each other for ever.
             cell.open(Err(Error::new(ErrorKind::Closed, "the pass was closed")));
             return Ok(());
         }
+        let began = self.telemetry.records_spans().then(|| self.telemetry.now());
         let opened = catch_unwind(AssertUnwindSafe(|| {
             let mut unit = self.open(cell.unit, cell.epoch)?;
             let known = self.memory.starts(cell.unit);
             let is_new = known.is_none();
-            let starts = unit.get_mut().index(known)?;
+            let (starts, nanos) = self.telemetry.time(Activity::Index, || unit.get_mut().index(known));
+            let starts = starts?;
             if is_new {
-                self.memory.keep_starts(cell.unit, &starts);
+                let class = self.source.describe(cell.unit).class;
+                self.costs
+                    .passed(class, u64::from(starts.last().copied().unwrap_or(0)), nanos);
+                self.memory.keep_starts(cell.unit, &starts, self.budget.limit());
             }
             Ok(Arc::new(unit))
         }));
+        if let Some(start) = began {
+            self.note((expected, Activity::Open), number, start);
+        }
         let opened: Opened = opened.unwrap_or_else(|panic| Err(panicked(&*panic)));
         let opened = opened.map_err(|error| self.source.locate(cell.unit, error));
         for batch in cell.open(opened) {
@@ -144,15 +215,21 @@ impl Shared {
             units: units.collect(),
             batch: batch.clone(),
         });
+        let urgency = Urgency {
+            batch: batch.job.number,
+            cost: batch.cost,
+        };
         for slots in batch.tasks.clone() {
             let ready = ready.clone();
-            self.spawn(move |shared| shared.pick(&ready, slots));
+            self.spawn(urgency, move |shared| shared.pick(&ready, slots));
         }
     }
 
     /// Fills slots of a batch.
     fn pick(self: &Arc<Self>, ready: &Ready, slots: Range<usize>) -> Result<()> {
         let job = &ready.job;
+        let start = self.telemetry.now();
+        let (first, count) = (slots.start, slots.len() as u64);
         if let Some(rows) = job.rows() {
             let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
             let mut sink = Sink::new(&rows, fragment)?;
@@ -162,7 +239,7 @@ impl Shared {
                 {
                     unit.get().expect(row.record);
                 }
-                if slot % RECORDS_AT_ONCE == 0 && self.is_closed() {
+                if (slot - first) % RECORDS_AT_ONCE == 0 && self.is_closed() {
                     return Ok(());
                 }
                 let row = ready.batch.rows[slot];
@@ -183,7 +260,31 @@ impl Shared {
                 }
             }
             job.leave(sink.finish());
+            self.picked(ready, count, start);
         }
         self.end_task(job)
+    }
+
+    /// Learns from a task that picked rows.
+    fn picked(&self, ready: &Ready, rows: u64, start: u64) {
+        let nanos = self.telemetry.now() - start;
+        self.telemetry.took(Activity::Decode, nanos);
+        self.note((ready.batch.cost, Activity::Decode), ready.job.number, start);
+        let infos = ready.batch.units.iter().map(|cell| self.source.describe(cell.unit));
+        let mut class = None;
+        let (mut bytes, mut records) = (0, 0);
+        for (info, (_, unit)) in infos.zip(&ready.units) {
+            // Classes can't be told apart within a task.
+            if class.is_some_and(|class| class != info.class) {
+                return;
+            }
+            class = Some(info.class);
+            bytes += unit.as_ref().map_or(0, |unit| unit.get().held_bytes()) as u64;
+            records += u64::from(info.rows);
+        }
+        if let Some(class) = class {
+            let bytes = (u128::from(bytes) * u128::from(rows) / u128::from(records.max(1))) as u64;
+            self.costs.decoded(class, rows, bytes, nanos);
+        }
     }
 }

@@ -1,16 +1,26 @@
 //! Batches of runs: units are read from front to back, each once.
+//!
+//! A run starts where the run of the same unit in front of it ends, which is known when that one is decoded, or when somebody
+//! has passed over its records without decoding them. A task whose start isn't known is parked. A thread that has nothing else
+//! to do passes over the records in front of the earliest parked task: that takes a fraction of decoding them.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
-use fastpipe_batch::{Error, ErrorKind, Mark, Pick, Result, Rows, Sink};
+use fastpipe_batch::{Error, ErrorKind, Fragment, Mark, Pick, Result, Rows, Sink};
 use fastpipe_order::Run;
 
 use crate::batch::About;
+use crate::budget::Reserved;
 use crate::job::{Job, Piece, Task};
+use crate::schedule::Urgency;
 use crate::stream::{RECORDS_AT_ONCE, SMALLEST_TASK, Shared, lock, panicked};
+use crate::telemetry::{Activity, Span};
 use crate::unit::{OpenUnit, SequenceCell};
+
+/// Nobody passes over records while so many batches wait for the consumer.
+const ENOUGH_READY: usize = 2;
 
 /// Units of which more pieces are to come, with the number of pieces given out. At most the unit at a batch's end.
 #[derive(Default)]
@@ -36,66 +46,132 @@ impl Sequence {
     pub(crate) fn clear(&mut self) {
         self.units.clear();
     }
+
+    /// Units begun so far.
+    pub(crate) fn cells(&self) -> u64 {
+        self.cells
+    }
+
+    /// Whether any was begun.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.cells > 0
+    }
+
+    /// The next piece of a unit.
+    fn piece(&mut self, run: Run, epoch: u64, last: bool, expected: u64) -> Piece {
+        let (cell, number) = self.units.remove(&run.unit).unwrap_or_else(|| {
+            self.cells += 1;
+            (Arc::new(SequenceCell::new(run.unit, epoch, self.cells)), 0)
+        });
+        if last {
+            cell.lock().pieces = Some(number + 1);
+        } else {
+            self.units.insert(run.unit, (cell.clone(), number + 1));
+        }
+        Piece {
+            run,
+            cell,
+            number,
+            expected,
+        }
+    }
 }
 
 impl Shared {
-    /// Cuts a batch of runs into tasks of about equal size, and starts them.
+    /// Cuts a batch of runs into tasks that are expected to take equally long, and starts them.
     pub(crate) fn start_runs(
         self: &Arc<Self>,
         units: &mut Sequence,
         number: u64,
         about: About,
         runs: &[Run],
+        reserved: Reserved,
     ) -> Result<()> {
-        let mut pieces = Vec::with_capacity(runs.len());
-        let mut sizes = Vec::with_capacity(runs.len());
-        for run in runs {
-            let info = self.source.describe(run.unit);
-            let last = run.record + run.rows >= info.rows;
-            let (cell, given) = units.units.remove(&run.unit).unwrap_or_else(|| {
-                units.cells += 1;
-                (Arc::new(SequenceCell::new(run.unit, about.epoch, units.cells)), 0)
-            });
-            if !last {
-                units.units.insert(run.unit, (cell.clone(), given + 1));
-            }
-            pieces.push(Piece {
-                run: *run,
-                cell,
-                number: given,
-                last,
-            });
-            let bytes = info.range.map_or(0, |r| r.len);
-            sizes.push((u128::from(bytes) * u128::from(run.rows) / u128::from(info.rows.max(1))) as u64);
-        }
-        let total: u64 = sizes.iter().sum();
-        let target = (total / self.threads as u64).max(SMALLEST_TASK);
+        let costs: Vec<u64> = runs.iter().map(|run| self.run_cost(run)).collect();
+        let total: u64 = costs.iter().sum();
+        let tasks = self.tasks_of(total);
+        let target = total / tasks + 1;
         let mut groups: Vec<Vec<Piece>> = vec![Vec::new()];
         let mut filled = 0;
-        for (piece, size) in pieces.into_iter().zip(sizes) {
-            if filled >= target && groups.len() < self.threads {
-                groups.push(Vec::new());
-                filled = 0;
-            }
-            filled += size;
-            if let Some(group) = groups.last_mut() {
-                group.push(piece);
+        for (run, cost) in runs.iter().zip(costs) {
+            let rows = self.source.describe(run.unit).rows;
+            let mut left = *run;
+            let mut cost_left = cost;
+            while left.rows > 0 {
+                if filled >= target && (groups.len() as u64) < tasks {
+                    groups.push(Vec::new());
+                    filled = 0;
+                }
+                // The end of a run that doesn't fit goes to the next task, unless it is hardly worth it.
+                let over = (filled + cost_left).saturating_sub(target);
+                let cut = (groups.len() as u64) < tasks && over > target / 8 && over > SMALLEST_TASK / 2;
+                let mut taken = left;
+                let mut taken_cost = cost_left;
+                if cut {
+                    let share = (cost_left - over) as f64 / cost_left as f64;
+                    taken.rows = ((f64::from(left.rows) * share) as u32).clamp(1, left.rows);
+                    taken_cost = (cost_left as f64 * f64::from(taken.rows) / f64::from(left.rows)) as u64;
+                    // All of it: it ends the task.
+                    filled = filled.max(target);
+                }
+                let last = taken.record + taken.rows >= rows;
+                if let Some(group) = groups.last_mut() {
+                    group.push(units.piece(taken, about.epoch, last, taken_cost));
+                }
+                filled += taken_cost;
+                left.rows -= taken.rows;
+                left.record += taken.rows;
+                left.slot += taken.rows;
+                cost_left = cost_left.saturating_sub(taken_cost);
             }
         }
         let rows = Rows::new(self.parts.clone(), about.rows, &self.memory.slabs)?;
-        let job = Arc::new(Job::new(number, about, rows, groups.len()));
+        let class = runs.first().map_or(0, |run| self.source.describe(run.unit).class);
+        let job = Arc::new(Job::new(number, about, rows, groups.len(), class, reserved));
         for pieces in groups {
+            let cost = pieces.iter().map(|piece| piece.expected).sum();
+            let job = job.clone();
             self.spawn_task(Task {
-                job: job.clone(),
+                job,
                 pieces,
                 done: 0,
+                cost,
             });
         }
         Ok(())
     }
 
+    /// Into how many tasks a batch is cut that is expected to take so many nanoseconds: into several only where there are not
+    /// enough batches under way for all threads, since what has no fixed size must then be joined.
+    pub(crate) fn tasks_of(&self, nanos: u64) -> u64 {
+        let threads = self.schedule.allowed() as u64;
+        let under_way = if self.budget.limit().is_some() && !self.budget.fits(self.budget.most() / 2) {
+            1
+        } else {
+            self.ahead()
+        };
+        threads.div_ceil(under_way.max(1)).min(nanos / SMALLEST_TASK).max(1)
+    }
+
+    /// Nanoseconds that a run is expected to take.
+    fn run_cost(&self, run: &Run) -> u64 {
+        let info = self.source.describe(run.unit);
+        let stored = info.range.map_or(0, |range| range.len);
+        let share = (u128::from(stored) * u128::from(run.rows) / u128::from(info.rows.max(1))) as u64;
+        let open = if run.record == 0 {
+            self.costs.open(info.class, stored)
+        } else {
+            0
+        };
+        open + self.costs.decode(info.class, u64::from(run.rows), share)
+    }
+
     fn spawn_task(self: &Arc<Self>, task: Task) {
-        self.spawn(move |shared| shared.run(task));
+        let urgency = Urgency {
+            batch: task.job.number,
+            cost: task.cost,
+        };
+        self.spawn(urgency, move |shared| shared.run(task));
     }
 
     /// Goes on with a task until it is done or must wait.
@@ -111,61 +187,136 @@ impl Shared {
                 let piece = &task.pieces[task.done];
                 let cell = piece.cell.clone();
                 let mut state = cell.lock();
-                if state.done != piece.number {
+                if state.must_wait(piece.number) {
                     let number = piece.number;
-                    job.leave(sink.finish());
+                    self.leave(&job, sink.finish());
                     drop(rows);
-                    // Whoever ends the piece before takes the task from here, so nothing of it may be used below.
+                    // Whoever finds the start takes the task from here, so nothing of it may be used below.
                     lock(&self.parked).insert((cell.id, number), task);
                     return Ok(());
                 }
-                // Nobody else touches the unit until this piece is counted as done, so the lock needn't be held meanwhile.
-                let (open, mark, error) = (state.open.take(), state.mark, state.error.clone());
+                let (mark, error) = (state.start(piece.number), state.error.clone());
+                let open = state.open.clone();
+                state.opening = open.is_none() && error.is_none();
                 drop(state);
+                let began = self.telemetry.records_spans().then(|| self.telemetry.now());
                 let read = match error {
                     Some(error) => Err(error),
                     None => self.read(piece, open, mark, &mut sink),
                 };
-                let mut state = cell.lock();
-                match read {
-                    Ok((open, mark)) => (state.open, state.mark) = (open, mark),
-                    Err(error) => {
-                        let error = self.source.locate(piece.run.unit, error);
-                        job.fail(piece.run.slot, error.clone());
-                        state.error = Some(error);
-                    }
+                if let Some(start) = began {
+                    let span = (piece.expected, Activity::Decode);
+                    self.note(span, job.number, start);
                 }
-                state.done += 1;
-                let next = lock(&self.parked).remove(&(cell.id, state.done));
-                drop(state);
-                if let Some(next) = next {
-                    self.spawn_task(next);
-                }
+                self.end_piece(&job, piece, read);
                 task.done += 1;
             }
-            job.leave(sink.finish());
+            self.leave(&job, sink.finish());
         }
         drop(task);
         self.end_task(&job)
     }
 
-    /// Reads a piece of a unit, which is opened if it isn't. Returns it if more pieces follow, and where they start.
+    /// Leaves to a batch what a task has appended. What holds nothing would only keep a single other from being taken over.
+    fn leave(&self, job: &Job, fragment: Fragment) {
+        if fragment.slots().is_empty() {
+            lock(&self.memory.fragments).push(fragment);
+        } else {
+            job.leave(fragment);
+        }
+    }
+
+    pub(crate) fn note(&self, (expected, activity): (u64, Activity), batch: u64, start: u64) {
+        self.telemetry.span(|| Span {
+            activity,
+            batch,
+            thread: rayon::current_thread_index().unwrap_or(0) as u32,
+            start,
+            end: self.telemetry.now(),
+            expected,
+        });
+    }
+
+    /// A piece is done: the next one of its unit can start.
+    fn end_piece(self: &Arc<Self>, job: &Job, piece: &Piece, read: Result<Mark>) {
+        let mut state = piece.cell.lock();
+        let behind = piece.number + 1;
+        let read = read.and_then(|mark| match state.starts.get(behind as usize) {
+            Some(found) if *found != mark => Err(Error::new(
+                ErrorKind::Malformed,
+                format!(
+                    "record {} was expected at byte {} of the block, where passing over those in front ends; decoding them \
+                     ends at byte {}",
+                    mark.record, found.byte, mark.byte
+                ),
+            )),
+            _ => Ok(mark),
+        });
+        match read {
+            Ok(mark) if state.starts.len() == behind as usize => state.starts.push(mark),
+            Ok(_) => {}
+            Err(error) => {
+                let error = self.source.locate(piece.run.unit, error);
+                job.fail(piece.run.slot, error.clone());
+                state.error.get_or_insert(error);
+                state.opening = false;
+            }
+        }
+        state.done += 1;
+        if state.pieces == Some(state.done) {
+            state.open = None;
+        }
+        let next = lock(&self.parked).remove(&(piece.cell.id, behind));
+        drop(state);
+        if let Some(next) = next {
+            self.spawn_task(next);
+        }
+    }
+
+    /// Reads a piece of a unit, which is opened if it isn't. Returns where it ends.
     fn read(
-        &self,
+        self: &Arc<Self>,
         piece: &Piece,
-        open: Option<OpenUnit>,
-        mark: Mark,
+        open: Option<Arc<OpenUnit>>,
+        start: Mark,
         sink: &mut Sink<'_>,
-    ) -> Result<(Option<OpenUnit>, Mark)> {
+    ) -> Result<Mark> {
         let read = catch_unwind(AssertUnwindSafe(|| {
             let unit = match open {
                 Some(unit) => unit,
-                None => self.open(piece.cell.unit, piece.cell.epoch)?,
+                None => self.open_in_sequence(&piece.cell)?,
             };
-            let mark = self.place(&unit, mark, piece, sink)?;
-            Ok(((!piece.last).then_some(unit), mark))
+            let (end, nanos) = self
+                .telemetry
+                .time(Activity::Decode, || self.place(&unit, start, piece, sink));
+            let end = end?;
+            // A pass that begins within a unit has passed over what lies in front, too.
+            if start.record == piece.run.record {
+                let class = self.source.describe(piece.cell.unit).class;
+                let bytes = end.byte.saturating_sub(start.byte);
+                self.costs.decoded(class, u64::from(piece.run.rows), bytes, nanos);
+            }
+            Ok(end)
         }));
         read.unwrap_or_else(|panic| Err(panicked(&*panic)))
+    }
+
+    /// Opens the unit of a cell, for all who read it. The caller has said that it does.
+    fn open_in_sequence(self: &Arc<Self>, cell: &SequenceCell) -> Result<Arc<OpenUnit>> {
+        let unit = Arc::new(self.open(cell.unit, cell.epoch)?);
+        let mut state = cell.lock();
+        state.opening = false;
+        if state.pieces != Some(state.done) {
+            state.open = Some(unit.clone());
+        }
+        // Who came meanwhile, and knows where to start.
+        let mut parked = lock(&self.parked);
+        let waiting = (0..state.starts.len() as u32).filter_map(|number| parked.remove(&(cell.id, number)));
+        let waiting: Vec<_> = waiting.collect();
+        drop(parked);
+        drop(state);
+        waiting.into_iter().for_each(|task| self.spawn_task(task));
+        Ok(unit)
     }
 
     fn place(&self, unit: &OpenUnit, mut mark: Mark, piece: &Piece, sink: &mut Sink<'_>) -> Result<Mark> {
@@ -186,5 +337,65 @@ impl Shared {
             done += n;
         }
         Ok(mark)
+    }
+
+    /// For a thread that has nothing else to do: finds where a parked task starts. False if there is none.
+    pub(crate) fn pass_over(self: &Arc<Self>) -> bool {
+        if self.is_closed() || lock(&self.hand_over).ready.len() >= ENOUGH_READY {
+            return false;
+        }
+        let mut parked: Vec<_> = lock(&self.parked)
+            .values()
+            .filter_map(|task| {
+                let piece = task.pieces.get(task.done)?;
+                Some((task.job.number, piece.cell.clone(), piece.number, piece.run.record))
+            })
+            .collect();
+        parked.sort_by_key(|(batch, _, number, _)| (*batch, *number));
+        for (batch, cell, number, record) in parked {
+            let mut state = cell.lock();
+            if !state.can_be_passed_over(number) {
+                continue;
+            }
+            state.passing = true;
+            let from = state.start(number - 1);
+            let open = state.open.clone();
+            state.opening |= open.is_none();
+            drop(state);
+            let began = self.telemetry.records_spans().then(|| self.telemetry.now());
+            let found = catch_unwind(AssertUnwindSafe(|| {
+                let unit = open.map_or_else(|| self.open_in_sequence(&cell), Ok)?;
+                let (mark, nanos) = self
+                    .telemetry
+                    .time(Activity::Advance, || unit.get().advance(from, record));
+                let mark = mark?;
+                let class = self.source.describe(cell.unit).class;
+                self.costs.passed(class, mark.byte.saturating_sub(from.byte), nanos);
+                let rows = u64::from(record.saturating_sub(from.record));
+                self.telemetry.add(&self.telemetry.rows_skipped, rows);
+                Ok::<_, Error>(mark)
+            }));
+            if let Some(start) = began {
+                self.note((0, Activity::Advance), batch, start);
+            }
+            let mut state = cell.lock();
+            state.passing = false;
+            match found {
+                Ok(Ok(mark)) if state.starts.len() == number as usize => state.starts.push(mark),
+                Ok(Ok(_)) => {}
+                // Whoever decodes these records meets the fault where it lies, and says what it is.
+                Ok(Err(_)) | Err(_) => (state.impassable, state.opening) = (true, false),
+            }
+            // Whoever can start now: the one that was parked, or those who waited while the unit was being opened.
+            let mut parked = lock(&self.parked);
+            let ready: Vec<_> = (0..state.starts.len() as u32)
+                .filter_map(|number| parked.remove(&(cell.id, number)))
+                .collect();
+            drop(parked);
+            drop(state);
+            ready.into_iter().for_each(|task| self.spawn_task(task));
+            return true;
+        }
+        false
     }
 }

@@ -5,7 +5,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
+use fastpipe_batch::{BufferPool, ByteRange, Error, ErrorKind, ReadAt, Result};
 
 /// An open file.
 #[derive(Debug)]
@@ -39,6 +39,20 @@ impl LocalFile {
         self.file.metadata()
     }
 }
+
+#[cfg(target_os = "linux")]
+fn will_need(file: &File, offset: u64, len: u64) {
+    // Only advice: where it isn't taken, reading takes longer.
+    let _ = rustix::fs::fadvise(
+        file,
+        offset,
+        std::num::NonZeroU64::new(len),
+        rustix::fs::Advice::WillNeed,
+    );
+}
+
+#[cfg(not(target_os = "linux"))]
+fn will_need(_file: &File, _offset: u64, _len: u64) {}
 
 #[cfg(unix)]
 fn read_once(file: &File, offset: u64, out: &mut [u8]) -> io::Result<usize> {
@@ -92,6 +106,27 @@ impl Files {
         Files {
             paths: paths.to_vec(),
             open: Mutex::default(),
+        }
+    }
+
+    /// Reads a range into memory of the pool.
+    pub fn read(&self, range: ByteRange, pool: &BufferPool) -> Result<Vec<u8>> {
+        let file = self.get(range.location)?;
+        let len = usize::try_from(range.len)
+            .map_err(|_| Error::new(ErrorKind::Limit, "a unit is larger than memory can be addressed"))?;
+        let mut bytes = pool.take(len);
+        let found = file.read_at(range.offset, &mut bytes)?;
+        if found < len {
+            let reason = format!("expected {len} bytes, found {found}: the file became shorter");
+            return Err(Error::new(ErrorKind::Malformed, reason));
+        }
+        Ok(bytes)
+    }
+
+    /// Lets the system begin to read a range that is needed soon.
+    pub fn will_need(&self, range: ByteRange) {
+        if let Ok(file) = self.get(range.location) {
+            will_need(&file.file, range.offset, range.len);
         }
     }
 

@@ -2,30 +2,41 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
-use fastpipe_batch::{Error, ErrorKind, Part, Pass, ReadAt, Result, Source};
-use fastpipe_order::{BatchPlan, Content, Cursor};
+use fastpipe_batch::{Error, ErrorKind, Part, Pass, Result, Slab, Source};
+use fastpipe_order::Cursor;
 
+use crate::admission::Admission;
 use crate::assemble::assemble;
-use crate::batch::{About, Batch};
+use crate::batch::Batch;
+use crate::budget::{Budget, Reserved};
+use crate::cost::CostModel;
 use crate::job::{Job, Left};
+use crate::least;
 use crate::memory::Memory;
-use crate::scatter::Scatter;
-use crate::sequence::{Parked, Sequence};
+use crate::schedule::{Schedule, Urgency};
+use crate::sequence::Parked;
+use crate::stats::Stats;
 use crate::storage::Files;
+use crate::telemetry::{Activity, Span, Telemetry};
+use crate::threads::{Chooser, Measured};
 use crate::unit::OpenUnit;
 use crate::workers::{Workers, default_threads};
 
 /// How a pass runs. Nothing here changes what it yields.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Threads that decode; `None` for as many as the process may use processors.
+    /// Threads that decode; `None` for as many as pay, of the processors that the process may use.
     pub num_threads: Option<usize>,
-    /// Batches decoded ahead of the consumer; at least one is.
-    pub prefetch: usize,
+    /// Batches decoded ahead of the consumer, at least one; `None` for as many as keep the threads busy.
+    pub prefetch: Option<usize>,
+    /// Bytes that the pass may hold, besides what the consumer has got; `None` for no limit.
+    pub memory_limit: Option<u64>,
+    /// Whether to keep a record of every task, for [`Stream::spans`].
+    pub record_tasks: bool,
     /// The epoch behind the last one; `None` for no end.
     pub end_epoch: Option<u64>,
     /// Batches at most; `None` for all of those epochs.
@@ -45,8 +56,8 @@ pub enum Poll {
 /// Records placed between two looks at whether the pass was closed: far below 100 ms of work.
 pub(crate) const RECORDS_AT_ONCE: usize = 1024;
 
-/// Work that is worth a task of its own, in bytes as stored.
-pub(crate) const SMALLEST_TASK: u64 = 64 << 10;
+/// Work that is worth a task of its own, in nanoseconds.
+pub(crate) const SMALLEST_TASK: u64 = 50_000;
 
 /// A running pass.
 pub struct Stream {
@@ -57,43 +68,51 @@ pub struct Stream {
 
 pub(crate) struct Shared {
     pub(crate) source: Arc<dyn Source>,
-    pub(crate) threads: usize,
     pub(crate) parts: Arc<[Part]>,
     pub(crate) memory: Arc<Memory>,
     pub(crate) parked: Parked,
-    options: Options,
+    pub(crate) options: Options,
+    pub(crate) files: Files,
+    pub(crate) schedule: Schedule,
+    pub(crate) costs: CostModel,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) telemetry: Telemetry,
+    pub(crate) admission: Mutex<Admission>,
+    pub(crate) hand_over: Mutex<HandOver>,
+    pub(crate) changed: Condvar,
+    /// Bytes of the first batch.
+    pub(crate) batch_bytes: OnceLock<u64>,
+    /// Threads that may be used at most.
+    pub(crate) threads: usize,
     seed: u64,
-    files: Files,
-    admission: Mutex<Admission>,
-    hand_over: Mutex<HandOver>,
-    changed: Condvar,
     closed: AtomicBool,
 }
 
-/// Who admits batches holds this.
-struct Admission {
-    cursor: Cursor,
-    /// The next batch to be planned, counted over all epochs.
-    next: u64,
-    sequence: Sequence,
-    scatter: Scatter,
-}
+/// A batch that is done, or what went wrong.
+type Done = Result<(Box<Batch>, Option<Reserved>)>;
 
 /// Between tasks and consumers.
 #[derive(Default)]
-struct HandOver {
+pub(crate) struct HandOver {
     /// The next batch to be handed over.
-    next: u64,
-    ready: HashMap<u64, Result<Box<Batch>>>,
+    pub(crate) next: u64,
+    pub(crate) ready: HashMap<u64, Done>,
     /// The number of batches, once all are planned.
-    end: Option<u64>,
+    pub(crate) end: Option<u64>,
     /// The error that ended the pass.
     failed: Option<Error>,
+    /// When the consumer got its last batch, if it hasn't come back.
+    left: Option<Instant>,
+    chooser: Option<Chooser>,
 }
 
 impl HandOver {
     fn is_over(&self) -> bool {
         self.end.is_some_and(|end| self.next >= end)
+    }
+
+    pub(crate) fn put(&mut self, number: u64, done: Done) {
+        self.ready.insert(number, done);
     }
 }
 
@@ -105,32 +124,43 @@ impl Stream {
     /// Starts a pass over `source` where `cursor` stands, in memory that may have served passes before.
     pub fn start(source: Arc<dyn Source>, cursor: Cursor, options: Options, memory: Arc<Memory>) -> Result<Stream> {
         let threads = options.num_threads.unwrap_or_else(default_threads).max(1);
+        let settings = *cursor.order().settings();
+        let hand_over = HandOver {
+            chooser: options.num_threads.is_none().then(|| Chooser::new(threads)),
+            ..HandOver::default()
+        };
         let shared = Arc::new(Shared {
             parts: source.columns().iter().flat_map(|c| c.parts()).collect(),
             files: Files::new(source.locations()),
-            seed: cursor.order().settings().seed,
+            seed: settings.seed,
             memory,
             parked: Parked::default(),
-            admission: Mutex::new(Admission {
-                cursor,
-                next: 0,
-                sequence: Sequence::default(),
-                scatter: Scatter::default(),
-            }),
-            hand_over: Mutex::default(),
+            schedule: Schedule::new(threads),
+            costs: CostModel::new(source.classes().len()),
+            budget: Budget::new(options.memory_limit),
+            telemetry: Telemetry::new(options.record_tasks),
+            admission: Mutex::new(Admission::new(cursor)),
+            hand_over: Mutex::new(hand_over),
             changed: Condvar::new(),
+            batch_bytes: OnceLock::new(),
             closed: AtomicBool::new(false),
             source,
             options,
             threads,
         });
+        shared.memory.keep_batches(shared.ahead());
+        shared.memory.slabs.keep(None);
+        shared.memory.buffers.keep(None);
+        if let Some(limit) = options.memory_limit {
+            least::check(&shared, &settings, limit)?;
+        }
         let workers = Workers::new(threads)?;
         let stream = Stream {
             shared,
             workers: Mutex::new(Some(workers)),
             process: std::process::id(),
         };
-        stream.admit();
+        stream.start_admitting();
         Ok(stream)
     }
 
@@ -144,12 +174,19 @@ impl Stream {
         }
         let shared = &self.shared;
         let mut state = lock(&shared.hand_over);
+        if let Some(left) = state.left.take() {
+            let away = left.elapsed().as_nanos() as u64;
+            shared.telemetry.add(&shared.telemetry.consumer_away, away);
+        }
         if !shared.can_hand_over(&state) {
+            let since = Instant::now();
             state = shared
                 .changed
                 .wait_timeout(state, wait)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
+            let waited = since.elapsed().as_nanos() as u64;
+            shared.telemetry.add(&shared.telemetry.consumer_waited, waited);
         }
         if shared.is_closed() {
             return Err(Error::new(
@@ -171,13 +208,28 @@ impl Stream {
                 shared.changed.notify_all();
                 Err(error)
             }
-            Some(Ok(batch)) => {
+            Some(Ok((mut batch, reserved))) => {
                 state.next += 1;
+                let start = shared.choose_threads(&mut state);
+                state.left = Some(Instant::now());
                 shared.changed.notify_all();
                 drop(state);
-                self.admit();
+                batch.slabs.iter_mut().for_each(Slab::lend);
+                drop(reserved);
+                for _ in 0..start {
+                    self.start_runner();
+                }
+                self.start_admitting();
                 Ok(Poll::Ready(number, batch))
             }
+        }
+    }
+
+    /// A look at the pass, which may outlast it.
+    pub fn watch(&self) -> Watch {
+        Watch {
+            shared: self.shared.clone(),
+            process: self.process,
         }
     }
 
@@ -189,19 +241,53 @@ impl Stream {
         self.shared.closed.store(true, Ordering::Relaxed);
         drop(lock(&self.shared.hand_over));
         self.shared.changed.notify_all();
+        // What is in the queue is taken from it all the same, and lets go of what it holds.
         let workers = lock(&self.workers).take();
         drop(workers);
         // Nobody goes on with what was begun.
+        self.shared.schedule.clear();
         lock(&self.shared.parked).clear();
-        let mut admission = lock(&self.shared.admission);
-        admission.sequence.clear();
-        admission.scatter.clear();
+        lock(&self.shared.admission).clear();
+        lock(&self.shared.hand_over).ready.clear();
     }
 
-    fn admit(&self) {
+    fn start_admitting(&self) {
+        if self
+            .shared
+            .schedule
+            .put(Urgency::FIRST, Box::new(|shared| shared.admit()))
+        {
+            self.start_runner();
+        }
+    }
+
+    /// Starts a runner that the schedule counts already.
+    fn start_runner(&self) {
         if let Some(workers) = &*lock(&self.workers) {
             let shared = self.shared.clone();
-            workers.spawn(move || shared.guarded(Shared::admit));
+            workers.spawn(move || shared.run_all());
+        }
+    }
+}
+
+/// A look at a pass.
+pub struct Watch {
+    shared: Arc<Shared>,
+    process: u32,
+}
+
+impl Watch {
+    /// What the pass has done, and where its time went. `None` in a forked child, where it isn't the child's.
+    pub fn stats(&self) -> Option<Stats> {
+        (self.process == std::process::id()).then(|| Stats::of(&self.shared))
+    }
+
+    /// Every task that was done, if [`Options::record_tasks`] asked for them.
+    pub fn spans(&self) -> Vec<Span> {
+        if self.process == std::process::id() {
+            self.shared.telemetry.spans()
+        } else {
+            Vec::new()
         }
     }
 }
@@ -241,114 +327,100 @@ impl Shared {
         }
     }
 
-    /// Starts a part of the engine on a thread of the pass. Only threads of the pass call this.
-    pub(crate) fn spawn(self: &Arc<Self>, part: impl FnOnce(&Arc<Self>) -> Result<()> + Send + 'static) {
-        let shared = self.clone();
-        rayon::spawn_fifo(move || shared.guarded(part));
-    }
-
-    /// Admits as many batches as may be in flight.
-    fn admit(self: &Arc<Self>) -> Result<()> {
-        let mut admission = lock(&self.admission);
-        let ahead = self.options.prefetch.max(1) as u64;
-        while !self.is_closed() {
-            let number = admission.next;
-            {
-                let state = lock(&self.hand_over);
-                if state.end.is_some() || number >= state.next.saturating_add(ahead) {
-                    break;
-                }
-            }
-            let wanted = self.options.limit.is_none_or(|limit| number < limit);
-            let Some(plan) = wanted.then(|| self.plan(&mut admission)).flatten() else {
-                lock(&self.hand_over).end = Some(number);
-                self.changed.notify_all();
-                break;
-            };
-            admission.next += 1;
-            if let Err(error) = self.start(&mut admission, number, plan) {
-                // It stands in for the batch; those before are still handed over.
-                let mut state = lock(&self.hand_over);
-                state.ready.insert(number, Err(error));
-                state.end = Some(number + 1);
-                self.changed.notify_all();
-                break;
-            }
+    /// Puts a part of the engine in the queue. Only threads of the pass call this.
+    pub(crate) fn spawn(
+        self: &Arc<Self>,
+        urgency: Urgency,
+        part: impl FnOnce(&Arc<Self>) -> Result<()> + Send + 'static,
+    ) {
+        if self.schedule.put(urgency, Box::new(part)) {
+            let shared = self.clone();
+            rayon::spawn_fifo(move || shared.run_all());
         }
-        Ok(())
     }
 
-    /// The next batch, of the next epoch if need be.
-    fn plan(&self, admission: &mut Admission) -> Option<BatchPlan> {
-        let goes_on = |epoch: u64| self.options.end_epoch.is_none_or(|end| epoch < end);
+    /// A runner: does what is in the queue.
+    fn run_all(self: &Arc<Self>) {
         loop {
-            let cursor = &mut admission.cursor;
-            if !goes_on(cursor.current_epoch()) {
-                return None;
+            while let Some(part) = self.schedule.take() {
+                self.guarded(part);
             }
-            if let Some(plan) = cursor.next() {
-                return Some(plan);
+            let mut passed = false;
+            self.guarded(|shared| {
+                passed = shared.pass_over();
+                Ok(())
+            });
+            if !passed && self.schedule.end() {
+                return;
             }
-            // An endless pass over nothing would never yield.
-            if cursor.order().steps() == 0 {
-                return None;
-            }
-            let next = cursor.order().epoch(cursor.current_epoch() + 1);
-            *cursor = next;
-            admission.sequence.clear();
-            admission.scatter.clear();
         }
     }
 
-    fn start(self: &Arc<Self>, admission: &mut Admission, number: u64, plan: BatchPlan) -> Result<()> {
-        let about = About {
-            epoch: plan.epoch,
-            step: plan.step,
-            rows: plan.rows as usize,
-            valid: plan.valid as usize,
-            after: plan.after,
+    /// Lets another number of threads work, if that is better. Returns how many runners must be started for it.
+    fn choose_threads(&self, state: &mut HandOver) -> usize {
+        let Some(chooser) = &mut state.chooser else { return 0 };
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let measured = Measured {
+            batches: state.next,
+            work: self.telemetry.busy(),
+            away: load(&self.telemetry.consumer_away),
+            waited: load(&self.telemetry.consumer_waited),
+            delay: self.schedule.delay(),
         };
-        admission.sequence.release(&plan.released);
-        admission.scatter.release(&plan.released);
-        match plan.content {
-            Content::Runs(runs) => self.start_runs(&mut admission.sequence, number, about, &runs),
-            Content::Picks(picks) => self.start_picks(&mut admission.scatter, number, about, picks),
-        }
+        let start = chooser.look(measured).map_or(0, |threads| self.schedule.allow(threads));
+        self.memory.keep_batches(self.ahead());
+        start
     }
 
     /// Fetches and opens a unit.
     pub(crate) fn open(&self, unit: u64, epoch: u64) -> Result<OpenUnit> {
-        let bytes = match self.source.describe(unit).range {
-            None => Vec::new(),
-            Some(range) => {
-                let file = self.files.get(range.location)?;
-                let len = usize::try_from(range.len)
-                    .map_err(|_| Error::new(ErrorKind::Limit, "a unit is larger than memory can be addressed"))?;
-                let mut bytes = self.memory.buffers.take(len);
-                let found = file.read_at(range.offset, &mut bytes)?;
-                if found < len {
-                    let reason = format!("expected {len} bytes, found {found}: the file became shorter");
-                    return Err(Error::new(ErrorKind::Malformed, reason));
-                }
-                bytes
-            }
-        };
+        let info = self.source.describe(unit);
+        let (bytes, _) = self.telemetry.time(Activity::Read, || match info.range {
+            Some(range) => self.files.read(range, &self.memory.buffers),
+            None => Ok(Vec::new()),
+        });
+        let bytes = bytes?;
+        let stored = bytes.len() as u64;
         let pass = Pass { seed: self.seed, epoch };
-        let opened = self.source.open(unit, pass, bytes, &self.memory.buffers)?;
-        Ok(OpenUnit::new(opened, self.memory.clone()))
+        let (opened, nanos) = self.telemetry.time(Activity::Open, || {
+            self.source.open(unit, pass, bytes, &self.memory.buffers)
+        });
+        let opened = OpenUnit::new(opened?, self.memory.clone());
+        let held = opened.get().held_bytes() as u64;
+        self.costs.opened(info.class, stored, held, nanos);
+        let telemetry = &self.telemetry;
+        telemetry.add(&telemetry.units_opened, 1);
+        telemetry.add(&telemetry.rows_opened, u64::from(info.rows));
+        telemetry.add(&telemetry.bytes_read, stored);
+        telemetry.add(&telemetry.bytes_opened, held);
+        Ok(opened)
     }
 
     /// Ends a task of a batch; the last one hands it over.
     pub(crate) fn end_task(&self, job: &Job) -> Result<()> {
         let Some(left) = job.end_task() else { return Ok(()) };
-        let batch = left.and_then(|left| self.join(left));
-        lock(&self.hand_over).ready.insert(job.number, batch);
+        let start = self.telemetry.now();
+        let done = left.and_then(|mut left| {
+            let reserved = left.reserved.take();
+            Ok((self.join(left, job.class)?, reserved))
+        });
+        self.telemetry.took(Activity::Assemble, self.telemetry.now() - start);
+        self.note((0, Activity::Assemble), job.number, start);
+        if let Ok((batch, _)) = &done {
+            let bytes = batch.slabs.iter().map(|slab| slab.len() as u64).sum();
+            let telemetry = &self.telemetry;
+            telemetry.add(&telemetry.bytes_delivered, bytes);
+            telemetry.add(&telemetry.rows_delivered, batch.about.rows as u64);
+            telemetry.add(&telemetry.batches, 1);
+            self.batch_bytes.get_or_init(|| bytes);
+        }
+        lock(&self.hand_over).put(job.number, done);
         self.changed.notify_all();
         Ok(())
     }
 
     /// Joins a batch whose tasks are done and lays it out for the consumer.
-    fn join(&self, mut left: Left) -> Result<Box<Batch>> {
+    fn join(&self, mut left: Left, class: u32) -> Result<Box<Batch>> {
         let rows = left.rows.take().and_then(|rows| Arc::try_unwrap(rows).ok());
         let (Some(rows), Some(about)) = (rows, left.about.take()) else {
             return Err(Error::new(
@@ -357,6 +429,8 @@ impl Shared {
             ));
         };
         let columns = self.source.columns();
+        let bytes = left.fragments.iter().map(|f| f.arena_bytes() as u64).sum();
+        self.costs.appended(class, about.rows as u64, bytes);
         let batch = catch_unwind(AssertUnwindSafe(|| {
             assemble(about, columns, rows, &mut left.fragments, &self.memory.slabs)
         }));

@@ -1,13 +1,14 @@
 //! Units in use.
 //!
 //! There are two ways of using one. *In sequence*: batches that follow one another read it piece by piece, each from where the
-//! one before stopped; nothing has to be looked for, but the pieces wait for each other. *At random*: it is opened, the starts
+//! one before stopped; nothing has to be looked for, but a piece waits until it is known where it starts. *At random*: it is opened, the starts
 //! of its records are found once, and from then on any number of batches and threads pick records at once.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::{Error, Mark, Unit};
 
+use crate::budget::Reserved;
 use crate::memory::Memory;
 use crate::scatter::Waiting;
 
@@ -47,25 +48,62 @@ pub(crate) struct SequenceCell {
     state: Mutex<SequenceState>,
 }
 
-#[derive(Default)]
 pub(crate) struct SequenceState {
-    /// The unit, while nobody is reading it and it is open.
-    pub(crate) open: Option<OpenUnit>,
-    /// Where the last piece ended.
-    pub(crate) mark: Mark,
+    /// The unit, while it is open.
+    pub(crate) open: Option<Arc<OpenUnit>>,
+    /// Whether somebody is opening it.
+    pub(crate) opening: bool,
+    /// Where pieces start, as far as that is known.
+    pub(crate) starts: Vec<Mark>,
     /// Pieces that are done.
     pub(crate) done: u32,
+    /// How many there are, once all are given out.
+    pub(crate) pieces: Option<u32>,
+    /// Whether somebody is passing over records.
+    pub(crate) passing: bool,
+    /// Whether passing over records has failed.
+    pub(crate) impassable: bool,
     /// What went wrong: every later piece fails alike.
     pub(crate) error: Option<Error>,
 }
 
+impl SequenceState {
+    /// Where a piece starts, if that is known.
+    pub(crate) fn start(&self, piece: u32) -> Mark {
+        self.starts.get(piece as usize).copied().unwrap_or(Mark::START)
+    }
+
+    /// Whether a piece can't be read yet.
+    pub(crate) fn must_wait(&self, piece: u32) -> bool {
+        self.error.is_none() && (self.opening || self.starts.len() <= piece as usize)
+    }
+
+    /// Whether records can be passed over to find where a piece starts.
+    pub(crate) fn can_be_passed_over(&self, piece: u32) -> bool {
+        piece > 0
+            && self.starts.len() == piece as usize
+            && self.error.is_none()
+            && !(self.opening || self.passing || self.impassable)
+    }
+}
+
 impl SequenceCell {
     pub(crate) fn new(unit: u64, epoch: u64, id: u64) -> Self {
+        let state = SequenceState {
+            open: None,
+            opening: false,
+            starts: vec![Mark::START],
+            done: 0,
+            pieces: None,
+            passing: false,
+            impassable: false,
+            error: None,
+        };
         SequenceCell {
             unit,
             epoch,
             id,
-            state: Mutex::default(),
+            state: Mutex::new(state),
         }
     }
 
@@ -79,6 +117,8 @@ pub(crate) struct RandomCell {
     /// The unit, and which reading of it.
     pub(crate) unit: u64,
     pub(crate) epoch: u64,
+    /// Its memory, from when it is decided to open it.
+    _reserved: Reserved,
     state: Mutex<RandomState>,
 }
 
@@ -92,10 +132,11 @@ enum RandomState {
 }
 
 impl RandomCell {
-    pub(crate) fn new(unit: u64, epoch: u64) -> Self {
+    pub(crate) fn new(unit: u64, epoch: u64, reserved: Reserved) -> Self {
         RandomCell {
             unit,
             epoch,
+            _reserved: reserved,
             state: Mutex::new(RandomState::Opening(Vec::new())),
         }
     }

@@ -50,7 +50,7 @@ impl Workers {
         self.process == std::process::id()
     }
 
-    /// Starts a task.
+    /// Starts something on a thread.
     pub(crate) fn spawn(&self, task: impl FnOnce() + Send + 'static) {
         if let Some(pool) = &self.pool {
             pool.spawn_fifo(task);

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use fastpipe_avro::{AvroSource, Block, Evidence, Feature, FileInfo, Inferred, infer};
-use fastpipe_batch::{BufferPool, Error, ErrorKind, Pass as Reading, ReadAt, Source};
+use fastpipe_avro::{AvroSource, Block, Evidence, Feature, FileInfo, Inferred, column_times, infer};
+use fastpipe_batch::{BufferPool, Error, ErrorKind, Pass as Reading, Source};
 use fastpipe_engine::{Files, IndexCache, Memory};
 use fastpipe_order::Units;
 use numpy::PyArray1;
@@ -21,6 +21,9 @@ const LOOKED_AT_WHOLE: u64 = 16 << 20;
 const SAMPLED_BLOCKS: u64 = 64;
 const SAMPLED_RECORDS: u32 = 4096;
 
+/// Blocks among which one is chosen to see what columns take.
+const LOOKED_AT: u64 = 16;
+
 /// Avro files, ready to be read.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Dataset {
@@ -28,9 +31,8 @@ pub(crate) struct Dataset {
     features: Vec<Feature>,
     files: Vec<(String, u64, [u8; 16])>,
     unit_rows: OnceLock<Arc<Units>>,
-    /// Shared by all passes, with the look-ahead that it is made for. Only locked with the GIL, so that no other thread can
-    /// hold it when a process forks.
-    memory: Mutex<Option<(usize, Arc<Memory>)>>,
+    /// Shared by all passes. Only locked with the GIL, so that no other thread can hold it when a process forks.
+    memory: Mutex<Option<Arc<Memory>>>,
 }
 
 #[pymethods]
@@ -107,6 +109,27 @@ impl Dataset {
         self.source.units_by_file()
     }
 
+    /// Nanoseconds that a record takes to decode: with all features, and for each feature without it.
+    fn column_times(&self, py: Python<'_>) -> PyResult<(f64, Vec<(String, f64)>)> {
+        let source = &self.source;
+        // A block of many records, near the start.
+        let units = 0..self.units().min(LOOKED_AT);
+        let Some(unit) = units.max_by_key(|&unit| source.describe(unit).rows) else {
+            return Ok((0.0, Vec::new()));
+        };
+        let times = py.detach(|| {
+            let range = source.describe(unit).range;
+            let bytes = range.map_or_else(
+                || Ok(Vec::new()),
+                |range| Files::new(source.locations()).read(range, &BufferPool::default()),
+            )?;
+            column_times(source, unit, bytes).map_err(|e| source.locate(unit, e))
+        });
+        let times = times.py(py)?;
+        let names = source.avro_columns().iter().map(|c| c.feature.name.clone());
+        Ok((times.all, names.zip(times.without).collect()))
+    }
+
     /// Rows of each block, of all files.
     fn block_rows<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
         let rows = (0..self.units()).map(|unit| self.source.describe(unit).rows);
@@ -129,17 +152,12 @@ impl Dataset {
         Ok(self.unit_rows.get_or_init(|| Arc::new(units)).clone())
     }
 
-    /// The memory of passes before, if there is any that this process made for such a look-ahead or a longer one: a single batch
-    /// that is asked for between passes takes nothing from them.
-    pub(crate) fn memory(&self, prefetch: usize) -> Arc<Memory> {
+    /// The memory of passes before, if this process made it.
+    pub(crate) fn memory(&self) -> Arc<Memory> {
         let mut kept = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
-            Some((ahead, memory)) if *ahead >= prefetch && memory.is_ours() => memory.clone(),
-            _ => {
-                let memory = Memory::new(self.source.columns(), prefetch);
-                *kept = Some((prefetch, memory.clone()));
-                memory
-            }
+            Some(memory) if memory.is_ours() => memory.clone(),
+            _ => kept.insert(Memory::new(self.source.columns())).clone(),
         }
     }
 
@@ -220,11 +238,7 @@ fn refined(py: Python<'_>, source: &AvroSource) -> PyResult<Vec<Feature>> {
         let unit = (u128::from(i) * u128::from(units) / u128::from(samples)) as u64;
         py.detach(|| -> Result<(), Error> {
             let Some(range) = info(unit).range else { return Ok(()) };
-            let file = files.get(range.location)?;
-            let mut bytes = pool.take(range.len as usize);
-            if file.read_at(range.offset, &mut bytes)? < bytes.len() {
-                return Ok(());
-            }
+            let bytes = files.read(range, &pool)?;
             let mut open = source.open(unit, Reading::default(), bytes, &pool)?;
             evidence.observe(&*open, records)?;
             open.recycle(&pool);

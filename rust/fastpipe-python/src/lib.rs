@@ -13,6 +13,7 @@ mod order;
 mod pass;
 mod raw;
 mod rebatch;
+mod stats;
 
 use pyo3::prelude::*;
 

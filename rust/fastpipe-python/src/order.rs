@@ -165,7 +165,8 @@ impl Order {
     }
 
     /// Starts a pass at the start of an epoch, or where a state stands, up to but without the epoch `end_epoch`.
-    #[pyo3(signature = (*, epoch, end_epoch, progress, num_threads, prefetch))]
+    #[pyo3(signature = (*, epoch, end_epoch, progress, num_threads, prefetch, memory_limit, record_tasks))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn start(
         &self,
         py: Python<'_>,
@@ -173,7 +174,9 @@ impl Order {
         end_epoch: Option<u64>,
         progress: Option<Progress>,
         num_threads: Option<usize>,
-        prefetch: usize,
+        prefetch: Option<usize>,
+        memory_limit: Option<u64>,
+        record_tasks: bool,
     ) -> PyResult<Pass> {
         let mut cursor = match progress {
             None => self.order.epoch(epoch),
@@ -183,6 +186,8 @@ impl Order {
         let options = Options {
             num_threads,
             prefetch,
+            memory_limit,
+            record_tasks,
             end_epoch,
             limit: None,
         };
@@ -205,7 +210,9 @@ impl Order {
         cursor.seek(step);
         let options = Options {
             num_threads,
-            prefetch: 1,
+            prefetch: Some(1),
+            memory_limit: None,
+            record_tasks: false,
             end_epoch: None,
             limit: Some(1),
         };
@@ -281,7 +288,7 @@ impl Order {
         state: State,
     ) -> PyResult<Pass> {
         let dataset = self.dataset.get();
-        let (source, memory) = (dataset.source().clone(), dataset.memory(options.prefetch));
+        let (source, memory) = (dataset.source().clone(), dataset.memory());
         let stream = py
             .detach(|| Stream::start(source.clone(), cursor, options, memory))
             .py(py)?;

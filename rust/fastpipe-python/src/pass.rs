@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fastpipe_avro::AvroSource;
 use fastpipe_batch::Source;
-use fastpipe_engine::{Poll, Stream};
+use fastpipe_engine::{Poll, Stream, Watch};
 use fastpipe_order::State;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -13,6 +13,7 @@ use pyo3::types::PyDict;
 use crate::arrays::to_dict;
 use crate::errors::IntoPy;
 use crate::order::Progress;
+use crate::stats;
 
 /// How long a wait for a batch may keep Ctrl-C waiting.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -22,6 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 pub(crate) struct Position {
     /// Only locked for a moment, and with the GIL: no other thread can hold it when a process forks.
     seen: Mutex<Seen>,
+    watch: Watch,
 }
 
 /// What the consumer has got.
@@ -69,6 +71,21 @@ impl Position {
         self.seen().ended
     }
 
+    /// What the pass has done, and where its time went; None in a process that was forked from the pass's.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let stats = py.detach(|| self.watch.stats());
+        stats.map(|stats| stats::to_dict(py, &stats)).transpose()
+    }
+
+    /// Every task that was done, if they were recorded: what, for which batch, by which thread, and when it started, when it
+    /// ended, and how long it was expected to take, in nanoseconds.
+    fn tasks(&self) -> Vec<(&'static str, u64, u32, u64, u64, u64)> {
+        let spans = self.watch.spans().into_iter();
+        spans
+            .map(|s| (s.activity.name(), s.batch, s.thread, s.start, s.end, s.expected))
+            .collect()
+    }
+
     /// What is left behind the last batch that the consumer has got.
     fn progress(&self) -> Progress {
         Progress::from(&self.seen().state)
@@ -105,13 +122,14 @@ impl Pass {
             state,
             ended: false,
         });
+        let watch = stream.watch();
         Ok(Pass {
             stream: Some(stream),
             source,
             padded,
             total,
             end_epoch,
-            position: Py::new(py, Position { seen })?,
+            position: Py::new(py, Position { seen, watch })?,
         })
     }
 }

@@ -1,0 +1,94 @@
+"""What limits a pass, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["explain"]
+
+_WORK = ("reading", "decompressing", "indexing", "skipping", "decoding", "assembling", "planning")
+
+_BOUND = {
+    "reading": "read-bound",
+    "decompressing": "decompression-bound",
+    "indexing": "index-bound",
+    "skipping": "skip-bound",
+    "decoding": "decode-bound",
+    "assembling": "assembly-bound",
+    "planning": "planning-bound",
+}
+
+_ADVICE = {
+    "reading": "Storage is the limit: faster disks, or a codec such as zstandard, make it faster; more threads don't, "
+    "unless it is far away.",
+    "decompressing": "Files written with snappy or zstandard take less than with deflate; so do more threads.",
+    "indexing": "Records are looked for before they can be picked. Later epochs remember where they start, up to 16 "
+    "million records.",
+    "skipping": "Threads share blocks that are large beside a batch. A larger `prefetch` avoids that.",
+    "assembling": "Ragged and sparse values are joined from several tasks: a larger `prefetch` or `batch_size` helps.",
+    "planning": "Batches are tiny: a larger `batch_size` makes it faster.",
+}
+
+# Shares below these aren't worth a word.
+_COLUMN = 0.1
+_WAIT = 0.1
+_COLUMNS_NAMED = 3
+
+
+def explain(stats: Mapping[str, Any], column_times: Callable[[], tuple[float, list[tuple[str, float]]]]) -> str:
+    """Says what limits a pass.
+
+    Args:
+        stats: as `Reader.stats` returns it.
+        column_times: nanoseconds that a record takes to decode, with all columns and without each.
+    """
+    if not stats or not stats["batches"]:
+        return "Nothing was read yet: explain() describes the last pass."
+    seconds = stats["seconds"]
+    work = {name: seconds[name] for name in _WORK}
+    total = sum(work.values()) or 1e-12
+    threads = stats["threads"]
+    used = threads["chosen"]
+    waited, away = seconds["consumer_waiting"], seconds["waiting_for_consumer"]
+    spent = waited + away or 1e-12
+    on = f"on {used} thread" + ("s" if used > 1 else "")
+    if used < threads["available"]:
+        on += f" of {threads['available']}"
+    lines = []
+    largest = max(work, key=lambda name: work[name])
+    if away > waited:
+        lines.append(f"consumer-bound: the reader waits for the consumer {away / spent:.0%} of the time, {on}.")
+        if waited > _WAIT * spent:
+            lines.append(f"All the same the consumer waits {waited / spent:.0%} of the time.")
+    else:
+        lines.append(f"{_BOUND[largest]} {on}: the consumer waits for the reader {waited / spent:.0%} of the time.")
+    shares = sorted(((part / total, name) for name, part in work.items()), reverse=True)
+    shown = [f"{name} {share:.0%}" for share, name in shares if share >= 0.01]
+    lines.append(f"Of the work: {', '.join(shown)}.")
+    if away <= waited and largest in _ADVICE:
+        lines.append(_ADVICE[largest])
+    if work["decoding"] > _COLUMN * total:
+        lines += _columns(work["decoding"] / total, *column_times())
+    reopened = stats["rows_reopened"]
+    if reopened > _WAIT * stats["rows"]:
+        lines.append(
+            f"{reopened / stats['rows']:.0%} of the rows are in blocks that were opened twice, since windows cut them: "
+            "a larger `shuffle_buffer` does that less."
+        )
+    return "\n".join(lines)
+
+
+def _columns(decoding: float, everything: float, without: list[tuple[str, float]]) -> list[str]:
+    """Names the columns that take most of decoding, whose share of all work is `decoding`."""
+    if everything <= 0 or len(without) < 2:
+        return []
+    shares = sorted(((1 - rest / everything, name) for name, rest in without), reverse=True)
+    lines = []
+    for share, name in shares[:_COLUMNS_NAMED]:
+        if share >= _COLUMN:
+            less = min(decoding * share, 1.0)
+            lines.append(
+                f"The column {name!r} takes {share:.0%} of decoding: without it there is {less:.0%} less work."
+            )
+    return lines

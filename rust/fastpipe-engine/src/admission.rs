@@ -1,0 +1,324 @@
+//! Which batches are under way: as many as keep the threads busy, as the consumer asked for, and as memory allows.
+//!
+//! Batches are planned further ahead than they are begun. So the engine knows which units come next, and opens those of which
+//! records will be picked, and lets the system read the others from its disk, before a batch waits for them. This matters most
+//! where a window ends: all units of the next one are needed by its first batch.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use fastpipe_batch::{Result, Rows, SlabPool};
+use fastpipe_order::{BatchPlan, Content, Cursor};
+
+use crate::batch::About;
+use crate::scatter::Scatter;
+use crate::sequence::Sequence;
+use crate::stream::{Shared, lock};
+use crate::telemetry::Activity;
+
+/// Batches under way at most, if the consumer doesn't ask for a number.
+const MOST_AHEAD: u64 = 64;
+
+/// Bytes of batches under way beyond which it takes a request to have more of them.
+const MOST_BYTES_AHEAD: u64 = 64 << 20;
+
+/// Rows planned ahead at most; 8 bytes each.
+const MOST_ROWS_PLANNED: u64 = 1 << 20;
+
+/// Bytes of units that the system is asked to read before they are needed.
+const READ_AHEAD: u64 = 16 << 20;
+
+/// Who admits batches holds this.
+pub(crate) struct Admission {
+    cursor: Cursor,
+    /// Batches that are planned and not begun.
+    planned: VecDeque<BatchPlan>,
+    rows_planned: u64,
+    /// Batches planned so far.
+    plans: u64,
+    /// Whether all are planned.
+    complete: bool,
+    /// Batches of runs of which the system was asked to read the units, of those that are planned.
+    hinted: usize,
+    bytes_hinted: u64,
+    /// The next batch to be begun, counted over all epochs.
+    next: u64,
+    epoch: u64,
+    /// For each batch under way, how many units had been begun with it.
+    begun: VecDeque<(u64, u64)>,
+    pub(crate) sequence: Sequence,
+    pub(crate) scatter: Scatter,
+}
+
+impl Admission {
+    pub(crate) fn new(cursor: Cursor) -> Admission {
+        Admission {
+            epoch: cursor.current_epoch(),
+            cursor,
+            planned: VecDeque::new(),
+            rows_planned: 0,
+            plans: 0,
+            complete: false,
+            hinted: 0,
+            bytes_hinted: 0,
+            next: 0,
+            begun: VecDeque::new(),
+            sequence: Sequence::default(),
+            scatter: Scatter::default(),
+        }
+    }
+
+    /// Lets go of everything.
+    pub(crate) fn clear(&mut self) {
+        self.planned.clear();
+        self.complete = true;
+        self.sequence.clear();
+        self.scatter.clear();
+    }
+}
+
+impl Shared {
+    /// Begins as many batches as may be under way.
+    pub(crate) fn admit(self: &Arc<Self>) -> Result<()> {
+        let mut admission = lock(&self.admission);
+        let (result, _) = self.telemetry.time(Activity::Plan, || self.admit_all(&mut admission));
+        result
+    }
+
+    fn admit_all(self: &Arc<Self>, admission: &mut Admission) -> Result<()> {
+        while !self.is_closed() {
+            let number = admission.next;
+            let handed_over = {
+                let state = lock(&self.hand_over);
+                if state.end.is_some() {
+                    return Ok(());
+                }
+                state.next
+            };
+            while admission.begun.front().is_some_and(|(begun, _)| *begun < handed_over) {
+                admission.begun.pop_front();
+            }
+            let under_way = number.saturating_sub(handed_over);
+            if !self.has_room(admission, under_way) {
+                break;
+            }
+            if admission.planned.is_empty() {
+                self.plan(admission);
+            }
+            let Some(plan) = admission.planned.front() else {
+                lock(&self.hand_over).end = Some(number);
+                self.changed.notify_all();
+                return Ok(());
+            };
+            let need = self.need(admission, plan);
+            if under_way > 0 && !self.budget.fits(need) {
+                break;
+            }
+            let Some(plan) = admission.planned.pop_front() else {
+                break;
+            };
+            admission.rows_planned -= u64::from(plan.rows);
+            if admission.hinted > 0 {
+                admission.hinted -= 1;
+                admission.bytes_hinted -= self.stored_bytes(&plan).min(admission.bytes_hinted);
+            }
+            admission.next += 1;
+            if let Err(error) = self.begin(admission, number, plan) {
+                // It stands in for the batch; those before are still handed over.
+                let mut state = lock(&self.hand_over);
+                state.put(number, Err(error));
+                state.end = Some(number + 1);
+                self.changed.notify_all();
+                return Ok(());
+            }
+        }
+        if !self.is_closed() {
+            self.look_ahead(admission);
+        }
+        Ok(())
+    }
+
+    /// Whether one more batch may be under way, as far as their number goes.
+    fn has_room(&self, admission: &Admission, under_way: u64) -> bool {
+        if let Some(prefetch) = self.options.prefetch {
+            return under_way < prefetch.max(1) as u64;
+        }
+        let threads = self.schedule.allowed() as u64;
+        if under_way < self.ahead() {
+            return true;
+        }
+        // Batches of one unit wait for each other, so several units should be under way.
+        let begun = |i: Option<&(u64, u64)>| i.map_or(0, |(_, units)| *units);
+        let units = begun(admission.begun.back()) - begun(admission.begun.front()) + 1;
+        threads > 1
+            && admission.sequence.is_in_use()
+            && units < 2 * threads
+            && under_way < MOST_AHEAD
+            && under_way * self.batch_bytes.get().copied().unwrap_or(0) < MOST_BYTES_AHEAD
+    }
+
+    /// Batches that may be under way in any case.
+    pub(crate) fn ahead(&self) -> u64 {
+        match (self.options.prefetch, self.schedule.allowed() as u64) {
+            (Some(prefetch), _) => prefetch.max(1) as u64,
+            (None, 1) => 2,
+            (None, threads) => threads + 2,
+        }
+    }
+
+    /// Bytes that a batch and the units that are opened for it will take.
+    fn need(&self, admission: &Admission, plan: &BatchPlan) -> u64 {
+        let units = match &plan.content {
+            Content::Runs(_) => 0,
+            Content::Picks(picks) => {
+                let new = picks
+                    .units
+                    .iter()
+                    .filter(|&&unit| !admission.scatter.has(plan.epoch, unit));
+                new.map(|&unit| self.unit_bytes(unit)).sum()
+            }
+        };
+        self.batch_need(plan) + units
+    }
+
+    /// Bytes that a batch will take, and the units of its runs.
+    pub(crate) fn batch_need(&self, plan: &BatchPlan) -> u64 {
+        let class = |unit: Option<u64>| unit.map_or(0, |unit| self.source.describe(unit).class);
+        let (class, units) = match &plan.content {
+            Content::Runs(runs) => {
+                let largest = runs.iter().map(|run| self.unit_bytes(run.unit)).max().unwrap_or(0);
+                // One that is read, and one of which more is to come.
+                (class(runs.first().map(|run| run.unit)), 2 * largest)
+            }
+            Content::Picks(picks) => (class(picks.units.first().copied()), 0),
+        };
+        self.rows_need(class, u64::from(plan.rows)) + units
+    }
+
+    /// Bytes that the rows of a batch will take.
+    pub(crate) fn rows_need(&self, class: u32, rows: u64) -> u64 {
+        let placed = Rows::placed_bytes(&self.parts, rows as usize).unwrap_or(usize::MAX / 4);
+        let arenas = self.costs.arena_bytes(class, rows);
+        // Arenas grow by doubling, or are joined in memory of its own.
+        SlabPool::size(placed) as u64 + arenas + arenas / 2
+    }
+
+    /// Bytes that a unit will take while it is open.
+    pub(crate) fn unit_bytes(&self, unit: u64) -> u64 {
+        let info = self.source.describe(unit);
+        let stored = info.range.map_or(0, |range| range.len);
+        self.costs.opened_bytes(info.class, stored) + 4 * u64::from(info.rows)
+    }
+
+    fn stored_bytes(&self, plan: &BatchPlan) -> u64 {
+        let Content::Runs(runs) = &plan.content else { return 0 };
+        let begun = runs.iter().filter(|run| run.record == 0);
+        begun
+            .filter_map(|run| self.source.describe(run.unit).range)
+            .map(|range| range.len)
+            .sum()
+    }
+
+    /// Plans the next batch, of the next epoch if need be.
+    fn plan(&self, admission: &mut Admission) {
+        let goes_on = |epoch: u64| self.options.end_epoch.is_none_or(|end| epoch < end);
+        while !admission.complete {
+            let cursor = &mut admission.cursor;
+            let wanted = self.options.limit.is_none_or(|limit| admission.plans < limit);
+            if !wanted || !goes_on(cursor.current_epoch()) {
+                admission.complete = true;
+            } else if let Some(plan) = cursor.next() {
+                admission.plans += 1;
+                admission.rows_planned += u64::from(plan.rows);
+                admission.planned.push_back(plan);
+                return;
+            } else if cursor.order().steps() == 0 {
+                // An endless pass over nothing would never yield.
+                admission.complete = true;
+            } else {
+                let next = cursor.order().epoch(cursor.current_epoch() + 1);
+                *cursor = next;
+            }
+        }
+    }
+
+    fn begin(self: &Arc<Self>, admission: &mut Admission, number: u64, plan: BatchPlan) -> Result<()> {
+        let reserved = self.budget.reserve(self.batch_need(&plan));
+        let about = About {
+            epoch: plan.epoch,
+            step: plan.step,
+            rows: plan.rows as usize,
+            valid: plan.valid as usize,
+            after: plan.after,
+        };
+        if admission.epoch != plan.epoch {
+            admission.epoch = plan.epoch;
+            admission.sequence.clear();
+            admission.scatter.keep_from(plan.epoch);
+        }
+        admission.sequence.release(&plan.released);
+        admission.scatter.release(plan.epoch, &plan.released, number);
+        match plan.content {
+            Content::Runs(runs) => self.start_runs(&mut admission.sequence, number, about, &runs, reserved)?,
+            Content::Picks(picks) => self.start_picks(&mut admission.scatter, number, about, picks, reserved)?,
+        }
+        admission.begun.push_back((number, admission.sequence.cells()));
+        Ok(())
+    }
+
+    /// Prepares what batches that aren't begun will need.
+    fn look_ahead(self: &Arc<Self>, admission: &mut Admission) {
+        // What is kept to be used again is within the limit, too.
+        if let Some(spare) = self.budget.spare(self.batch_bytes.get().copied().unwrap_or(0)) {
+            self.memory.slabs.keep(Some(spare));
+            self.memory.buffers.keep(Some(spare));
+        }
+        let next = admission.next;
+        let mut i = 0;
+        loop {
+            if i == admission.planned.len() {
+                if admission.rows_planned >= MOST_ROWS_PLANNED {
+                    break;
+                }
+                self.plan(admission);
+            }
+            let Some(plan) = admission.planned.get(i) else { break };
+            match &plan.content {
+                Content::Runs(_) => {
+                    let bytes = self.stored_bytes(plan);
+                    if admission.bytes_hinted + bytes > READ_AHEAD && admission.bytes_hinted > 0 {
+                        break;
+                    }
+                    if i >= admission.hinted {
+                        self.hint(plan);
+                        admission.hinted = i + 1;
+                        admission.bytes_hinted += bytes;
+                    }
+                }
+                Content::Picks(picks) => {
+                    let room = self.batch_need(plan);
+                    let (epoch, number) = (plan.epoch, next + i as u64);
+                    let new = admission.scatter.want(epoch, number, &picks.units);
+                    for unit in new {
+                        let bytes = self.unit_bytes(unit);
+                        if !self.budget.fits_ahead(bytes, room) {
+                            return;
+                        }
+                        self.open_ahead(&mut admission.scatter, epoch, number, unit);
+                    }
+                }
+            }
+            i += 1;
+        }
+    }
+
+    /// Lets the system read the units of a batch before they are needed.
+    fn hint(&self, plan: &BatchPlan) {
+        let Content::Runs(runs) = &plan.content else { return };
+        for run in runs.iter().filter(|run| run.record == 0) {
+            if let Some(range) = self.source.describe(run.unit).range {
+                self.files.will_need(range);
+            }
+        }
+    }
+}

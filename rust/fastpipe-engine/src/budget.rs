@@ -1,0 +1,111 @@
+//! How much memory a pass may use.
+//!
+//! What batches and units will take is estimated, and reserved before they are begun: a batch from its admission until it is
+//! handed over, a unit for as long as records may be picked from it. Nothing is begun that doesn't fit, unless nothing else is
+//! under way. So a limit bounds what is done ahead, and never changes what is yielded.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Without a limit, units are opened before their batches' turn while no more bytes than this are reserved.
+const AHEAD: u64 = 256 << 20;
+
+/// What may be reserved, and what is.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: Option<u64>,
+    reserved: AtomicU64,
+    most: AtomicU64,
+}
+
+/// Reserved memory: given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Reserved {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Budget {
+    pub(crate) fn new(limit: Option<u64>) -> Arc<Budget> {
+        Arc::new(Budget {
+            limit,
+            reserved: AtomicU64::new(0),
+            most: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+
+    /// Bytes that are reserved.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes that were reserved at once.
+    pub(crate) fn most(&self) -> u64 {
+        self.most.load(Ordering::Relaxed)
+    }
+
+    /// Whether so many more bytes are within the limit.
+    pub(crate) fn fits(&self, bytes: u64) -> bool {
+        self.limit
+            .is_none_or(|limit| self.reserved().saturating_add(bytes) <= limit)
+    }
+
+    /// Whether so many more bytes may be used for what isn't needed yet; `next` must stay for what is needed next.
+    pub(crate) fn fits_ahead(&self, bytes: u64, next: u64) -> bool {
+        let most = self.limit.map_or(AHEAD, |limit| limit.saturating_sub(next));
+        self.reserved().saturating_add(bytes) <= most
+    }
+
+    /// What is left of the limit for memory that is kept to be used again, but at least `least`.
+    pub(crate) fn spare(&self, least: u64) -> Option<usize> {
+        let spare = |limit: u64| limit.saturating_sub(self.reserved()).max(least);
+        self.limit
+            .map(|limit| usize::try_from(spare(limit)).unwrap_or(usize::MAX))
+    }
+
+    /// Reserves bytes, whether they are within the limit or not.
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Reserved {
+        let now = self.reserved.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        self.most.fetch_max(now, Ordering::Relaxed);
+        Reserved {
+            budget: self.clone(),
+            bytes,
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.budget.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reservations_are_given_back() {
+        let budget = Budget::new(Some(100));
+        let first = budget.reserve(70);
+        assert!(budget.fits(30) && !budget.fits(31));
+        assert!(budget.fits_ahead(10, 20) && !budget.fits_ahead(11, 20));
+        let second = budget.reserve(50);
+        assert_eq!((budget.reserved(), budget.spare(5)), (120, Some(5)));
+        drop(first);
+        assert_eq!((budget.reserved(), budget.spare(5)), (50, Some(50)));
+        drop(second);
+        assert_eq!((budget.reserved(), budget.most()), (0, 120));
+    }
+
+    #[test]
+    fn without_a_limit_everything_fits_but_little_is_opened_ahead() {
+        let budget = Budget::new(None);
+        assert!(budget.fits(u64::MAX) && budget.spare(0).is_none());
+        assert!(budget.fits_ahead(AHEAD, 0) && !budget.fits_ahead(AHEAD + 1, 0));
+    }
+}

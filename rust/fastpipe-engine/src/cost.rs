@@ -1,0 +1,290 @@
+//! What work costs, learned as it is done.
+//!
+//! Units of a class cost alike (see [`Source::classes`](fastpipe_batch::Source::classes)). For each class three things are
+//! learned: what a stored byte takes to open (to decompress, above all), what a row and a byte take to decode, and what a byte
+//! takes to pass over. Besides, how much memory opened units and rows of no fixed size take. Every task is estimated before it
+//! is given out; what it took then corrects the model, and the difference is kept for whoever asks how good the model is.
+//!
+//! Decoding is a weighted least-squares fit of `time = rows * a + bytes * b`, in which older observations count less and less.
+//! On data whose rows are all of one size `a` and `b` can't be told apart, and needn't be: the fit falls back to bytes alone.
+
+use std::sync::{Mutex, PoisonError};
+
+/// How much weight an observation keeps when the next one comes.
+const MEMORY: f64 = 0.98;
+
+/// An observation counts for at most so many times what was expected: a task that was interrupted by the system says little.
+const OUTLIER: f64 = 8.0;
+
+/// Observations before the model is trusted.
+const FEW: u64 = 8;
+
+/// What is expected before anything was seen, in nanoseconds a byte.
+const OPEN_A_BYTE: f64 = 1.0;
+const DECODE_A_BYTE: f64 = 1.0;
+
+/// A mean that forgets.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rate {
+    amount: f64,
+    total: f64,
+}
+
+impl Rate {
+    fn observe(&mut self, amount: f64, total: f64) {
+        self.amount = self.amount * MEMORY + amount;
+        self.total = self.total * MEMORY + total;
+    }
+
+    fn get(&self) -> Option<f64> {
+        (self.amount > 0.0).then(|| self.total / self.amount)
+    }
+}
+
+/// The sums of a least-squares fit of time to rows and bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fit {
+    rows_rows: f64,
+    rows_bytes: f64,
+    bytes_bytes: f64,
+    rows_time: f64,
+    bytes_time: f64,
+    seen: u64,
+}
+
+impl Fit {
+    fn observe(&mut self, rows: f64, bytes: f64, time: f64) {
+        // Weighted by one over the size: errors of large tasks are larger.
+        let weight = 1.0 / bytes.max(rows).max(1.0);
+        for (sum, value) in [
+            (&mut self.rows_rows, rows * rows),
+            (&mut self.rows_bytes, rows * bytes),
+            (&mut self.bytes_bytes, bytes * bytes),
+            (&mut self.rows_time, rows * time),
+            (&mut self.bytes_time, bytes * time),
+        ] {
+            *sum = *sum * MEMORY + weight * value;
+        }
+        self.seen += 1;
+    }
+
+    /// Nanoseconds a row and a byte; neither is negative.
+    fn solve(&self) -> Option<(f64, f64)> {
+        if self.seen == 0 {
+            return None;
+        }
+        let alone = |square: f64, time: f64| if square > 0.0 { (time / square).max(0.0) } else { 0.0 };
+        let by_bytes = (0.0, alone(self.bytes_bytes, self.bytes_time));
+        let by_rows = (alone(self.rows_rows, self.rows_time), 0.0);
+        let determinant = self.rows_rows * self.bytes_bytes - self.rows_bytes * self.rows_bytes;
+        if determinant <= 1e-3 * self.rows_rows * self.bytes_bytes {
+            return Some(if self.bytes_bytes > 0.0 { by_bytes } else { by_rows });
+        }
+        let row = (self.rows_time * self.bytes_bytes - self.bytes_time * self.rows_bytes) / determinant;
+        let byte = (self.bytes_time * self.rows_rows - self.rows_time * self.rows_bytes) / determinant;
+        Some(match (row < 0.0, byte < 0.0) {
+            (true, _) => by_bytes,
+            (_, true) => by_rows,
+            _ => (row, byte),
+        })
+    }
+}
+
+/// What is known of a class of units.
+#[derive(Clone, Copy, Debug, Default)]
+struct Class {
+    open: Rate,
+    decode: Fit,
+    pass: Rate,
+    /// Bytes of an open unit for each stored one.
+    expansion: Rate,
+    /// The largest expansion of late.
+    widest: f64,
+    /// Bytes of rows that have no fixed size, a row: the largest of late.
+    arena: f64,
+    errors: Errors,
+}
+
+/// How far estimates were off.
+#[derive(Clone, Copy, Debug, Default)]
+struct Errors {
+    tasks: u64,
+    off: f64,
+    took: f64,
+}
+
+/// What was learned of a class of units.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Learned {
+    /// Its name.
+    pub class: String,
+    /// Nanoseconds to open a stored byte.
+    pub open_byte: Option<f64>,
+    /// Nanoseconds to decode: a row, and a byte.
+    pub decode: Option<(f64, f64)>,
+    /// Nanoseconds to pass over a byte.
+    pub pass_byte: Option<f64>,
+    /// Bytes of an open unit for each stored one.
+    pub expansion: Option<f64>,
+    /// Tasks that were estimated by what had been learned.
+    pub tasks: u64,
+    /// What they were off by, as a fraction of what they took.
+    pub error: Option<f64>,
+}
+
+/// The model.
+#[derive(Debug)]
+pub(crate) struct CostModel {
+    classes: Mutex<Vec<Class>>,
+}
+
+impl CostModel {
+    pub(crate) fn new(classes: usize) -> CostModel {
+        CostModel {
+            classes: Mutex::new(vec![Class::default(); classes.max(1)]),
+        }
+    }
+
+    fn with<T>(&self, class: u32, see: impl FnOnce(&mut Class) -> T) -> T {
+        let mut classes = self.classes.lock().unwrap_or_else(PoisonError::into_inner);
+        let class = (class as usize).min(classes.len() - 1);
+        see(&mut classes[class])
+    }
+
+    /// Nanoseconds to open a unit of so many stored bytes.
+    pub(crate) fn open(&self, class: u32, stored: u64) -> u64 {
+        self.with(class, |c| {
+            (c.open.get().unwrap_or(OPEN_A_BYTE) * stored as f64).round() as u64
+        })
+    }
+
+    /// Nanoseconds to decode so many rows, whose bytes take so many as stored.
+    pub(crate) fn decode(&self, class: u32, rows: u64, stored: u64) -> u64 {
+        self.with(class, |c| {
+            let opened = stored as f64 * c.expansion.get().unwrap_or(1.0);
+            decode(c, rows as f64, opened).round() as u64
+        })
+    }
+
+    /// Bytes that an open unit may take.
+    pub(crate) fn opened_bytes(&self, class: u32, stored: u64) -> u64 {
+        self.with(class, |c| (c.widest.max(1.0) * stored as f64).round() as u64)
+    }
+
+    /// Bytes that rows of no fixed size take.
+    pub(crate) fn arena_bytes(&self, class: u32, rows: u64) -> u64 {
+        self.with(class, |c| (c.arena * rows as f64).round() as u64)
+    }
+
+    pub(crate) fn opened(&self, class: u32, stored: u64, opened: u64, nanos: u64) {
+        self.with(class, |c| {
+            let expansion = opened as f64 / stored.max(1) as f64;
+            c.open.observe(stored as f64, nanos as f64);
+            c.expansion.observe(stored as f64, opened as f64);
+            c.widest = (c.widest * 0.999).max(expansion);
+        });
+    }
+
+    pub(crate) fn decoded(&self, class: u32, rows: u64, opened: u64, nanos: u64) {
+        self.with(class, |c| {
+            let (rows, bytes, took) = (rows as f64, opened as f64, nanos as f64);
+            let expected = decode(c, rows, bytes);
+            if c.decode.seen < FEW {
+                c.decode.observe(rows, bytes, took);
+                return;
+            }
+            c.errors.tasks += 1;
+            c.errors.off += (expected - took).abs();
+            c.errors.took += took;
+            c.decode.observe(rows, bytes, took.min(OUTLIER * expected.max(1000.0)));
+        });
+    }
+
+    pub(crate) fn passed(&self, class: u32, opened: u64, nanos: u64) {
+        self.with(class, |c| c.pass.observe(opened as f64, nanos as f64));
+    }
+
+    /// A task left so many bytes in its arenas for so many rows.
+    pub(crate) fn appended(&self, class: u32, rows: u64, bytes: u64) {
+        if rows > 0 {
+            let row = bytes as f64 / rows as f64;
+            self.with(class, |c| c.arena = (c.arena * 0.99).max(row));
+        }
+    }
+
+    pub(crate) fn learned(&self, names: &[std::sync::Arc<str>]) -> Vec<Learned> {
+        let classes = self.classes.lock().unwrap_or_else(PoisonError::into_inner);
+        let learned = names.iter().zip(classes.iter()).map(|(name, c)| Learned {
+            class: name.to_string(),
+            open_byte: c.open.get(),
+            decode: c.decode.solve(),
+            pass_byte: c.pass.get(),
+            expansion: c.expansion.get(),
+            tasks: c.errors.tasks,
+            error: (c.errors.took > 0.0).then(|| c.errors.off / c.errors.took),
+        });
+        learned.collect()
+    }
+}
+
+fn decode(class: &Class, rows: f64, opened: f64) -> f64 {
+    let (row, byte) = class.decode.solve().unwrap_or((0.0, DECODE_A_BYTE));
+    row * rows + byte * opened
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn rows_and_bytes_are_told_apart(row in 0.0..500.0f64, byte in 0.1..5.0f64, seed in 0u64..1000) {
+            let model = CostModel::new(1);
+            let mut x = seed;
+            let mut next = |most: u64| {
+                x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (x >> 33) % most + 1
+            };
+            for _ in 0..200 {
+                let rows = next(1000);
+                let bytes = rows * next(500);
+                model.decoded(0, rows, bytes, (row * rows as f64 + byte * bytes as f64) as u64);
+            }
+            let expected = row * 700.0 + byte * 90_000.0;
+            let found = model.decode(0, 700, 90_000) as f64;
+            prop_assert!((found - expected).abs() <= 0.02 * expected + 10.0, "{found} {expected}");
+        }
+    }
+
+    #[test]
+    fn rows_of_one_size_are_fitted_by_bytes() {
+        let model = CostModel::new(1);
+        for rows in [10u64, 700, 30, 1000, 5, 60, 7, 800, 90, 100] {
+            model.decoded(0, rows, rows * 100, rows * 50);
+        }
+        assert!((model.decode(0, 64, 6400) as i64 - 3200).abs() <= 1);
+        let learned = &model.learned(&["null".into()])[0];
+        assert!(learned.error.unwrap() < 0.01, "{learned:?}");
+    }
+
+    #[test]
+    fn classes_are_learned_apart_and_change_with_time() {
+        let model = CostModel::new(2);
+        for _ in 0..20 {
+            model.opened(0, 1000, 1000, 100);
+            model.opened(1, 1000, 5000, 20_000);
+        }
+        assert_eq!((model.open(0, 1000), model.open(1, 1000)), (100, 20_000));
+        assert_eq!((model.opened_bytes(0, 10), model.opened_bytes(1, 10)), (10, 50));
+        for _ in 0..500 {
+            model.opened(0, 1000, 1000, 300);
+        }
+        assert!(model.open(0, 1000) >= 299);
+        model.passed(1, 100, 20);
+        assert_eq!(model.learned(&["a".into(), "b".into()])[1].pass_byte, Some(0.2));
+        model.appended(0, 10, 1000);
+        assert_eq!(model.arena_bytes(0, 3), 300);
+    }
+}

@@ -1,0 +1,148 @@
+//! The least memory that a pass can do with.
+
+use std::sync::Arc;
+
+use fastpipe_batch::{Error, ErrorKind, Fragment, Mark, Pass, Pick, Result, Rows, Sink, SlabPool};
+use fastpipe_order::{Kind, Settings};
+
+use crate::stream::Shared;
+
+/// Units that are looked at, of each class.
+const LOOKED_AT: usize = 3;
+
+/// Rows of each that are decoded, to see what memory they take.
+const DECODED: u32 = 256;
+
+/// Refuses a limit in which the pass can't be run. So that it is known beforehand what units take when they are open, some are
+/// looked at.
+pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Result<()> {
+    let units = shared.source.units().unwrap_or(0);
+    let mut sums = Sums::default();
+    let mut looked_at = vec![0; shared.source.classes().len().max(1)];
+    for unit in spread(units) {
+        let class = shared.source.describe(unit).class;
+        let Some(count) = looked_at.get_mut(class as usize) else {
+            continue;
+        };
+        if *count < LOOKED_AT {
+            *count += 1;
+            look_at(shared, unit);
+        }
+    }
+    for unit in 0..units {
+        let rows = f64::from(shared.source.describe(unit).rows);
+        let bytes = shared.unit_bytes(unit);
+        sums.rows += rows;
+        sums.bytes += bytes as f64;
+        sums.squares += (bytes as f64) * (bytes as f64);
+        sums.largest = sums.largest.max(bytes);
+    }
+    let classes = 0..shared.source.classes().len() as u32;
+    let rows = u64::from(settings.batch_size).min(sums.rows as u64);
+    let batch = classes.map(|class| shared.rows_need(class, rows)).max().unwrap_or(0);
+    let units_of = |rows: u64| sums.units(rows, units);
+    let needed = match settings.kind {
+        Kind::Sequential => 2 * sums.largest,
+        _ => units_of(settings.shuffle_buffer),
+    };
+    let least = batch.saturating_add(needed);
+    if least <= limit {
+        return Ok(());
+    }
+    let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+    let mut reason = format!(
+        "memory_limit is {}, and this takes at least {}: {} for a batch of {} rows and {} for ",
+        mb(limit),
+        mb(least),
+        mb(batch),
+        settings.batch_size,
+        mb(needed)
+    );
+    match settings.kind {
+        Kind::Sequential => reason.push_str("blocks. A smaller batch_size needs less"),
+        _ => {
+            reason += &format!("the blocks of shuffle_buffer={}", settings.shuffle_buffer);
+            let size = u64::from(settings.batch_size);
+            let (mut fits, mut step) = (0, settings.shuffle_buffer / size + 1);
+            // The largest multiple of the batch size that fits: what it takes grows with it.
+            while step > 0 {
+                if batch.saturating_add(units_of((fits + step) * size)) <= limit {
+                    fits += step;
+                } else {
+                    step /= 2;
+                }
+            }
+            match fits {
+                0 => reason.push_str("; no shuffle_buffer fits. shuffle=False or a smaller batch_size need less"),
+                fits => reason += &format!("; shuffle_buffer={} would fit", fits * size),
+            }
+        }
+    }
+    Err(Error::new(ErrorKind::Limit, reason))
+}
+
+#[derive(Default)]
+struct Sums {
+    rows: f64,
+    bytes: f64,
+    squares: f64,
+    largest: u64,
+}
+
+impl Sums {
+    /// Bytes of the open units of so many rows, drawn at random: all but certainly no more.
+    fn units(&self, rows: u64, units: u64) -> u64 {
+        let n = units.max(1) as f64;
+        let mean = self.bytes / n;
+        let deviation = (self.squares / n - mean * mean).max(0.0).sqrt();
+        let count = (rows as f64 / (self.rows / n).max(1e-9)).min(n);
+        // Those at the edges are only used in part.
+        let bytes = count * mean + 4.0 * deviation * count.sqrt() + 2.0 * self.largest as f64;
+        bytes.min(self.bytes).max(self.largest as f64) as u64
+    }
+}
+
+/// Numbers below `units`, far apart first: those of every class that isn't rare are among the first few hundred.
+fn spread(units: u64) -> impl Iterator<Item = u64> {
+    let count = units.min(512);
+    (0..count).map(move |i| (u128::from(i) * u128::from(units) / u128::from(count)) as u64)
+}
+
+/// Learns what a unit takes when it is open. One that can't be read says nothing: its batch will say what is wrong.
+fn look_at(shared: &Arc<Shared>, unit: u64) {
+    let info = shared.source.describe(unit);
+    let Ok(open) = shared.open(unit, Pass::default().epoch) else {
+        return;
+    };
+    let rows = info.rows.min(DECODED);
+    let scratch = SlabPool::new(0);
+    let Ok(batch) = Rows::new(shared.parts.clone(), rows as usize, &scratch) else {
+        return;
+    };
+    let Ok(mut sink) = Sink::new(&batch, Fragment::default()) else {
+        return;
+    };
+    let picks: Vec<_> = (0..rows).map(|record| Pick { record, slot: record }).collect();
+    if open.get().place(Mark::START, &picks, &mut sink).is_ok() {
+        let bytes = sink.finish().arena_bytes();
+        shared.costs.appended(info.class, u64::from(rows), bytes as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_units_take_what_their_rows_take() {
+        let sums = Sums {
+            rows: 1000.0,
+            bytes: 100_000.0,
+            squares: 10.0 * 1e8,
+            largest: 10_000,
+        };
+        // 3 units and two at the edges; never more than all.
+        assert_eq!(sums.units(300, 10), 50_000);
+        assert_eq!(sums.units(5000, 10), 100_000);
+    }
+}

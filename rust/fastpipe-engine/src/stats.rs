@@ -1,0 +1,98 @@
+//! What a pass says of itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fastpipe_batch::Reuse;
+
+use crate::cost::Learned;
+use crate::stream::{Shared, lock};
+use crate::telemetry::Activity;
+
+/// What a pass has done so far, and where its time went. Batches that are done and not handed over count.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Batches made.
+    pub batches: u64,
+    /// Their rows.
+    pub rows: u64,
+    /// Their bytes.
+    pub bytes_delivered: u64,
+    /// Bytes read from files.
+    pub bytes_read: u64,
+    /// Bytes of units once they were open.
+    pub bytes_opened: u64,
+    /// Units opened.
+    pub units_opened: u64,
+    /// Their rows.
+    pub rows_opened: u64,
+    /// Rows of units that were opened again soon after they had been closed: the edges of windows cut them.
+    pub rows_reopened: u64,
+    /// Rows that were passed over to let several threads work on one unit.
+    pub rows_skipped: u64,
+    /// Batches that wait for the consumer.
+    pub ready: usize,
+    /// Seconds since the pass began.
+    pub elapsed: f64,
+    /// Seconds that all threads together spent on each activity.
+    pub seconds: Vec<(Activity, f64)>,
+    /// Seconds in which the consumer waited for a batch.
+    pub consumer_waited: f64,
+    /// Seconds in which the consumer was away with one.
+    pub consumer_away: f64,
+    /// Threads that may work at once, at present.
+    pub threads: usize,
+    /// Threads that there are.
+    pub most_threads: usize,
+    /// Seconds until a thread that slept does something.
+    pub start_delay: f64,
+    /// Memory of batches.
+    pub slabs: Reuse,
+    /// Memory of units.
+    pub buffers: Reuse,
+    /// Bytes of slabs and buffers that nobody uses.
+    pub free_bytes: u64,
+    /// Bytes of slabs of batches that the consumer hasn't got.
+    pub slab_bytes: u64,
+    /// Bytes reserved for batches and units that are under way.
+    pub reserved: u64,
+    /// The most of them at once.
+    pub most_reserved: u64,
+    /// What was learned of costs, by class of units.
+    pub learned: Vec<Learned>,
+}
+
+impl Stats {
+    pub(crate) fn of(shared: &Shared) -> Stats {
+        let telemetry = &shared.telemetry;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let seconds = |nanos: u64| nanos as f64 * 1e-9;
+        let memory = &shared.memory;
+        let activities = Activity::ALL.iter();
+        Stats {
+            batches: count(&telemetry.batches),
+            rows: count(&telemetry.rows_delivered),
+            bytes_delivered: count(&telemetry.bytes_delivered),
+            bytes_read: count(&telemetry.bytes_read),
+            bytes_opened: count(&telemetry.bytes_opened),
+            units_opened: count(&telemetry.units_opened),
+            rows_opened: count(&telemetry.rows_opened),
+            rows_reopened: count(&telemetry.rows_reopened),
+            rows_skipped: count(&telemetry.rows_skipped),
+            ready: lock(&shared.hand_over).ready.len(),
+            elapsed: seconds(telemetry.now()),
+            seconds: activities.map(|&a| (a, seconds(telemetry.nanos(a)))).collect(),
+            consumer_waited: seconds(count(&telemetry.consumer_waited)),
+            consumer_away: seconds(count(&telemetry.consumer_away)),
+            threads: shared.schedule.allowed(),
+            most_threads: shared.threads,
+            start_delay: seconds(shared.schedule.delay()),
+            slabs: memory.slabs.reuse(),
+            buffers: memory.buffers.reuse(),
+            free_bytes: (memory.slabs.free_bytes() + memory.buffers.free_bytes()) as u64,
+            slab_bytes: memory.slabs.used_bytes() as u64,
+            reserved: shared.budget.reserved(),
+            most_reserved: shared.budget.most(),
+            learned: shared.costs.learned(shared.source.classes()),
+        }
+    }
+}
