@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use fastpipe_batch::{Result, Rows, SlabPool};
 use fastpipe_order::{BatchPlan, Content, Cursor};
@@ -312,9 +313,13 @@ impl Shared {
         }
     }
 
-    /// Lets the system read the units of a batch before they are needed.
+    /// Lets the system read the units of a batch before they are needed; not where they come from memory, or as fast.
     fn hint(&self, plan: &BatchPlan) {
         let Content::Runs(runs) = &plan.content else { return };
+        let read = self.telemetry.bytes_read.load(Ordering::Relaxed);
+        if read > self.telemetry.nanos(Activity::Read) {
+            return;
+        }
         for run in runs.iter().filter(|run| run.record == 0) {
             if let Some(range) = self.source.describe(run.unit).range {
                 self.files.will_need(range);
