@@ -1,0 +1,341 @@
+//! Passes over a source that is made up here: the engine knows sources only through their traits, and so does this.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use fastpipe_batch::{
+    BufferPool, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, Mark, NestedForm, Pass, Pick, Result, Sink, Source,
+    Starts, Unit, UnitInfo,
+};
+use fastpipe_engine::{Memory, Options, Poll, Stream};
+use fastpipe_order::{Kind, Order, Settings, ShardBy, Uneven, Units};
+use proptest::prelude::*;
+
+/// How the source misbehaves.
+#[derive(Clone, Default)]
+struct Behaviour {
+    /// Decoding this record of this unit fails.
+    bad: Option<(u64, u32)>,
+    /// Passing over records fails.
+    impassable: bool,
+    /// Passing over records ends one byte too far.
+    astray: bool,
+    /// Decoding the first record waits until somebody passes over some.
+    waits: bool,
+}
+
+/// Units of records; each record takes 4 bytes, and holds its unit and its number in a placed and in a ragged column.
+struct Made {
+    units: Vec<u32>,
+    columns: Vec<ColumnSpec>,
+    classes: Vec<Arc<str>>,
+    behaviour: Behaviour,
+    passed: Arc<(Mutex<bool>, Condvar)>,
+    opened: AtomicU64,
+}
+
+impl Made {
+    fn new(units: &[u32], behaviour: Behaviour) -> Arc<Made> {
+        let column = |name: &str, form| ColumnSpec {
+            name: name.into(),
+            form: Form::Nested(form),
+        };
+        let ragged = NestedForm {
+            ragged: 1,
+            ..NestedForm::dense(&[], Leaf::Fixed(DType::I64))
+        };
+        let masks = vec![false; ragged.ragged.max(1)];
+        Arc::new(Made {
+            units: units.to_vec(),
+            columns: vec![
+                column("placed", NestedForm::dense(&[], Leaf::Fixed(DType::I64))),
+                column("ragged", NestedForm { masks, ..ragged }),
+            ],
+            classes: vec!["made".into()],
+            behaviour,
+            passed: Arc::default(),
+            opened: AtomicU64::new(0),
+        })
+    }
+}
+
+fn value(unit: u64, record: u32) -> i64 {
+    (unit as i64) << 32 | i64::from(record)
+}
+
+impl Source for Made {
+    fn columns(&self) -> &[ColumnSpec] {
+        &self.columns
+    }
+
+    fn units(&self) -> Option<u64> {
+        Some(self.units.len() as u64)
+    }
+
+    fn describe(&self, unit: u64) -> UnitInfo {
+        UnitInfo {
+            rows: self.units[unit as usize],
+            range: None,
+            class: 0,
+        }
+    }
+
+    fn classes(&self) -> &[Arc<str>] {
+        &self.classes
+    }
+
+    fn locations(&self) -> &[Arc<str>] {
+        &[]
+    }
+
+    fn open(&self, unit: u64, _pass: Pass, _bytes: Vec<u8>, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(MadeUnit {
+            unit,
+            rows: self.units[unit as usize],
+            behaviour: self.behaviour.clone(),
+            passed: self.passed.clone(),
+            started: AtomicBool::new(false),
+        }))
+    }
+
+    fn locate(&self, unit: u64, error: Error) -> Error {
+        error.at_block(unit, 0)
+    }
+}
+
+struct MadeUnit {
+    unit: u64,
+    rows: u32,
+    behaviour: Behaviour,
+    passed: Arc<(Mutex<bool>, Condvar)>,
+    started: AtomicBool,
+}
+
+impl MadeUnit {
+    fn write(&self, pick: Pick, out: &mut Sink<'_>) -> Result<()> {
+        if self.behaviour.bad == Some((self.unit, pick.record)) {
+            let reason = format!("record {} of unit {} is bad", pick.record, self.unit);
+            return Err(Error::new(ErrorKind::Malformed, reason));
+        }
+        let n = i64::from(pick.record % 3);
+        out.begin_row(pick.slot)?;
+        out.writer(0).push(value(self.unit, pick.record))?;
+        out.writer(1).push(n)?;
+        for _ in 0..n {
+            out.writer(2).push(value(self.unit, pick.record))?;
+        }
+        out.end_row()
+    }
+}
+
+impl Unit for MadeUnit {
+    fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    fn held_bytes(&self) -> usize {
+        4 * self.rows as usize
+    }
+
+    fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark> {
+        assert_eq!(from.byte, 4 * u64::from(from.record), "a mark that was never given out");
+        if self.behaviour.waits && !self.started.swap(true, Ordering::Relaxed) {
+            let (passed, changed) = &*self.passed;
+            let wait = changed.wait_timeout_while(passed.lock().unwrap(), Duration::from_secs(30), |passed| !*passed);
+            assert!(!wait.unwrap().1.timed_out(), "nobody passed over records");
+        }
+        let mut record = from.record;
+        for &pick in picks {
+            assert!(pick.record >= record, "picks descend");
+            self.write(pick, out)?;
+            record = pick.record + 1;
+        }
+        Ok(Mark {
+            record,
+            byte: 4 * u64::from(record),
+        })
+    }
+
+    fn advance(&self, from: Mark, record: u32) -> Result<Mark> {
+        assert!(from.record <= record);
+        let (passed, changed) = &*self.passed;
+        *passed.lock().unwrap() = true;
+        changed.notify_all();
+        if self.behaviour.impassable {
+            return Err(Error::new(ErrorKind::Malformed, "these can't be passed over"));
+        }
+        let astray = u64::from(self.behaviour.astray);
+        Ok(Mark {
+            record,
+            byte: 4 * u64::from(record) + 4 * astray,
+        })
+    }
+
+    fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
+        Ok(known.unwrap_or_else(|| (0..=self.rows).map(|record| 4 * record).collect()))
+    }
+
+    fn pick(&self, picks: &[Pick], out: &mut Sink<'_>) -> Result<()> {
+        picks.iter().try_for_each(|&pick| self.write(pick, out))
+    }
+}
+
+fn order(units: &[u32], kind: Kind, batch_size: u32) -> Arc<Order> {
+    let settings = Settings {
+        kind,
+        batch_size,
+        drop_last: false,
+        shuffle_buffer: u64::from(batch_size) * 4,
+        seed: 7,
+        rank: 0,
+        ranks: 1,
+        shard_by: ShardBy::Window,
+        uneven: Uneven::Drop,
+    };
+    let units = Units::new(units.iter().copied()).unwrap();
+    Arc::new(Order::new(&Arc::new(units), settings))
+}
+
+fn options(threads: usize, prefetch: Option<usize>) -> Options {
+    Options {
+        num_threads: Some(threads),
+        prefetch,
+        memory_limit: None,
+        record_tasks: false,
+        end_epoch: Some(1),
+        limit: None,
+    }
+}
+
+/// The values of each batch, and the error that ended the pass, if one did. Each batch is checked within itself.
+fn read(source: &Arc<Made>, order: &Arc<Order>, options: Options) -> (Vec<Vec<i64>>, Option<Error>) {
+    let memory = Memory::new(source.columns());
+    let stream = Stream::start(source.clone(), order.epoch(0), options, memory).unwrap();
+    let mut batches = Vec::new();
+    loop {
+        match stream.poll(Duration::from_secs(1)) {
+            Ok(Poll::Pending) => {}
+            Ok(Poll::End) => return (batches, None),
+            Err(error) => return (batches, Some(error)),
+            Ok(Poll::Ready(number, mut batch)) => {
+                assert_eq!(number, batches.len() as u64);
+                let mut part = |i: usize| -> Vec<i64> {
+                    let stretch = batch.parts[i];
+                    let bytes = &batch.slabs[stretch.slab].bytes_mut()[stretch.offset..stretch.offset + stretch.len];
+                    bytes.as_chunks().0.iter().map(|c| i64::from_le_bytes(*c)).collect()
+                };
+                let (values, offsets, ragged) = (part(0), part(1), part(2));
+                for (i, value) in values.iter().enumerate() {
+                    let items = &ragged[offsets[i] as usize..offsets[i + 1] as usize];
+                    assert_eq!(items, vec![*value; (*value as u32 % 3) as usize]);
+                }
+                batches.push(values);
+            }
+        }
+    }
+}
+
+fn expected(units: &[u32], order: &Arc<Order>) -> Vec<Vec<i64>> {
+    assert!(!units.is_empty());
+    let at = |plan: &fastpipe_order::BatchPlan, slot| {
+        let (unit, record) = plan.content.at(slot).unwrap();
+        value(unit, record)
+    };
+    let batches = order.epoch(0);
+    batches
+        .map(|plan| (0..plan.rows as usize).map(|slot| at(&plan, slot)).collect())
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) })]
+
+    #[test]
+    fn every_row_comes_where_the_order_says(
+        units in prop::collection::vec(prop_oneof![0u32..40, 500u32..3000], 1..12),
+        batch_size in prop_oneof![1u32..50, 200u32..900],
+        kind in prop_oneof![Just(Kind::Sequential), Just(Kind::Window), Just(Kind::Block), Just(Kind::Buffer)],
+        threads in 1usize..6,
+        prefetch in prop_oneof![Just(None), (1usize..12).prop_map(Some)],
+        impassable in any::<bool>(),
+        limited in any::<bool>(),
+    ) {
+        let order = order(&units, kind, batch_size);
+        let source = Made::new(&units, Behaviour { impassable, ..Behaviour::default() });
+        let mut options = options(threads, prefetch);
+        // Enough for anything here, yet little enough to be held against.
+        options.memory_limit = limited.then_some(1 << 20);
+        let (found, error) = read(&source, &order, options);
+        prop_assert!(error.is_none(), "{error:?}");
+        prop_assert_eq!(found, expected(&units, &order));
+        if kind == Kind::Sequential && !limited {
+            let filled = units.iter().filter(|&&rows| rows > 0).count() as u64;
+            prop_assert_eq!(source.opened.load(Ordering::Relaxed), filled, "each unit is opened once");
+        }
+    }
+
+    #[test]
+    fn an_error_is_the_same_on_any_number_of_threads(
+        units in prop::collection::vec(1u32..1500, 1..8),
+        batch_size in 1u32..400,
+        kind in prop_oneof![Just(Kind::Sequential), Just(Kind::Window)],
+        threads in 2usize..6,
+        prefetch in 1usize..9,
+        seed in any::<u32>(),
+    ) {
+        let unit = seed as usize % units.len();
+        let bad = Some((unit as u64, seed / 7 % units[unit]));
+        let order = order(&units, kind, batch_size);
+        let run = |threads, prefetch| {
+            let source = Made::new(&units, Behaviour { bad, ..Behaviour::default() });
+            read(&source, &order, options(threads, Some(prefetch)))
+        };
+        let (batches, error) = run(1, 1);
+        let error = error.expect("a bad record").to_string();
+        let (again, other) = run(threads, prefetch);
+        prop_assert_eq!(again, batches);
+        prop_assert_eq!(other.map(|e| e.to_string()), Some(error));
+    }
+}
+
+#[test]
+fn a_thread_with_nothing_to_do_passes_over_records() {
+    let units = [100_000];
+    let order = order(&units, Kind::Sequential, 1000);
+    let behaviour = Behaviour {
+        waits: true,
+        ..Behaviour::default()
+    };
+    let (found, error) = read(&Made::new(&units, behaviour), &order, options(2, None));
+    assert!(error.is_none(), "{error:?}");
+    assert_eq!(found, expected(&units, &order));
+}
+
+#[test]
+fn passing_over_and_decoding_must_agree() {
+    let units = [100_000];
+    let order = order(&units, Kind::Sequential, 1000);
+    let behaviour = Behaviour {
+        waits: true,
+        astray: true,
+        ..Behaviour::default()
+    };
+    // What was found by passing over is only used if decoding hasn't come there first, which it rarely has.
+    let error = (0..100).find_map(|_| read(&Made::new(&units, behaviour.clone()), &order, options(2, None)).1);
+    let error = error.expect("they disagree").to_string();
+    assert!(error.contains("was expected at byte"), "{error}");
+}
+
+#[test]
+fn one_batch_is_shared_by_threads() {
+    let units = [40_000, 3];
+    let order = order(&units, Kind::Sequential, 50_000);
+    let behaviour = Behaviour::default();
+    for threads in [1, 2, 7] {
+        let (found, error) = read(&Made::new(&units, behaviour.clone()), &order, options(threads, Some(1)));
+        assert!(error.is_none(), "{error:?}");
+        assert_eq!(found, expected(&units, &order));
+    }
+}
