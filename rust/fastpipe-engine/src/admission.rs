@@ -39,9 +39,12 @@ pub(crate) struct Admission {
     plans: u64,
     /// Whether all are planned.
     complete: bool,
-    /// Batches of runs of which the system was asked to read the units, of those that are planned.
-    hinted: usize,
+    /// How many of the planned batches were prepared: their units are being opened, or read by the system.
+    prepared: usize,
+    /// Bytes of units that the system was asked to read, for these.
     bytes_hinted: u64,
+    /// Epoch and window of the last batch that was begun.
+    window: Option<(u64, u64)>,
     /// The next batch to be begun, counted over all epochs.
     next: u64,
     epoch: u64,
@@ -60,8 +63,9 @@ impl Admission {
             rows_planned: 0,
             plans: 0,
             complete: false,
-            hinted: 0,
+            prepared: 0,
             bytes_hinted: 0,
+            window: None,
             next: 0,
             begun: VecDeque::new(),
             sequence: Sequence::default(),
@@ -119,8 +123,9 @@ impl Shared {
                 break;
             };
             admission.rows_planned -= u64::from(plan.rows);
-            if admission.hinted > 0 {
-                admission.hinted -= 1;
+            admission.window = plan.window.map(|window| (plan.epoch, window));
+            if admission.prepared > 0 {
+                admission.prepared -= 1;
                 admission.bytes_hinted -= self.stored_bytes(&plan).min(admission.bytes_hinted);
             }
             admission.next += 1;
@@ -274,13 +279,9 @@ impl Shared {
             self.memory.slabs.keep(Some(spare));
             self.memory.buffers.keep(Some(spare));
         }
-        let next = admission.next;
-        let mut i = 0;
         loop {
-            if i == admission.planned.len() {
-                if admission.rows_planned >= MOST_ROWS_PLANNED {
-                    break;
-                }
+            let i = admission.prepared;
+            if i == admission.planned.len() && self.should_plan(admission) {
                 self.plan(admission);
             }
             let Some(plan) = admission.planned.get(i) else { break };
@@ -290,27 +291,31 @@ impl Shared {
                     if admission.bytes_hinted + bytes > READ_AHEAD && admission.bytes_hinted > 0 {
                         break;
                     }
-                    if i >= admission.hinted {
-                        self.hint(plan);
-                        admission.hinted = i + 1;
-                        admission.bytes_hinted += bytes;
-                    }
+                    self.hint(plan);
+                    admission.bytes_hinted += bytes;
                 }
                 Content::Picks(picks) => {
                     let room = self.batch_need(plan);
-                    let (epoch, number) = (plan.epoch, next + i as u64);
-                    let new = admission.scatter.want(epoch, number, &picks.units);
-                    for unit in new {
-                        let bytes = self.unit_bytes(unit);
-                        if !self.budget.fits_ahead(bytes, room) {
+                    let (epoch, number) = (plan.epoch, admission.next + i as u64);
+                    for unit in admission.scatter.want(epoch, number, &picks.units) {
+                        if !self.budget.fits_ahead(self.unit_bytes(unit), room) {
                             return;
                         }
                         self.open_ahead(&mut admission.scatter, epoch, number, unit);
                     }
                 }
             }
-            i += 1;
+            admission.prepared += 1;
         }
+    }
+
+    /// Whether to plan one more batch than are planned: a few, but always up to the first batch of the next window.
+    fn should_plan(&self, admission: &Admission) -> bool {
+        let planned = admission.planned.len() as u64;
+        let last = admission.planned.back();
+        let window = last.map_or(admission.window, |plan| plan.window.map(|window| (plan.epoch, window)));
+        let within = window.is_some() && window == admission.window;
+        !admission.complete && (planned < self.ahead() || within && admission.rows_planned < MOST_ROWS_PLANNED)
     }
 
     /// Lets the system read the units of a batch before they are needed; not where they come from memory, or as fast.

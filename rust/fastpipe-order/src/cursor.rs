@@ -153,6 +153,8 @@ pub struct BatchPlan {
     pub valid: u32,
     /// Where the rows come from.
     pub content: Content,
+    /// The window that it is cut from, if there are such: all batches of one take rows of the same units.
+    pub window: Option<u64>,
     /// Units that neither this batch nor one behind it takes further rows of, unless they start anew.
     pub released: Vec<u64>,
     /// What is left behind this batch.
@@ -471,9 +473,12 @@ impl Iterator for Cursor {
             released.iter_mut().for_each(global);
         }
         self.taken += 1;
+        let windows = || batch / (self.order.settings.shuffle_buffer / u64::from(batch_size.max(1))).max(1);
+        let window = (self.order.settings.kind == Kind::Window).then(windows);
         Some(BatchPlan {
             epoch: self.epoch,
             step,
+            window,
             rows: content.len() as u32,
             valid: if own.is_some() { real } else { 0 },
             content,
