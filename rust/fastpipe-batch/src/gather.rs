@@ -195,16 +195,24 @@ fn rows_ahead<T>(width: usize) -> usize {
         .clamp(1, AHEAD)
 }
 
-/// Copies a row, and asks for a later one, piece by piece: the processor takes only so many requests at once.
+/// Copies a row, and asks for a later one, line by line: the processor takes only so many requests at once, and copies
+/// meanwhile.
 #[inline(always)]
 fn copy_asking<T: Copy>(source: &[T], target: &mut [T], later: Option<&[T]>) {
-    let piece = (LINES * LINE / size_of::<T>().max(1)).max(1);
-    for (k, (from, to)) in source.chunks(piece).zip(target.chunks_mut(piece)).enumerate() {
-        if let Some(later) = later {
-            ask_for(later, k * piece, piece);
-        }
-        to.copy_from_slice(from);
+    let Some(later) = later else {
+        return target.copy_from_slice(source);
+    };
+    let line = (LINE / size_of::<T>().max(1)).max(1);
+    if line != LINE {
+        ask_for(later, 0, later.len());
+        return target.copy_from_slice(source);
     }
+    let ((from, from_rest), (to, to_rest)) = (source.as_chunks::<LINE>(), target.as_chunks_mut::<LINE>());
+    for ((k, from), to) in from.iter().enumerate().zip(to) {
+        hint(later.as_ptr().cast::<u8>().wrapping_add(k * LINE));
+        *to = *from;
+    }
+    to_rest.copy_from_slice(from_rest);
 }
 
 /// Checks that all of an index, less `first`, are below `rows`, and that `len` elements are as many as it asks for.
@@ -373,6 +381,23 @@ mod tests {
         assert_eq!(gather_places(&[&source], 3, &[], &mut target), Err(OutOfBounds));
         for (from, to) in [(&[2][..], &[0][..]), (&[0], &[2]), (&[0, 1], &[0])] {
             assert_eq!(move_rows(&source, 3, from, to, &mut target), Err(OutOfBounds));
+        }
+    }
+
+    #[test]
+    fn wide_rows_of_bytes_are_copied_whole() {
+        for width in [1, 63, 64, 65, 512, 1000] {
+            let source: Vec<u8> = (0..20 * width).map(|i| (i % 251) as u8).collect();
+            let index: Vec<u32> = (0..20).map(|k| k * 7 % 20).collect();
+            let places: Vec<Place> = index.iter().map(|&row| Place { source: 0, row }).collect();
+            let row = |&i: &u32| &source[i as usize * width..][..width];
+            let mut target = vec![0; source.len()];
+            gather_places(&[&source], width, &places, &mut target).unwrap();
+            assert_eq!(target, index.iter().map(row).collect::<Vec<_>>().concat(), "{width}");
+            let mut back = vec![0; source.len()];
+            let all: Vec<u32> = (0..20).collect();
+            move_rows(&target, width, &all, &index, &mut back).unwrap();
+            assert_eq!(back, source, "{width}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! A shuffle through a window of bounded length.
 
-use crate::random::{Draws, Key, Purpose, below};
+use crate::random::{Draws, Key, Purpose};
 
 /// A Fisher-Yates shuffle of a sequence that comes in piece by piece, of which only a window is known at a time.
 ///
@@ -75,11 +75,8 @@ impl<T: Copy> FisherYates<T> {
         let count = count.min(ready);
         let (first, span) = (self.drawn, self.span);
         let window = &mut self.items[self.head..];
-        self.draws.each(first..first + count as u64, |position, word| {
-            let i = (position - first) as usize;
-            let reach = span.min((window.len() - i) as u64);
-            window.swap(i, i + below(word, reach) as usize);
-        });
+        let all = first + window.len() as u64;
+        self.draws.swap(first, count, window, |i| span.min(all - i));
         self.drawn += count as u64;
         self.head += count;
         &self.items[self.head - count..self.head]

@@ -1,6 +1,6 @@
 //! A random order of units.
 
-use crate::random::{Draws, Key, Purpose, below};
+use crate::random::{Draws, Key, Purpose};
 
 /// Up to this many units their order is a table, drawn from all orders with equal probability. For more it is computed,
 /// since a table of many would take as much memory as the index, and as long to make as to walk it.
@@ -25,10 +25,7 @@ impl Permutation {
             return Permutation::Keyed(Feistel::new(len as u64, key));
         }
         let mut table: Vec<u32> = (0..len as u32).collect();
-        Draws::new(key, Purpose::Units, 0).each(0..len as u64, |i, word| {
-            let i = i as usize;
-            table.swap(i, i + below(word, (len - i) as u64) as usize);
-        });
+        Draws::new(key, Purpose::Units, 0).swap(0, len, &mut table, |i| len as u64 - i);
         Permutation::Table(table)
     }
 

@@ -98,40 +98,94 @@ impl Content {
     }
 }
 
-/// Numbers the units of a batch in the order in which they are met.
-#[derive(Clone, Debug, Default)]
+/// Numbers the units of batches, each in the order in which the batch meets them.
+#[derive(Clone, Debug)]
 pub(crate) struct Numbering {
-    /// For each of the walker's units, the batch that met it last, and its number there.
-    met: Vec<(u32, u32)>,
-    batch: u32,
+    /// Marks below are of batches before.
+    base: u32,
+}
+
+/// What a walker keeps with each of its units: the number that a batch gave it, counted through all batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mark(u32);
+
+impl Default for Numbering {
+    fn default() -> Self {
+        // Above the mark of units that no batch has met.
+        Numbering { base: 1 }
+    }
 }
 
 impl Numbering {
-    /// A batch of rows of the walker's units, which it counts below `units`: for each row its unit as the walker counts,
-    /// the unit itself, and the record.
-    pub(crate) fn picks(&mut self, units: usize, rows: impl ExactSizeIterator<Item = (usize, u64, u32)>) -> Picks {
-        self.batch = self.batch.wrapping_add(1);
-        if self.batch == 0 {
-            self.met.clear();
-            self.batch = 1;
-        }
-        if self.met.len() < units {
-            self.met.resize(units, (0, 0));
+    /// Begins a batch of `rows` rows, of at most so many units. Where marks have become too large, all are to be reset.
+    pub(crate) fn batch(&mut self, rows: usize, units: usize, reset: impl FnOnce(Mark)) -> Numbers<'_> {
+        let most = rows.min(units);
+        if (u32::MAX - self.base) as usize <= most {
+            reset(Mark::default());
+            *self = Numbering::default();
         }
         // Room for one more than can be met, since there is no branch on whether a unit is new, which can't be predicted.
-        let mut found = vec![0; units.min(rows.len()) + 1];
-        let mut count = 0;
-        let rows = rows.map(|(index, unit, record)| {
-            let met = &mut self.met[index];
-            let is_new = met.0 != self.batch;
-            found[count] = unit;
-            let number = if is_new { count as u32 } else { met.1 };
-            count += usize::from(is_new);
-            *met = (self.batch, number);
-            Row { unit: number, record }
-        });
-        let rows = rows.collect();
-        found.truncate(count);
-        Picks { units: found, rows }
+        let (found, count) = (vec![0; most + 1], 0);
+        Numbers {
+            numbering: self,
+            found,
+            count,
+        }
+    }
+}
+
+/// The numbers of a batch's units.
+#[derive(Debug)]
+pub(crate) struct Numbers<'a> {
+    numbering: &'a mut Numbering,
+    /// The units, and one more element.
+    found: Vec<u64>,
+    count: u32,
+}
+
+impl Numbers<'_> {
+    /// The number of a unit that has this mark.
+    #[inline(always)]
+    pub(crate) fn number(&mut self, mark: &mut Mark, unit: u64) -> u32 {
+        let base = self.numbering.base;
+        self.found[self.count as usize] = unit;
+        // Marks of batches before are far above.
+        let number = mark.0.wrapping_sub(base).min(self.count);
+        self.count += u32::from(number == self.count);
+        mark.0 = base + number;
+        number
+    }
+
+    /// All units that were met, by number.
+    pub(crate) fn units(mut self) -> Vec<u64> {
+        self.numbering.base += self.count;
+        self.found.truncate(self.count as usize);
+        self.found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_numbered_as_they_are_met_and_when_marks_run_out_anew() {
+        let mut numbering = Numbering { base: u32::MAX - 12 };
+        let mut marks = [Mark::default(); 6];
+        for batch in 0..10 {
+            let met = [4, batch % 6, 4, 2, 5, 2, batch % 6];
+            let mut numbers = numbering.batch(met.len(), marks.len(), |mark| marks.fill(mark));
+            let given = met.map(|unit| numbers.number(&mut marks[unit], unit as u64));
+            let units = numbers.units();
+            let mut expected: Vec<u64> = Vec::new();
+            for (unit, number) in met.iter().zip(given) {
+                if !expected.contains(&(*unit as u64)) {
+                    expected.push(*unit as u64);
+                }
+                assert_eq!(expected[number as usize], *unit as u64);
+            }
+            assert_eq!(units, expected);
+        }
+        assert!(numbering.base < 100);
     }
 }

@@ -67,16 +67,26 @@ impl Draws {
         below(self.word(position), n)
     }
 
-    /// Calls `take` with each position of `range`, in order, and its draw.
+    /// Swaps each of the first `count` items with one of those from itself on: that at position `from + k` is drawn from
+    /// `span(from + k)` many.
     #[inline(always)]
-    pub fn each(&self, range: std::ops::Range<u64>, mut take: impl FnMut(u64, u64)) {
-        let mut first = range.start / 4 * 4;
-        while first < range.end {
-            let words = self.words(first);
-            let stop = range.end.min(first + AT_ONCE);
-            for position in first.max(range.start)..stop {
-                take(position, words[(position - first) as usize]);
+    pub(crate) fn swap<T>(&self, from: u64, count: usize, items: &mut [T], mut span: impl FnMut(u64) -> u64) {
+        let blocks = Blocks::new(self);
+        let (mut first, mut done) = (from / 4 * 4, 0);
+        while done < count {
+            let words = blocks.words(first);
+            let words = &words[(from + done as u64 - first) as usize..];
+            // First where they go, then they: to look them up takes long, but only if one waits for the other.
+            let mut others = [0; AT_ONCE as usize];
+            let now = words.len().min(count - done);
+            for k in 0..now {
+                let at = done + k;
+                others[k] = at + below(words[k], span(from + at as u64)) as usize;
             }
+            for (k, &other) in others[..now].iter().enumerate() {
+                items.swap(done + k, other);
+            }
+            done += now;
             first += AT_ONCE;
         }
     }
@@ -84,16 +94,66 @@ impl Draws {
     /// The draws at `first`, a multiple of four, and behind.
     #[inline(always)]
     pub(crate) fn words(&self, first: u64) -> [u64; AT_ONCE as usize] {
+        Blocks::new(self).words(first)
+    }
+}
+
+/// Draws whose counters differ only in the block. Half of what the first two rounds multiply is the same for all, and is
+/// multiplied once.
+#[derive(Clone, Copy, Debug)]
+struct Blocks {
+    keys: [[u64; 2]; ROUNDS],
+    /// Words 0 and 1 behind the first round.
+    first: [u64; 2],
+    /// Word 2 behind the second round, but for the part of it that differs, and word 3.
+    second: [u64; 2],
+}
+
+impl Blocks {
+    #[inline(always)]
+    fn new(draws: &Draws) -> Blocks {
+        let mut keys = [[draws.key.seed, draws.key.epoch]; ROUNDS];
+        for i in 1..ROUNDS {
+            keys[i] = next_key(keys[i - 1]);
+        }
+        let (hi, lo) = wide(FACTORS[1], draws.purpose as u64);
+        let first = [hi ^ draws.stream ^ keys[0][0], lo];
+        let (hi, lo) = wide(FACTORS[0], first[0]);
+        let second = [hi ^ keys[1][1], lo];
+        Blocks { keys, first, second }
+    }
+
+    /// The draws at `first`, a multiple of four, and behind.
+    #[inline(always)]
+    fn words(&self, first: u64) -> [u64; AT_ONCE as usize] {
         let mut out = [0; AT_ONCE as usize];
         for (i, some) in (0..).zip(out.as_chunks_mut::<{ 4 * LANES }>().0) {
-            let block = first / 4 + i * LANES as u64;
-            let words: [_; LANES] = philox_lanes(
-                std::array::from_fn(|lane| [block + lane as u64, self.stream, self.purpose as u64, 0]),
-                [self.key.seed, self.key.epoch],
-            );
+            let words: [_; LANES] = self.at(first / 4 + i * LANES as u64);
             some.copy_from_slice(words.as_flattened());
         }
         out
+    }
+
+    /// The draws of a block and of those behind it.
+    #[inline(always)]
+    fn at<const N: usize>(&self, block: u64) -> [[u64; 4]; N] {
+        let mut counters: [[u64; 4]; N] = std::array::from_fn(|lane| {
+            let (hi, lo) = wide(FACTORS[0], block + lane as u64);
+            let (c2, c3) = (hi ^ self.keys[0][1], lo);
+            let (hi, lo) = wide(FACTORS[1], c2);
+            [
+                hi ^ self.first[1] ^ self.keys[1][0],
+                lo,
+                self.second[0] ^ c3,
+                self.second[1],
+            ]
+        });
+        for &keys in &self.keys[2..] {
+            for counter in &mut counters {
+                *counter = round(*counter, keys);
+            }
+        }
+        counters
     }
 }
 
@@ -108,25 +168,31 @@ pub fn below(word: u64, n: u64) -> u64 {
 
 /// Philox4x64-10.
 #[inline(always)]
-pub fn philox(counter: [u64; 4], key: [u64; 2]) -> [u64; 4] {
-    philox_lanes([counter], key)[0]
+pub fn philox(mut counter: [u64; 4], mut key: [u64; 2]) -> [u64; 4] {
+    for _ in 0..ROUNDS {
+        counter = round(counter, key);
+        key = next_key(key);
+    }
+    counter
 }
 
-/// Philox4x64-10 of several counters.
 #[inline(always)]
-fn philox_lanes<const N: usize>(mut counters: [[u64; 4]; N], [mut k0, mut k1]: [u64; 2]) -> [[u64; 4]; N] {
-    for _ in 0..10 {
-        for counter in &mut counters {
-            let [c0, c1, c2, c3] = *counter;
-            let (hi0, lo0) = wide(0xd2e7_470e_e14c_6c93, c0);
-            let (hi1, lo1) = wide(0xca5a_8263_9512_1157, c2);
-            *counter = [hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0];
-        }
-        k0 = k0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        k1 = k1.wrapping_add(0xbb67_ae85_84ca_a73b);
-    }
-    counters
+fn round([c0, c1, c2, c3]: [u64; 4], [k0, k1]: [u64; 2]) -> [u64; 4] {
+    let (hi0, lo0) = wide(FACTORS[0], c0);
+    let (hi1, lo1) = wide(FACTORS[1], c2);
+    [hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0]
 }
+
+#[inline(always)]
+fn next_key([k0, k1]: [u64; 2]) -> [u64; 2] {
+    [
+        k0.wrapping_add(0x9e37_79b9_7f4a_7c15),
+        k1.wrapping_add(0xbb67_ae85_84ca_a73b),
+    ]
+}
+
+const ROUNDS: usize = 10;
+const FACTORS: [u64; 2] = [0xd2e7_470e_e14c_6c93, 0xca5a_8263_9512_1157];
 
 /// Both halves of a product.
 #[inline(always)]
@@ -186,10 +252,14 @@ mod tests {
     fn draws_are_the_same_one_by_one_and_in_a_row() {
         let draws = Draws::new(Key { seed: 7, epoch: 3 }, Purpose::Window, 5);
         for (from, to) in [(0, 0), (0, 100), (3, 4), (5, 37), (31, 65), (64, 200)] {
-            let mut seen = Vec::new();
-            draws.each(from..to, |position, word| seen.push((position, word)));
-            let expected: Vec<_> = (from..to).map(|p| (p, draws.word(p))).collect();
-            assert_eq!(seen, expected);
+            let mut swapped: Vec<_> = (from..100_000).collect();
+            let mut expected = swapped.clone();
+            draws.swap(from, (to - from) as usize, &mut swapped, |position| 1000 + position);
+            for position in from..to {
+                let at = (position - from) as usize;
+                expected.swap(at, at + draws.below(position, 1000 + position) as usize);
+            }
+            assert_eq!(swapped, expected);
         }
         assert_eq!(draws.word(6), philox([1, 5, 2, 0], [7, 3])[2]);
     }

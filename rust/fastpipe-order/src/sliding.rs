@@ -18,7 +18,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::plan::{Content, Numbering, Picks};
+use crate::plan::{Content, Mark, Numbering, Picks, Row};
 use crate::random::{AT_ONCE, Draws, Key, Purpose, below};
 use crate::units::Units;
 
@@ -67,11 +67,13 @@ impl Sliding {
 /// A unit with rows in the buffer.
 #[derive(Clone, Copy, Debug)]
 struct Live {
-    unit: u64,
+    unit: u32,
     /// The next record, where they leave in order.
     next: u32,
     /// Rows that have not left, and for the unit that is entering those that have not entered.
     left: u32,
+    /// In the batch that met it last.
+    mark: Mark,
 }
 
 /// A row in the buffer.
@@ -91,8 +93,9 @@ pub(crate) struct SlidingWalker {
     items: Vec<Item>,
     head: usize,
     entered: u64,
-    /// What `end` was for the last draw.
+    /// What `end` was for the last draw; where units enter as wholes, also the number of the one that starts there.
     end: u64,
+    behind: usize,
     live: Vec<Live>,
     free: Vec<u32>,
     /// Units of which the last batch took the last row.
@@ -111,6 +114,7 @@ impl SlidingWalker {
             head: 0,
             entered: 0,
             end: 0,
+            behind: 0,
             live: Vec::new(),
             free: Vec::new(),
             finished: Vec::new(),
@@ -125,7 +129,8 @@ impl SlidingWalker {
         self.items.clear();
         self.live.clear();
         self.free.clear();
-        (self.head, self.at, self.entered, self.end) = (0, row, row, 0);
+        (self.head, self.at, self.entered) = (0, row, row);
+        (self.end, self.behind) = (0, 0);
         let (unit, record) = self.sliding.units.find(row);
         self.entering = (u32::MAX, unit, record);
     }
@@ -135,7 +140,7 @@ impl SlidingWalker {
         let size = u64::from(self.sliding.batch_size);
         let mut released = std::mem::take(&mut self.finished);
         if batch.saturating_mul(size) != self.at {
-            released.extend(self.live.iter().filter(|l| l.left > 0).map(|l| l.unit));
+            released.extend(self.live.iter().filter(|l| l.left > 0).map(|l| u64::from(l.unit)));
             self.seek(batch.saturating_mul(size).min(self.sliding.units.total()));
         }
         let picks = self.draw(self.sliding.units.total().min(self.at + size));
@@ -144,9 +149,11 @@ impl SlidingWalker {
 
     fn admit(&mut self, unit: usize, next: u32, left: u32) -> u32 {
         let live = Live {
-            unit: unit as u64,
+            // There are at most 2^32 units.
+            unit: unit as u32,
             next,
             left,
+            mark: Mark::default(),
         };
         if let Some(free) = self.free.pop() {
             self.live[free as usize] = live;
@@ -182,41 +189,36 @@ impl SlidingWalker {
             return Picks::default();
         }
         let sliding = self.sliding.clone();
-        self.feed(sliding.end(to - 1));
         let total = sliding.units.total();
-        let mut end = self.end;
+        self.feed(sliding.end(to - 1));
         // First where rows go, then which they are: neither loop waits for the memory of the other.
-        let items = &mut self.items[self.head..];
-        sliding.draws.each(from..to, |i, word| {
-            let last = (i + sliding.rows).min(total);
-            // The end of a pool stays where it is until the unit there isn't enough.
-            end = match sliding.grain {
-                Grain::Row => last,
-                Grain::Unit if last <= end => end,
-                Grain::Unit => sliding.end(i),
-            };
-            let at = (i - from) as usize;
-            items.swap(at, at + below(word, end - i) as usize);
-        });
-        let (drawn, units) = ((to - from) as usize, self.live.len());
-        let rows = items[..drawn].iter().map(|&Item { live: index, record }| {
-            let live = &mut self.live[index as usize];
-            let unit = live.unit;
-            let record = match sliding.grain {
-                Grain::Row => record,
-                Grain::Unit => live.next,
-            };
-            live.next = record + 1;
-            live.left -= 1;
-            if live.left == 0 {
-                // The batch reads it, so it is let go with the next one.
-                self.finished.push(unit);
-                self.free.push(index);
+        let drawn = (to - from) as usize;
+        let picks = match sliding.grain {
+            Grain::Row => {
+                let items = &mut self.items[self.head..];
+                let rows = sliding.rows;
+                sliding.draws.swap(from, drawn, items, |i| rows.min(total - i));
+                self.take(drawn, |_, item| item.record)
             }
-            (index as usize, unit, record)
-        });
-        let picks = self.numbering.picks(units, rows);
-        self.end = end;
+            Grain::Unit => {
+                let items = &mut self.items[self.head..];
+                let (mut end, mut behind) = (self.end, self.behind);
+                sliding.draws.swap(from, drawn, items, |i| {
+                    // It stays where it is until the unit there isn't enough.
+                    let least = i.saturating_add(sliding.rows).min(total);
+                    while end < least {
+                        end += u64::from(sliding.units.rows(behind));
+                        behind += 1;
+                    }
+                    end - i
+                });
+                (self.end, self.behind) = (end, behind);
+                self.take(drawn, |live, _| {
+                    live.next += 1;
+                    live.next - 1
+                })
+            }
+        };
         (self.at, self.head) = (to, self.head + drawn);
         // Half of the memory may be of rows that left, so that each row is moved once on average.
         if self.head > self.items.len() / 2 {
@@ -224,6 +226,36 @@ impl SlidingWalker {
             self.head = 0;
         }
         picks
+    }
+
+    /// The first `drawn` rows of the buffer, of which `record` tells the record.
+    #[inline(always)]
+    fn take(&mut self, drawn: usize, record: impl Fn(&mut Live, &Item) -> u32) -> Picks {
+        let mut numbers = self.numbering.batch(drawn, self.live.len(), |numbering| {
+            self.live.iter_mut().for_each(|live| live.mark = numbering);
+        });
+        let items = &self.items[self.head..self.head + drawn];
+        let all = &mut self.live[..];
+        let rows = items.iter().map(|item| {
+            let live = &mut all[item.live as usize];
+            live.left -= 1;
+            Row {
+                unit: numbers.number(&mut live.mark, u64::from(item.live)),
+                record: record(live, item),
+            }
+        });
+        let rows = rows.collect();
+        let mut units = numbers.units();
+        for unit in &mut units {
+            let index = *unit as usize;
+            *unit = u64::from(all[index].unit);
+            if all[index].left == 0 {
+                // The batch reads it, so it is let go with the next one.
+                self.finished.push(*unit);
+                self.free.push(index as u32);
+            }
+        }
+        Picks { units, rows }
     }
 
     /// Puts the walker in front of draw `i`, wherever it was: follows every row of the buffer back to where it came from.
@@ -252,7 +284,8 @@ impl SlidingWalker {
         if let Some(entry) = self.live.get_mut(live as usize) {
             entry.left += units.rows(unit) - record;
         }
-        (self.entered, self.end, self.entering) = (stop, stop, (live, unit, record));
+        (self.entered, self.entering) = (stop, (live, unit, record));
+        (self.end, self.behind) = (stop, unit);
     }
 }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use crate::permutation::{Permutation, SOME};
-use crate::plan::{Content, Numbering, Picks, Row};
-use crate::random::{Draws, Key, Purpose, below};
+use crate::plan::{Content, Mark, Numbering, Picks, Row};
+use crate::random::{Draws, Key, Purpose};
 use crate::units::Units;
 
 /// Windows whose places are remembered: several for each of many ranks.
@@ -126,6 +126,8 @@ pub(crate) struct WindowWalker {
     places: BTreeMap<u64, Place>,
     drawn: Option<Drawn>,
     numbering: Numbering,
+    /// Of the units of the window.
+    marks: Vec<Mark>,
 }
 
 impl WindowWalker {
@@ -135,6 +137,7 @@ impl WindowWalker {
             places: BTreeMap::new(),
             drawn: None,
             numbering: Numbering::default(),
+            marks: Vec::new(),
         }
     }
 
@@ -223,9 +226,19 @@ impl WindowWalker {
                 rows: rows.iter().map(split).map(row).collect(),
             }
         } else {
-            let rows = rows.iter().map(split);
-            let rows = rows.map(|(index, record)| (index, drawn.units[index], record));
-            self.numbering.picks(drawn.units.len(), rows)
+            let marks = &mut self.marks;
+            let units = drawn.units.len();
+            marks.resize(units.max(marks.len()), Mark::default());
+            let mut numbers = self.numbering.batch(rows.len(), units, |mark| marks.fill(mark));
+            let row = |(index, record)| Row {
+                unit: numbers.number(&mut marks[index], drawn.units[index]),
+                record,
+            };
+            let rows = rows.iter().map(split).map(row).collect();
+            Picks {
+                units: numbers.units(),
+                rows,
+            }
         };
         self.drawn = Some(drawn);
         (Content::Picks(picks), released)
@@ -285,10 +298,8 @@ impl WindowWalker {
         let len = rows.len();
         if drawn.done < to {
             let draws = Draws::new(self.windows.key, Purpose::Window, drawn.window);
-            draws.each(drawn.done as u64..to as u64, |i, word| {
-                let i = i as usize;
-                rows.swap(i, i + below(word, (len - i) as u64) as usize);
-            });
+            let done = drawn.done;
+            draws.swap(done as u64, to - done, &mut rows[done..], |i| len as u64 - i);
             drawn.done = to;
         }
     }
