@@ -1,7 +1,7 @@
 """Runs the whole comparison: beside peers, threads, the sweep, memory.
 
-The exit status is 1 where fastpipe itself fails, its memory is over the limit, or anyone's values differ. A peer that
-can't be installed, or can't read a data set, is a result.
+The exit status is 1 where fastpipe itself fails, its values differ, or its memory is over the limit. A peer that can't
+be installed, or can't read a data set, is a result.
 """
 
 from __future__ import annotations
