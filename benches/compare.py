@@ -26,7 +26,7 @@ from peers import READERS, Peer, Sample
 from peers.job import Job
 from progress import Clock
 
-BUDGET = 10.0
+BUDGET = 6.0
 """Seconds that a reader may take in one cell before it gets fewer rounds than the others (3 at least)."""
 
 
@@ -55,13 +55,14 @@ class _Table:
                 result.error = "doesn't shuffle"
                 continue
             shuffle = plan.SHUFFLE_BUFFER if cell.spec.shuffled else 0
-            part = cell.rows // plan.PART
-            path, info = cell.spec.file(part if reader.slow else cell.rows, clock.say)
+            path, info = cell.spec.file(cell.rows // reader.part, clock.say)
             path.read_bytes()  # Into the page cache.
             self.jobs[name] = Job(str(path), cell.spec.dataset, cell.batch, shuffle)
             result.rows, result.batches = info["rows"], -(-info["rows"] // cell.batch)
             # Summing up would take some readers longer than their rounds: the first records must do, but for fastpipe.
-            path, info = cell.spec.file(cell.rows if name == "fastpipe" else part, clock.say)
+            path, info = cell.spec.file(
+                cell.rows // (1 if name == "fastpipe" else max(reader.part, plan.PART)), clock.say
+            )
             self.checks[name] = Job(str(path), cell.spec.dataset, cell.batch, shuffle), info
             # All at once: importing is the longest part of a cell of the quick run.
             self.peers[name] = Peer(name, reader.env, [core], clock.say)

@@ -217,7 +217,8 @@ def _draw(column: Column, rng: np.random.Generator, n: int) -> np.ndarray:
     bits = rng.integers(0, 65, n, "u8")
     zigzag = rng.integers(0, 2**64 - 1, n, "u8", endpoint=True) | np.uint64(1 << 63)
     zigzag = np.where(bits == 0, np.uint64(0), zigzag >> np.minimum(np.uint64(64) - bits, np.uint64(63)))
-    return (zigzag >> np.uint64(1)).view("i8") ^ -(zigzag & np.uint64(1)).view("i8")
+    values: np.ndarray = (zigzag >> np.uint64(1)).view("i8") ^ -(zigzag & np.uint64(1)).view("i8")
+    return values
 
 
 def _draw_text(column: Column, rng: np.random.Generator, n: int) -> Part:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import generate
+import squeeze
 
 # Records for about a tenth of a second to half a second with the fastest readers.
 RECORDS = {"a": 65_536, "b": 262_144, "c": 262_144, "d": 524_288, "e": 262_144, "f": 131_072}
@@ -20,7 +21,7 @@ CONTENTS = {
     "f": "three strings, a ragged array of strings, a label",
 }
 PART = 8
-"""What share of the records quick runs read, and slow readers: one in so many."""
+"""What share of the records quick runs read, and peers when their values are checked: one in so many."""
 SHUFFLE_BUFFER = 10_000
 """Rows; fastpipe rounds it up to whole batches."""
 BLOCKS = {"1M": 1 << 20, "16K": 1 << 14}
@@ -40,7 +41,7 @@ class Spec:
         """Makes one of `a/null`, `a/null/16K`, `a/null/shuffled`."""
         dataset, codec, *rest = text.split("/")
         block = next((part for part in rest if part in BLOCKS), "1M")
-        if dataset not in RECORDS or codec not in generate.CODECS or set(rest) - {block, "shuffled"}:
+        if dataset not in RECORDS or codec not in squeeze.CODECS or set(rest) - {block, "shuffled"}:
             raise ValueError(f"not a cell: {text}")
         return cls(dataset, codec, block, "shuffled" in rest)
 

@@ -27,7 +27,7 @@ class Reader:
         gives: What a pass yields.
         peer: Whose reader it is. A peer counts with the fastest of its readers.
         shuffles: Whether it can give the rows in a shuffled order.
-        slow: It reads the first eighth of the records alone, and rates are compared.
+        part: It reads the first records alone, one in so many of them, and rates are compared.
         only: The cells it takes part in; empty: all.
     """
 
@@ -37,7 +37,7 @@ class Reader:
     gives: str
     peer: str
     shuffles: bool = False
-    slow: bool = False
+    part: int = 1
     only: tuple[str, ...] = ()
 
 
@@ -53,17 +53,17 @@ _ALL = [
         "tensors:AvroRecordWorker",
         "tensors",
         "AvroRecordDataset",
-        slow=True,
+        part=32,
         only=("a/null",),
     ),
-    Reader("fastavro", "fastavro", "records:FastavroWorker", "NumPy batches", "fastavro", slow=True),
+    Reader("fastavro", "fastavro", "records:FastavroWorker", "NumPy batches", "fastavro", part=8),
     Reader(
         "fastavro-records",
         "fastavro",
         "records:FastavroRecordsWorker",
         "Python records, no arrays",
         "fastavro",
-        slow=True,
+        part=8,
     ),
     Reader("polars", "polars", "frames:PolarsWorker", "one frame", "frames"),
     Reader("polars-avro", "polars-avro", "frames:PolarsAvroWorker", "one frame", "frames"),
@@ -72,8 +72,8 @@ _ALL = [
     Reader("jetliner", "jetliner", "frames:JetlinerWorker", "one frame", "frames"),
     Reader("jetliner-batches", "jetliner", "frames:JetlinerBatchesWorker", "frames of a batch or block", "frames"),
     Reader("jetliner-numpy", "jetliner", "frames:JetlinerNumpyWorker", "NumPy, a batch or block", "frames"),
-    Reader("duckdb", "duckdb", "frames:DuckdbWorker", "one Arrow table", "frames"),
-    Reader("duckdb-batches", "duckdb", "frames:DuckdbBatchesWorker", "Arrow record batches", "frames"),
-    Reader("duckdb-numpy", "duckdb", "frames:DuckdbNumpyWorker", "NumPy batches", "frames"),
+    Reader("duckdb", "duckdb", "frames:DuckdbWorker", "one Arrow table", "frames", part=8),
+    Reader("duckdb-batches", "duckdb", "frames:DuckdbBatchesWorker", "Arrow record batches", "frames", part=8),
+    Reader("duckdb-numpy", "duckdb", "frames:DuckdbNumpyWorker", "NumPy batches", "frames", part=8),
 ]
 READERS: dict[str, Reader] = {reader.name: reader for reader in _ALL}
