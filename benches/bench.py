@@ -48,6 +48,8 @@ def main() -> int:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     clock = Clock()
     failed: list[str] = []
+    for part in parts:
+        kept.forget(part, quick)
     if "compare" in parts:
         cells, readers = (plan.QUICK_CELLS, plan.QUICK_READERS) if quick else (plan.CELLS, list(READERS))
         core = max(os.sched_getaffinity(0))

@@ -57,6 +57,11 @@ def load(part: str, quick: bool = False) -> dict[str, Any]:
     return data
 
 
+def forget(part: str, quick: bool) -> None:
+    """Deletes what is kept of a part, so that a whole run isn't mixed with older ones."""
+    _path(part, quick).unlink(missing_ok=True)
+
+
 def save(part: str, entries: dict[str, Any], versions: dict[str, str], quick: bool) -> None:
     """Adds measurements to those that are kept.
 
