@@ -38,6 +38,11 @@ class Result:
         """Records a second."""
         return self.rows / self.wall
 
+    @property
+    def cpu_a_row(self) -> float:
+        """Seconds of CPU time, the median of the rounds."""
+        return statistics.median(self.cpu) / self.rows
+
     def rates(self) -> dict[int, float]:
         """Round -> records a second."""
         return {turn: self.rows / seconds for turn, seconds in self.seconds.items()}

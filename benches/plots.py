@@ -41,7 +41,7 @@ def ratios(cells: list[Cell]) -> Path:
             found = cell.fastest(peer)
             if found is None:
                 continue
-            axes.barh(place + offset, found[1], 0.38, color=PEERS[peer], label=LABELS[peer])
+            axes.barh(place + offset, found[1] - 1, 0.38, left=1, color=PEERS[peer], label=LABELS[peer])
             goal = plan.GOALS.get(str(cell.spec), plan.Goal())
             aim = goal.atds if peer == "AvroTensorDataset" else goal.frame
             if aim is not None:
@@ -49,11 +49,14 @@ def ratios(cells: list[Cell]) -> Path:
     axes.set_yticks(range(len(cells)), [str(cell.spec) for cell in cells])
     axes.invert_yaxis()
     axes.set_xscale("log")
+    ticks = (0.5, 1, 2, 5, 10, 20, 50)
+    axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
+    axes.minorticks_off()
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.set_xlabel("times as many records a second with fastpipe, one core")
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
-    axes.legend(once.values(), once.keys(), loc="best")
+    axes.legend(once.values(), once.keys(), loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     path = _save(figure, "ratios")
     plt.close(figure)
     return path

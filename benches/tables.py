@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-
 import plan
 from cell import Cell, Result
 from peers import READERS
@@ -28,23 +26,32 @@ def _plain(text: str) -> str:
 def _row(cell: Cell, name: str, result: Result) -> str:
     head = f"| {name} | {READERS[name].gives} "
     if result.error is not None or not result.seconds:
-        return f"{head}| can't: {_plain(result.error or 'not measured')} " + "| " * 7 + "|"
+        return f"{head}| can't: {_plain(result.error or 'not measured')} " + "| " * 8 + "|"
     ratio, ratios = cell.ratio(name), cell.ratios(name)
-    factor = "" if ratio is None else f"{ratio:.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+    factor = by_cpu = ""
+    if ratio is not None:
+        factor = f"{ratio:.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+        by_cpu = f"{result.cpu_a_row / cell.results['fastpipe'].cpu_a_row:.2f}x"
     if result.differs:
         factor += f" VALUES DIFFER: {', '.join(result.differs[:3])}"
     bandwidth = result.rate * cell.raw_bytes / cell.rows / 1e6
     per_batch = 1e3 * result.wall / result.batches
-    cpu = statistics.median(result.cpu) / result.rows * 1e6
+    cpu = 1e6 * result.cpu_a_row
     memory = f"{result.peak / 1e6:,.0f} (+{(result.peak - result.idle) / 1e6:,.0f})"
-    figures = [f"{result.rate:,.0f}", f"{bandwidth:,.0f}", f"{per_batch:,.3f}", f"{cpu:,.2f}", memory]
-    return f"{head}| {' | '.join(figures)} | {len(result.seconds)} | {factor} |"
+    figures = [
+        f"{result.rate:,.0f}",
+        f"{bandwidth:,.0f}",
+        f"{per_batch:,.3f}",
+        f"{cpu:,.2f}",
+        memory,
+    ]
+    return f"{head}| {' | '.join(figures)} | {len(result.seconds)} | {factor} | {by_cpu} |"
 
 
 def cell_table(cell: Cell) -> list[str]:
     """One cell: a line a reader."""
     figures = ["records/s", "MB/s", "ms a batch", "CPU s/M records", "peak MB (over idle)", "rounds"]
-    figures.append("fastpipe is times as fast (rounds)")
+    figures += ["fastpipe is times as fast (rounds)", "by CPU time"]
     lines = [f"| reader | gives | {' | '.join(figures)} |", f"|---|---|{'--:|' * len(figures)}"]
     return lines + [_row(cell, name, result) for name, result in cell.results.items()]
 
