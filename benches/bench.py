@@ -55,7 +55,7 @@ def main() -> int:
         core = max(os.sched_getaffinity(0))
         failed += compare.run(cells, readers, 3 if quick else 7, 1024, core, quick, clock)
     if "threads" in parts:
-        failed += threads.run(threads.CELLS, 3 if quick else 7, 1024, quick, clock)
+        failed += threads.run(threads.CELLS, 3 if quick else 5, 1024, quick, clock)
     if "sweep" in parts:
         failed += sweep.run(2 if quick else 3, quick, clock)
     if "memory" in parts:

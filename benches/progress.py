@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
+SELDOM = 2.0
+"""Seconds between two passing lines where they stay."""
+
 
 class Clock:
     """Writes to stderr: one line that is written over on a terminal, lines elsewhere."""
@@ -13,6 +16,7 @@ class Clock:
         self._begun = self._stage_begun = time.perf_counter()
         self._stage, self._total, self._done = "", 0, 0
         self._live = sys.stderr.isatty()
+        self._passed = self._begun
 
     def stage(self, name: str, steps: int) -> None:
         """A new stage begins.
@@ -50,6 +54,10 @@ class Clock:
             text: What to say.
             passing: Whether the next line may take its place.
         """
+        now = time.perf_counter()
+        if passing and not self._live and now - self._passed < SELDOM:
+            return
+        self._passed = now
         line = f"[{self._head()}] {text}"
         if self._live:
             print(
