@@ -15,7 +15,7 @@ NUMPY = ["numpy==2.4.6; python_version >= '3.11'", "numpy==2.2.6; python_version
 # Arrow and NumPy serve the checksums of the frame readers, and their last step to NumPy.
 FRAMES = ["polars==2.1.0", "pyarrow==26.0.1", *NUMPY]
 PINS: dict[str, list[str]] = {
-    "fastavro": ["fastavro==1.13.1", *NUMPY],
+    "fastavro": ["fastavro[snappy,zstandard]==1.13.1", *NUMPY],
     "polars": [*FRAMES],
     "polars-avro": ["polars-avro==0.13.0", *FRAMES],
     "jetliner": ["jetliner==0.2.0", *FRAMES],
