@@ -69,9 +69,8 @@ test-python: $(STAMPS)/test $(STAMPS)/extension
 	$(CARGO) build $(CARGO_FLAGS) $(PURE) --example rewrite
 	FASTPIPE_REWRITE="$(abspath $(TARGET)/debug/examples/rewrite)" $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-bench: $(STAMPS)/test $(STAMPS)/extension ## compare with other libraries; measure memory
-	$(BIN)/python benches/compare.py $(BENCH_ARGS)
-	$(BIN)/python benches/memory.py
+bench: $(STAMPS)/bench $(STAMPS)/extension ## compare with other libraries; measure speed and memory (QUICK=1: in brief)
+	$(BIN)/python benches/bench.py $(BENCH_ARGS)
 
 lint: lint-rust lint-python ## check formatting, lints, types, stubs and documentation
 
@@ -111,7 +110,7 @@ $(STAMPS)/venv:
 	@touch $@
 
 # One stamp for each list of requirements.
-$(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint: $(STAMPS)/%: pyproject.toml $(STAMPS)/venv
+$(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/bench: $(STAMPS)/%: pyproject.toml $(STAMPS)/venv
 	$(BIN)/python -c "$$REQUIREMENTS" core $* > $@.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $@.txt
 	@touch $@

@@ -1,252 +1,190 @@
 """Compares fastpipe with other Avro readers, one thread each, on one core.
 
-For every cell (a data set and a codec) all readers read the same generated file, in turn: A B C A B C, so that whatever
-else the machine does meets all of them alike. Each first sums up every value that it read; the sums must be those of
-the generator, or the readers didn't do the same work. That pass is the warm-up as well. See `peers.py` for what exactly
-each of them does, and `README.md` for how to read the table.
+For every cell (a data set, a codec, a block size, an order) all readers read the same generated file, in turn, A B C A
+B C, so that whatever else the machine does meets all of them alike. Each first sums up every value that it read; the
+sums must be those of the generator, or the readers didn't do the same work. That pass is the warm-up as well. See
+`peers` for what exactly each of them does, and `README.md` for how to read the tables.
 
-The exit status is 1 where fastpipe fails or anyone's values differ; a peer that can't read a data set is a result.
+The exit status is 1 where fastpipe fails or its values differ. A peer that can't read a data set, or whose values are
+others, is a result: the table says so, and it doesn't count.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
-import platform
-import statistics
-import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import generate
-import peers
+import kept
+import plan
+import tables
+from cell import Cell, Result
+from peers import READERS, Peer, Sample
+from peers.job import Job
+from progress import Clock
 
-HERE = Path(__file__).resolve().parent
-SLOW_BUDGET = 20.0
-"""Seconds a reader may take in one cell before it gets fewer rounds than the others (3 at least)."""
-# Records for about a tenth of a second to half a second with the fastest readers.
-RECORDS = {"a": 65_536, "b": 262_144, "c": 262_144, "d": 524_288, "e": 262_144, "f": 131_072}
-CELLS = ["a/null", "a/deflate", "b/null", "c/null", "d/null"]
-GIVES = {
-    "fastpipe": "NumPy batches",
-    "fastavro": "NumPy batches",
-    "fastavro-records": "Python records, no arrays",
-    "polars-avro": "one frame",
-    "polars-avro-batches": "frames of a batch",
-    "jetliner": "one frame",
-    "jetliner-batches": "frames of a batch or block",
-}
-CONTENTS = {
-    "a": "6 scalars, 8 dense vectors (float32, float64, long), 5 sparse features of 10 to 50 entries",
-    "b": "float32[128] and a label",
-    "c": "ragged longs of 0 to 64 bits, 0 to 64 a record",
-    "d": "20 scalars",
-    "e": "20 nullable scalars, one in five null",
-    "f": "three strings, a ragged array of strings, a label",
-}
+BUDGET = 6.0
+"""Seconds that a reader may take in one cell before it gets fewer rounds than the others (3 at least)."""
 
 
-@dataclass
-class Result:
-    """What one reader did in one cell."""
-
-    rows: int = 0
-    seconds: dict[int, float] = field(default_factory=dict)
-    """Round -> wall time."""
-    cpu: list[float] = field(default_factory=list)
-    error: str | None = None
-    differs: list[str] = field(default_factory=list)
-    """Columns whose sums aren't the generator's."""
-
-    def rate(self) -> float:
-        """Records a second, the median of the rounds."""
-        return self.rows / statistics.median(self.seconds.values())
+def _differences(got: dict[str, Any] | None, known: dict[str, Any]) -> list[str]:
+    """The columns whose sums aren't the known ones; none, where nothing was summed up."""
+    return [] if got is None else [leaf for leaf, total in known.items() if got.get(leaf) != total]
 
 
-@dataclass
-class Cell:
-    """One data set with one codec."""
-
-    dataset: str
-    codec: str
-    path: Path
-    info: dict[str, Any]
-    results: dict[str, Result] = field(default_factory=dict)
-
-    @property
-    def title(self) -> str:
-        """What stands above the table."""
-        info = self.info
-        squeezed = "" if self.codec == "null" else f", {info['bytes'] / info['raw_bytes']:.0%} of it on disk"
-        return (
-            f"({self.dataset}) {CONTENTS[self.dataset]}; codec {self.codec}: {info['rows']:,} records of "
-            f"{info['raw_bytes'] / info['rows']:,.0f} bytes, {info['raw_bytes'] / 1e6:,.0f} MB{squeezed}"
-        )
+def _missing(answer: dict[str, Any], rows: int) -> list[str]:
+    return [] if answer["rows"] == rows else [f"{answer['rows']:,} of {rows:,} rows"]
 
 
-class Clock:
-    """Says on stderr what is done, and about how long the rest takes."""
+class _Table:
+    """The readers of one cell, at work."""
 
-    def __init__(self, cells: int) -> None:
-        self._begun, self._cells, self._done = time.perf_counter(), cells, 0
-        self._cell_begun, self._costs = self._begun, list[float]()
+    def __init__(self, cell: Cell, names: list[str], core: int, quick: bool, clock: Clock) -> None:
+        self.cell, self.clock, self.quick = cell, clock, quick
+        self.enough = 0.1 if quick else 0.25
+        self.peers: dict[str, Peer] = {}
+        self.jobs: dict[str, Job] = {}
+        self.checks: dict[str, tuple[Job, dict[str, Any]]] = {}
+        for name in names:
+            result = cell.results[name] = Result()
+            reader = READERS[name]
+            if cell.spec.shuffled and not reader.shuffles:
+                result.error = "doesn't shuffle"
+                continue
+            shuffle = plan.SHUFFLE_BUFFER if cell.spec.shuffled else 0
+            path, info = cell.spec.file(cell.rows // reader.part, clock.say)
+            path.read_bytes()  # Into the page cache.
+            self.jobs[name] = Job(str(path), cell.spec.dataset, cell.batch, shuffle)
+            result.rows, result.batches = info["rows"], -(-info["rows"] // cell.batch)
+            # Summing up would take some readers longer than their rounds: the first records must do, but for fastpipe.
+            path, info = cell.spec.file(
+                cell.rows // (1 if name == "fastpipe" else max(reader.part, plan.PART)), clock.say
+            )
+            self.checks[name] = Job(str(path), cell.spec.dataset, cell.batch, shuffle), info
+            # All at once: importing is the longest part of a cell of the quick run.
+            self.peers[name] = Peer(name, reader.env, [core], clock.say)
 
-    def next_cell(self) -> None:
-        """A cell is done."""
-        now = time.perf_counter()
-        self._costs.append(now - self._cell_begun)
-        self._cell_begun, self._done = now, self._done + 1
+    def check(self) -> None:
+        """Has every reader read the file for its memory, in a fresh process, and then for its values."""
+        plain = self._plain() if self.cell.spec.shuffled else {}
+        for name, peer in self.peers.items():
+            result, sample = self.cell.results[name], Sample()
+            answer = peer.ask("read", self.jobs[name], 0.0, sample)
+            result.idle, result.peak = sample.idle, sample.peak
+            if "error" not in answer:
+                result.differs += _missing(answer, result.rows)
+                job, info = self.checks[name]
+                answer = peer.ask("check", job)
+            result.error = answer.get("error")
+            if result.error is None:
+                job, info = self.checks[name]
+                result.differs += _missing(answer, info["rows"])
+                if self.cell.spec.shuffled:
+                    result.differs += _differences(answer.get("plain"), plain[job.path])
+                else:
+                    result.differs += _differences(answer.get("sums"), info["sums"])
+            for problem in filter(None, [result.error, ", ".join(result.differs)]):
+                self.clock.say(f"{self.cell.spec}: {name}: {problem[:200]}")
+            self.clock.step(f"{self.cell.spec}: checked {name}")
 
-    def say(self, text: str, left: float | None = None) -> None:
-        """Prints a line.
+    def _plain(self) -> dict[str, dict[str, object]]:
+        """Path -> sums that don't depend on the order, of a pass in the file's order whose weighted sums are right."""
+        found: dict[str, dict[str, object]] = {}
+        ours = Peer("fastpipe", None, log=self.clock.say)
+        try:
+            for job, info in self.checks.values():
+                if job.path not in found:
+                    answer = ours.ask("check", dataclasses.replace(job, shuffle=0))
+                    if answer.get("sums") != info["sums"]:
+                        raise RuntimeError(f"{self.cell.spec}: fastpipe's values differ: {answer.get('error', '')}")
+                    found[job.path] = answer["plain"]
+        finally:
+            ours.close()
+        return found
 
-        Args:
-            text: What to say.
-            left: How many seconds the rest of this cell takes. None: guessed from the cells before.
-        """
-        now = time.perf_counter()
-        spent = now - self._cell_begun
-        if left is None and self._costs:
-            left = max(0.0, statistics.mean(self._costs) - spent)
-        eta = "ETA ?"
-        if left is not None:
-            after = self._cells - self._done - 1
-            rest = left + after * statistics.mean([*self._costs, spent + left]) if after >= 0 else 0.0
-            eta = f"ETA {int(rest) // 60}:{int(rest) % 60:02d}"
-        print(f"[{now - self._begun:6.1f} s, {eta}] {text}", file=sys.stderr, flush=True)
+    def measure(self, rounds: int) -> None:
+        """Lets the readers take turns."""
+        turns = {name: rounds for name in self.peers if self.cell.results[name].error is None}
+        done = 0
+        while any(turn > done for turn in turns.values()):
+            for name in turns:
+                result = self.cell.results[name]
+                if turns[name] <= done or result.error is not None:
+                    continue
+                begun = time.perf_counter()
+                answer = self.peers[name].ask("read", self.jobs[name], self.enough)
+                result.error = answer.get("error")
+                if result.error is not None:
+                    self.clock.say(f"{self.cell.spec}: {name}: {result.error[:200]}")
+                    continue
+                result.differs += _missing(answer, result.rows)
+                result.seconds[done] = answer["seconds"]
+                result.cpu.append(answer["cpu"])
+                # All of it, what isn't counted as well: a dataset may wait for two seconds after its last batch.
+                turns[name] = min(rounds, max(3, int(BUDGET / (time.perf_counter() - begun))))
+            done += 1
+            self.clock.step(f"{self.cell.spec}: round {done} of {rounds}")
+
+    def close(self, versions: dict[str, str]) -> None:
+        """Ends the readers."""
+        for peer in self.peers.values():
+            versions |= peer.versions
+            peer.close()
 
 
-def measure(cell: Cell, readers: dict[str, peers.Peer], rounds: int, batch: int, clock: Clock) -> None:
-    """Fills in a cell's results.
+def run(
+    cells: list[str],
+    readers: list[str],
+    rounds: int,
+    batch: int,
+    core: int,
+    quick: bool,
+    clock: Clock,
+) -> list[str]:
+    """Measures the cells, prints their tables and keeps what was measured.
 
     Args:
-        cell: Whose file is read.
-        readers: Name -> started worker, in the order in which they take turns.
-        rounds: How many times each reads the file, but for slow ones.
+        cells: As `plan.Spec.parse` takes them.
+        readers: Keys of `READERS`.
+        rounds: How many turns each takes, but for slow ones.
         batch: Rows a batch.
+        core: The core that all stay on.
+        quick: An eighth of the data, shorter turns.
         clock: Told of progress.
+
+    Returns:
+        What failed.
     """
-    where = f"({cell.dataset}) {cell.codec}"
-    costs: dict[str, float] = {}
-    for name, peer in readers.items():
-        result = cell.results[name] = Result()
-        clock.say(f"{where}: checks {name}")
-        begun = time.perf_counter()
-        answer = peer.ask("read" if name == "fastavro-records" else "check", cell.path, cell.dataset, batch)
-        costs[name] = time.perf_counter() - begun
-        result.error, result.rows = answer.get("error"), answer.get("rows", 0)
-        if result.error is None and result.rows != cell.info["rows"]:
-            result.differs.append(f"{result.rows:,} rows")
-        if "sums" in answer:
-            result.differs += [leaf for leaf, known in cell.info["sums"].items() if answer["sums"].get(leaf) != known]
-        for problem in filter(None, [result.error, ", ".join(result.differs)]):
-            clock.say(f"{where}: {name}: {problem}")
-
-    # Summing up is slow with some, so the cost of a check is only where the guess starts.
-    turns = {name: rounds for name, result in cell.results.items() if result.error is None}
-    done = 0
-    while any(turn > done for turn in turns.values()):
-        for name in turns:
-            result = cell.results[name]
-            if turns[name] <= done or result.error is not None:
-                continue
-            answer = readers[name].ask("read", cell.path, cell.dataset, batch)
-            result.error = answer.get("error")
-            if result.error is not None:
-                clock.say(f"{where}: {name}: {result.error}")
-                continue
-            result.seconds[done] = costs[name] = answer["seconds"]
-            result.cpu.append(answer["cpu"])
-            turns[name] = min(rounds, max(3, int(SLOW_BUDGET / answer["seconds"])))
-        done += 1
-        left = sum(max(0, turn - done) * costs[name] for name, turn in turns.items())
-        clock.say(f"{where}: round {done} of {rounds}", left)
-    clock.next_cell()
-
-
-def _times(ours: Result | None, theirs: Result) -> float | None:
-    """By what factor we are faster: the median over the rounds that both took part in."""
-    if ours is None or ours.error is not None or ours is theirs:
-        return None
-    pairs = [theirs.seconds[r] / ours.seconds[r] for r in ours.seconds if r in theirs.seconds]
-    return statistics.median(pairs) if pairs else None
-
-
-def table(cell: Cell) -> list[str]:
-    """A cell as a Markdown table."""
-    lines = [
-        "| reader | gives | records/s | MB/s | slowest to fastest round, records/s | rounds | fastpipe is faster |",
-        "|---|---|--:|--:|--:|--:|--:|",
-    ]
-    ours = cell.results.get("fastpipe")
-    for name, result in cell.results.items():
-        head = f"| {name} | {GIVES[name]} "
-        if result.error is not None:
-            text = " ".join(result.error.split()).replace("|", "\\|")
-            lines.append(f"{head}| can't: {text[:160]} | | | | |")
-            continue
-        rate, times = result.rate(), _times(ours, result)
-        low, high = result.rows / max(result.seconds.values()), result.rows / min(result.seconds.values())
-        factor = "" if times is None else f"{times:.2f} x"
-        if result.differs:
-            factor += f" VALUES DIFFER: {', '.join(result.differs[:3])}"
-        bandwidth = rate * cell.info["raw_bytes"] / cell.info["rows"] / 1e6
-        spread = f"{low:,.0f} to {high:,.0f}"
-        lines.append(f"{head}| {rate:,.0f} | {bandwidth:,.0f} | {spread} | {len(result.seconds)} | {factor} |")
-    return lines
-
-
-def busy(cells: list[Cell]) -> float:
-    """The share of the time that the readers didn't get the core, over all rounds."""
-    results = [result for cell in cells for result in cell.results.values()]
-    wall = sum(sum(result.seconds.values()) for result in results)
-    return 1 - sum(sum(result.cpu) for result in results) / wall if wall else 0.0
-
-
-def _machine() -> str:
-    model = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, Linux {platform.release()}"
-
-
-def _revision() -> str:
-    git = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        return subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def report(cells: list[Cell], readers: dict[str, peers.Peer], batch: int) -> str:
-    """The text of RESULTS.md."""
+    failed: list[str] = []
     versions: dict[str, str] = {}
-    for peer in readers.values():
-        versions |= peer.versions
-    lines = [
-        "# Results",
-        "",
-        "Written by `benches/compare.py --write`; what the columns mean, and what each reader does, stands in",
-        "[README.md](README.md).",
-        "",
-        f"- Date: {time.strftime('%Y-%m-%d', time.gmtime())}, revision {_revision()}",
-        f"- Machine: {_machine()}",
-        f"- Python {platform.python_version()}, {', '.join(f'{name} {version}' for name, version in versions.items())}",
-        f"- One core, one thread a reader, batches of {batch:,} rows, blocks of {generate.BLOCK_BYTES:,} bytes, cached",
-        f"- While a reader was timed, it went without the core for {busy(cells):.0%} of the time",
-        "- Every reader's values were checked against the generator's",
-    ]
-    for cell in cells:
-        lines += ["", f"## {cell.title}", "", *table(cell)]
-    lines += ["", "## Again", "", "```sh", "make bench                                      # prints the tables"]
-    lines += [".venv/bin/python benches/compare.py --write     # and writes this file", "```", ""]
-    return "\n".join(lines)
+    cells_done: list[Cell] = []
+    for number, text in enumerate(cells, 1):
+        spec = plan.Spec.parse(text)
+        names = [name for name in readers if not READERS[name].only or text in READERS[name].only]
+        total = plan.RECORDS[spec.dataset] // (plan.PART if quick else 1)
+        _, info = spec.file(total, clock.say)
+        cell = Cell(spec, batch, total, info["raw_bytes"], info["bytes"])
+        clock.stage(f"cell {number} of {len(cells)}", len(names) + rounds)
+        table = _Table(cell, names, core, quick, clock)
+        try:
+            table.check()
+            # Where nothing is promised, three rounds tell enough.
+            table.measure(rounds if text in plan.GOALS else min(rounds, 3))
+        finally:
+            table.close(versions)
+        cells_done.append(cell)
+        if (ours := cell.results.get("fastpipe")) is not None and (ours.error or ours.differs):
+            failed.append(f"{spec}: fastpipe: {ours.error or f'values differ: {ours.differs}'}")
+        kept.save("compare", {str(spec): cell.to_json()}, versions, quick)
+        clock.clear()
+        print("\n".join(["", f"### {tables.title(cell)}", "", *tables.cell_table(cell), ""]), flush=True)
+    print("\n".join(["", "### Beside what is meant to be", "", *tables.goals_table(cells_done), ""]), flush=True)
+    if (idle := tables.busy(cells_done)) > 0.05:
+        clock.say(f"the readers went without the core for {idle:.0%} of the time: the machine is busy")
+    return failed
 
 
 def main() -> int:
@@ -254,43 +192,22 @@ def main() -> int:
     quick = os.environ.get("QUICK", "") not in ("", "0")
     parser = argparse.ArgumentParser(description="Compare fastpipe with other Avro readers on one core.")
     parser.add_argument("--quick", action="store_true", default=quick, help="an eighth of the data, 3 rounds (QUICK=1)")
-    parser.add_argument("--write", action="store_true", help="write RESULTS.md")
-    parser.add_argument("--cells", default=",".join(CELLS), help="data set/codec, ... (default: %(default)s)")
-    parser.add_argument("--readers", default=",".join(peers.WORKERS), help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=0, help="default: 9, or 3")
+    parser.add_argument("--cells", default="", help=f"data set/codec[/block][/shuffled], ... (default: {plan.CELLS})")
+    parser.add_argument("--readers", default="", help=f"default: {', '.join(READERS)}")
+    parser.add_argument("--rounds", type=int, default=0, help="default: 7, or 3")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="default: the last one")
     args = parser.parse_args()
-    rounds = args.rounds or (3 if args.quick else 9)
-    plan = [tuple(cell.split("/")) for cell in args.cells.split(",")]
-    clock = Clock(len(plan))
-
-    readers = {name: peers.Peer(name, args.core, clock.say) for name in args.readers.split(",")}
-    cells = []
-    try:
-        for dataset, codec in plan:
-            records = RECORDS[dataset] // (8 if args.quick else 1)
-            cell = Cell(dataset, codec, *generate.generate(dataset, records, codec=codec, log=clock.say))
-            cell.path.read_bytes()  # Into the page cache.
-            measure(cell, readers, rounds, args.batch_size, clock)
-            cells.append(cell)
-            print("\n".join(["", cell.title, "", *table(cell), ""]), flush=True)
-    finally:
-        for peer in readers.values():
-            peer.close()
-
-    if (idle := busy(cells)) > 0.05:
-        clock.say(f"the readers went without the core for {idle:.0%} of the time: the machine is busy")
-    if args.write:
-        (HERE / "RESULTS.md").write_text(report(cells, readers, args.batch_size))
-        clock.say("wrote benches/RESULTS.md")
-    failed = [
-        f"({cell.dataset}) {cell.codec}: values differ"
-        for cell in cells
-        if any(result.differs for result in cell.results.values())
-    ]
-    ours = [(cell, cell.results["fastpipe"].error) for cell in cells if "fastpipe" in cell.results]
-    failed += [f"({cell.dataset}) {cell.codec}: fastpipe: {error}" for cell, error in ours if error]
+    clock = Clock()
+    failed = run(
+        args.cells.split(",") if args.cells else plan.QUICK_CELLS if args.quick else plan.CELLS,
+        args.readers.split(",") if args.readers else plan.QUICK_READERS if args.quick else list(READERS),
+        args.rounds or (3 if args.quick else 7),
+        args.batch_size,
+        args.core,
+        args.quick,
+        clock,
+    )
     for problem in failed:
         clock.say(f"FAILED {problem}")
     return 1 if failed else 0

@@ -24,19 +24,18 @@ f     three strings, a ragged array of strings, a label
 from __future__ import annotations
 
 import argparse
-import bz2
 import json
-import lzma
 import os
 import sys
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from squeeze import CODECS
 
 CACHE = Path(__file__).resolve().parent / ".cache"
 VERSION = 1
@@ -140,15 +139,20 @@ class Sums:
             dtype: What the values are, whatever type the reader holds them in.
         """
         flat = np.ascontiguousarray(values, dtype).reshape(-1)
-        entry = self._sums.setdefault(leaf, [0, 0])
+        entry = self._sums.setdefault(leaf, [0, 0, 0])
         bits = flat.view(f"u{flat.itemsize}").astype("u8")
         weights = np.arange(entry[0], entry[0] + flat.size, dtype="u8") * np.uint64(2) + np.uint64(1)
         entry[0] += flat.size
         entry[1] = (entry[1] + int((bits * weights).sum(dtype="u8"))) % 2**64
+        entry[2] = (entry[2] + int(bits.sum(dtype="u8"))) % 2**64
 
     def result(self) -> dict[str, list[Any]]:
         """Each column's number of values and sum (in hexadecimal: JSON has no such integers)."""
-        return {leaf: [count, f"{total:016x}"] for leaf, (count, total) in self._sums.items()}
+        return {leaf: [count, f"{total:016x}"] for leaf, (count, total, _) in self._sums.items()}
+
+    def plain(self) -> dict[str, list[Any]]:
+        """The same without weights: what remains of the sums when rows are shuffled."""
+        return {leaf: [count, f"{total:016x}"] for leaf, (count, _, total) in self._sums.items()}
 
 
 def varints(values: np.ndarray) -> Part:
@@ -213,7 +217,8 @@ def _draw(column: Column, rng: np.random.Generator, n: int) -> np.ndarray:
     bits = rng.integers(0, 65, n, "u8")
     zigzag = rng.integers(0, 2**64 - 1, n, "u8", endpoint=True) | np.uint64(1 << 63)
     zigzag = np.where(bits == 0, np.uint64(0), zigzag >> np.minimum(np.uint64(64) - bits, np.uint64(63)))
-    return (zigzag >> np.uint64(1)).view("i8") ^ -(zigzag & np.uint64(1)).view("i8")
+    values: np.ndarray = (zigzag >> np.uint64(1)).view("i8") ^ -(zigzag & np.uint64(1)).view("i8")
+    return values
 
 
 def _draw_text(column: Column, rng: np.random.Generator, n: int) -> Part:
@@ -273,19 +278,6 @@ def encode(column: Column, rng: np.random.Generator, n: int, sums: Sums) -> Part
 def schema(dataset: str) -> dict[str, Any]:
     """The Avro schema of a data set."""
     return {"type": "record", "name": f"bench_{dataset}", "fields": [c.schema for c in DATASETS[dataset]]}
-
-
-def _deflate(data: bytes) -> bytes:
-    squeezer = zlib.compressobj(6, zlib.DEFLATED, -15)
-    return squeezer.compress(data) + squeezer.flush()
-
-
-CODECS: dict[str, Callable[[bytes], bytes]] = {
-    "null": bytes,
-    "deflate": _deflate,
-    "bzip2": bz2.compress,
-    "xz": lzma.compress,
-}
 
 
 def _header(dataset: str, codec: str, sync: bytes) -> bytes:

@@ -23,6 +23,7 @@ from typing import Any
 
 import generate
 import peers
+import squeeze
 
 MB = 1e6
 INTERVAL = 0.005
@@ -91,7 +92,7 @@ def main() -> int:
     """Runs the measurement; the exit status is 1 where the peak is over the limit."""
     parser = argparse.ArgumentParser(description="Measure fastpipe's memory on a file of about 1 GB.")
     parser.add_argument("--records", type=int, default=400_000)
-    parser.add_argument("--codec", choices=generate.CODECS, default="null")
+    parser.add_argument("--codec", choices=squeeze.CODECS, default="null")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--keep", type=int, default=1, help="batches held while the next is asked for (default: 1)")
     parser.add_argument("--threads", type=int, default=None, help="default: all cores")

@@ -118,8 +118,7 @@ def measure(case: Case, rounds: int, seconds: float) -> list[float]:
     ours, theirs = rebatched(case), taken(case)
     for _ in range(2 * case.buffer // case.batch + 2):
         next(ours)
-    turn = lambda: (timed(ours, seconds), timed_drawing(case, seconds), timed(theirs, seconds))  # noqa: E731
-    times = [turn() for _ in range(rounds + 1)]
+    times = [(timed(ours, seconds), timed_drawing(case, seconds), timed(theirs, seconds)) for _ in range(rounds + 1)]
     del times[0]
     rates = [statistics.median(case.batch / t for t in column) for column in zip(*times, strict=True)]
     ratios = [statistics.median(t[2] / t[side] for t in times) for side in range(2)]

@@ -60,10 +60,10 @@ def main() -> int:
             if turn > 0:  # The first round fills the pools.
                 times[name].append(taken)
     print(f"{'order':12} {'records/s':>12} {'time':>8} {'CPU time':>9}   (ratios to sequential, medians of rounds)")
-    for name, taken in times.items():
-        pairs = list(zip(taken, times["sequential"], strict=True))
+    for name, rounds in times.items():
+        pairs = list(zip(rounds, times["sequential"], strict=True))
         wall, cpu = (statistics.median(mine[i] / base[i] for mine, base in pairs) for i in (0, 1))
-        rate = arguments.rows / statistics.median(seconds for seconds, _ in taken)
+        rate = arguments.rows / statistics.median(seconds for seconds, _ in rounds)
         print(f"{name:12} {rate:12,.0f} {wall:8.2f} {cpu:9.2f}")
     return 0
 

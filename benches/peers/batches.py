@@ -1,0 +1,38 @@
+"""Sums over batches of NumPy arrays, whoever made them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import generate
+
+
+def add(sums: generate.Sums, column: generate.Column, value: Any) -> None:
+    """Adds one column of a NumPy batch to the sums.
+
+    fastpipe's batch forms unpack like tuples, so tuples of the same make pass here too.
+    """
+    name, dtype = column.name, generate.DTYPES.get(column.avro, "u1")
+    if column.nullable:
+        values, valid = value
+        sums.add(name, np.asarray(values)[np.asarray(valid)], dtype)
+        sums.add(f"{name}.valid", valid, "bool")
+    elif column.kind in ("scalar", "dense"):
+        sums.add(name, value, dtype)
+    elif column.kind == "sparse":
+        indices, values, dense_shape = value
+        sums.add(f"{name}.indices0", indices[:, 1], "i8")
+        sums.add(f"{name}.values", values, dtype)
+        counts = np.bincount(indices[:, 0], minlength=int(dense_shape[0]))
+        # Row numbers must also ascend, or equal counts would hide exchanged entries.
+        assert (np.diff(indices[:, 0]) >= 0).all(), f"{name}: sparse entries out of row order"
+        sums.add(f"{name}.count", counts, "i8")
+    else:
+        values, offsets = value
+        if column.kind == "strings":
+            sums.add(f"{name}.count", np.diff(offsets), "i8")
+            values, offsets = values
+        sums.add(name, values, dtype)
+        sums.add(f"{name}.{'count' if column.kind == 'ragged' else 'size'}", np.diff(offsets), "i8")

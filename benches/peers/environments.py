@@ -1,0 +1,97 @@
+"""The environments that the readers live in: what is installed there, and how they come to be."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+ENVS = Path(__file__).resolve().parent.parent / ".envs"
+
+NUMPY = ["numpy==2.4.6; python_version >= '3.11'", "numpy==2.2.6; python_version < '3.11'"]
+# Arrow and NumPy serve the checksums of the frame readers, and their last step to NumPy.
+FRAMES = ["polars==2.1.0", "pyarrow==26.0.1", *NUMPY]
+PINS: dict[str, list[str]] = {
+    "fastavro": ["fastavro[snappy,zstandard]==1.13.1", *NUMPY],
+    "polars": [*FRAMES],
+    "polars-avro": ["polars-avro==0.13.0", *FRAMES],
+    "jetliner": ["jetliner==0.2.0", *FRAMES],
+    # DuckDB fetches its extensions from a server of its own; this package brings the avro one, for that very version.
+    "duckdb": ["duckdb==1.5.5", "duckdb-extension-avro==1.5.5", "pyarrow==26.0.1", *NUMPY],
+    # The last tensorflow-io; it was built for TensorFlow 2.16, which wants NumPy 1.
+    "tensorflow-io": ["tensorflow-io==0.37.1", "tensorflow-cpu==2.16.2", "numpy==1.26.4"],
+}
+PYTHON = {"tensorflow-io": "3.11"}
+"""Where one is named, the newest Python that there are wheels for."""
+
+
+class NoEnvironmentError(Exception):
+    """A reader's environment couldn't be made."""
+
+
+def _base(env: str) -> str:
+    wanted = PYTHON.get(env)
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if wanted is None or wanted == running:
+        return sys.executable
+    found = shutil.which(f"python{wanted}")
+    if found is None:
+        raise NoEnvironmentError(f"needs Python {wanted}, and python{wanted} isn't there")
+    return found
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode:
+        lines = [line for line in done.stdout.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+        errors = [line for line in lines if line.startswith("ERROR")]
+        raise NoEnvironmentError((errors or lines)[-1])
+    return done.stdout
+
+
+def _make(env: str, log: Callable[[str], None]) -> str:
+    home, base = ENVS / env, _base(env)
+    python, note = home / "bin" / "python", home / "pins.txt"
+    wanted = "\n".join([_run([base, "-c", "import platform; print(platform.python_version())"]).strip(), *PINS[env]])
+    if note.exists() and note.read_text() == wanted:
+        return str(python)
+    log(f"making the environment benches/.envs/{env}: {', '.join(pin for pin in PINS[env] if ';' not in pin)}")
+    _run([base, "-m", "venv", "--clear", str(home)])
+    pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--only-binary", ":all:"]
+    _run([*pip, *PINS[env]])
+    note.write_text(wanted)
+    return str(python)
+
+
+@cache
+def _result(env: str, log: Callable[[str], None]) -> str | NoEnvironmentError:
+    # Remembered, failures too: nobody wants to wait for the same refusal in every cell.
+    try:
+        return _make(env, log)
+    except NoEnvironmentError as error:
+        return error
+    except OSError as error:
+        return NoEnvironmentError(str(error))
+
+
+def interpreter(env: str | None, log: Callable[[str], None]) -> str:
+    """The Python of an environment, which is made first where it isn't there or has other versions.
+
+    Args:
+        env: A key of `PINS`; None: the driver's own.
+        log: Told of each environment that is made.
+
+    Raises:
+        NoEnvironmentError: It couldn't be made; the text is the last that the installer had to say.
+    """
+    if env is None:
+        return sys.executable
+    result = _result(env, log)
+    if isinstance(result, NoEnvironmentError):
+        raise result
+    return result

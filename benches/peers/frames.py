@@ -1,0 +1,195 @@
+"""Readers of frames: polars, polars-avro, jetliner and DuckDB.
+
+Each is read as its documentation reads a file, the whole of it to one frame, and a batch at a time, each frame being
+dropped before the next, so that no time goes to memory for a whole file. Neither gives NumPy arrays: that is in their
+favour. The `Numpy` readers take that step too, the cheapest way that Arrow allows (see `arrow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import generate
+from peers import arrow, batches
+from peers.job import CannotError, Job, Pass
+
+
+class FrameWorker:
+    """A reader of one frame."""
+
+    packages: tuple[str, ...] = ()
+
+    def frames(self, job: Job) -> Iterator[Any]:
+        """Yields what the file is read to: one frame, or frames of about a batch."""
+        raise NotImplementedError
+
+    def height(self, frame: Any) -> int:
+        """How many rows a frame has."""
+        rows: int = frame.height
+        return rows
+
+    def arrow(self, frame: Any, name: str) -> Any:
+        """A column as an Arrow array."""
+        return frame[name].to_arrow()
+
+    def read(self, job: Job) -> Pass:
+        """Reads the file to a frame, which is dropped after the clock is stopped."""
+        held = list(self._frames(job))
+        return Pass(sum(map(self.height, held)), held)
+
+    def check(self, job: Job) -> tuple[int, generate.Sums | None]:
+        """Sums up every value."""
+        sums, rows = generate.Sums(), 0
+        for frame in self._frames(job):
+            rows += self.height(frame)
+            for column in job.columns:
+                batches.add(sums, column, arrow.to_numpy(column, self.arrow(frame, column.name)))
+        return rows, sums
+
+    def _frames(self, job: Job) -> Iterator[Any]:
+        if job.shuffle:
+            raise CannotError("doesn't shuffle")
+        return self.frames(job)
+
+
+class Batches(FrameWorker):
+    """Drops each frame before the next."""
+
+    def read(self, job: Job) -> Pass:
+        """Reads the file to frames and drops them."""
+        return Pass(sum(map(self.height, self._frames(job))))
+
+
+class Numpy(FrameWorker):
+    """Makes NumPy batches of the frames."""
+
+    def read(self, job: Job) -> Pass:
+        """Reads the file to NumPy batches and drops them."""
+        rows = 0
+        for frame in self._frames(job):
+            rows += self.height(frame)
+            _ = {column.name: arrow.to_numpy(column, self.arrow(frame, column.name)) for column in job.columns}
+        return Pass(rows)
+
+
+class PolarsWorker(FrameWorker):
+    """polars' own reader. It has no other way than the whole file."""
+
+    packages = ("polars",)
+
+    def __init__(self) -> None:
+        import polars
+
+        self._polars = polars
+
+    def frames(self, job: Job) -> Iterator[Any]:
+        """Reads the file to a frame."""
+        yield self._polars.read_avro(job.path)
+
+
+class PolarsAvroWorker(FrameWorker):
+    """polars-avro, as its documentation reads a file."""
+
+    packages = ("polars-avro", "polars")
+
+    def __init__(self) -> None:
+        import polars
+        import polars_avro
+
+        self._polars, self._library = polars, polars_avro
+
+    def frames(self, job: Job) -> Iterator[Any]:
+        """Reads the file to a frame."""
+        yield self._library.read_avro(job.path)
+
+
+class PolarsAvroBatchesWorker(Batches, PolarsAvroWorker):
+    """polars-avro, a batch at a time."""
+
+    def frames(self, job: Job) -> Iterator[Any]:
+        """Yields frames of `batch` rows.
+
+        This is what `polars_avro.scan_avro` hands to polars. The public way, `scan_avro(...).collect_batches(...)`,
+        goes through polars' streaming engine besides, which is slower here and takes from 1 to 3 times as long.
+        """
+        from polars_avro._avro_rs import AvroSource
+
+        for table in AvroSource([job.path], False, False).batch_iter(job.batch, None):
+            yield self._polars.DataFrame(table)
+
+
+class PolarsAvroNumpyWorker(Numpy, PolarsAvroBatchesWorker):
+    """polars-avro, a batch at a time, to NumPy."""
+
+
+class JetlinerWorker(FrameWorker):
+    """jetliner, as its documentation reads a file."""
+
+    packages = ("jetliner", "polars")
+
+    def __init__(self) -> None:
+        import jetliner
+
+        self._library = jetliner
+
+    def frames(self, job: Job) -> Iterator[Any]:
+        """Reads the file to a frame."""
+        yield self._library.read_avro(job.path)
+
+
+class JetlinerBatchesWorker(Batches, JetlinerWorker):
+    """jetliner, a batch at a time."""
+
+    def frames(self, job: Job) -> Iterator[Any]:
+        """Yields frames of at least `batch` rows: jetliner doesn't cut blocks."""
+        with self._library.AvroReader(job.path, batch_size=job.batch) as reader:
+            yield from reader
+
+
+class JetlinerNumpyWorker(Numpy, JetlinerBatchesWorker):
+    """jetliner, a batch at a time, to NumPy."""
+
+
+class DuckdbWorker(FrameWorker):
+    """DuckDB's avro extension, to an Arrow table, which takes it less time than its own conversion to NumPy."""
+
+    packages = ("duckdb", "duckdb-extension-avro")
+
+    def __init__(self) -> None:
+        import duckdb
+        import duckdb_extension_avro
+
+        # DuckDB would fetch the extension; this package brings the file.
+        home = Path(duckdb_extension_avro.__file__).parent
+        self._connection = duckdb.connect(config={"threads": "1"})
+        self._connection.execute(f"LOAD '{next(home.rglob('avro.duckdb_extension'))}'")
+
+    def _query(self, job: Job) -> Any:
+        return self._connection.sql(f"SELECT * FROM read_avro('{job.path}')")
+
+    def height(self, frame: Any) -> int:
+        """How many rows a table has."""
+        rows: int = frame.num_rows
+        return rows
+
+    def arrow(self, frame: Any, name: str) -> Any:
+        """A column of a table."""
+        return frame.column(name)
+
+    def frames(self, job: Job) -> Iterator[Any]:
+        """Reads the file to an Arrow table."""
+        yield self._query(job).to_arrow_table()
+
+
+class DuckdbBatchesWorker(Batches, DuckdbWorker):
+    """DuckDB's avro extension, a record batch at a time."""
+
+    def frames(self, job: Job) -> Iterator[Any]:
+        """Yields record batches of about `batch` rows (DuckDB rounds to its vectors, of 2,048)."""
+        yield from self._query(job).to_arrow_reader(job.batch)
+
+
+class DuckdbNumpyWorker(Numpy, DuckdbBatchesWorker):
+    """DuckDB's avro extension, a record batch at a time, to NumPy."""

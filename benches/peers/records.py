@@ -1,0 +1,92 @@
+"""fastavro: the batches that fastpipe gives, put together in Python."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import generate
+from peers import batches
+from peers.job import CannotError, Job, Pass
+
+
+def _offsets(sized: list[Any]) -> Any:
+    out = np.zeros(len(sized) + 1, "i8")
+    np.cumsum(np.fromiter(map(len, sized), "i8", len(sized)), out=out[1:])
+    return out
+
+
+def column_of(column: generate.Column, items: list[Any]) -> Any:
+    """One column of a batch, from its values as Python objects."""
+    dtype, chain = generate.DTYPES.get(column.avro), itertools.chain.from_iterable
+    if column.nullable:
+        valid = np.array([v is not None for v in items])
+        return np.array([v or 0 for v in items], dtype), valid
+    if column.kind in ("scalar", "dense"):
+        return np.array(items, dtype)
+    if column.kind == "ragged":
+        ends = _offsets(items)
+        return np.fromiter(chain(items), np.dtype(dtype), int(ends[-1])), ends
+    if column.kind == "sparse":
+        ends = _offsets([v["indices0"] for v in items])
+        indices = np.empty((int(ends[-1]), 2), "i8")
+        indices[:, 0] = np.repeat(np.arange(len(items)), np.diff(ends))
+        indices[:, 1] = np.fromiter(chain(v["indices0"] for v in items), "i8", len(indices))
+        values = np.fromiter(chain(v["values"] for v in items), np.dtype(dtype), len(indices))
+        return indices, values, np.array([len(items), generate.SPARSE_SIZE], "i8")
+    ends = _offsets(items) if column.kind == "strings" else None
+    texts = [text.encode() for text in (chain(items) if column.kind == "strings" else items)]
+    strings = np.frombuffer(b"".join(texts), "u1"), _offsets(texts)
+    return strings if ends is None else (strings, ends)
+
+
+class FastavroWorker:
+    """fastavro: takes a batch of records, then makes one array a column."""
+
+    packages: tuple[str, ...] = ("fastavro",)
+
+    def __init__(self) -> None:
+        import fastavro
+
+        self._fastavro = fastavro
+
+    def _records(self, file: Any, job: Job) -> Iterator[Any]:
+        if job.shuffle:
+            raise CannotError("doesn't shuffle")
+        return iter(self._fastavro.reader(file))
+
+    def batches(self, job: Job) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields the batches of one pass, each with its number of rows."""
+        with open(job.path, "rb") as file:
+            records = self._records(file, job)
+            while held := list(itertools.islice(records, job.batch)):
+                yield len(held), {c.name: column_of(c, [r[c.name] for r in held]) for c in job.columns}
+
+    def read(self, job: Job) -> Pass:
+        """Reads the file to batches and drops them."""
+        return Pass(sum(n for n, _ in self.batches(job)))
+
+    def check(self, job: Job) -> tuple[int, generate.Sums | None]:
+        """Sums up every value of the batches."""
+        sums, rows = generate.Sums(), 0
+        for n, values in self.batches(job):
+            rows += n
+            for column in job.columns:
+                batches.add(sums, column, values[column.name])
+        return rows, sums
+
+
+class FastavroRecordsWorker(FastavroWorker):
+    """fastavro: iterates over the records and makes nothing of them: what it costs alone."""
+
+    def read(self, job: Job) -> Pass:
+        """Counts the records."""
+        with open(job.path, "rb") as file:
+            return Pass(sum(1 for _ in self._records(file, job)))
+
+    def check(self, job: Job) -> tuple[int, generate.Sums | None]:
+        """Counts the records."""
+        return self.read(job).rows, None

@@ -1,0 +1,192 @@
+"""AvroTensorDataset (`ATDSDataset`) and the older AvroRecordDataset, both of tensorflow-io.
+
+They yield tensors. `AtdsNumpyWorker` takes the last step to NumPy arrays itself: `as_numpy_iterator()` turns a
+SparseTensor into NumPy element by element and would take minutes for what takes milliseconds.
+
+Iterating is timed to the last batch. After it the dataset may wait for its own prefetching thread, for up to two
+seconds, which is nobody's work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+import generate
+from peers import batches
+from peers.job import CannotError, Job, Pass
+
+
+class TensorWorker:
+    """A `tf.data` dataset over one file."""
+
+    packages: tuple[str, ...] = ("tensorflow-io", "tensorflow-cpu")
+
+    def __init__(self) -> None:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+        import tensorflow as tf
+
+        self._tf = tf
+        self._types = {avro: getattr(tf, dtype) for avro, dtype in generate.DTYPES.items()} | {"string": tf.string}
+
+    def dataset(self, job: Job) -> Any:
+        """The dataset whose iteration is timed, and whose making is."""
+        raise NotImplementedError
+
+    def column(self, column: generate.Column, batch: dict[str, Any]) -> Any:
+        """A column of a batch as NumPy arrays."""
+        raise NotImplementedError
+
+    def take(self, batch: dict[str, Any], job: Job) -> None:
+        """What is done with each batch while the clock runs."""
+
+    def rows(self, batch: dict[str, Any]) -> int:
+        """How many rows a batch has."""
+        value = next(iter(batch.values()))
+        shape = value.dense_shape if isinstance(value, self._tf.SparseTensor) else value.shape
+        return int(shape[0])
+
+    def read(self, job: Job) -> Pass:
+        """Iterates to the last batch."""
+        begun, cpu_begun = time.perf_counter(), time.process_time()
+        last = cpu_last = 0.0
+        count, batch = 0, None
+        for batch in self.dataset(job):
+            self.take(batch, job)
+            count += 1
+            last, cpu_last = time.perf_counter(), time.process_time()
+        assert batch is not None
+        # Asking each batch for its rows would cost TensorFlow an operation: all but the last are full.
+        return Pass((count - 1) * job.batch + self.rows(batch), None, last - begun, cpu_last - cpu_begun)
+
+    def check(self, job: Job) -> tuple[int, generate.Sums | None]:
+        """Sums up every value."""
+        sums, rows = generate.Sums(), 0
+        for batch in self.dataset(job):
+            rows += self.rows(batch)
+            for column in job.columns:
+                batches.add(sums, column, self.column(column, batch))
+        return rows, sums
+
+
+def _array(tensor: Any) -> Any:
+    """A tensor as a NumPy array: numbers without a copy, strings as an array of bytes objects."""
+    return tensor.numpy() if tensor.dtype.name == "string" else np.asarray(memoryview(tensor))
+
+
+def _offsets(owners: Any, rows: int) -> Any:
+    return np.concatenate(([0], np.cumsum(np.bincount(owners, minlength=rows))))
+
+
+def _text(items: Any) -> tuple[Any, Any]:
+    sizes = np.fromiter(map(len, items), "i8", len(items))
+    return np.frombuffer(b"".join(items), "u1"), np.concatenate(([0], np.cumsum(sizes)))
+
+
+class AtdsWorker(TensorWorker):
+    """AvroTensorDataset with its own defaults, but for the threads.
+
+    A larger reader buffer, `prefetch(1)` (as its authors' benchmarks do) and AUTOTUNE made no difference on one core.
+    """
+
+    def dataset(self, job: Job) -> Any:
+        """The dataset."""
+        from tensorflow_io.python.experimental.atds.dataset import ATDSDataset
+        from tensorflow_io.python.experimental.atds.features import DenseFeature, SparseFeature, VarlenFeature
+
+        features: dict[str, Any] = {}
+        for column in job.columns:
+            if column.nullable:
+                raise CannotError("no nullable values")
+            dtype = self._types[column.avro]
+            if column.kind in ("ragged", "strings"):
+                features[column.name] = VarlenFeature([-1], dtype)
+            elif column.kind == "sparse":
+                features[column.name] = SparseFeature([generate.SPARSE_SIZE], dtype)
+            else:
+                features[column.name] = DenseFeature([column.size] if column.kind == "dense" else [], dtype)
+        return ATDSDataset(
+            job.path,
+            batch_size=job.batch,
+            features=features,
+            shuffle_buffer_size=job.shuffle,
+            num_parallel_calls=job.threads,
+        )
+
+    def column(self, column: generate.Column, batch: dict[str, Any]) -> Any:
+        """A column of a batch as NumPy arrays."""
+        value = batch[column.name]
+        if column.kind in ("scalar", "dense"):
+            return _array(value)
+        if column.kind == "string":
+            return _text(_array(value))
+        indices, values = _array(value.indices), _array(value.values)
+        shape = _array(value.dense_shape)
+        if column.kind == "sparse":
+            return indices, values, shape
+        return (_text(values) if column.kind == "strings" else values), _offsets(indices[:, 0], int(shape[0]))
+
+
+class AtdsNumpyWorker(AtdsWorker):
+    """AvroTensorDataset, its tensors taken to NumPy: dense ones, and the three parts of sparse ones."""
+
+    def take(self, batch: dict[str, Any], job: Job) -> None:
+        """Makes NumPy arrays of a batch's tensors."""
+        sparse = self._tf.SparseTensor
+        for value in batch.values():
+            for part in (value.indices, value.values, value.dense_shape) if isinstance(value, sparse) else (value,):
+                _array(part)
+
+
+class AvroRecordWorker(TensorWorker):
+    """AvroRecordDataset with `parse_avro`, as `make_avro_record_dataset` puts them together.
+
+    Sparse features are read as their two ragged arrays: its `SparseFeature` would merge and sort them besides.
+    """
+
+    def _parts(self, column: generate.Column) -> list[str]:
+        if column.kind == "sparse":
+            return [f"{column.name}.indices0[*]", f"{column.name}.values[*]"]
+        return [f"{column.name}[*]" if column.kind != "scalar" else column.name]
+
+    def dataset(self, job: Job) -> Any:
+        """The dataset."""
+        from tensorflow_io.python.api.experimental import columnar
+
+        tf = self._tf
+        if job.dataset not in "abcd":
+            raise CannotError("measured with numbers alone")
+        features: dict[str, Any] = {}
+        for column in job.columns:
+            for part in self._parts(column):
+                dtype = tf.int64 if "indices0" in part else self._types[column.avro]
+                if column.kind in ("scalar", "dense"):
+                    features[part] = tf.io.FixedLenFeature([column.size] if column.kind == "dense" else [], dtype)
+                else:
+                    features[part] = columnar.VarLenFeatureWithRank(dtype)
+        return columnar.make_avro_record_dataset(
+            file_pattern=[job.path],
+            features=features,
+            batch_size=job.batch,
+            reader_schema=json.dumps(generate.schema(job.dataset)),
+            num_epochs=1,
+            shuffle=job.shuffle > 0,
+            shuffle_buffer_size=job.shuffle or None,
+            num_parallel_reads=None if job.threads == 1 else job.threads,
+        )
+
+    def column(self, column: generate.Column, batch: dict[str, Any]) -> Any:
+        """A column of a batch as NumPy arrays."""
+        parts = [batch[name] for name in self._parts(column)]
+        if column.kind in ("scalar", "dense"):
+            return _array(parts[0])
+        owners, shape = _array(parts[0].indices)[:, 0], _array(parts[0].dense_shape)
+        values = [_array(part.values) for part in parts]
+        if column.kind == "ragged":
+            return values[0], _offsets(owners, int(shape[0]))
+        return np.stack([owners, values[0]], axis=1), values[1], shape

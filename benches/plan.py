@@ -1,0 +1,85 @@
+"""What is compared: the cells, how many records they have, and by what factor fastpipe is meant to be faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import generate
+import squeeze
+
+# Records for about a tenth of a second to half a second with the fastest readers.
+RECORDS = {"a": 65_536, "b": 262_144, "c": 262_144, "d": 524_288, "e": 262_144, "f": 131_072}
+CONTENTS = {
+    "a": "6 scalars, 8 dense vectors (float32, float64, long), 5 sparse features of 10 to 50 entries",
+    "b": "float32[128] and a label",
+    "c": "ragged longs of 0 to 64 bits, 0 to 64 a record",
+    "d": "20 scalars",
+    "e": "20 nullable scalars, one in five null",
+    "f": "three strings, a ragged array of strings, a label",
+}
+PART = 8
+"""What share of the records quick runs read, and peers when their values are checked: one in so many."""
+SHUFFLE_BUFFER = 10_000
+"""Rows; fastpipe rounds it up to whole batches."""
+BLOCKS = {"1M": 1 << 20, "16K": 1 << 14}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One cell: a data set as it lies on disk, and the order in which it is read."""
+
+    dataset: str
+    codec: str = "null"
+    block: str = "1M"
+    shuffled: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Spec:
+        """Makes one of `a/null`, `a/null/16K`, `a/null/shuffled`."""
+        dataset, codec, *rest = text.split("/")
+        block = next((part for part in rest if part in BLOCKS), "1M")
+        if dataset not in RECORDS or codec not in squeeze.CODECS or set(rest) - {block, "shuffled"}:
+            raise ValueError(f"not a cell: {text}")
+        return cls(dataset, codec, block, "shuffled" in rest)
+
+    def __str__(self) -> str:
+        parts = [self.dataset, self.codec, *[self.block] * (self.block != "1M"), *["shuffled"] * self.shuffled]
+        return "/".join(parts)
+
+    def file(self, records: int, log: Callable[[str], None] | None = None) -> tuple[Path, dict[str, Any]]:
+        """The file with so many records, generated where it isn't there yet, and what is known of it."""
+        return generate.generate(self.dataset, records, block_bytes=BLOCKS[self.block], codec=self.codec, log=log)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """By what factor fastpipe is meant to be faster, at least.
+
+    Attributes:
+        atds: Than AvroTensorDataset.
+        frame: Than the fastest reader of frames.
+    """
+
+    atds: float | None = None
+    frame: float | None = None
+
+
+GOALS = {
+    "a/null": Goal(18, 4.5),
+    "a/deflate": Goal(8, 2.1),
+    "b/null": Goal(15, 5),
+    "c/null": Goal(18, 1.7),
+    "d/null": Goal(12, 1.5),
+    "e/null": Goal(None, 1.7),
+    "f/null": Goal(12, 1.5),
+    "a/null/shuffled": Goal(10),
+    "b/null/shuffled": Goal(10),
+}
+CELLS = [*GOALS, "a/zstandard", "b/snappy", "c/null/16K", "f/deflate"]
+QUICK_CELLS = list(GOALS)
+"""Cells with a goal; each costs a quick run some ten seconds."""
+# Of each peer what is fastest as a rule.
+QUICK_READERS = ["fastpipe", "atds", "fastavro", "polars", "polars-avro-batches", "jetliner-batches", "duckdb-batches"]
