@@ -19,8 +19,12 @@ use crate::stream::{RECORDS_AT_ONCE, Shared, lock, panicked};
 use crate::telemetry::Activity;
 use crate::unit::{Opened, RandomCell};
 
-/// How many rows ahead a record is brought into the cache: they lie all over the units.
-const AHEAD: usize = 1;
+/// Records of so many bytes are brought into the cache ahead: they lie all over the units. A large one takes long enough to
+/// decode for the next one to arrive.
+const AHEAD: u64 = 1024;
+
+/// No more records than this: the processor doesn't wait for more lines at once.
+const MOST_AHEAD: u64 = 8;
 
 /// Units of which records are picked.
 #[derive(Default)]
@@ -87,6 +91,8 @@ pub(crate) struct Waiting {
     tasks: Vec<Range<usize>>,
     /// Nanoseconds that each is expected to take.
     cost: u64,
+    /// How many rows ahead a record is brought into the cache.
+    ahead: usize,
     /// Units that are not open, and one for whoever still adds to them.
     missing: AtomicUsize,
 }
@@ -112,7 +118,7 @@ impl Shared {
             self.open_ahead(scatter, about.epoch, number, unit);
         }
         let slots = picks.rows.len();
-        let cost = self.picks_cost(&picks);
+        let (cost, bytes) = self.picks_cost(&picks);
         let tasks = self.tasks_of(cost).min(slots.max(1) as u64) as usize;
         let tasks: Vec<_> = (0..tasks).map(|i| slots * i / tasks..slots * (i + 1) / tasks).collect();
         let rows = Rows::new(self.parts.clone(), about.rows, &self.memory.slabs)?;
@@ -125,6 +131,7 @@ impl Shared {
             units,
             rows: picks.rows,
             cost: cost / tasks.len() as u64,
+            ahead: (AHEAD * slots as u64 / bytes.max(1)).clamp(1, MOST_AHEAD) as usize,
             tasks,
             missing: AtomicUsize::new(1),
         });
@@ -154,9 +161,9 @@ impl Shared {
         });
     }
 
-    /// Nanoseconds that it is expected to take to decode a batch.
-    fn picks_cost(&self, picks: &Picks) -> u64 {
-        let Some(&unit) = picks.units.first() else { return 0 };
+    /// Nanoseconds that it is expected to take to decode a batch, and the bytes of its rows as stored.
+    fn picks_cost(&self, picks: &Picks) -> (u64, u64) {
+        let Some(&unit) = picks.units.first() else { return (0, 0) };
         let infos = picks.units.iter().map(|&unit| self.source.describe(unit));
         let (bytes, records) = infos.fold((0, 0), |(bytes, records), info| {
             let stored = info.range.map_or(0, |range| range.len);
@@ -164,7 +171,7 @@ impl Shared {
         });
         let rows = picks.rows.len() as u64;
         let stored = (u128::from(bytes) * u128::from(rows) / u128::from(records.max(1))) as u64;
-        self.costs.decode(self.source.describe(unit).class, rows, stored)
+        (self.costs.decode(self.source.describe(unit).class, rows, stored), stored)
     }
 
     /// Opens a unit and finds its records; then starts the batches that waited for it alone.
@@ -234,7 +241,7 @@ impl Shared {
             let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
             let mut sink = Sink::new(&rows, fragment)?;
             for slot in slots {
-                if let Some(row) = ready.batch.rows.get(slot + AHEAD)
+                if let Some(row) = ready.batch.rows.get(slot + ready.batch.ahead)
                     && let (_, Ok(unit)) = &ready.units[row.unit as usize]
                 {
                     unit.get().expect(row.record);
