@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
     BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Mark, Pass, Pick, Result, Sink, Source, Starts, Unit,
-    UnitInfo, prefetch,
+    UnitInfo, prefetch, prefetch_of,
 };
 
 use crate::codec::{Codec, decompress};
@@ -371,6 +371,12 @@ impl Unit for AvroBlock {
 
     fn pick(&self, picks: &[Pick], out: &mut Sink<'_>) -> Result<()> {
         decode::pick(&self.block(), &self.starts, picks, out)
+    }
+
+    fn foresee(&self, record: u32) {
+        if let Some(start) = self.starts.get(record as usize) {
+            prefetch_of(start);
+        }
     }
 
     fn expect(&self, record: u32) {

@@ -31,7 +31,7 @@ pub use dtype::{DType, Leaf};
 pub use error::{Error, ErrorKind, Location};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
 pub use pages::reserve_large;
-pub use prefetch::prefetch;
+pub use prefetch::{prefetch, prefetch_of};
 pub use sink::{Element, Filled, Fragment, Overflow, Rows, Sink, Writer};
 pub use slab::{ALIGNMENT, Slab, SlabPool};
 pub use source::{ByteRange, Mark, Pass, Pick, ReadAt, Source, Starts, Unit, UnitInfo};

@@ -16,6 +16,12 @@ pub fn prefetch(bytes: &[u8]) {
     }
 }
 
+/// Asks for a small value to be brought into the cache.
+#[inline]
+pub fn prefetch_of<T: Copy>(value: &T) {
+    hint(std::ptr::from_ref(value).cast());
+}
+
 /// Asks for the cache line of an address.
 #[inline(always)]
 pub(crate) fn hint(address: *const u8) {

@@ -120,6 +120,11 @@ pub trait Unit: Send + Sync {
     /// [`Unit::index`] was called.
     fn pick(&self, picks: &[Pick], out: &mut Sink<'_>) -> Result<(), Error>;
 
+    /// Says that [`Unit::expect`] will be asked of a record soon.
+    fn foresee(&self, record: u32) {
+        let _ = record;
+    }
+
     /// Says that a record will be picked soon.
     fn expect(&self, record: u32) {
         let _ = record;

@@ -241,6 +241,11 @@ impl Shared {
             let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
             let mut sink = Sink::new(&rows, fragment)?;
             for slot in slots {
+                if let Some(row) = ready.batch.rows.get(slot + 2 * ready.batch.ahead)
+                    && let (_, Ok(unit)) = &ready.units[row.unit as usize]
+                {
+                    unit.get().foresee(row.record);
+                }
                 if let Some(row) = ready.batch.rows.get(slot + ready.batch.ahead)
                     && let (_, Ok(unit)) = &ready.units[row.unit as usize]
                 {
