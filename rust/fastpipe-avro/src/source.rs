@@ -337,8 +337,8 @@ impl Unit for AvroBlock {
         self.rows
     }
 
-    fn held_bytes(&self) -> usize {
-        self.data.capacity() + 4 * self.starts.len()
+    fn bytes(&self) -> usize {
+        self.end - self.start
     }
 
     fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fastpipe_batch::{Result, Rows, SlabPool};
-use fastpipe_order::{BatchPlan, Content, Cursor};
+use fastpipe_order::{BatchPlan, Content, Cursor, Run};
 
 use crate::batch::About;
 use crate::scatter::Scatter;
@@ -115,8 +115,8 @@ impl Shared {
                 self.changed.notify_all();
                 return Ok(());
             };
-            let need = self.need(admission, plan);
-            if under_way > 0 && !self.budget.fits(need) {
+            let (need, units) = self.need(admission, plan);
+            if under_way > 0 && !self.budget.fits(need + units) {
                 break;
             }
             let Some(plan) = admission.planned.pop_front() else {
@@ -129,7 +129,7 @@ impl Shared {
                 admission.bytes_hinted -= self.stored_bytes(&plan).min(admission.bytes_hinted);
             }
             admission.next += 1;
-            if let Err(error) = self.begin(admission, number, plan) {
+            if let Err(error) = self.begin(admission, number, plan, need) {
                 // It stands in for the batch; those before are still handed over.
                 let mut state = lock(&self.hand_over);
                 state.put(number, Err(error));
@@ -172,41 +172,37 @@ impl Shared {
         }
     }
 
-    /// Bytes that a batch and the units that are opened for it will take.
-    fn need(&self, admission: &Admission, plan: &BatchPlan) -> u64 {
-        let units = match &plan.content {
-            Content::Runs(_) => 0,
+    /// Bytes that a batch will take, and the units that are opened for it and outlast it.
+    fn need(&self, admission: &Admission, plan: &BatchPlan) -> (u64, u64) {
+        let (unit, more, units) = match &plan.content {
+            Content::Runs(runs) => {
+                let ends = |run: &Run| run.record + run.rows >= self.source.describe(run.unit).rows;
+                let new = runs.iter().filter(|run| !admission.sequence.has(run.unit));
+                let (ending, outlasting): (Vec<_>, Vec<_>) = new.partition(|run| ends(run));
+                // One after the other is read and closed.
+                let ending = ending.iter().map(|run| self.unit_bytes(run.unit)).max().unwrap_or(0);
+                let outlasting = outlasting.iter().map(|run| self.unit_bytes(run.unit)).sum();
+                (runs.first().map(|run| run.unit), ending, outlasting)
+            }
             Content::Picks(picks) => {
                 let new = picks
                     .units
                     .iter()
                     .filter(|&&unit| !admission.scatter.has(plan.epoch, unit));
-                new.map(|&unit| self.unit_bytes(unit)).sum()
+                let units = new.map(|&unit| self.unit_bytes(unit)).sum();
+                (picks.units.first().copied(), 0, units)
             }
         };
-        self.batch_need(plan) + units
-    }
-
-    /// Bytes that a batch will take, and the units of its runs.
-    pub(crate) fn batch_need(&self, plan: &BatchPlan) -> u64 {
-        let class = |unit: Option<u64>| unit.map_or(0, |unit| self.source.describe(unit).class);
-        let (class, units) = match &plan.content {
-            Content::Runs(runs) => {
-                let largest = runs.iter().map(|run| self.unit_bytes(run.unit)).max().unwrap_or(0);
-                // One that is read, and one of which more is to come.
-                (class(runs.first().map(|run| run.unit)), 2 * largest)
-            }
-            Content::Picks(picks) => (class(picks.units.first().copied()), 0),
-        };
-        self.rows_need(class, u64::from(plan.rows)) + units
+        let class = unit.map_or(0, |unit| self.source.describe(unit).class);
+        (self.rows_need(class, u64::from(plan.rows)) + more, units)
     }
 
     /// Bytes that the rows of a batch will take.
     pub(crate) fn rows_need(&self, class: u32, rows: u64) -> u64 {
         let placed = Rows::placed_bytes(&self.parts, rows as usize).unwrap_or(usize::MAX / 4);
         let arenas = self.costs.arena_bytes(class, rows);
-        // Arenas grow by doubling, or are joined in memory of its own.
-        SlabPool::size(placed) as u64 + arenas + arenas / 2
+        // Slabs are a little larger than what is in them.
+        SlabPool::size(placed) as u64 + arenas + arenas / 4
     }
 
     /// Bytes that a unit will take while it is open.
@@ -248,8 +244,9 @@ impl Shared {
         }
     }
 
-    fn begin(self: &Arc<Self>, admission: &mut Admission, number: u64, plan: BatchPlan) -> Result<()> {
-        let reserved = self.budget.reserve(self.batch_need(&plan));
+    fn begin(self: &Arc<Self>, admission: &mut Admission, number: u64, plan: BatchPlan, need: u64) -> Result<()> {
+        self.trim();
+        let reserved = self.budget.reserve(need);
         let about = About {
             epoch: plan.epoch,
             step: plan.step,
@@ -274,11 +271,7 @@ impl Shared {
 
     /// Prepares what batches that aren't begun will need.
     fn look_ahead(self: &Arc<Self>, admission: &mut Admission) {
-        // What is kept to be used again is within the limit, too.
-        if let Some(spare) = self.budget.spare(self.batch_bytes.get().copied().unwrap_or(0)) {
-            self.memory.slabs.keep(Some(spare));
-            self.memory.buffers.keep(Some(spare));
-        }
+        self.trim();
         loop {
             let i = admission.prepared;
             if i == admission.planned.len() && self.should_plan(admission) {
@@ -295,7 +288,7 @@ impl Shared {
                     admission.bytes_hinted += bytes;
                 }
                 Content::Picks(picks) => {
-                    let room = self.batch_need(plan);
+                    let room = self.batch_bytes.get().copied().unwrap_or(0);
                     let (epoch, number) = (plan.epoch, admission.next + i as u64);
                     for unit in admission.scatter.want(epoch, number, &picks.units) {
                         if !self.budget.fits_ahead(self.unit_bytes(unit), room) {
@@ -306,6 +299,17 @@ impl Shared {
                 }
             }
             admission.prepared += 1;
+        }
+    }
+
+    /// Lets go of free memory that, with what is reserved, is more than the limit. The memory of one batch may always be kept:
+    /// the consumer had it until now.
+    fn trim(&self) {
+        let batch = self.batch_bytes.get().copied().unwrap_or(0);
+        if let Some(spare) = self.budget.spare(batch) {
+            self.memory.slabs.keep(Some(spare));
+            let left = spare.saturating_sub(self.memory.slabs.free_bytes());
+            self.memory.buffers.keep(Some(left));
         }
     }
 

@@ -60,9 +60,9 @@ impl Budget {
         self.reserved().saturating_add(bytes) <= most
     }
 
-    /// What is left of the limit for memory that is kept to be used again, but at least `least`.
-    pub(crate) fn spare(&self, least: u64) -> Option<usize> {
-        let spare = |limit: u64| limit.saturating_sub(self.reserved()).max(least);
+    /// What is left of the limit for memory that is kept to be used again, and `more`.
+    pub(crate) fn spare(&self, more: u64) -> Option<usize> {
+        let spare = |limit: u64| limit.saturating_sub(self.reserved()) + more;
         self.limit
             .map(|limit| usize::try_from(spare(limit)).unwrap_or(usize::MAX))
     }
@@ -97,7 +97,7 @@ mod tests {
         let second = budget.reserve(50);
         assert_eq!((budget.reserved(), budget.spare(5)), (120, Some(5)));
         drop(first);
-        assert_eq!((budget.reserved(), budget.spare(5)), (50, Some(50)));
+        assert_eq!((budget.reserved(), budget.spare(5)), (50, Some(55)));
         drop(second);
         assert_eq!((budget.reserved(), budget.most()), (0, 120));
     }

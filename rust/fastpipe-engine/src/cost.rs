@@ -22,6 +22,10 @@ const FEW: u64 = 8;
 /// What is expected before anything was seen, in nanoseconds a byte.
 const OPEN_A_BYTE: f64 = 1.0;
 const DECODE_A_BYTE: f64 = 1.0;
+const PASS_A_BYTE: f64 = 0.2;
+
+/// Records are passed over if that takes at most this fraction of decoding them.
+const WORTH_PASSING: f64 = 0.5;
 
 /// A mean that forgets.
 #[derive(Clone, Copy, Debug, Default)]
@@ -95,6 +99,8 @@ impl Fit {
 struct Class {
     open: Rate,
     decode: Fit,
+    /// Nanoseconds of decoding for each byte, whatever rows there are.
+    seen: Rate,
     pass: Rate,
     /// Bytes of an open unit for each stored one.
     expansion: Rate,
@@ -118,7 +124,7 @@ struct Errors {
 pub struct Learned {
     /// Its name.
     pub class: String,
-    /// Nanoseconds to open a stored byte.
+    /// Nanoseconds to read and open a stored byte.
     pub open_byte: Option<f64>,
     /// Nanoseconds to decode: a row, and a byte.
     pub decode: Option<(f64, f64)>,
@@ -166,6 +172,22 @@ impl CostModel {
         })
     }
 
+    /// Nanoseconds to pass over a unit of so many stored bytes.
+    pub(crate) fn pass(&self, class: u32, stored: u64) -> u64 {
+        self.with(class, |c| {
+            let opened = stored as f64 * c.expansion.get().unwrap_or(1.0);
+            (c.pass.get().unwrap_or(PASS_A_BYTE) * opened).round() as u64
+        })
+    }
+
+    /// Whether passing over records takes far less than decoding them, as far as is known.
+    pub(crate) fn pays_to_pass(&self, class: u32) -> bool {
+        self.with(class, |c| match (c.pass.get(), c.seen.get()) {
+            (Some(pass), Some(decode)) => pass < WORTH_PASSING * decode,
+            _ => true,
+        })
+    }
+
     /// Bytes that an open unit may take.
     pub(crate) fn opened_bytes(&self, class: u32, stored: u64) -> u64 {
         self.with(class, |c| (c.widest.max(1.0) * stored as f64).round() as u64)
@@ -189,14 +211,25 @@ impl CostModel {
         self.with(class, |c| {
             let (rows, bytes, took) = (rows as f64, opened as f64, nanos as f64);
             let expected = decode(c, rows, bytes);
-            if c.decode.seen < FEW {
-                c.decode.observe(rows, bytes, took);
-                return;
+            let took = if c.decode.seen < FEW {
+                took
+            } else {
+                took.min(OUTLIER * expected.max(1000.0))
+            };
+            c.decode.observe(rows, bytes, took);
+            c.seen.observe(bytes, took);
+        });
+    }
+
+    /// A task was expected to take so many nanoseconds, and took so many.
+    pub(crate) fn judge(&self, class: u32, expected: u64, nanos: u64) {
+        self.with(class, |c| {
+            // What is expected before anything was seen isn't the model's.
+            if expected > 0 && c.decode.seen > FEW {
+                c.errors.tasks += 1;
+                c.errors.off += expected.abs_diff(nanos) as f64;
+                c.errors.took += nanos as f64;
             }
-            c.errors.tasks += 1;
-            c.errors.off += (expected - took).abs();
-            c.errors.took += took;
-            c.decode.observe(rows, bytes, took.min(OUTLIER * expected.max(1000.0)));
         });
     }
 
@@ -265,8 +298,8 @@ mod tests {
             model.decoded(0, rows, rows * 100, rows * 50);
         }
         assert!((model.decode(0, 64, 6400) as i64 - 3200).abs() <= 1);
-        let learned = &model.learned(&["null".into()])[0];
-        assert!(learned.error.unwrap() < 0.01, "{learned:?}");
+        model.judge(0, 100, 125);
+        assert_eq!(model.learned(&["null".into()])[0].error, Some(0.2));
     }
 
     #[test]

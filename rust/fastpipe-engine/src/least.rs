@@ -39,7 +39,8 @@ pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Re
     }
     let classes = 0..shared.source.classes().len() as u32;
     let rows = u64::from(settings.batch_size).min(sums.rows as u64);
-    let batch = classes.map(|class| shared.rows_need(class, rows)).max().unwrap_or(0);
+    // One that waits for the consumer, and one that is being made.
+    let batch = 2 * classes.map(|class| shared.rows_need(class, rows)).max().unwrap_or(0);
     let units_of = |rows: u64| sums.units(rows, units);
     let needed = match settings.kind {
         Kind::Sequential => 2 * sums.largest,
@@ -51,7 +52,7 @@ pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Re
     }
     let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
     let mut reason = format!(
-        "memory_limit is {}, and this takes at least {}: {} for a batch of {} rows and {} for ",
+        "memory_limit is {}, and this takes at least {}: {} for two batches of {} rows and {} for ",
         mb(limit),
         mb(least),
         mb(batch),

@@ -58,6 +58,11 @@ impl Memory {
         lock(&self.starts).units.get(&unit).cloned()
     }
 
+    /// Whether an earlier epoch has found where the records of a unit start.
+    pub(crate) fn knows_starts(&self, unit: u64) -> bool {
+        lock(&self.starts).units.contains_key(&unit)
+    }
+
     /// Keeps for later epochs where the records of a unit start, unless too much is kept already.
     pub(crate) fn keep_starts(&self, unit: u64, starts: &Starts, limit: Option<u64>) {
         // 4 bytes each: a thirty-second of the memory.

@@ -155,7 +155,8 @@ impl Shared {
             self.telemetry.add(&self.telemetry.rows_reopened, u64::from(info.rows));
         }
         let stored = info.range.map_or(0, |range| range.len);
-        let cost = self.costs.open(info.class, stored);
+        let pass = || self.costs.pass(info.class, stored);
+        let cost = self.costs.open(info.class, stored) + if self.memory.knows_starts(unit) { 0 } else { pass() };
         self.spawn(Urgency { batch: number, cost }, move |shared| {
             shared.open_cell(&cell, number, cost)
         });
@@ -163,7 +164,9 @@ impl Shared {
 
     /// Nanoseconds that it is expected to take to decode a batch, and the bytes of its rows as stored.
     fn picks_cost(&self, picks: &Picks) -> (u64, u64) {
-        let Some(&unit) = picks.units.first() else { return (0, 0) };
+        let Some(&unit) = picks.units.first() else {
+            return (0, 0);
+        };
         let infos = picks.units.iter().map(|&unit| self.source.describe(unit));
         let (bytes, records) = infos.fold((0, 0), |(bytes, records), info| {
             let stored = info.range.map_or(0, |range| range.len);
@@ -171,7 +174,10 @@ impl Shared {
         });
         let rows = picks.rows.len() as u64;
         let stored = (u128::from(bytes) * u128::from(rows) / u128::from(records.max(1))) as u64;
-        (self.costs.decode(self.source.describe(unit).class, rows, stored), stored)
+        (
+            self.costs.decode(self.source.describe(unit).class, rows, stored),
+            stored,
+        )
     }
 
     /// Opens a unit and finds its records; then starts the batches that waited for it alone.
@@ -291,12 +297,13 @@ impl Shared {
                 return;
             }
             class = Some(info.class);
-            bytes += unit.as_ref().map_or(0, |unit| unit.get().held_bytes()) as u64;
+            bytes += unit.as_ref().map_or(0, |unit| unit.get().bytes()) as u64;
             records += u64::from(info.rows);
         }
         if let Some(class) = class {
             let bytes = (u128::from(bytes) * u128::from(rows) / u128::from(records.max(1))) as u64;
             self.costs.decoded(class, rows, bytes, nanos);
+            self.costs.judge(class, ready.batch.cost, nanos);
         }
     }
 }

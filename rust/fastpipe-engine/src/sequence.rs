@@ -52,6 +52,11 @@ impl Sequence {
         self.cells
     }
 
+    /// Whether a unit is in use.
+    pub(crate) fn has(&self, unit: u64) -> bool {
+        self.units.contains_key(&unit)
+    }
+
     /// Whether any was begun.
     pub(crate) fn is_in_use(&self) -> bool {
         self.cells > 0
@@ -123,6 +128,15 @@ impl Shared {
                 left.record += taken.rows;
                 left.slot += taken.rows;
                 cost_left = cost_left.saturating_sub(taken_cost);
+            }
+        }
+        // The batch has reserved memory for units that end in it; those of which more is to come outlast it.
+        if let Some(run) = runs.last()
+            && let Some((cell, _)) = units.units.get(&run.unit)
+        {
+            let mut state = cell.lock();
+            if state.reserved.is_none() {
+                state.reserved = Some(self.budget.reserve(self.unit_bytes(run.unit)));
             }
         }
         let rows = Rows::new(self.parts.clone(), about.rows, &self.memory.slabs)?;
@@ -199,15 +213,14 @@ impl Shared {
                 let open = state.open.clone();
                 state.opening = open.is_none() && error.is_none();
                 drop(state);
-                let began = self.telemetry.records_spans().then(|| self.telemetry.now());
+                let start = self.telemetry.now();
                 let read = match error {
                     Some(error) => Err(error),
                     None => self.read(piece, open, mark, &mut sink),
                 };
-                if let Some(start) = began {
-                    let span = (piece.expected, Activity::Decode);
-                    self.note(span, job.number, start);
-                }
+                self.costs
+                    .judge(job.class, piece.expected, self.telemetry.now() - start);
+                self.note((piece.expected, Activity::Decode), job.number, start);
                 self.end_piece(&job, piece, read);
                 task.done += 1;
             }
@@ -265,6 +278,7 @@ impl Shared {
         state.done += 1;
         if state.pieces == Some(state.done) {
             state.open = None;
+            state.reserved = None;
         }
         let next = lock(&self.parked).remove(&(piece.cell.id, behind));
         drop(state);
@@ -353,8 +367,9 @@ impl Shared {
             .collect();
         parked.sort_by_key(|(batch, _, number, _)| (*batch, *number));
         for (batch, cell, number, record) in parked {
+            let class = self.source.describe(cell.unit).class;
             let mut state = cell.lock();
-            if !state.can_be_passed_over(number) {
+            if !state.can_be_passed_over(number) || !self.costs.pays_to_pass(class) {
                 continue;
             }
             state.passing = true;
@@ -369,7 +384,6 @@ impl Shared {
                     .telemetry
                     .time(Activity::Advance, || unit.get().advance(from, record));
                 let mark = mark?;
-                let class = self.source.describe(cell.unit).class;
                 self.costs.passed(class, mark.byte.saturating_sub(from.byte), nanos);
                 let rows = u64::from(record.saturating_sub(from.record));
                 self.telemetry.add(&self.telemetry.rows_skipped, rows);

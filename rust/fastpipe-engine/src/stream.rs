@@ -375,7 +375,7 @@ impl Shared {
     /// Fetches and opens a unit.
     pub(crate) fn open(&self, unit: u64, epoch: u64) -> Result<OpenUnit> {
         let info = self.source.describe(unit);
-        let (bytes, _) = self.telemetry.time(Activity::Read, || match info.range {
+        let (bytes, reading) = self.telemetry.time(Activity::Read, || match info.range {
             Some(range) => self.files.read(range, &self.memory.buffers),
             None => Ok(Vec::new()),
         });
@@ -386,8 +386,8 @@ impl Shared {
             self.source.open(unit, pass, bytes, &self.memory.buffers)
         });
         let opened = OpenUnit::new(opened?, self.memory.clone());
-        let held = opened.get().held_bytes() as u64;
-        self.costs.opened(info.class, stored, held, nanos);
+        let held = opened.get().bytes() as u64;
+        self.costs.opened(info.class, stored, held, reading + nanos);
         let telemetry = &self.telemetry;
         telemetry.add(&telemetry.units_opened, 1);
         telemetry.add(&telemetry.rows_opened, u64::from(info.rows));
@@ -438,6 +438,10 @@ impl Shared {
         let mut free = lock(&self.memory.fragments);
         for mut fragment in left.fragments {
             if free.len() < 2 * self.threads {
+                if self.budget.limit().is_some() {
+                    // Arenas that nobody uses count only where free memory is counted.
+                    (0..self.parts.len()).for_each(|part| drop(fragment.take_arena(part)));
+                }
                 fragment.clear();
                 free.push(fragment);
             }

@@ -51,6 +51,8 @@ pub(crate) struct SequenceCell {
 pub(crate) struct SequenceState {
     /// The unit, while it is open.
     pub(crate) open: Option<Arc<OpenUnit>>,
+    /// Its memory, if several batches read it.
+    pub(crate) reserved: Option<Reserved>,
     /// Whether somebody is opening it.
     pub(crate) opening: bool,
     /// Where pieces start, as far as that is known.
@@ -91,6 +93,7 @@ impl SequenceCell {
     pub(crate) fn new(unit: u64, epoch: u64, id: u64) -> Self {
         let state = SequenceState {
             open: None,
+            reserved: None,
             opening: false,
             starts: vec![Mark::START],
             done: 0,

@@ -135,7 +135,7 @@ impl Unit for MadeUnit {
         self.rows
     }
 
-    fn held_bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         4 * self.rows as usize
     }
 
