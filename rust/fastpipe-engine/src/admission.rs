@@ -178,10 +178,10 @@ impl Shared {
             Content::Runs(runs) => {
                 let ends = |run: &Run| run.record + run.rows >= self.source.describe(run.unit).rows;
                 let new = runs.iter().filter(|run| !admission.sequence.has(run.unit));
-                let (ending, outlasting): (Vec<_>, Vec<_>) = new.partition(|run| ends(run));
+                let (ending, outlasting): (Vec<&Run>, Vec<&Run>) = new.partition(|run| ends(run));
                 // One after the other is read and closed.
-                let ending = ending.iter().map(|run| self.unit_bytes(run.unit)).max().unwrap_or(0);
-                let outlasting = outlasting.iter().map(|run| self.unit_bytes(run.unit)).sum();
+                let ending = ending.iter().map(|run: &&Run| self.unit_bytes(run.unit)).max().unwrap_or(0);
+                let outlasting = outlasting.iter().map(|run: &&Run| self.unit_bytes(run.unit)).sum();
                 (runs.first().map(|run| run.unit), ending, outlasting)
             }
             Content::Picks(picks) => {
