@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use fastpipe_batch::{BufferPool, Error, ErrorKind};
+use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind};
 use zstd::zstd_safe::{self, DCtx, InBuffer, OutBuffer, ResetDirective};
 
 use crate::limits::MAX_BLOCK_BYTES;
@@ -61,10 +61,10 @@ thread_local! {
 }
 
 /// Decompresses a block. `guess` is how large the output is expected to be: only a hint. `Codec::Null` copies.
-pub fn decompress(codec: Codec, input: &[u8], guess: usize, pool: &BufferPool) -> Result<Vec<u8>, Error> {
+pub fn decompress(codec: Codec, input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Error> {
     match codec {
         Codec::Null => {
-            let mut out = pool.take(input.len());
+            let mut out = pool.take(input.len())?;
             out.copy_from_slice(input);
             Ok(out)
         }
@@ -94,7 +94,7 @@ fn first_size(input: usize, guess: usize, ratio: usize) -> usize {
         .min(MAX_BLOCK_BYTES)
 }
 
-fn inflate(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Vec<u8>, Error> {
+fn inflate(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Error> {
     use libdeflater::DecompressionError::{BadData, InsufficientSpace};
     // A match of 258 bytes takes at least two bits.
     const RATIO: usize = 1032;
@@ -105,7 +105,7 @@ fn inflate(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Vec<u8>, Err
         .min(MAX_BLOCK_BYTES);
     let mut size = first_size(input.len(), guess, RATIO);
     loop {
-        let mut out = pool.take(size);
+        let mut out = pool.take(size)?;
         match INFLATER.with_borrow_mut(|d| d.deflate_decompress(input, &mut out)) {
             Ok(n) => {
                 out.truncate(n);
@@ -129,7 +129,7 @@ fn inflate(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Vec<u8>, Err
     }
 }
 
-fn unsnap(input: &[u8], pool: &BufferPool) -> Result<Vec<u8>, Error> {
+fn unsnap(input: &[u8], pool: &BufferPool) -> Result<Buffer, Error> {
     // A copy of 64 bytes takes three.
     const RATIO: usize = 22;
     let Some((body, crc)) = input.split_last_chunk::<4>() else {
@@ -146,7 +146,7 @@ fn unsnap(input: &[u8], pool: &BufferPool) -> Result<Vec<u8>, Error> {
         let what = format_args!("{} bytes can't decompress to the {declared} declared", body.len());
         return Err(malformed(Codec::Snappy, what));
     }
-    let mut out = pool.take(declared);
+    let mut out = pool.take(declared)?;
     let n = snap::raw::Decoder::new()
         .decompress(body, &mut out)
         .map_err(|e| malformed(Codec::Snappy, e))?;
@@ -159,9 +159,9 @@ fn unsnap(input: &[u8], pool: &BufferPool) -> Result<Vec<u8>, Error> {
     Ok(out)
 }
 
-fn unzstd(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Vec<u8>, Error> {
+fn unzstd(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Error> {
     let failed = |code| malformed(Codec::Zstandard, zstd_safe::get_error_name(code));
-    let mut out = pool.take(first_size(input.len(), guess, 1 << 16));
+    let mut out = pool.take(first_size(input.len(), guess, 1 << 16))?;
     let mut source = InBuffer::around(input);
     let mut written = 0;
     ZSTD.with_borrow_mut(|context| {
@@ -180,7 +180,9 @@ fn unzstd(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Vec<u8>, Erro
                     return Err(too_large(Codec::Zstandard));
                 }
                 let larger = out.len().saturating_mul(4).clamp(4096, MAX_BLOCK_BYTES);
-                out.resize(larger, 0);
+                let mut more = pool.take(larger)?;
+                more[..written].copy_from_slice(&out);
+                pool.put(std::mem::replace(&mut out, more));
             } else if all_read {
                 return Err(malformed(Codec::Zstandard, "the frame is cut short"));
             }
@@ -227,7 +229,7 @@ mod tests {
             let data = seed.repeat(repeat);
             for codec in Codec::ALL {
                 let packed = compress(codec, &data);
-                prop_assert!(decompress(codec, &packed, guess, &pool).unwrap() == data, "{}", codec);
+                prop_assert!(decompress(codec, &packed, guess, &pool).unwrap()[..] == data[..], "{}", codec);
             }
         }
 

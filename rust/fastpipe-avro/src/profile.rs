@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fastpipe_batch::{BufferPool, Fragment, Mark, Pick, Result, Rows, Sink, SlabPool};
+use fastpipe_batch::{Buffer, BufferPool, Fragment, Mark, Pick, Result, Rows, Sink, SlabPool};
 
 use crate::compile::compile;
 use crate::decode;
@@ -27,7 +27,7 @@ pub struct ColumnTimes {
 }
 
 /// Decodes the first records of a unit, whose stored bytes are given, with all columns and without each of them.
-pub fn column_times(source: &AvroSource, unit: u64, bytes: Vec<u8>) -> Result<ColumnTimes> {
+pub fn column_times(source: &AvroSource, unit: u64, bytes: Buffer) -> Result<ColumnTimes> {
     let block = source.open_block(unit, bytes, &BufferPool::default())?;
     let schema = source.schema_of(unit);
     let features: Vec<_> = source.avro_columns().iter().map(|column| &column.feature).collect();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
-    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Mark, Pass, Pick, Result, Sink, Source, Starts, Unit,
+    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Mark, Pass, Pick, Result, Sink, Source, Starts, Unit,
     UnitInfo, prefetch, prefetch_of,
 };
 
@@ -218,7 +218,7 @@ impl AvroSource {
         &self.file(unit).0.schema
     }
 
-    pub(crate) fn open_block(&self, unit: u64, bytes: Vec<u8>, pool: &BufferPool) -> Result<AvroBlock> {
+    pub(crate) fn open_block(&self, unit: u64, bytes: Buffer, pool: &BufferPool) -> Result<AvroBlock> {
         let (file, _, _) = self.file(unit);
         let entry = self.blocks[unit as usize];
         let block = Block::parse(&bytes, entry.offset)?;
@@ -297,7 +297,7 @@ impl Source for AvroSource {
         &self.locations
     }
 
-    fn open(&self, unit: u64, _pass: Pass, bytes: Vec<u8>, pool: &BufferPool) -> Result<Box<dyn Unit>> {
+    fn open(&self, unit: u64, _pass: Pass, bytes: Buffer, pool: &BufferPool) -> Result<Box<dyn Unit>> {
         Ok(Box::new(self.open_block(unit, bytes, pool)?))
     }
 
@@ -312,7 +312,7 @@ impl Source for AvroSource {
 /// A decompressed block.
 pub(crate) struct AvroBlock {
     plan: Arc<Plan>,
-    data: Vec<u8>,
+    data: Buffer,
     start: usize,
     end: usize,
     rows: u32,

@@ -1,6 +1,46 @@
 //! Byte buffers that are used again.
 
-use std::sync::{Mutex, PoisonError};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Error, ErrorKind};
+use crate::owned::Memory;
+
+/// Bytes with memory of their own.
+#[derive(Debug, Default)]
+pub struct Buffer {
+    memory: Option<Memory>,
+    len: usize,
+}
+
+impl Buffer {
+    /// Keeps the first `len` bytes.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Bytes that its memory has room for.
+    pub fn capacity(&self) -> usize {
+        self.memory.as_ref().map_or(0, Memory::capacity)
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.memory.as_ref().map_or(&[], |memory| &memory.bytes()[..self.len])
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let len = self.len;
+        self.memory
+            .as_mut()
+            .map_or(&mut [], |memory| &mut memory.bytes_mut()[..len])
+    }
+}
 
 /// Buffers kept for the next use. Fresh memory costs a page fault for each 4 KB, which is more than reading into it.
 ///
@@ -12,7 +52,7 @@ pub struct BufferPool {
 
 #[derive(Debug, Default)]
 struct State {
-    free: Vec<Vec<u8>>,
+    free: Vec<Memory>,
     /// Buffers in use.
     taken: usize,
     /// The most of them so far.
@@ -38,42 +78,63 @@ pub struct Reuse {
 const KEPT: usize = 16;
 
 /// A free buffer is not used for less than this fraction of its size, or small units would pin large buffers.
-const LARGEST_WASTE: usize = 8;
+const LARGEST_WASTE: usize = 4;
+
+/// Sizes are rounded up to a multiple of this, so that units of similar sizes share buffers.
+const GRAIN: usize = 64 << 10;
+
+/// Bytes of a new buffer for `len`: a little more, since units vary in size.
+fn size(len: usize) -> usize {
+    match len {
+        len if len < GRAIN / 2 => len.next_multiple_of(4096).max(4096),
+        len => len
+            .saturating_add(len / 16)
+            .checked_next_multiple_of(GRAIN)
+            .unwrap_or(usize::MAX),
+    }
+}
 
 impl BufferPool {
-    /// A buffer of exactly `len` bytes, whose contents are arbitrary but initialised.
-    pub fn take(&self, len: usize) -> Vec<u8> {
-        let mut buffer = {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    /// A buffer of exactly `len` bytes, whose contents are arbitrary but initialised; an error where there is no such memory.
+    pub fn take(&self, len: usize) -> Result<Buffer, Error> {
+        let found = {
+            let mut state = self.lock();
             state.taken += 1;
             state.most = state.most.max(state.taken);
-            let fits = |b: &Vec<u8>| b.capacity() >= len && b.capacity() / LARGEST_WASTE <= len.max(4096);
-            let found = state.free.iter().rposition(fits).map(|i| state.free.swap_remove(i));
+            let fits = |m: &Memory| m.capacity() >= len && m.capacity() / LARGEST_WASTE <= len.max(GRAIN);
+            let free = state.free.iter().enumerate().filter(|(_, memory)| fits(memory));
+            let best = free.min_by_key(|(_, memory)| memory.capacity()).map(|(i, _)| i);
+            let found = best.map(|i| state.free.remove(i));
             match &found {
-                Some(buffer) => {
+                Some(memory) => {
                     state.reused += 1;
-                    state.free_bytes -= buffer.capacity();
+                    state.free_bytes -= memory.capacity();
                 }
                 None => state.fresh += 1,
             }
-            found.unwrap_or_default()
+            found
         };
-        if buffer.len() >= len {
-            buffer.truncate(len);
-        } else {
-            buffer.resize(len, 0);
-        }
-        buffer
+        let memory = found.or_else(|| Memory::new(size(len))).ok_or_else(|| {
+            self.lock().taken -= 1;
+            Error::new(
+                ErrorKind::Limit,
+                format!("there are no {len} bytes of memory for a block"),
+            )
+        })?;
+        Ok(Buffer {
+            memory: Some(memory),
+            len,
+        })
     }
 
     /// Gives a buffer back.
-    pub fn put(&self, buffer: Vec<u8>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn put(&self, buffer: Buffer) {
+        let mut state = self.lock();
         // Buffers that were made elsewhere come, too.
         state.taken = state.taken.saturating_sub(1);
-        if buffer.capacity() > 0 {
-            state.free_bytes += buffer.capacity();
-            state.free.push(buffer);
+        if let Some(memory) = buffer.memory {
+            state.free_bytes += memory.capacity();
+            state.free.push(memory);
         }
         if state.free.len() + state.taken > state.most.max(KEPT) {
             state.drop_oldest();
@@ -81,21 +142,25 @@ impl BufferPool {
         state.trim();
     }
 
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Keeps at most so many bytes of free buffers from now on; without a limit if it is `None`.
     pub fn keep(&self, bytes: Option<usize>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         state.keep = bytes;
         state.trim();
     }
 
     /// Bytes of free buffers.
     pub fn free_bytes(&self) -> usize {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).free_bytes
+        self.lock().free_bytes
     }
 
     /// How often buffers were used again.
     pub fn reuse(&self) -> Reuse {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.lock();
         Reuse {
             reused: state.reused,
             fresh: state.fresh,
@@ -124,25 +189,49 @@ mod tests {
     #[test]
     fn buffers_come_back() {
         let pool = BufferPool::default();
-        let b = pool.take(10_000);
+        let mut b = pool.take(100_000).unwrap();
+        b[99_999] = 1;
         let at = b.as_ptr();
         pool.put(b);
-        let again = pool.take(9_000);
-        assert_eq!((again.as_ptr(), again.len()), (at, 9_000));
+        let again = pool.take(90_000).unwrap();
+        assert_eq!((again.as_ptr(), again.len()), (at, 90_000));
+        let larger = pool.take(100_000).unwrap();
+        assert_ne!(larger.as_ptr(), at, "the first is in use");
         pool.put(again);
-        let larger = pool.take(10_001);
-        assert_ne!(larger.as_ptr(), at, "a larger one needs new memory");
+        pool.put(larger);
+        assert_eq!(pool.reuse(), Reuse { reused: 1, fresh: 2 });
+    }
+
+    #[test]
+    fn the_smallest_that_fits_is_taken() {
+        let pool = BufferPool::default();
+        let buffers = [1_000_000, 300_000, 500_000].map(|len| pool.take(len).unwrap());
+        let small = buffers[1].as_ptr();
+        buffers.into_iter().for_each(|buffer| pool.put(buffer));
+        assert_eq!(pool.take(250_000).unwrap().as_ptr(), small);
+        assert!(
+            pool.take(10).unwrap().capacity() < 100_000,
+            "a small one pins no large one"
+        );
+        assert!(pool.take(usize::MAX / 2).is_err());
     }
 
     #[test]
     fn the_pool_is_bounded() {
         let pool = BufferPool::default();
+        let free = || pool.lock().free.len();
         for _ in 0..3 * KEPT {
-            pool.put(vec![0; 100]);
+            let buffer = Buffer {
+                memory: Memory::new(100),
+                len: 100,
+            };
+            pool.put(buffer);
         }
-        assert_eq!(pool.state.lock().unwrap().free.len(), KEPT);
-        let many: Vec<_> = (0..3 * KEPT).map(|_| pool.take(100)).collect();
+        assert_eq!(free(), KEPT);
+        let many: Vec<_> = (0..3 * KEPT).map(|_| pool.take(100).unwrap()).collect();
         many.into_iter().for_each(|b| pool.put(b));
-        assert_eq!(pool.state.lock().unwrap().free.len(), 3 * KEPT);
+        assert_eq!(free(), 3 * KEPT);
+        pool.keep(Some(5 * 4096));
+        assert_eq!((free(), pool.free_bytes()), (5, 5 * 4096));
     }
 }

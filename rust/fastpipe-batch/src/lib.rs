@@ -19,6 +19,7 @@ mod buffers;
 mod dtype;
 mod error;
 mod gather;
+mod owned;
 mod pages;
 mod prefetch;
 mod sink;
@@ -26,14 +27,15 @@ mod slab;
 mod source;
 mod spec;
 
-pub use buffers::{BufferPool, Reuse};
+pub use buffers::{Buffer, BufferPool, Reuse};
 pub use dtype::{DType, Leaf};
 pub use error::{Error, ErrorKind, Location};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
+pub use owned::ALIGNMENT;
 pub use pages::reserve_large;
 pub use prefetch::{prefetch, prefetch_of};
 pub use sink::{Element, Filled, Fragment, Overflow, Rows, Sink, Writer};
-pub use slab::{ALIGNMENT, Slab, SlabPool};
+pub use slab::{Slab, SlabPool};
 pub use source::{ByteRange, Mark, Pass, Pick, ReadAt, Source, Starts, Unit, UnitInfo};
 pub use spec::{ColumnSpec, Form, NestedForm, Part, PartKind, SparseForm, SparseLayout};
 

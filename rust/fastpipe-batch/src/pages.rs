@@ -24,18 +24,14 @@ pub fn reserve_large<T: Copy>(data: &mut Vec<T>, capacity: usize) {
 /// Asks for large pages for the caller's memory, before it is written for the first time.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn advise(start: *mut u8, bytes: usize) {
-    use std::ffi::{c_int, c_void};
+    use rustix::mm::{Advice, madvise};
 
     const PAGE: usize = 4096;
-    const MADV_HUGEPAGE: c_int = 14;
-    unsafe extern "C" {
-        fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int;
-    }
     let skipped = start.addr().next_multiple_of(PAGE) - start.addr();
     let bytes = bytes.saturating_sub(skipped) / PAGE * PAGE;
     // SAFETY: the pages lie within memory of the caller's. The advice changes neither what they hold nor what may be done
     // with them, only how they are mapped; where it isn't taken, nothing happens, so the result doesn't matter.
-    unsafe { madvise(start.wrapping_add(skipped).cast(), bytes, MADV_HUGEPAGE) };
+    let _ = unsafe { madvise(start.wrapping_add(skipped).cast(), bytes, Advice::LinuxHugepage) };
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]

@@ -18,7 +18,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::error::{Error, ErrorKind};
-use crate::slab::{ALIGNMENT, Slab, SlabPool};
+use crate::owned::ALIGNMENT;
+use crate::slab::{Slab, SlabPool};
 use crate::spec::{Part, PartKind};
 use std::sync::Arc;
 

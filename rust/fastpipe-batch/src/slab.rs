@@ -8,63 +8,11 @@
 //! doesn't exist in the child. A slab that dies in another process than it was made in is therefore freed, not pooled.
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout, alloc, dealloc};
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::buffers::Reuse;
 use crate::error::{Error, ErrorKind};
-use crate::pages::{LARGE_PAGE, advise};
-
-/// Alignment of slabs and of every array in them: a cache line, and the widest vector registers.
-pub const ALIGNMENT: usize = 64;
-
-/// Memory of its own, aligned to [`ALIGNMENT`].
-#[derive(Debug)]
-struct Memory {
-    start: NonNull<u8>,
-    capacity: usize,
-}
-
-// SAFETY: `Memory` owns its allocation and gives no access to the bytes by itself.
-unsafe impl Send for Memory {}
-// SAFETY: as above; `&Memory` only tells the address and the size.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    /// `None` where the system has no such memory. `capacity` is at least 1.
-    fn new(capacity: usize) -> Option<Self> {
-        let layout = Memory::layout(capacity.max(1))?;
-        // SAFETY: the size is not zero.
-        let start = NonNull::new(unsafe { alloc(layout) })?;
-        if layout.size() >= LARGE_PAGE {
-            advise(start.as_ptr(), layout.size());
-        }
-        // SAFETY: it was just allocated with this size, and nobody else knows of it.
-        unsafe { start.write_bytes(0, layout.size()) };
-        Some(Memory {
-            start,
-            capacity: layout.size(),
-        })
-    }
-}
-
-impl Memory {
-    /// Large ones begin where a large page does.
-    fn layout(capacity: usize) -> Option<Layout> {
-        let alignment = if capacity < LARGE_PAGE { ALIGNMENT } else { LARGE_PAGE };
-        Layout::from_size_align(capacity, alignment).ok()
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if let Some(layout) = Memory::layout(self.capacity) {
-            // SAFETY: `new` made this layout, of the same capacity, and allocated with it. The allocation is ours.
-            unsafe { dealloc(self.start.as_ptr(), layout) };
-        }
-    }
-}
+use crate::owned::Memory;
 
 /// Memory for the arrays of one batch. Returns to its pool when dropped.
 pub struct Slab {
@@ -80,14 +28,14 @@ impl Slab {
     /// Says that a consumer has it from now on: it no longer counts as used by the engine.
     pub fn lend(&mut self) {
         if let (false, Some(memory), Some(pool)) = (self.lent, &self.memory, self.pool.upgrade()) {
-            pool.lock().used_bytes -= memory.capacity;
+            pool.lock().used_bytes -= memory.capacity();
             self.lent = true;
         }
     }
 
     /// The first byte. Valid, and initialised, for [`Slab::len`] bytes, for as long as the slab lives.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.memory.as_ref().map_or(std::ptr::null_mut(), |m| m.start.as_ptr())
+        self.memory.as_ref().map_or(std::ptr::null_mut(), Memory::as_ptr)
     }
 
     /// The bytes in use. Whoever dereferences a pointer from [`Slab::as_ptr`] must not do so meanwhile.
@@ -155,14 +103,14 @@ struct State {
 impl State {
     fn take(&mut self, i: usize) -> Memory {
         let memory = self.free.swap_remove(i);
-        self.free_bytes -= memory.capacity;
+        self.free_bytes -= memory.capacity();
         memory
     }
 
     /// The one that has been of no use for longest.
     fn drop_oldest(&mut self) {
         if !self.free.is_empty() {
-            self.free_bytes -= self.free.remove(0).capacity;
+            self.free_bytes -= self.free.remove(0).capacity();
         }
     }
 
@@ -194,19 +142,19 @@ impl SlabPool {
     pub fn take(self: &Arc<Self>, len: usize) -> Result<Slab, Error> {
         let memory = {
             let mut state = self.lock();
-            let fits = |m: &Memory| m.capacity >= len && m.capacity / LARGEST_WASTE <= len.max(GRAIN);
+            let fits = |m: &Memory| m.capacity() >= len && m.capacity() / LARGEST_WASTE <= len.max(GRAIN);
             let best = state
                 .free
                 .iter()
                 .enumerate()
                 .filter(|(_, m)| fits(m))
-                .min_by_key(|(_, m)| m.capacity);
+                .min_by_key(|(_, m)| m.capacity());
             let memory = best.map(|(i, _)| i).map(|i| state.take(i));
             match &memory {
                 Some(_) => state.reused += 1,
                 None => state.fresh += 1,
             }
-            state.used_bytes += memory.as_ref().map_or_else(|| SlabPool::size(len), |m| m.capacity);
+            state.used_bytes += memory.as_ref().map_or_else(|| SlabPool::size(len), |m| m.capacity());
             memory
         };
         let memory = memory.or_else(|| Memory::new(SlabPool::size(len))).ok_or_else(|| {
@@ -276,9 +224,9 @@ impl SlabPool {
     fn put(&self, memory: Memory, lent: bool) {
         let mut state = self.lock();
         if !lent {
-            state.used_bytes -= memory.capacity;
+            state.used_bytes -= memory.capacity();
         }
-        state.free_bytes += memory.capacity;
+        state.free_bytes += memory.capacity();
         state.free.push(memory);
         if state.free.len() > state.kept {
             state.drop_oldest();
@@ -290,6 +238,7 @@ impl SlabPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::owned::ALIGNMENT;
 
     #[test]
     fn slabs_are_aligned_zeroed_and_used_again() {

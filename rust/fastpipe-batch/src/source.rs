@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::buffers::BufferPool;
+use crate::buffers::{Buffer, BufferPool};
 use crate::error::Error;
 use crate::sink::Sink;
 use crate::spec::ColumnSpec;
@@ -87,7 +87,7 @@ pub trait Source: Send + Sync + 'static {
     fn locations(&self) -> &[Arc<str>];
 
     /// Makes a unit ready to be placed: decompresses it, say. Pure in `(unit, pass, bytes)`; memory comes from `pool`.
-    fn open(&self, unit: u64, pass: Pass, bytes: Vec<u8>, pool: &BufferPool) -> Result<Box<dyn Unit>, Error>;
+    fn open(&self, unit: u64, pass: Pass, bytes: Buffer, pool: &BufferPool) -> Result<Box<dyn Unit>, Error>;
 
     /// Adds to an error what only the source knows of where a unit lies.
     fn locate(&self, unit: u64, error: Error) -> Error;

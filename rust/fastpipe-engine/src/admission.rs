@@ -180,7 +180,11 @@ impl Shared {
                 let new = runs.iter().filter(|run| !admission.sequence.has(run.unit));
                 let (ending, outlasting): (Vec<&Run>, Vec<&Run>) = new.partition(|run| ends(run));
                 // One after the other is read and closed.
-                let ending = ending.iter().map(|run: &&Run| self.unit_bytes(run.unit)).max().unwrap_or(0);
+                let ending = ending
+                    .iter()
+                    .map(|run: &&Run| self.unit_bytes(run.unit))
+                    .max()
+                    .unwrap_or(0);
                 let outlasting = outlasting.iter().map(|run: &&Run| self.unit_bytes(run.unit)).sum();
                 (runs.first().map(|run| run.unit), ending, outlasting)
             }

@@ -5,7 +5,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fastpipe_batch::{BufferPool, ByteRange, Error, ErrorKind, ReadAt, Result};
+use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, ReadAt, Result};
 
 /// An open file.
 #[derive(Debug)]
@@ -110,11 +110,11 @@ impl Files {
     }
 
     /// Reads a range into memory of the pool.
-    pub fn read(&self, range: ByteRange, pool: &BufferPool) -> Result<Vec<u8>> {
+    pub fn read(&self, range: ByteRange, pool: &BufferPool) -> Result<Buffer> {
         let file = self.get(range.location)?;
         let len = usize::try_from(range.len)
             .map_err(|_| Error::new(ErrorKind::Limit, "a unit is larger than memory can be addressed"))?;
-        let mut bytes = pool.take(len);
+        let mut bytes = pool.take(len)?;
         let found = file.read_at(range.offset, &mut bytes)?;
         if found < len {
             let reason = format!("expected {len} bytes, found {found}: the file became shorter");

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use fastpipe_batch::{Error, ErrorKind, Part, Pass, Result, Slab, Source};
+use fastpipe_batch::{Buffer, Error, ErrorKind, Part, Pass, Result, Slab, Source};
 use fastpipe_order::Cursor;
 
 use crate::admission::Admission;
@@ -377,7 +377,7 @@ impl Shared {
         let info = self.source.describe(unit);
         let (bytes, reading) = self.telemetry.time(Activity::Read, || match info.range {
             Some(range) => self.files.read(range, &self.memory.buffers),
-            None => Ok(Vec::new()),
+            None => Ok(Buffer::default()),
         });
         let bytes = bytes?;
         let stored = bytes.len() as u64;

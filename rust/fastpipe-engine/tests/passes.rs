@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use fastpipe_batch::{
-    BufferPool, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, Mark, NestedForm, Pass, Pick, Result, Sink, Source,
-    Starts, Unit, UnitInfo,
+    Buffer, BufferPool, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, Mark, NestedForm, Pass, Pick, Result, Sink,
+    Source, Starts, Unit, UnitInfo,
 };
 use fastpipe_engine::{Memory, Options, Poll, Stream};
 use fastpipe_order::{Kind, Order, Settings, ShardBy, Uneven, Units};
@@ -89,7 +89,7 @@ impl Source for Made {
         &[]
     }
 
-    fn open(&self, unit: u64, _pass: Pass, _bytes: Vec<u8>, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
+    fn open(&self, unit: u64, _pass: Pass, _bytes: Buffer, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
         self.opened.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(MadeUnit {
             unit,

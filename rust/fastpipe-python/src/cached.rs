@@ -116,7 +116,7 @@ fn load(
 fn check_empty(py: Python<'_>, file: &LocalFile, info: &FileInfo, blocks: &[Block]) -> PyResult<Result<(), Error>> {
     let pool = BufferPool::default();
     let check = |number: usize, block: &Block| {
-        let mut bytes = pool.take(block.len() as usize);
+        let mut bytes = pool.take(block.len() as usize)?;
         file.read_at(block.offset, &mut bytes)?;
         if Block::parse(&bytes, block.offset)? != *block {
             return Err(Error::new(

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fastpipe_avro::{AvroSource, Block, Evidence, Feature, FileInfo, Inferred, column_times, infer};
-use fastpipe_batch::{BufferPool, Error, ErrorKind, Pass as Reading, Source};
+use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, Pass as Reading, Source};
 use fastpipe_engine::{Files, IndexCache, Memory};
 use fastpipe_order::Units;
 use numpy::PyArray1;
@@ -120,7 +120,7 @@ impl Dataset {
         let times = py.detach(|| {
             let range = source.describe(unit).range;
             let bytes = range.map_or_else(
-                || Ok(Vec::new()),
+                || Ok(Buffer::default()),
                 |range| Files::new(source.locations()).read(range, &BufferPool::default()),
             )?;
             column_times(source, unit, bytes).map_err(|e| source.locate(unit, e))

@@ -34,7 +34,7 @@ impl ContainerFile {
         if self.info.codec == Codec::Null {
             return Ok(block.size as usize);
         }
-        let mut stored = pool.take(block.size as usize);
+        let mut stored = pool.take(block.size as usize)?;
         let found = self.file.read_at(block.offset + u64::from(block.header), &mut stored)?;
         let data = if found < stored.len() {
             Err(Error::new(

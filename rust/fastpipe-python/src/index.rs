@@ -48,7 +48,7 @@ pub(crate) fn walk_telling(
             for (number, block) in (blocks.len() as u64..).zip(&more) {
                 info.check(number, block)?;
                 if block.rows == 0 {
-                    let mut stored = pool.take(block.size as usize);
+                    let mut stored = pool.take(block.size as usize)?;
                     file.read_at(block.offset + u64::from(block.header), &mut stored)?;
                     info.check_empty(number, block, &stored, &pool)?;
                     pool.put(stored);
