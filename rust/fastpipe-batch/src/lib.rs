@@ -16,6 +16,7 @@
 //! order of slots, when all lengths are known.
 
 mod buffers;
+mod cells;
 mod dtype;
 mod error;
 mod gather;
@@ -25,17 +26,20 @@ mod sink;
 mod slab;
 mod source;
 mod spec;
+mod writer;
 
 pub use buffers::BufferPool;
+pub use cells::Cells;
 pub use dtype::{DType, Leaf};
 pub use error::{Error, ErrorKind, Location};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
 pub use pages::reserve_large;
 pub use prefetch::prefetch;
-pub use sink::{Element, Filled, Fragment, Overflow, Rows, Sink, Writer};
+pub use sink::{Filled, Fragment, Rows, Sink};
 pub use slab::{ALIGNMENT, Slab, SlabPool};
 pub use source::{ByteRange, Mark, Pass, Pick, ReadAt, Source, Starts, Unit, UnitInfo};
 pub use spec::{ColumnSpec, Form, NestedForm, Part, PartKind, SparseForm, SparseLayout};
+pub use writer::{Element, Overflow, Writer};
 
 #[cfg(target_endian = "big")]
 compile_error!("fastpipe copies little-endian values as they stand and needs a little-endian machine");
