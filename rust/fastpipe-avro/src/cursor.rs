@@ -365,11 +365,29 @@ impl<'a> Cursor<'a> {
     /// The bytes of a string or of bytes.
     #[inline(always)]
     pub(crate) fn text(&mut self) -> Result<&'a [u8]> {
+        let (bytes, n) = self.text_and_rest()?;
+        Ok(&bytes[..n])
+    }
+
+    /// The bytes of a string or of bytes, all that stand behind them, and how many are the text.
+    #[inline(always)]
+    pub(crate) fn text_and_rest(&mut self) -> Result<(&'a [u8], usize)> {
         let len = self.long()?;
-        match usize::try_from(len) {
-            Ok(n) => self.bytes(n),
-            Err(_) => Err(Fault::Length(len)),
+        let Ok(n) = usize::try_from(len) else {
+            return Err(Fault::Length(len));
+        };
+        self.bytes_and_rest(n)
+    }
+
+    /// The next bytes, of which there are `n` or more.
+    #[inline(always)]
+    pub(crate) fn bytes_and_rest(&mut self, n: usize) -> Result<(&'a [u8], usize)> {
+        let bytes = &self.data[self.at..];
+        if n > bytes.len() {
+            return self.end(n as u64);
         }
+        self.at += n;
+        Ok((bytes, n))
     }
 
     /// The head of a block of array or map items: their number, and where the block ends if it says so. `None` behind the

@@ -246,13 +246,7 @@ impl Decoder<'_, '_, '_, '_> {
             Op::Number { wire, to, part } => {
                 number::number(*wire, *to, &mut self.cursor, self.out.writer(*part as usize))
             }
-            Op::Text { check, to } => {
-                let text = self.cursor.text()?;
-                if *check && simdutf8::basic::from_utf8(text).is_err() {
-                    return Err(Fault::Utf8);
-                }
-                self.text(text, *to)
-            }
+            Op::Text { check, to } => self.read_text(*check, *to),
             Op::FixedText { size, to } => {
                 let bytes = self.cursor.bytes(*size)?;
                 self.text(bytes, *to)
@@ -419,11 +413,36 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(())
     }
 
+    /// A string or bytes.
+    #[inline(always)]
+    fn read_text(&mut self, check: bool, to: TextParts) -> Result<()> {
+        let (bytes, n) = self.cursor.text_and_rest()?;
+        if check && !is_utf8(&bytes[..n]) {
+            return Err(Fault::Utf8);
+        }
+        self.out.writer(to.lengths as usize).push(n as i64)?;
+        Ok(self.out.writer(to.bytes as usize).extend_loosely(bytes, n)?)
+    }
+
     #[inline(always)]
     fn text(&mut self, bytes: &[u8], to: TextParts) -> Result<()> {
         self.out.writer(to.lengths as usize).push(bytes.len() as i64)?;
         Ok(self.out.writer(to.bytes as usize).extend(bytes)?)
     }
+}
+
+/// Whether bytes are UTF-8. Most text is ASCII, and most strings are too short for a function that is fast with long ones.
+#[inline(always)]
+fn is_utf8(text: &[u8]) -> bool {
+    const HIGH: u64 = 0x8080_8080_8080_8080;
+    let ascii = match text.last_chunk::<8>() {
+        Some(last) => {
+            let words = text.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+            words.fold(u64::from_le_bytes(*last), |all, word| all | word) & HIGH == 0
+        }
+        None => text.iter().fold(0, |all, byte| all | byte) < 0x80,
+    };
+    ascii || simdutf8::basic::from_utf8(text).is_ok()
 }
 
 #[cfg(test)]

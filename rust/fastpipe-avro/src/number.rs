@@ -135,7 +135,10 @@ pub(crate) fn number(wire: Wire, to: DType, cursor: &mut Cursor<'_>, out: &mut W
 pub(crate) fn numbers(wire: Wire, to: DType, n: usize, cursor: &mut Cursor<'_>, out: &mut Writer) -> Result<()> {
     match (wire, to) {
         // The encoding is the memory.
-        (Wire::Float, DType::F32) => Ok(out.extend(cursor.bytes(4 * n)?)?),
+        (Wire::Float, DType::F32) => {
+            let (bytes, n) = cursor.bytes_and_rest(4 * n)?;
+            Ok(out.extend_loosely(bytes, n)?)
+        }
         (Wire::Double, DType::F64) => Ok(out.extend(cursor.bytes(8 * n)?)?),
         _ => with_type!(to, many(wire, n, cursor, out)),
     }

@@ -7,7 +7,8 @@
 //!
 //! # Why this is sound
 //!
-//! There are two uses of `unsafe`. One loads 32 bytes from an array of 32 bytes. The other calls functions that are
+//! There are three uses of `unsafe`. One loads 32 bytes from an array of 32 bytes. One asks what processor this is, which all
+//! x86-64 ones answer. The others call functions that are
 //! compiled for AVX2, BMI1, BMI2, LZCNT and POPCNT: there must be a processor that has them. All of these calls are methods
 //! of [`Avx2`], and its only constructor outside of this module, [`Avx2::detect`], asks the processor. All memory is
 //! accessed through slices and arrays, whose bounds are checked, or known to the compiler.
@@ -86,8 +87,9 @@ impl Avx2 {
 }
 
 fn slow_pext() -> bool {
+    // Later versions of Rust need no `unsafe` for it.
+    #[allow(unused_unsafe)]
     // SAFETY: every x86-64 processor has CPUID and its leaves 0 and 1.
-    #[allow(unused_unsafe)] // It needs none in later versions of Rust.
     let (vendor, version) = unsafe { (__cpuid(0), __cpuid(1).eax) };
     let amd = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD";
     let family = (version >> 8 & 0xf) + (version >> 20 & 0xff);

@@ -162,6 +162,27 @@ impl Writer {
         Ok(())
     }
 
+    /// Appends the first `n` bytes; an error if there are fewer. Where there is room, some of those behind are written behind
+    /// them, so that most need no call: short ones are copied a few fixed steps at a time.
+    #[inline(always)]
+    pub fn extend_loosely(&mut self, bytes: &[u8], n: usize) -> Result<(), Overflow> {
+        const STEP: usize = 32;
+        const MOST: usize = 4 * STEP;
+        if n > MOST || bytes.len() < MOST || self.capacity - self.len < MOST {
+            return self.extend(bytes.get(..n).ok_or(Overflow::Row)?);
+        }
+        let mut done = 0;
+        while done < n {
+            // SAFETY: `done + STEP <= MOST`, since both `MOST` and `done` are multiples of `STEP` and `done < n <= MOST`. There
+            // are `MOST` bytes to read, and room for as many behind `len`; the source can't overlap memory that only this
+            // writer accesses.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(done), self.start.add(self.len + done), STEP) };
+            done += STEP;
+        }
+        self.len += n;
+        Ok(())
+    }
+
     /// Appends `n` values with arbitrary contents and returns them to be overwritten.
     #[inline(always)]
     pub fn take<T: Element>(&mut self, n: usize) -> Result<&mut [T], Overflow> {

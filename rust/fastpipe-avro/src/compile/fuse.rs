@@ -6,10 +6,13 @@ use fastpipe_batch::{DType, Part, PartKind};
 
 use crate::plan::{Emit, NO_CELL, Null, Op, Plan, Scalar, ScalarKind, Span, Wire};
 
+/// A scalar, and the parts of its value and its mask.
+type Found = (Scalar, u32, Option<u32>);
+
 /// Fuses the scalars of a record. `parts` are those of all columns.
 pub(super) fn fuse(plan: &mut Plan, parts: &[Part]) {
     let record = plan.record;
-    let mut runs: Vec<(Span, Vec<(Scalar, u32, Option<u32>)>)> = Vec::new();
+    let mut runs: Vec<(Span, Vec<Found>)> = Vec::new();
     let mut pc = record.start;
     while pc < record.end {
         let Some((scalar, value, mask, end)) = scalar(plan, parts, pc, record.end) else {

@@ -5,7 +5,7 @@ use fastpipe_batch::DType;
 use super::{Decoder, Result};
 use crate::fault::Fault;
 use crate::number;
-use crate::plan::{PartId, Rule, Span, Wire};
+use crate::plan::{Op, PartId, Rule, Span, Wire};
 
 /// What bounds the number of items.
 #[derive(Clone, Copy)]
@@ -54,6 +54,9 @@ impl Decoder<'_, '_, '_, '_> {
             number::numbers(wire, to, items.count, &mut self.cursor, self.out.writer(part as usize))?;
             self.cursor.check_end(items)?;
             n += items.count;
+            if self.cursor.ends_items() {
+                break;
+            }
         }
         Ok(n)
     }
@@ -71,6 +74,9 @@ impl Decoder<'_, '_, '_, '_> {
             }
             number::numbers(wire, to, items.count, &mut self.cursor, self.out.writer(part as usize))?;
             self.cursor.check_end(items)?;
+            if self.cursor.ends_items() {
+                break;
+            }
         }
         if n < want {
             return Err(Fault::ShapeExact {
@@ -122,14 +128,26 @@ impl Decoder<'_, '_, '_, '_> {
                 Rule::Exact(_) => items.count,
                 Rule::Pad(want) => items.count.min(want - n),
             };
-            for _ in 0..taken {
-                self.run(body)?;
+            if let [Op::Text { check, to }] = *body.of(&self.plan.ops) {
+                for _ in 0..taken {
+                    if let Err(fault) = self.read_text(check, to) {
+                        self.blamed.get_or_insert(body.start);
+                        return Err(fault);
+                    }
+                }
+            } else {
+                for _ in 0..taken {
+                    self.run(body)?;
+                }
             }
             for _ in taken..items.count {
                 self.run(over)?;
             }
             self.cursor.check_end(items)?;
             n += taken;
+            if self.cursor.ends_items() {
+                break;
+            }
         }
         match rule {
             Rule::Exact(want) if n < want => Err(Fault::ShapeExact {

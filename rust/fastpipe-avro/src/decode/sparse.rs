@@ -131,6 +131,9 @@ impl Decoder<'_, '_, '_, '_> {
             }
             self.cursor.check_end(items)?;
             n += items.count;
+            if self.cursor.ends_items() {
+                break;
+            }
         }
         Ok(n)
     }
