@@ -1,6 +1,7 @@
 //! The compiler: (schema of a file, columns) to a decode plan.
 
 mod constants;
+mod fuse;
 mod skip;
 mod sparse;
 
@@ -11,6 +12,7 @@ use fastpipe_batch::{DType, Error, ErrorKind, Form};
 
 use self::constants::{constants, masked_at};
 use crate::feature::{Nulls, Request, Scalar};
+use crate::isa::Isa;
 use crate::layout::{Column, Target, UnionShape, check, components, misfit, union_shape};
 use crate::limits::MAX_DEPTH;
 use crate::plan::{Emit, EnumTable, Op, Plan, Rule, Span, Wire};
@@ -61,6 +63,15 @@ struct Compiler<'a> {
 
 /// Compiles the plan that reads `columns` from files of `schema`.
 pub(crate) fn compile(schema: &Schema, columns: &[Column]) -> Result<Plan, Error> {
+    let mut plan = compile_steps(schema, columns)?;
+    let parts: Vec<_> = columns.iter().flat_map(|c| c.spec.parts()).collect();
+    fuse::fuse(&mut plan, &parts);
+    plan.isa = Isa::best();
+    Ok(plan)
+}
+
+/// A plan that takes one step at a time, anywhere: what others are held against.
+pub(crate) fn compile_steps(schema: &Schema, columns: &[Column]) -> Result<Plan, Error> {
     let mut paths = Vec::with_capacity(columns.len());
     for column in columns {
         let name = &column.feature.name;

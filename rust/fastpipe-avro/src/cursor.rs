@@ -1,7 +1,12 @@
 //! Reading the primitive types of Avro's binary encoding (Avro 1.12 specification, "Primitive Types").
 
+use fastpipe_batch::Cells;
+
 use crate::fault::Fault;
+use crate::isa::Isa;
 use crate::limits::MAX_ZERO_WIDTH;
+use crate::plan::Scalar;
+use crate::varint::{CONTINUES, gather, long_long, short_long, unzigzag};
 
 type Result<T> = std::result::Result<T, Fault>;
 
@@ -11,7 +16,11 @@ pub(crate) struct Cursor<'a> {
     at: usize,
     /// Values of zero bytes that may still be read.
     zero_width_left: u64,
+    isa: Isa,
 }
+
+/// Numbers that are read one by one where many at once couldn't be.
+const FEW: usize = 8;
 
 impl<'a> Cursor<'a> {
     pub(crate) fn new(data: &'a [u8], at: usize) -> Self {
@@ -19,7 +28,14 @@ impl<'a> Cursor<'a> {
             data,
             at: at.min(data.len()),
             zero_width_left: MAX_ZERO_WIDTH,
+            isa: Isa::Portable,
         }
+    }
+
+    /// Reads with these instructions.
+    pub(crate) fn with_isa(mut self, isa: Isa) -> Self {
+        self.isa = isa;
+        self
     }
 
     /// Goes on with the values of zero bytes that an earlier cursor over the same block left.
@@ -112,6 +128,60 @@ impl<'a> Cursor<'a> {
             }
             None => self.long_by_bytes(),
         }
+    }
+
+    /// Reads `n` longs to `out`. `make` says what each becomes, and whether something is wrong with it; then `check` says
+    /// what. Where `out` has room for more than `n`, anything may be written there: some [`SLACK`] of room is of use.
+    #[inline(always)]
+    pub(crate) fn longs_to<T>(
+        &mut self,
+        n: usize,
+        out: &mut [T],
+        make: impl Fn(i64) -> (T, bool),
+        check: impl Fn(i64) -> Result<T>,
+    ) -> Result<()> {
+        let start = self.at;
+        let mut done = 0;
+        while done < n {
+            let few = match self.isa {
+                Isa::Portable => n,
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2(avx2) => {
+                    let (read, bytes) = avx2.longs(&self.data[self.at..], n - done, &mut out[done..], &make);
+                    self.at += bytes;
+                    done += read;
+                    FEW
+                }
+            };
+            let few = few.min(n - done);
+            let some = &mut out[done..done + few];
+            let read = self.longs(few, |i, value| {
+                some[i] = check(value)?;
+                Ok(())
+            });
+            if let Err(fault) = read {
+                // A number that doesn't fit is found somewhere in the array, one that is none where it is.
+                if !matches!(fault, Fault::End { .. } | Fault::Varint) {
+                    self.at = start;
+                }
+                return Err(fault);
+            }
+            done += few;
+        }
+        Ok(())
+    }
+
+    /// Reads scalars as far as they are what is usual. Returns how many.
+    #[inline(always)]
+    pub(crate) fn scalars(&mut self, scalars: &[Scalar], cells: &Cells<'_>) -> Result<usize> {
+        let data = &self.data[self.at..];
+        let (read, bytes) = match self.isa {
+            Isa::Portable => crate::scalars::read(data, scalars, cells, gather)?,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(avx2) => avx2.scalars(data, scalars, cells)?,
+        };
+        self.at += bytes;
+        Ok(read)
     }
 
     /// Reads `n` longs, one after the other.
@@ -218,6 +288,20 @@ impl<'a> Cursor<'a> {
     /// Skips `n` of them, by counting the bytes that end one: where in a word the ends are doesn't matter while more
     /// follow. Refuses what [`Cursor::long`] refuses: numbers long enough to be wrong are skipped one by one.
     pub(crate) fn skip_longs(&mut self, n: usize) -> Result<()> {
+        #[cfg(target_arch = "x86_64")]
+        if let Isa::Avx2(avx2) = self.isa {
+            let mut left = n;
+            while left > 0 {
+                let (skipped, bytes) = avx2.skip_longs(&self.data[self.at..], left);
+                self.at += bytes;
+                left -= skipped;
+                for _ in 0..left.min(FEW) {
+                    self.skip_long()?;
+                    left -= 1;
+                }
+            }
+            return Ok(());
+        }
         let (data, start) = (self.data, self.at);
         let (mut at, mut left) = (start, n);
         while left > 0 {
@@ -281,11 +365,29 @@ impl<'a> Cursor<'a> {
     /// The bytes of a string or of bytes.
     #[inline(always)]
     pub(crate) fn text(&mut self) -> Result<&'a [u8]> {
+        let (bytes, n) = self.text_and_rest()?;
+        Ok(&bytes[..n])
+    }
+
+    /// The bytes of a string or of bytes, all that stand behind them, and how many are the text.
+    #[inline(always)]
+    pub(crate) fn text_and_rest(&mut self) -> Result<(&'a [u8], usize)> {
         let len = self.long()?;
-        match usize::try_from(len) {
-            Ok(n) => self.bytes(n),
-            Err(_) => Err(Fault::Length(len)),
+        let Ok(n) = usize::try_from(len) else {
+            return Err(Fault::Length(len));
+        };
+        self.bytes_and_rest(n)
+    }
+
+    /// The next bytes, of which there are `n` or more.
+    #[inline(always)]
+    pub(crate) fn bytes_and_rest(&mut self, n: usize) -> Result<(&'a [u8], usize)> {
+        let bytes = &self.data[self.at..];
+        if n > bytes.len() {
+            return self.end(n as u64);
         }
+        self.at += n;
+        Ok((bytes, n))
     }
 
     /// The head of a block of array or map items: their number, and where the block ends if it says so. `None` behind the
@@ -345,6 +447,9 @@ impl<'a> Cursor<'a> {
     }
 }
 
+/// Room behind numbers that [`Cursor::longs_to`] has a use for.
+pub(crate) const SLACK: usize = FEW;
+
 /// Checks that a number is an int.
 #[inline(always)]
 pub(crate) fn int(value: i64) -> Result<i64> {
@@ -362,9 +467,6 @@ pub(crate) struct Items {
     start: usize,
     pub(crate) end: Option<usize>,
 }
-
-/// The bits that say that a number goes on in the next byte.
-const CONTINUES: u64 = 0x8080_8080_8080_8080;
 
 /// The lowest bit of each byte.
 const ONES: u64 = 0x0101_0101_0101_0101;
@@ -408,36 +510,6 @@ impl Ends {
     }
 }
 
-/// A number of up to eight bytes, and how many they are; `None` for longer ones.
-///
-/// There is no branch on the length, which can't be predicted where numbers of mixed sizes stand: eight bytes are loaded
-/// at once, and the bits of those that belong to the number are moved together.
-#[inline(always)]
-fn short_long(bytes: &[u8; 8]) -> Option<(i64, usize)> {
-    let word = u64::from_le_bytes(*bytes);
-    let ends = !word & CONTINUES;
-    if ends == 0 {
-        return None;
-    }
-    // Everything up to the lowest end.
-    let value = gather(word & (ends ^ (ends - 1)));
-    Some((unzigzag(value), ends.trailing_zeros() as usize / 8 + 1))
-}
-
-/// A number of nine or ten bytes, and how many they are, if its first eight bytes don't end one; `None` for what is too
-/// long.
-#[inline(always)]
-fn long_long(bytes: &[u8; 10]) -> Option<(i64, usize)> {
-    let [low @ .., b8, b9] = *bytes;
-    let value = gather(u64::from_le_bytes(low)) | u64::from(b8 & 0x7f) << 56;
-    match b9 {
-        _ if b8 < 0x80 => Some((unzigzag(value), 9)),
-        // The tenth byte has room for one bit.
-        0 | 1 => Some((unzigzag(value | u64::from(b9) << 63), 10)),
-        _ => None,
-    }
-}
-
 /// `N` numbers of `WIDTH` bytes each.
 #[inline(always)]
 fn alike<const WIDTH: usize, const N: usize>(word: u64, mut take: impl FnMut(usize, i64) -> Result<()>) -> Result<()> {
@@ -458,138 +530,5 @@ fn alike<const WIDTH: usize, const N: usize>(word: u64, mut take: impl FnMut(usi
     Ok(())
 }
 
-/// Moves the low seven bits of eight bytes together.
-#[inline(always)]
-const fn gather(word: u64) -> u64 {
-    let word = (word & 0x007f_007f_007f_007f) | (word & 0x7f00_7f00_7f00_7f00) >> 1;
-    let word = (word & 0x0000_3fff_0000_3fff) | (word & 0x3fff_0000_3fff_0000) >> 2;
-    (word & 0x0fff_ffff) | (word & 0x0fff_ffff_0000_0000) >> 4
-}
-
-#[inline(always)]
-const fn unzigzag(n: u64) -> i64 {
-    (n >> 1) as i64 ^ -((n & 1) as i64)
-}
-
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// The oracle: zigzag and varint as the specification writes them.
-    fn encode(value: i64) -> Vec<u8> {
-        let mut n = ((value << 1) ^ (value >> 63)) as u64;
-        let mut out = Vec::new();
-        while n >= 0x80 {
-            out.push(n as u8 | 0x80);
-            n >>= 7;
-        }
-        out.push(n as u8);
-        out
-    }
-
-    proptest! {
-        #[test]
-        fn longs_of_all_lengths_round_trip(bits in 0..64u32, raw: i64, padding in 0..12usize) {
-            let value = raw >> bits;
-            let mut data = encode(value);
-            let len = data.len();
-            data.resize(len + padding, 0xff);
-            let mut cursor = Cursor::new(&data, 0);
-            prop_assert_eq!(cursor.long(), Ok(value));
-            prop_assert_eq!(cursor.position(), len);
-            let mut skipped = Cursor::new(&data, 0);
-            prop_assert_eq!(skipped.skip_long(), Ok(()));
-            prop_assert_eq!(skipped.position(), len);
-        }
-
-        #[test]
-        fn many_longs_are_read_like_single_ones(
-            values in proptest::collection::vec((0..64u32, any::<i64>()).prop_map(|(bits, raw)| raw >> bits), 0..60),
-            shift in prop_oneof![Just(0u32), 30..64u32],
-            cut in 0..20usize,
-        ) {
-            let values: Vec<i64> = values.iter().map(|v| v >> shift).collect();
-            let mut data: Vec<u8> = values.iter().flat_map(|v| encode(*v)).collect();
-            data.truncate(data.len().saturating_sub(cut));
-            let mut many = Vec::new();
-            let mut cursor = Cursor::new(&data, 0);
-            let all = cursor.longs(values.len(), |i, value| {
-                assert_eq!(i, many.len());
-                many.push(value);
-                Ok(())
-            });
-            let mut single = Cursor::new(&data, 0);
-            let expected: Result<Vec<i64>> = values.iter().map(|_| single.long()).collect();
-            prop_assert_eq!(all.is_ok(), expected.is_ok());
-            prop_assert_eq!(&many[..], &values[..many.len()]);
-            let mut skipped = Cursor::new(&data, 0);
-            prop_assert_eq!(skipped.skip_longs(values.len()).is_ok(), expected.is_ok());
-            if expected.is_ok() {
-                prop_assert_eq!(cursor.position(), data.len());
-                prop_assert_eq!(skipped.position(), data.len());
-            }
-        }
-
-        #[test]
-        fn the_last_of_those_skipped_is_checked(
-            before in proptest::collection::vec(any::<i64>(), 0..40),
-            continued in 0..13usize,
-            last in 0..4u8,
-            behind in 0..20usize,
-        ) {
-            let mut data: Vec<u8> = before.iter().flat_map(|v| encode(*v)).collect();
-            let start = data.len();
-            data.extend(vec![0xFF; continued]);
-            data.push(last);
-            let end = data.len();
-            data.extend(vec![0; behind]);
-            let single = Cursor::new(&data, start).long();
-            let mut cursor = Cursor::new(&data, 0);
-            let skipped = cursor.skip_longs(before.len() + 1);
-            prop_assert_eq!(skipped, single.map(drop));
-            prop_assert!(skipped.is_err() || cursor.position() == end);
-        }
-
-        #[test]
-        fn any_bytes_are_read_alike_with_and_without_room_behind(data in proptest::collection::vec(any::<u8>(), 0..12)) {
-            let short = Cursor::new(&data, 0).long();
-            let mut padded = data.clone();
-            padded.resize(data.len() + 12, 0);
-            match short {
-                Err(Fault::End { .. }) => {}
-                _ => prop_assert_eq!(short, Cursor::new(&padded, 0).long()),
-            }
-        }
-    }
-
-    #[test]
-    fn overlong_varints_are_refused() {
-        for extra in [0, 10] {
-            let mut eleven = vec![0x80; 10];
-            eleven.resize(11 + extra, 0);
-            assert_eq!(Cursor::new(&eleven, 0).long(), Err(Fault::Varint));
-            let mut wide = vec![0xff; 9];
-            wide.push(2);
-            wide.resize(10 + extra, 0);
-            assert_eq!(Cursor::new(&wide, 0).long(), Err(Fault::Varint));
-        }
-        assert_eq!(Cursor::new(&[0x80], 0).long(), Err(Fault::End { need: 2, left: 1 }));
-    }
-
-    #[test]
-    fn counts_are_held_against_the_bytes_left() {
-        let hostile = encode(1 << 62);
-        assert!(matches!(
-            Cursor::new(&hostile, 0).items(1),
-            Err(Fault::ItemCount { .. })
-        ));
-        assert!(matches!(Cursor::new(&hostile, 0).items(0), Err(Fault::ZeroWidth)));
-        let negative = encode(i64::MIN);
-        assert!(matches!(Cursor::new(&negative, 0).items(1), Err(Fault::End { .. })));
-        let mut sized = encode(-2);
-        sized.extend(encode(-5));
-        assert!(matches!(Cursor::new(&sized, 0).items(1), Err(Fault::Length(-5))));
-    }
-}
+mod tests;

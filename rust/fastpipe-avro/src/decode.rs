@@ -1,15 +1,20 @@
 //! The decoder: runs a plan over the bytes of a block.
 
+mod arrays;
+mod sparse;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fastpipe_batch::{Error, ErrorKind, Fragment, Mark, Pick, Rows, Sink, SlabPool};
 
-use crate::cursor::{Cursor, int};
+use crate::cursor::Cursor;
 use crate::fault::Fault;
 use crate::limits::MAX_DEPTH;
 use crate::number;
-use crate::plan::{Op, PartId, Plan, Rule, Span, SparseOp, SparseWhat, TextParts, Wire};
+use crate::plan::{NO_CELL, Op, Plan, Rule, Scalar, Span, TextParts};
+
+use self::arrays::Width;
 
 type Result<T> = std::result::Result<T, Fault>;
 
@@ -27,7 +32,9 @@ impl Block<'_> {
         let left = self.zero_width_left.load(Ordering::Relaxed);
         Decoder {
             plan: self.plan,
-            cursor: Cursor::new(self.data, at).with_zero_width_left(left),
+            cursor: Cursor::new(self.data, at)
+                .with_zero_width_left(left)
+                .with_isa(self.plan.isa),
             out,
             depth: 0,
             blamed: None,
@@ -54,6 +61,7 @@ pub(crate) fn place(
     picks: &[Pick],
     out: &mut Sink<'_>,
 ) -> std::result::Result<Mark, Error> {
+    out.choose_cells(&block.plan.cells)?;
     let mut decoder = block.decoder(from.byte as usize, out);
     let budget = decoder.cursor.zero_width_left();
     let mut record = from.record;
@@ -112,6 +120,7 @@ pub(crate) fn pick(
     picks: &[Pick],
     out: &mut Sink<'_>,
 ) -> std::result::Result<(), Error> {
+    out.choose_cells(&block.plan.cells)?;
     let mut decoder = block.decoder(0, out);
     let budget = decoder.cursor.zero_width_left();
     for pick in picks {
@@ -143,7 +152,7 @@ pub(crate) fn pick(
 pub(crate) fn skip_all(plan: &Plan, data: &[u8], rows: u32, out: &mut Sink<'_>) -> std::result::Result<usize, Error> {
     let mut decoder = Decoder {
         plan,
-        cursor: Cursor::new(data, 0),
+        cursor: Cursor::new(data, 0).with_isa(plan.isa),
         out,
         depth: 0,
         blamed: None,
@@ -152,15 +161,6 @@ pub(crate) fn skip_all(plan: &Plan, data: &[u8], rows: u32, out: &mut Sink<'_>) 
         decoder.skip_record().map_err(|f| decoder.locate(f, record))?;
     }
     Ok(decoder.cursor.position())
-}
-
-/// What bounds the number of items.
-#[derive(Clone, Copy)]
-struct Width {
-    /// Bytes that an item takes at least.
-    smallest: u64,
-    /// Values that it becomes, if it takes none.
-    columns: u64,
 }
 
 struct Decoder<'p, 'd, 's, 'r> {
@@ -254,18 +254,13 @@ impl Decoder<'_, '_, '_, '_> {
                     self.run(*body)
                 }
             }
+            Op::Scalars { scalars, cells } => self.scalars(*scalars, *cells as usize),
             Op::Emit(span) => self.emit(*span, 1),
             Op::Null { on_null } => self.null(*on_null),
             Op::Number { wire, to, part } => {
                 number::number(*wire, *to, &mut self.cursor, self.out.writer(*part as usize))
             }
-            Op::Text { check, to } => {
-                let text = self.cursor.text()?;
-                if *check && simdutf8::basic::from_utf8(text).is_err() {
-                    return Err(Fault::Utf8);
-                }
-                self.text(text, *to)
-            }
+            Op::Text { check, to } => self.read_text(*check, *to),
             Op::FixedText { size, to } => {
                 let bytes = self.cursor.bytes(*size)?;
                 self.text(bytes, *to)
@@ -336,6 +331,50 @@ impl Decoder<'_, '_, '_, '_> {
         }
     }
 
+    /// A run of scalars: at once as far as they are what is usual, one step at a time where they aren't.
+    #[inline(always)]
+    fn scalars(&mut self, span: Span, count: usize) -> Result<()> {
+        let scalars = span.of(&self.plan.scalars);
+        let cells = self.out.cells()?;
+        let read = self.cursor.scalars(scalars, &cells)?;
+        if read == scalars.len() {
+            cells.written(count);
+            return Ok(());
+        }
+        self.scalars_by_steps(scalars, read)
+    }
+
+    /// Goes on with a run of which some were read, but not counted.
+    #[inline(never)]
+    fn scalars_by_steps(&mut self, mut scalars: &[Scalar], mut read: usize) -> Result<()> {
+        loop {
+            let (done, left) = scalars.split_at(read);
+            let masks = done.iter().filter(|s| s.mask != NO_CELL).count();
+            self.out.cells()?.written(read + masks);
+            let [next, left @ ..] = left else {
+                return Ok(());
+            };
+            self.scalar(next)?;
+            scalars = left;
+            read = self.cursor.scalars(scalars, &self.out.cells()?)?;
+        }
+    }
+
+    /// One scalar by the operations that it is made of.
+    #[inline(never)]
+    fn scalar(&mut self, scalar: &Scalar) -> Result<()> {
+        let cells = [scalar.cell, scalar.mask];
+        let cells = cells.iter().filter(|&&cell| cell != NO_CELL);
+        for &cell in cells.clone() {
+            self.out.begin_cell(cell)?;
+        }
+        self.run(scalar.ops)?;
+        for &cell in cells {
+            self.out.end_cell(cell)?;
+        }
+        Ok(())
+    }
+
     fn deeper(&mut self, span: Span) -> Result<()> {
         if self.depth >= MAX_DEPTH {
             return Err(Fault::Depth);
@@ -388,517 +427,37 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(())
     }
 
+    /// A string or bytes.
+    #[inline(always)]
+    fn read_text(&mut self, check: bool, to: TextParts) -> Result<()> {
+        let (bytes, n) = self.cursor.text_and_rest()?;
+        if check && !is_utf8(&bytes[..n]) {
+            return Err(Fault::Utf8);
+        }
+        self.out.writer(to.lengths as usize).push(n as i64)?;
+        Ok(self.out.writer(to.bytes as usize).extend_loosely(bytes, n)?)
+    }
+
     #[inline(always)]
     fn text(&mut self, bytes: &[u8], to: TextParts) -> Result<()> {
         self.out.writer(to.lengths as usize).push(bytes.len() as i64)?;
         Ok(self.out.writer(to.bytes as usize).extend(bytes)?)
     }
-
-    #[inline(always)]
-    fn skip_varint_items(&mut self) -> Result<()> {
-        while let Some(items) = self.cursor.items(1)? {
-            match items.end {
-                Some(end) => self.cursor.rewind(end),
-                None => self.cursor.skip_longs(items.count)?,
-            }
-            if self.cursor.ends_items() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn skip_items(&mut self, body: Span, smallest: u64, fixed: Option<u64>) -> Result<()> {
-        if let Some(width) = fixed {
-            return self.cursor.skip_fixed_items(width);
-        }
-        while let Some(items) = self.cursor.items(smallest)? {
-            if let Some(end) = items.end {
-                self.cursor.rewind(end);
-            } else {
-                for _ in 0..items.count {
-                    self.run(body)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn numbers_free(&mut self, wire: Wire, to: fastpipe_batch::DType, part: PartId) -> Result<usize> {
-        let mut n = 0;
-        while let Some(items) = self.cursor.items(smallest(wire))? {
-            number::numbers(wire, to, items.count, &mut self.cursor, self.out.writer(part as usize))?;
-            self.cursor.check_end(items)?;
-            n += items.count;
-        }
-        Ok(n)
-    }
-
-    #[inline]
-    fn numbers_exact(&mut self, wire: Wire, to: fastpipe_batch::DType, part: PartId, want: usize) -> Result<usize> {
-        let mut n = 0;
-        while let Some(items) = self.cursor.items(smallest(wire))? {
-            n += items.count;
-            if n > want {
-                return Err(Fault::ShapeExact {
-                    expected: want as u64,
-                    found: n as u64,
-                });
-            }
-            number::numbers(wire, to, items.count, &mut self.cursor, self.out.writer(part as usize))?;
-            self.cursor.check_end(items)?;
-        }
-        if n < want {
-            return Err(Fault::ShapeExact {
-                expected: want as u64,
-                found: n as u64,
-            });
-        }
-        Ok(n)
-    }
-
-    fn numbers_padded(
-        &mut self,
-        wire: Wire,
-        to: fastpipe_batch::DType,
-        part: PartId,
-        want: usize,
-        pad: Span,
-    ) -> Result<usize> {
-        let mut n = 0;
-        while let Some(items) = self.cursor.items(smallest(wire))? {
-            let taken = items.count.min(want - n);
-            number::numbers(wire, to, taken, &mut self.cursor, self.out.writer(part as usize))?;
-            for _ in taken..items.count {
-                match wire {
-                    Wire::Boolean => self.cursor.skip(1)?,
-                    Wire::Int | Wire::Long => self.cursor.skip_long()?,
-                    Wire::Float => self.cursor.skip(4)?,
-                    Wire::Double => self.cursor.skip(8)?,
-                }
-            }
-            self.cursor.check_end(items)?;
-            n += taken;
-        }
-        self.emit(pad, want - n)?;
-        Ok(want)
-    }
-
-    fn items(&mut self, body: Span, over: Span, width: Width, rule: Rule, pad: Span) -> Result<usize> {
-        let mut n = 0;
-        while let Some(items) = self.cursor.items_of(width.smallest, width.columns)? {
-            let taken = match rule {
-                Rule::Free => items.count,
-                Rule::Exact(want) if n + items.count > want => {
-                    return Err(Fault::ShapeExact {
-                        expected: want as u64,
-                        found: (n + items.count) as u64,
-                    });
-                }
-                Rule::Exact(_) => items.count,
-                Rule::Pad(want) => items.count.min(want - n),
-            };
-            for _ in 0..taken {
-                self.run(body)?;
-            }
-            for _ in taken..items.count {
-                self.run(over)?;
-            }
-            self.cursor.check_end(items)?;
-            n += taken;
-        }
-        match rule {
-            Rule::Exact(want) if n < want => Err(Fault::ShapeExact {
-                expected: want as u64,
-                found: n as u64,
-            }),
-            Rule::Pad(want) => {
-                self.emit(pad, want - n)?;
-                Ok(want)
-            }
-            _ => Ok(n),
-        }
-    }
-
-    fn sparse(&mut self, op: &SparseOp) -> Result<()> {
-        let first_coordinate = self.out.writer(op.coordinates as usize).len();
-        let mut indexed = None;
-        let mut expected = None;
-        for field in &op.fields {
-            let mut null = false;
-            for &(null_branch, branches) in &field.unions {
-                let branch = self.branch(branches)?;
-                if Some(branch as i64) == null_branch {
-                    if !field.null_is_empty {
-                        return Err(Fault::Null);
-                    }
-                    null = true;
-                    break;
-                }
-            }
-            let found = match &field.what {
-                _ if null => 0,
-                SparseWhat::Indices { wire, dim, bound } => {
-                    let first = *indexed.get_or_insert(*dim) == *dim;
-                    self.indices(op, *wire, *dim, *bound, first, first_coordinate)?
-                }
-                SparseWhat::Values {
-                    numbers: Some((wire, to, part)),
-                    ..
-                } => self.numbers_free(*wire, *to, *part)?,
-                SparseWhat::Values { body, .. } => {
-                    let width = Width {
-                        smallest: field.smallest,
-                        columns: 1,
-                    };
-                    self.items(*body, Span::default(), width, Rule::Free, Span::default())?
-                }
-            };
-            let expected = *expected.get_or_insert(found);
-            if expected != found {
-                return Err(Fault::SparseLengths {
-                    expected: expected as u64,
-                    found: found as u64,
-                });
-            }
-        }
-        match op.lengths {
-            Some(part) => Ok(self.out.writer(part as usize).push(expected.unwrap_or(0) as i64)?),
-            None => Ok(()),
-        }
-    }
-
-    /// One dimension's indices. The first one to be read makes room for all coordinates.
-    fn indices(
-        &mut self,
-        op: &SparseOp,
-        wire: Wire,
-        dim: usize,
-        bound: u64,
-        first: bool,
-        first_coordinate: usize,
-    ) -> Result<usize> {
-        let slot = i64::from(self.out.slot());
-        let width = op.dims + usize::from(op.batch_index);
-        let column = dim + usize::from(op.batch_index);
-        let mut n = 0;
-        while let Some(items) = self.cursor.items(1)? {
-            let writer = self.out.writer(op.coordinates as usize);
-            let entries = if first {
-                writer.take::<i64>(items.count.saturating_mul(width))?
-            } else {
-                let all = writer.since::<i64>(first_coordinate)?;
-                let room = all.len() / width;
-                if n + items.count > room {
-                    return Err(Fault::SparseLengths {
-                        expected: room as u64,
-                        found: (n + items.count) as u64,
-                    });
-                }
-                &mut all[n * width..(n + items.count) * width]
-            };
-            let check = |value: i64| {
-                if wire == Wire::Int {
-                    int(value)?;
-                }
-                // Negative ones are beyond every bound when they are taken as unsigned.
-                if value as u64 >= bound && op.check {
-                    return Err(Fault::Index {
-                        value,
-                        dim: dim as u32,
-                        bound,
-                    });
-                }
-                Ok(())
-            };
-            match entries.as_chunks_mut::<2>() {
-                // The usual case, one dimension and the batch index, as one store.
-                (pairs, []) if first && op.batch_index && width == 2 => {
-                    self.cursor.longs(items.count, |i, value| {
-                        check(value)?;
-                        pairs[i] = [slot, value];
-                        Ok(())
-                    })?;
-                }
-                _ => self.cursor.longs(items.count, |i, value| {
-                    check(value)?;
-                    if first && op.batch_index {
-                        entries[i * width] = slot;
-                    }
-                    entries[i * width + column] = value;
-                    Ok(())
-                })?,
-            }
-            self.cursor.check_end(items)?;
-            n += items.count;
-        }
-        Ok(n)
-    }
 }
 
-/// Bytes that an encoded number takes at least.
+/// Whether bytes are UTF-8. Most text is ASCII, and most strings are too short for a function that is fast with long ones.
 #[inline(always)]
-const fn smallest(wire: Wire) -> u64 {
-    match wire {
-        Wire::Boolean | Wire::Int | Wire::Long => 1,
-        Wire::Float => 4,
-        Wire::Double => 8,
-    }
+fn is_utf8(text: &[u8]) -> bool {
+    const HIGH: u64 = 0x8080_8080_8080_8080;
+    let ascii = match text.last_chunk::<8>() {
+        Some(last) => {
+            let words = text.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+            words.fold(u64::from_le_bytes(*last), |all, word| all | word) & HIGH == 0
+        }
+        None => text.iter().fold(0, |all, byte| all | byte) < 0x80,
+    };
+    ascii || simdutf8::basic::from_utf8(text).is_ok()
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use fastpipe_batch::{ErrorKind, Fragment, Rows, SlabPool};
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::compile::compile;
-    use crate::infer::infer;
-    use crate::layout::Column;
-    use crate::limits::MAX_ZERO_WIDTH;
-    use crate::schema::{NodeId, Schema, Type};
-
-    /// A type as JSON. Named types get names of their own from the path.
-    fn types() -> impl Strategy<Value = serde_json::Value> {
-        use serde_json::json;
-        let leaf = prop_oneof![
-            Just(json!("null")),
-            Just(json!("boolean")),
-            Just(json!("int")),
-            Just(json!("long")),
-            Just(json!("float")),
-            Just(json!("double")),
-            Just(json!("bytes")),
-            Just(json!("string")),
-            (0..5u8).prop_map(|n| json!({"type": "fixed", "size": n})),
-            Just(json!({"type": "enum", "symbols": ["A", "B", "C"]})),
-        ];
-        leaf.prop_recursive(4, 24, 4, |inner| {
-            prop_oneof![
-                inner.clone().prop_map(|t| json!({"type": "array", "items": t})),
-                inner.clone().prop_map(|t| json!({"type": "map", "values": t})),
-                (inner.clone(), 0..3u8).prop_filter_map("a union in a union", |(t, kind)| {
-                    let plain = !t.is_array() && t != json!("null");
-                    plain.then(|| match kind {
-                        0 => json!(["null", t]),
-                        1 => json!([t, "null"]),
-                        _ => json!([t]),
-                    })
-                }),
-                proptest::collection::vec(inner, 0..4).prop_map(|fields| {
-                    let field = |(i, t)| json!({"name": format!("f{i}"), "type": t});
-                    json!({"type": "record", "fields": fields.into_iter().enumerate().map(field).collect::<Vec<_>>()})
-                }),
-            ]
-        })
-    }
-
-    /// Gives named types their names.
-    fn name(value: &mut serde_json::Value, next: &mut u32) {
-        match value {
-            serde_json::Value::Object(map) => {
-                if ["fixed", "enum", "record"]
-                    .iter()
-                    .any(|t| map.get("type").is_some_and(|v| v == t))
-                {
-                    map.insert("name".into(), format!("T{next}").into());
-                    *next += 1;
-                }
-                map.iter_mut().for_each(|(_, v)| name(v, next));
-            }
-            serde_json::Value::Array(items) => items.iter_mut().for_each(|v| name(v, next)),
-            _ => {}
-        }
-    }
-
-    /// Numbers for made-up data: a 64-bit linear congruential generator (Knuth, MMIX).
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, n: u64) -> u64 {
-            self.0 = self
-                .0
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 33) % n
-        }
-    }
-
-    fn long(value: i64, out: &mut Vec<u8>) {
-        let mut n = ((value << 1) ^ (value >> 63)) as u64;
-        while n >= 0x80 {
-            out.push(n as u8 | 0x80);
-            n >>= 7;
-        }
-        out.push(n as u8);
-    }
-
-    /// The naive encoder: a made-up value of a type, arrays in several blocks, with and without byte counts.
-    fn encode(schema: &Schema, id: NodeId, random: &mut Random, out: &mut Vec<u8>) {
-        match schema.ty(id) {
-            Type::Null => {}
-            Type::Boolean => out.push(random.below(2) as u8),
-            Type::Int => long(i64::from(random.below(1 << 32) as u32 as i32 >> random.below(32)), out),
-            Type::Long => long((random.below(1 << 31) << 33) as i64 >> random.below(64), out),
-            Type::Float => out.extend((random.below(1000) as f32).to_le_bytes()),
-            Type::Double => out.extend((random.below(1000) as f64).to_le_bytes()),
-            Type::Bytes | Type::String => {
-                let n = random.below(9);
-                long(n as i64, out);
-                out.extend((0..n).map(|i| b'a' + i as u8));
-            }
-            Type::Fixed(n) => out.extend((0..*n).map(|i| i as u8)),
-            Type::Enum(symbols) => long(random.below(symbols.len() as u64) as i64, out),
-            Type::Record(fields) => fields.iter().for_each(|f| encode(schema, f.1, random, out)),
-            Type::Union(branches) => {
-                let branch = random.below(branches.len() as u64) as usize;
-                long(branch as i64, out);
-                encode(schema, branches[branch], random, out);
-            }
-            Type::Array(item) | Type::Map(item) => {
-                for _ in 0..random.below(3) {
-                    let n = 1 + random.below(12) as i64;
-                    let mut items = Vec::new();
-                    for _ in 0..n {
-                        if matches!(schema.ty(id), Type::Map(_)) {
-                            items.extend([4, b'k', b'0' + random.below(10) as u8]);
-                        }
-                        encode(schema, *item, random, &mut items);
-                    }
-                    if random.below(2) == 0 {
-                        long(n, out);
-                    } else {
-                        long(-n, out);
-                        long(items.len() as i64, out);
-                    }
-                    out.extend(items);
-                }
-                out.push(0);
-            }
-        }
-    }
-
-    struct Decoded {
-        end: std::result::Result<u64, Error>,
-        skipped: std::result::Result<usize, Error>,
-    }
-
-    /// Decodes all records for a projection, and skips them.
-    fn both(schema: &Schema, wanted: u64, data: &[u8], rows: u32) -> Decoded {
-        let features = infer(schema).unwrap();
-        let features = features.into_iter().filter_map(|f| f.feature.ok());
-        let mut next = 0;
-        let columns: Vec<Column> = features
-            .enumerate()
-            .filter(|(i, _)| wanted >> (i % 64) & 1 == 1)
-            .map(|(_, feature)| {
-                let column = Column::new(schema, &feature, next).unwrap();
-                next += column.spec.parts().len() as u32;
-                column
-            })
-            .collect();
-        let plan = compile(schema, &columns).unwrap();
-        let parts: Arc<[_]> = columns.iter().flat_map(|c| c.spec.parts()).collect();
-        let pool = SlabPool::new(1);
-        let batch = Rows::new(parts.clone(), rows as usize, &pool).unwrap();
-        let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
-        let picks: Vec<_> = (0..rows).map(|i| Pick { record: i, slot: i }).collect();
-        let block = Block {
-            plan: &plan,
-            data,
-            rows,
-            zero_width_left: &AtomicU64::new(MAX_ZERO_WIDTH),
-        };
-        let end = place(&block, Mark::START, &picks, &mut sink).map(|mark| mark.byte);
-        let skipped = skip_all(&plan, data, rows, &mut sink);
-        Decoded { end, skipped }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(400))]
-
-        #[test]
-        fn skipping_ends_where_decoding_ends(
-            mut schema in types(),
-            seed: u64,
-            rows in 0..6u32,
-            wanted: u64,
-            damage in proptest::option::of((any::<prop::sample::Index>(), any::<u8>())),
-        ) {
-            name(&mut schema, &mut 0);
-            let schema = Schema::parse(&schema.to_string()).unwrap();
-            let mut random = Random(seed);
-            let mut data = Vec::new();
-            (0..rows).for_each(|_| encode(&schema, schema.root(), &mut random, &mut data));
-            match damage {
-                None => {
-                    for wanted in [wanted, 0, u64::MAX] {
-                        let decoded = both(&schema, wanted, &data, rows);
-                        prop_assert_eq!(decoded.end.unwrap(), data.len() as u64);
-                        prop_assert_eq!(decoded.skipped.unwrap(), data.len());
-                    }
-                }
-                // What decodes after damage must be skipped alike. (The reverse doesn't hold: skipping checks less.)
-                Some((at, byte)) if !data.is_empty() => {
-                    let at = at.index(data.len());
-                    data[at] = byte;
-                    let decoded = both(&schema, u64::MAX, &data, rows);
-                    match decoded.end {
-                        Ok(end) => prop_assert_eq!(decoded.skipped.unwrap() as u64, end),
-                        Err(error) => prop_assert_ne!(error.kind(), ErrorKind::Internal),
-                    }
-                }
-                Some(_) => {}
-            }
-        }
-
-        #[test]
-        fn a_block_read_piecemeal_is_the_block_read_at_once(mut schema in types(), seed: u64, rows in 1..8u32, cut in 0..8u32) {
-            name(&mut schema, &mut 0);
-            let schema = Schema::parse(&schema.to_string()).unwrap();
-            let mut data = Vec::new();
-            let mut random = Random(seed);
-            (0..rows).for_each(|_| encode(&schema, schema.root(), &mut random, &mut data));
-            let features: Vec<_> = infer(&schema).unwrap().into_iter().filter_map(|f| f.feature.ok()).collect();
-            let mut next = 0;
-            let columns: Vec<_> = features
-                .iter()
-                .map(|f| {
-                    let column = Column::new(&schema, f, next).unwrap();
-                    next += column.spec.parts().len() as u32;
-                    column
-                })
-                .collect();
-            let plan = compile(&schema, &columns).unwrap();
-            let parts: Arc<[_]> = columns.iter().flat_map(|c| c.spec.parts()).collect();
-            let picks: Vec<_> = (0..rows).map(|i| Pick { record: i, slot: rows - 1 - i }).collect();
-            let read = |cuts: &[usize]| {
-                let batch = Rows::new(parts.clone(), rows as usize, &SlabPool::new(1)).unwrap();
-                let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
-                let left = AtomicU64::new(MAX_ZERO_WIDTH);
-                let block = Block { plan: &plan, data: &data, rows, zero_width_left: &left };
-                let mut mark = Mark::START;
-                for picks in cuts.windows(2).map(|w| &picks[w[0]..w[1]]) {
-                    mark = place(&block, mark, picks, &mut sink).unwrap();
-                }
-                let fragment = sink.finish();
-                let arenas: Vec<_> = (0..parts.len()).map(|i| fragment.arena(i).0.to_vec()).collect();
-                let filled = batch.complete().unwrap();
-                let placed: Vec<_> = (0..parts.len())
-                    .map(|i| {
-                        // The element in front of lengths is written when the batch is joined.
-                        let lead = if parts[i].kind == fastpipe_batch::PartKind::Lengths { 8 } else { 0 };
-                        filled.place(i).map(|p| filled.bytes()[p][lead..].to_vec())
-                    })
-                    .collect();
-                (mark, arenas, placed)
-            };
-            let n = rows as usize;
-            let cut = (cut as usize).min(n);
-            prop_assert_eq!(read(&[0, n]), read(&[0, cut, n]));
-        }
-    }
-}
+mod tests;

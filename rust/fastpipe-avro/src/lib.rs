@@ -11,8 +11,8 @@
 //! # Trust nothing
 //!
 //! Whatever a file declares is held against the bytes that are really there before anything is allocated or looped over;
-//! what bytes can't bound is bounded by [`limits`]. There is no `unsafe` in this crate.
-#![forbid(unsafe_code)]
+//! what bytes can't bound is bounded by [`limits`]. There is no `unsafe` in this crate but for what the processor's vector
+//! instructions need, in one module.
 
 mod codec;
 mod compile;
@@ -23,14 +23,19 @@ mod fault;
 mod feature;
 mod index;
 mod infer;
+mod isa;
 mod layout;
 pub mod limits;
 mod number;
 mod plan;
 mod profile;
+mod scalars;
 mod schema;
 mod skeleton;
 mod source;
+mod varint;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub use codec::{Codec, decompress};
 pub use container::{Block, Header, SYNC_BYTES, Walk};

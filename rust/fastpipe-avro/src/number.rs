@@ -3,7 +3,7 @@
 
 use fastpipe_batch::{DType, Element, Writer};
 
-use crate::cursor::{Cursor, int};
+use crate::cursor::{Cursor, SLACK, int};
 use crate::fault::Fault;
 use crate::plan::Wire;
 
@@ -11,6 +11,8 @@ type Result<T> = std::result::Result<T, Fault>;
 
 /// An element type that numbers are converted to.
 trait Number: Element {
+    /// The same number, and whether it is another one.
+    fn wrap(value: i64) -> (Self, bool);
     fn from_long(value: i64) -> Result<Self>;
     fn from_float(value: f32) -> Result<Self>;
     fn from_double(value: f64) -> Result<Self>;
@@ -19,6 +21,10 @@ trait Number: Element {
 macro_rules! integers {
     ($($t:ty => $dtype:ident),*) => {$(
         impl Number for $t {
+            #[inline(always)]
+            fn wrap(value: i64) -> (Self, bool) {
+                (value as $t, <$t>::try_from(value).is_err())
+            }
             #[inline(always)]
             fn from_long(value: i64) -> Result<Self> {
                 <$t>::try_from(value).map_err(|_| Fault::Range { value, dtype: DType::$dtype })
@@ -37,6 +43,11 @@ macro_rules! integers {
 integers!(i8 => I8, i16 => I16, i32 => I32, i64 => I64, u8 => U8, u16 => U16, u32 => U32, u64 => U64);
 
 impl Number for f32 {
+    #[inline(always)]
+    fn wrap(value: i64) -> (Self, bool) {
+        let float = value as f32;
+        (float, float as i128 != i128::from(value))
+    }
     #[inline(always)]
     fn from_long(value: i64) -> Result<Self> {
         let float = value as f32;
@@ -68,6 +79,11 @@ impl Number for f32 {
 }
 
 impl Number for f64 {
+    #[inline(always)]
+    fn wrap(value: i64) -> (Self, bool) {
+        let float = value as f64;
+        (float, float as i128 != i128::from(value))
+    }
     #[inline(always)]
     fn from_long(value: i64) -> Result<Self> {
         let float = value as f64;
@@ -119,7 +135,10 @@ pub(crate) fn number(wire: Wire, to: DType, cursor: &mut Cursor<'_>, out: &mut W
 pub(crate) fn numbers(wire: Wire, to: DType, n: usize, cursor: &mut Cursor<'_>, out: &mut Writer) -> Result<()> {
     match (wire, to) {
         // The encoding is the memory.
-        (Wire::Float, DType::F32) => Ok(out.extend(cursor.bytes(4 * n)?)?),
+        (Wire::Float, DType::F32) => {
+            let (bytes, n) = cursor.bytes_and_rest(4 * n)?;
+            Ok(out.extend_loosely(bytes, n)?)
+        }
         (Wire::Double, DType::F64) => Ok(out.extend(cursor.bytes(8 * n)?)?),
         _ => with_type!(to, many(wire, n, cursor, out)),
     }
@@ -157,17 +176,23 @@ fn many<T: Number>(wire: Wire, n: usize, cursor: &mut Cursor<'_>, out: &mut Writ
         }
         Ok(())
     }
+    if let Wire::Int | Wire::Long = wire {
+        let out = out.take_loosely::<T>(n, SLACK)?;
+        return match wire {
+            Wire::Int => {
+                let make = |value| {
+                    let (number, bad) = T::wrap(value);
+                    (number, bad | (value != i64::from(value as i32)))
+                };
+                cursor.longs_to(n, out, make, |value| T::from_long(int(value)?))
+            }
+            _ => cursor.longs_to(n, out, T::wrap, T::from_long),
+        };
+    }
     let out = out.take::<T>(n)?;
     match wire {
         Wire::Boolean => fill(out, || T::from_long(i64::from(cursor.boolean()?))),
-        Wire::Int => cursor.longs(n, |i, value| {
-            out[i] = T::from_long(int(value)?)?;
-            Ok(())
-        }),
-        Wire::Long => cursor.longs(n, |i, value| {
-            out[i] = T::from_long(value)?;
-            Ok(())
-        }),
+        Wire::Int | Wire::Long => Ok(()),
         Wire::Float => fill(out, || T::from_float(f32::from_le_bytes(cursor.array()?))),
         Wire::Double => fill(out, || T::from_double(f64::from_le_bytes(cursor.array()?))),
     }

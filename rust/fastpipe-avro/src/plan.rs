@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use fastpipe_batch::DType;
 
+use crate::isa::Isa;
+
 /// A stretch of a table of the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Span {
@@ -90,6 +92,8 @@ pub(crate) enum Op {
         body: Span,
         on_null: Option<Span>,
     },
+    /// A run of scalars of a record: a stretch of the table of scalars, and how many cells they fill.
+    Scalars { scalars: Span, cells: u32 },
     /// Writes constants.
     Emit(Span),
     /// A value of type null: writes constants, or fails.
@@ -131,6 +135,59 @@ pub(crate) enum Op {
     Tee { passes: Span },
     /// A sparse record.
     Sparse(u32),
+}
+
+/// How a scalar is encoded and stored, where both are as usual.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScalarKind {
+    Boolean,
+    Int,
+    IntAsLong,
+    Long,
+    Float,
+    Double,
+}
+
+/// Which branch of a scalar's union is null, and whether that is an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Null {
+    /// It is no union.
+    Never,
+    First,
+    Second,
+    FirstFails,
+    SecondFails,
+}
+
+/// Stands for no cell.
+pub(crate) const NO_CELL: u32 = u32::MAX;
+
+/// One of a run of scalars.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Scalar {
+    pub(crate) kind: ScalarKind,
+    pub(crate) null: Null,
+    /// Which of the plan's cells it is written to.
+    pub(crate) cell: u32,
+    /// The cell in which nulls are marked.
+    pub(crate) mask: u32,
+    /// The bits of what stands for null.
+    pub(crate) fill: u64,
+    /// The operations that read it one step at a time.
+    pub(crate) ops: Span,
+}
+
+impl Scalar {
+    pub(crate) fn new(kind: ScalarKind, null: Null, fill: u64, ops: Span) -> Self {
+        Scalar {
+            kind,
+            null,
+            cell: NO_CELL,
+            mask: NO_CELL,
+            fill,
+            ops,
+        }
+    }
 }
 
 /// The symbols of an enum as they are numbered in its column.
@@ -193,8 +250,13 @@ pub(crate) struct Plan {
     pub(crate) enums: Vec<EnumTable>,
     pub(crate) sparse: Vec<SparseOp>,
     pub(crate) programs: Vec<Span>,
+    pub(crate) scalars: Vec<Scalar>,
+    /// Parts that are written by scalars alone, ascending.
+    pub(crate) cells: Arc<[PartId]>,
     pub(crate) record: Span,
     pub(crate) skip: Span,
     /// Bytes that a record takes at least.
     pub(crate) smallest: u64,
+    /// The instructions to read with.
+    pub(crate) isa: Isa,
 }

@@ -16,6 +16,7 @@
 //! order of slots, when all lengths are known.
 
 mod buffers;
+mod cells;
 mod dtype;
 mod error;
 mod gather;
@@ -26,18 +27,21 @@ mod sink;
 mod slab;
 mod source;
 mod spec;
+mod writer;
 
 pub use buffers::{Buffer, BufferPool, Reuse};
+pub use cells::Cells;
 pub use dtype::{DType, Leaf};
 pub use error::{Error, ErrorKind, Location};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
 pub use owned::ALIGNMENT;
 pub use pages::reserve_large;
 pub use prefetch::{prefetch, prefetch_of};
-pub use sink::{Element, Filled, Fragment, Overflow, Rows, Sink, Writer};
+pub use sink::{Filled, Fragment, Rows, Sink};
 pub use slab::{Slab, SlabPool};
 pub use source::{ByteRange, Mark, Pass, Pick, ReadAt, Source, Starts, Unit, UnitInfo};
 pub use spec::{ColumnSpec, Form, NestedForm, Part, PartKind, SparseForm, SparseLayout};
+pub use writer::{Element, Overflow, Writer};
 
 #[cfg(target_endian = "big")]
 compile_error!("fastpipe copies little-endian values as they stand and needs a little-endian machine");

@@ -8,59 +8,22 @@
 //!
 //! - A slot is *claimed* before it is written, by an atomic test-and-set in a bitmap. Claiming twice is an error. So at
 //!   most one sink ever holds pointers into a slot.
-//! - Writers check each write against the space left in their slot or arena, so no write leaves it.
+//! - Writers check each write against the space left in their slot or arena, so no write leaves it; cells have one size.
 //! - Slabs are initialised memory, and every element type accepts any bits, so nothing uninitialised is ever read.
 //! - [`Rows::complete`] hands the slab out only when as many rows were filled to the last byte as the batch has. Sinks
 //!   borrow `Rows`, so by then none is left.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use crate::cells::{Cell, Cells};
 use crate::error::{Error, ErrorKind};
 use crate::owned::ALIGNMENT;
 use crate::slab::{Slab, SlabPool};
 use crate::spec::{Part, PartKind};
-use std::sync::Arc;
-
-/// A fixed-width value that may have any bit pattern.
-///
-/// # Safety
-///
-/// Every bit pattern of `size_of::<Self>()` bytes is a valid value, and there is no padding.
-pub unsafe trait Element: Copy + Send + Sync + 'static {}
-
-macro_rules! elements {
-    ($($t:ty)*) => {
-        // SAFETY: primitive numbers have no padding and no invalid bit patterns.
-        $(unsafe impl Element for $t {})*
-    };
-}
-elements!(i8 i16 i32 i64 u8 u16 u32 u64 f32 f64);
-
-/// A write that can't be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Overflow {
-    /// More values were written to a row than it has room for, or a slot was claimed twice: a fault of the source.
-    Row,
-    /// There is no memory for an arena to grow.
-    Memory,
-}
-
-impl From<Overflow> for Error {
-    fn from(overflow: Overflow) -> Error {
-        match overflow {
-            Overflow::Row => Error::new(
-                ErrorKind::Internal,
-                "a source wrote more values to a row than its columns hold",
-            ),
-            Overflow::Memory => Error::new(
-                ErrorKind::Limit,
-                "no memory is left for the ragged values of this batch; a smaller batch_size or prefetch needs less",
-            ),
-        }
-    }
-}
+use crate::writer::{Overflow, Writer};
 
 /// Where a placed part lies in the slab of its batch.
 #[derive(Clone, Copy, Debug)]
@@ -218,168 +181,6 @@ impl Filled {
     }
 }
 
-/// Appends values to a slot of a placed part, or to an arena.
-///
-/// Invariant: `start` is valid for reads and writes of `capacity` initialised bytes that nobody else accesses, and
-/// `len <= capacity`.
-#[derive(Debug)]
-pub struct Writer {
-    start: *mut u8,
-    len: usize,
-    capacity: usize,
-    /// `None` for placed parts.
-    arena: Option<Arena>,
-    /// For arenas: where each row starts, in bytes.
-    starts: Vec<usize>,
-}
-
-/// Memory that a writer owns.
-#[derive(Debug)]
-struct Arena {
-    /// Owns the memory at `start`, if there is any yet.
-    slab: Option<Slab>,
-    pool: Arc<SlabPool>,
-    /// How much was needed last time.
-    guess: usize,
-    /// Bytes in front of the first value: room for the offset in front of lengths.
-    lead: usize,
-}
-
-// SAFETY: a writer has exclusive access to its memory (see the invariant).
-unsafe impl Send for Writer {}
-
-impl Writer {
-    fn placed() -> Self {
-        Writer {
-            start: std::ptr::null_mut(),
-            len: 0,
-            capacity: 0,
-            arena: None,
-            starts: Vec::new(),
-        }
-    }
-
-    fn arena(part: &Part, pool: &Arc<SlabPool>) -> Self {
-        let lead = if part.kind == PartKind::Lengths { part.size() } else { 0 };
-        let arena = Arena {
-            slab: None,
-            pool: pool.clone(),
-            guess: 0,
-            lead,
-        };
-        Writer {
-            arena: Some(arena),
-            ..Writer::placed()
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn grow(&mut self, more: usize) -> Result<(), Overflow> {
-        let arena = self.arena.as_mut().ok_or(Overflow::Row)?;
-        let need = self.len.checked_add(more).ok_or(Overflow::Memory)?;
-        let size = need.max(2 * self.capacity).max(arena.guess).max(4096);
-        let slab = arena.pool.take(size).map_err(|_| Overflow::Memory)?;
-        if self.len > 0 {
-            // SAFETY: `len` initialised bytes of the old slab, which is still ours, to a larger one that nobody else has.
-            unsafe { std::ptr::copy_nonoverlapping(self.start, slab.as_ptr(), self.len) };
-        }
-        self.start = slab.as_ptr();
-        self.capacity = slab.len();
-        arena.slab = Some(slab);
-        Ok(())
-    }
-
-    /// Forgets what was written, keeps the memory of an arena.
-    fn clear(&mut self) {
-        self.len = 0;
-        self.starts.clear();
-        if self.arena.is_none() {
-            (self.start, self.capacity) = (std::ptr::null_mut(), 0);
-        }
-    }
-
-    /// Room for `bytes` more bytes.
-    #[inline(always)]
-    fn reserve(&mut self, bytes: usize) -> Result<*mut u8, Overflow> {
-        if bytes > self.capacity - self.len {
-            self.grow(bytes)?;
-        }
-        // SAFETY: `len <= capacity`, so this stays within the allocation.
-        Ok(unsafe { self.start.add(self.len) })
-    }
-
-    /// Appends one value.
-    #[inline(always)]
-    pub fn push<T: Element>(&mut self, value: T) -> Result<(), Overflow> {
-        let to = self.reserve(size_of::<T>())?;
-        // SAFETY: `reserve` made room for the value; unaligned writes need no alignment.
-        unsafe { to.cast::<T>().write_unaligned(value) };
-        self.len += size_of::<T>();
-        Ok(())
-    }
-
-    /// Appends bytes.
-    #[inline(always)]
-    pub fn extend(&mut self, bytes: &[u8]) -> Result<(), Overflow> {
-        let to = self.reserve(bytes.len())?;
-        // SAFETY: `reserve` made room; the source can't overlap memory that only this writer accesses.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
-        self.len += bytes.len();
-        Ok(())
-    }
-
-    /// Appends `n` values with arbitrary contents and returns them to be overwritten.
-    #[inline(always)]
-    pub fn take<T: Element>(&mut self, n: usize) -> Result<&mut [T], Overflow> {
-        let bytes = n.checked_mul(size_of::<T>()).ok_or(Overflow::Row)?;
-        let to = self.reserve(bytes)?.cast::<T>();
-        if n == 0 || !to.is_aligned() {
-            // A misaligned writer means that values of another width were pushed before: a fault of the source.
-            return if n == 0 { Ok(&mut []) } else { Err(Overflow::Row) };
-        }
-        self.len += bytes;
-        // SAFETY: room for `n` values, aligned, initialised, and exclusively ours while `self` is borrowed.
-        Ok(unsafe { std::slice::from_raw_parts_mut(to, n) })
-    }
-
-    /// Bytes written to the row, or to the arena.
-    #[inline(always)]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether nothing was written.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The values that were appended since [`Writer::len`] was `start`.
-    pub fn since<T: Element>(&mut self, start: usize) -> Result<&mut [T], Overflow> {
-        let bytes = self.len.checked_sub(start).ok_or(Overflow::Row)?;
-        if bytes < size_of::<T>() {
-            return Ok(&mut []);
-        }
-        // SAFETY: `start < len <= capacity`.
-        let from = unsafe { self.start.add(start) }.cast::<T>();
-        if !from.is_aligned() {
-            return Err(Overflow::Row);
-        }
-        // SAFETY: `bytes` initialised bytes from there on are exclusively ours while `self` is borrowed.
-        Ok(unsafe { std::slice::from_raw_parts_mut(from, bytes / size_of::<T>()) })
-    }
-
-    /// Appends `n` times the same bytes.
-    pub fn repeat(&mut self, bytes: &[u8], n: usize) -> Result<(), Overflow> {
-        let total = bytes.len().checked_mul(n).ok_or(Overflow::Row)?;
-        self.reserve(total)?;
-        for _ in 0..n {
-            self.extend(bytes)?;
-        }
-        Ok(())
-    }
-}
-
 /// What a task leaves behind for the batch to be joined: its rows' slots, and its arenas. Memory is kept by
 /// [`Fragment::clear`].
 #[derive(Debug, Default)]
@@ -404,9 +205,10 @@ impl Fragment {
             Some(arena) if writer.len > arena.lead => {
                 // SAFETY: by the invariant of `Writer`, `len` initialised bytes that only `self` accesses.
                 let bytes = unsafe { std::slice::from_raw_parts(writer.start, writer.len) };
-                (&bytes[arena.lead..], &writer.starts)
+                (&bytes[arena.lead..], &arena.starts)
             }
-            _ => (&[], &writer.starts),
+            Some(arena) => (&[], &arena.starts),
+            None => (&[], &[]),
         }
     }
 
@@ -419,8 +221,8 @@ impl Fragment {
         slab.truncate(writer.len);
         // A little more, since batches vary.
         arena.guess = writer.len + writer.len / 8;
+        arena.starts.clear();
         (writer.start, writer.len, writer.capacity) = (std::ptr::null_mut(), 0, 0);
-        writer.starts.clear();
         Some(slab)
     }
 
@@ -450,7 +252,23 @@ pub struct Sink<'a> {
     rows: &'a Rows,
     fragment: Fragment,
     slot: u32,
+    /// Whether `slot` is claimed, and its row hasn't ended.
+    begun: bool,
     ended: usize,
+    /// The parts that every row appends to.
+    parts: Parts,
+    /// The parts of one value a row that are written without a writer.
+    cells: Vec<Cell>,
+    chosen: Option<Arc<[u32]>>,
+    /// Cells of the row that were written.
+    written: usize,
+}
+
+/// Parts by what is to be done where a row begins and ends.
+#[derive(Default)]
+struct Parts {
+    placed: Vec<(u32, Placed)>,
+    arenas: Vec<u32>,
 }
 
 impl<'a> Sink<'a> {
@@ -473,32 +291,116 @@ impl<'a> Sink<'a> {
                 writer.push(0i64)?;
             }
         }
-        Ok(Sink {
+        let mut sink = Sink {
             rows,
             fragment,
             slot: 0,
+            begun: false,
             ended: 0,
-        })
+            parts: Parts::default(),
+            cells: Vec::new(),
+            chosen: None,
+            written: 0,
+        };
+        sink.sort_parts(&[]);
+        Ok(sink)
+    }
+
+    fn sort_parts(&mut self, cells: &[u32]) {
+        let mut appended = vec![true; self.rows.placed.len()];
+        cells.iter().for_each(|&part| appended[part as usize] = false);
+        self.parts.placed.clear();
+        self.parts.arenas.clear();
+        for (i, (placed, appended)) in (0..).zip(self.rows.placed.iter().zip(appended)) {
+            match placed {
+                Some(placed) if appended => self.parts.placed.push((i, *placed)),
+                Some(_) => {}
+                None => self.parts.arenas.push(i),
+            }
+        }
+    }
+
+    /// From the next row on these parts, which have one value a row, are written as [`Sink::cells`], counted in this order.
+    pub fn choose_cells(&mut self, parts: &Arc<[u32]>) -> Result<(), Overflow> {
+        if self
+            .chosen
+            .as_ref()
+            .is_some_and(|c| Arc::ptr_eq(c, parts) || c == parts)
+        {
+            return Ok(());
+        }
+        let mut cells = Vec::with_capacity(parts.len());
+        for &part in parts.iter() {
+            let spec = self.rows.parts.get(part as usize).ok_or(Overflow::Row)?;
+            let placed = self.rows.placed[part as usize].ok_or(Overflow::Row)?;
+            if placed.stride != spec.size() {
+                return Err(Overflow::Row);
+            }
+            // SAFETY: the part lies within the slab, so it starts there, too.
+            let start = unsafe { self.rows.slab.as_ptr().add(placed.offset) };
+            cells.push(Cell::new(start, part, placed.stride, self.rows.rows));
+        }
+        self.sort_parts(parts);
+        self.begun = false;
+        self.cells = cells;
+        self.chosen = Some(parts.clone());
+        Ok(())
+    }
+
+    /// The cells of the row that has begun.
+    #[inline(always)]
+    pub fn cells(&mut self) -> Result<Cells<'_>, Overflow> {
+        if !self.begun {
+            return Err(Overflow::Row);
+        }
+        // SAFETY: the slot is claimed by this sink, which is borrowed exclusively; the cells are those of `rows`.
+        Ok(unsafe { Cells::new(&self.cells, self.slot as usize, &mut self.written) })
+    }
+
+    /// Lets the writer of a cell's part write to it.
+    #[cold]
+    pub fn begin_cell(&mut self, cell: u32) -> Result<(), Overflow> {
+        if !self.begun {
+            return Err(Overflow::Row);
+        }
+        let cell = self.cells.get(cell as usize).ok_or(Overflow::Row)?;
+        let writer = &mut self.fragment.writers[cell.part() as usize];
+        writer.start = cell.at(self.slot as usize).ok_or(Overflow::Row)?;
+        (writer.len, writer.capacity) = (0, cell.size());
+        Ok(())
+    }
+
+    /// Ends what [`Sink::begin_cell`] began: the cell must be full.
+    #[cold]
+    pub fn end_cell(&mut self, cell: u32) -> Result<(), Overflow> {
+        let cell = self.cells.get(cell as usize).ok_or(Overflow::Row)?;
+        let writer = &self.fragment.writers[cell.part() as usize];
+        if writer.len != cell.size() {
+            return Err(Overflow::Row);
+        }
+        self.written += 1;
+        Ok(())
     }
 
     /// Starts the row in `slot`.
     #[inline]
     pub fn begin_row(&mut self, slot: u32) -> Result<(), Overflow> {
+        self.begun = false;
         self.rows.claim(slot)?;
-        self.slot = slot;
+        (self.slot, self.begun, self.written) = (slot, true, 0);
         self.fragment.slots.push(slot);
-        for (writer, placed) in self.fragment.writers.iter_mut().zip(&self.rows.placed) {
-            match placed {
-                Some(p) => {
-                    // SAFETY: `slot < rows` (claimed), so the row's `stride` bytes lie within the slab; they are
-                    // initialised, and claimed by this sink alone until the batch is complete.
-                    writer.start = unsafe { self.rows.slab.as_ptr().add(p.offset + slot as usize * p.stride) };
-                    (writer.len, writer.capacity) = (0, p.stride);
-                }
-                None => {
-                    let lead = writer.arena.as_ref().map_or(0, |a| a.lead);
-                    writer.starts.push(writer.len - lead);
-                }
+        let slab = self.rows.slab.as_ptr();
+        for &(part, p) in &self.parts.placed {
+            let writer = &mut self.fragment.writers[part as usize];
+            // SAFETY: `slot < rows` (claimed), so the row's `stride` bytes lie within the slab; they are initialised, and
+            // claimed by this sink alone until the batch is complete.
+            writer.start = unsafe { slab.add(p.offset + slot as usize * p.stride) };
+            (writer.len, writer.capacity) = (0, p.stride);
+        }
+        for &part in &self.parts.arenas {
+            let writer = &mut self.fragment.writers[part as usize];
+            if let Some(arena) = &mut writer.arena {
+                arena.starts.push(writer.len - arena.lead);
             }
         }
         Ok(())
@@ -507,14 +409,18 @@ impl<'a> Sink<'a> {
     /// Ends the row: every placed part must be full.
     #[inline]
     pub fn end_row(&mut self) -> Result<(), Error> {
-        for writer in &self.fragment.writers {
-            if writer.arena.is_none() && writer.len != writer.capacity {
-                return Err(Error::new(
-                    ErrorKind::Internal,
-                    "a source left a part of a row unwritten",
-                ));
-            }
+        let mut full = self.written == self.cells.len();
+        for &(part, _) in &self.parts.placed {
+            let writer = &self.fragment.writers[part as usize];
+            full &= writer.len == writer.capacity;
         }
+        if !(full && self.begun) {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "a source left a part of a row unwritten",
+            ));
+        }
+        self.begun = false;
         self.ended += 1;
         Ok(())
     }

@@ -1,0 +1,182 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// The oracle: zigzag and varint as the specification writes them.
+fn encode(value: i64) -> Vec<u8> {
+    let mut n = ((value << 1) ^ (value >> 63)) as u64;
+    let mut out = Vec::new();
+    while n >= 0x80 {
+        out.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+    out
+}
+
+proptest! {
+    #[test]
+    fn longs_of_all_lengths_round_trip(bits in 0..64u32, raw: i64, padding in 0..12usize) {
+        let value = raw >> bits;
+        let mut data = encode(value);
+        let len = data.len();
+        data.resize(len + padding, 0xff);
+        let mut cursor = Cursor::new(&data, 0);
+        prop_assert_eq!(cursor.long(), Ok(value));
+        prop_assert_eq!(cursor.position(), len);
+        let mut skipped = Cursor::new(&data, 0);
+        prop_assert_eq!(skipped.skip_long(), Ok(()));
+        prop_assert_eq!(skipped.position(), len);
+    }
+
+    #[test]
+    fn many_longs_are_read_like_single_ones(
+        values in proptest::collection::vec((0..64u32, any::<i64>()).prop_map(|(bits, raw)| raw >> bits), 0..60),
+        shift in prop_oneof![Just(0u32), 30..64u32],
+        cut in 0..20usize,
+    ) {
+        let values: Vec<i64> = values.iter().map(|v| v >> shift).collect();
+        let mut data: Vec<u8> = values.iter().flat_map(|v| encode(*v)).collect();
+        data.truncate(data.len().saturating_sub(cut));
+        let mut many = Vec::new();
+        let mut cursor = Cursor::new(&data, 0);
+        let all = cursor.longs(values.len(), |i, value| {
+            assert_eq!(i, many.len());
+            many.push(value);
+            Ok(())
+        });
+        let mut single = Cursor::new(&data, 0);
+        let expected: Result<Vec<i64>> = values.iter().map(|_| single.long()).collect();
+        prop_assert_eq!(all.is_ok(), expected.is_ok());
+        prop_assert_eq!(&many[..], &values[..many.len()]);
+        let mut skipped = Cursor::new(&data, 0);
+        prop_assert_eq!(skipped.skip_longs(values.len()).is_ok(), expected.is_ok());
+        if expected.is_ok() {
+            prop_assert_eq!(cursor.position(), data.len());
+            prop_assert_eq!(skipped.position(), data.len());
+        }
+    }
+
+    #[test]
+    fn the_last_of_those_skipped_is_checked(
+        before in proptest::collection::vec(any::<i64>(), 0..40),
+        continued in 0..13usize,
+        last in 0..4u8,
+        behind in 0..20usize,
+    ) {
+        let mut data: Vec<u8> = before.iter().flat_map(|v| encode(*v)).collect();
+        let start = data.len();
+        data.extend(vec![0xFF; continued]);
+        data.push(last);
+        let end = data.len();
+        data.extend(vec![0; behind]);
+        let single = Cursor::new(&data, start).long();
+        let mut cursor = Cursor::new(&data, 0);
+        let skipped = cursor.skip_longs(before.len() + 1);
+        prop_assert_eq!(skipped, single.map(drop));
+        prop_assert!(skipped.is_err() || cursor.position() == end);
+    }
+
+    #[test]
+    fn any_bytes_are_read_alike_with_and_without_room_behind(data in proptest::collection::vec(any::<u8>(), 0..12)) {
+        let short = Cursor::new(&data, 0).long();
+        let mut padded = data.clone();
+        padded.resize(data.len() + 12, 0);
+        match short {
+            Err(Fault::End { .. }) => {}
+            _ => prop_assert_eq!(short, Cursor::new(&padded, 0).long()),
+        }
+    }
+}
+
+#[test]
+fn overlong_varints_are_refused() {
+    for extra in [0, 10] {
+        let mut eleven = vec![0x80; 10];
+        eleven.resize(11 + extra, 0);
+        assert_eq!(Cursor::new(&eleven, 0).long(), Err(Fault::Varint));
+        let mut wide = vec![0xff; 9];
+        wide.push(2);
+        wide.resize(10 + extra, 0);
+        assert_eq!(Cursor::new(&wide, 0).long(), Err(Fault::Varint));
+    }
+    assert_eq!(Cursor::new(&[0x80], 0).long(), Err(Fault::End { need: 2, left: 1 }));
+}
+
+#[test]
+fn counts_are_held_against_the_bytes_left() {
+    let hostile = encode(1 << 62);
+    assert!(matches!(
+        Cursor::new(&hostile, 0).items(1),
+        Err(Fault::ItemCount { .. })
+    ));
+    assert!(matches!(Cursor::new(&hostile, 0).items(0), Err(Fault::ZeroWidth)));
+    let negative = encode(i64::MIN);
+    assert!(matches!(Cursor::new(&negative, 0).items(1), Err(Fault::End { .. })));
+    let mut sized = encode(-2);
+    sized.extend(encode(-5));
+    assert!(matches!(Cursor::new(&sized, 0).items(1), Err(Fault::Length(-5))));
+}
+
+/// Bytes as they come, and as they don't: numbers of all lengths, too long ones, anything.
+fn varint_bytes() -> impl Strategy<Value = Vec<u8>> {
+    let piece = prop_oneof![
+        6 => (0..64u32, any::<i64>()).prop_map(|(bits, raw)| encode(raw >> bits)),
+        6 => (0..40u32).prop_map(|bits| encode((1i64 << bits) - 7)),
+        1 => (1..12usize, 0..3u8).prop_map(|(n, last)| {
+            let mut long = vec![0x80; n];
+            long.push(last);
+            long
+        }),
+    ];
+    let alike = (0..9usize, 0..100usize).prop_map(|(width, n)| encode((1i64 << (7 * width)) - 1).repeat(n));
+    let mixed = proptest::collection::vec(piece, 0..90).prop_map(|pieces| pieces.concat());
+    prop_oneof![3 => mixed, 1 => alike]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn all_instructions_read_alike(
+        mut data in varint_bytes(),
+        start in 0..20usize,
+        n in 0..100usize,
+        slack in 0..10usize,
+        limit in prop_oneof![Just(u64::MAX), Just(1 << 63), any::<u64>().prop_map(|n| n >> 8)],
+        damage in proptest::option::weighted(0.3, (any::<prop::sample::Index>(), any::<u8>())),
+        cut in 0..12usize,
+        padding in 0..100usize,
+    ) {
+        data.truncate(data.len().saturating_sub(cut));
+        data.resize(data.len() + padding, 3);
+        if let (Some((at, byte)), false) = (damage, data.is_empty()) {
+            let at = at.index(data.len());
+            data[at] = byte;
+        }
+        let run = |isa: Isa| {
+            let mut cursor = Cursor::new(&data, start).with_isa(isa);
+            let mut out = vec![0i64; n + slack];
+            let check = |value: i64| if value as u64 >= limit { Err(Fault::Int(value)) } else { Ok(value) };
+            let read = cursor.longs_to(n, &mut out, |value| (value, value as u64 >= limit), check);
+            out.truncate(n);
+            let end = cursor.position();
+            let read = read.map(|()| out);
+            let mut cursor = Cursor::new(&data, start).with_isa(isa);
+            let skipped = cursor.skip_longs(n);
+            (read, end, skipped, cursor.position())
+        };
+        let portable = run(Isa::Portable);
+        for isa in Isa::all() {
+            prop_assert_eq!(&run(isa), &portable);
+        }
+        // And one at a time.
+        let mut single = Cursor::new(&data, start);
+        let expected: Result<Vec<i64>> = (0..n).map(|_| single.long()).collect();
+        if limit == u64::MAX && expected.as_ref().is_ok_and(|v| !v.contains(&-1)) {
+            prop_assert_eq!(&portable.0, &expected);
+            prop_assert_eq!(portable.1, single.position());
+        }
+        prop_assert_eq!(portable.2, expected.map(drop));
+    }
+}

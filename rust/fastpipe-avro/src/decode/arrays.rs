@@ -1,0 +1,174 @@
+//! Arrays and maps.
+
+use fastpipe_batch::DType;
+
+use super::{Decoder, Result};
+use crate::fault::Fault;
+use crate::number;
+use crate::plan::{Op, PartId, Rule, Span, Wire};
+
+/// What bounds the number of items.
+#[derive(Clone, Copy)]
+pub(super) struct Width {
+    /// Bytes that an item takes at least.
+    pub(super) smallest: u64,
+    /// Values that it becomes, if it takes none.
+    pub(super) columns: u64,
+}
+
+impl Decoder<'_, '_, '_, '_> {
+    #[inline(always)]
+    pub(super) fn skip_varint_items(&mut self) -> Result<()> {
+        while let Some(items) = self.cursor.items(1)? {
+            match items.end {
+                Some(end) => self.cursor.rewind(end),
+                None => self.cursor.skip_longs(items.count)?,
+            }
+            if self.cursor.ends_items() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn skip_items(&mut self, body: Span, smallest: u64, fixed: Option<u64>) -> Result<()> {
+        if let Some(width) = fixed {
+            return self.cursor.skip_fixed_items(width);
+        }
+        while let Some(items) = self.cursor.items(smallest)? {
+            if let Some(end) = items.end {
+                self.cursor.rewind(end);
+            } else {
+                for _ in 0..items.count {
+                    self.run(body)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn numbers_free(&mut self, wire: Wire, to: DType, part: PartId) -> Result<usize> {
+        let mut n = 0;
+        while let Some(items) = self.cursor.items(smallest(wire))? {
+            number::numbers(wire, to, items.count, &mut self.cursor, self.out.writer(part as usize))?;
+            self.cursor.check_end(items)?;
+            n += items.count;
+            if self.cursor.ends_items() {
+                break;
+            }
+        }
+        Ok(n)
+    }
+
+    #[inline]
+    pub(super) fn numbers_exact(&mut self, wire: Wire, to: DType, part: PartId, want: usize) -> Result<usize> {
+        let mut n = 0;
+        while let Some(items) = self.cursor.items(smallest(wire))? {
+            n += items.count;
+            if n > want {
+                return Err(Fault::ShapeExact {
+                    expected: want as u64,
+                    found: n as u64,
+                });
+            }
+            number::numbers(wire, to, items.count, &mut self.cursor, self.out.writer(part as usize))?;
+            self.cursor.check_end(items)?;
+            if self.cursor.ends_items() {
+                break;
+            }
+        }
+        if n < want {
+            return Err(Fault::ShapeExact {
+                expected: want as u64,
+                found: n as u64,
+            });
+        }
+        Ok(n)
+    }
+
+    pub(super) fn numbers_padded(
+        &mut self,
+        wire: Wire,
+        to: DType,
+        part: PartId,
+        want: usize,
+        pad: Span,
+    ) -> Result<usize> {
+        let mut n = 0;
+        while let Some(items) = self.cursor.items(smallest(wire))? {
+            let taken = items.count.min(want - n);
+            number::numbers(wire, to, taken, &mut self.cursor, self.out.writer(part as usize))?;
+            for _ in taken..items.count {
+                match wire {
+                    Wire::Boolean => self.cursor.skip(1)?,
+                    Wire::Int | Wire::Long => self.cursor.skip_long()?,
+                    Wire::Float => self.cursor.skip(4)?,
+                    Wire::Double => self.cursor.skip(8)?,
+                }
+            }
+            self.cursor.check_end(items)?;
+            n += taken;
+        }
+        self.emit(pad, want - n)?;
+        Ok(want)
+    }
+
+    pub(super) fn items(&mut self, body: Span, over: Span, width: Width, rule: Rule, pad: Span) -> Result<usize> {
+        let mut n = 0;
+        while let Some(items) = self.cursor.items_of(width.smallest, width.columns)? {
+            let taken = match rule {
+                Rule::Free => items.count,
+                Rule::Exact(want) if n + items.count > want => {
+                    return Err(Fault::ShapeExact {
+                        expected: want as u64,
+                        found: (n + items.count) as u64,
+                    });
+                }
+                Rule::Exact(_) => items.count,
+                Rule::Pad(want) => items.count.min(want - n),
+            };
+            if let [Op::Text { check, to }] = *body.of(&self.plan.ops) {
+                for _ in 0..taken {
+                    if let Err(fault) = self.read_text(check, to) {
+                        self.blamed.get_or_insert(body.start);
+                        return Err(fault);
+                    }
+                }
+            } else {
+                for _ in 0..taken {
+                    self.run(body)?;
+                }
+            }
+            for _ in taken..items.count {
+                self.run(over)?;
+            }
+            self.cursor.check_end(items)?;
+            n += taken;
+            if self.cursor.ends_items() {
+                break;
+            }
+        }
+        match rule {
+            Rule::Exact(want) if n < want => Err(Fault::ShapeExact {
+                expected: want as u64,
+                found: n as u64,
+            }),
+            Rule::Pad(want) => {
+                self.emit(pad, want - n)?;
+                Ok(want)
+            }
+            _ => Ok(n),
+        }
+    }
+}
+
+/// Bytes that an encoded number takes at least.
+#[inline(always)]
+const fn smallest(wire: Wire) -> u64 {
+    match wire {
+        Wire::Boolean | Wire::Int | Wire::Long => 1,
+        Wire::Float => 4,
+        Wire::Double => 8,
+    }
+}

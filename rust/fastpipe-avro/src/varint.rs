@@ -1,0 +1,47 @@
+//! Zigzag varints, as they lie in a word.
+
+/// The bits that say that a number goes on in the next byte.
+pub(crate) const CONTINUES: u64 = 0x8080_8080_8080_8080;
+
+/// A number of up to eight bytes, and how many they are; `None` for longer ones.
+///
+/// There is no branch on the length, which can't be predicted where numbers of mixed sizes stand: eight bytes are loaded
+/// at once, and the bits of those that belong to the number are moved together.
+#[inline(always)]
+pub(crate) fn short_long(bytes: &[u8; 8]) -> Option<(i64, usize)> {
+    let word = u64::from_le_bytes(*bytes);
+    let ends = !word & CONTINUES;
+    if ends == 0 {
+        return None;
+    }
+    // Everything up to the lowest end.
+    let value = gather(word & (ends ^ (ends - 1)));
+    Some((unzigzag(value), ends.trailing_zeros() as usize / 8 + 1))
+}
+
+/// A number of nine or ten bytes, and how many they are, if its first eight bytes don't end one; `None` for what is too
+/// long.
+#[inline(always)]
+pub(crate) fn long_long(bytes: &[u8; 10]) -> Option<(i64, usize)> {
+    let [low @ .., b8, b9] = *bytes;
+    let value = gather(u64::from_le_bytes(low)) | u64::from(b8 & 0x7f) << 56;
+    match b9 {
+        _ if b8 < 0x80 => Some((unzigzag(value), 9)),
+        // The tenth byte has room for one bit.
+        0 | 1 => Some((unzigzag(value | u64::from(b9) << 63), 10)),
+        _ => None,
+    }
+}
+
+/// Moves the low seven bits of eight bytes together.
+#[inline(always)]
+pub(crate) const fn gather(word: u64) -> u64 {
+    let word = (word & 0x007f_007f_007f_007f) | (word & 0x7f00_7f00_7f00_7f00) >> 1;
+    let word = (word & 0x0000_3fff_0000_3fff) | (word & 0x3fff_0000_3fff_0000) >> 2;
+    (word & 0x0fff_ffff) | (word & 0x0fff_ffff_0000_0000) >> 4
+}
+
+#[inline(always)]
+pub(crate) const fn unzigzag(n: u64) -> i64 {
+    (n >> 1) as i64 ^ -((n & 1) as i64)
+}

@@ -1,0 +1,90 @@
+//! Parts of one value a row, written where they belong.
+//!
+//! A [`Writer`](crate::Writer) knows how far it has come, which has to be set up and checked for each row. Where a row has
+//! one value of a part, there is nothing to know: its place follows from the slot.
+//!
+//! # Why this is sound
+//!
+//! A cell knows the memory of a part for all slots. [`Cells`] is made for a slot that a sink has claimed, and lives no longer
+//! than the sink is borrowed; a write is of exactly the cell's size.
+#![allow(unsafe_code)]
+
+use crate::writer::{Element, Overflow};
+
+/// A part of one value a row.
+///
+/// Invariant: `start` is valid for writes of `rows * size` bytes, of which each sink accesses those of slots it claimed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cell {
+    start: *mut u8,
+    part: u32,
+    size: u32,
+    rows: usize,
+}
+
+// SAFETY: it is an address; whoever dereferences it has claimed the slot.
+unsafe impl Send for Cell {}
+
+impl Cell {
+    pub(crate) fn new(start: *mut u8, part: u32, size: usize, rows: usize) -> Self {
+        // One element: eight bytes at most.
+        let size = size as u32;
+        Cell {
+            start,
+            part,
+            size,
+            rows,
+        }
+    }
+
+    pub(crate) fn part(&self) -> u32 {
+        self.part
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.size as usize
+    }
+
+    /// Where the value of a slot is.
+    pub(crate) fn at(&self, slot: usize) -> Option<*mut u8> {
+        // SAFETY: within the part, by the invariant.
+        (slot < self.rows).then(|| unsafe { self.start.add(slot * self.size()) })
+    }
+}
+
+/// The cells of one row.
+pub struct Cells<'s> {
+    cells: &'s [Cell],
+    slot: usize,
+    written: &'s mut usize,
+}
+
+impl<'s> Cells<'s> {
+    /// # Safety
+    ///
+    /// `slot` is one of the cells' rows, claimed by whoever calls, and written by nobody else meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn new(cells: &'s [Cell], slot: usize, written: &'s mut usize) -> Self {
+        Cells { cells, slot, written }
+    }
+
+    /// Writes the value of a cell. [`Cells::written`] must be told.
+    #[inline(always)]
+    pub fn put<T: Element>(&self, cell: u32, value: T) -> Result<(), Overflow> {
+        let Some(cell) = self.cells.get(cell as usize) else {
+            return Err(Overflow::Row);
+        };
+        if cell.size as usize != size_of::<T>() {
+            return Err(Overflow::Row);
+        }
+        // SAFETY: the part has `size_of::<T>()` bytes for each slot, and this one is ours alone (see `new`).
+        unsafe { cell.start.cast::<T>().add(self.slot).write_unaligned(value) };
+        Ok(())
+    }
+
+    /// Counts cells that were written. Unless it counts each cell of a row once, the row is not complete.
+    #[inline(always)]
+    pub fn written(self, n: usize) {
+        *self.written += n;
+    }
+}

@@ -1,0 +1,251 @@
+//! Appending values to memory.
+//!
+//! # Why this is sound
+//!
+//! Writers check each write against the space left in their slot or arena, so no write leaves it. The memory is initialised,
+//! and every element type accepts any bits, so nothing uninitialised is ever read.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind};
+use crate::slab::{Slab, SlabPool};
+use crate::spec::{Part, PartKind};
+
+/// A fixed-width value that may have any bit pattern.
+///
+/// # Safety
+///
+/// Every bit pattern of `size_of::<Self>()` bytes is a valid value, and there is no padding.
+pub unsafe trait Element: Copy + Send + Sync + 'static {}
+
+macro_rules! elements {
+    ($($t:ty)*) => {
+        // SAFETY: primitive numbers have no padding and no invalid bit patterns.
+        $(unsafe impl Element for $t {})*
+    };
+}
+elements!(i8 i16 i32 i64 u8 u16 u32 u64 f32 f64);
+
+/// A write that can't be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overflow {
+    /// More values were written to a row than it has room for, or a slot was claimed twice: a fault of the source.
+    Row,
+    /// There is no memory for an arena to grow.
+    Memory,
+}
+
+impl From<Overflow> for Error {
+    fn from(overflow: Overflow) -> Error {
+        match overflow {
+            Overflow::Row => Error::new(
+                ErrorKind::Internal,
+                "a source wrote more values to a row than its columns hold",
+            ),
+            Overflow::Memory => Error::new(
+                ErrorKind::Limit,
+                "no memory is left for the ragged values of this batch; a smaller batch_size or prefetch needs less",
+            ),
+        }
+    }
+}
+
+/// Appends values to a slot of a placed part, or to an arena.
+///
+/// Invariant: `start` is valid for reads and writes of `capacity` initialised bytes that nobody else accesses, and
+/// `len <= capacity`.
+#[derive(Debug)]
+pub struct Writer {
+    pub(crate) start: *mut u8,
+    pub(crate) len: usize,
+    pub(crate) capacity: usize,
+    /// `None` for placed parts. In a box, so that the writers of many columns are close together.
+    pub(crate) arena: Option<Box<Arena>>,
+}
+
+/// Memory that a writer owns.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    /// Owns the memory at `start`, if there is any yet.
+    pub(crate) slab: Option<Slab>,
+    pool: Arc<SlabPool>,
+    /// How much was needed last time.
+    pub(crate) guess: usize,
+    /// Bytes in front of the first value: room for the offset in front of lengths.
+    pub(crate) lead: usize,
+    /// Where each row starts, in bytes.
+    pub(crate) starts: Vec<usize>,
+}
+
+// SAFETY: a writer has exclusive access to its memory (see the invariant).
+unsafe impl Send for Writer {}
+
+impl Writer {
+    pub(crate) fn placed() -> Self {
+        Writer {
+            start: std::ptr::null_mut(),
+            len: 0,
+            capacity: 0,
+            arena: None,
+        }
+    }
+
+    pub(crate) fn arena(part: &Part, pool: &Arc<SlabPool>) -> Self {
+        let lead = if part.kind == PartKind::Lengths { part.size() } else { 0 };
+        let arena = Arena {
+            slab: None,
+            pool: pool.clone(),
+            guess: 0,
+            lead,
+            starts: Vec::new(),
+        };
+        Writer {
+            arena: Some(Box::new(arena)),
+            ..Writer::placed()
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self, more: usize) -> Result<(), Overflow> {
+        let arena = self.arena.as_mut().ok_or(Overflow::Row)?;
+        let need = self.len.checked_add(more).ok_or(Overflow::Memory)?;
+        let size = need.max(2 * self.capacity).max(arena.guess).max(4096);
+        let slab = arena.pool.take(size).map_err(|_| Overflow::Memory)?;
+        if self.len > 0 {
+            // SAFETY: `len` initialised bytes of the old slab, which is still ours, to a larger one that nobody else has.
+            unsafe { std::ptr::copy_nonoverlapping(self.start, slab.as_ptr(), self.len) };
+        }
+        self.start = slab.as_ptr();
+        self.capacity = slab.len();
+        arena.slab = Some(slab);
+        Ok(())
+    }
+
+    /// Forgets what was written, keeps the memory of an arena.
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
+        match &mut self.arena {
+            Some(arena) => arena.starts.clear(),
+            None => (self.start, self.capacity) = (std::ptr::null_mut(), 0),
+        }
+    }
+
+    /// Room for `bytes` more bytes.
+    #[inline(always)]
+    fn reserve(&mut self, bytes: usize) -> Result<*mut u8, Overflow> {
+        if bytes > self.capacity - self.len {
+            self.grow(bytes)?;
+        }
+        // SAFETY: `len <= capacity`, so this stays within the allocation.
+        Ok(unsafe { self.start.add(self.len) })
+    }
+
+    /// Appends one value.
+    #[inline(always)]
+    pub fn push<T: Element>(&mut self, value: T) -> Result<(), Overflow> {
+        let to = self.reserve(size_of::<T>())?;
+        // SAFETY: `reserve` made room for the value; unaligned writes need no alignment.
+        unsafe { to.cast::<T>().write_unaligned(value) };
+        self.len += size_of::<T>();
+        Ok(())
+    }
+
+    /// Appends bytes.
+    #[inline(always)]
+    pub fn extend(&mut self, bytes: &[u8]) -> Result<(), Overflow> {
+        let to = self.reserve(bytes.len())?;
+        // SAFETY: `reserve` made room; the source can't overlap memory that only this writer accesses.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        self.len += bytes.len();
+        Ok(())
+    }
+
+    /// Appends the first `n` bytes; an error if there are fewer. Where there is room, some of those behind are written behind
+    /// them, so that most need no call: short ones are copied a few fixed steps at a time.
+    #[inline(always)]
+    pub fn extend_loosely(&mut self, bytes: &[u8], n: usize) -> Result<(), Overflow> {
+        const STEP: usize = 32;
+        const MOST: usize = 4 * STEP;
+        if n > MOST || bytes.len() < MOST || self.capacity - self.len < MOST {
+            return self.extend(bytes.get(..n).ok_or(Overflow::Row)?);
+        }
+        let mut done = 0;
+        while done < n {
+            // SAFETY: `done + STEP <= MOST`, since both `MOST` and `done` are multiples of `STEP` and `done < n <= MOST`. There
+            // are `MOST` bytes to read, and room for as many behind `len`; the source can't overlap memory that only this
+            // writer accesses.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(done), self.start.add(self.len + done), STEP) };
+            done += STEP;
+        }
+        self.len += n;
+        Ok(())
+    }
+
+    /// Appends `n` values with arbitrary contents and returns them to be overwritten.
+    #[inline(always)]
+    pub fn take<T: Element>(&mut self, n: usize) -> Result<&mut [T], Overflow> {
+        let bytes = n.checked_mul(size_of::<T>()).ok_or(Overflow::Row)?;
+        let to = self.reserve(bytes)?.cast::<T>();
+        if n == 0 || !to.is_aligned() {
+            // A misaligned writer means that values of another width were pushed before: a fault of the source.
+            return if n == 0 { Ok(&mut []) } else { Err(Overflow::Row) };
+        }
+        self.len += bytes;
+        // SAFETY: room for `n` values, aligned, initialised, and exclusively ours while `self` is borrowed.
+        Ok(unsafe { std::slice::from_raw_parts_mut(to, n) })
+    }
+
+    /// Like [`Writer::take`], but returns up to `slack` values more, where there is room that nobody else has a use for: so
+    /// whoever writes several at once needn't stop at the last. They aren't appended.
+    #[inline(always)]
+    pub fn take_loosely<T: Element>(&mut self, n: usize, slack: usize) -> Result<&mut [T], Overflow> {
+        let bytes = n.checked_mul(size_of::<T>()).ok_or(Overflow::Row)?;
+        let to = self.reserve(bytes)?.cast::<T>();
+        let all = n.saturating_add(slack).min((self.capacity - self.len) / size_of::<T>());
+        if n == 0 || !to.is_aligned() {
+            return if n == 0 { Ok(&mut []) } else { Err(Overflow::Row) };
+        }
+        self.len += bytes;
+        // SAFETY: room for `all` values by the capacity, which is `n` or more since `n` were reserved; aligned, initialised,
+        // and exclusively ours while `self` is borrowed.
+        Ok(unsafe { std::slice::from_raw_parts_mut(to, all) })
+    }
+
+    /// Bytes written to the row, or to the arena.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing was written.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The values that were appended since [`Writer::len`] was `start`.
+    pub fn since<T: Element>(&mut self, start: usize) -> Result<&mut [T], Overflow> {
+        let bytes = self.len.checked_sub(start).ok_or(Overflow::Row)?;
+        if bytes < size_of::<T>() {
+            return Ok(&mut []);
+        }
+        // SAFETY: `start < len <= capacity`.
+        let from = unsafe { self.start.add(start) }.cast::<T>();
+        if !from.is_aligned() {
+            return Err(Overflow::Row);
+        }
+        // SAFETY: `bytes` initialised bytes from there on are exclusively ours while `self` is borrowed.
+        Ok(unsafe { std::slice::from_raw_parts_mut(from, bytes / size_of::<T>()) })
+    }
+
+    /// Appends `n` times the same bytes.
+    pub fn repeat(&mut self, bytes: &[u8], n: usize) -> Result<(), Overflow> {
+        let total = bytes.len().checked_mul(n).ok_or(Overflow::Row)?;
+        self.reserve(total)?;
+        for _ in 0..n {
+            self.extend(bytes)?;
+        }
+        Ok(())
+    }
+}
