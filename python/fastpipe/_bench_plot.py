@@ -65,7 +65,7 @@ def draw(measured: Sequence[Measured], best: Measured, title: str, path: str) ->
     axis.set_xlabel("batch_size")
     axis.set_ylabel("records a second")
     axis.set_title(title, parse_math=False)
-    axis.margins(y=0.12)
+    axis.margins(x=0.1, y=0.12)
     axis.set_ylim(bottom=0)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axis.spines[["top", "right"]].set_visible(False)
