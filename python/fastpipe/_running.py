@@ -48,10 +48,12 @@ class Running:
         Raises:
             ValueError: if a number is out of range, or a size can't be read.
         """
-        if isinstance(num_threads, str) and num_threads != "auto":
-            raise ValueError(f'num_threads must be a number or "auto", not {num_threads!r}')
+        if isinstance(num_threads, str):
+            if num_threads != "auto":
+                raise ValueError(f'num_threads must be a number or "auto", not {num_threads!r}')
+            num_threads = None
         return cls(
-            num_threads=None if num_threads in (None, "auto") else within("num_threads", num_threads, 1, 4096),
+            num_threads=None if num_threads is None else within("num_threads", num_threads, 1, 4096),
             prefetch=None if prefetch is None else within("prefetch", prefetch, 0, 1 << 20),
             memory_limit=None if memory_limit is None else memory_size("memory_limit", memory_limit),
         )

@@ -43,7 +43,7 @@ def add_options(inspect: argparse.ArgumentParser, positive: Callable[[str], int]
 def completed(arguments: Sequence[str]) -> list[str]:
     """The arguments, with the kind that `--shuffle` leaves out: argparse would take the file behind it for one."""
     done = list(arguments)
-    if "--shuffle" in done and "--" not in done[: done.index("--shuffle")]:
+    if done[:1] == ["inspect"] and "--shuffle" in done and "--" not in done[: done.index("--shuffle")]:
         at = done.index("--shuffle")
         if done[at + 1 : at + 2] not in ([kind] for kind in _KINDS):
             done[at] = "--shuffle=window"

@@ -1,4 +1,4 @@
-"""The command line: `fastpipe demo`, `fastpipe inspect`, `fastpipe head` and `fastpipe index`."""
+"""The command line: `fastpipe demo`, `inspect`, `head`, `index` and `bench`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 import fastpipe
-from fastpipe import _index, _inspect, _shuffle_cli
+from fastpipe import _bench_cli, _index, _inspect, _shuffle_cli
 from fastpipe._index_cache import user_cache_directory
 from fastpipe._inspect import FileSummary, plural, size_text
 from fastpipe._sources import expand
@@ -77,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument("files", nargs="+", metavar="FILE", help=source)
     index.add_argument("--cache", type=_named, metavar="DIR", help="where to; fastpipe in the user's cache directory")
     index.set_defaults(run=_index_files)
+
+    bench = commands.add_parser("bench", help="find the batch size and the threads that read files fastest")
+    bench.add_argument("files", nargs="+", metavar="FILE", help=source)
+    _bench_cli.add_options(bench, _positive)
+    bench.set_defaults(run=_bench)
     return parser
 
 
@@ -150,6 +155,10 @@ def _index_files(arguments: argparse.Namespace) -> int:
     for error in failed.values():
         _complain(error)
     return 1 if failed else 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    return _bench_cli.run(arguments, _complain, _width())
 
 
 def _inspect_files(arguments: argparse.Namespace) -> int:
