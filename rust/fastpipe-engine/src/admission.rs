@@ -110,14 +110,21 @@ impl Shared {
             if admission.planned.is_empty() {
                 self.plan(admission);
             }
-            let Some(plan) = admission.planned.front() else {
+            if admission.planned.is_empty() {
                 lock(&self.hand_over).end = Some(number);
                 self.changed.notify_all();
                 return Ok(());
-            };
+            }
+            self.let_go(admission, number);
+            let Some(plan) = admission.planned.front() else { break };
             let (need, units) = self.need(admission, plan);
-            if under_way > 0 && !self.budget.fits(need + units) {
-                break;
+            if !self.budget.fits(need + units) {
+                // Memory that nobody needs any more is given back by a task that ends just now: it looks here again.
+                let unused = self.budget.reserved() > admission.sequence.reserved() + admission.scatter.reserved();
+                self.short_of_memory.store(true, Ordering::SeqCst);
+                if under_way > 0 || unused && self.schedule.is_busy() {
+                    break;
+                }
             }
             let Some(plan) = admission.planned.pop_front() else {
                 break;
@@ -248,6 +255,18 @@ impl Shared {
         }
     }
 
+    /// Lets go of what neither the next batch nor one behind it needs.
+    fn let_go(&self, admission: &mut Admission, number: u64) {
+        let Some(plan) = admission.planned.front() else { return };
+        if admission.epoch != plan.epoch {
+            admission.epoch = plan.epoch;
+            admission.sequence.clear();
+            admission.scatter.keep_from(plan.epoch);
+        }
+        admission.sequence.release(&plan.released);
+        admission.scatter.release(plan.epoch, &plan.released, number);
+    }
+
     fn begin(self: &Arc<Self>, admission: &mut Admission, number: u64, plan: BatchPlan, need: u64) -> Result<()> {
         self.trim();
         let reserved = self.budget.reserve(need);
@@ -258,13 +277,6 @@ impl Shared {
             valid: plan.valid as usize,
             after: plan.after,
         };
-        if admission.epoch != plan.epoch {
-            admission.epoch = plan.epoch;
-            admission.sequence.clear();
-            admission.scatter.keep_from(plan.epoch);
-        }
-        admission.sequence.release(&plan.released);
-        admission.scatter.release(plan.epoch, &plan.released, number);
         match plan.content {
             Content::Runs(runs) => self.start_runs(&mut admission.sequence, number, about, &runs, reserved)?,
             Content::Picks(picks) => self.start_picks(&mut admission.scatter, number, about, picks, reserved)?,

@@ -78,6 +78,12 @@ impl Budget {
     }
 }
 
+impl Reserved {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
 impl Drop for Reserved {
     fn drop(&mut self) {
         self.budget.reserved.fetch_sub(self.bytes, Ordering::Relaxed);

@@ -41,7 +41,10 @@ pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Re
     let rows = u64::from(settings.batch_size).min(sums.rows as u64);
     // One that waits for the consumer, and one that is being made.
     let batch = 2 * classes.map(|class| shared.rows_need(class, rows)).max().unwrap_or(0);
-    let units_of = |rows: u64| sums.units(rows, units);
+    let units_of = |rows: u64| match settings.kind {
+        Kind::Block | Kind::Buffer => sums.drained(rows, units),
+        Kind::Sequential | Kind::Window => sums.units(rows, units),
+    };
     let needed = match settings.kind {
         Kind::Sequential => 2 * sums.largest,
         _ => units_of(settings.shuffle_buffer),
@@ -91,6 +94,17 @@ struct Sums {
 }
 
 impl Sums {
+    /// Bytes of the units of which a pool or buffer of so many rows holds some: all but certainly no more.
+    ///
+    /// Each row is drawn after a geometrically distributed time of mean `rows`, and a unit is held until its last row is: that
+    /// of `r` rows for `rows * H(r)` draws on average, while a new one is taken every `r` draws.
+    fn drained(&self, rows: u64, units: u64) -> u64 {
+        let each = (self.rows / units.max(1) as f64).max(1.0);
+        let harmonic = each.ln() + 0.58;
+        let count = rows as f64 / each * harmonic + 2.0;
+        self.units(((count + 4.0 * count.sqrt()) * each).ceil() as u64, units)
+    }
+
     /// Bytes of the open units of so many rows, drawn at random: all but certainly no more.
     fn units(&self, rows: u64, units: u64) -> u64 {
         let n = units.max(1) as f64;

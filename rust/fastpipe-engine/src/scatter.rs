@@ -64,6 +64,11 @@ impl Scatter {
         self.units.clear();
     }
 
+    /// Bytes that are reserved for units of which records will be picked.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.units.values().map(|(cell, _)| cell.reserved.bytes()).sum()
+    }
+
     /// Whether a unit is open, or being opened.
     pub(crate) fn has(&self, epoch: u64, unit: u64) -> bool {
         self.units.contains_key(&(epoch, unit))

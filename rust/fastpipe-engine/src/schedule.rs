@@ -72,6 +72,17 @@ struct Queue {
     allowed: usize,
 }
 
+/// What becomes of a runner that wants to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It must look again, since work came meanwhile.
+    NotYet,
+    /// It has ended; others run.
+    Ended,
+    /// It has ended, and no other runs.
+    Last,
+}
+
 /// The queue of a pass.
 pub(crate) struct Schedule {
     queue: Mutex<Queue>,
@@ -127,12 +138,17 @@ impl Schedule {
         Some(ready.part)
     }
 
-    /// A runner wants to end. False if it must look again, since work came meanwhile.
-    pub(crate) fn end(&self) -> bool {
+    /// A runner wants to end: whether it may.
+    pub(crate) fn end(&self) -> End {
         let mut queue = self.lock();
-        let ends = queue.ready.is_empty() || queue.running > queue.allowed;
-        queue.running -= usize::from(ends);
-        ends
+        if !queue.ready.is_empty() && queue.running <= queue.allowed {
+            return End::NotYet;
+        }
+        queue.running -= 1;
+        match queue.running {
+            0 => End::Last,
+            _ => End::Ended,
+        }
     }
 
     /// Lets so many run at once from now on. Returns how many must be started for what is in the queue.
@@ -142,6 +158,12 @@ impl Schedule {
         let start = queue.allowed.saturating_sub(queue.running).min(queue.ready.len());
         queue.running += start;
         start
+    }
+
+    /// Whether others run besides the one that asks, or something is in the queue.
+    pub(crate) fn is_busy(&self) -> bool {
+        let queue = self.lock();
+        queue.running > 1 || !queue.ready.is_empty()
     }
 
     /// How many may run at once.
@@ -190,15 +212,20 @@ mod tests {
         assert_eq!(started, [true, true, false, false]);
         assert_eq!(schedule.allow(3), 1);
         assert_eq!(schedule.allow(1), 0);
-        assert!(schedule.take().is_none() && schedule.end(), "one too many");
-        assert!(schedule.take().is_none() && schedule.end(), "another");
+        assert!(
+            schedule.take().is_none() && schedule.end() == End::Ended,
+            "one too many"
+        );
+        assert!(schedule.take().is_none() && schedule.end() == End::Ended, "another");
+        assert!(schedule.end() == End::NotYet, "there is work");
         for _ in 0..4 {
             assert!(schedule.take().is_some());
         }
         assert!(schedule.take().is_none());
         assert!(
-            schedule.put(urgency, part()) || !schedule.end(),
+            !schedule.put(urgency, part()) && schedule.end() == End::NotYet,
             "what came meanwhile is seen"
         );
+        assert!(schedule.take().is_some() && schedule.end() == End::Last);
     }
 }

@@ -57,6 +57,14 @@ impl Sequence {
         self.units.contains_key(&unit)
     }
 
+    /// Bytes that are reserved for units of which more pieces are to come.
+    pub(crate) fn reserved(&self) -> u64 {
+        let cells = self.units.values().map(|(cell, _)| cell);
+        cells
+            .filter_map(|cell| Some(cell.lock().reserved.as_ref()?.bytes()))
+            .sum()
+    }
+
     /// Whether any was begun.
     pub(crate) fn is_in_use(&self) -> bool {
         self.cells > 0

@@ -79,7 +79,7 @@ impl Stats {
             rows_reopened: count(&telemetry.rows_reopened),
             rows_skipped: count(&telemetry.rows_skipped),
             ready: lock(&shared.hand_over).ready.len(),
-            elapsed: seconds(telemetry.now()),
+            elapsed: seconds(telemetry.elapsed()),
             seconds: activities.map(|&a| (a, seconds(telemetry.nanos(a)))).collect(),
             consumer_waited: seconds(count(&telemetry.consumer_waited)),
             consumer_away: seconds(count(&telemetry.consumer_away)),

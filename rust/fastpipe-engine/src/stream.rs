@@ -17,7 +17,7 @@ use crate::cost::CostModel;
 use crate::job::{Job, Left};
 use crate::least;
 use crate::memory::Memory;
-use crate::schedule::{Schedule, Urgency};
+use crate::schedule::{End, Schedule, Urgency};
 use crate::sequence::Parked;
 use crate::stats::Stats;
 use crate::storage::Files;
@@ -86,6 +86,8 @@ pub(crate) struct Shared {
     pub(crate) threads: usize,
     seed: u64,
     closed: AtomicBool,
+    /// Whether a batch wasn't begun for want of memory.
+    pub(crate) short_of_memory: AtomicBool,
 }
 
 /// A batch that is done, or what went wrong.
@@ -144,6 +146,7 @@ impl Stream {
             changed: Condvar::new(),
             batch_bytes: OnceLock::new(),
             closed: AtomicBool::new(false),
+            short_of_memory: AtomicBool::new(false),
             source,
             options,
             threads,
@@ -198,6 +201,7 @@ impl Stream {
             return Err(error.clone());
         }
         if state.is_over() {
+            shared.telemetry.end();
             return Ok(Poll::End);
         }
         let number = state.next;
@@ -238,6 +242,7 @@ impl Stream {
         if self.process != std::process::id() {
             return;
         }
+        self.shared.telemetry.end();
         self.shared.closed.store(true, Ordering::Relaxed);
         drop(lock(&self.shared.hand_over));
         self.shared.changed.notify_all();
@@ -344,14 +349,27 @@ impl Shared {
         loop {
             while let Some(part) = self.schedule.take() {
                 self.guarded(part);
+                if self.short_of_memory.swap(false, Ordering::SeqCst) {
+                    self.guarded(Shared::admit);
+                }
             }
             let mut passed = false;
             self.guarded(|shared| {
                 passed = shared.pass_over();
                 Ok(())
             });
-            if !passed && self.schedule.end() {
-                return;
+            if passed {
+                continue;
+            }
+            match self.schedule.end() {
+                End::NotYet => {}
+                // A batch waits for memory that others were to give back, and none are left.
+                End::Last if self.short_of_memory.swap(false, Ordering::SeqCst) && !self.is_closed() => {
+                    if !self.schedule.put(Urgency::FIRST, Box::new(Shared::admit)) {
+                        return;
+                    }
+                }
+                End::Ended | End::Last => return,
             }
         }
     }

@@ -2,7 +2,7 @@
 //! record.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// What threads spend their time on.
@@ -71,6 +71,8 @@ pub struct Span {
 #[derive(Debug)]
 pub(crate) struct Telemetry {
     began: Instant,
+    /// Nanoseconds that the pass took, once it has ended.
+    ended: OnceLock<u64>,
     nanos: [AtomicU64; Activity::ALL.len()],
     pub(crate) units_opened: AtomicU64,
     pub(crate) rows_opened: AtomicU64,
@@ -92,6 +94,7 @@ impl Telemetry {
     pub(crate) fn new(record_spans: bool) -> Telemetry {
         Telemetry {
             began: Instant::now(),
+            ended: OnceLock::new(),
             nanos: Default::default(),
             units_opened: AtomicU64::new(0),
             rows_opened: AtomicU64::new(0),
@@ -111,6 +114,16 @@ impl Telemetry {
     /// Nanoseconds since the pass began.
     pub(crate) fn now(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
+    }
+
+    /// The pass has ended.
+    pub(crate) fn end(&self) {
+        self.ended.get_or_init(|| self.now());
+    }
+
+    /// Nanoseconds since the pass began, until it ended.
+    pub(crate) fn elapsed(&self) -> u64 {
+        self.ended.get().copied().unwrap_or_else(|| self.now())
     }
 
     /// Does something and says how many nanoseconds it took.

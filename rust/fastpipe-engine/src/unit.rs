@@ -121,7 +121,7 @@ pub(crate) struct RandomCell {
     pub(crate) unit: u64,
     pub(crate) epoch: u64,
     /// Its memory, from when it is decided to open it.
-    _reserved: Reserved,
+    pub(crate) reserved: Reserved,
     state: Mutex<RandomState>,
 }
 
@@ -139,7 +139,7 @@ impl RandomCell {
         RandomCell {
             unit,
             epoch,
-            _reserved: reserved,
+            reserved,
             state: Mutex::new(RandomState::Opening(Vec::new())),
         }
     }
