@@ -337,6 +337,10 @@ impl Unit for AvroBlock {
         self.rows
     }
 
+    fn held_bytes(&self) -> usize {
+        self.data.capacity() + 4 * self.starts.len()
+    }
+
     fn bytes(&self) -> usize {
         self.end - self.start
     }

@@ -59,7 +59,9 @@ struct State {
     most: usize,
     /// Bytes of free buffers.
     free_bytes: usize,
-    /// Bytes of free buffers that may be kept, if that is limited.
+    /// Bytes of buffers in use.
+    taken_bytes: usize,
+    /// Bytes of buffers in use and free ones together beyond which no free ones are kept, if that is limited.
     keep: Option<usize>,
     reused: u64,
     fresh: u64,
@@ -78,7 +80,7 @@ pub struct Reuse {
 const KEPT: usize = 16;
 
 /// A free buffer is not used for less than this fraction of its size, or small units would pin large buffers.
-const LARGEST_WASTE: usize = 4;
+const LARGEST_WASTE: usize = 2;
 
 /// Sizes are rounded up to a multiple of this, so that units of similar sizes share buffers.
 const GRAIN: usize = 64 << 10;
@@ -121,6 +123,7 @@ impl BufferPool {
                 format!("there are no {len} bytes of memory for a block"),
             )
         })?;
+        self.lock().taken_bytes += memory.capacity();
         Ok(Buffer {
             memory: Some(memory),
             len,
@@ -133,6 +136,7 @@ impl BufferPool {
         // Buffers that were made elsewhere come, too.
         state.taken = state.taken.saturating_sub(1);
         if let Some(memory) = buffer.memory {
+            state.taken_bytes = state.taken_bytes.saturating_sub(memory.capacity());
             state.free_bytes += memory.capacity();
             state.free.push(memory);
         }
@@ -146,7 +150,7 @@ impl BufferPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps at most so many bytes of free buffers from now on; without a limit if it is `None`.
+    /// Keeps free buffers only while they and those in use have at most so many bytes; without a limit if it is `None`.
     pub fn keep(&self, bytes: Option<usize>) {
         let mut state = self.lock();
         state.keep = bytes;
@@ -176,7 +180,7 @@ impl State {
     }
 
     fn trim(&mut self) {
-        while self.keep.is_some_and(|keep| self.free_bytes > keep) {
+        while !self.free.is_empty() && self.keep.is_some_and(|keep| self.free_bytes + self.taken_bytes > keep) {
             self.drop_oldest();
         }
     }

@@ -94,7 +94,7 @@ struct State {
     kept: usize,
     /// Bytes of slabs in use that aren't lent.
     used_bytes: usize,
-    /// Bytes of free slabs that may be kept, if that is limited.
+    /// Bytes of slabs in use and free ones together beyond which no free ones are kept, if that is limited.
     keep: Option<usize>,
     reused: u64,
     fresh: u64,
@@ -115,7 +115,7 @@ impl State {
     }
 
     fn trim(&mut self) {
-        while self.keep.is_some_and(|keep| self.free_bytes > keep) {
+        while !self.free.is_empty() && self.keep.is_some_and(|keep| self.free_bytes + self.used_bytes > keep) {
             self.drop_oldest();
         }
     }
@@ -184,7 +184,8 @@ impl SlabPool {
         ample.checked_next_multiple_of(grain).unwrap_or(usize::MAX)
     }
 
-    /// Keeps at most so many bytes of free slabs from now on; without a limit if it is `None`.
+    /// Keeps free slabs only while they and those in use that aren't lent have at most so many bytes; without a limit if it
+    /// is `None`.
     pub fn keep(&self, bytes: Option<usize>) {
         let mut state = self.lock();
         state.keep = bytes;

@@ -98,6 +98,9 @@ pub trait Unit: Send + Sync {
     /// Number of rows.
     fn rows(&self) -> u32;
 
+    /// Memory that it holds, in bytes.
+    fn held_bytes(&self) -> usize;
+
     /// Bytes of its rows: what a [`Mark`] counts, not the memory that they lie in.
     fn bytes(&self) -> usize;
 

@@ -43,6 +43,8 @@ pub(crate) struct Admission {
     prepared: usize,
     /// Bytes of units that the system was asked to read, for these.
     bytes_hinted: u64,
+    /// Bytes that the last batch was expected to take.
+    need: u64,
     /// Epoch and window of the last batch that was begun.
     window: Option<(u64, u64)>,
     /// The next batch to be begun, counted over all epochs.
@@ -66,6 +68,7 @@ impl Admission {
             prepared: 0,
             bytes_hinted: 0,
             window: None,
+            need: 0,
             next: 0,
             begun: VecDeque::new(),
             sequence: Sequence::default(),
@@ -118,6 +121,7 @@ impl Shared {
             self.let_go(admission, number);
             let Some(plan) = admission.planned.front() else { break };
             let (need, units) = self.need(admission, plan);
+            admission.need = need;
             if !self.budget.fits(need + units) {
                 // Memory that nobody needs any more is given back by a task that ends just now: it looks here again.
                 let unused = self.budget.reserved() > admission.sequence.reserved() + admission.scatter.reserved();
@@ -220,7 +224,9 @@ impl Shared {
     pub(crate) fn unit_bytes(&self, unit: u64) -> u64 {
         let info = self.source.describe(unit);
         let stored = info.range.map_or(0, |range| range.len);
-        self.costs.opened_bytes(info.class, stored) + 4 * u64::from(info.rows)
+        let opened = self.costs.opened_bytes(info.class, stored);
+        // Buffers are a little larger than what is in them.
+        opened + opened / 16 + (64 << 10) + 4 * u64::from(info.rows)
     }
 
     fn stored_bytes(&self, plan: &BatchPlan) -> u64 {
@@ -268,7 +274,7 @@ impl Shared {
     }
 
     fn begin(self: &Arc<Self>, admission: &mut Admission, number: u64, plan: BatchPlan, need: u64) -> Result<()> {
-        self.trim();
+        self.trim(admission);
         let reserved = self.budget.reserve(need);
         let about = About {
             epoch: plan.epoch,
@@ -287,7 +293,7 @@ impl Shared {
 
     /// Prepares what batches that aren't begun will need.
     fn look_ahead(self: &Arc<Self>, admission: &mut Admission) {
-        self.trim();
+        self.trim(admission);
         loop {
             let i = admission.prepared;
             if i == admission.planned.len() && self.should_plan(admission) {
@@ -318,15 +324,17 @@ impl Shared {
         }
     }
 
-    /// Lets go of free memory that, with what is reserved, is more than the limit. The memory of one batch may always be kept:
-    /// the consumer had it until now.
-    fn trim(&self) {
-        let batch = self.batch_bytes.get().copied().unwrap_or(0);
-        if let Some(spare) = self.budget.spare(batch) {
-            self.memory.slabs.keep(Some(spare));
-            let left = spare.saturating_sub(self.memory.slabs.free_bytes());
-            self.memory.buffers.keep(Some(left));
-        }
+    /// Lets go of free memory beyond the limit: buffers may have what batches leave, and slabs what units leave. The memory of
+    /// one batch more may always be kept, since the consumer had it until now.
+    fn trim(&self, admission: &Admission) {
+        let Some(limit) = self.budget.limit() else { return };
+        let bytes = |bytes: u64| Some(usize::try_from(bytes).unwrap_or(usize::MAX));
+        let units = admission.sequence.reserved() + admission.scatter.reserved();
+        let batches = self.budget.reserved().saturating_sub(units).max(2 * admission.need);
+        self.memory.buffers.keep(bytes(limit.saturating_sub(batches)));
+        self.memory
+            .slabs
+            .keep(bytes(limit.saturating_sub(units) + admission.need));
     }
 
     /// Whether to plan one more batch than are planned: a few, but always up to the first batch of the next window.

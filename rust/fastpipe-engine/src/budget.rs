@@ -22,7 +22,7 @@ pub(crate) struct Budget {
 #[derive(Debug)]
 pub(crate) struct Reserved {
     budget: Arc<Budget>,
-    bytes: u64,
+    bytes: AtomicU64,
 }
 
 impl Budget {
@@ -60,33 +60,38 @@ impl Budget {
         self.reserved().saturating_add(bytes) <= most
     }
 
-    /// What is left of the limit for memory that is kept to be used again, and `more`.
-    pub(crate) fn spare(&self, more: u64) -> Option<usize> {
-        let spare = |limit: u64| limit.saturating_sub(self.reserved()) + more;
-        self.limit
-            .map(|limit| usize::try_from(spare(limit)).unwrap_or(usize::MAX))
-    }
-
     /// Reserves bytes, whether they are within the limit or not.
     pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Reserved {
         let now = self.reserved.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         self.most.fetch_max(now, Ordering::Relaxed);
         Reserved {
             budget: self.clone(),
-            bytes,
+            bytes: AtomicU64::new(bytes),
         }
     }
 }
 
 impl Reserved {
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// It has turned out how many bytes it takes.
+    pub(crate) fn set(&self, bytes: u64) {
+        let before = self.bytes.swap(bytes, Ordering::Relaxed);
+        let change = bytes.wrapping_sub(before);
+        let now = self
+            .budget
+            .reserved
+            .fetch_add(change, Ordering::Relaxed)
+            .wrapping_add(change);
+        self.budget.most.fetch_max(now, Ordering::Relaxed);
     }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        self.budget.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.reserved.fetch_sub(self.bytes(), Ordering::Relaxed);
     }
 }
 
@@ -101,9 +106,10 @@ mod tests {
         assert!(budget.fits(30) && !budget.fits(31));
         assert!(budget.fits_ahead(10, 20) && !budget.fits_ahead(11, 20));
         let second = budget.reserve(50);
-        assert_eq!((budget.reserved(), budget.spare(5)), (120, Some(5)));
         drop(first);
-        assert_eq!((budget.reserved(), budget.spare(5)), (50, Some(55)));
+        assert_eq!(budget.reserved(), 50);
+        second.set(20);
+        assert_eq!((budget.reserved(), second.bytes()), (20, 20));
         drop(second);
         assert_eq!((budget.reserved(), budget.most()), (0, 120));
     }
@@ -111,7 +117,7 @@ mod tests {
     #[test]
     fn without_a_limit_everything_fits_but_little_is_opened_ahead() {
         let budget = Budget::new(None);
-        assert!(budget.fits(u64::MAX) && budget.spare(0).is_none());
+        assert!(budget.fits(u64::MAX));
         assert!(budget.fits_ahead(AHEAD, 0) && !budget.fits_ahead(AHEAD + 1, 0));
     }
 }

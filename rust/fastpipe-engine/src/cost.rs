@@ -24,9 +24,6 @@ const OPEN_A_BYTE: f64 = 1.0;
 const DECODE_A_BYTE: f64 = 1.0;
 const PASS_A_BYTE: f64 = 0.2;
 
-/// Records are passed over if that takes at most this fraction of decoding them.
-const WORTH_PASSING: f64 = 0.5;
-
 /// A mean that forgets.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
@@ -99,8 +96,6 @@ impl Fit {
 struct Class {
     open: Rate,
     decode: Fit,
-    /// Nanoseconds of decoding for each byte, whatever rows there are.
-    seen: Rate,
     pass: Rate,
     /// Bytes of an open unit for each stored one.
     expansion: Rate,
@@ -180,14 +175,6 @@ impl CostModel {
         })
     }
 
-    /// Whether passing over records takes far less than decoding them, as far as is known.
-    pub(crate) fn pays_to_pass(&self, class: u32) -> bool {
-        self.with(class, |c| match (c.pass.get(), c.seen.get()) {
-            (Some(pass), Some(decode)) => pass < WORTH_PASSING * decode,
-            _ => true,
-        })
-    }
-
     /// Bytes that an open unit may take.
     pub(crate) fn opened_bytes(&self, class: u32, stored: u64) -> u64 {
         self.with(class, |c| (c.widest.max(1.0) * stored as f64).round() as u64)
@@ -217,7 +204,6 @@ impl CostModel {
                 took.min(OUTLIER * expected.max(1000.0))
             };
             c.decode.observe(rows, bytes, took);
-            c.seen.observe(bytes, took);
         });
     }
 

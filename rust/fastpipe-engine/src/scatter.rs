@@ -205,6 +205,7 @@ impl Shared {
                     .passed(class, u64::from(starts.last().copied().unwrap_or(0)), nanos);
                 self.memory.keep_starts(cell.unit, &starts, self.budget.limit());
             }
+            cell.reserved.set(unit.get().held_bytes() as u64);
             Ok(Arc::new(unit))
         }));
         if let Some(start) = began {

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use fastpipe_batch::{Error, ErrorKind, Fragment, Mark, Pick, Result, Rows, Sink};
 use fastpipe_order::Run;
@@ -218,6 +219,7 @@ impl Shared {
                     return Ok(());
                 }
                 let (mark, error) = (state.start(piece.number), state.error.clone());
+                state.begun = Some((piece.number, Instant::now()));
                 let open = state.open.clone();
                 state.opening = open.is_none() && error.is_none();
                 drop(state);
@@ -328,6 +330,9 @@ impl Shared {
         let unit = Arc::new(self.open(cell.unit, cell.epoch)?);
         let mut state = cell.lock();
         state.opening = false;
+        if let Some(reserved) = &state.reserved {
+            reserved.set(unit.get().held_bytes() as u64);
+        }
         if state.pieces != Some(state.done) {
             state.open = Some(unit.clone());
         }
@@ -375,13 +380,25 @@ impl Shared {
             .collect();
         parked.sort_by_key(|(batch, _, number, _)| (*batch, *number));
         for (batch, cell, number, record) in parked {
-            let class = self.source.describe(cell.unit).class;
+            let info = self.source.describe(cell.unit);
+            let class = info.class;
             let mut state = cell.lock();
-            if !state.can_be_passed_over(number) || !self.costs.pays_to_pass(class) {
+            if !state.can_be_passed_over(number) {
+                continue;
+            }
+            let from = state.start(number - 1);
+            let rows = u64::from(record.saturating_sub(from.record));
+            let stored = info.range.map_or(0, |range| range.len) * rows / u64::from(info.rows.max(1));
+            // Whoever reads what is in front gets there by decoding: soon, if it has begun; else it does something else first.
+            let decode = self.costs.decode(class, rows, stored);
+            let wait = match state.begun {
+                Some((begun, since)) if begun + 1 == number => decode.saturating_sub(since.elapsed().as_nanos() as u64),
+                _ => 2 * decode,
+            };
+            if self.costs.pass(class, stored) >= wait && stored > 0 {
                 continue;
             }
             state.passing = true;
-            let from = state.start(number - 1);
             let open = state.open.clone();
             state.opening |= open.is_none();
             drop(state);
@@ -393,7 +410,6 @@ impl Shared {
                     .time(Activity::Advance, || unit.get().advance(from, record));
                 let mark = mark?;
                 self.costs.passed(class, mark.byte.saturating_sub(from.byte), nanos);
-                let rows = u64::from(record.saturating_sub(from.record));
                 self.telemetry.add(&self.telemetry.rows_skipped, rows);
                 Ok::<_, Error>(mark)
             }));

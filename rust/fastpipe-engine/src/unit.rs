@@ -5,6 +5,7 @@
 //! of its records are found once, and from then on any number of batches and threads pick records at once.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use fastpipe_batch::{Error, Mark, Unit};
 
@@ -57,6 +58,8 @@ pub(crate) struct SequenceState {
     pub(crate) opening: bool,
     /// Where pieces start, as far as that is known.
     pub(crate) starts: Vec<Mark>,
+    /// The piece that was begun last, and when.
+    pub(crate) begun: Option<(u32, Instant)>,
     /// Pieces that are done.
     pub(crate) done: u32,
     /// How many there are, once all are given out.
@@ -96,6 +99,7 @@ impl SequenceCell {
             reserved: None,
             opening: false,
             starts: vec![Mark::START],
+            begun: None,
             done: 0,
             pieces: None,
             passing: false,

@@ -135,6 +135,10 @@ impl Unit for MadeUnit {
         self.rows
     }
 
+    fn held_bytes(&self) -> usize {
+        4 * self.rows as usize
+    }
+
     fn bytes(&self) -> usize {
         4 * self.rows as usize
     }
