@@ -136,8 +136,11 @@ def measure(reader: fastpipe.Reader, rows: list[int] | None, threads: int) -> di
     found["tasks off"] = sum(abs(t - e) for t, e in known) / sum(t for t, _ in known)
     if rows is not None:
         split = uniform(tasks, rows, reader.batch_size, threads, threads + 2)
-        assembling = 1e9 * (seconds["assembling"] + seconds["planning"]) / threads
-        found |= {name: (nanos + assembling) / bound for name, nanos in split.items()}
+        # Blocks that were opened to pass over records aren't in the stretches that decoded: spread over all of them.
+        decoding = sum(end - start for activity, _, _, start, end, _ in tasks if activity == "decoding")
+        others = 1e9 * (seconds["assembling"] + seconds["planning"])
+        scale = (work - others) / decoding
+        found |= {name: (nanos * scale + others / threads) / bound for name, nanos in split.items()}
     return found
 
 
