@@ -103,7 +103,12 @@ impl BufferPool {
             let mut state = self.lock();
             state.taken += 1;
             state.most = state.most.max(state.taken);
-            let fits = |m: &Memory| m.capacity() >= len && m.capacity() / LARGEST_WASTE <= len.max(GRAIN);
+            let most = match state.keep {
+                // What is held is counted.
+                Some(_) => size(len.saturating_add(len / 16)),
+                None => LARGEST_WASTE.saturating_mul(len.max(GRAIN)),
+            };
+            let fits = |m: &Memory| (len..=most).contains(&m.capacity());
             let free = state.free.iter().enumerate().filter(|(_, memory)| fits(memory));
             let best = free.min_by_key(|(_, memory)| memory.capacity()).map(|(i, _)| i);
             let found = best.map(|i| state.free.remove(i));

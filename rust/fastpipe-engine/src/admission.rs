@@ -226,7 +226,7 @@ impl Shared {
         let stored = info.range.map_or(0, |range| range.len);
         let opened = self.costs.opened_bytes(info.class, stored);
         // Buffers are a little larger than what is in them.
-        opened + opened / 16 + (64 << 10) + 4 * u64::from(info.rows)
+        opened + opened / 8 + (64 << 10) + 4 * u64::from(info.rows)
     }
 
     fn stored_bytes(&self, plan: &BatchPlan) -> u64 {

@@ -101,18 +101,24 @@ impl Sums {
     fn drained(&self, rows: u64, units: u64) -> u64 {
         let each = (self.rows / units.max(1) as f64).max(1.0);
         let harmonic = each.ln() + 0.58;
+        // And one that is begun, and one that a batch ends with.
         let count = rows as f64 / each * harmonic + 2.0;
-        self.units(((count + 4.0 * count.sqrt()) * each).ceil() as u64, units)
+        self.drawn(count + 2.0 * count.sqrt(), units)
     }
 
     /// Bytes of the open units of so many rows, drawn at random: all but certainly no more.
     fn units(&self, rows: u64, units: u64) -> u64 {
+        let count = rows as f64 / (self.rows / units.max(1) as f64).max(1e-9);
+        // Those at the edges are only used in part.
+        self.drawn(count + 2.0, units)
+    }
+
+    /// Bytes of so many units, drawn at random: all but certainly no more.
+    fn drawn(&self, count: f64, units: u64) -> u64 {
         let n = units.max(1) as f64;
         let mean = self.bytes / n;
         let deviation = (self.squares / n - mean * mean).max(0.0).sqrt();
-        let count = (rows as f64 / (self.rows / n).max(1e-9)).min(n);
-        // Those at the edges are only used in part.
-        let bytes = count * mean + 4.0 * deviation * count.sqrt() + 2.0 * self.largest as f64;
+        let bytes = count * mean + 4.0 * deviation * count.sqrt();
         bytes.min(self.bytes).max(self.largest as f64) as u64
     }
 }

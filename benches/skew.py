@@ -1,0 +1,203 @@
+"""Measures how even the load of the threads is where blocks are uneven.
+
+Four files, each with another codec (null, deflate, snappy, zstandard), whose blocks have log-normal sizes: from the 2nd
+to the 98th percentile they span three decades, 1 KB to 1 MB. Passes record what every task took. From that:
+
+* `engine` is the makespan of the pass, from its first task to the end of its last one, divided by its lower bound: the
+  greater one of all work by the number of threads, and of the longest stretch that can't be split. Passing over
+  records counts as time, but not as work that had to be done. Wanted: at most 1.1.
+* `rows` and `blocks` are what the same tasks would have taken, with the costs that were measured, if the rows (the
+  blocks) of the batches in flight were cut into as many contiguous shares of equal numbers as there are threads. (Only
+  without shuffling: there every task's rows are known.)
+* `longest` is the longest stretch, by the bound; `skipping` passing over records, by all work; `consumer` the part of
+  the makespan in which the consumer, which only drops batches, had one in its hands: it needs a core as well.
+* `model error`: what the model says of itself in `stats()`; `tasks off`: by how much tasks took another time than was
+  expected of them when they were given out, as a fraction of what they took.
+
+The median of the rounds. A machine on which other programs run adds to the makespan, and not to the bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import zlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fastpipe
+import generate
+import loads
+
+DATASETS = "cf"
+MOST = 1.1
+Tasks = list[tuple[str, int, int, int, int, int]]
+
+
+def squeeze(codec: str, data: bytes) -> bytes:
+    """Compresses a block."""
+    if codec in generate.CODECS:
+        return bytes(generate.CODECS[codec](data))
+    import cramjam
+
+    if codec == "snappy":
+        # Avro 1.12, "snappy": each block is followed by the CRC-32 of the uncompressed data, big-endian.
+        return bytes(cramjam.snappy.compress_raw(data)) + zlib.crc32(data).to_bytes(4, "big")
+    return bytes(cramjam.zstd.compress(data, 3))
+
+
+def write(dataset: str, codec: str, blocks: int, seed: int) -> Path:
+    """Writes a file of uneven blocks, unless it is there."""
+    path = generate.CACHE / f"skew-{dataset}-{blocks}-{codec}-s{seed}-v1.avro"
+    if path.exists():
+        return path
+    rng = np.random.default_rng([seed, ord(dataset), len(codec)])
+    # Median 32 KB; 2.05 deviations on each side are three decades.
+    sizes = np.exp(rng.normal(np.log(32_768), np.log(1000) / 4.1, blocks))
+    row = 200
+    rows = np.maximum(sizes / row, 1).astype("i8")
+    sync = rng.bytes(16)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    flat, ends = np.empty(0, "u1"), np.empty(0, "i8")
+    with partial.open("wb") as file:
+        file.write(generate._header(dataset, codec, sync))
+        for count in rows:
+            while ends.size < count:
+                sums = generate.Sums()
+                columns = [generate.encode(column, rng, generate.CHUNK, sums) for column in generate.DATASETS[dataset]]
+                more, each = generate.weave(columns)
+                ends = np.concatenate([ends, flat.size + np.cumsum(each)])
+                flat = np.concatenate([flat, more])
+            end = int(ends[count - 1])
+            data = squeeze(codec, flat[:end].tobytes())
+            file.write(generate.varints(np.array([int(count), len(data)]))[0].tobytes() + data + sync)
+            flat, ends = flat[end:], ends[count:] - end
+    partial.replace(path)
+    return path
+
+
+def uniform(tasks: Tasks, rows: list[int], batch: int, threads: int, ahead: int) -> dict[str, float]:
+    """Nanoseconds that shares of equal numbers of rows, or of blocks, would have taken with what tasks took."""
+    starts = np.concatenate([[0], np.cumsum(rows)])
+    total = int(starts[-1])
+    took: dict[int, list[tuple[int, int]]] = {}
+    for activity, number, _, start, end, _ in tasks:
+        if activity == "decoding":
+            took.setdefault(number, []).append((start, end - start))
+    found = {"rows": 0.0, "blocks": 0.0}
+    flight: list[tuple[int, int]] = []
+    batches = -(-total // batch)
+    for number in range(batches):
+        low, high = number * batch, min((number + 1) * batch, total)
+        first, last = np.searchsorted(starts, [low, high - 1], side="right") - 1
+        runs = [min(high, starts[i + 1]) - max(low, starts[i]) for i in range(first, last + 1)]
+        spans = sorted(took.get(number, []))
+        if len(spans) != len(runs):
+            return {}  # A run was cut: which rows a task had isn't known.
+        flight += [(int(run), span) for run, (_, span) in zip(runs, spans, strict=True)]
+        if (number + 1) % ahead and number + 1 < batches:
+            continue
+        counts, costs = np.array(flight, "f8").T
+        for name, weights in (("rows", counts), ("blocks", np.ones(len(flight)))):
+            edges = np.concatenate([[0], np.cumsum(weights)])
+            # Costs are spread evenly over the rows of a run.
+            spent = np.interp(np.linspace(0, edges[-1], threads + 1), edges, np.concatenate([[0], np.cumsum(costs)]))
+            found[name] += float(np.diff(spent).max())
+        flight = []
+    return found
+
+
+def measure(reader: fastpipe.Reader, rows: list[int] | None, threads: int) -> dict[str, float]:
+    """Reads a pass. Returns the ratios, and the model's error."""
+    loads.drain(reader)
+    assert reader._position is not None
+    tasks: Tasks = reader._position.tasks()
+    stats = reader.stats()
+    seconds = stats["seconds"]
+    work = 1e9 * sum(seconds[name] for name in ("reading", "decompressing", "indexing", "decoding", "assembling"))
+    work += 1e9 * seconds["planning"]
+    longest = max(end - start for _, _, _, start, end, _ in tasks)
+    bound = max(work / threads, longest)
+    span = max(task[4] for task in tasks) - min(task[3] for task in tasks)
+    errors = [(model["error"], model["predictions"]) for model in stats["model"] if model["error"] is not None]
+    found = {
+        "engine": span / bound,
+        "longest": longest / bound,
+        "skipping": 1e9 * seconds["skipping"] / work,
+        "consumer": 1e9 * seconds["waiting_for_consumer"] / span,
+        "error": sum(e * n for e, n in errors) / max(sum(n for _, n in errors), 1),
+    }
+    # All stretches that expected something, by what they took.
+    known = [(end - start, expected) for _, _, _, start, end, expected in tasks if expected > 0]
+    found["tasks off"] = sum(abs(t - e) for t, e in known) / sum(t for t, _ in known)
+    if rows is not None:
+        split = uniform(tasks, rows, reader.batch_size, threads, threads + 2)
+        # Blocks that were opened to pass over records aren't in the stretches that decoded: spread over all of them.
+        decoding = sum(end - start for activity, _, _, start, end, _ in tasks if activity == "decoding")
+        others = 1e9 * (seconds["assembling"] + seconds["planning"])
+        scale = (work - others) / decoding
+        found |= {name: (nanos * scale + others / threads) / bound for name, nanos in split.items()}
+    return found
+
+
+def main() -> int:
+    """Runs the measurement; the exit status is 1 where the engine's ratio is over the bound."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", default=DATASETS)
+    parser.add_argument("--codecs", default="null,deflate,snappy,zstandard")
+    parser.add_argument("--blocks", type=int, default=100 if loads.QUICK else 400, help="of each file")
+    parser.add_argument("--batch-sizes", default="256,1024,8192")
+    parser.add_argument("--rounds", type=int, default=3 if loads.QUICK else 9)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    bounds = loads.Bounds()
+    columns = [("data", -4), ("order", -10), ("batch", 6), ("threads", 7), ("engine", 7), ("", -6), ("rows", 6)]
+    columns += [("blocks", 6), ("longest", 7), ("skipping", 8), ("consumer", 8), ("model error", 11), ("tasks off", 9)]
+    row = loads.table(columns)
+    generate.CACHE.mkdir(parents=True, exist_ok=True)
+    for dataset in arguments.datasets:
+        files = [write(dataset, codec, arguments.blocks, arguments.seed) for codec in arguments.codecs.split(",")]
+        for threads in [n for n in (2, 4, 8, 16) if n <= cores]:
+            readers: dict[Any, fastpipe.Reader] = {}
+            for batch in map(int, arguments.batch_sizes.split(",")):
+                for order, options in (("sequential", {}), ("window", loads.window())):
+                    reader = fastpipe.read_avro(
+                        [str(path) for path in files],
+                        features=loads.features(dataset),
+                        batch_size=batch,
+                        num_threads=threads,
+                        drop_last=False,
+                        **options,
+                    )
+                    readers[order, batch] = loads.recording(reader)
+            any_reader = next(iter(readers.values()))
+            rows = [int(n) for n in any_reader._dataset.block_rows()]
+            turns = loads.take_turns(
+                {
+                    key: partial(measure, reader, rows if key[0] == "sequential" else None, threads)
+                    for key, reader in readers.items()
+                },
+                arguments.rounds,
+            )
+            for (order, batch), taken in turns.items():
+
+                def median(name: str, taken: Any = taken) -> float | str:
+                    values = [result[name] for _, result in taken if name in result]
+                    return statistics.median(values) if values else "-"
+
+                engine = median("engine")
+                assert isinstance(engine, float)
+                what = f"({dataset}) {order}, batches of {batch}, {threads} threads: makespan by its bound"
+                mark = bounds.check(what, engine, most=MOST)
+                names = ("rows", "blocks", "longest", "skipping", "consumer", "error", "tasks off")
+                row(f"({dataset})", order, batch, threads, engine, mark, *map(median, names))
+    return bounds.status()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
