@@ -85,10 +85,10 @@ fn too_large(codec: Codec) -> Error {
     Error::new(ErrorKind::Limit, reason)
 }
 
-/// Size of the first output buffer: the guess, but no more than `ratio` times the input.
+/// Size of the first output buffer: the guess if there is one, but no more than `ratio` times the input.
 fn first_size(input: usize, guess: usize, ratio: usize) -> usize {
-    guess
-        .max(4 * input)
+    let expected = if guess > 0 { guess } else { 4 * input };
+    expected
         .max(4096)
         .min(input.saturating_mul(ratio).saturating_add(1024))
         .min(MAX_BLOCK_BYTES)

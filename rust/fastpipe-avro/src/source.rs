@@ -242,6 +242,7 @@ impl AvroSource {
             let expansion = (data.len() + 64) * 8 / stored.len().max(1) + 1;
             file.expansion.fetch_max(expansion, Ordering::Relaxed);
             pool.put(bytes);
+            let data = fitting(data, pool)?;
             let end = data.len();
             (data, 0, end)
         };
@@ -263,6 +264,18 @@ impl AvroSource {
             rows: block.rows,
         })
     }
+}
+
+/// The same bytes in a buffer that isn't much larger: how far the first blocks of a file expand is guessed.
+fn fitting(data: Buffer, pool: &BufferPool) -> Result<Buffer> {
+    const LEAST: usize = 256 << 10;
+    if data.capacity() < LEAST || data.capacity() / 2 < data.len() {
+        return Ok(data);
+    }
+    let mut fitting = pool.take(data.len())?;
+    fitting.copy_from_slice(&data);
+    pool.put(data);
+    Ok(fitting)
 }
 
 impl Source for AvroSource {

@@ -8,7 +8,7 @@ use fastpipe_order::{Kind, Settings};
 use crate::stream::Shared;
 
 /// Units that are looked at, of each class.
-const LOOKED_AT: usize = 3;
+const LOOKED_AT: usize = 8;
 
 /// Rows of each that are decoded, to see what memory they take.
 const DECODED: u32 = 256;
@@ -32,6 +32,8 @@ pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Re
     for unit in 0..units {
         let rows = f64::from(shared.source.describe(unit).rows);
         let bytes = shared.unit_bytes(unit);
+        // Others may expand a little more than those that were looked at.
+        let bytes = bytes + bytes / 20;
         sums.rows += rows;
         sums.bytes += bytes as f64;
         sums.squares += (bytes as f64) * (bytes as f64);
@@ -39,14 +41,15 @@ pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Re
     }
     let classes = 0..shared.source.classes().len() as u32;
     let rows = u64::from(settings.batch_size).min(sums.rows as u64);
-    // One that waits for the consumer, and one that is being made.
-    let batch = 2 * classes.map(|class| shared.rows_need(class, rows)).max().unwrap_or(0);
+    // One that each thread makes, and one that waits for the consumer.
+    let batches = shared.threads as u64 + 1;
+    let batch = batches * classes.map(|class| shared.rows_need(class, rows)).max().unwrap_or(0);
     let units_of = |rows: u64| match settings.kind {
         Kind::Block | Kind::Buffer => sums.drained(rows, units),
         Kind::Sequential | Kind::Window => sums.units(rows, units),
     };
     let needed = match settings.kind {
-        Kind::Sequential => 2 * sums.largest,
+        Kind::Sequential => batches * sums.largest,
         _ => units_of(settings.shuffle_buffer),
     };
     let least = batch.saturating_add(needed);
@@ -55,15 +58,17 @@ pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Re
     }
     let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
     let mut reason = format!(
-        "memory_limit is {}, and this takes at least {}: {} for two batches of {} rows and {} for ",
+        "memory_limit is {}, and this takes at least {}: {} for {batches} batches of {} rows ({} being made, and one that \
+         waits) and {} for ",
         mb(limit),
         mb(least),
         mb(batch),
         settings.batch_size,
+        shared.threads,
         mb(needed)
     );
     match settings.kind {
-        Kind::Sequential => reason.push_str("blocks. A smaller batch_size needs less"),
+        Kind::Sequential => reason.push_str("blocks"),
         _ => {
             reason += &format!("the blocks of shuffle_buffer={}", settings.shuffle_buffer);
             let size = u64::from(settings.batch_size);
@@ -77,11 +82,15 @@ pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Re
                 }
             }
             match fits {
-                0 => reason.push_str("; no shuffle_buffer fits. shuffle=False or a smaller batch_size need less"),
+                0 => reason.push_str("; no shuffle_buffer fits"),
                 fits => reason += &format!("; shuffle_buffer={} would fit", fits * size),
             }
         }
     }
+    reason.push_str(match shared.threads {
+        1 => ". A smaller batch_size needs less",
+        _ => ". A smaller batch_size or fewer threads (num_threads) need less",
+    });
     Err(Error::new(ErrorKind::Limit, reason))
 }
 
