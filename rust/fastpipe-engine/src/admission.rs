@@ -43,7 +43,8 @@ pub(crate) struct Admission {
     prepared: usize,
     /// Bytes of units that the system was asked to read, for these.
     bytes_hinted: u64,
-    /// Bytes that the last batch was expected to take.
+    /// Bytes that the rows of the last batch were expected to take, and with units that end in it.
+    rows_need: u64,
     need: u64,
     /// Epoch and window of the last batch that was begun.
     window: Option<(u64, u64)>,
@@ -68,6 +69,7 @@ impl Admission {
             prepared: 0,
             bytes_hinted: 0,
             window: None,
+            rows_need: 0,
             need: 0,
             next: 0,
             begun: VecDeque::new(),
@@ -120,8 +122,9 @@ impl Shared {
             }
             self.let_go(admission, number);
             let Some(plan) = admission.planned.front() else { break };
-            let (need, units) = self.need(admission, plan);
-            admission.need = need;
+            let (rows, more, units) = self.need(admission, plan);
+            let need = rows + more;
+            (admission.rows_need, admission.need) = (rows, need);
             if !self.budget.fits(need + units) {
                 // Memory that nobody needs any more is given back by a task that ends just now: it looks here again.
                 let unused = self.budget.reserved() > admission.sequence.reserved() + admission.scatter.reserved();
@@ -183,8 +186,8 @@ impl Shared {
         }
     }
 
-    /// Bytes that a batch will take, and the units that are opened for it and outlast it.
-    fn need(&self, admission: &Admission, plan: &BatchPlan) -> (u64, u64) {
+    /// Bytes that the rows of a batch will take, the units that end in it, and those that are opened for it and outlast it.
+    fn need(&self, admission: &Admission, plan: &BatchPlan) -> (u64, u64, u64) {
         let (unit, more, units) = match &plan.content {
             Content::Runs(runs) => {
                 let ends = |run: &Run| run.record + run.rows >= self.source.describe(run.unit).rows;
@@ -209,7 +212,7 @@ impl Shared {
             }
         };
         let class = unit.map_or(0, |unit| self.source.describe(unit).class);
-        (self.rows_need(class, u64::from(plan.rows)) + more, units)
+        (self.rows_need(class, u64::from(plan.rows)), more, units)
     }
 
     /// Bytes that the rows of a batch will take.
@@ -330,8 +333,10 @@ impl Shared {
         let Some(limit) = self.budget.limit() else { return };
         let bytes = |bytes: u64| Some(usize::try_from(bytes).unwrap_or(usize::MAX));
         let units = admission.sequence.reserved() + admission.scatter.reserved();
-        let batches = self.budget.reserved().saturating_sub(units).max(2 * admission.need);
-        self.memory.buffers.keep(bytes(limit.saturating_sub(batches)));
+        // What batches have reserved for units that end in them is the buffers'.
+        let batches = admission.begun.len() as u64 * admission.rows_need;
+        let few = (self.threads as u64 + 1) * (admission.need - admission.rows_need);
+        self.memory.buffers.keep(bytes(limit.saturating_sub(batches).max(few)));
         self.memory
             .slabs
             .keep(bytes(limit.saturating_sub(units) + admission.need));

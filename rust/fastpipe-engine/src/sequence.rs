@@ -168,12 +168,7 @@ impl Shared {
     /// enough batches under way for all threads, since what has no fixed size must then be joined.
     pub(crate) fn tasks_of(&self, nanos: u64) -> u64 {
         let threads = self.schedule.allowed() as u64;
-        let under_way = if self.budget.limit().is_some() && !self.budget.fits(self.budget.most() / 2) {
-            1
-        } else {
-            self.ahead()
-        };
-        threads.div_ceil(under_way.max(1)).min(nanos / SMALLEST_TASK).max(1)
+        threads.div_ceil(self.ahead()).min(nanos / SMALLEST_TASK).max(1)
     }
 
     /// Nanoseconds that a run is expected to take.
