@@ -299,6 +299,7 @@ impl Source for AvroSource {
             rows: entry.rows,
             range: Some(range),
             class: file.class,
+            apart: file.codec != Codec::Null,
         }
     }
 

@@ -31,6 +31,8 @@ pub struct UnitInfo {
     pub range: Option<ByteRange>,
     /// Which of [`Source::classes`].
     pub class: u32,
+    /// Whether it is opened into other memory than its bytes were fetched to, so that there are both for a while.
+    pub apart: bool,
 }
 
 /// Which reading of the data this is: sources that draw at random (negatives, augmentation) key their draws by it.

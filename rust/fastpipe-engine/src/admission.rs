@@ -192,6 +192,7 @@ impl Shared {
             Content::Runs(runs) => {
                 let ends = |run: &Run| run.record + run.rows >= self.source.describe(run.unit).rows;
                 let new = runs.iter().filter(|run| !admission.sequence.has(run.unit));
+                let fetched = runs.iter().map(|run| self.fetched_bytes(run.unit)).max().unwrap_or(0);
                 let (ending, outlasting): (Vec<&Run>, Vec<&Run>) = new.partition(|run| ends(run));
                 // One after the other is read and closed.
                 let ending = ending
@@ -200,7 +201,7 @@ impl Shared {
                     .max()
                     .unwrap_or(0);
                 let outlasting = outlasting.iter().map(|run: &&Run| self.unit_bytes(run.unit)).sum();
-                (runs.first().map(|run| run.unit), ending, outlasting)
+                (runs.first().map(|run| run.unit), ending + fetched, outlasting)
             }
             Content::Picks(picks) => {
                 let new = picks
@@ -208,7 +209,8 @@ impl Shared {
                     .iter()
                     .filter(|&&unit| !admission.scatter.has(plan.epoch, unit));
                 let units = new.map(|&unit| self.unit_bytes(unit)).sum();
-                (picks.units.first().copied(), 0, units)
+                let fetched = picks.units.first().map_or(0, |&unit| self.fetched_bytes(unit));
+                (picks.units.first().copied(), fetched, units)
             }
         };
         let class = unit.map_or(0, |unit| self.source.describe(unit).class);
@@ -230,6 +232,13 @@ impl Shared {
         let opened = self.costs.opened_bytes(info.class, stored);
         // Buffers are a little larger than what is in them.
         opened + opened / 8 + (64 << 10) + 4 * u64::from(info.rows)
+    }
+
+    /// Bytes that are fetched for a unit besides, while it is being opened.
+    pub(crate) fn fetched_bytes(&self, unit: u64) -> u64 {
+        let info = self.source.describe(unit);
+        let stored = info.range.filter(|_| info.apart).map_or(0, |range| range.len);
+        stored + stored / 16
     }
 
     fn stored_bytes(&self, plan: &BatchPlan) -> u64 {

@@ -38,6 +38,7 @@ pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Re
         sums.bytes += bytes as f64;
         sums.squares += (bytes as f64) * (bytes as f64);
         sums.largest = sums.largest.max(bytes);
+        sums.fetched = sums.fetched.max(shared.fetched_bytes(unit));
     }
     let classes = 0..shared.source.classes().len() as u32;
     let rows = u64::from(settings.batch_size).min(sums.rows as u64);
@@ -49,8 +50,8 @@ pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Re
         Kind::Sequential | Kind::Window => sums.units(rows, units),
     };
     let needed = match settings.kind {
-        Kind::Sequential => batches * sums.largest,
-        _ => units_of(settings.shuffle_buffer),
+        Kind::Sequential => batches * (sums.largest + sums.fetched),
+        _ => units_of(settings.shuffle_buffer) + batches * sums.fetched,
     };
     let least = batch.saturating_add(needed);
     if least <= limit {
@@ -75,7 +76,7 @@ pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Re
             let (mut fits, mut step) = (0, settings.shuffle_buffer / size + 1);
             // The largest multiple of the batch size that fits: what it takes grows with it.
             while step > 0 {
-                if batch.saturating_add(units_of((fits + step) * size)) <= limit {
+                if (batch + batches * sums.fetched).saturating_add(units_of((fits + step) * size)) <= limit {
                     fits += step;
                 } else {
                     step /= 2;
@@ -100,6 +101,8 @@ struct Sums {
     bytes: f64,
     squares: f64,
     largest: u64,
+    /// Bytes that are fetched besides, of the unit for which they are most.
+    fetched: u64,
 }
 
 impl Sums {
@@ -170,6 +173,7 @@ mod tests {
             bytes: 100_000.0,
             squares: 10.0 * 1e8,
             largest: 10_000,
+            fetched: 0,
         };
         // 3 units and two at the edges; never more than all.
         assert_eq!(sums.units(300, 10), 50_000);

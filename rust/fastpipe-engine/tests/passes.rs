@@ -78,6 +78,7 @@ impl Source for Made {
             rows: self.units[unit as usize],
             range: None,
             class: 0,
+            apart: false,
         }
     }
 
