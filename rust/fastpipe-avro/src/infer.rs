@@ -3,6 +3,8 @@
 //! A schema says that a field is an array, not how long it is. So arrays are inferred as ragged at first; [`Evidence`] from
 //! sampled blocks then turns those dimensions into fixed ones whose arrays were all equally long.
 
+use std::sync::Arc;
+
 use fastpipe_batch::{
     DType, Error, ErrorKind, Form, Fragment, Leaf, Mark, Pick, Result, Rows, Sink, SlabPool, Source, SparseLayout, Unit,
 };
@@ -308,6 +310,8 @@ pub struct Evidence<'a> {
     source: &'a AvroSource,
     /// For each column and ragged dimension.
     lengths: Vec<Vec<Lengths>>,
+    /// Memory that one block after the other is decoded to.
+    pool: Arc<SlabPool>,
 }
 
 impl<'a> Evidence<'a> {
@@ -322,7 +326,12 @@ impl<'a> Evidence<'a> {
             .iter()
             .map(|c| vec![Lengths::default(); ragged(&c.form)])
             .collect();
-        Evidence { source, lengths }
+        let parts = source.columns().iter().map(|c| c.parts().len()).sum::<usize>();
+        Evidence {
+            source,
+            lengths,
+            pool: SlabPool::new(2 * parts + 1),
+        }
     }
 
     /// Whether anything is left to be found out.
@@ -335,7 +344,7 @@ impl<'a> Evidence<'a> {
         let rows = unit.rows().min(records);
         let columns = self.source.columns();
         let parts: Vec<_> = columns.iter().flat_map(|c| c.parts()).collect();
-        let batch = Rows::new(parts.into(), rows as usize, &SlabPool::new(0))?;
+        let batch = Rows::new(parts.into(), rows as usize, &self.pool)?;
         let mut sink = Sink::new(&batch, Fragment::default())?;
         let picks: Vec<_> = (0..rows).map(|i| Pick { record: i, slot: i }).collect();
         unit.place(Mark::START, &picks, &mut sink)?;

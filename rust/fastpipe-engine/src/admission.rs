@@ -18,7 +18,7 @@ use crate::stream::{Shared, lock};
 use crate::telemetry::Activity;
 
 /// Batches under way at most, if the consumer doesn't ask for a number.
-const MOST_AHEAD: u64 = 64;
+const MOST_AHEAD: u64 = 256;
 
 /// Bytes of batches under way beyond which it takes a request to have more of them.
 const MOST_BYTES_AHEAD: u64 = 64 << 20;

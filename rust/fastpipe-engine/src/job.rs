@@ -14,6 +14,8 @@ use crate::unit::SequenceCell;
 pub(crate) struct Job {
     /// Counted over all epochs of the pass.
     pub(crate) number: u64,
+    /// Number of its rows.
+    pub(crate) size: usize,
     /// Which of the source's classes it is made of, or mostly.
     pub(crate) class: u32,
     /// Tasks that are not done.
@@ -35,6 +37,7 @@ pub(crate) struct Left {
 
 impl Job {
     pub(crate) fn new(number: u64, about: About, rows: Rows, tasks: usize, class: u32, reserved: Reserved) -> Self {
+        let size = about.rows;
         let left = Left {
             about: Some(about),
             rows: Some(Arc::new(rows)),
@@ -43,6 +46,7 @@ impl Job {
         };
         Job {
             number,
+            size,
             class,
             pending: AtomicUsize::new(tasks),
             left: Mutex::new(left),
@@ -69,6 +73,11 @@ impl Job {
         }
     }
 
+    /// Somebody does a part of a task, which hasn't ended, as a task of its own.
+    pub(crate) fn split_task(&self) {
+        self.pending.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Ends a task. The last one gets what all of them left.
     pub(crate) fn end_task(&self) -> Option<Result<Left, Error>> {
         if self.pending.fetch_sub(1, Ordering::AcqRel) != 1 {
@@ -83,6 +92,7 @@ impl Job {
 }
 
 /// A run with the unit that it reads.
+#[derive(Clone)]
 pub(crate) struct Piece {
     pub(crate) run: Run,
     pub(crate) cell: Arc<SequenceCell>,

@@ -2,12 +2,12 @@
 //!
 //! A run starts where the run of the same unit in front of it ends, which is known when that one is decoded, or when somebody
 //! has passed over its records without decoding them. A task whose start isn't known is parked. A thread that has nothing else
-//! to do passes over the records in front of the earliest parked task: that takes a fraction of decoding them.
+//! to do passes over the records in front of the earliest parked task, which takes a fraction of decoding them; or it does
+//! the end of the task in front, if nobody has begun it.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use fastpipe_batch::{Error, ErrorKind, Fragment, Mark, Pick, Result, Rows, Sink};
 use fastpipe_order::Run;
@@ -18,7 +18,10 @@ use crate::job::{Job, Piece, Task};
 use crate::schedule::Urgency;
 use crate::stream::{RECORDS_AT_ONCE, SMALLEST_TASK, Shared, lock, panicked};
 use crate::telemetry::{Activity, Span};
-use crate::unit::{OpenUnit, SequenceCell};
+use crate::unit::{OpenUnit, SequenceCell, SequenceState};
+
+/// How fast rows of several tasks are joined.
+const JOINED_BYTES_A_NANO: u64 = 4;
 
 /// Nobody passes over records while so many batches wait for the consumer.
 const ENOUGH_READY: usize = 2;
@@ -152,6 +155,12 @@ impl Shared {
         let class = runs.first().map_or(0, |run| self.source.describe(run.unit).class);
         let job = Arc::new(Job::new(number, about, rows, groups.len(), class, reserved));
         for pieces in groups {
+            // Of a unit of which no more is to come nobody waits for the end.
+            if let [_, .., tail] = &pieces[..]
+                && units.has(tail.run.unit)
+            {
+                tail.cell.lock().tail = Some((tail.number, job.clone(), tail.run, tail.expected));
+            }
             let cost = pieces.iter().map(|piece| piece.expected).sum();
             let job = job.clone();
             self.spawn_task(Task {
@@ -205,6 +214,12 @@ impl Shared {
                 let piece = &task.pieces[task.done];
                 let cell = piece.cell.clone();
                 let mut state = cell.lock();
+                if state.taken == Some(piece.number) {
+                    state.taken = None;
+                    drop(state);
+                    task.done += 1;
+                    continue;
+                }
                 if state.must_wait(piece.number) {
                     let number = piece.number;
                     self.leave(&job, sink.finish());
@@ -213,8 +228,8 @@ impl Shared {
                     lock(&self.parked).insert((cell.id, number), task);
                     return Ok(());
                 }
-                let (mark, error) = (state.start(piece.number), state.error.clone());
-                state.begun = Some((piece.number, Instant::now()));
+                let (mark, error) = (state.start(piece.number), state.error_before(piece.number).cloned());
+                state.begin(piece.number);
                 let open = state.open.clone();
                 state.opening = open.is_none() && error.is_none();
                 drop(state);
@@ -276,7 +291,7 @@ impl Shared {
             Err(error) => {
                 let error = self.source.locate(piece.run.unit, error);
                 job.fail(piece.run.slot, error.clone());
-                state.error.get_or_insert(error);
+                state.fail(piece.number, error);
                 state.opening = false;
             }
         }
@@ -361,6 +376,52 @@ impl Shared {
         Ok(mark)
     }
 
+    /// Takes the end of a task that somebody is still at the beginning of, if doing it costs less than passing over it.
+    fn take_tail(&self, state: &mut SequenceState, cell: &Arc<SequenceCell>, number: u32) -> Option<(Arc<Job>, Piece)> {
+        let (_, job, run, expected) = state.tail.take_if(|tail| tail.0 == number)?;
+        let info = self.source.describe(cell.unit);
+        let stored = info.range.map_or(0, |range| range.len) * u64::from(run.rows) / u64::from(info.rows.max(1));
+        // Its rows must be joined with those of the rest of the task.
+        let join = self.costs.arena_bytes(info.class, job.size as u64) / JOINED_BYTES_A_NANO;
+        if join >= self.costs.pass(info.class, stored) {
+            state.tail = Some((number, job, run, expected));
+            return None;
+        }
+        job.split_task();
+        state.taken = Some(number);
+        state.begin(number);
+        state.opening = state.open.is_none();
+        let piece = Piece {
+            run,
+            cell: cell.clone(),
+            number,
+            expected,
+        };
+        Some((job, piece))
+    }
+
+    /// Does the end of a task, as a task of its own.
+    fn do_tail(self: &Arc<Self>, (job, piece): (Arc<Job>, Piece)) {
+        self.guarded(|shared| {
+            if let Some(rows) = job.rows() {
+                let fragment = lock(&shared.memory.fragments).pop().unwrap_or_default();
+                let mut sink = Sink::new(&rows, fragment)?;
+                let state = piece.cell.lock();
+                let (start, open) = (state.start(piece.number), state.open.clone());
+                drop(state);
+                let began = shared.telemetry.now();
+                let read = shared.read(&piece, open, start, &mut sink);
+                shared
+                    .costs
+                    .judge(job.class, piece.expected, shared.telemetry.now() - began);
+                shared.note((piece.expected, Activity::Decode), job.number, began);
+                shared.end_piece(&job, &piece, read);
+                shared.leave(&job, sink.finish());
+            }
+            shared.end_task(&job)
+        });
+    }
+
     /// For a thread that has nothing else to do: finds where a parked task starts. False if there is none.
     pub(crate) fn pass_over(self: &Arc<Self>) -> bool {
         if self.is_closed() || lock(&self.hand_over).ready.len() >= ENOUGH_READY {
@@ -380,6 +441,11 @@ impl Shared {
             let mut state = cell.lock();
             if !state.can_be_passed_over(number) {
                 continue;
+            }
+            if let Some(tail) = self.take_tail(&mut state, &cell, number - 1) {
+                drop(state);
+                self.do_tail(tail);
+                return true;
             }
             let from = state.start(number - 1);
             let rows = u64::from(record.saturating_sub(from.record));

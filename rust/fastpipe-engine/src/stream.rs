@@ -325,7 +325,7 @@ impl Shared {
     }
 
     /// Runs a part of the engine so that a panic in it becomes an error.
-    fn guarded(self: &Arc<Self>, part: impl FnOnce(&Arc<Self>) -> Result<()>) {
+    pub(crate) fn guarded(self: &Arc<Self>, part: impl FnOnce(&Arc<Self>) -> Result<()>) {
         let result = catch_unwind(AssertUnwindSafe(|| part(self)));
         if let Err(error) = result.unwrap_or_else(|panic| Err(panicked(&*panic))) {
             self.fail(error);

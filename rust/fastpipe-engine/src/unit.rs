@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use fastpipe_batch::{Error, Mark, Unit};
+use fastpipe_order::Run;
 
 use crate::budget::Reserved;
+use crate::job::Job;
 use crate::memory::Memory;
 use crate::scatter::Waiting;
 
@@ -58,6 +60,11 @@ pub(crate) struct SequenceState {
     pub(crate) opening: bool,
     /// Where pieces start, as far as that is known.
     pub(crate) starts: Vec<Mark>,
+    /// A piece that ends a task, its batch and its rows, until somebody begins it: others wait for it, and whoever has nothing
+    /// else to do may do it for them.
+    pub(crate) tail: Option<(u32, Arc<Job>, Run, u64)>,
+    /// The piece that was done so, if its task hasn't come to it yet.
+    pub(crate) taken: Option<u32>,
     /// The piece that was begun last, and when.
     pub(crate) begun: Option<(u32, Instant)>,
     /// Pieces that are done.
@@ -68,8 +75,8 @@ pub(crate) struct SequenceState {
     pub(crate) passing: bool,
     /// Whether passing over records has failed.
     pub(crate) impassable: bool,
-    /// What went wrong: every later piece fails alike.
-    pub(crate) error: Option<Error>,
+    /// What went wrong, in which piece: every later one fails alike.
+    pub(crate) error: Option<(u32, Error)>,
 }
 
 impl SequenceState {
@@ -78,9 +85,30 @@ impl SequenceState {
         self.starts.get(piece as usize).copied().unwrap_or(Mark::START)
     }
 
+    /// Somebody begins a piece.
+    pub(crate) fn begin(&mut self, piece: u32) {
+        self.begun = Some((piece, Instant::now()));
+        self.tail.take_if(|tail| tail.0 == piece);
+    }
+
+    /// What went wrong in front of a piece. (One behind it may have been read earlier.)
+    pub(crate) fn error_before(&self, piece: u32) -> Option<&Error> {
+        self.error
+            .as_ref()
+            .filter(|(at, _)| *at < piece)
+            .map(|(_, error)| error)
+    }
+
+    /// Something went wrong in a piece.
+    pub(crate) fn fail(&mut self, piece: u32, error: Error) {
+        if self.error.as_ref().is_none_or(|(at, _)| piece < *at) {
+            self.error = Some((piece, error));
+        }
+    }
+
     /// Whether a piece can't be read yet.
     pub(crate) fn must_wait(&self, piece: u32) -> bool {
-        self.error.is_none() && (self.opening || self.starts.len() <= piece as usize)
+        self.error_before(piece).is_none() && (self.opening || self.starts.len() <= piece as usize)
     }
 
     /// Whether records can be passed over to find where a piece starts.
@@ -99,6 +127,8 @@ impl SequenceCell {
             reserved: None,
             opening: false,
             starts: vec![Mark::START],
+            tail: None,
+            taken: None,
             begun: None,
             done: 0,
             pieces: None,
