@@ -73,7 +73,7 @@ def child(path: str, batch: int, keep: int, threads: int | None) -> dict[str, An
     sampler.start()
     begun = time.perf_counter()
     rows = 0
-    with fastpipe.read_avro(path, features=features, batch_size=batch, num_threads=threads) as reader:
+    with fastpipe.read_avro(path, features=features, batch_size=batch, num_threads=threads or "auto") as reader:
         held: collections.deque[Any] = collections.deque(maxlen=keep)
         # A `for` loop would hold a batch of its own.
         batches = iter(reader)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import zlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,22 +31,11 @@ import numpy as np
 import fastpipe
 import generate
 import loads
+from squeeze import CODECS
 
 DATASETS = "cf"
 MOST = 1.1
 Tasks = list[tuple[str, int, int, int, int, int]]
-
-
-def squeeze(codec: str, data: bytes) -> bytes:
-    """Compresses a block."""
-    if codec in generate.CODECS:
-        return bytes(generate.CODECS[codec](data))
-    import cramjam
-
-    if codec == "snappy":
-        # Avro 1.12, "snappy": each block is followed by the CRC-32 of the uncompressed data, big-endian.
-        return bytes(cramjam.snappy.compress_raw(data)) + zlib.crc32(data).to_bytes(4, "big")
-    return bytes(cramjam.zstd.compress(data, 3))
 
 
 def write(dataset: str, codec: str, blocks: int, seed: int) -> Path:
@@ -73,7 +61,7 @@ def write(dataset: str, codec: str, blocks: int, seed: int) -> Path:
                 ends = np.concatenate([ends, flat.size + np.cumsum(each)])
                 flat = np.concatenate([flat, more])
             end = int(ends[count - 1])
-            data = squeeze(codec, flat[:end].tobytes())
+            data = CODECS[codec](flat[:end].tobytes())
             file.write(generate.varints(np.array([int(count), len(data)]))[0].tobytes() + data + sync)
             flat, ends = flat[end:], ends[count:] - end
     partial.replace(path)

@@ -3,13 +3,15 @@
 //!
 //! # How a pass runs
 //!
-//! [`Stream::start`] takes a source and a place in an order. Batches are *admitted* in order, as many ahead of the consumer
-//! as it asks for (`prefetch`). To admit a batch is to ask the order what stands in it, to take a slab for its placed parts,
-//! and to cut its rows into tasks.
+//! [`Stream::start`] takes a source and a place in an order. Batches are planned in order, further ahead than they are
+//! *admitted* (`admission.rs`), so that the units that come next are known, and opened or read by the system before a batch waits
+//! for them. As many batches are under way as keep the threads busy, unless the consumer asks for a number, and as the memory
+//! limit allows (`budget.rs`, `least.rs`). To admit a batch is to take a slab for its placed parts, and to cut its rows into
+//! tasks:
 //!
-//! - Batches of *runs* (`sequence.rs`): a task goes through its runs, fetches and opens the unit of each unless the batch
-//!   before did, and places its records. Where two batches share a unit, the later one waits for the
-//!   [`Mark`](fastpipe_batch::Mark) that the earlier one leaves, so that every unit is opened once and read once.
+//! - Batches of *runs* (`sequence.rs`): a task goes through its runs, fetches and opens the unit of each unless another task
+//!   has, and places its records. It starts where the run in front ends: where that is known when it is decoded, or when a
+//!   thread that had nothing else to do passed over its records.
 //! - Batches of *picks* (`scatter.rs`): shuffled ones. Their units are opened, and the starts of all records found, by tasks of
 //!   their own; then the rows are decoded slot by slot. Units stay open, as compact as they are stored, until the order says
 //!   that no further rows of them come: decoding a whole window ahead would take several times the memory, and ragged values
@@ -17,8 +19,10 @@
 //!
 //! Whoever finishes the last task of a batch joins its ragged parts ([`assemble`]) and puts it where the consumer finds it.
 //!
-//! No thread waits for another: a task whose turn hasn't come, or whose units aren't open, is parked with the unit that it
-//! needs, and started by whoever is in front of it.
+//! Tasks stand in a queue (`schedule.rs`): those of the earliest batch first, and of one batch the longest first, as the cost
+//! model (`cost.rs`) expects it from what it has seen. No thread waits for another: a task whose turn hasn't come, or whose
+//! units aren't open, is parked, and put in the queue by whoever finds what it waits for. How many threads work at once follows
+//! from the same costs, and from how fast the consumer is (`threads.rs`). `telemetry.rs` counts.
 #![forbid(unsafe_code)]
 
 mod admission;
