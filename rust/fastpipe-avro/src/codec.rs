@@ -63,11 +63,7 @@ thread_local! {
 /// Decompresses a block. `guess` is how large the output is expected to be: only a hint. `Codec::Null` copies.
 pub fn decompress(codec: Codec, input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Error> {
     match codec {
-        Codec::Null => {
-            let mut out = pool.take(input.len())?;
-            out.copy_from_slice(input);
-            Ok(out)
-        }
+        Codec::Null => pool.copy(input),
         Codec::Deflate => inflate(input, guess, pool),
         Codec::Snappy => unsnap(input, pool),
         Codec::Zstandard => unzstd(input, guess, pool),

@@ -272,8 +272,7 @@ fn fitting(data: Buffer, pool: &BufferPool) -> Result<Buffer> {
     if data.capacity() < LEAST || data.capacity() / 2 < data.len() {
         return Ok(data);
     }
-    let mut fitting = pool.take(data.len())?;
-    fitting.copy_from_slice(&data);
+    let fitting = pool.copy(&data)?;
     pool.put(data);
     Ok(fitting)
 }

@@ -135,6 +135,13 @@ impl BufferPool {
         })
     }
 
+    /// A buffer with a copy of these bytes.
+    pub fn copy(&self, bytes: &[u8]) -> Result<Buffer, Error> {
+        let mut copy = self.take(bytes.len())?;
+        copy.copy_from_slice(bytes);
+        Ok(copy)
+    }
+
     /// Gives a buffer back.
     pub fn put(&self, buffer: Buffer) {
         let mut state = self.lock();

@@ -47,7 +47,7 @@ fn read(bytes: &[u8]) -> Result<(), Error> {
     let parts: Arc<[_]> = source.columns().iter().flat_map(|c| c.parts()).collect();
     let (buffers, slabs) = (BufferPool::default(), SlabPool::new(1));
     for (unit, block) in (0..).zip(&blocks) {
-        let stored = bytes[block.offset as usize..][..block.len() as usize].to_vec();
+        let stored = buffers.copy(&bytes[block.offset as usize..][..block.len() as usize])?;
         let opened = source.open(unit, Pass::default(), stored, &buffers)?;
         let rows = Rows::new(parts.clone(), block.rows as usize, &slabs)?;
         let mut sink = Sink::new(&rows, Fragment::default())?;
