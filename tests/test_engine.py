@@ -301,6 +301,18 @@ def test_a_limit_holds_while_the_consumer_sleeps(large: dict[str, Data]) -> None
     reader.close()
 
 
+def test_nothing_is_done_while_the_consumer_holds_the_memory(large: dict[str, Data]) -> None:
+    reader = large["null"].read(**limited(False), memory_limit="4MB", num_threads=2, prefetch=1000)
+    batches = iter(reader)
+    next(batches)
+    time.sleep(0.2)  # Until as much is under way as the limit allows.
+    planning, before = reader.stats()["seconds"]["planning"], time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.25
+    assert reader.stats()["seconds"]["planning"] == planning
+    reader.close()
+
+
 def test_a_reader_goes_on_after_a_refusal(large: dict[str, Data]) -> None:
     reader = large["null"].read(**limited(True, shuffle_buffer=64), memory_limit=1000)
     for _ in range(2):

@@ -126,10 +126,13 @@ impl Shared {
             let need = rows + more;
             (admission.rows_need, admission.need) = (rows, need);
             if !self.budget.fits(need + units) {
-                // Memory that nobody needs any more is given back by a task that ends just now: it looks here again.
+                if under_way > 0 {
+                    break;
+                }
+                // What nobody needs any more is given back by tasks that end just now: the last one looks here again.
                 let unused = self.budget.reserved() > admission.sequence.reserved() + admission.scatter.reserved();
-                self.short_of_memory.store(true, Ordering::SeqCst);
-                if under_way > 0 || unused && self.schedule.is_busy() {
+                if unused && self.schedule.is_busy() {
+                    self.short_of_memory.store(true, Ordering::SeqCst);
                     break;
                 }
             }
