@@ -164,7 +164,7 @@ def main() -> int:
                     )
                     readers[order, batch] = loads.recording(reader)
             any_reader = next(iter(readers.values()))
-            rows = [int(n) for n in any_reader._dataset.block_rows()]
+            rows = [int(n) for n in any_reader._data.handle.unit_rows()]
             turns = loads.take_turns(
                 {
                     key: partial(measure, reader, rows if key[0] == "sequential" else None, threads)

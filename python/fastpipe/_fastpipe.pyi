@@ -3,10 +3,22 @@ from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import disjoint_base
 
 from fastpipe.specs import Lowered
 
-__all__ = ["ContainerFile", "Dataset", "Memory", "Order", "Pass", "Position", "RowBuffer", "__version__", "index_file"]
+__all__ = [
+    "AvroDataset",
+    "ContainerFile",
+    "Data",
+    "Memory",
+    "Order",
+    "Pass",
+    "Position",
+    "RowBuffer",
+    "__version__",
+    "index_file",
+]
 __version__: str
 
 _Kept: TypeAlias = Literal["nowhere", "before", "now", "unsettled", "changed"]
@@ -31,23 +43,27 @@ class ContainerFile:
     def blocks(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
     def sample_uncompressed(self, max_blocks: int) -> tuple[int, int]: ...
 
+@disjoint_base
+class Data:
+    @property
+    def num_rows(self) -> int: ...
+    def unit_rows(self) -> npt.NDArray[np.uint32]: ...
+
 @final
-class Dataset:
+class AvroDataset(Data):
     def __new__(
         cls,
         paths: list[str],
         features: list[tuple[str, Lowered]] | None,
         columns: list[str] | None,
         index_cache: str | None = None,
-    ) -> Dataset: ...
-    @property
-    def num_rows(self) -> int: ...
+    ) -> AvroDataset: ...
     def features(self) -> list[tuple[str, str, list[int | None], str, str]]: ...
     def symbols(self) -> list[tuple[str, list[str]]]: ...
     def files(self) -> list[tuple[str, int, bytes]]: ...
     def blocks(self) -> list[int]: ...
     def column_times(self) -> tuple[float, list[tuple[str, float]]]: ...
-    def block_rows(self) -> npt.NDArray[np.uint32]: ...
+    def place_of(self, unit: int) -> tuple[str, int]: ...
 
 @final
 class Memory:
@@ -58,7 +74,7 @@ class Memory:
 class Order:
     def __new__(
         cls,
-        dataset: Dataset,
+        data: Data,
         *,
         shuffle: str,
         shuffle_buffer: int | None,
@@ -81,13 +97,14 @@ class Order:
         end_epoch: int | None,
         progress: dict[str, Any] | None,
         num_threads: int | None,
+        sharers: int,
         prefetch: int | None,
         memory_limit: int | None,
         record_tasks: bool,
     ) -> Pass: ...
     def check(self, progress: dict[str, Any]) -> None: ...
     def batch_at(self, epoch: int, step: int, num_threads: int | None) -> Pass: ...
-    def locate(self, epoch: int, step: int, row: int) -> tuple[str, int, int]: ...
+    def locate(self, epoch: int, step: int, row: int) -> tuple[int, int]: ...
     def rows(self, epoch: int, step: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
 
 @final

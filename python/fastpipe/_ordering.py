@@ -9,16 +9,16 @@ from typing import Literal, Self, SupportsIndex, TypeAlias
 
 from fastpipe import _fastpipe
 
-__all__ = ["LARGEST_BATCH", "Ordering", "ShardBy", "Shuffle", "Uneven", "within"]
+__all__ = ["LARGEST_BATCH", "LARGEST_WORLD", "Ordering", "ShardBy", "Shuffle", "Uneven", "within"]
 
 Shuffle: TypeAlias = Literal["window", "block", "buffer"]
 ShardBy: TypeAlias = Literal["window", "block", "batch"]
 Uneven: TypeAlias = Literal["drop", "pad", "allow"]
 
 LARGEST_BATCH = 2**31 - 1
+LARGEST_WORLD = 2**20
 _LARGEST_BUFFER = 2**31
 _LARGEST_SEED = 2**64 - 1
-_LARGEST_WORLD = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Ordering:
         if shuffle_buffer is not None and kind == "sequential":
             raise ValueError("shuffle_buffer says how far rows are shuffled: give shuffle=True, too, or leave it out")
         buffer = None if shuffle_buffer is None else within("shuffle_buffer", shuffle_buffer, 1, _LARGEST_BUFFER)
-        world = within("world_size", world_size, 1, _LARGEST_WORLD)
+        world = within("world_size", world_size, 1, LARGEST_WORLD)
         if seed is None and world > 1 and kind != "sequential":
             raise ValueError(
                 "give a seed: all ranks must shuffle alike, and one that is drawn differs from rank to rank"
@@ -99,10 +99,19 @@ class Ordering:
         """The same with another seed that the user didn't choose."""
         return replace(self, seed=seed, seed_given=False)
 
-    def of(self, dataset: _fastpipe.Dataset) -> _fastpipe.Order:
+    def shard(self, shards: int, index: int) -> Self:
+        """One of equal shares of this rank's share.
+
+        Raises:
+            ValueError: if there would be too many ranks.
+        """
+        world = within("world_size * num_shards", self.world_size * shards, 1, LARGEST_WORLD)
+        return replace(self, rank=self.rank * shards + index, world_size=world)
+
+    def of(self, data: _fastpipe.Data) -> _fastpipe.Order:
         """The order of a data set."""
         return _fastpipe.Order(
-            dataset,
+            data,
             shuffle=self.shuffle,
             shuffle_buffer=self.shuffle_buffer,
             batch_size=self.batch_size,

@@ -28,12 +28,14 @@ class Running:
         prefetch: batches decoded ahead; None for as many as keep the threads busy.
         memory_limit: bytes at most; None for no limit.
         record_tasks: whether passes keep a record of their tasks.
+        sharers: readers like this one that share the processors: what "as many as pay" are counted of.
     """
 
     num_threads: int | None = None
     prefetch: int | None = None
     memory_limit: int | None = None
     record_tasks: bool = False
+    sharers: int = 1
 
     @classmethod
     def checked(

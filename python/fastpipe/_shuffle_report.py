@@ -197,8 +197,8 @@ class Index:
 
     def __init__(self, files: list[str]) -> None:
         self.files = files
-        self._dataset = _fastpipe.Dataset(files, [], None)  # Without features nothing is looked at but headers.
-        every = self._dataset.block_rows().astype(np.int64)
+        self._dataset = _fastpipe.AvroDataset(files, [], None)  # Without features nothing is looked at but headers.
+        every = self._dataset.unit_rows().astype(np.int64)
         self._every_start = np.cumsum(every) - every
         self._every_file = np.cumsum(np.array(self._dataset.blocks(), np.int64))
         self._rows = every[every > 0]

@@ -6,8 +6,8 @@ each rank), can be stored as JSON, and has these entries:
 `version`
     1. What a version writes all later ones read; a state of a later version is refused.
 `data`
-    The data set: how many files, rows and bytes, and a digest of the files' names (without folders), sizes and sync
-    markers.
+    What tells the data set from others. Of Avro files: how many files, rows and bytes, and a digest of the files' names
+    (without folders), sizes and sync markers.
 `order`
     The arguments that the order depends on.
 `pass_epoch`
@@ -20,14 +20,11 @@ each rank), can be stored as JSON, and has these entries:
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from fastpipe import _fastpipe
 from fastpipe._ordering import Ordering
 from fastpipe.errors import StateError
 
@@ -47,13 +44,11 @@ def fresh(epoch: int, world_size: int) -> State:
     return {"epoch": epoch, "world_size": world_size, **none}
 
 
-def state(
-    dataset: _fastpipe.Dataset, ordering: Ordering, shuffle_buffer: int, pass_epoch: int, progress: State
-) -> State:
+def state(data: State, ordering: Ordering, shuffle_buffer: int, pass_epoch: int, progress: State) -> State:
     """A state to be stored."""
     stored = {
         "version": _VERSION,
-        "data": _data(dataset),
+        "data": dict(data),
         "order": _order(ordering, shuffle_buffer),
         "pass_epoch": pass_epoch,
         "progress": progress,
@@ -61,9 +56,7 @@ def state(
     return stored | {"checksum": _checksum(stored)}
 
 
-def parts(
-    stored: Mapping[str, Any], dataset: _fastpipe.Dataset, ordering: Ordering, shuffle_buffer: int
-) -> tuple[int, State, int]:
+def parts(stored: Mapping[str, Any], here: State, ordering: Ordering, shuffle_buffer: int) -> tuple[int, State, int]:
     """Takes a stored state apart.
 
     Returns:
@@ -96,7 +89,7 @@ def parts(
     if not ordering.seed_given:
         # One that was drawn is part of what is restored.
         expected["seed"] = seed
-    differing = _differences(data, _data(dataset), "the data set's ") + _differences(order, expected, "")
+    differing = _differences(data, here, "the data set's ") + _differences(order, expected, "")
     if differing:
         raise StateError(f"the state is of another reader: {'; '.join(differing)}")
     return pass_epoch, progress, seed
@@ -117,22 +110,8 @@ def _order(ordering: Ordering, shuffle_buffer: int) -> State:
     }
 
 
-def _data(dataset: _fastpipe.Dataset) -> State:
-    digest = hashlib.sha256()
-    files = dataset.files()
-    for path, size, marker in files:
-        name = os.path.basename(path).encode(errors="surrogateescape")
-        digest.update(len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + bytes(marker))
-    return {
-        "files": len(files),
-        "rows": dataset.num_rows,
-        "bytes": sum(size for _, size, _ in files),
-        "digest": digest.hexdigest()[:32],
-    }
-
-
 def _differences(saved: State, here: State, whose: str) -> list[str]:
     names = [name for name in here if saved.get(name) != here[name]]
     if names == ["digest"]:
-        return ["files of the data set have other names, another order or other contents (sync markers)"]
+        return ["the data set has other contents (files: sync markers), or its files other names or another order"]
     return [f"{whose}{name} was {saved.get(name)!r} and is {here[name]!r}" for name in names if name != "digest"]

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _fastpipe
-from fastpipe._index_cache import IndexCache, cache_directory
+from fastpipe._avro_data import AvroData
+from fastpipe._index_cache import IndexCache
 from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven
 from fastpipe._running import Running
 from fastpipe._sources import Paths, expand
 from fastpipe.reader import Reader
-from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
+from fastpipe.specs import Features, Spec
 
 __all__ = ["AvroFile", "infer_features", "read_avro"]
 
@@ -131,22 +132,12 @@ def read_avro(
         wanted = Features(features)
         if not wanted:
             raise ValueError("features is empty: name at least one")
-        dataset = _dataset(files, wanted, index_cache)
+        data = AvroData(files, wanted, index_cache)
     else:
         if columns is not None and not columns:
             raise ValueError("columns is empty: name at least one")
-        dataset = _inferring(files, columns, index_cache)
-        wanted = _features(dataset)
-    return Reader(
-        dataset,
-        files,
-        wanted,
-        ordering=ordering,
-        running=running,
-        progress=progress,
-        epochs=epochs,
-        index_cache=index_cache,
-    )
+        data = AvroData.inferring(files, columns, index_cache)
+    return Reader(data, ordering=ordering, running=running, progress=progress, epochs=epochs)
 
 
 def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index_cache: IndexCache = None) -> Features:
@@ -170,25 +161,7 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index
             recursive type, or one with a logical type (whose underlying values can be asked for in `features`).
         FastpipeError: as in `read_avro`.
     """
-    return _features(_inferring(expand(source), columns, index_cache))
-
-
-def _dataset(files: list[str], features: Features, index_cache: IndexCache = None) -> _fastpipe.Dataset:
-    lowered = [(name, spec._lower()) for name, spec in features.items()]
-    return _fastpipe.Dataset(files, lowered, None, cache_directory(index_cache))
-
-
-def _inferring(files: list[str], columns: Sequence[str] | None, index_cache: IndexCache) -> _fastpipe.Dataset:
-    wanted = None if columns is None else list(columns)
-    return _fastpipe.Dataset(files, None, wanted, cache_directory(index_cache))
-
-
-def _features(dataset: _fastpipe.Dataset) -> Features:
-    kinds: dict[str, type[Spec]] = {"dense": DenseSpec, "ragged": RaggedSpec, "sparse": SparseSpec}
-    features = Features()
-    for name, kind, shape, dtype, nulls in dataset.features():
-        features[name] = kinds[kind](tuple(shape), dtype, nulls=cast("Nulls", nulls))
-    return features
+    return AvroData.inferring(expand(source), columns, index_cache).features
 
 
 class AvroFile:

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 from fastpipe import _fastpipe, _state
+from fastpipe._data import Data, Location
 from fastpipe._explain import explain
-from fastpipe._index_cache import IndexCache
-from fastpipe._ordering import Ordering, within
+from fastpipe._ordering import LARGEST_WORLD, Ordering, within
 from fastpipe._progress import show
 from fastpipe._running import Running
 from fastpipe.errors import StateError
 from fastpipe.specs import Features
 
 __all__ = ["Location", "Reader"]
-
-
-class Location(NamedTuple):
-    """Where a row stands.
-
-    Attributes:
-        file: the path of its file.
-        block: the number of its block within the file.
-        record: its number within the block.
-    """
-
-    file: str
-    block: int
-    record: int
 
 
 class Reader:
@@ -51,25 +38,19 @@ class Reader:
 
     def __init__(
         self,
-        dataset: _fastpipe.Dataset,
-        files: list[str],
-        features: Features,
+        data: Data,
         *,
         ordering: Ordering,
         running: Running,
         progress: bool,
         epochs: SupportsIndex | None,
-        index_cache: IndexCache = None,
     ) -> None:
-        self._dataset = dataset
-        self._files = files
-        self._features = features
+        self._data = data
         self._ordering = ordering
-        self._order = ordering.of(dataset)
+        self._order = ordering.of(data.handle)
         self._running = running
         self._progress = bool(progress)
         self._epochs = None if epochs is None else within("epochs", epochs, 1, 2**31 - 1)
-        self._index_cache = index_cache
         self._epoch = 0
         self._resume: tuple[int, _state.State] | None = None
         self._position: _fastpipe.Position | None = None
@@ -78,22 +59,22 @@ class Reader:
     @property
     def features(self) -> Features:
         """The spec of each feature."""
-        return self._features
+        return self._data.features
 
     @property
     def files(self) -> list[str]:
         """The files, in the order in which they stand in the data set."""
-        return list(self._files)
+        return list(self._data.files)
 
     @property
     def symbols(self) -> dict[str, list[str]]:
         """For each enum that is read as codes its symbols; code `i` stands for symbol `i`."""
-        return dict(self._dataset.symbols())
+        return dict(self._data.symbols)
 
     @property
     def num_rows(self) -> int:
         """Rows of one epoch of all ranks, with those that `drop_last` leaves out."""
-        return self._dataset.num_rows
+        return self._data.handle.num_rows
 
     @property
     def batch_size(self) -> int:
@@ -150,6 +131,7 @@ class Reader:
             end_epoch=None if self._epochs is None else epoch + self._epochs,
             progress=progress,
             num_threads=self._running.num_threads,
+            sharers=self._running.sharers,
             prefetch=self._running.prefetch,
             memory_limit=self._running.memory_limit,
             record_tasks=self._running.record_tasks,
@@ -159,6 +141,40 @@ class Reader:
         if not self._progress:
             return started
         return show(started, total=started.total, batch_size=self.batch_size)
+
+    def shard(self, num_shards: SupportsIndex, index: SupportsIndex) -> Reader:
+        """Another reader, of one of equal shares of what this one yields; `rank` and `world_size` of these.
+
+        Where this reader has a rank already, its share is divided further: rank `r` of `w` becomes rank
+        `r * num_shards + index` of `w * num_shards`. The shares are of one order, with this reader's seed, and begin
+        where its next pass would: at its epoch, or where a loaded state stands. So each row is in exactly one of them,
+        but for what `uneven` says of the rest.
+
+        Args:
+            num_shards: number of shares, at least 1.
+            index: which of them, 0 to `num_shards - 1`.
+
+        Raises:
+            ValueError: if there is no such share, or some shares would have no batch of their own.
+            StateError: if a state was loaded that can't be shared out so.
+        """
+        shards = within("num_shards", num_shards, 1, LARGEST_WORLD)
+        ordering = self._ordering.shard(shards, within("index", index, 0, shards - 1))
+        reader = _rebuild(self._data, self._options() | {"ordering": ordering}, self.epoch, self._resume)
+        if self._resume is not None:
+            reader._check(reader._order, self._resume[1])
+        return reader
+
+    def _sharing(self, sharers: int) -> None:
+        """Takes no more than this share of the processors from now on, unless it was told how many threads to take."""
+        self._running = replace(self._running, sharers=sharers)
+
+    @staticmethod
+    def _check(order: _fastpipe.Order, progress: _state.State) -> None:
+        try:
+            order.check(progress)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise StateError(f"the state can't be gone on from: {error}") from None
 
     def state_dict(self) -> dict[str, Any]:
         """How far the pass has come: with it another reader goes on exactly where this one is.
@@ -179,7 +195,7 @@ class Reader:
             progress = self._position.progress()
             # Behind the end a new pass begins. Before the consumer has seen that, its pass is to end where it stands.
             pass_epoch = int(progress["epoch"]) if self._position.ended else self._epoch
-        return _state.state(self._dataset, self._ordering, self._order.shuffle_buffer, pass_epoch, progress)
+        return _state.state(self._data.fingerprint(), self._ordering, self._order.shuffle_buffer, pass_epoch, progress)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Lets the next pass go on where a state was saved; the active one is closed.
@@ -193,13 +209,12 @@ class Reader:
             StateError: if it is of another data set, of other arguments, of a later fastpipe, or damaged. Nothing
                 changes then.
         """
-        pass_epoch, progress, seed = _state.parts(state_dict, self._dataset, self._ordering, self._order.shuffle_buffer)
+        pass_epoch, progress, seed = _state.parts(
+            state_dict, self._data.fingerprint(), self._ordering, self._order.shuffle_buffer
+        )
         ordering = self._ordering if seed == self.seed else self._ordering.with_seed(seed)
-        order = self._order if ordering is self._ordering else ordering.of(self._dataset)
-        try:
-            order.check(progress)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise StateError(f"the state can't be gone on from: {error}") from None
+        order = self._order if ordering is self._ordering else ordering.of(self._data.handle)
+        self._check(order, progress)
         self.close()
         self._ordering, self._order = ordering, order
         self._position = None
@@ -236,7 +251,7 @@ class Reader:
             IndexError: if there is no such batch or row.
         """
         at, slot = within("step", step, 0, _state.LARGEST_EPOCH), within("row", row, 0, 2**31 - 1)
-        return Location(*self._order.locate(self._at(epoch), at, slot))
+        return self._data.place(*self._order.locate(self._at(epoch), at, slot))
 
     def _at(self, epoch: SupportsIndex | None) -> int:
         return self.epoch if epoch is None else within("epoch", epoch, 0, _state.LARGEST_EPOCH)
@@ -280,7 +295,7 @@ class Reader:
         Raises:
             FastpipeError: if that block can't be read.
         """
-        return explain(self.stats(), self._dataset.column_times)
+        return explain(self.stats(), self._data.column_times)
 
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""
@@ -300,36 +315,28 @@ class Reader:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._pass is not None and self._pass() is not None:
             raise TypeError("a reader can't be pickled while a pass is active: close() it first")
-        options = {
+        return _rebuild, (self._data, self._options(), self.epoch, self._resume)
+
+    def _options(self) -> dict[str, Any]:
+        return {
             "ordering": self._ordering,
             "running": self._running,
             "progress": self._progress,
             "epochs": self._epochs,
-            "index_cache": self._index_cache,
         }
-        return _rebuild, (self._files, self._features, options, self.epoch, self._resume)
 
     def __repr__(self) -> str:
-        files = self._files[0] if len(self._files) == 1 else f"{len(self._files)} files"
         order = self._ordering
         shuffled = "" if order.shuffle == "sequential" else f", shuffle={order.shuffle!r}, seed={order.seed}"
         ranks = "" if order.world_size == 1 else f", rank={order.rank}, world_size={order.world_size}"
         return (
-            f"<fastpipe.Reader of {files}: {self.num_rows} rows, {len(self._features)} features, "
+            f"<fastpipe.Reader of {self._data}: {self.num_rows} rows, {len(self.features)} features, "
             f"batch_size={order.batch_size}{shuffled}{ranks}>"
         )
 
 
-def _rebuild(
-    files: list[str],
-    features: Features,
-    options: dict[str, Any],
-    epoch: int,
-    resume: tuple[int, _state.State] | None,
-) -> Reader:
-    """Makes a pickled reader again: opens the files anew."""
-    from fastpipe.avro import _dataset
-
-    reader = Reader(_dataset(files, features, options["index_cache"]), files, features, **options)
+def _rebuild(data: Data, options: dict[str, Any], epoch: int, resume: tuple[int, _state.State] | None) -> Reader:
+    """A reader that starts where another one would."""
+    reader = Reader(data, **options)
     reader._epoch, reader._resume = epoch, resume
     return reader

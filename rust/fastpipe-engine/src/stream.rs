@@ -31,6 +31,9 @@ use crate::workers::{Workers, default_threads};
 pub struct Options {
     /// Threads that decode; `None` for as many as pay, of the processors that the process may use.
     pub num_threads: Option<usize>,
+    /// How many passes like this one share these processors, at least one: it takes no more threads than its share unless
+    /// `num_threads` says so.
+    pub sharers: usize,
     /// Batches decoded ahead of the consumer, at least one; `None` for as many as keep the threads busy.
     pub prefetch: Option<usize>,
     /// Bytes that the pass may hold, besides what the consumer has got; `None` for no limit.
@@ -125,7 +128,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Stream {
     /// Starts a pass over `source` where `cursor` stands, in memory that may have served passes before.
     pub fn start(source: Arc<dyn Source>, cursor: Cursor, options: Options, memory: Arc<Memory>) -> Result<Stream> {
-        let threads = options.num_threads.unwrap_or_else(default_threads).max(1);
+        let share = || default_threads() / options.sharers.max(1);
+        let threads = options.num_threads.unwrap_or_else(share).max(1);
         let settings = *cursor.order().settings();
         let hand_over = HandOver {
             chooser: options.num_threads.is_none().then(|| Chooser::new(threads)),

@@ -206,6 +206,7 @@ fn order(units: &[u32], kind: Kind, batch_size: u32) -> Arc<Order> {
 fn options(threads: usize, prefetch: Option<usize>) -> Options {
     Options {
         num_threads: Some(threads),
+        sharers: 1,
         prefetch,
         memory_limit: None,
         record_tasks: false,

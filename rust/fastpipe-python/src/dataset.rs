@@ -1,16 +1,16 @@
 //! Avro files as a data set: opened, indexed, and compiled for a set of features.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 
 use fastpipe_avro::{AvroSource, Block, Evidence, Feature, FileInfo, Inferred, column_times, infer};
 use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, Pass as Reading, Source};
-use fastpipe_engine::{Files, IndexCache, Memory};
-use fastpipe_order::Units;
-use numpy::PyArray1;
+use fastpipe_engine::{Files, IndexCache};
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
 use crate::cached;
+use crate::data::Data;
 use crate::errors::IntoPy;
 use crate::features::{Described, Lowered, describe, feature};
 
@@ -24,19 +24,16 @@ const SAMPLED_RECORDS: u32 = 4096;
 /// Blocks among which one is chosen to see what columns take.
 const LOOKED_AT: u64 = 16;
 
-/// Avro files, ready to be read.
-#[pyclass(frozen, module = "fastpipe._fastpipe")]
-pub(crate) struct Dataset {
+/// Avro files, ready to be read. Their units are blocks.
+#[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
+pub(crate) struct AvroDataset {
     source: Arc<AvroSource>,
     features: Vec<Feature>,
     files: Vec<(String, u64, [u8; 16])>,
-    unit_rows: OnceLock<Arc<Units>>,
-    /// Shared by all passes. Only locked with the GIL, so that no other thread can hold it when a process forks.
-    memory: Mutex<Option<Arc<Memory>>>,
 }
 
 #[pymethods]
-impl Dataset {
+impl AvroDataset {
     #[new]
     #[pyo3(signature = (paths, features, columns, index_cache=None))]
     fn new(
@@ -45,7 +42,7 @@ impl Dataset {
         features: Option<Vec<(String, Lowered<'_>)>>,
         columns: Option<Vec<String>>,
         index_cache: Option<PathBuf>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let mut files: Vec<(FileInfo, Vec<Block>)> = Vec::with_capacity(paths.len());
         for path in paths {
@@ -70,13 +67,12 @@ impl Dataset {
             let size = blocks.last().map_or(info.header.size, |last| last.offset + last.len());
             (info.path.to_string(), size, info.header.sync)
         });
-        Ok(Dataset {
+        let dataset = AvroDataset {
             files: files.collect(),
-            unit_rows: OnceLock::new(),
-            source,
+            source: source.clone(),
             features,
-            memory: Mutex::default(),
-        })
+        };
+        Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
     }
 
     /// Name, kind, shape, dtype and nulls of each feature.
@@ -90,13 +86,6 @@ impl Dataset {
         columns
             .filter_map(|c| Some((c.feature.name.clone(), c.symbols.as_ref()?.to_vec())))
             .collect()
-    }
-
-    #[getter]
-    fn num_rows(&self) -> u64 {
-        (0..self.units())
-            .map(|unit| u64::from(self.source.describe(unit).rows))
-            .sum()
     }
 
     /// Path, size in bytes and sync marker of each file.
@@ -130,37 +119,17 @@ impl Dataset {
         Ok((times.all, names.zip(times.without).collect()))
     }
 
-    /// Rows of each block, of all files.
-    fn block_rows<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
-        let rows = (0..self.units()).map(|unit| self.source.describe(unit).rows);
-        PyArray1::from_iter(py, rows)
+    /// The file of a block, and its number there.
+    fn place_of(&self, unit: u64) -> PyResult<(String, u64)> {
+        if unit >= self.units() {
+            return Err(PyIndexError::new_err(format!("there is no block {unit}")));
+        }
+        let (path, block) = self.source.place_of(unit);
+        Ok((path.to_string(), block))
     }
 }
 
-impl Dataset {
-    pub(crate) fn source(&self) -> &Arc<AvroSource> {
-        &self.source
-    }
-
-    /// The numbers of rows that orders are made from.
-    pub(crate) fn unit_rows(&self) -> Result<Arc<Units>, Error> {
-        if let Some(units) = self.unit_rows.get() {
-            return Ok(units.clone());
-        }
-        let rows = (0..self.units()).map(|unit| self.source.describe(unit).rows);
-        let units = Units::new(rows).map_err(|e| Error::new(ErrorKind::Limit, e.to_string()))?;
-        Ok(self.unit_rows.get_or_init(|| Arc::new(units)).clone())
-    }
-
-    /// The memory of passes before, if this process made it.
-    pub(crate) fn memory(&self) -> Arc<Memory> {
-        let mut kept = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*kept {
-            Some(memory) if memory.is_ours() => memory.clone(),
-            _ => kept.insert(Memory::new(self.source.columns())).clone(),
-        }
-    }
-
+impl AvroDataset {
     fn units(&self) -> u64 {
         self.source.units().unwrap_or(0)
     }

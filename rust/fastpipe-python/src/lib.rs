@@ -4,6 +4,7 @@
 
 mod arrays;
 mod cached;
+mod data;
 mod dataset;
 mod errors;
 mod features;
@@ -25,7 +26,9 @@ mod _fastpipe {
     #[pymodule_export]
     use super::cached::index_file;
     #[pymodule_export]
-    use super::dataset::Dataset;
+    use super::data::Data;
+    #[pymodule_export]
+    use super::dataset::AvroDataset;
     #[pymodule_export]
     use super::file::ContainerFile;
     #[pymodule_export]

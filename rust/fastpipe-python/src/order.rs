@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind, Source};
+use fastpipe_batch::{Error, ErrorKind};
 use fastpipe_engine::{Options, Stream};
 use fastpipe_order::{BatchPlan, Cursor, Kind, Left, Open, Place, Settings, ShardBy, State, Uneven, Units};
 use numpy::PyArray1;
@@ -10,7 +10,7 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::arrays::VALID;
-use crate::dataset::Dataset;
+use crate::data::Data;
 use crate::errors::IntoPy;
 use crate::pass::Pass;
 
@@ -78,7 +78,7 @@ impl From<Progress> for State {
 /// An order of the rows of a data set.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Order {
-    dataset: Py<Dataset>,
+    data: Py<Data>,
     order: Arc<fastpipe_order::Order>,
     /// Looks batches up: keeps what it has found of the epoch. Only locked with the GIL.
     lookup: Mutex<Option<Cursor>>,
@@ -87,11 +87,11 @@ pub(crate) struct Order {
 #[pymethods]
 impl Order {
     #[new]
-    #[pyo3(signature = (dataset, *, shuffle, shuffle_buffer, batch_size, drop_last, seed, rank, world_size, shard_by, uneven))]
+    #[pyo3(signature = (data, *, shuffle, shuffle_buffer, batch_size, drop_last, seed, rank, world_size, shard_by, uneven))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
-        dataset: Py<Dataset>,
+        data: Py<Data>,
         shuffle: &str,
         shuffle_buffer: Option<u64>,
         batch_size: u32,
@@ -102,7 +102,7 @@ impl Order {
         shard_by: &str,
         uneven: &str,
     ) -> PyResult<Self> {
-        let units = dataset.get().unit_rows().py(py)?;
+        let units = data.get().units().py(py)?;
         let unknown = |name: &str, value: &str| PyValueError::new_err(format!("{name} can't be {value:?}"));
         let kind = match shuffle {
             "sequential" => Kind::Sequential,
@@ -140,13 +140,13 @@ impl Order {
                 units.len()
             )));
         }
-        if settings.uneven == Uneven::Pad && dataset.get().source().columns().iter().any(|c| &*c.name == VALID) {
+        if settings.uneven == Uneven::Pad && data.get().source().columns().iter().any(|c| &*c.name == VALID) {
             return Err(PyValueError::new_err(format!(
                 "uneven=\"pad\" marks rows in a column {VALID:?}, and that is the name of a feature"
             )));
         }
         Ok(Order {
-            dataset,
+            data,
             order: Arc::new(order),
             lookup: Mutex::default(),
         })
@@ -165,7 +165,7 @@ impl Order {
     }
 
     /// Starts a pass at the start of an epoch, or where a state stands, up to but without the epoch `end_epoch`.
-    #[pyo3(signature = (*, epoch, end_epoch, progress, num_threads, prefetch, memory_limit, record_tasks))]
+    #[pyo3(signature = (*, epoch, end_epoch, progress, num_threads, sharers, prefetch, memory_limit, record_tasks))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn start(
         &self,
@@ -174,6 +174,7 @@ impl Order {
         end_epoch: Option<u64>,
         progress: Option<Progress>,
         num_threads: Option<usize>,
+        sharers: usize,
         prefetch: Option<usize>,
         memory_limit: Option<u64>,
         record_tasks: bool,
@@ -185,6 +186,7 @@ impl Order {
         let state = py.detach(|| cursor.state());
         let options = Options {
             num_threads,
+            sharers,
             prefetch,
             memory_limit,
             record_tasks,
@@ -210,6 +212,7 @@ impl Order {
         cursor.seek(step);
         let options = Options {
             num_threads,
+            sharers: 1,
             prefetch: Some(1),
             memory_limit: None,
             record_tasks: false,
@@ -219,19 +222,16 @@ impl Order {
         self.pass(py, cursor, options, Some(1), State::default())
     }
 
-    /// File, block and record of a row of a batch.
-    fn locate(&self, py: Python<'_>, epoch: u64, step: u64, row: usize) -> PyResult<(String, u64, u32)> {
+    /// Unit and record of a row of a batch.
+    fn locate(&self, py: Python<'_>, epoch: u64, step: u64, row: usize) -> PyResult<(u64, u32)> {
         let plan = self.plan(py, epoch, step)?;
-        let Some((unit, record)) = plan.content.at(row) else {
+        plan.content.at(row).ok_or_else(|| {
             let reason = format!("batch {step} has {} rows, there is no row {row}", plan.rows);
-            return Err(PyIndexError::new_err(reason));
-        };
-        let dataset = self.dataset.get();
-        let (path, block) = dataset.source().place_of(unit);
-        Ok((path.to_string(), block, record))
+            PyIndexError::new_err(reason)
+        })
     }
 
-    /// For each row of a batch its block, counted over all files, and its record there.
+    /// For each row of a batch its unit, and its record there.
     #[allow(clippy::type_complexity)] // Two arrays.
     fn rows<'py>(
         &self,
@@ -287,8 +287,8 @@ impl Order {
         total: Option<u64>,
         state: State,
     ) -> PyResult<Pass> {
-        let dataset = self.dataset.get();
-        let (source, memory) = (dataset.source().clone(), dataset.memory());
+        let data = self.data.get();
+        let (source, memory) = (data.source().clone(), data.memory());
         let stream = py
             .detach(|| Stream::start(source.clone(), cursor, options, memory))
             .py(py)?;

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fastpipe_avro::AvroSource;
 use fastpipe_batch::Source;
 use fastpipe_engine::{Poll, Stream, Watch};
 use fastpipe_order::State;
@@ -97,7 +96,7 @@ impl Position {
 pub(crate) struct Pass {
     /// Dropped with the GIL released where it waits for threads.
     stream: Option<Stream>,
-    source: Arc<AvroSource>,
+    source: Arc<dyn Source>,
     /// Whether batches say which of their rows are valid.
     padded: bool,
     total: Option<u64>,
@@ -110,7 +109,7 @@ impl Pass {
     pub(crate) fn new(
         py: Python<'_>,
         stream: Stream,
-        source: Arc<AvroSource>,
+        source: Arc<dyn Source>,
         padded: bool,
         total: Option<u64>,
         end_epoch: Option<u64>,

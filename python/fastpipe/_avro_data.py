@@ -1,0 +1,85 @@
+"""Avro files as a data set."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any, Self, cast
+
+from fastpipe import _fastpipe
+from fastpipe._data import Location
+from fastpipe._index_cache import IndexCache, cache_directory
+from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
+
+__all__ = ["AvroData"]
+
+_KINDS: dict[str, type[Spec]] = {"dense": DenseSpec, "ragged": RaggedSpec, "sparse": SparseSpec}
+
+
+class AvroData:
+    """Avro files, opened for a set of features: the `Data` of `read_avro`.
+
+    Args:
+        files: their paths.
+        features: as in `read_avro`.
+        index_cache: as in `read_avro`.
+    """
+
+    def __init__(self, files: list[str], features: Features, index_cache: IndexCache = None) -> None:
+        lowered = [(name, spec._lower()) for name, spec in features.items()]
+        self._open(files, _fastpipe.AvroDataset(files, lowered, None, cache_directory(index_cache)), index_cache)
+        self.features = features
+
+    @classmethod
+    def inferring(cls, files: list[str], columns: Sequence[str] | None, index_cache: IndexCache) -> Self:
+        """Opens files for what is found in them, or for those columns of it."""
+        wanted = None if columns is None else list(columns)
+        data = cls.__new__(cls)
+        data._open(files, _fastpipe.AvroDataset(files, None, wanted, cache_directory(index_cache)), index_cache)
+        data.features = Features()
+        for name, kind, shape, dtype, nulls in data.handle.features():
+            data.features[name] = _KINDS[kind](tuple(shape), dtype, nulls=cast("Nulls", nulls))
+        return data
+
+    def _open(self, files: list[str], handle: _fastpipe.AvroDataset, index_cache: IndexCache) -> None:
+        self.files = files
+        self.handle = handle
+        self._index_cache = index_cache
+        self._fingerprint: dict[str, Any] | None = None
+
+    @property
+    def symbols(self) -> dict[str, list[str]]:
+        """For each enum that is read as codes its symbols."""
+        return dict(self.handle.symbols())
+
+    def fingerprint(self) -> dict[str, Any]:
+        """How many files, rows and bytes; and a digest of the files' names without folders, sizes and sync markers."""
+        if self._fingerprint is not None:
+            return self._fingerprint
+        digest = hashlib.sha256()
+        files = self.handle.files()
+        for path, size, marker in files:
+            name = os.path.basename(path).encode(errors="surrogateescape")
+            digest.update(len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + bytes(marker))
+        self._fingerprint = {
+            "files": len(files),
+            "rows": self.handle.num_rows,
+            "bytes": sum(size for _, size, _ in files),
+            "digest": digest.hexdigest()[:32],
+        }
+        return self._fingerprint
+
+    def place(self, unit: int, record: int) -> Location:
+        """The file, the block and the record."""
+        return Location(*self.handle.place_of(unit), record)
+
+    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
+        """Nanoseconds that a record takes to decode, with all columns and without each."""
+        return self.handle.column_times()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AvroData, (self.files, self.features, self._index_cache)
+
+    def __str__(self) -> str:
+        return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"

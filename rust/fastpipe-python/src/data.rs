@@ -1,0 +1,69 @@
+//! What orders and passes need of a data set, whatever its source.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use fastpipe_batch::{Error, ErrorKind, Source};
+use fastpipe_engine::Memory;
+use fastpipe_order::Units;
+use numpy::PyArray1;
+use pyo3::prelude::*;
+
+/// A data set: units of rows. Its subclasses know what they are units of.
+#[pyclass(frozen, subclass, module = "fastpipe._fastpipe")]
+pub(crate) struct Data {
+    source: Arc<dyn Source>,
+    rows: OnceLock<Arc<Units>>,
+    /// Shared by all passes. Only locked with the GIL, so that no other thread can hold it when a process forks.
+    memory: Mutex<Option<Arc<Memory>>>,
+}
+
+impl Data {
+    pub(crate) fn new(source: Arc<dyn Source>) -> Self {
+        Data {
+            source,
+            rows: OnceLock::new(),
+            memory: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn source(&self) -> &Arc<dyn Source> {
+        &self.source
+    }
+
+    /// The numbers of rows that orders are made from.
+    pub(crate) fn units(&self) -> Result<Arc<Units>, Error> {
+        if let Some(units) = self.rows.get() {
+            return Ok(units.clone());
+        }
+        let units = Units::new(self.rows()).map_err(|e| Error::new(ErrorKind::Limit, e.to_string()))?;
+        Ok(self.rows.get_or_init(|| Arc::new(units)).clone())
+    }
+
+    /// The memory of passes before, if this process made it.
+    pub(crate) fn memory(&self) -> Arc<Memory> {
+        let mut kept = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some(memory) if memory.is_ours() => memory.clone(),
+            _ => kept.insert(Memory::new(self.source.columns())).clone(),
+        }
+    }
+
+    /// Rows of each unit.
+    fn rows(&self) -> impl Iterator<Item = u32> {
+        (0..self.source.units().unwrap_or(0)).map(|unit| self.source.describe(unit).rows)
+    }
+}
+
+#[pymethods]
+impl Data {
+    /// Rows of all units.
+    #[getter]
+    fn num_rows(&self) -> u64 {
+        self.rows().map(u64::from).sum()
+    }
+
+    /// Rows of each unit.
+    fn unit_rows<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
+        PyArray1::from_iter(py, self.rows())
+    }
+}
