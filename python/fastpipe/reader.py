@@ -11,7 +11,7 @@ from typing import Any, Self, SupportsIndex
 from fastpipe import _fastpipe, _state
 from fastpipe._data import Data, Location
 from fastpipe._explain import explain
-from fastpipe._ordering import LARGEST_WORLD, Ordering, within
+from fastpipe._ordering import LARGEST_WORLD, Ordering, Uneven, within
 from fastpipe._progress import show
 from fastpipe._running import Running
 from fastpipe.errors import StateError
@@ -169,6 +169,26 @@ class Reader:
         """Takes no more than this share of the processors from now on, unless it was told how many threads to take."""
         self._running = replace(self._running, sharers=sharers)
 
+    def _with_uneven(self, uneven: Uneven) -> Reader:
+        """The same with another rule for what can't be shared out evenly."""
+        options = self._options() | {"ordering": replace(self._ordering, uneven=uneven)}
+        return _rebuild(self._data, options, self.epoch, self._resume)
+
+    @property
+    def _pass_epoch(self) -> int:
+        """The epoch with which the active or last pass began, or the next one begins."""
+        return self._epoch if self._resume is None else self._resume[0]
+
+    @property
+    def _at_end(self) -> bool:
+        """Whether a loaded state stands at the end of its pass."""
+        return self._resume is not None and self._epochs is not None and self.epoch >= self._resume[0] + self._epochs
+
+    def _begin(self, epoch: int) -> None:
+        """Lets the next pass be the one that begins with an epoch; where a loaded state of it stands, if any."""
+        if self._resume is None or self._resume[0] != epoch:
+            self.set_epoch(epoch)
+
     @staticmethod
     def _check(order: _fastpipe.Order, progress: _state.State) -> None:
         try:
@@ -187,6 +207,10 @@ class Reader:
         Returns:
             A small dict that can be stored as JSON. Later versions of fastpipe will read it.
         """
+        return self._state(ended_stays=False)
+
+    def _state(self, *, ended_stays: bool) -> dict[str, Any]:
+        """The state; of a pass that the consumer saw end that of the next one, unless it is to stay at that end."""
         if self._resume is not None:
             pass_epoch, progress = self._resume
         elif self._position is None:
@@ -194,7 +218,7 @@ class Reader:
         else:
             progress = self._position.progress()
             # Behind the end a new pass begins. Before the consumer has seen that, its pass is to end where it stands.
-            pass_epoch = int(progress["epoch"]) if self._position.ended else self._epoch
+            pass_epoch = int(progress["epoch"]) if self._position.ended and not ended_stays else self._epoch
         return _state.state(self._data.fingerprint(), self._ordering, self._order.shuffle_buffer, pass_epoch, progress)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -1,0 +1,149 @@
+"""Loaders with workers, and ranks of `torch.distributed`: programs that test_torch_loading.py runs.
+
+Each is a process of its own, as a user's would be: one that forks must not have the threads of other frameworks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.utils.data import DataLoader, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import fastpipe
+import fastpipe.torch as adapter
+from samples import FEATURES
+
+OPTIONS: dict[str, Any] = {"batch_size": 7, "shuffle_buffer": 21, "shuffle": True, "seed": 11, "features": FEATURES}
+
+
+def dataset(paths: list[str], **more: Any) -> adapter.IterableDataset:
+    return adapter.IterableDataset(fastpipe.read_avro(paths, **OPTIONS | more))
+
+
+def rows(batches: Any) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in batches]
+
+
+def passes(paths: list[str], workers: int, method: str) -> Any:
+    """The rows of three passes: with new workers for each, and with workers that are kept."""
+    found = []
+    for kept in (False, True):
+        loader = DataLoader(
+            dataset(paths),
+            batch_size=None,
+            num_workers=workers,
+            multiprocessing_context=method,
+            persistent_workers=kept,
+        )
+        found.append([rows(loader) for _ in range(3)])
+    early = DataLoader(dataset(paths), batch_size=None, num_workers=workers, multiprocessing_context=method)
+    left = iter(early)
+    next(left)
+    try:
+        early.dataset.state_dict()
+        refused = ""
+    except fastpipe.StateError as error:
+        refused = str(error)
+    del left
+    return {"passes": found, "again": rows(early), "refused": refused}
+
+
+def stateful(paths: list[str], workers: int) -> Any:
+    """What is left at some steps, in a loader that was made anew; and the pass behind it."""
+
+    def loader() -> Any:
+        return StatefulDataLoader(
+            dataset(paths),
+            batch_size=None,
+            num_workers=workers,
+            multiprocessing_context="fork",
+            persistent_workers=False,
+        )
+
+    whole = loader()
+    expected = [rows(whole), rows(whole)]
+    found = []
+    for step in (0, 1, 4, len(expected[0]) - 1, len(expected[0])):
+        first = loader()
+        batches = iter(first)
+        seen = rows(next(batches) for _ in range(step))
+        state = first.state_dict()
+        del batches
+        second = loader()
+        second.load_state_dict(state)
+        found.append([seen + rows(second), rows(second)])
+    return {"expected": expected, "found": found}
+
+
+def ended(paths: list[str], how: str) -> Any:
+    """Ends a loop with workers in some way."""
+    loader = DataLoader(dataset(paths, epochs=None), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    batches = iter(loader)
+    next(batches)
+    workers = [worker.pid for worker in batches._workers]
+    print(json.dumps(workers), flush=True)
+    if how == "break":
+        return None
+    if how == "exception":
+        raise RuntimeError("the model failed")
+    if how == "worker killed":
+        os.kill(workers[0], signal.SIGKILL)
+    # Until Ctrl-C comes, or what the loader raises of a worker that was killed.
+    for _ in batches:
+        time.sleep(0.001)
+    return None
+
+
+def rank(paths: list[str], folder: str, stop: int) -> None:
+    """One rank: goes on from the checkpoint in a folder, and stops after some steps, like one that was killed."""
+    logging.basicConfig(level=logging.INFO)
+    torch.distributed.init_process_group("gloo")
+    me, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    data = dataset(paths)
+    checkpoint = Path(folder) / "checkpoint.json"
+    if checkpoint.exists():
+        data.load_state_dict(json.loads(checkpoint.read_text()))
+    seen = []
+    for batch in data:
+        seen.append(batch["id"].tolist())
+        # All ranks take part in each step: one that ran dry would let the others hang.
+        torch.distributed.all_reduce(torch.ones(1))
+        if len(seen) == stop:
+            break
+    Path(folder, f"{world}-{me}.json").write_text(json.dumps({"rows": seen, "epoch": data._of_rank().epoch}))
+    if me == 0 and stop:
+        checkpoint.write_text(json.dumps(data.state_dict()))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    if get_worker_info() is not None:
+        raise AssertionError("a rank is no worker")
+
+
+def main() -> None:
+    warnings.simplefilter("error")
+    # torchdata calls what Torch is about to take away.
+    warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
+    # Nor does it like more workers than processors, which say nothing here.
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    # Unless it is told, Torch warns when a sparse tensor arrives from another process.
+    torch.sparse.check_sparse_tensor_invariants.disable()
+    request = json.loads(sys.argv[1])
+    programs = {"passes": passes, "stateful": stateful, "ended": ended, "rank": rank}
+    answer = programs[request.pop("program")](**request)
+    if answer is not None:
+        print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

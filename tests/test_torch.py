@@ -1,0 +1,282 @@
+"""Tensors of batches: the same memory, the same values, in the forms that Torch's users know."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import fastpipe
+import fastpipe.torch as adapter
+import samples
+from samples import FEATURES, SHUFFLES, Data
+
+CSR = FEATURES | {"terms": fastpipe.SparseSpec((8,), "float32", layout="csr")}
+# In one process a loader leaves tensors where they are.
+OPTIONS: dict[str, Any] = {"batch_size": 7, "seed": 11}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    return samples.write(tmp_path_factory.mktemp("torch"), [samples.blocks_of(60), samples.blocks_of(45, (3, 1))])
+
+
+def rows(batches: Any) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in batches]
+
+
+def arrays(node: Any) -> list[np.ndarray]:
+    """The arrays of a form; those of its values first."""
+    if isinstance(node, np.ndarray):
+        return [node]
+    if isinstance(node, fastpipe.Sparse):
+        return [node.indices, node.values]
+    parts = [part for part in node if not isinstance(part, (tuple, bool))]
+    return [array for part in parts for array in arrays(part)]
+
+
+def parts(node: Any) -> list[torch.Tensor]:
+    """The tensors of a form, in the same order."""
+    if isinstance(node, torch.Tensor):
+        return [node._indices(), node._values()] if node.is_sparse else [node]
+    return [tensor for part in node for tensor in parts(part)]
+
+
+@pytest.mark.parametrize("features", [FEATURES, CSR], ids=["coo", "csr"])
+def test_tensors_share_the_memory_of_arrays(data: Data, features: dict[str, Any]) -> None:
+    for batch in data.read(batch_size=7, features=features):
+        found = adapter.tensors(batch, sparse="coo" if features is FEATURES else "bag")
+        assert list(found) == list(batch)
+        for name, node in batch.items():
+            if isinstance(node, fastpipe.SparseCSR):
+                assert isinstance(found[name], adapter.Bag)
+                ours = [node.indices, node.offsets, node.values]
+            else:
+                ours = arrays(node)
+            theirs = parts(found[name])
+            assert len(ours) == len(theirs)
+            for array, tensor in zip(ours, theirs, strict=True):
+                assert tensor.numel() == array.size
+                assert tensor.data_ptr() == array.ctypes.data or not array.size
+                assert sorted(tensor.flatten().tolist()) == sorted(array.flatten().tolist())
+
+
+def test_tensors_keep_the_memory(data: Data) -> None:
+    kept = [adapter.tensors(batch)["vector"] for batch in data.read(batch_size=7, num_threads=2)]
+    expected = [row["vector"] for row in map(samples.row, range(data.total))]
+    assert torch.cat(kept).tolist() == expected
+
+
+def test_forms(data: Data) -> None:
+    batch = next(iter(data.read(batch_size=50)))
+    wanted = [samples.row(i) for i in range(50)]
+
+    nested = adapter.tensors({"items": batch["items"]}, ragged="nested")["items"]
+    assert nested.layout == torch.jagged
+    assert nested.values().data_ptr() == batch["items"].values.ctypes.data
+    assert [row.tolist() for row in nested.unbind()] == [row["items"] for row in wanted]
+
+    terms = adapter.tensors({"terms": batch["terms"]})["terms"]
+    dense = np.zeros((50, 8), np.float32)
+    for i, row in enumerate(wanted):
+        for (index,), value in row["terms"]:
+            dense[i, index] = value
+    assert terms.to_dense().tolist() == dense.tolist()
+    compressed = next(iter(data.read(batch_size=50, features=CSR)))["terms"]
+    for node in (batch["terms"], compressed):
+        bag = adapter.tensors({"terms": node}, sparse="bag")["terms"]
+        layer = torch.nn.EmbeddingBag(8, 3, mode="sum", include_last_offset=True)
+        summed = layer(bag.indices, bag.offsets, per_sample_weights=bag.values)
+        assert torch.allclose(summed, torch.from_numpy(dense) @ layer.weight)
+    assert adapter.tensors({"terms": compressed}, sparse="coo")["terms"].to_dense().tolist() == dense.tolist()
+    with pytest.warns(UserWarning, match="beta") if _warns_of_csr() else _nothing():
+        csr = adapter.tensors({"terms": compressed}, sparse="csr")["terms"]
+    assert csr.layout == torch.sparse_csr
+    assert csr.crow_indices().data_ptr() == compressed.offsets.ctypes.data
+    assert csr.to_dense().tolist() == dense.tolist()
+
+    words = adapter.tensors(batch, strings="lists")
+    assert words["words"] == [row["words"] for row in wanted]
+    assert [
+        text if valid else None for text, valid in zip(words["note"].values, words["note"].valid.tolist(), strict=True)
+    ] == [row["note"] for row in wanted]
+    note = adapter.tensors(batch)["note"]
+    assert bytes(note.values.values[note.values.offsets[1] : note.values.offsets[2]].tolist()) == b"note 1"
+    assert note.valid.tolist() == [row["note"] is not None for row in wanted]
+
+
+def _warns_of_csr() -> bool:
+    """Torch says once a process that CSR is in beta; versions differ in whether they do."""
+    code = "import torch; torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1))"
+    return b"beta" in subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stderr
+
+
+def _nothing() -> Any:
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+def test_keyed_jagged(data: Data) -> None:
+    for features in (FEATURES, CSR):
+        batch = next(iter(data.read(batch_size=20, features=features)))
+        found = adapter.keyed_jagged(batch, ["terms", "terms"])
+        terms = [samples.row(i)["terms"] for i in range(20)]
+        assert found["keys"] == ["terms", "terms"]
+        assert found["lengths"].tolist() == 2 * [len(row) for row in terms]
+        assert found["values"].tolist() == 2 * [index for row in terms for (index,), _ in row]
+        assert found["weights"].tolist() == 2 * [value for row in terms for _, value in row]
+    found = adapter.keyed_jagged(batch, ["items"])
+    assert found["values"].dtype == torch.int64
+    assert found["values"].tolist() == [item for i in range(20) for item in samples.row(i)["items"]]
+    assert found["weights"] is None
+    with pytest.raises(fastpipe.UnsupportedError, match="'vector' is a ndarray"):
+        adapter.keyed_jagged(batch, ["vector"])
+    with pytest.raises(fastpipe.UnsupportedError, match="one for each kind"):
+        adapter.keyed_jagged(batch, ["terms", "items"])
+
+
+def test_forms_that_there_arent(data: Data, tmp_path: Path) -> None:
+    batch = next(iter(data.read(batch_size=20)))
+    with pytest.raises(fastpipe.UnsupportedError, match="'words' is ragged over a Strings"):
+        adapter.tensors(batch, ragged="nested")
+    node = fastpipe.Sparse(np.zeros((1, 3), np.int64), np.ones(1, np.float32), np.array([1, 4, 4]))
+    assert adapter.tensors({"x": node})["x"].to_dense().sum() == 1
+    for sparse in ("csr", "bag"):
+        with pytest.raises(fastpipe.UnsupportedError, match="'x' has 2 sparse dimensions"):
+            adapter.tensors({"x": node}, sparse=sparse)
+    text = fastpipe.Strings(np.frombuffer(bytearray(b"a"), np.uint8), np.array([0, 1]), (1,), False)
+    node = fastpipe.Sparse(np.zeros((1, 2), np.int64), text, np.array([1, 4]))
+    with pytest.raises(fastpipe.UnsupportedError, match="'x' has sparse strings"):
+        adapter.tensors({"x": node})
+
+
+def test_select_and_map(data: Data) -> None:
+    dataset = adapter.IterableDataset(data.read(batch_size=7), select=(["vector", "items"], "id"))
+    features, ids = next(iter(dataset))
+    assert list(features) == ["vector", "items"]
+    assert ids.tolist() == list(range(7))
+    only = adapter.IterableDataset(data.read(batch_size=7), select="id", map=lambda ids: ids * 2)
+    assert next(iter(only)).tolist() == list(range(0, 14, 2))
+    with pytest.raises(ValueError, match="select names 'nothing'"):
+        adapter.IterableDataset(data.read(batch_size=7), select=(["nothing"], "id"))
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_a_data_set_yields_what_the_reader_yields(data: Data, shuffle: Any) -> None:
+    options = samples.order_of(shuffle)
+    reader, dataset = data.read(**options), adapter.IterableDataset(data.read(**options))
+    assert len(dataset) == len(reader) == len(DataLoader(dataset, batch_size=None))
+    for _ in range(2):  # A pass that ends advances the epoch.
+        assert rows(dataset) == rows(reader)
+    assert rows(DataLoader(dataset, batch_size=None)) == rows(reader)
+    dataset.set_epoch(9)
+    reader.set_epoch(9)
+    assert rows(dataset) == rows(reader)
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_it_goes_on_at_every_step(data: Data, shuffle: Any) -> None:
+    options = samples.order_of(shuffle)
+    expected = [rows(data.read(**options)), []]
+    second = data.read(**options)
+    second.set_epoch(1)
+    expected[1] = rows(second)
+    for step in range(len(expected[0]) + 1):
+        dataset = adapter.IterableDataset(data.read(**options))
+        batches = iter(dataset)
+        assert rows(next(batches) for _ in range(step)) == expected[0][:step]
+        if step == len(expected[0]):
+            assert next(batches, None) is None
+        state = json.loads(json.dumps(dataset.state_dict()))
+        other = adapter.IterableDataset(data.read(**options))
+        other.load_state_dict(state)
+        if step < len(expected[0]):
+            assert rows(other) == expected[0][step:]
+        assert rows(other) == expected[1]
+
+
+# What torchdata still calls of Torch.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("shuffle", [False, True, "buffer"])
+def test_a_stateful_loader_goes_on_at_every_step(data: Data, shuffle: Any) -> None:
+    options = samples.order_of(shuffle)
+
+    def loader() -> Any:
+        return StatefulDataLoader(adapter.IterableDataset(data.read(**options)), batch_size=None)
+
+    expected = loader()
+    expected = [rows(expected), rows(expected)]
+    for step in range(len(expected[0]) + 1):
+        first = loader()
+        batches = iter(first)
+        seen = rows(next(batches) for _ in range(step))
+        state = copy.deepcopy(first.state_dict())
+        second = loader()
+        second.load_state_dict(state)
+        assert seen + rows(second) == expected[0]
+        assert rows(second) == expected[1]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_distributed_checkpoints(data: Data, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.stateful import Stateful
+
+    dataset = adapter.IterableDataset(data.read(**samples.order_of(True)))
+    assert isinstance(dataset, Stateful)
+    batches = iter(dataset)
+    seen = rows(next(batches) for _ in range(4))
+    dcp.save({"data": dataset}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    other = adapter.IterableDataset(data.read(**samples.order_of(True)))
+    dcp.load({"data": other}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    assert seen + rows(other) == rows(data.read(**samples.order_of(True)))
+
+
+def test_a_state_of_another_reader_is_refused(data: Data) -> None:
+    state = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1)).state_dict()
+    with pytest.raises(fastpipe.StateError, match="seed was 1"):
+        adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=2)).load_state_dict(state)
+
+
+def test_an_unstarted_data_set_can_be_pickled(data: Data) -> None:
+    dataset = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1))
+    dataset.set_epoch(3)
+    assert rows(pickle.loads(pickle.dumps(dataset))) == rows(dataset)
+
+
+def test_ranks_of_the_environment(
+    data: Data, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    seen: list[int] = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        with caplog.at_level("INFO", logger="fastpipe"):
+            dataset = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1, uneven="allow"))
+            found = rows(dataset)
+        assert f"rank {rank} of 2 reads its share (by RANK and WORLD_SIZE)" in caplog.text
+        assert found == rows(data.read(batch_size=7, shuffle=True, seed=1, uneven="allow", rank=rank, world_size=2))
+        seen += [i for batch in found for i in batch]
+    assert sorted(seen) == list(range(data.total))
+    whole = adapter.IterableDataset(data.read(batch_size=7), distributed=False)
+    assert [i for batch in rows(whole) for i in batch] == list(range(data.total))
+    given = adapter.IterableDataset(data.read(batch_size=7, rank=0, world_size=3))
+    assert rows(given) == rows(data.read(batch_size=7, rank=0, world_size=3))
+    with pytest.raises(ValueError, match="give the reader a seed"):
+        len(adapter.IterableDataset(data.read(batch_size=7, shuffle=True)))
+
+
+def test_importing_fastpipe_imports_no_torch() -> None:
+    code = "import sys, fastpipe; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,157 @@
+"""Loaders with workers, and several ranks: every row once, in every epoch, and on from where they stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import loading
+import samples
+from samples import Data
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, and processes that can be looked at")
+
+# Importing Torch takes seconds, and each worker that is spawned does it again.
+SLOW = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    return samples.write(tmp_path_factory.mktemp("loading"), [samples.blocks_of(100), samples.blocks_of(103, (3, 1))])
+
+
+def start(**request: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, loading.__file__, json.dumps(request)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(**request: Any) -> Any:
+    with start(**request) as process:
+        out, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors
+    assert errors == ""
+    return json.loads(out)
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [row for batch in batches for row in batch]
+
+
+@SLOW
+@pytest.mark.parametrize(("method", "workers"), [("fork", 1), ("fork", 3), ("spawn", 2), ("forkserver", 2)])
+def test_workers_read_every_row_once_each_epoch(data: Data, method: str, workers: int) -> None:
+    found = run(program="passes", paths=data.paths, workers=workers, method=method)
+    fresh, kept = found["passes"]
+    assert fresh == kept
+    orders = [flat(batches) for batches in fresh]
+    assert [sorted(order) for order in orders] == 3 * [list(range(data.total))]
+    assert len({tuple(order) for order in orders}) == 3
+    # Batches of the workers come in turn: each is of the share that a reader of its rank reads.
+    options = loading.OPTIONS | {"uneven": "allow", "world_size": workers}
+    shares = [loading.rows(data.read(**options, rank=rank)) for rank in range(workers)]
+    assert sorted(fresh[0]) == sorted(batch for share in shares for batch in share)
+    # A loop that was left begins the same epoch again.
+    assert found["again"] == fresh[0]
+    assert "StatefulDataLoader" in found["refused"]
+
+
+@SLOW
+@pytest.mark.parametrize("workers", [1, 2])
+def test_stateful_loaders_with_workers_go_on(data: Data, workers: int) -> None:
+    found = run(program="stateful", paths=data.paths, workers=workers)
+    first, second = found["expected"]
+    assert sorted(flat(first)) == sorted(flat(second)) == list(range(data.total))
+    *midway, at_end = found["found"]
+    assert midway == len(midway) * [[first, second]]
+    assert at_end[0][: len(first)] == first
+
+
+@SLOW
+@pytest.mark.parametrize("how", ["break", "exception", "worker killed", "Ctrl-C"])
+def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    process = start(program="ended", paths=data.paths, how=how)
+    assert process.stdout is not None
+    workers = json.loads(process.stdout.readline())
+    began = time.monotonic()
+    if how == "Ctrl-C":
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    # Only a process that hangs fails this: a second is ample for one that doesn't, and machines are busy.
+    assert time.monotonic() - began < 30
+    assert len(workers) == 2
+    for worker in workers:
+        assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE
+    assert set(os.listdir("/dev/shm")) <= shared
+    last = errors.strip().splitlines()[-1:]
+    if how == "break":
+        assert (process.returncode, errors) == (0, "")
+    elif how == "exception":
+        assert process.returncode == 1
+        assert last == ["RuntimeError: the model failed"]
+        assert errors.count("Traceback") == 1
+    elif how == "worker killed":
+        assert process.returncode == 1
+        assert "is killed by signal: Killed" in last[0]
+    else:
+        assert process.returncode in (1, -signal.SIGINT)
+        assert last == ["KeyboardInterrupt"]
+
+
+def ranks(paths: list[str], world: int, folder: Path, stop: int) -> list[list[list[int]]]:
+    """The rows of the batches of each rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    request = json.dumps({"program": "rank", "paths": paths, "folder": str(folder), "stop": stop})
+    processes = []
+    for rank in range(world):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = os.environ | {name: str(value) for name, value in (place | where).items()}
+        command = [sys.executable, loading.__file__, request]
+        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    for rank, process in enumerate(processes):
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+        assert f"rank {rank} of {world} reads its share (by torch.distributed)" in errors
+    return [json.loads((folder / f"{world}-{rank}.json").read_text())["rows"] for rank in range(world)]
+
+
+@SLOW
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_have_equally_many_batches_and_every_row_once(data: Data, world: int, tmp_path: Path) -> None:
+    found = ranks(data.paths, world, tmp_path, 0)
+    assert len({len(batches) for batches in found}) == 1
+    seen = [row for batches in found for row in flat(batches)]
+    assert len(set(seen)) == len(seen)
+    # 29 batches: what can't be shared out evenly is left out.
+    assert data.total - len(seen) <= (29 % world) * 7
+
+
+@SLOW
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+def test_another_number_of_ranks_goes_on(data: Data, before: int, after: int, tmp_path: Path) -> None:
+    first = ranks(data.paths, before, tmp_path, 4)
+    assert {len(batches) for batches in first} == {4}
+    rest = ranks(data.paths, after, tmp_path, 0)
+    assert len({len(batches) for batches in rest}) == 1
+    batches = [tuple(batch) for share in first + rest for batch in share]
+    whole = {tuple(batch) for batch in loading.rows(data.read(**loading.OPTIONS))}
+    assert len(set(batches)) == len(batches)
+    assert set(batches) <= whole
+    assert len(whole) - len(batches) < after
