@@ -1,0 +1,186 @@
+"""Trains a small recommender on sparse and ragged features from Avro; killed, it goes on as if nothing had happened.
+
+    python examples/recommender.py run/                      # makes data, trains, draws run/loss.png
+    python examples/recommender.py run/ --stop-after 60      # stops there, like a run that is killed
+    python examples/recommender.py run/                      # goes on from its last checkpoint
+    torchrun --nproc-per-node 2 examples/recommender.py run/ # the same on two ranks; resume with three, if you like
+
+The loss of a resumed run is that of a run that nobody disturbed, bit for bit on one rank. With other numbers of ranks
+each row is still seen once an epoch; batches are averaged over as many as there are ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from tqdm.auto import tqdm
+
+import fastpipe
+import fastpipe.torch
+
+ITEMS, TERMS, ROWS = 500, 2_000, 40_000
+
+SCHEMA = {
+    "type": "record",
+    "name": "Impression",
+    "fields": [
+        {"name": "history", "type": {"type": "array", "items": "int"}},
+        {
+            "name": "terms",
+            "type": {
+                "type": "record",
+                "name": "Terms",
+                "fields": [
+                    {"name": "indices0", "type": {"type": "array", "items": "long"}},
+                    {"name": "values", "type": {"type": "array", "items": "float"}},
+                ],
+            },
+        },
+        {"name": "item", "type": "int"},
+        {"name": "label", "type": "float"},
+    ],
+}
+FEATURES = {
+    "history": fastpipe.RaggedSpec((None,), "int64"),
+    "terms": fastpipe.SparseSpec((TERMS,), "float32", layout="csr"),
+    "item": fastpipe.DenseSpec((), "int64"),
+    "label": fastpipe.DenseSpec((), "float32"),
+}
+
+
+def make(path: Path) -> None:
+    """Writes impressions: users like popular items, those that are near their history, and what some terms say."""
+    random = np.random.default_rng(7)
+    popularity, worth = random.normal(size=ITEMS), random.normal(size=TERMS)
+    taste = random.normal(size=(ITEMS, 4))
+
+    def record() -> dict[str, Any]:
+        history = random.integers(ITEMS, size=random.integers(1, 20))
+        terms, weights = random.integers(TERMS, size=random.integers(1, 8)), random.random(1)
+        item = int(random.integers(ITEMS))
+        liking = popularity[item] + taste[item] @ taste[history].mean(0) + weights[0] * worth[terms].sum()
+        return {
+            "history": history.tolist(),
+            "terms": {"indices0": terms.tolist(), "values": [float(weights[0])] * len(terms)},
+            "item": item,
+            "label": float(liking + random.normal() * 0.3 > 0),
+        }
+
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("wb") as file:
+        fastavro.writer(file, SCHEMA, (record() for _ in range(ROWS)), codec="deflate", sync_interval=32_000)
+    unfinished.rename(path)
+
+
+class Recommender(nn.Module):
+    """Embeddings of history, terms and item, and a perceptron on top."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.items = nn.EmbeddingBag(ITEMS, width, mode="mean", include_last_offset=True)
+        self.terms = nn.EmbeddingBag(TERMS, width, mode="sum", include_last_offset=True)
+        self.item = nn.Embedding(ITEMS, width)
+        self.top = nn.Sequential(nn.Linear(4 * width, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        history, terms = batch["history"], batch["terms"]
+        liked = self.items(history.values, history.offsets)
+        wanted = self.terms(terms.indices, terms.offsets, per_sample_weights=terms.values)
+        item = self.item(batch["item"])
+        score: torch.Tensor = self.top(torch.cat([liked, wanted, item, item * liked], dim=1))
+        return score.squeeze(1)
+
+
+def train(folder: Path, *, epochs: int, every: int, stop_after: int | None) -> None:
+    """Trains from the last checkpoint in the folder, or from the start, and keeps a checkpoint now and then."""
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:
+        dist.init_process_group("gloo")
+    torch.manual_seed(7)
+    model: nn.Module = Recommender()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    reader = fastpipe.read_avro(
+        folder / "impressions.avro", features=FEATURES, batch_size=512, shuffle=True, seed=7, epochs=epochs
+    )
+    data = fastpipe.torch.IterableDataset(reader, sparse="bag")
+    losses: list[float] = []
+    checkpoint = folder / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        data.load_state_dict(json.loads(saved["data"]))
+        losses = saved["losses"]
+    ranked = nn.parallel.DistributedDataParallel(model) if world > 1 else model
+
+    def save() -> None:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
+        unfinished = checkpoint.with_suffix(".unfinished")
+        torch.save(state | {"data": json.dumps(data.state_dict())}, unfinished)
+        unfinished.rename(checkpoint)  # A kill leaves the old one or the new one, never half of one.
+
+    for batch in tqdm(data, initial=len(losses), unit="step", disable=rank > 0):
+        loss = nn.functional.binary_cross_entropy_with_logits(ranked(batch), batch["label"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if rank == 0 and len(losses) % every == 0:
+            save()
+        if len(losses) == stop_after:
+            break
+    else:
+        if rank == 0:
+            save()
+            (folder / "losses.json").write_text(json.dumps(losses))
+            draw(losses, folder / "loss.png")
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def draw(losses: list[float], path: Path) -> None:
+    """Draws the loss, step by step and smoothed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    width = min(20, len(losses))
+    smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(losses, color="tab:blue", alpha=0.3, label="each step")
+    axes.plot(np.arange(width - 1, len(losses)), smooth, color="tab:blue", label=f"mean of {width} steps")
+    axes.set(xlabel="step", ylabel="loss (binary cross-entropy)")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="of the data, the checkpoints and the picture")
+    parser.add_argument("--epochs", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--checkpoint-every", type=int, default=20, help="steps; default: %(default)s")
+    parser.add_argument("--stop-after", type=int, help="steps, as if the run were killed there")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    path = arguments.folder / "impressions.avro"
+    if not path.exists():
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            parser.error("several ranks would write the same data: run this on one rank first")
+        make(path)
+    train(arguments.folder, epochs=arguments.epochs, every=arguments.checkpoint_every, stop_after=arguments.stop_after)
+
+
+if __name__ == "__main__":
+    main()

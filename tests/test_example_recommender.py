@@ -1,0 +1,80 @@
+"""The recommender of the examples: killed and resumed, on any number of ranks, it trains as if undisturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "recommender.py"
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL"),
+    # It imports Torch some times.
+    pytest.mark.timeout(400),
+]
+
+
+def run(folder: Path, *options: str, ranks: int = 1) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, str(EXAMPLE), str(folder), *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+
+
+def losses(folder: Path) -> list[float]:
+    return json.loads((folder / "losses.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recommender") / "undisturbed"
+    run(folder, "--epochs", "2")
+    return folder
+
+
+def beside(undisturbed: Path, name: str) -> Path:
+    """A folder with the same data."""
+    folder = undisturbed.parent / name
+    folder.mkdir()
+    shutil.copy(undisturbed / "impressions.avro", folder)
+    return folder
+
+
+def test_it_learns_and_draws(undisturbed: Path) -> None:
+    found = losses(undisturbed)
+    assert len(found) == 2 * 79  # 40,000 rows in batches of 512.
+    assert sum(found[-20:]) < 0.9 * sum(found[:20])
+    assert (undisturbed / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_killed_and_resumed_its_losses_are_the_same(undisturbed: Path) -> None:
+    folder = beside(undisturbed, "killed")
+    command = [sys.executable, str(EXAMPLE), str(folder), "--epochs", "2", "--checkpoint-every", "7"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        began = time.monotonic()
+        while not (folder / "checkpoint.pt").exists() and time.monotonic() - began < 60:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert not (folder / "losses.json").exists()
+    run(folder, "--epochs", "2")
+    assert losses(folder) == losses(undisturbed)
+
+
+def test_two_ranks_and_then_three(undisturbed: Path) -> None:
+    folder = beside(undisturbed, "ranks")
+    run(folder, "--epochs", "1", "--checkpoint-every", "5", "--stop-after", "10", ranks=2)
+    assert not (folder / "losses.json").exists()
+    run(folder, "--epochs", "1", ranks=3)
+    # 79 batches: 20 of them by two ranks, the others by three, but for two that can't be shared out.
+    assert len(losses(folder)) == 10 + 59 // 3
