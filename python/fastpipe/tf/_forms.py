@@ -1,7 +1,7 @@
 """From the forms of a batch to tensors, and what `tf.data` must know of them beforehand.
 
-A column is described by nested nodes, as the forms of `fastpipe.batch` nest. A node says which flat arrays, its *parts*,
-such a form consists of; takes them from a form, in NumPy; and puts tensors over them together, in a graph.
+A column is described by nested nodes, as the forms of `fastpipe.batch` nest. A node says which flat arrays, its
+*parts*, such a form consists of; takes them from a form, in NumPy; and puts tensors over them together, in a graph.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ ALIGNMENT = 64
 """Of the memory of tensors, in bytes. TensorFlow aborts the process where it meets another one."""
 
 
-def aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that lies as TensorFlow wants it."""
-    memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An empty array that lies as TensorFlow wants it."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
-    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 class Masked(NamedTuple):
@@ -70,7 +69,9 @@ class Part:
         if not array.size:
             return tf.zeros(array.shape, self.dtype)
         if array.ctypes.data % ALIGNMENT or not array.flags.c_contiguous:
-            array = aligned(array)
+            copy = aligned(array.shape, array.dtype)
+            copy[...] = array
+            array = copy
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
     def receive(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -59,7 +59,8 @@ class _Iteration:
         self._batches = batches
         self._lock = threading.Lock()
         self._closed = False
-        self._memory = aligned(np.array(number, np.int64))
+        self._memory = aligned((), np.int64)
+        self._memory[...] = number
         self.__array_interface__ = self._memory.__array_interface__
 
     def ticket(self) -> tf.Tensor:
