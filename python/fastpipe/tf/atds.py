@@ -175,19 +175,23 @@ class _Entries:
 
 
 def _coordinates(form: Any, shape: Sequence[int]) -> _Entries:
-    """Ragged or dense values as entries in row-major order; a free dimension is as long as the longest of the batch."""
+    """Ragged or dense values as entries in row-major order; a free dimension is the greatest index of an entry + 1.
+
+    That is the length of the longest array, where arrays within it aren't all empty.
+    """
     rows = len(form)
     free = max((level for level, size in enumerate(shape, 1) if size == -1), default=0)
-    sizes, columns = [rows], [np.arange(rows, dtype=np.int64)]
-    for size in shape[:free]:
+    columns = [np.arange(rows, dtype=np.int64)]
+    for _ in range(free):
         lengths = form.lengths
-        longest = size if size != -1 else int(lengths.max(initial=0))
         places = np.arange(form.offsets[-1], dtype=np.int64) - np.repeat(form.offsets[:-1], lengths)
         columns = [np.repeat(column, lengths) for column in columns] + [places]
-        sizes.append(longest)
         form = form.values
     tail = list(shape[free:])
-    sizes += tail
+    sizes = [rows, *shape[:free], *tail]
+    for axis, column in enumerate(columns):
+        if sizes[axis] == -1:
+            sizes[axis] = int(column.max(initial=-1)) + 1
     items = math.prod(tail)
     entries = len(columns[0])
     indices = aligned((entries * items, len(sizes)), np.int64)
