@@ -9,7 +9,7 @@ import fastavro
 import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
-from fastpipe.tf.atds import ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
+from fastpipe.tf.atds import ATDSDataset, DenseFeature, SparseFeature, VarlenFeature  # noqa: E402 - needs TensorFlow
 
 SCHEMA = {
     "type": "record",

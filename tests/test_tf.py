@@ -184,7 +184,7 @@ def test_only_readers_and_coordinates_are_taken(data: samples.Data) -> None:
     with pytest.raises(TypeError, match="read_avro"):
         fptf.dataset([{}])
     reader = data.read(features={"terms": fastpipe.SparseSpec((8,), "float32", layout="csr")}, batch_size=4)
-    with pytest.raises(ValueError, match="'terms'.*coo"):
+    with pytest.raises(ValueError, match=r"'terms'.*coo"):
         fptf.dataset(reader)
 
 
@@ -197,7 +197,9 @@ def test_a_program_ends_in_silence(data: samples.Data, end: str) -> None:
         assert "tensorflow" not in sys.modules
         import fastpipe.tf
         reader = fastpipe.read_avro({data.paths!r}, batch_size=2, columns=["id", "words"])
-        dataset = fastpipe.tf.dataset(reader).repeat().prefetch(4) if {end != "list(dataset)"} else fastpipe.tf.dataset(reader)
+        dataset = fastpipe.tf.dataset(reader)
+        if {end != "list(dataset)"}:
+            dataset = dataset.repeat().prefetch(4)
         iterator = iter(dataset)
         next(iterator)
         {end}

@@ -30,7 +30,8 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
+    array: np.ndarray = memory[start : start + size].view(dtype).reshape(shape)
+    return array
 
 
 class Masked(NamedTuple):
@@ -283,4 +284,5 @@ def _varints(numbers: np.ndarray) -> bytes:
     present = groups.astype(bool)
     present[:, 0] = True
     more = rest > 0
-    return (groups & 0x7F | more << 7)[present].astype(np.uint8).tobytes()
+    out: bytes = (groups & 0x7F | more << 7)[present].astype(np.uint8).tobytes()
+    return out

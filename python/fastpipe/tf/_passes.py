@@ -97,7 +97,7 @@ def _end() -> None:
         iteration.close()
 
 
-class _Call(script_ops.EagerFunc):
+class _Call(script_ops.EagerFunc):  # type: ignore[misc]
     """A Python function as a kernel calls it, without the looks at each result that take longer than making them."""
 
     def __init__(self, function: Callable[..., list[tf.Tensor]]) -> None:
@@ -120,7 +120,8 @@ class _Hop:
         self.begin_token, self.advance_token = registry.insert(self.begin), registry.insert(self.advance)
 
     def _begin(self, *args: tf.Tensor) -> list[tf.Tensor]:
-        missing, batches = "", iter(())
+        missing = ""
+        batches: Iterator[dict[str, Any]] = iter(())
         if not _ending.is_set():
             try:
                 batches = self._start(*(arg.numpy() for arg in args))
@@ -147,7 +148,7 @@ def from_passes(start: Start, args: Sequence[tf.Tensor], layout: Layout) -> tf.d
     hop = _Hop(start, layout)
     signature = [tf.TensorSpec(arg.shape, arg.dtype) for arg in args]
 
-    @tf.function(input_signature=signature, autograph=False)
+    @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
     def begin(*args: tf.Tensor) -> tf.Tensor:
         ticket, missing = tf.raw_ops.EagerPyFunc(input=args, token=hop.begin_token, Tout=[tf.int64, tf.string])
         ticket.set_shape(())
@@ -157,13 +158,13 @@ def from_passes(start: Start, args: Sequence[tf.Tensor], layout: Layout) -> tf.d
         with tf.control_dependencies([found]):
             return tf.identity(ticket)
 
-    @tf.function(input_signature=[tf.TensorSpec((), tf.int64)], autograph=False)
+    @tf.function(input_signature=[tf.TensorSpec((), tf.int64)], autograph=False)  # type: ignore[untyped-decorator]
     def advance(ticket: tf.Tensor) -> list[tf.Tensor]:
         dtypes = [part.dtype for part in layout.parts]
         tensors = tf.raw_ops.EagerPyFunc(input=[ticket], token=hop.advance_token, Tout=dtypes)
         return [_component(value) for value in tf.nest.flatten(layout.build(tensors))]
 
-    @tf.function(input_signature=[tf.TensorSpec((), tf.int64)], autograph=False)
+    @tf.function(input_signature=[tf.TensorSpec((), tf.int64)], autograph=False)  # type: ignore[untyped-decorator]
     def finish(ticket: tf.Tensor) -> tf.Tensor:
         # The kernel wants one; what there is to do happens when the ticket dies.
         return tf.zeros((), tf.int64)

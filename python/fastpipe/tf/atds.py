@@ -2,8 +2,8 @@
 
     from fastpipe.tf.atds import ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
 
-The same arguments give the same tensors; what this one does besides is asked for by keyword. Damaged files, which that one
-reads to an early end or to the end of the process, fail the `next` here.
+The same arguments give the same tensors; what this one does besides is asked for by keyword. Damaged files, which
+that one reads to an early end or to the end of the process, fail the `next` here.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def ATDSDataset(
         tf.errors.InvalidArgumentError: for numbers out of range and wrong shapes.
 
     The `next` that meets it fails with `tf.errors.NotFoundError` for a file that isn't there, with
-    `tf.errors.InvalidArgumentError` for features that a schema lacks or has otherwise, and for damage to files, and with
-    `tf.errors.UnknownError` where storage fails. With symbolic arguments it is so for these as well.
+    `tf.errors.InvalidArgumentError` for features that a schema lacks or has otherwise, and for damage to files, and
+    with `tf.errors.UnknownError` where storage fails. With symbolic arguments it is so for these as well.
     """
     if not isinstance(features, dict):
         raise ValueError(
