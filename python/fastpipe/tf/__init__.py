@@ -1,0 +1,93 @@
+"""Batches as tensors of TensorFlow.
+
+    import fastpipe
+    import fastpipe.tf
+
+    reader = fastpipe.read_avro("data/*.avro", batch_size=1024, shuffle=True, seed=7)
+    model.fit(fastpipe.tf.dataset(reader).map(split).prefetch(2), epochs=3)
+
+Needs TensorFlow 2.16 or newer (extra `tf`), which is imported with this module and not with fastpipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from fastpipe.reader import Reader
+from fastpipe.tf._forms import Array, Masked, Node, column
+from fastpipe.tf._passes import Layout, from_passes
+
+__all__ = ["Masked", "dataset"]
+
+
+def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+    """A `tf.data.Dataset` of a reader's batches.
+
+    Each iteration over it is a pass of the reader, which reads ahead by itself; a further iteration closes the one
+    before, which then fails if it is gone on with. Its elements are dicts, with
+
+    - `tf.Tensor` `[rows, *shape]` for `DenseSpec`, over the memory of the batch;
+    - `tf.RaggedTensor` for `RaggedSpec`, with int64 row splits, ragged in all dimensions up to the last that is None;
+    - `tf.SparseTensor` for `SparseSpec`; its indices are in the order in which they were written, which
+      `tf.sparse.reorder` makes ascending where it isn't;
+    - `Masked(values, valid)` of these where `nulls="mask"` lets values be null;
+    - for strings and bytes tensors of dtype `tf.string`, which TensorFlow copies to objects of its own;
+    - with `uneven="pad"` the entry `valid`, a bool tensor `[rows]`.
+
+    `rows` is known beforehand with `drop_last=True` and with `uneven="pad"`, else None in `element_spec`.
+
+    Auto-sharding is off, as ranks are the reader's: each worker of `tf.distribute` has to read a share of its own, by
+    `input_context` or the arguments of `read_avro`. TensorFlow can't save where an iteration stands: save
+    `reader.state_dict()`, which counts what TensorFlow has taken, prefetched batches among it.
+
+    Args:
+        reader: whose batches are wanted.
+        input_context: of `strategy.distribute_datasets_from_function`: the share of this input pipeline is read,
+            `reader.shard(num_input_pipelines, input_pipeline_id)`.
+
+    Raises:
+        TypeError: if it isn't a reader.
+        ValueError: if a sparse feature has `layout="csr"`, or the reader can't be shared out so.
+        FastpipeError: if a feature has `nulls="mask"`, and the reader's next batch can't be read: it tells which
+            levels may be null.
+
+    Errors of reading fail the `next` that meets them, with `tf.errors.InvalidArgumentError` for what `ValueError`
+    stands for and `tf.errors.UnknownError` for all others. The message is fastpipe's.
+    """
+    if not isinstance(reader, Reader):
+        raise TypeError(f"reader is what fastpipe.read_avro returns, not {type(reader).__name__}")
+    if input_context is not None:
+        reader = reader.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
+    layout = _layout(reader)
+
+    def start() -> Iterator[dict[str, Any]]:
+        return iter(reader)
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return from_passes(start, [], layout).with_options(options)
+
+
+def _layout(reader: Reader) -> Layout:
+    masked = any(spec.nulls == "mask" for spec in reader.features.values())
+    sample = _first(reader) if masked else {}
+    columns: dict[str, Node] = {}
+    for name, spec in reader.features.items():
+        try:
+            columns[name] = column(spec, sample.get(name))
+        except ValueError as error:
+            raise ValueError(f"feature {name!r}: {error}") from None
+    padded = reader._ordering.uneven == "pad"
+    if padded:
+        columns["valid"] = Array(tf.bool, ())
+    return Layout(columns, reader.batch_size if padded or reader._ordering.drop_last else None)
+
+
+def _first(reader: Reader) -> dict[str, Any]:
+    try:
+        return reader.batch_at(0)
+    except IndexError:  # An epoch without batches: no mask will be seen.
+        return {}

@@ -1,0 +1,87 @@
+"""What `ATDSDataset` is asked for."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Sequence
+from typing import Any, Self, TypeAlias
+
+import tensorflow as tf
+
+__all__ = ["DenseFeature", "Feature", "SparseFeature", "VarlenFeature"]
+
+_DTYPES = (tf.int32, tf.int64, tf.float32, tf.float64, tf.string, tf.bool)
+
+
+class DenseFeature(namedtuple("DenseFeature", ["shape", "dtype"])):  # noqa: PYI024 - checks itself, in __new__
+    """Nested arrays of exactly these lengths, as a Tensor.
+
+    Args:
+        shape: of one row, each dimension at least 1; `[]` for a scalar.
+        dtype: tf.int32, int64, float32, float64, string or bool, as in the schema.
+
+    Raises:
+        ValueError: if a dimension or the dtype can't be.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, shape: Sequence[int], dtype: tf.DType) -> Self:
+        _check(shape, dtype)
+        if any(size < 0 for size in shape):
+            raise ValueError(f"a dimension of a DenseFeature is at least 1, not as in {shape}")
+        return super().__new__(cls, shape, dtype)
+
+
+class SparseFeature(namedtuple("SparseFeature", ["shape", "dtype"])):  # noqa: PYI024
+    """A record of `indices0`, `indices1`, ... and `values`, as a SparseTensor.
+
+    Args:
+        shape: of one row; -1 for a dimension that is as large as the batch needs.
+        dtype: of the values.
+
+    Raises:
+        ValueError: if a dimension or the dtype can't be, or there is no dimension.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, shape: Sequence[int], dtype: tf.DType) -> Self:
+        _check(shape, dtype)
+        if not len(shape):
+            raise ValueError("a SparseFeature has at least one dimension: a scalar is a DenseFeature")
+        return super().__new__(cls, shape, dtype)
+
+
+class VarlenFeature(namedtuple("VarlenFeature", ["shape", "dtype"])):  # noqa: PYI024
+    """Nested arrays, as a SparseTensor.
+
+    Args:
+        shape: of one row; -1 for a dimension of any length, others are exact.
+        dtype: of the items.
+
+    Raises:
+        ValueError: if a dimension or the dtype can't be.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, shape: Sequence[int], dtype: tf.DType) -> Self:
+        _check(shape, dtype)
+        if any(size < -1 for size in shape):
+            raise ValueError(f"a dimension of a VarlenFeature is at least 1, or -1 for any, not as in {shape}")
+        return super().__new__(cls, shape, dtype)
+
+
+Feature: TypeAlias = DenseFeature | SparseFeature | VarlenFeature
+
+
+def _check(shape: Any, dtype: Any) -> None:
+    if shape is None:
+        raise ValueError("shape is a list of dimensions, not None: [] for a scalar")
+    if any(size is None or size == 0 for size in shape):
+        raise ValueError(f"a dimension is neither None nor 0, as in {shape}")
+    if dtype is None:
+        raise ValueError("dtype is a dtype of TensorFlow, not None")
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype is one of {', '.join(known.name for known in _DTYPES)}, not {dtype}")

@@ -1,0 +1,265 @@
+"""In the place of tensorflow-io's AvroTensorDataset (`ATDSDataset`), with any TensorFlow from 2.16 on.
+
+    from fastpipe.tf.atds import ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
+
+The same arguments give the same tensors; what this one does besides is asked for by keyword. Damaged files, which
+that one reads to an early end or to the end of the process, fail the `next` here.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from fastpipe.avro import AvroFile, read_avro
+from fastpipe.batch import Strings
+from fastpipe.specs import DenseSpec, RaggedSpec, SparseSpec, Spec
+from fastpipe.tf._atds_features import DenseFeature, Feature, SparseFeature, VarlenFeature
+from fastpipe.tf._atds_schema import check
+from fastpipe.tf._forms import Array, Coordinates, Node, aligned
+from fastpipe.tf._passes import Layout, from_passes
+
+__all__ = ["ATDSDataset", "ArgumentTypeError", "DenseFeature", "SparseFeature", "VarlenFeature"]
+
+
+class ArgumentTypeError(TypeError, ValueError):
+    """An argument of the wrong type, for which tensorflow-io raises now the one and now the other."""
+
+
+def ATDSDataset(
+    filenames: Any,
+    batch_size: Any,
+    features: dict[str, Feature],
+    drop_remainder: Any = False,
+    reader_buffer_size: Any = None,
+    shuffle_buffer_size: Any = None,
+    num_parallel_calls: Any = None,
+    *,
+    seed: int | None = None,
+    fill: Mapping[str, bool | int | float | str | bytes] | None = None,
+) -> tf.data.Dataset:
+    """A dataset of the batches of Avro files.
+
+    Elements are dicts, sorted by key: a Tensor `[rows, *shape]` for a `DenseFeature`, a SparseTensor for others.
+    Batches cross files, which may differ in codec, in the order of their fields and in fields that aren't asked for.
+
+    Args:
+        filenames: tf.string, a scalar or a vector; symbolic ones too, so that it can be built in `interleave`.
+        batch_size: rows a batch, at least 1.
+        features: by name of a field of the records.
+        drop_remainder: whether to leave out a last batch of fewer rows.
+        reader_buffer_size: checked, and not needed: fastpipe reads whole blocks. At least 1.
+        shuffle_buffer_size: records to draw from besides those of the batch, block by block (`shuffle="block"` of
+            `read_avro`); 0, the default, doesn't shuffle. Each iteration has another order.
+        num_parallel_calls: threads; `tf.data.AUTOTUNE`: as many as pay. 1 by default. Changes nothing of what is
+            yielded.
+        seed: of the shuffling, 0 to 2^64 - 1; the same one gives the same orders. One is drawn by default.
+        fill: by name of a feature, the value that stands for nulls, which are errors otherwise.
+
+    Raises:
+        ValueError: for `features` that is no dict, or is empty; for a value that isn't a tensor's.
+        ArgumentTypeError: for values of the wrong type. It is a TypeError and a ValueError.
+        tf.errors.InvalidArgumentError: for numbers out of range and wrong shapes.
+
+    The `next` that meets it fails with `tf.errors.NotFoundError` for a file that isn't there, with
+    `tf.errors.InvalidArgumentError` for features that a schema lacks or has otherwise, and for damage to files, and
+    with `tf.errors.UnknownError` where storage fails. With symbolic arguments it is so for these as well.
+    """
+    if not isinstance(features, dict):
+        raise ValueError(
+            f"features is a dict from name to DenseFeature, SparseFeature or VarlenFeature, not {features!r}"
+        )
+    if not features:
+        raise ValueError("features is empty: name at least one")
+    for name, feature in features.items():
+        if not isinstance(name, str):
+            raise ArgumentTypeError(f"the name of a feature is a string, not {name!r}")
+        if not isinstance(feature, (DenseFeature, SparseFeature, VarlenFeature)):
+            raise ValueError(f"feature {name!r} is a DenseFeature, SparseFeature or VarlenFeature, not {feature!r}")
+    fills = dict(fill or {})
+    if unknown := sorted(fills.keys() - features.keys()):
+        raise ValueError(f"fill names {unknown}, which features doesn't")
+    files = _tensor("filenames", filenames, tf.string)
+    if files.shape.rank not in (None, 0, 1):
+        raise _invalid(f"filenames is a scalar or a vector, not of shape {files.shape}")
+    numbers = [
+        _scalar("batch_size", batch_size, tf.int64),
+        _scalar("drop_remainder", False if drop_remainder is None else drop_remainder, tf.bool),
+        _scalar("reader_buffer_size", 131072 if reader_buffer_size is None else reader_buffer_size, tf.int64),
+        _scalar("shuffle_buffer_size", 0 if shuffle_buffer_size is None else shuffle_buffer_size, tf.int64),
+        _scalar("num_parallel_calls", 1 if num_parallel_calls is None else num_parallel_calls, tf.int64),
+    ]
+    known = [tf.get_static_value(number) for number in numbers]
+    if (problem := _out_of_range(*known)) is not None:
+        raise _invalid(problem)
+    source = _Source(features, fills, seed)
+    rows = int(known[0]) if known[1] and known[0] is not None else None
+    layout = Layout({name: _node(feature) for name, feature in features.items()}, rows)
+    return from_passes(source.start, [files, *numbers], layout)
+
+
+class _Source:
+    """Makes the passes of a dataset."""
+
+    def __init__(self, features: dict[str, Feature], fills: Mapping[str, Any], seed: int | None) -> None:
+        self._features = features
+        self._specs = {name: _spec(feature, fills.get(name)) for name, feature in features.items()}
+        self._seed = secrets.randbits(48) if seed is None else seed
+        self._begun: Counter[tuple[str, ...]] = Counter()
+        self._lock = threading.Lock()
+
+    def start(
+        self, filenames: Any, batch_size: Any, drop_remainder: Any, buffer_size: Any, shuffle: Any, threads: Any
+    ) -> Iterator[dict[str, Any]]:
+        """A pass over these files, in an order of its own if it is shuffled."""
+        problem = _out_of_range(batch_size, drop_remainder, buffer_size, shuffle, threads)
+        if problem is not None:
+            raise ValueError(problem)
+        paths = tuple(_path(name) for name in np.atleast_1d(np.asarray(filenames, object)))
+        if not paths:
+            raise ValueError("filenames is empty: name at least one file")
+        for path in paths:
+            check(AvroFile(path), self._features)
+        with self._lock:
+            epoch = self._begun[paths]
+            self._begun[paths] += 1
+        shuffled = int(shuffle) > 0
+        reader = read_avro(
+            list(paths),
+            features=self._specs,
+            batch_size=min(int(batch_size), _LARGEST_BATCH),
+            drop_last=bool(drop_remainder),
+            shuffle="block" if shuffled else False,
+            shuffle_buffer=min(int(shuffle) + int(batch_size), _LARGEST_BATCH) if shuffled else None,
+            seed=self._seed,
+            num_threads="auto" if threads < 0 else min(int(threads), _MOST_THREADS),
+        )
+        reader.set_epoch(epoch)
+        return _Batches(iter(reader), self._features)
+
+
+_LARGEST_BATCH = 2**31 - 1
+_MOST_THREADS = 4096
+
+
+class _Batches(Iterator[dict[str, Any]]):
+    """The batches of a pass, varlen features as coordinates."""
+
+    def __init__(self, batches: Any, features: dict[str, Feature]) -> None:
+        self._batches = batches
+        self._varlen = {name: feature for name, feature in features.items() if isinstance(feature, VarlenFeature)}
+
+    def __next__(self) -> dict[str, Any]:
+        batch: dict[str, Any] = next(self._batches)
+        for name, feature in self._varlen.items():
+            batch[name] = _coordinates(batch[name], feature.shape)
+        return batch
+
+    def close(self) -> None:
+        """Ends the pass."""
+        self._batches.close()
+
+
+class _Entries:
+    """The entries of a sparse tensor, as `Coordinates` takes them."""
+
+    def __init__(self, indices: np.ndarray, values: Any, dense_shape: np.ndarray) -> None:
+        self.indices, self.values, self.dense_shape = indices, values, dense_shape
+
+
+def _coordinates(form: Any, shape: Sequence[int]) -> _Entries:
+    """Ragged or dense values as entries in row-major order; a free dimension is the greatest index of an entry + 1.
+
+    That is the length of the longest array, where arrays within it aren't all empty.
+    """
+    rows = len(form)
+    free = max((level for level, size in enumerate(shape, 1) if size == -1), default=0)
+    columns = [np.arange(rows, dtype=np.int64)]
+    for _ in range(free):
+        lengths = form.lengths
+        places = np.arange(form.offsets[-1], dtype=np.int64) - np.repeat(form.offsets[:-1], lengths)
+        columns = [np.repeat(column, lengths) for column in columns] + [places]
+        form = form.values
+    tail = list(shape[free:])
+    sizes = [rows, *shape[:free], *tail]
+    for axis, column in enumerate(columns):
+        if sizes[axis] == -1:
+            sizes[axis] = int(column.max(initial=-1)) + 1
+    items = math.prod(tail)
+    entries = len(columns[0])
+    indices = aligned((entries * items, len(sizes)), np.int64)
+    for axis, column in enumerate(columns):
+        indices[:, axis] = np.repeat(column, items)
+    for axis, places in enumerate(np.indices(tail).reshape(len(tail), items), len(columns)):
+        indices[:, axis] = np.tile(places, entries)
+    return _Entries(indices, _flat(form, entries * items), np.array(sizes, np.int64))
+
+
+def _flat(form: Any, entries: int) -> Any:
+    if isinstance(form, Strings):
+        return Strings(form.values, form.offsets, (entries,), form.binary)
+    return form.reshape(entries)
+
+
+def _node(feature: Feature) -> Node:
+    shape = tuple(None if size == -1 else size for size in feature.shape)
+    if isinstance(feature, DenseFeature):
+        return Array(tf.as_dtype(feature.dtype), shape)
+    return Coordinates(Array(tf.as_dtype(feature.dtype), ()), shape)
+
+
+def _spec(feature: Feature, fill: Any) -> Spec:
+    shape = tuple(None if size == -1 else int(size) for size in feature.shape)
+    dtype = "bytes" if feature.dtype == tf.string else tf.as_dtype(feature.dtype).name
+    if dtype == "bytes" and isinstance(fill, str):
+        fill = fill.encode()
+    if isinstance(feature, SparseFeature):
+        return SparseSpec(shape, dtype, fill=fill, check_indices=False)
+    if None in shape:
+        return RaggedSpec(shape, dtype, fill=fill)
+    return DenseSpec(shape, dtype, fill=fill)
+
+
+def _path(name: Any) -> str:
+    path: str = name.decode(errors="surrogateescape") if isinstance(name, bytes) else str(name)
+    return path
+
+
+def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
+    if value is None:
+        raise ValueError(f"{name} is a {dtype.name}, not None")
+    try:
+        return tf.convert_to_tensor(value, dtype)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"{name} is of dtype {dtype.name}, not {value!r}: {error}") from None
+
+
+def _scalar(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
+    tensor = _tensor(name, value, dtype)
+    if tensor.shape.rank not in (None, 0):
+        raise _invalid(f"{name} is a scalar, not of shape {tensor.shape}")
+    return tensor
+
+
+def _out_of_range(batch_size: Any, drop_remainder: Any, buffer_size: Any, shuffle: Any, threads: Any) -> str | None:
+    """What is wrong with the numbers that are known."""
+    if batch_size is not None and batch_size < 1:
+        return f"batch_size is at least 1, not {batch_size}"
+    if buffer_size is not None and buffer_size < 1:
+        return f"reader_buffer_size is at least 1, not {buffer_size}"
+    if shuffle is not None and shuffle < 0:
+        return f"shuffle_buffer_size is at least 0, not {shuffle}"
+    if threads is not None and threads < 1 and threads != tf.data.AUTOTUNE:
+        return f"num_parallel_calls is at least 1, or tf.data.AUTOTUNE, not {threads}"
+    return None
+
+
+def _invalid(message: str) -> tf.errors.InvalidArgumentError:
+    return tf.errors.InvalidArgumentError(None, None, message)

@@ -1,0 +1,155 @@
+"""fastpipe.tf.atds by itself: checks, orders, symbolic filenames, damage. test_atds_differential compares it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
+from fastpipe.tf.atds import ATDSDataset, DenseFeature, SparseFeature, VarlenFeature  # noqa: E402 - needs TensorFlow
+
+SCHEMA = {
+    "type": "record",
+    "name": "Row",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "score", "type": ["null", "float"]},
+        {"name": "items", "type": {"type": "array", "items": "int"}},
+    ],
+}
+ID = {"id": DenseFeature([], tf.int64)}
+INVALID = tf.errors.InvalidArgumentError
+
+
+def write(path: Path, start: int, stop: int, null: int = -1) -> str:
+    rows = [{"id": i, "score": None if i == null else i / 2, "items": list(range(i % 3))} for i in range(start, stop)]
+    with path.open("wb") as file:
+        fastavro.writer(file, SCHEMA, rows, sync_interval=40)
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    return [write(tmp_path / "a.avro", 0, 100), write(tmp_path / "b.avro", 100, 130)]
+
+
+def ids(dataset: Any) -> list[int]:
+    return [i for batch in dataset for i in batch["id"].numpy().tolist()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "dtype"),
+    [
+        (DenseFeature, None, tf.int32),
+        (DenseFeature, [None], tf.int32),
+        (DenseFeature, [0], tf.int32),
+        (DenseFeature, [-1], tf.int32),
+        (DenseFeature, [], None),
+        (DenseFeature, [], tf.uint8),
+        (SparseFeature, [], tf.int32),
+        (VarlenFeature, [-2], tf.int32),
+    ],
+)
+def test_features_check_themselves(kind: Any, shape: Any, dtype: Any) -> None:
+    with pytest.raises(ValueError, match=r"shape|dimension|dtype"):
+        kind(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"batch_size": 0}, INVALID),
+        ({"batch_size": [2]}, INVALID),
+        ({"batch_size": None}, ValueError),
+        ({"batch_size": "a"}, ValueError),
+        ({"batch_size": 1.5}, TypeError),
+        ({"shuffle_buffer_size": -1}, INVALID),
+        ({"reader_buffer_size": 0}, INVALID),
+        ({"num_parallel_calls": 0}, INVALID),
+        ({"num_parallel_calls": -2}, INVALID),
+        ({"drop_remainder": "a"}, ValueError),
+        ({"features": {}}, ValueError),
+        ({"features": None}, ValueError),
+        ({"features": {"id": tf.int64}}, ValueError),
+        ({"filenames": None}, ValueError),
+        ({"filenames": [["a"]]}, INVALID),
+        ({"fill": {"absent": 1}}, ValueError),
+    ],
+)
+def test_arguments_are_checked(files: list[str], options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        ATDSDataset(**({"filenames": files, "batch_size": 2, "features": ID} | options))
+
+
+@pytest.mark.parametrize("shuffle", [0, 1, 20, 200])
+@pytest.mark.parametrize("batch_size", [2, 10])
+@pytest.mark.parametrize("threads", [1, 2, tf.data.AUTOTUNE])
+def test_each_iteration_has_every_row_once(files: list[str], shuffle: int, batch_size: int, threads: int) -> None:
+    options = {"shuffle_buffer_size": shuffle, "num_parallel_calls": threads}
+    dataset = ATDSDataset(files, batch_size, ID, seed=5, **options)
+    orders = [ids(dataset) for _ in range(4)]
+    assert all(sorted(order) == list(range(130)) for order in orders)
+    assert len({tuple(order) for order in orders}) == (4 if shuffle else 1)
+    assert [ids(ATDSDataset(files, batch_size, ID, seed=5, **options))] == orders[:1]
+
+
+def test_it_is_built_within_interleave(files: list[str]) -> None:
+    names = tf.data.Dataset.from_tensor_slices(files)
+    dataset = names.interleave(lambda name: ATDSDataset(name, 7, ID, shuffle_buffer_size=10), num_parallel_calls=2)
+    for _ in range(2):
+        assert sorted(ids(dataset)) == list(range(130))
+
+
+def test_nulls_are_errors_or_filled(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.avro", 0, 10, null=3)
+    features = {"score": DenseFeature([], tf.float32)}
+    iterator = iter(ATDSDataset(path, 2, features))
+    next(iterator)
+    with pytest.raises(INVALID, match=r"NullValueError.*'score'"):
+        next(iterator)
+    filled = [
+        value for batch in ATDSDataset(path, 2, features, fill={"score": -1.0}) for value in batch["score"].numpy()
+    ]
+    assert filled == [-1 if i == 3 else i / 2 for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        DenseFeature([], tf.float32),
+        DenseFeature([1], tf.int64),
+        VarlenFeature([-1], tf.int64),
+        SparseFeature([3], tf.int64),
+    ],
+)
+def test_nothing_is_promoted(files: list[str], feature: Any) -> None:
+    with pytest.raises(INVALID, match=r"feature 'id': .* but \w+Feature"):
+        ids(ATDSDataset(files, 2, {"id": feature}))
+
+
+def test_absent_files_and_fields(files: list[str]) -> None:
+    with pytest.raises(tf.errors.NotFoundError, match="nowhere"):
+        ids(ATDSDataset([*files, "nowhere.avro"], 2, ID))
+    with pytest.raises(INVALID, match="no field 'absent'; it has id, score, items"):
+        ids(ATDSDataset(files, 2, {"absent": DenseFeature([], tf.int64)}))
+    with pytest.raises(INVALID, match="filenames is empty"):
+        ids(ATDSDataset(tf.constant([], tf.string), 2, ID))
+
+
+@pytest.mark.parametrize("shuffle", [0, 30])
+def test_damage_loses_no_rows_in_silence(files: list[str], shuffle: int) -> None:
+    data = Path(files[0]).read_bytes()
+    for damaged in (data[:-20], data[:-16] + bytes(16), b"no" + data):
+        Path(files[0]).write_bytes(damaged)
+        with pytest.raises(INVALID, match=r"MalformedFileError.*a\.avro"):
+            ids(ATDSDataset(files, 8, ID, shuffle_buffer_size=shuffle))
+
+
+def test_varlen_is_row_major(files: list[str]) -> None:
+    batch = next(iter(ATDSDataset(files, 4, {"items": VarlenFeature([-1], tf.int32)})))
+    assert batch["items"].indices.numpy().tolist() == [[1, 0], [2, 0], [2, 1]]
+    assert batch["items"].values.numpy().tolist() == [0, 0, 1]
+    assert batch["items"].dense_shape.numpy().tolist() == [4, 2]

@@ -1,0 +1,212 @@
+"""fastpipe.tf: batches as tensors, and how iterations begin and end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastpipe
+import oracle
+import samples
+import wire
+from fastpipe.tf._forms import _message
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
+fptf = pytest.importorskip("fastpipe.tf")
+
+FILES = [samples.blocks_of(100), samples.blocks_of(57)]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> samples.Data:
+    return samples.write(tmp_path, FILES)
+
+
+def rows_of(value: Any) -> list[Any]:
+    """The rows of a tensor of any kind, as `oracle.rows` has those of a form."""
+    if isinstance(value, fptf.Masked):
+        return [row if valid else None for row, valid in zip(rows_of(value.values), value.valid.numpy(), strict=True)]
+    if isinstance(value, tf.SparseTensor):
+        rows: list[Any] = [[] for _ in range(int(value.dense_shape[0]))]
+        for (row, *index), item in zip(value.indices.numpy().tolist(), value.values.numpy().tolist(), strict=True):
+            rows[row].append((tuple(index), item))
+        return rows
+    return _text(value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist())
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_text(item) for item in value]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def check(element: dict[str, Any], batch: dict[str, Any]) -> None:
+    """An element holds what the batch of NumPy arrays does."""
+    assert sorted(element) == sorted(batch)
+    for name, value in element.items():
+        problem = oracle.difference(oracle.rows(batch[name]), rows_of(value), name)
+        assert problem is None, problem
+
+
+@pytest.mark.parametrize("shuffle", samples.SHUFFLES)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_elements_are_the_batches(data: samples.Data, shuffle: bool | str, drop_last: bool) -> None:
+    options = samples.order_of(shuffle) | {"drop_last": drop_last}
+    dataset = fptf.dataset(data.read(**options))
+    reader = data.read(**options)
+    for _ in range(2):  # Each iteration is an epoch.
+        elements, batches = list(dataset), list(reader)
+        assert len(elements) == len(batches) > 1
+        for element, batch in zip(elements, batches, strict=True):
+            check(element, batch)
+    for element in elements:
+        tf.nest.map_structure(
+            lambda spec, value: spec.is_compatible_with(value) or pytest.fail(str(spec)), dataset.element_spec, element
+        )
+    assert dataset.element_spec["vector"] == tf.TensorSpec((7 if drop_last else None, 3), tf.float32)
+    assert dataset.element_spec["terms"] == tf.SparseTensorSpec((7 if drop_last else None, 8), tf.float32)
+
+
+def test_every_dtype_and_nesting(tmp_path: Path) -> None:
+    dtypes = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
+    schema = wire.record("R", **dict.fromkeys(dtypes, "int"), deep=wire.list_of(wire.list_of(["null", "string"])))
+    schema["fields"][0]["type"] = "boolean"
+    for field in schema["fields"][-3:-1]:
+        field["type"] = "double"
+    deep = wire.array(wire.array(wire.long(0), wire.long(1) + wire.text("é")), wire.array())
+    record = b"\x01" + b"".join(wire.long(5) for _ in dtypes[1:9]) + wire.double(0.5) * 2 + deep
+    path = tmp_path / "a.avro"
+    path.write_bytes(wire.container(schema, [(3, record * 3)], "null"))
+    features: dict[str, Any] = {name: fastpipe.DenseSpec((), name) for name in dtypes}
+    features["deep"] = fastpipe.RaggedSpec((None, None), "string", nulls="mask")
+    (element,) = fptf.dataset(fastpipe.read_avro(path, features=features, batch_size=8))
+    for name in dtypes:
+        assert element[name].dtype.name == name
+        assert element[name].numpy().tolist() == [0.5 if "float" in name else 1 if name == "bool" else 5] * 3
+    assert element["deep"].values.to_list() == [[[b"", "é".encode()], []]] * 3
+    assert element["deep"].valid.to_list() == [[[False, True], []]] * 3
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [127, 128, 0], [16_383, 16_384, 70_000], [1] * 300])
+def test_strings_cross_as_one_message(lengths: list[int]) -> None:
+    values = np.arange(sum(lengths), dtype=np.uint8)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+    strings = fastpipe.Strings(values, offsets, (len(lengths), 1), True)
+    tensor = tf.io.parse_tensor(_message(strings), tf.string)
+    assert tensor.shape == (len(lengths), 1)
+    assert tensor.numpy().reshape(-1).tolist() == strings.to_numpy().reshape(-1).tolist()
+
+
+def test_tensors_lie_over_the_memory_of_the_batch(data: samples.Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    take = fptf._passes.Layout.take
+    monkeypatch.setattr(fptf._passes.Layout, "take", lambda self, batch: seen.append(batch) or take(self, batch))
+    element = next(iter(fptf.dataset(data.read(batch_size=64))))
+    address = {name: np.asarray(memoryview(element[name])).ctypes.data for name in ("id", "vector")}
+    assert address == {name: seen[0][name].ctypes.data for name in address}
+    assert np.asarray(memoryview(element["terms"].values)).ctypes.data == seen[0]["terms"].values.ctypes.data
+    assert np.asarray(memoryview(element["items"].flat_values)).ctypes.data == seen[0]["items"].values.ctypes.data
+
+
+def test_ranks_share_the_rows(data: samples.Data) -> None:
+    ids: list[int] = []
+    for rank in range(3):
+        context = tf.distribute.InputContext(num_input_pipelines=3, input_pipeline_id=rank)
+        dataset = fptf.dataset(data.read(batch_size=8, uneven="allow"), input_context=context)
+        assert dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
+        ids += [i for element in dataset for i in element["id"].numpy().tolist()]
+    assert sorted(ids) == list(range(data.total))
+
+
+def test_padded_batches_have_valid(data: samples.Data) -> None:
+    reader = data.read(batch_size=10, uneven="pad", rank=0, world_size=2)
+    elements = list(fptf.dataset(reader))
+    assert all(element["valid"].shape == (10,) for element in elements)
+
+
+def test_a_model_is_fitted(data: samples.Data) -> None:
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    dataset = fptf.dataset(data.read(batch_size=16, columns=["id", "vector"]))
+    pairs = dataset.map(lambda element: (element["vector"] / 100, tf.cast(element["id"], tf.float32) / 100))
+    history = model.fit(pairs.prefetch(2), epochs=3, shuffle=False, verbose=0)
+    assert len(history.history["loss"]) == 3
+
+
+def test_it_runs_within_a_graph(data: samples.Data) -> None:
+    dataset = fptf.dataset(data.read(batch_size=16))
+
+    @tf.function
+    def total() -> Any:
+        out = tf.constant(0, tf.int64)
+        for element in dataset.prefetch(2):
+            out += tf.reduce_sum(element["id"])
+        return out
+
+    for _ in range(2):
+        assert int(total()) == sum(range(data.total))
+
+
+def test_a_dropped_iteration_ends_its_pass(data: samples.Data) -> None:
+    reader = data.read(batch_size=4)
+    for drop in (lambda dataset: next(iter(dataset)), lambda dataset: list(dataset.prefetch(3).take(2))):
+        drop(fptf.dataset(reader))
+        gc.collect()
+        deadline = time.monotonic() + 20
+        while reader._pass() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert reader._pass() is None
+
+
+def test_an_error_fails_its_next(tmp_path: Path) -> None:
+    schema = wire.record("R", x="int", v=wire.list_of("float"))
+    good = wire.long(1) + wire.array(wire.float_(1.0))
+    bad = wire.long(1) + wire.array(wire.float_(1.0), wire.float_(2.0))
+    path = tmp_path / "a.avro"
+    path.write_bytes(wire.container(schema, [(2, good * 2), (2, good + bad)], "null"))
+    features = {"v": fastpipe.DenseSpec((1,), "float32")}
+    iterator = iter(fptf.dataset(fastpipe.read_avro(path, features=features, batch_size=2)))
+    assert next(iterator)["v"].shape == (2, 1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"ShapeError: feature 'v'.*a\.avro"):
+        next(iterator)
+
+
+def test_only_readers_and_coordinates_are_taken(data: samples.Data) -> None:
+    with pytest.raises(TypeError, match="read_avro"):
+        fptf.dataset([{}])
+    reader = data.read(features={"terms": fastpipe.SparseSpec((8,), "float32", layout="csr")}, batch_size=4)
+    with pytest.raises(ValueError, match=r"'terms'.*coo"):
+        fptf.dataset(reader)
+
+
+@pytest.mark.parametrize(
+    "end", ["", "raise SystemExit(0)", "del iterator", "list(dataset)", "iterator = None; dataset = None"]
+)
+def test_a_program_ends_in_silence(data: samples.Data, end: str) -> None:
+    code = f"""
+        import fastpipe, sys
+        assert "tensorflow" not in sys.modules
+        import fastpipe.tf
+        reader = fastpipe.read_avro({data.paths!r}, batch_size=2, columns=["id", "words"])
+        dataset = fastpipe.tf.dataset(reader)
+        if {end != "list(dataset)"}:
+            dataset = dataset.repeat().prefetch(4)
+        iterator = iter(dataset)
+        next(iterator)
+        {end}
+    """
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=100
+    )
+    complaints = [line for line in done.stderr.splitlines() if line.startswith(("W0", "E0", "F0", "Traceback"))]
+    assert (done.returncode, complaints) == (0, [])
