@@ -136,7 +136,9 @@ def test_padded_batches_have_valid(data: samples.Data) -> None:
 def test_a_model_is_fitted(data: samples.Data) -> None:
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     model.compile(optimizer="sgd", loss="mse")
-    dataset = fptf.dataset(data.read(batch_size=16, columns=["id", "vector"]))
+    reader = data.read(batch_size=16, columns=["id", "vector"])
+    # Without a length Keras warns at the end of the first epoch, of any data set.
+    dataset = fptf.dataset(reader).apply(tf.data.experimental.assert_cardinality(len(reader)))
     pairs = dataset.map(lambda element: (element["vector"] / 100, tf.cast(element["id"], tf.float32) / 100))
     history = model.fit(pairs.prefetch(2), epochs=3, shuffle=False, verbose=0)
     assert len(history.history["loss"]) == 3
