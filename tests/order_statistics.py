@@ -41,13 +41,13 @@ def write(path: Path, counts: Sequence[int], first: int = 0) -> str:
     return str(path)
 
 
-def dataset(*files: str) -> _fastpipe.Dataset:
+def dataset(*files: str) -> _fastpipe.AvroDataset:
     """Opens files that `write` wrote."""
-    return _fastpipe.Dataset(list(files), [("value", DenseSpec((), "int32")._lower())], None)
+    return _fastpipe.AvroDataset(list(files), [("value", DenseSpec((), "int32")._lower())], None)
 
 
 def order(
-    data: _fastpipe.Dataset,
+    data: _fastpipe.AvroDataset,
     shuffle: str,
     *,
     shuffle_buffer: int,
