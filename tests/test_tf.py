@@ -127,6 +127,13 @@ def test_ranks_share_the_rows(data: samples.Data) -> None:
     assert sorted(ids) == list(range(data.total))
 
 
+def test_pipelines_that_shuffle_apart_are_refused(data: samples.Data) -> None:
+    context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=1)
+    with pytest.raises(ValueError, match="give a seed: all processes must shuffle alike"):
+        fptf.dataset(data.read(batch_size=8, shuffle=True), input_context=context)
+    fptf.dataset(data.read(batch_size=8, shuffle=True, seed=1), input_context=context)
+
+
 def test_padded_batches_have_valid(data: samples.Data) -> None:
     reader = data.read(batch_size=10, uneven="pad", rank=0, world_size=2)
     elements = list(fptf.dataset(reader))

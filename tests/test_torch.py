@@ -142,6 +142,10 @@ def test_keyed_jagged(data: Data) -> None:
     assert found["weights"] is None
     with pytest.raises(fastpipe.UnsupportedError, match="'vector' is a ndarray"):
         adapter.keyed_jagged(batch, ["vector"])
+    text = fastpipe.Strings(np.frombuffer(bytearray(b"a"), np.uint8), np.array([0, 1]), (1,), False)
+    of_text = fastpipe.Sparse(np.zeros((1, 2), np.int64), text, np.array([1, 4]))
+    with pytest.raises(fastpipe.UnsupportedError, match="'x' is a Sparse"):
+        adapter.keyed_jagged({"x": of_text}, ["x"])
     with pytest.raises(fastpipe.UnsupportedError, match="one for each kind"):
         adapter.keyed_jagged(batch, ["terms", "items"])
 
@@ -273,7 +277,7 @@ def test_ranks_of_the_environment(
     assert [i for batch in rows(whole) for i in batch] == list(range(data.total))
     given = adapter.IterableDataset(data.read(batch_size=7, rank=0, world_size=3))
     assert rows(given) == rows(data.read(batch_size=7, rank=0, world_size=3))
-    with pytest.raises(ValueError, match="give the reader a seed"):
+    with pytest.raises(ValueError, match="give a seed: all processes must shuffle alike"):
         len(adapter.IterableDataset(data.read(batch_size=7, shuffle=True)))
 
 

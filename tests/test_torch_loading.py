@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -107,7 +108,8 @@ def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
         assert errors.count("Traceback") == 1
     elif how == "worker killed":
         assert process.returncode == 1
-        assert "is killed by signal: Killed" in last[0]
+        # The loader's own words; or, if it was fetching a tensor just then, those of the connection to the worker.
+        assert re.search(r"is killed by signal: Killed|^(EOFError|Connection\w+Error)\b", last[0])
     else:
         assert process.returncode in (1, -signal.SIGINT)
         assert last == ["KeyboardInterrupt"]

@@ -47,6 +47,7 @@ import numpy as np
 from jax.experimental.sparse import BCOO, BCSR
 
 from fastpipe import batch as forms
+from fastpipe._memory import aligned
 from fastpipe.errors import StateError, UnsupportedError, ValueRangeError
 from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, SparseSpec, Spec
@@ -54,9 +55,6 @@ from fastpipe.specs import DenseSpec, SparseSpec, Spec
 __all__ = ["DatasetIterator", "Masked", "Ragged", "Strings", "iterator"]
 
 _log = logging.getLogger("fastpipe")
-
-# XLA uses memory of others in place only if it is aligned so.
-_ALIGNMENT = 64
 
 # Of sparse arrays, by class and shape. Those whose shape differs from batch to batch mustn't fill the memory.
 _structures: dict[tuple[Any, tuple[int, ...]], Any] = {}
@@ -161,10 +159,7 @@ def iterator(reader: Reader, *, sharding: jax.sharding.Sharding | None = None) -
             _check_divisible(name, (reader.batch_size * scale, *spec.shape), sharding)
     own = reader
     if jax.process_count() > 1 and reader.world_size == 1:
-        order = reader._ordering
-        if not order.seed_given and order.shuffle != "sequential" and reader._resume is None:
-            raise ValueError("give a seed: all processes must shuffle alike, and one that is drawn differs among them")
-        own = reader.shard(shares, index)
+        own = reader._share(shares, index)
         _log.info(
             "process %d of %d reads share %d of %d of %r",
             jax.process_index(),
@@ -391,9 +386,7 @@ def _narrow(array: np.ndarray, name: str) -> np.ndarray:
         ValueRangeError: if a value doesn't fit.
     """
     dtype = np.dtype(f"{array.dtype.kind}4")
-    memory = np.empty(array.size * 4 + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    narrow = memory[start : start + array.size * 4].view(dtype).reshape(array.shape)
+    narrow = aligned(array.shape, dtype)
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             np.copyto(narrow, array, casting="same_kind")

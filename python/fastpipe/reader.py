@@ -165,6 +165,17 @@ class Reader:
             reader._check(reader._order, self._resume[1])
         return reader
 
+    def _share(self, processes: int, index: int) -> Reader:
+        """The same among processes, each of which has made its reader itself: so they must have agreed on the seed.
+
+        Raises:
+            ValueError: as `shard` does, and for a shuffled reader whose seed was drawn.
+        """
+        drawn = not self._ordering.seed_given and self._resume is None
+        if processes > 1 and drawn and self._ordering.shuffle != "sequential":
+            raise ValueError("give a seed: all processes must shuffle alike, and one that is drawn differs among them")
+        return self.shard(processes, index)
+
     def _sharing(self, sharers: int) -> None:
         """Takes no more than this share of the processors from now on, unless it was told how many threads to take."""
         self._running = replace(self._running, sharers=sharers)

@@ -135,11 +135,11 @@ def keyed_jagged(batch: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
     values, lengths, weights = [], [], []
     for name in keys:
         node = batch[name]
-        if isinstance(node, (forms.Sparse, forms.SparseCSR)):
-            bag = _bag(name, node, "lists")
-            values.append(bag.indices)
-            lengths.append(torch.diff(bag.offsets))
-            weights.append(bag.values)
+        if isinstance(node, (forms.Sparse, forms.SparseCSR)) and isinstance(node.values, np.ndarray):
+            offsets, indices = _rows(name, node)
+            values.append(torch.from_numpy(indices))
+            lengths.append(torch.from_numpy(np.diff(offsets)))
+            weights.append(torch.from_numpy(node.values))
         elif isinstance(node, forms.Ragged) and isinstance(node.values, np.ndarray) and node.values.dtype.kind in "iu":
             values.append(torch.from_numpy(node.values))
             lengths.append(torch.from_numpy(node.lengths))
@@ -394,12 +394,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         if self._distributed and reader.world_size == 1:
             rank, world, origin = _world()
             if world > 1:
-                if reader._ordering.shuffle != "sequential" and not reader._ordering.seed_given:
-                    raise ValueError(
-                        "give the reader a seed: all ranks must shuffle alike, and one that is drawn differs"
-                    )
+                reader = self._reader = reader._share(world, rank)
                 _LOG.info("rank %d of %d reads its share (by %s)", rank, world, origin)
-                reader = self._reader = reader.shard(world, rank)
                 reader._sharing(_local_ranks())
         return reader
 

@@ -50,7 +50,8 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
 
     Raises:
         TypeError: if it isn't a reader.
-        ValueError: if a sparse feature has `layout="csr"`, or the reader can't be shared out so.
+        ValueError: if a sparse feature has `layout="csr"`, or the reader can't be shared out so: a shuffled one needs a
+            seed, since each input pipeline makes its own.
         FastpipeError: if a feature has `nulls="mask"`, and the reader's next batch can't be read: it tells which
             levels may be null.
 
@@ -60,7 +61,7 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
     if not isinstance(reader, Reader):
         raise TypeError(f"reader is what fastpipe.read_avro returns, not {type(reader).__name__}")
     if input_context is not None:
-        reader = reader.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
+        reader = reader._share(input_context.num_input_pipelines, input_context.input_pipeline_id)
     layout = _layout(reader)
 
     def start() -> Iterator[dict[str, Any]]:

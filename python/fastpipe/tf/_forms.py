@@ -7,6 +7,7 @@ A column is described by nested nodes, as the forms of `fastpipe.batch` nest. A 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,24 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from fastpipe._memory import ALIGNMENT, aligned
 from fastpipe.batch import Masked as MaskedForm
 from fastpipe.batch import Strings
 from fastpipe.specs import DenseSpec, SparseSpec, Spec
 
-__all__ = ["ALIGNMENT", "Array", "Coordinates", "Masked", "Node", "Nullable", "Part", "Rows", "aligned", "column"]
-
-
-ALIGNMENT = 64
-"""Of the memory of tensors, in bytes. TensorFlow aborts the process where it meets another one."""
-
-
-def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An empty array that lies as TensorFlow wants it."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    array: np.ndarray = memory[start : start + size].view(dtype).reshape(shape)
-    return array
+__all__ = ["Array", "Coordinates", "Masked", "Node", "Nullable", "Part", "Rows", "column"]
 
 
 class Masked(NamedTuple):
@@ -83,24 +72,24 @@ class Part:
         return tensor
 
 
-class Node:
+class Node(ABC):
     """How a form is taken apart in Python and put together in TensorFlow. All methods meet parts in the same order."""
 
+    @abstractmethod
     def parts(self, rows: int | None) -> list[Part]:
         """The parts of a form of so many rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, form: Any) -> list[Any]:
         """The parts of this form."""
-        raise NotImplementedError
 
+    @abstractmethod
     def build(self, parts: Iterator[tf.Tensor]) -> tuple[Any, list[Any]]:
         """The values, and the masks, outermost first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def specs(self, rows: int | None) -> tuple[tf.TypeSpec, list[tf.TypeSpec]]:
         """The specs of what `build` returns."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

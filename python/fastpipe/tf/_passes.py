@@ -23,8 +23,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import script_ops
 
+from fastpipe._memory import aligned
 from fastpipe.errors import MissingFileError
-from fastpipe.tf._forms import Masked, Node, Part, aligned
+from fastpipe.tf._forms import Masked, Node, Part
 
 __all__ = ["Layout", "from_passes"]
 

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fastpipe._memory import aligned
 from fastpipe.avro import AvroFile, read_avro
 from fastpipe.batch import Strings
 from fastpipe.specs import DenseSpec, RaggedSpec, SparseSpec, Spec
 from fastpipe.tf._atds_features import DenseFeature, Feature, SparseFeature, VarlenFeature
 from fastpipe.tf._atds_schema import check
-from fastpipe.tf._forms import Array, Coordinates, Node, aligned
+from fastpipe.tf._forms import Array, Coordinates, Node
 from fastpipe.tf._passes import Layout, from_passes
 
 __all__ = ["ATDSDataset", "ArgumentTypeError", "DenseFeature", "SparseFeature", "VarlenFeature"]
