@@ -198,20 +198,22 @@ def test_only_readers_and_coordinates_are_taken(data: samples.Data) -> None:
 
 
 @pytest.mark.parametrize(
-    "end", ["", "raise SystemExit(0)", "del iterator", "list(dataset)", "iterator = None; dataset = None"]
+    "end",
+    ["", "raise SystemExit(0)", "del iterator", "list(dataset)", "iterator = None; dataset = None", "endless"],
 )
 def test_a_program_ends_in_silence(data: samples.Data, end: str) -> None:
     code = f"""
         import fastpipe, sys
         assert "tensorflow" not in sys.modules
         import fastpipe.tf
+        import tensorflow as tf
         reader = fastpipe.read_avro({data.paths!r}, batch_size=2, columns=["id", "words"])
         dataset = fastpipe.tf.dataset(reader)
         if {end != "list(dataset)"}:
             dataset = dataset.repeat().prefetch(4)
         iterator = iter(dataset)
         next(iterator)
-        {end}
+        {end if end != "endless" else "iterator = iter(tf.data.Dataset.range(1 << 60).interleave(lambda _: dataset))"}
     """
     env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -84,6 +85,32 @@ class _Iteration:
                 self._lock.release()
 
 
+class _Calls:
+    """Counts the calls that TensorFlow makes, up to the last that isn't one too many."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.entered = 0
+        self.under_way = 0
+        self.last = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.entered += 1
+            self.under_way += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.under_way -= 1
+
+
+# Seconds without a call behind which none is expected any more, and what is waited for that.
+_QUIET = 0.2
+_AT_MOST = 5.0
+# Calls at the end that are answered in silence.
+_MANY = 1000
+
+_calls = _Calls()
 _numbers = itertools.count()
 _iterations: weakref.WeakValueDictionary[int, _Iteration] = weakref.WeakValueDictionary()
 _ending = threading.Event()
@@ -91,11 +118,22 @@ _ending = threading.Event()
 
 @atexit.register
 def _end() -> None:
-    # A thread of TensorFlow's that enters an interpreter on its way out would be ended by force, and the process with
-    # it. Iterations that are at their end don't enter it again.
+    # A thread of TensorFlow's that enters an interpreter on its way out is ended by force or never comes back, and
+    # whoever waits for its kernel waits forever. Iterations that are at their end don't enter it again; but a prefetch
+    # may have to be told so for each element that it has room for. So this waits until they have gone quiet.
+    _calls.last = _calls.entered + _MANY
     _ending.set()
-    for iteration in list(_iterations.values()):
+    iterations = list(_iterations.values())
+    for iteration in iterations:
         iteration.close()
+    if not iterations and not _calls.entered:
+        return
+    deadline = time.monotonic() + _AT_MOST
+    seen, since = _calls.entered, time.monotonic()
+    while (now := time.monotonic()) < min(deadline, since + _QUIET):
+        time.sleep(0.01)
+        if _calls.under_way or _calls.entered != seen:
+            seen, since = _calls.entered, now
 
 
 class _Call(script_ops.EagerFunc):  # type: ignore[misc]
@@ -106,7 +144,8 @@ class _Call(script_ops.EagerFunc):  # type: ignore[misc]
         self._function = function
 
     def __call__(self, device: str, token: str, args: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self._function(*args)
+        with _calls:
+            return self._function(*args)
 
 
 class _Hop:
@@ -128,6 +167,9 @@ class _Hop:
                 batches = self._start(*(arg.numpy() for arg in args))
             except MissingFileError as error:
                 missing = error.path or str(error)
+        elif _calls.entered > _calls.last:
+            # What begins passes without end isn't ended by empty ones.
+            raise RuntimeError("the program is ending")
         iteration = _Iteration(next(_numbers), batches)
         _iterations[iteration.number] = iteration
         return [iteration.ticket(), tf.constant(missing)]
