@@ -3,10 +3,13 @@
 mod arrays;
 mod sparse;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fastpipe_batch::{Error, ErrorKind, Fragment, Mark, Pick, Rows, Sink, SlabPool};
+use fastpipe_batch::{
+    Error, ErrorKind, Fragment, Mark, Pick, Row, Rows, Sink, SlabPool, Unpicked, prefetch, prefetch_of,
+};
 
 use crate::cursor::Cursor;
 use crate::fault::Fault;
@@ -41,10 +44,10 @@ impl Block<'_> {
         }
     }
 
-    /// Takes what a decoder used up from the block's budget, whoever else does so meanwhile.
+    /// Takes what a decoder used up, with so many values left of those before, from the block's budget, whoever else does so meanwhile.
     #[inline]
-    fn use_up(&self, before: u64, cursor: &Cursor<'_>) {
-        let used = before.saturating_sub(cursor.zero_width_left());
+    fn use_up(&self, before: u64, left: u64) {
+        let used = before.saturating_sub(left);
         if used > 0 {
             let less = |left: u64| Some(left.saturating_sub(used));
             let _ = self
@@ -76,7 +79,7 @@ pub(crate) fn place(
     if record == block.rows {
         decoder.nothing_left(record)?;
     }
-    block.use_up(budget, &decoder.cursor);
+    block.use_up(budget, decoder.cursor.zero_width_left());
     Ok(Mark {
         record,
         byte: decoder.cursor.position() as u64,
@@ -113,37 +116,133 @@ pub(crate) fn starts(block: &Block<'_>) -> std::result::Result<Vec<u32>, Error> 
     Ok(starts)
 }
 
-/// Decodes the picked records of a block of which is known where they start.
-pub(crate) fn pick(
-    block: &Block<'_>,
-    starts: &[u32],
-    picks: &[Pick],
-    out: &mut Sink<'_>,
-) -> std::result::Result<(), Error> {
-    out.choose_cells(&block.plan.cells)?;
-    let mut decoder = block.decoder(0, out);
-    let budget = decoder.cursor.zero_width_left();
-    for pick in picks {
-        let record = pick.record as usize;
-        let (Some(&start), Some(&end)) = (starts.get(record), starts.get(record + 1)) else {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                "a record is picked that the block doesn't have",
-            ));
-        };
-        decoder.cursor.rewind(start as usize);
-        decoder.row(pick.slot, pick.record)?;
-        let found = decoder.cursor.position() as u64;
-        if found != u64::from(end) {
-            // Skipping checks less than decoding; what it passes over may be what decoding stops at.
-            let fault = Fault::RecordEnd {
-                found,
-                next: u64::from(end),
-            };
-            return Err(decoder.locate(fault, pick.record));
+/// Records of so many bytes are brought into the cache ahead: they lie all over the blocks. A large one takes long enough to
+/// decode for the next one to arrive.
+const AHEAD: u64 = 1024;
+
+/// No more records than this: the processor doesn't wait for more lines at once.
+const MOST_AHEAD: u64 = 8;
+
+/// A block of which is known where its records start.
+pub(crate) struct Indexed<'a> {
+    block: Block<'a>,
+    starts: &'a [u32],
+    /// Values of zero bytes that may still be read of it: when it is first met, and now.
+    before: u64,
+    left: u64,
+}
+
+impl<'a> Indexed<'a> {
+    pub(crate) fn new(block: Block<'a>, starts: &'a [u32]) -> Self {
+        let left = block.zero_width_left.load(Ordering::Relaxed);
+        Indexed {
+            block,
+            starts,
+            before: left,
+            left,
         }
     }
-    block.use_up(budget, &decoder.cursor);
+
+    /// Where a record starts and ends.
+    #[inline(always)]
+    fn span(&self, record: u32) -> Option<(usize, usize)> {
+        let &[start, end] = self.starts.get(record as usize..)?.first_chunk()?;
+        Some((start as usize, end as usize))
+    }
+
+    /// Says that [`Indexed::expect`] will be asked of a record soon.
+    #[inline(always)]
+    fn foresee(&self, record: u32) {
+        if let Some(start) = self.starts.get(record as usize) {
+            prefetch_of(start);
+        }
+    }
+
+    /// Says that a record will be picked soon.
+    #[inline(always)]
+    fn expect(&self, record: u32) {
+        if let Some((start, end)) = self.span(record)
+            && let Some(bytes) = self.block.data.get(start..end)
+        {
+            prefetch(bytes);
+        }
+    }
+}
+
+/// Decodes records of several blocks, as `Source::pick` says.
+pub(crate) fn pick(
+    blocks: &mut [Indexed<'_>],
+    rows: &[Row],
+    slots: Range<usize>,
+    out: &mut Sink<'_>,
+) -> std::result::Result<(), Unpicked> {
+    let (bytes, records) = blocks.iter().fold((0, 0), |(bytes, records), indexed| {
+        (
+            bytes + indexed.block.data.len() as u64,
+            records + u64::from(indexed.block.rows),
+        )
+    });
+    let ahead = (AHEAD * records / bytes.max(1)).clamp(1, MOST_AHEAD) as usize;
+    let Some(first) = blocks.first() else {
+        return Ok(());
+    };
+    let at_start = |error| Unpicked {
+        slot: slots.start,
+        error,
+    };
+    let mut plan: &Plan = first.block.plan;
+    out.choose_cells(&plan.cells).map_err(|e| at_start(e.into()))?;
+    let nothing: &[u8] = &[];
+    let mut decoder = Decoder {
+        plan,
+        cursor: Cursor::new(nothing, 0),
+        out,
+        depth: 0,
+        blamed: None,
+    };
+    for slot in slots.clone() {
+        if let Some(row) = rows.get(slot + 2 * ahead) {
+            blocks[row.unit as usize].foresee(row.record);
+        }
+        if let Some(row) = rows.get(slot + ahead) {
+            blocks[row.unit as usize].expect(row.record);
+        }
+        let Row { unit, record } = rows[slot];
+        let indexed = &mut blocks[unit as usize];
+        let block = &indexed.block;
+        let failed = |error| Unpicked { slot, error };
+        let Some((start, end)) = indexed.span(record) else {
+            return Err(failed(Error::new(
+                ErrorKind::Internal,
+                "a record is picked that the block doesn't have",
+            )));
+        };
+        if !std::ptr::eq(plan, block.plan) {
+            plan = block.plan;
+            decoder.plan = plan;
+            decoder.out.choose_cells(&plan.cells).map_err(|e| failed(e.into()))?;
+        }
+        decoder.cursor = Cursor::new(block.data, start)
+            .with_zero_width_left(indexed.left)
+            .with_isa(plan.isa);
+        decoder.row(slot as u32, record).map_err(failed)?;
+        let found = decoder.cursor.position();
+        if found != end {
+            // Skipping checks less than decoding; what it passes over may be what decoding stops at.
+            let fault = Fault::RecordEnd {
+                found: found as u64,
+                next: end as u64,
+            };
+            return Err(failed(decoder.locate(fault, record)));
+        }
+        indexed.left = decoder.cursor.zero_width_left();
+    }
+    for Indexed {
+        block, before, left, ..
+    } in blocks
+    {
+        block.use_up(*before, *left);
+    }
     Ok(())
 }
 

@@ -1,11 +1,13 @@
 //! Avro files as a [`Source`]: a unit is a block.
 
+use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
-    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Mark, Pass, Pick, Result, Sink, Source, Starts, Unit,
-    UnitInfo, prefetch, prefetch_of,
+    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Mark, Pass, Pick, Result, Row, Sink, Source, Starts,
+    Unit, UnitInfo, Unpicked,
 };
 
 use crate::codec::{Codec, decompress};
@@ -314,6 +316,25 @@ impl Source for AvroSource {
         Ok(Box::new(self.open_block(unit, bytes, pool)?))
     }
 
+    fn pick(
+        &self,
+        units: &[&dyn Unit],
+        rows: &[Row],
+        slots: Range<usize>,
+        out: &mut Sink<'_>,
+    ) -> std::result::Result<(), Unpicked> {
+        let blocks = units.iter().map(|&unit| {
+            let block: &AvroBlock = (unit as &dyn Any).downcast_ref()?;
+            Some(decode::Indexed::new(block.block(), &block.starts))
+        });
+        let blocks: Option<Vec<_>> = blocks.collect();
+        let mut blocks = blocks.ok_or_else(|| Unpicked {
+            slot: slots.start,
+            error: Error::new(ErrorKind::Internal, "a unit isn't an Avro block"),
+        })?;
+        decode::pick(&mut blocks, rows, slots, out)
+    }
+
     fn locate(&self, unit: u64, error: Error) -> Error {
         let (file, _, number) = self.file(unit);
         error
@@ -384,24 +405,6 @@ impl Unit for AvroBlock {
             }
         };
         Ok(self.starts.clone())
-    }
-
-    fn pick(&self, picks: &[Pick], out: &mut Sink<'_>) -> Result<()> {
-        decode::pick(&self.block(), &self.starts, picks, out)
-    }
-
-    fn foresee(&self, record: u32) {
-        if let Some(start) = self.starts.get(record as usize) {
-            prefetch_of(start);
-        }
-    }
-
-    fn expect(&self, record: u32) {
-        if let Some(&[start, end]) = self.starts.get(record as usize..).and_then(|s| s.first_chunk())
-            && let Some(bytes) = self.data[self.start..self.end].get(start as usize..end as usize)
-        {
-            prefetch(bytes);
-        }
     }
 
     fn recycle(&mut self, pool: &BufferPool) {

@@ -39,7 +39,7 @@ pub use pages::reserve_large;
 pub use prefetch::{prefetch, prefetch_of};
 pub use sink::{Filled, Fragment, Rows, Sink};
 pub use slab::{Slab, SlabPool};
-pub use source::{ByteRange, Mark, Pass, Pick, ReadAt, Source, Starts, Unit, UnitInfo};
+pub use source::{ByteRange, Mark, Pass, Pick, ReadAt, Row, Source, Starts, Unit, UnitInfo, Unpicked};
 pub use spec::{ColumnSpec, Form, NestedForm, Part, PartKind, SparseForm, SparseLayout};
 pub use writer::{Element, Overflow, Writer};
 

@@ -1,9 +1,12 @@
 //! The seam between sources and the engine.
 //!
 //! A source turns one *unit* (an Avro block, a stretch of CSV rows, a shard of interactions) into rows. It sees one unit
-//! at a time: never the order, a thread or another unit. The engine fetches a unit's bytes, opens it, and asks it to
-//! place picked records into slots of a batch.
+//! at a time: never the order or a thread. The engine fetches a unit's bytes, opens it, and asks for its records in slots of a
+//! batch: in sequence ([`Unit::place`]), or those of several open units at random ([`Source::pick`], one call for many rows, since
+//! a row may take no longer than a call).
 
+use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::buffers::{Buffer, BufferPool};
@@ -53,6 +56,24 @@ pub struct Pick {
     pub slot: u32,
 }
 
+/// A record of one of several units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Which of the units.
+    pub unit: u32,
+    /// The record's number within it.
+    pub record: u32,
+}
+
+/// The row of a batch that couldn't be picked.
+#[derive(Debug)]
+pub struct Unpicked {
+    /// The row of the batch.
+    pub slot: usize,
+    /// What went wrong.
+    pub error: Error,
+}
+
 /// A place within a unit: the record that comes next, and the byte at which it starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
@@ -91,12 +112,17 @@ pub trait Source: Send + Sync + 'static {
     /// Makes a unit ready to be placed: decompresses it, say. Pure in `(unit, pass, bytes)`; memory comes from `pool`.
     fn open(&self, unit: u64, pass: Pass, bytes: Buffer, pool: &BufferPool) -> Result<Box<dyn Unit>, Error>;
 
+    /// Writes records of several units, all of which [`Unit::index`] was called of, each to its slot: `rows[slot]` for each
+    /// of `slots`, in this order. What stands in `rows` behind them is picked soon, if all goes well. Several threads may pick
+    /// of the same units at once.
+    fn pick(&self, units: &[&dyn Unit], rows: &[Row], slots: Range<usize>, out: &mut Sink<'_>) -> Result<(), Unpicked>;
+
     /// Adds to an error what only the source knows of where a unit lies.
     fn locate(&self, unit: u64, error: Error) -> Error;
 }
 
 /// A unit that is open.
-pub trait Unit: Send + Sync {
+pub trait Unit: Any + Send + Sync {
     /// Number of rows.
     fn rows(&self) -> u32;
 
@@ -120,20 +146,6 @@ pub trait Unit: Send + Sync {
     /// Finds where every record starts, so that any of them can be picked at once; or takes over what was found when the
     /// unit was open before.
     fn index(&mut self, known: Option<Starts>) -> Result<Starts, Error>;
-
-    /// Writes the picked records, in any order, to their slots; several threads may do so at once. An error before
-    /// [`Unit::index`] was called.
-    fn pick(&self, picks: &[Pick], out: &mut Sink<'_>) -> Result<(), Error>;
-
-    /// Says that [`Unit::expect`] will be asked of a record soon.
-    fn foresee(&self, record: u32) {
-        let _ = record;
-    }
-
-    /// Says that a record will be picked soon.
-    fn expect(&self, record: u32) {
-        let _ = record;
-    }
 
     /// Gives the memory that it holds back to the pool.
     fn recycle(&mut self, pool: &BufferPool) {

@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fastpipe_batch::{Error, ErrorKind, Pick, Result, Rows, Sink};
-use fastpipe_order::{Picks, Row};
+use fastpipe_batch::{Error, ErrorKind, Result, Row, Rows, Sink, Unit, Unpicked};
+use fastpipe_order::Picks;
 
 use crate::batch::About;
 use crate::budget::Reserved;
@@ -19,12 +19,8 @@ use crate::stream::{RECORDS_AT_ONCE, Shared, lock, panicked};
 use crate::telemetry::Activity;
 use crate::unit::{Opened, RandomCell};
 
-/// Records of so many bytes are brought into the cache ahead: they lie all over the units. A large one takes long enough to
-/// decode for the next one to arrive.
-const AHEAD: u64 = 1024;
-
-/// No more records than this: the processor doesn't wait for more lines at once.
-const MOST_AHEAD: u64 = 8;
+/// So many rows for each unit, or more, are picked in one call, which looks at all units first.
+const ROWS_A_UNIT: usize = 16;
 
 /// Units of which records are picked.
 #[derive(Default)]
@@ -96,8 +92,6 @@ pub(crate) struct Waiting {
     tasks: Vec<Range<usize>>,
     /// Nanoseconds that each is expected to take.
     cost: u64,
-    /// How many rows ahead a record is brought into the cache.
-    ahead: usize,
     /// Units that are not open, and one for whoever still adds to them.
     missing: AtomicUsize,
 }
@@ -107,6 +101,28 @@ struct Ready {
     job: Arc<Job>,
     units: Vec<(u64, Opened)>,
     batch: Arc<Waiting>,
+}
+
+/// How a task ended.
+enum Ended {
+    Done,
+    /// The pass was closed before.
+    Closed,
+}
+
+impl Ready {
+    /// The unit of a slot.
+    fn unit(&self, slot: usize) -> &(u64, Opened) {
+        &self.units[self.batch.rows[slot].unit as usize]
+    }
+
+    /// The first of these slots whose unit couldn't be opened.
+    fn first_lost(&self, mut slots: Range<usize>) -> Option<usize> {
+        if self.units.iter().all(|(_, unit)| unit.is_ok()) {
+            return None;
+        }
+        slots.find(|&slot| self.unit(slot).1.is_err())
+    }
 }
 
 impl Shared {
@@ -123,7 +139,7 @@ impl Shared {
             self.open_ahead(scatter, about.epoch, number, unit);
         }
         let slots = picks.rows.len();
-        let (cost, bytes) = self.picks_cost(&picks);
+        let cost = self.picks_cost(&picks);
         let tasks = self.tasks_of(cost).min(slots.max(1) as u64) as usize;
         let tasks: Vec<_> = (0..tasks).map(|i| slots * i / tasks..slots * (i + 1) / tasks).collect();
         let rows = Rows::new(self.parts.clone(), about.rows, &self.memory.slabs)?;
@@ -131,12 +147,15 @@ impl Shared {
         let units = picks.units.iter();
         let units = units.filter_map(|&unit| Some(scatter.units.get(&(about.epoch, unit))?.0.clone()));
         let units = units.collect();
+        let picked = picks.rows.into_iter().map(|row| Row {
+            unit: row.unit,
+            record: row.record,
+        });
         let batch = Arc::new(Waiting {
             job: Arc::new(Job::new(number, about, rows, tasks.len(), class, reserved)),
             units,
-            rows: picks.rows,
+            rows: picked.collect(),
             cost: cost / tasks.len() as u64,
-            ahead: (AHEAD * slots as u64 / bytes.max(1)).clamp(1, MOST_AHEAD) as usize,
             tasks,
             missing: AtomicUsize::new(1),
         });
@@ -167,10 +186,10 @@ impl Shared {
         });
     }
 
-    /// Nanoseconds that it is expected to take to decode a batch, and the bytes of its rows as stored.
-    fn picks_cost(&self, picks: &Picks) -> (u64, u64) {
+    /// Nanoseconds that it is expected to take to decode a batch.
+    fn picks_cost(&self, picks: &Picks) -> u64 {
         let Some(&unit) = picks.units.first() else {
-            return (0, 0);
+            return 0;
         };
         let infos = picks.units.iter().map(|&unit| self.source.describe(unit));
         let (bytes, records) = infos.fold((0, 0), |(bytes, records), info| {
@@ -179,10 +198,7 @@ impl Shared {
         });
         let rows = picks.rows.len() as u64;
         let stored = (u128::from(bytes) * u128::from(rows) / u128::from(records.max(1))) as u64;
-        (
-            self.costs.decode(self.source.describe(unit).class, rows, stored),
-            stored,
-        )
+        self.costs.decode(self.source.describe(unit).class, rows, stored)
     }
 
     /// Opens a unit and finds its records; then starts the batches that waited for it alone.
@@ -248,45 +264,53 @@ impl Shared {
     fn pick(self: &Arc<Self>, ready: &Ready, slots: Range<usize>) -> Result<()> {
         let job = &ready.job;
         let start = self.telemetry.now();
-        let (first, count) = (slots.start, slots.len() as u64);
+        let count = slots.len() as u64;
         if let Some(rows) = job.rows() {
             let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
             let mut sink = Sink::new(&rows, fragment)?;
-            for slot in slots {
-                if let Some(row) = ready.batch.rows.get(slot + 2 * ready.batch.ahead)
-                    && let (_, Ok(unit)) = &ready.units[row.unit as usize]
-                {
-                    unit.get().foresee(row.record);
-                }
-                if let Some(row) = ready.batch.rows.get(slot + ready.batch.ahead)
-                    && let (_, Ok(unit)) = &ready.units[row.unit as usize]
-                {
-                    unit.get().expect(row.record);
-                }
-                if (slot - first) % RECORDS_AT_ONCE == 0 && self.is_closed() {
-                    return Ok(());
-                }
-                let row = ready.batch.rows[slot];
-                let (number, unit) = &ready.units[row.unit as usize];
-                let pick = Pick {
-                    record: row.record,
-                    slot: slot as u32,
-                };
-                let picked = match unit {
-                    Ok(unit) => catch_unwind(AssertUnwindSafe(|| unit.get().pick(&[pick], &mut sink)))
-                        .unwrap_or_else(|panic| Err(panicked(&*panic)))
-                        .map_err(|error| self.source.locate(*number, error)),
-                    Err(error) => Err(error.clone()),
-                };
-                if let Err(error) = picked {
-                    job.fail(pick.slot, error);
-                    break;
-                }
+            let lost = ready.first_lost(slots.clone());
+            let picked = self.pick_open(ready, slots.start..lost.unwrap_or(slots.end), &mut sink);
+            let failed = match (picked, lost) {
+                (Ok(Ended::Closed), _) => return Ok(()),
+                (Ok(Ended::Done), None) => None,
+                (Ok(Ended::Done), Some(slot)) => ready.unit(slot).1.as_ref().err().map(|error| (slot, error.clone())),
+                (Err(Unpicked { slot, error }), _) => Some((slot, self.source.locate(ready.unit(slot).0, error))),
+            };
+            if let Some((slot, error)) = failed {
+                job.fail(slot as u32, error);
             }
             job.leave(sink.finish());
             self.picked(ready, count, start);
         }
         self.end_task(job)
+    }
+
+    /// Fills slots of units that are open.
+    fn pick_open(&self, ready: &Ready, slots: Range<usize>, sink: &mut Sink<'_>) -> Result<Ended, Unpicked> {
+        let open = || ready.units.iter().filter_map(|(_, unit)| unit.as_ref().ok());
+        let Some(any) = open().next() else {
+            return Ok(Ended::Done);
+        };
+        // Another one stands for a unit that couldn't be opened: no row of that is among the slots.
+        let units = ready.units.iter().map(|(_, unit)| unit.as_ref().unwrap_or(any).get());
+        let units: Vec<&dyn Unit> = units.collect();
+        let at_once = RECORDS_AT_ONCE.max(ROWS_A_UNIT * units.len());
+        for start in slots.clone().step_by(at_once) {
+            if self.is_closed() {
+                return Ok(Ended::Closed);
+            }
+            let some = start..(start + at_once).min(slots.end);
+            catch_unwind(AssertUnwindSafe(|| {
+                self.source.pick(&units, &ready.batch.rows, some, sink)
+            }))
+            .unwrap_or_else(|panic| {
+                Err(Unpicked {
+                    slot: start,
+                    error: panicked(&*panic),
+                })
+            })?;
+        }
+        Ok(Ended::Done)
     }
 
     /// Learns from a task that picked rows.

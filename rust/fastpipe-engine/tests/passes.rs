@@ -1,12 +1,14 @@
 //! Passes over a source that is made up here: the engine knows sources only through their traits, and so does this.
 
+use std::any::Any;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use fastpipe_batch::{
-    Buffer, BufferPool, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, Mark, NestedForm, Pass, Pick, Result, Sink,
-    Source, Starts, Unit, UnitInfo,
+    Buffer, BufferPool, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, Mark, NestedForm, Pass, Pick, Result, Row,
+    Sink, Source, Starts, Unit, UnitInfo, Unpicked,
 };
 use fastpipe_engine::{Memory, Options, Poll, Stream};
 use fastpipe_order::{Kind, Order, Settings, ShardBy, Uneven, Units};
@@ -101,6 +103,17 @@ impl Source for Made {
         }))
     }
 
+    fn pick(&self, units: &[&dyn Unit], rows: &[Row], slots: Range<usize>, out: &mut Sink<'_>) -> Result<(), Unpicked> {
+        for slot in slots {
+            let Row { unit, record } = rows[slot];
+            let unit: &MadeUnit = (units[unit as usize] as &dyn Any).downcast_ref().unwrap();
+            let slot32 = slot as u32;
+            unit.write(Pick { record, slot: slot32 }, out)
+                .map_err(|error| Unpicked { slot, error })?;
+        }
+        Ok(())
+    }
+
     fn locate(&self, unit: u64, error: Error) -> Error {
         error.at_block(unit, 0)
     }
@@ -180,10 +193,6 @@ impl Unit for MadeUnit {
 
     fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
         Ok(known.unwrap_or_else(|| (0..=self.rows).map(|record| 4 * record).collect()))
-    }
-
-    fn pick(&self, picks: &[Pick], out: &mut Sink<'_>) -> Result<()> {
-        picks.iter().try_for_each(|&pick| self.write(pick, out))
     }
 }
 
