@@ -121,7 +121,7 @@ pub(crate) fn starts(block: &Block<'_>) -> std::result::Result<Vec<u32>, Error> 
 const AHEAD: u64 = 1024;
 
 /// No more records than this: the processor doesn't wait for more lines at once.
-const MOST_AHEAD: u64 = 8;
+const MOST_AHEAD: u64 = 6;
 
 /// A block of which is known where its records start.
 pub(crate) struct Indexed<'a> {
