@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use fastpipe_random::Key;
+
 use crate::deal::{Deal, Left};
 use crate::plan::Content;
-use crate::random::Key;
 use crate::sequential::SequentialWalker;
 use crate::sliding::{Grain, Sliding, SlidingWalker};
 use crate::units::Units;

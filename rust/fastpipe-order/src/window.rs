@@ -4,9 +4,10 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
+use fastpipe_random::{Draws, Key, Purpose};
+
 use crate::permutation::{Permutation, SOME};
 use crate::plan::{Content, Mark, Numbering, Picks, Row};
-use crate::random::{Draws, Key, Purpose};
 use crate::units::Units;
 
 /// Windows whose places are remembered: several for each of many ranks.
