@@ -30,7 +30,7 @@ mod spec;
 mod writer;
 
 pub use buffers::{Buffer, BufferPool, Reuse};
-pub use cells::Cells;
+pub use cells::{Cells, Columns};
 pub use dtype::{DType, Leaf};
 pub use error::{Error, ErrorKind, Location};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};

@@ -1,17 +1,18 @@
 //! Interactions as a source: its units are shards.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    Buffer, BufferPool, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, NestedForm, Pass, Result, Source, Unit,
-    UnitInfo,
+    Buffer, BufferPool, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, NestedForm, Pass, Result, Row, Sink, Source,
+    Unit, UnitInfo, Unpicked,
 };
 use fastpipe_random::{Key, Purpose};
 
 use crate::positives::Positives;
 use crate::sampler::Sampler;
 use crate::shards::{Shard, cut, is_full};
-use crate::unit::{Groups, OpenShard, Width};
+use crate::unit::{Groups, Layout, OpenShard};
 
 /// Positives that a shard has, about.
 pub const SHARD_POSITIVES: u64 = 32_000;
@@ -67,7 +68,7 @@ pub struct InteractionsSource {
     shards: Vec<Shard>,
     columns: Vec<ColumnSpec>,
     classes: [Arc<str>; 1],
-    cells: Arc<[u32]>,
+    layout: Layout,
 }
 
 impl InteractionsSource {
@@ -113,7 +114,7 @@ impl InteractionsSource {
                 column("label", DType::I8),
             ],
             classes: ["interactions".into()],
-            cells: [0, 1, 2].into(),
+            layout: Layout::new(positives.num_items(), sampler.negatives(), settings.item_dtype),
             positives,
             sampler,
             settings,
@@ -226,23 +227,28 @@ impl Source for InteractionsSource {
 
     fn open(&self, unit: u64, pass: Pass, _bytes: Buffer, pool: &BufferPool) -> Result<Box<dyn Unit>> {
         let shard = &self.shards[unit as usize];
-        let width = Width::of(self.positives.num_items());
         let mut open = OpenShard {
+            layout: self.layout.clone(),
             rows: self.describe(unit).rows,
             first_user: self.settings.first_user + shard.first_user,
-            negatives: self.sampler.negatives(),
-            width,
-            item_dtype: self.settings.item_dtype,
-            cells: self.cells.clone(),
-            bytes: Buffer::default(),
+            bytes: pool.take(shard.positives as usize * self.layout.stride())?,
         };
-        open.bytes = pool.take(open.size(shard.positives))?;
         let sampled = self.sample(shard, pass, &mut open.groups());
         if let Err(error) = sampled {
             open.recycle(pool);
             return Err(error);
         }
         Ok(Box::new(open))
+    }
+
+    fn pick(
+        &self,
+        units: &[&dyn Unit],
+        rows: &[Row],
+        slots: Range<usize>,
+        out: &mut Sink<'_>,
+    ) -> std::result::Result<(), Unpicked> {
+        self.layout.pick(units, rows, slots, out)
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {
