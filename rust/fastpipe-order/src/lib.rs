@@ -4,7 +4,7 @@
 //!
 //! The order of samples is a pure function: which rows stand in batch `t` depends on the numbers of rows in the units (the
 //! blocks of Avro files), on the seed, the epoch, the order and its parameters, and on `t`. Not on data, files, threads,
-//! memory, or on what was read before. So this crate has no data, no I/O and no threads, depends on nothing of ours but [draws](fastpipe_random), and
+//! memory, or on what was read before. So this crate has no data, no I/O and no threads, depends on nothing of ours but [draws](fastpipe_random) and hints about memory, and
 //! holds no state that couldn't be computed anew:
 //!
 //! - **Any batch at once.** [`Cursor::seek`] goes to any batch of any epoch.
@@ -59,6 +59,7 @@
 mod cursor;
 mod deal;
 mod fisher_yates;
+mod packed;
 mod permutation;
 mod plan;
 mod sequential;

@@ -11,6 +11,8 @@
 //! Files are in training somewhere, so the scheme doesn't change: golden tests pin it, here and, against NumPy, in Python.
 #![forbid(unsafe_code)]
 
+use fastpipe_memory::prefetch_of;
+
 /// Which reading of the data: all draws are keyed by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
@@ -75,23 +77,30 @@ impl Draws {
     /// Swaps each of the first `count` items with one of those from itself on: that at position `from + k` is drawn from
     /// `span(from + k)` many.
     #[inline(always)]
-    pub fn swap<T>(&self, from: u64, count: usize, items: &mut [T], mut span: impl FnMut(u64) -> u64) {
+    pub fn swap<T: Copy>(&self, from: u64, count: usize, items: &mut [T], mut span: impl FnMut(u64) -> u64) {
         let blocks = self.blocks();
-        let (mut first, mut done) = (from / 4 * 4, 0);
+        let (mut first, mut drawn, mut done) = (from / 4 * 4, 0, 0);
+        // Where the next ones go is drawn before those in front are swapped: to look it up takes long.
+        let (mut others, mut next) = ([0; AT_ONCE as usize], [0; AT_ONCE as usize]);
         while done < count {
-            let words = blocks.words(first);
-            let words = &words[(from + done as u64 - first) as usize..];
-            // First where they go, then they: to look them up takes long, but only if one waits for the other.
-            let mut others = [0; AT_ONCE as usize];
-            let now = words.len().min(count - done);
-            for k in 0..now {
-                let at = done + k;
-                others[k] = at + below(words[k], span(from + at as u64)) as usize;
+            let mut now = 0;
+            if drawn < count {
+                let words = blocks.words(first);
+                let words = &words[(from + drawn as u64 - first) as usize..];
+                now = words.len().min(count - drawn);
+                for (k, &word) in words[..now].iter().enumerate() {
+                    let at = drawn + k;
+                    next[k] = at + below(word, span(from + at as u64)) as usize;
+                    if let Some(item) = items.get(next[k]) {
+                        prefetch_of(item);
+                    }
+                }
             }
-            for (k, &other) in others[..now].iter().enumerate() {
+            for (k, &other) in others[..drawn - done].iter().enumerate() {
                 items.swap(done + k, other);
             }
-            done += now;
+            (done, drawn) = (drawn, drawn + now);
+            others = next;
             first += AT_ONCE;
         }
     }

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 /// Bytes of a large page, on most machines.
-pub(crate) const LARGE_PAGE: usize = 2 << 20;
+pub const LARGE_PAGE: usize = 2 << 20;
 /// Below this size pages of 2 MB aren't worth it.
 const LARGE: usize = 4 << 20;
 
@@ -23,7 +23,7 @@ pub fn reserve_large<T: Copy>(data: &mut Vec<T>, capacity: usize) {
 
 /// Asks for large pages for the caller's memory, before it is written for the first time.
 #[cfg(all(target_os = "linux", not(miri)))]
-pub(crate) fn advise(start: *mut u8, bytes: usize) {
+pub fn advise(start: *mut u8, bytes: usize) {
     use rustix::mm::{Advice, madvise};
 
     const PAGE: usize = 4096;
@@ -35,7 +35,7 @@ pub(crate) fn advise(start: *mut u8, bytes: usize) {
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
-pub(crate) fn advise(_start: *mut u8, _bytes: usize) {}
+pub fn advise(_start: *mut u8, _bytes: usize) {}
 
 #[cfg(test)]
 mod tests {
