@@ -68,7 +68,7 @@ def test_it_is_what_the_model_says(
     left = {item for events in expected.values() for _, _, item in events}
     options = {"duplicates": duplicates, "min_per_user": least_user, "min_per_item": least_item}
     if len(expected) < 2 or len(left) < 2:
-        with pytest.raises(InteractionsError, match="only one|no interaction is left"):
+        with pytest.raises(InteractionsError, match=r"only one|no interaction is left"):
             Interactions.from_arrays(users, items, times, **options)
         return
     data = Interactions.from_arrays(users, items, times, **options)

@@ -88,10 +88,7 @@ def compress(
     # One number for both: sorting by one key is several times as fast as by two. Below 2^62, as is that of `_places`.
     key = users * num_items + items
     by_time = None if times is None else np.argsort(times, kind="stable")
-    if by_time is None:
-        order = np.argsort(key, kind="stable")
-    else:
-        order = by_time[np.argsort(key[by_time], kind="stable")]
+    order = np.argsort(key, kind="stable") if by_time is None else by_time[np.argsort(key[by_time], kind="stable")]
     key = key[order]
     changes = key[1:] != key[:-1]
     one = np.ones(min(len(key), 1), bool)

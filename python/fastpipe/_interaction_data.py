@@ -9,21 +9,24 @@ import numpy as np
 from fastpipe import _fastpipe
 from fastpipe._ordering import within
 from fastpipe._sampling import check_unseen, weights_of
+from fastpipe.errors import UnseenItemsError
 from fastpipe.specs import DenseSpec, Features
 
 if TYPE_CHECKING:
     from fastpipe.interactions import Interactions
 
-__all__ = ["InteractionsData", "OnFull", "PointLocation", "whole_epoch"]
+__all__ = ["InteractionsData", "OnFull", "PointLocation"]
 
 OnFull: TypeAlias = Literal["error", "skip"]
 
 # Past so many items uint16 can't tell them apart, or could only by a value that frameworks would have to be told of.
 _LARGEST_UINT16 = 65_535
 
-# What a point takes in a window: its item while its shard is open, and its place in the permutation.
-_POINT_BYTES = 9
+# Points of a window are counted in 32 bits. Of the memory limit, batches have the rest.
 _LARGEST_WINDOW = 2**31
+_WINDOW_SHARE = 0.75
+_SHARD_BYTES = 64 << 10
+_SLACK = 1.1
 
 
 class PointLocation(NamedTuple):
@@ -70,11 +73,10 @@ class InteractionsData:
         weights = weights_of(data.item_counts, sampling, power)
         if on_full not in ("error", "skip"):
             raise ValueError(f'on_full is "error" or "skip", not {on_full!r}')
-        if on_full == "error" and count:
-            needed = 1 if repeats else count
-            check_unseen(
-                data.users, data._csr, data.num_items, weights, needed, ': on_full="skip" leaves such users out'
-            )
+        how: dict[str, Any] = {"negatives": count, "repeats": bool(repeats), "weights": weights}
+        if on_full == "error":
+            hint = ': on_full="skip" leaves such users out'
+            check_unseen(data.users, data._positives, hint=hint, **how)
         self._options: dict[str, Any] = {
             "negatives": count,
             "item_dtype": dtype,
@@ -84,17 +86,15 @@ class InteractionsData:
             "on_full": on_full,
         }
         self.handle = _fastpipe.InteractionsDataset(
-            data.indptr,
-            data.indices,
-            data.num_items,
-            negatives=count,
-            repeats=bool(repeats),
+            data._positives,
+            **how,
             item_dtype=dtype,
-            weights=weights,
             skip_full=on_full == "skip",
             first_user=data.first_user,
             first_positive=0 if data._part is None else data._part.first_positive,
         )
+        if data.num_positives and not self.handle.num_rows:
+            raise UnseenItemsError("no user has enough unseen items to draw negatives from, so nothing is left to read")
         self.features = Features(
             {"user": DenseSpec((), "int32"), "item": DenseSpec((), dtype), "label": DenseSpec((), "int8")}
         )
@@ -107,6 +107,25 @@ class InteractionsData:
         if options["sampling"] == "uniform":
             del options["power"]
         return options | self._data.fingerprint()
+
+    def largest_window(self, batch_size: int, memory_limit: int | None) -> int:
+        """Points of a window that is the whole epoch; or, if that is too large, of the largest one that isn't.
+
+        It depends on nothing of the machine, so that the order doesn't, either.
+        """
+        rows = self.handle.num_rows
+        most = min(rows, _LARGEST_WINDOW)
+        if memory_limit is not None:
+            shards = self.handle.unit_rows()
+            negatives = self._options["negatives"]
+            # A positive's user, its item and those of its negatives. The engine reckons with 4 bytes a point at least.
+            width = 2 if self._data.num_items <= _LARGEST_UINT16 else 4
+            point = max(4.0, width * (2 + negatives) / (1 + negatives))
+            fits = int(memory_limit * _WINDOW_SHARE / (_SLACK * point + _SHARD_BYTES * len(shards) / max(rows, 1)))
+            if fits < rows:
+                # Its edges cut two shards.
+                most = min(most, max(fits - 2 * int(shards.max(initial=0)), 0) // batch_size * batch_size)
+        return max(most, batch_size)
 
     def place(self, unit: int, record: int) -> PointLocation:
         """The user, the positive and the draw."""
@@ -142,15 +161,3 @@ def _item_dtype(wanted: str | None, num_items: int) -> str:
     if dtype == "uint16" and num_items > _LARGEST_UINT16 + 1:
         raise ValueError(f"{num_items} items don't fit item_dtype uint16: it can tell 65,536 apart; take int32")
     return dtype
-
-
-def whole_epoch(points: int, batch_size: int, memory_limit: int | None) -> int:
-    """Points of a window that is the whole epoch; or, if that doesn't fit in the limit, of the largest one that does.
-
-    It depends on nothing of the machine, so that the order doesn't, either.
-    """
-    window = min(points, _LARGEST_WINDOW - batch_size)
-    if memory_limit is not None:
-        fits = memory_limit * 3 // 4 // _POINT_BYTES
-        window = min(window, fits // batch_size * batch_size)
-    return max(window, batch_size)

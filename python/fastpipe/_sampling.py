@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._csr import CSR
+from fastpipe import _fastpipe
 from fastpipe.errors import UnseenItemsError
 
 __all__ = ["Sampling", "check_unseen", "weights_of"]
@@ -41,40 +41,36 @@ def weights_of(counts: npt.NDArray[np.int64], sampling: str, power: float) -> np
 
 def check_unseen(
     ids: np.ndarray,
-    seen: CSR,
-    num_items: int,
+    positives: _fastpipe.Positives,
+    *,
+    negatives: int,
+    repeats: bool,
     weights: npt.NDArray[np.float64] | None,
-    needed: int,
     hint: str = "",
 ) -> None:
-    """Sees that each user who has positives has so many unseen items that can be drawn.
+    """Sees that there are enough unseen items for each user who has positives.
 
     Args:
         ids: of the users.
-        seen: what they have seen.
-        num_items: number of items.
+        positives: what they have seen.
+        negatives: how many are drawn for each positive.
+        repeats: whether these may be the same.
         weights: of the items; None if all are alike.
-        needed: items that must be left.
         hint: what to do about it, for the error.
 
     Raises:
-        UnseenItemsError: if a user has fewer; it names the first.
+        UnseenItemsError: if a user has too few; it names the first.
     """
-    if weights is None:
-        unseen = num_items - seen.counts
-    else:
-        drawable = weights > 0
-        before = np.concatenate([[0], np.cumsum(drawable[seen.items])])
-        unseen = np.count_nonzero(drawable) - np.diff(before[seen.indptr])
-    short = (unseen < needed) & (seen.counts > 0)
-    if not short.any():
+    full = positives.full_users(negatives=negatives, repeats=repeats, weights=weights)
+    if not len(full):
         return
-    first = int(short.argmax())
-    user, left = ids[first], int(unseen[first])
+    user = ids[full[0]]
     user = user.item() if isinstance(user, np.generic) else user
-    has = f"only {left} unseen item{'s'[: left != 1]}" if left else "no unseen item"
-    drawn = "" if weights is None else " that can be drawn"
-    others = int(np.count_nonzero(short)) - 1
-    also = f"; so with {others} other user{'s'[: others != 1]}" if others else ""
-    more = ", repeats=True draws an item more than once" if needed > 1 and left else ""
-    raise UnseenItemsError(f"the user {user!r} has {has}{drawn}, and {needed} are needed{also}{hint}{more}", user=user)
+    what = "items" if weights is None else "items that can be drawn"
+    short = (
+        f"has no unseen {what} to draw negatives from"
+        if repeats or negatives == 1
+        else f"has fewer than {negatives} unseen {what}, and as many different negatives are asked for"
+    )
+    others = f" (as do {len(full) - 1} others)" if len(full) > 1 else ""
+    raise UnseenItemsError(f"the user {user!r} {short}{others}{hint}", user=user)

@@ -104,17 +104,10 @@ def evaluation_candidates(
     distinct, places = np.unique(users, return_inverse=True)
     places = places.reshape(-1)
     seen = _seen(data._csr.take(distinct), places, items, data.num_items)
-    check_unseen(data.users[distinct], seen, data.num_items, weights, 1 if repeats else count)
-    drawn = _fastpipe.sample_unseen(
-        seen.indptr,
-        seen.items,
-        data.num_items,
-        places,
-        n=count,
-        seed=key,
-        repeats=repeats,
-        weights=weights,
-    )
+    positives = _fastpipe.Positives(seen.indptr, seen.items, data.num_items)
+    how: dict[str, Any] = {"negatives": count, "repeats": bool(repeats), "weights": weights}
+    check_unseen(data.users[distinct], positives, **how)
+    drawn = positives.sample_unseen(places, np.full_like(places, -1), seed=key, **how)
     candidates = np.empty((len(users), 1 + count), np.int32)
     candidates[:, 0] = items
     candidates[:, 1:] = drawn

@@ -11,11 +11,12 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe import _fastpipe
 from fastpipe import _interaction_shards as _shards
 from fastpipe import _interaction_sources as _sources
 from fastpipe._csr import CSR, Duplicates, compress, core
 from fastpipe._ids import Codes, IdEncoder, Vocabulary
-from fastpipe._interaction_data import InteractionsData, OnFull, PointLocation, whole_epoch
+from fastpipe._interaction_data import InteractionsData, OnFull, PointLocation
 from fastpipe._interaction_sources import Chunk, Columns
 from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven, within
 from fastpipe._running import Running
@@ -383,6 +384,14 @@ class Interactions:
         }
 
     @cached_property
+    def _positives(self) -> _fastpipe.Positives:
+        """The same in the form in which negatives are drawn for them; a copy."""
+        return _fastpipe.Positives(self._csr.indptr, self._csr.items, self.num_items)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._users, self._items, self._csr, self._part)
+
+    @cached_property
     def _digest(self) -> str:
         digest = hashlib.sha256()
         for array in (self.indptr, self.indices, self.item_counts):
@@ -473,8 +482,8 @@ def read_interactions(
             uniform permutation. False: users as they are numbered, and each positive with its negatives behind it.
             Others: as in `read_avro`, with shards of 32,000 positives for blocks.
         shuffle_buffer: points of a window, pool or buffer, rounded up to whole batches. By default all points of an
-            epoch, so that it is one uniform permutation; or, if these don't fit in `memory_limit`, as many as do (9
-            bytes a point are reckoned with, and a fourth of the limit is left to batches).
+            epoch, so that it is one uniform permutation; or, if these don't fit in `memory_limit`, as many as do,
+            where a fourth of the limit is left to batches.
         drop_last: whether to leave out a last batch of fewer points.
         item_dtype: `"uint16"` or `"int32"`, whatever the number of items.
         repeats: whether the negatives of one positive are drawn independently, so that some may be the same; False for
@@ -520,7 +529,7 @@ def read_interactions(
     )
     size = within("batch_size", batch_size, 1, _LARGEST)
     if shuffle is not False and shuffle_buffer is None:
-        shuffle_buffer = whole_epoch(source.handle.num_rows, size, running.memory_limit)
+        shuffle_buffer = source.largest_window(size, running.memory_limit)
     ordering = Ordering.checked(
         batch_size=size,
         drop_last=drop_last,
