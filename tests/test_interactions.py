@@ -317,6 +317,20 @@ def test_ranks_share_every_point(data: Interactions, size: int) -> None:
     check_epoch(data, points(itertools.chain(*batches)), NEGATIVES)
 
 
+@pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
+def test_what_fills_a_batch_up_is_spread(large: Interactions, shuffle: Any) -> None:
+    """So that no row of an embedding is asked for by all of it."""
+    rows = len(large) * (1 + NEGATIVES)
+    size = next(size for size in range(50_000, 300_000) if 0 < rows % size < 10)
+    *_, last = read(large, batch_size=size, shuffle=shuffle, uneven="pad")
+    assert int(last["valid"].sum()) == rows % size
+    assert len(np.unique(last["item"])) == large.num_items
+    users, items = (np.bincount(last[name]) for name in ("user", "item"))
+    # As often as users of these shards, and their items, would come in any other batch.
+    assert users.max() <= 10 * np.median(users[users > 0])
+    assert items.max() <= 3 * np.median(items[items > 0])
+
+
 def test_shards_alone_yield_what_they_yield_together(tmp_path: Path, large: Interactions) -> None:
     options = {"shuffle": False, "sampling": "popularity", "seed": 11, "epochs": 2}
     expected = points(read(large, **options))

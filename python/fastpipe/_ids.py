@@ -257,7 +257,7 @@ def _numbered(ids: np.ndarray) -> tuple[Vocabulary, Codes]:
     if most < max(_TABLE * len(ids), _SMALL):
         present = np.zeros(most + 1, bool)
         present[ids] = True
-        codes = (np.cumsum(present) - 1)[ids]
+        codes = (np.cumsum(present, dtype=np.int64) - 1)[ids]
         return Vocabulary(np.flatnonzero(present)), codes
     distinct, places = np.unique(ids, return_inverse=True)
     fits = most < 2**63
