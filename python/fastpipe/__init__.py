@@ -17,6 +17,7 @@ from fastpipe.avro import AvroFile, infer_features, read_avro
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import (
     FastpipeError,
+    InteractionsError,
     LimitError,
     MalformedFileError,
     MissingFileError,
@@ -25,24 +26,32 @@ from fastpipe.errors import (
     ShapeError,
     StateError,
     StorageError,
+    UnseenItemsError,
     UnsupportedError,
     ValueRangeError,
 )
+from fastpipe.evaluation import Candidates, evaluation_candidates, hit_rate, ndcg
+from fastpipe.interactions import HeldOut, Interactions, PointLocation, read_interactions
 from fastpipe.reader import Location, Reader
 from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
 
 __all__ = [
     "AvroFile",
+    "Candidates",
     "DenseSpec",
     "FastpipeError",
     "Features",
+    "HeldOut",
+    "Interactions",
+    "InteractionsError",
     "LimitError",
     "Location",
     "MalformedFileError",
     "Masked",
     "MissingFileError",
     "NullValueError",
+    "PointLocation",
     "Ragged",
     "RaggedSpec",
     "Reader",
@@ -56,11 +65,16 @@ __all__ = [
     "StateError",
     "StorageError",
     "Strings",
+    "UnseenItemsError",
     "UnsupportedError",
     "ValueRangeError",
     "__version__",
+    "evaluation_candidates",
+    "hit_rate",
     "infer_features",
+    "ndcg",
     "read_avro",
+    "read_interactions",
     "rebatch",
     "shuffle_report",
 ]

@@ -462,7 +462,7 @@ impl Iterator for Cursor {
         let (mut content, mut released) = self.walker.batch(batch);
         let real = content.len() as u32;
         if uneven == Uneven::Pad {
-            content.fill_up(batch_size);
+            content.fill_up(batch_size, |unit| self.order.units.rows(unit as usize));
         }
         if self.order.own_steps.is_some() {
             let Settings { rank, ranks, .. } = self.order.settings;

@@ -70,29 +70,49 @@ impl Content {
         }
     }
 
-    /// Fills the batch up to `rows` rows with its own, from the first on, again and again.
-    pub fn fill_up(&mut self, rows: u32) {
-        let mut missing = rows.saturating_sub(self.len() as u32);
+    /// Fills the batch up to `rows` rows with others of its units, of which there are `rows_of`. They are spread over each
+    /// unit, so that none comes much more often than others: the rows of a short batch, repeated, would all fall on few rows
+    /// of an embedding.
+    pub(crate) fn fill_up(&mut self, rows: u32, rows_of: impl Fn(u64) -> u32) {
+        let from = self.len() as u32;
+        let missing = rows.saturating_sub(from);
+        if missing == 0 || from == 0 {
+            return;
+        }
         match self {
             Content::Runs(runs) => {
-                let own = runs.clone();
-                for run in own.iter().cycle().take_while(|_| !own.is_empty()) {
-                    if missing == 0 {
+                let mut units: Vec<u64> = runs.iter().map(|run| run.unit).collect();
+                units.dedup();
+                let mut slot = from;
+                for &unit in units.iter().cycle() {
+                    if slot == rows {
                         break;
                     }
-                    let take = run.rows.min(missing);
-                    let slot = rows - missing;
+                    let rows = rows_of(unit).min(rows - slot);
                     runs.push(Run {
+                        unit,
+                        record: 0,
+                        rows,
                         slot,
-                        rows: take,
-                        ..*run
                     });
-                    missing -= take;
+                    slot += rows;
                 }
             }
             Content::Picks(picks) => {
-                let own = picks.rows.clone();
-                picks.rows.extend(own.iter().cycle().take(missing as usize));
+                // Those that the batch takes rows of; there may be a few more.
+                let mut units: Vec<u32> = picks.rows.iter().map(|row| row.unit).collect();
+                units.sort_unstable();
+                units.dedup();
+                let count = units.len() as u32;
+                picks.rows.extend((0..missing).map(|i| {
+                    let (turn, which) = (i / count, i % count);
+                    let unit = units[which as usize];
+                    let turns = u64::from((missing - which).div_ceil(count));
+                    let there = u64::from(rows_of(picks.units[unit as usize]));
+                    // Below `there`, since `turn` is below `turns`.
+                    let record = (u64::from(turn) * there / turns) as u32;
+                    Row { unit, record }
+                }));
             }
         }
     }
