@@ -73,6 +73,17 @@ class Positives:
     def full_users(
         self, *, negatives: int, repeats: bool = True, weights: npt.NDArray[np.float64] | None = None
     ) -> npt.NDArray[np.int64]: ...
+    def sample_negatives(
+        self,
+        *,
+        negatives: int,
+        seed: int,
+        epoch: int = 0,
+        first_positive: int = 0,
+        repeats: bool = True,
+        weights: npt.NDArray[np.float64] | None = None,
+        num_threads: int | None = None,
+    ) -> npt.NDArray[np.uint32]: ...
     def sample_unseen(
         self,
         users: npt.NDArray[np.int64],

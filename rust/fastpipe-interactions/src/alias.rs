@@ -101,3 +101,55 @@ fn columns(weights: &[f64], heaviest: u32) -> Vec<(u64, u32)> {
     }
     columns
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Exactly how much of all words stands for each item.
+    fn shares(weights: &Weights) -> Vec<f64> {
+        let column = 1.0 / weights.len() as f64;
+        let mut shares = vec![0.0; weights.len()];
+        for (item, &(own, other)) in weights.columns.iter().enumerate() {
+            let own = own as f64 / 2f64.powi(64);
+            shares[item] += own * column;
+            shares[other as usize] += (1.0 - own) * column;
+        }
+        shares
+    }
+
+    #[test]
+    fn items_have_their_shares() {
+        let cases: [Vec<f64>; 7] = [
+            vec![1.0],
+            vec![0.0, 3.0, 0.0],
+            vec![1.0; 1000],
+            (0..999).map(|i| f64::from(i % 13)).collect(),
+            (1..3000).map(|i| f64::from(i).powf(-1.7)).collect(),
+            vec![1e300, 1e-300, 1e300, 5e299],
+            vec![1e-310, 2e-310, 0.0, 1e-310],
+        ];
+        for case in cases {
+            let weights = Weights::new(&case, case.len() as u32).unwrap();
+            let most = case.iter().copied().fold(0.0, f64::max);
+            let all: f64 = case.iter().map(|weight| weight / most).sum();
+            for (item, (share, weight)) in shares(&weights).into_iter().zip(&case).enumerate() {
+                let expected = weight / most / all;
+                assert!(
+                    (share - expected).abs() < 1e-12,
+                    "{share} instead of {expected}, item {item}"
+                );
+                assert!(share == 0.0 || *weight > 0.0, "item {item} has no weight");
+            }
+        }
+    }
+
+    #[test]
+    fn words_stand_for_items_by_their_columns() {
+        let weights = Weights::new(&[1.0, 3.0], 2).unwrap();
+        assert_eq!(
+            [0, 1 << 62, (1 << 62) - 1, 1 << 63, u64::MAX].map(|word| weights.item(word)),
+            [0, 1, 0, 1, 1]
+        );
+    }
+}

@@ -208,3 +208,27 @@ impl Attempts {
         (product >> 32) as u32
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of all halves of words, as many stand for each number as for any other.
+    #[test]
+    fn numbers_are_exactly_uniform() {
+        for count in [1, 2, 3, 7, 1000, 26_744, 65_537, 1 << 20, 0x5555_5556, i32::MAX as u32] {
+            let uniform = Uniform::below(count);
+            let first = |number: u64| (number << 32).div_ceil(u64::from(count));
+            let numbers = [0, 1, count / 3, count / 2, count.wrapping_sub(2), count - 1];
+            for number in numbers.into_iter().filter(|number| *number < count) {
+                let halves = first(u64::from(number))..first(u64::from(number) + 1);
+                // Only the first may not count: for few numbers there are too many to look at each.
+                let (start, end) = (halves.start, halves.end);
+                let seen = (start..end.min(start + 3)).filter(|half| uniform.item(*half).1).count() as u64;
+                let all = seen + end.saturating_sub(start + 3);
+                assert_eq!(all, (1 << 32) / u64::from(count), "{number} of {count}");
+                assert!(end == start || uniform.item(start).0 == number && uniform.item(end - 1).0 == number);
+            }
+        }
+    }
+}

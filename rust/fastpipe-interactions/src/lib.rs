@@ -4,6 +4,7 @@
 mod alias;
 mod attempts;
 mod candidates;
+mod parallel;
 mod positives;
 mod rest;
 mod sampler;
@@ -13,7 +14,7 @@ mod shards;
 mod source;
 mod unit;
 
-pub use candidates::{Request, sample_unseen};
+pub use candidates::{Request, sample_negatives, sample_unseen};
 pub use positives::Positives;
 pub use sampler::{DENSE, ROUNDS, Sampler};
 pub use sampling::Sampling;

@@ -100,3 +100,59 @@ impl Positives {
         self.offsets[user as usize]..self.offsets[user as usize + 1]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_have_their_items() {
+        let positives = Positives::new(&[0, 2, 2, 3], vec![1, 4, 0], 5).unwrap();
+        assert_eq!((positives.users(), positives.num_items(), positives.len()), (3, 5, 3));
+        assert_eq!([0, 1, 2].map(|user| positives.of(user)), [&[1, 4][..], &[], &[0]]);
+        assert_eq!(positives.range(2), 2..3);
+        let empty = Positives::new(&[0], vec![], 1).unwrap();
+        assert!(empty.is_empty() && empty.users() == 0);
+    }
+
+    #[test]
+    fn what_is_no_such_structure_is_refused() {
+        use ErrorKind::{Limit, Shape, ValueRange};
+        type Case<'a> = (&'a [i64], &'a [u32], u64, ErrorKind, &'a str);
+        let cases: [Case<'_>; 11] = [
+            (&[], &[], 5, Shape, "found none"),
+            (&[1, 2], &[0, 1], 5, Shape, "found 1 to 2"),
+            (&[0, 3], &[0, 1], 5, Shape, "found 0 to 3"),
+            (&[0, -1], &[0, 1], 5, Shape, "found 0 to -1"),
+            (&[0, 2, 1, 3], &[0, 1, 2], 5, Shape, "found 2 and then 1 at user 1"),
+            (&[0, -1, 1], &[0], 5, Shape, "found 0 and then -1 at user 0"),
+            (
+                &[0, 1, 3],
+                &[9, 3, 1],
+                10,
+                ValueRange,
+                "user 1: items must ascend, each once, found 1 behind 3",
+            ),
+            (
+                &[0, 2],
+                &[3, 3],
+                10,
+                ValueRange,
+                "user 0: items must ascend, each once, found 3 behind 3",
+            ),
+            (
+                &[0, 1],
+                &[5],
+                5,
+                ValueRange,
+                "expected items below 5, their number, found 5",
+            ),
+            (&[0], &[], 0, Limit, "found 0 items"),
+            (&[0], &[], 1 << 31, Limit, "items"),
+        ];
+        for (offsets, items, num_items, kind, reason) in cases {
+            let error = Positives::new(offsets, items.to_vec(), num_items).unwrap_err();
+            assert!(error.kind() == kind && error.reason().contains(reason), "{error:?}");
+        }
+    }
+}

@@ -64,3 +64,39 @@ impl Seen {
         self.words[word] &= !(1 << bit);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_come_and_go() {
+        let mut seen = Seen::default();
+        for (many, num_items) in [
+            (3, 10),
+            (3, 1 << 18),
+            (3, (1 << 18) + 1),
+            (1 << 20, 1 << 23),
+            (3, 64),
+            (0, 1),
+        ] {
+            seen.resize(many, num_items);
+            let items = [0, num_items / 2, num_items - 1];
+            assert!(items.iter().all(|&item| !seen.may_have(item)), "clear to begin with");
+            let new: Vec<bool> = items.iter().map(|&item| seen.insert(item)).collect();
+            assert!(new[0] && items.iter().all(|&item| seen.may_have(item)));
+            assert!(!seen.insert(items[2]));
+            if seen.is_exact() {
+                let has = (0..num_items).filter(|&item| seen.may_have(item));
+                assert!(has.eq(items.into_iter().collect::<std::collections::BTreeSet<_>>()));
+            } else {
+                assert!(seen.may_have(items[2] ^ 1 << 18), "they share a bit");
+            }
+            items.iter().for_each(|&item| seen.clear(item));
+        }
+        seen.resize(1, 1 << 18);
+        assert!(seen.is_exact());
+        seen.resize(1, (1 << 18) + 1);
+        assert!(!seen.is_exact());
+    }
+}

@@ -9,6 +9,7 @@ use fastpipe_batch::{
 };
 use fastpipe_random::{Key, Purpose};
 
+use crate::candidates::of_user;
 use crate::positives::Positives;
 use crate::sampler::Sampler;
 use crate::shards::{Shard, cut, is_full};
@@ -169,7 +170,7 @@ impl InteractionsSource {
             let first = self.settings.first_positive.wrapping_add(range.start as u64);
             sampling
                 .draw(items, first.wrapping_mul(negatives as u64), &mut drawn)
-                .map_err(|error| Error::new(error.kind(), format!("user {user}: {}", error.reason())))?;
+                .map_err(|error| of_user(user, &error))?;
             groups.extend(user - shard.first_user, items, &drawn);
         }
         Ok(())

@@ -98,8 +98,8 @@ mod tests {
         for records in [
             &[][..],
             &all,
-            &[0..1],
-            &[far.clone()],
+            &[0..1, 0..1],
+            std::slice::from_ref(&far),
             &[far.clone(), 0..1],
             &many,
             &[0..1 << 16, 0..1 << 16],

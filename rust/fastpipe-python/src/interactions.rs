@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use fastpipe_batch::{DType, Error, ErrorKind};
 use fastpipe_engine::default_threads;
-use fastpipe_interactions::{InteractionsSource, Request, SHARD_POSITIVES, Sampler, Settings, is_full, sample_unseen};
+use fastpipe_interactions::{
+    InteractionsSource, Request, SHARD_POSITIVES, Sampler, Settings, is_full, sample_negatives, sample_unseen,
+};
+use fastpipe_random::Key;
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -57,6 +60,30 @@ impl Positives {
         Ok(PyArray1::from_vec(py, full))
     }
 
+    /// The negatives of each positive in an epoch, as rows of an [`InteractionsDataset`] hold them.
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    #[pyo3(signature = (*, negatives, seed, epoch=0, first_positive=0, repeats=true, weights=None, num_threads=None))]
+    fn sample_negatives<'py>(
+        &self,
+        py: Python<'py>,
+        negatives: u32,
+        seed: u64,
+        epoch: u64,
+        first_positive: u64,
+        repeats: bool,
+        weights: Option<PyReadonlyArray1<'py, f64>>,
+        num_threads: Option<usize>,
+    ) -> PyResult<Bound<'py, PyArray2<u32>>> {
+        let sampler = self.sampler(py, negatives, repeats, weights.as_ref())?;
+        let (positives, each) = (&self.positives, negatives as usize);
+        let mut out = room(positives.len(), each).py(py)?;
+        let at = (Key { seed, epoch }, first_positive);
+        let threads = num_threads.unwrap_or_else(default_threads);
+        py.detach(|| sample_negatives(positives, &sampler, at, threads, &mut out))
+            .py(py)?;
+        PyArray1::from_vec(py, out).reshape([positives.len(), each])
+    }
+
     /// Items that users haven't seen: `negatives` for each pair of a user and an item that counts as seen as well (-1 for
     /// none). Request `i` draws what number `first + i` draws.
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
@@ -87,16 +114,7 @@ impl Positives {
             .map(|(&user, &item)| request(positives, user, item));
         let requests: Vec<Request> = requests.collect::<Result<_, _>>().py(py)?;
         let each = negatives as usize;
-        let mut out: Vec<u32> = Vec::new();
-        let memory = requests
-            .len()
-            .checked_mul(each)
-            .filter(|&all| out.try_reserve_exact(all).is_ok());
-        let Some(all) = memory else {
-            let reason = format!("there is no memory for {} times {each} items", requests.len());
-            return Err(Error::new(ErrorKind::Limit, reason)).py(py);
-        };
-        out.resize(all, 0);
+        let mut out = room(requests.len(), each).py(py)?;
         let threads = num_threads.unwrap_or_else(default_threads);
         let some = (DRAWS_AT_ONCE / each.max(1)).max(1);
         for (i, requests) in requests.chunks(some).enumerate() {
@@ -124,6 +142,22 @@ impl Positives {
         py.detach(|| Sampler::new(num_items, negatives, repeats, weights.as_deref()))
             .py(py)
     }
+}
+
+/// Room for so many times so many items.
+fn room(times: usize, each: usize) -> Result<Vec<u32>, Error> {
+    let mut room = Vec::new();
+    let all = times
+        .checked_mul(each)
+        .filter(|&all| room.try_reserve_exact(all).is_ok());
+    let missing = || {
+        Error::new(
+            ErrorKind::Limit,
+            format!("there is no memory for {times} times {each} items"),
+        )
+    };
+    room.resize(all.ok_or_else(missing)?, 0);
+    Ok(room)
 }
 
 fn request(positives: &fastpipe_interactions::Positives, user: i64, item: i64) -> Result<Request, Error> {
