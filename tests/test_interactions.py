@@ -110,6 +110,23 @@ def test_they_share_memory_with_torch(data: Interactions) -> None:
         assert all(np.array_equal(tensors[name].numpy(), column) for name, column in batch.items())
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks workers")
+def test_workers_share_them(data: Interactions) -> None:
+    pytest.importorskip("torch")
+    from torch.utils.data import DataLoader
+
+    import fastpipe.torch
+
+    loader = DataLoader(
+        fastpipe.torch.IterableDataset(read(data, item_dtype="int32", uneven="allow")),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
+    arrays = [{name: tensor.numpy() for name, tensor in batch.items()} for batch in loader]
+    assert sorted(points(arrays)) == sorted(points(read(data)))
+
+
 def test_other_frameworks_take_them(data: Interactions) -> None:
     jax = pytest.importorskip("jax")
     import fastpipe.jax
