@@ -50,6 +50,8 @@ pub(crate) struct Admission {
     window: Option<(u64, u64)>,
     /// The next batch to be begun, counted over all epochs.
     next: u64,
+    /// Batches that were under way at once. Memory for as many is kept, or each round of them would pay for page faults.
+    most_under_way: u64,
     epoch: u64,
     /// For each batch under way, how many units had been begun with it.
     begun: VecDeque<(u64, u64)>,
@@ -72,6 +74,7 @@ impl Admission {
             rows_need: 0,
             need: 0,
             next: 0,
+            most_under_way: 0,
             begun: VecDeque::new(),
             sequence: Sequence::default(),
             scatter: Scatter::default(),
@@ -146,6 +149,10 @@ impl Shared {
                 admission.bytes_hinted -= self.stored_bytes(&plan).min(admission.bytes_hinted);
             }
             admission.next += 1;
+            if under_way >= admission.most_under_way {
+                admission.most_under_way = under_way + 1;
+                self.memory.keep_batches(admission.most_under_way);
+            }
             if let Err(error) = self.begin(admission, number, plan, need) {
                 // It stands in for the batch; those before are still handed over.
                 let mut state = lock(&self.hand_over);
