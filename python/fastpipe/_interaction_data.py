@@ -19,7 +19,8 @@ __all__ = ["InteractionsData", "OnFull", "PointLocation"]
 
 OnFull: TypeAlias = Literal["error", "skip"]
 
-# Past so many items uint16 can't tell them apart, or could only by a value that frameworks would have to be told of.
+# Items up to which they are uint16 by default: the number behind the last one, which often stands for none, fits as
+# well.
 _LARGEST_UINT16 = 65_535
 
 # Points of a window are counted in 32 bits. Of the memory limit, batches have the rest.
