@@ -75,6 +75,17 @@ def check_epoch(data: Interactions, found: list[tuple[int, int, int]], negatives
     assert not {(user, item) for user, item, _ in drawn} & {(user, item) for user, item, _ in positives}
 
 
+def check_batches(data: Interactions, batches: list[dict[str, np.ndarray]], negatives: int) -> None:
+    """The same, for many points."""
+    user, item, label = (np.concatenate([batch[name] for batch in batches]) for name in ("user", "item", "label"))
+    pairs = user.astype(np.int64) * data.num_items + item
+    counts = np.diff(data.indptr)
+    positives = np.repeat(np.arange(data.num_users), counts) * data.num_items + data.indices
+    assert np.array_equal(np.sort(pairs[label == 1]), positives)
+    assert np.array_equal(np.bincount(user[label == 0], minlength=data.num_users), counts * negatives)
+    assert not np.isin(pairs[label == 0], positives).any()
+
+
 # --- What batches are ---
 
 
@@ -194,7 +205,7 @@ def test_several_shards(large: Interactions) -> None:
     reader = read(large, batch_size=10_000, negatives=4)
     assert len(large._positives.full_users(negatives=4)) == 0
     assert reader._data.handle.unit_rows().size == 5
-    check_epoch(large, points(reader), 4)
+    check_batches(large, list(reader), 4)
 
 
 def test_unshuffled_a_positive_stands_in_front_of_its_negatives(data: Interactions) -> None:
@@ -236,8 +247,8 @@ def test_by_default_the_epoch_is_one_permutation(large: Interactions) -> None:
 def test_or_as_much_of_it_as_fits(large: Interactions, negatives: int) -> None:
     found: dict[int, int] = {}
     # What the engine reckons with for a shard of 32,000 positives, and some more.
-    largest = 32_100 * max(5 * (1 + negatives), 4 * (2 + negatives)) + (64 << 10)
-    for limit in (largest // 2, 4 * largest, 5 * largest, 20 * largest):
+    largest = 32_100 * 5 * (1 + negatives) + (64 << 10)
+    for limit in (largest // 2, 5 * largest, 6 * largest, 20 * largest):
         options = {"batch_size": 1000, "negatives": negatives, "memory_limit": limit}
         reader = read(large, **options, num_threads=2)
         assert read(large, **options, num_threads=1).shuffle_buffer == reader.shuffle_buffer, "whatever the machine"
@@ -247,7 +258,7 @@ def test_or_as_much_of_it_as_fits(large: Interactions, negatives: int) -> None:
             continue
         batches = list(reader)
         assert reader.stats()["memory"]["most_reserved"] <= limit
-        check_epoch(large, points(batches), negatives)
+        check_batches(large, batches, negatives)
         found[limit] = reader.shuffle_buffer
     assert len(found) >= 3
     assert list(found.values()) == sorted(found.values())
