@@ -530,6 +530,6 @@ def test_what_readers_say_of_themselves(data: Interactions) -> None:
     assert list(reader.features) == ["user", "item", "label"]
     assert "Nothing was read yet" in reader.explain()
     assert len(list(reader)) == reader.stats()["batches"]
-    assert reader.explain().startswith(("decode-bound", "consumer-bound", "planning-bound", "decompression-bound"))
+    assert "-bound" in reader.explain().partition(" ")[0]
     with pytest.raises(InteractionsError):
         data.user_indices([1000])
