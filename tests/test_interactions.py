@@ -407,6 +407,27 @@ def test_the_order_of_the_input_changes_nothing(data: Interactions) -> None:
     assert samples.digests(read(again)) == samples.digests(read(data))
 
 
+def test_points_stay_as_they_are() -> None:
+    """In all versions: what was trained once can be trained again, and states hold."""
+    users = [user for user in range(9) for _ in range(user)]
+    items = [(user * user + 3 * k) % 11 for user in range(9) for k in range(user)]
+    data = Interactions.from_arrays(users, items, items=range(11))
+    plain = {"negatives": 2, "batch_size": 15, "shuffle": False}
+    for options, expected in (
+        ({}, [1, 4, 8, 4, 2, 0, 7, 2, 0, 1, 5, 2, 4, 5, 3]),
+        ({"repeats": False}, [1, 4, 8, 4, 2, 1, 7, 2, 1, 1, 5, 2, 4, 5, 0]),
+        ({"sampling": "popularity", "on_full": "skip"}, [1, 8, 0, 4, 1, 1, 7, 1, 2, 1, 7, 8, 4, 7, 0]),
+    ):
+        assert next(iter(read(data, **plain, **options)))["item"].tolist() == expected
+    first = next(iter(read(data, negatives=2, batch_size=12)))
+    assert first["user"].tolist() == [7, 7, 5, 2, 7, 7, 5, 4, 7, 6, 5, 1]
+    assert first["item"].tolist() == [3, 3, 0, 5, 3, 3, 8, 10, 5, 5, 0, 2]
+    assert first["label"].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0]
+    held_out = fastpipe.HeldOut(np.array([0, 7]), np.array([0, 0]))
+    candidates = fastpipe.evaluation_candidates(data, held_out, 6, seed=7)
+    assert candidates.items.tolist() == [[0, 7, 7, 2, 7, 5, 10], [0, 3, 3, 3, 3, 3, 6]]
+
+
 # --- States of other readers, and what is refused ---
 
 
