@@ -13,12 +13,13 @@ turns on the same arrays, with the same number of threads, and what each returns
 * `reject` draws of all items, looks all of them up among the sorted positives with `searchsorted`, and draws those that
   are found there again.
 
-Wanted: at least 2, 10 and 10 times as many a second. "By CPU time" compares what the threads spent, which other programs
-disturb less.
+Wanted: at least 2, 10 and 10 times as many a second. "By CPU time" compares what the threads spent, which other
+programs disturb less.
 
-**An epoch**, of the second: 100 million points, drawn, permuted, and handed out in batches of 98,304. `numpy` draws with
-`bisect`, permutes an index of all points, and gathers each batch by it, as a DataLoader's sampler and collate function
-do, without their Python code for each point. Wanted: at most 5 s on two cores, and 2 GB of memory besides the data.
+**An epoch**, of the second: 100 million points, drawn, permuted, and handed out in batches of 98,304. `numpy` draws
+with `bisect`, permutes an index of all points, and gathers each batch by it, as a DataLoader's sampler and collate
+function do, without their Python code for each point. Wanted: at most 5 s on two cores, and 2 GB of memory besides the
+data.
 
 `QUICK=1` takes a tenth of the second data set, and checks no bound of it.
 """
@@ -66,19 +67,18 @@ def positives(users: int, items: int, total: int, seed: int = 1) -> Positives:
     """Positives of users of whom few have many: `total` or a few less."""
     rng = np.random.default_rng(seed)
     weights = rng.lognormal(0, 1.05, users)
-    counts = np.zeros(users)
     for _ in range(20):
-        # Those that are cut off leave more to the others.
-        weights *= total / max(counts.sum(), 1) if counts.any() else total / weights.sum()
-        counts = np.clip(weights, 20, items // 2).astype(np.int64)
+        # Those that are cut off leave more to the others, or less.
+        weights *= total / np.clip(weights, 20, items // 2).sum()
+    counts = np.clip(weights, 20, items // 2).astype(np.int64)
     indptr = np.concatenate([[0], np.cumsum(counts)])
     owners = np.repeat(np.arange(users), counts)
     # One of each of as many stretches of the items.
     at = np.arange(indptr[-1]) - indptr[owners] + rng.random(indptr[-1])
     found = (at * (items / counts[owners])).astype(np.uint32)
     keep = np.append(True, (found[1:] != found[:-1]) | (owners[1:] != owners[:-1]))
-    counts = np.bincount(owners[keep], minlength=users)
-    return Positives(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), found[keep], items)
+    kept = np.bincount(owners[keep], minlength=users)
+    return Positives(np.concatenate([[0], np.cumsum(kept)]).astype(np.int64), found[keep], items)
 
 
 clock, cpu = time.perf_counter, time.process_time
@@ -157,8 +157,11 @@ def check(data: Positives, negatives: Items) -> None:
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     if negatives.max() >= data.num_items or (keys[at] == wanted).any():
         raise RuntimeError("a negative is a positive")
+
     # Of each tenth of the items, as many as are expected of users who haven't seen them.
-    tenth = lambda items: items.astype(np.int64) * 10 // data.num_items  # noqa: E731
+    def tenth(of: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        return of.astype(np.int64) * 10 // data.num_items
+
     counts = np.diff(data.indptr)
     seen = np.bincount(users * 10 + tenth(data.items), minlength=len(counts) * 10).reshape(-1, 10)
     sizes = np.bincount(tenth(np.arange(data.num_items)), minlength=10)
@@ -191,28 +194,13 @@ def samplers(bounds: Bounds, threads: int, rounds: int) -> None:
     spent = {name: [by_cpu for _, by_cpu in of_one] for name, of_one in turns.items()}
     count = len(data.items) * NEGATIVES
     print(f"{count:,} negatives for {len(data.items):,} positives of 6,040 users and 3,706 items; {threads} threads")
-    row = table(
-        [
-            ("sampler", -12),
-            ("million/s", 10),
-            ("fastpipe is times as fast", 26),
-            ("by CPU time", 12),
-            ("wanted", 8),
-            ("", 7),
-        ]
-    )
+    columns = [("sampler", -12), ("million/s", 10), ("fastpipe is times as fast", 26), ("by CPU time", 12)]
+    row = table([*columns, ("wanted", 8), ("", 7)])
     row("fastpipe", count / 1e6 / statistics.median(found["fastpipe"]), "", "", "", "")
     for name, least in [("complement", 2), ("bisect", 10), ("reject", 10)]:
-        times = ratio(found[name], found["fastpipe"])
-        by_cpu = ratio(spent[name], spent["fastpipe"])
-        row(
-            name,
-            count / 1e6 / statistics.median(found[name]),
-            times,
-            by_cpu,
-            least,
-            bounds.check(name, times, least=least),
-        )
+        rate = count / 1e6 / statistics.median(found[name])
+        times, by_cpu = ratio(found[name], found["fastpipe"]), ratio(spent[name], spent["fastpipe"])
+        row(name, rate, times, by_cpu, least, bounds.check(name, times, least=least))
 
 
 def epoch_by_numpy(data: Positives, threads: int, seed: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
@@ -225,11 +213,11 @@ def epoch_by_numpy(data: Positives, threads: int, seed: int) -> Iterator[dict[st
     users = np.repeat(data.users.astype(np.int32), rows)
     labels = np.zeros((len(data.items), rows), np.int8)
     labels[:, 0] = 1
-    items, labels = items.reshape(-1), labels.reshape(-1)
+    columns: dict[str, npt.NDArray[Any]] = {"user": users, "item": items.reshape(-1), "label": labels.reshape(-1)}
     order = np.random.default_rng(seed).permutation(len(users))
     for start in range(0, len(order), BATCH):
         index = order[start : start + BATCH]
-        yield {"user": users[index], "item": items[index], "label": labels[index]}
+        yield {name: column[index] for name, column in columns.items()}
 
 
 def epochs(bounds: Bounds, threads: int, rounds: int) -> None:
@@ -271,9 +259,8 @@ def epochs(bounds: Bounds, threads: int, rounds: int) -> None:
     seconds, spent = (statistics.median(column) for column in zip(*turns, strict=True))
     users = len(data.indptr) - 1
     print(f"\n{points:,} points: {len(data.items):,} positives of {users:,} users and 26,744 items; {threads} threads")
-    row = table(
-        [("epoch", -12), ("seconds", 10), ("CPU s", 8), ("million/s", 10), ("memory, MB", 12), ("wanted", 22), ("", 7)]
-    )
+    columns = [("epoch", -12), ("seconds", 10), ("CPU s", 8), ("million/s", 10), ("memory, MB", 12)]
+    row = table([*columns, ("wanted", 22), ("", 7)])
     kept = bounds.check("seconds of an epoch", seconds, most=None if QUICK else 5)
     kept = "MISSED" if bounds.check("GB of an epoch", most / 1e9, most=2) == "MISSED" else kept
     row("fastpipe", seconds, spent, points / 1e6 / seconds, most // 1_000_000, "" if QUICK else "5 s, 2,000 MB", kept)
