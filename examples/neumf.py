@@ -186,7 +186,7 @@ def agree(histories: dict[str, list[list[dict[str, Any]]]]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="of the data, the metrics and the picture")
-    parser.add_argument("--epochs", type=int, default=12, help="default: %(default)s")
+    parser.add_argument("--epochs", type=int, default=8, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the model and the negatives; default: %(default)s")
     parser.add_argument("--data", type=Path, help="ratings as MovieLens has them; fetched by default")
     parser.add_argument("--check", action="store_true", help=f"compare with a slow exact sampler, {SEEDS} seeds each")

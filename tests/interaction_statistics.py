@@ -56,11 +56,13 @@ class Fastpipe:
     def __init__(self, data: Interactions, **options: Any) -> None:
         self._data = data
         self._options = {"batch_size": 1 << 16, "shuffle": False} | options
+        self._reader = fastpipe.read_interactions(data, seed=0, **self._options)
 
     def __call__(self, seed: int, epoch: int) -> Iterator[Points]:
-        reader = fastpipe.read_interactions(self._data, seed=seed, **self._options)
-        reader.set_epoch(epoch)
-        for batch in reader:
+        if self._reader.seed != seed:
+            self._reader = fastpipe.read_interactions(self._data, seed=seed, **self._options)
+        self._reader.set_epoch(epoch)
+        for batch in self._reader:
             negative = batch["label"] == 0
             yield batch["user"][negative], batch["item"][negative]
 

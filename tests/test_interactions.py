@@ -75,6 +75,17 @@ def check_epoch(data: Interactions, found: list[tuple[int, int, int]], negatives
     assert not {(user, item) for user, item, _ in drawn} & {(user, item) for user, item, _ in positives}
 
 
+def check_batches(data: Interactions, batches: list[dict[str, np.ndarray]], negatives: int) -> None:
+    """The same, for many points."""
+    user, item, label = (np.concatenate([batch[name] for batch in batches]) for name in ("user", "item", "label"))
+    pairs = user.astype(np.int64) * data.num_items + item
+    counts = np.diff(data.indptr)
+    positives = np.repeat(np.arange(data.num_users), counts) * data.num_items + data.indices
+    assert np.array_equal(np.sort(pairs[label == 1]), positives)
+    assert np.array_equal(np.bincount(user[label == 0], minlength=data.num_users), counts * negatives)
+    assert not np.isin(pairs[label == 0], positives).any()
+
+
 # --- What batches are ---
 
 
@@ -108,6 +119,23 @@ def test_they_share_memory_with_torch(data: Interactions) -> None:
             "label": torch.int8,
         }
         assert all(np.array_equal(tensors[name].numpy(), column) for name, column in batch.items())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks workers")
+def test_workers_share_them(data: Interactions) -> None:
+    pytest.importorskip("torch")
+    from torch.utils.data import DataLoader
+
+    import fastpipe.torch
+
+    loader = DataLoader(
+        fastpipe.torch.IterableDataset(read(data, item_dtype="int32", uneven="allow")),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
+    arrays = [{name: tensor.numpy() for name, tensor in batch.items()} for batch in loader]
+    assert sorted(points(arrays)) == sorted(points(read(data)))
 
 
 def test_other_frameworks_take_them(data: Interactions) -> None:
@@ -177,7 +205,7 @@ def test_several_shards(large: Interactions) -> None:
     reader = read(large, batch_size=10_000, negatives=4)
     assert len(large._positives.full_users(negatives=4)) == 0
     assert reader._data.handle.unit_rows().size == 5
-    check_epoch(large, points(reader), 4)
+    check_batches(large, list(reader), 4)
 
 
 def test_unshuffled_a_positive_stands_in_front_of_its_negatives(data: Interactions) -> None:
@@ -219,8 +247,8 @@ def test_by_default_the_epoch_is_one_permutation(large: Interactions) -> None:
 def test_or_as_much_of_it_as_fits(large: Interactions, negatives: int) -> None:
     found: dict[int, int] = {}
     # What the engine reckons with for a shard of 32,000 positives, and some more.
-    largest = 32_100 * max(5 * (1 + negatives), 4 * (2 + negatives)) + (64 << 10)
-    for limit in (largest // 2, 4 * largest, 5 * largest, 20 * largest):
+    largest = 32_100 * 5 * (1 + negatives) + (64 << 10)
+    for limit in (largest // 2, 5 * largest, 6 * largest, 20 * largest):
         options = {"batch_size": 1000, "negatives": negatives, "memory_limit": limit}
         reader = read(large, **options, num_threads=2)
         assert read(large, **options, num_threads=1).shuffle_buffer == reader.shuffle_buffer, "whatever the machine"
@@ -230,7 +258,7 @@ def test_or_as_much_of_it_as_fits(large: Interactions, negatives: int) -> None:
             continue
         batches = list(reader)
         assert reader.stats()["memory"]["most_reserved"] <= limit
-        check_epoch(large, points(batches), negatives)
+        check_batches(large, batches, negatives)
         found[limit] = reader.shuffle_buffer
     assert len(found) >= 3
     assert list(found.values()) == sorted(found.values())
@@ -315,6 +343,20 @@ def test_ranks_share_every_point(data: Interactions, size: int) -> None:
     assert len({len(own) for own in batches}) == 1
     assert {len(batch["valid"]) for own in batches for batch in own} == {100}
     check_epoch(data, points(itertools.chain(*batches)), NEGATIVES)
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
+def test_what_fills_a_batch_up_is_spread(large: Interactions, shuffle: Any) -> None:
+    """So that no row of an embedding is asked for by all of it."""
+    rows = len(large) * (1 + NEGATIVES)
+    size = next(size for size in range(50_000, 300_000) if 0 < rows % size < 10)
+    *_, last = read(large, batch_size=size, shuffle=shuffle, uneven="pad")
+    assert int(last["valid"].sum()) == rows % size
+    assert len(np.unique(last["item"])) == large.num_items
+    users, items = (np.bincount(last[name]) for name in ("user", "item"))
+    # As often as users of these shards, and their items, would come in any other batch.
+    assert users.max() <= 10 * np.median(users[users > 0])
+    assert items.max() <= 3 * np.median(items[items > 0])
 
 
 def test_shards_alone_yield_what_they_yield_together(tmp_path: Path, large: Interactions) -> None:

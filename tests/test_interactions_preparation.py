@@ -109,6 +109,7 @@ def test_without_times_the_input_decides_and_nothing_is_held_out() -> None:
         lambda n: [np.int16(i) for i in n],
         lambda n: [np.str_(i + 100) for i in n],
         lambda n: pa.array([f"{i:03}" for i in n]),
+        lambda n: np.array([f"{i:03}" for i in n], np.dtypes.StringDType() if np.__version__ >= "2" else object),
     ],
 )
 def test_ids_of_any_type_can_be_inverted(make: Any) -> None:
@@ -273,6 +274,8 @@ def test_from_arrow(users: Any, time: Any) -> None:
     table = pa.table({"item": pa.array(ITEMS, pa.uint8()), "user": users, "at": pa.array(TIMES, time)})
     same(Interactions.from_arrow(table, timestamp="at"))
     same(Interactions.from_arrow(table.to_reader(2), timestamp="at"))
+    coded = table.set_column(0, "item", table["item"].dictionary_encode())
+    same(Interactions.from_arrow(coded, timestamp="at"))
 
 
 def test_from_arrow_of_what_it_cannot_be() -> None:

@@ -38,15 +38,15 @@ class CSR(NamedTuple):
 
     def users(self) -> npt.NDArray[np.int64]:
         """The user of each positive, int64 `[positives]`."""
-        return np.repeat(np.arange(self.num_users), self.counts)
+        return np.repeat(np.arange(self.num_users, dtype=np.int64), self.counts)
 
     def keep(self, kept: npt.NDArray[np.bool_]) -> Self:
         """Those positives that are marked, of the same users."""
-        ends = np.concatenate([[0], np.cumsum(kept)])
+        ends = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])
         indptr = ends[self.indptr]
         sequence = self.sequence
         if sequence is not None:
-            users = np.repeat(np.arange(self.num_users), np.diff(indptr))
+            users = np.repeat(np.arange(self.num_users, dtype=np.int64), np.diff(indptr))
             sequence = _places(users, sequence[kept], indptr)
         return type(self)(indptr, self.items[kept], sequence)
 

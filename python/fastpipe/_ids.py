@@ -138,18 +138,16 @@ class IdEncoder:
         Raises:
             InteractionsError: for ids that can't be: negative, missing, of another type than those before.
         """
-        if isinstance(ids, Coded):
-            values: list[Any] | None = ids.values
+        integers: np.ndarray | None = None
+        values: list[Any] | None = None
+        if isinstance(ids, Strings):
+            values = ids.to_list()
         else:
-            integers = None
-            if isinstance(ids, Strings):
-                values = ids.to_list()
-            else:
-                integers, values = _integers_or_values(ids, self._what)
-            if integers is not None:
-                self._settle(int)
-                self._integers.append(integers)
-                return len(integers)
+            integers, values = _integers_or_values(ids.values if isinstance(ids, Coded) else ids, self._what)
+        if integers is not None:
+            self._settle(int)
+            self._integers.append(integers[ids.codes] if isinstance(ids, Coded) else integers)
+            return len(self._integers[-1])
         assert values is not None
         for kind in set(map(type, values)):
             self._settle(kind)
@@ -192,7 +190,7 @@ def _integers_or_values(ids: Any, what: str) -> tuple[np.ndarray | None, list[An
     array = _array(ids, what)
     if array.ndim != 1:
         raise InteractionsError(f"the {what} ids are one list: one dimension, not shape {array.shape}")
-    if array.dtype == object:
+    if array.dtype == object or array.dtype.kind == "T":  # NumPy's StringDType may have nulls.
         values = array.tolist()
         kinds = set(map(type, values))
         for text in (str, bytes):
@@ -257,7 +255,7 @@ def _numbered(ids: np.ndarray) -> tuple[Vocabulary, Codes]:
     if most < max(_TABLE * len(ids), _SMALL):
         present = np.zeros(most + 1, bool)
         present[ids] = True
-        codes = (np.cumsum(present) - 1)[ids]
+        codes = (np.cumsum(present, dtype=np.int64) - 1)[ids]
         return Vocabulary(np.flatnonzero(present)), codes
     distinct, places = np.unique(ids, return_inverse=True)
     fits = most < 2**63

@@ -19,14 +19,15 @@ __all__ = ["InteractionsData", "OnFull", "PointLocation"]
 
 OnFull: TypeAlias = Literal["error", "skip"]
 
-# Past so many items uint16 can't tell them apart, or could only by a value that frameworks would have to be told of.
+# Items up to which they are uint16 by default: the number behind the last one, which often stands for none, fits as
+# well.
 _LARGEST_UINT16 = 65_535
 
 # Points of a window are counted in 32 bits. Of the memory limit, batches have the rest.
 _LARGEST_WINDOW = 2**31
 _WINDOW_SHARE = 0.75
+_PLACE_BYTES = 4
 _SHARD_BYTES = 64 << 10
-_SLACK = 1.1
 
 
 class PointLocation(NamedTuple):
@@ -118,10 +119,10 @@ class InteractionsData:
         if memory_limit is not None:
             shards = self.handle.unit_rows()
             negatives = self._options["negatives"]
-            # A positive's user, its item and those of its negatives. The engine reckons with 4 bytes a point at least.
+            # A positive's user, its item and those of its negatives; and the place of each point in the permutation.
             width = 2 if self._data.num_items <= _LARGEST_UINT16 else 4
-            point = max(4.0, width * (2 + negatives) / (1 + negatives))
-            fits = int(memory_limit * _WINDOW_SHARE / (_SLACK * point + _SHARD_BYTES * len(shards) / max(rows, 1)))
+            point = width * (2 + negatives) / (1 + negatives) + _PLACE_BYTES
+            fits = int(memory_limit * _WINDOW_SHARE / (point + _SHARD_BYTES * len(shards) / max(rows, 1)))
             if fits < rows:
                 # Its edges cut two shards.
                 most = min(most, max(fits - 2 * int(shards.max(initial=0)), 0) // batch_size * batch_size)

@@ -189,6 +189,51 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_fills_a_batch_up_is_spread_over_its_units() {
+        let sizes = |unit: u64| [10, 0, 40, 7][unit as usize];
+        let units = vec![3, 1, 0, 2];
+        let rows = [(0, 6), (2, 9)].map(|(unit, record)| Row { unit, record });
+        let runs = [(3, 6, 0), (0, 9, 1)].map(|(unit, record, slot)| Run {
+            unit,
+            record,
+            slot,
+            rows: 1,
+        });
+        for missing in 0..60 {
+            let contents = [
+                Content::Picks(Picks {
+                    units: units.clone(),
+                    rows: rows.to_vec(),
+                }),
+                Content::Runs(runs.to_vec()),
+            ];
+            for mut content in contents {
+                content.fill_up(2 + missing, sizes);
+                assert_eq!(content.len(), 2 + missing as usize);
+                assert_eq!((content.at(0), content.at(1)), (Some((3, 6)), Some((0, 9))));
+                let filled: Vec<_> = (2..2 + missing as usize).filter_map(|slot| content.at(slot)).collect();
+                assert_eq!(filled.len(), missing as usize);
+                for (unit, size) in [(0, 10), (3, 7)] {
+                    let mut times = vec![0; size];
+                    filled
+                        .iter()
+                        .filter(|row| row.0 == unit)
+                        .for_each(|row| times[row.1 as usize] += 1);
+                    let (least, most) = (times.iter().min().unwrap(), times.iter().max().unwrap());
+                    assert!(most - least <= 1, "{times:?}");
+                }
+                assert!(
+                    filled.iter().all(|row| row.0 != 1 && row.0 != 2),
+                    "it takes no rows of these"
+                );
+            }
+        }
+        let mut nothing = Content::Runs(Vec::new());
+        nothing.fill_up(3, sizes);
+        assert!(nothing.is_empty());
+    }
+
+    #[test]
     fn units_are_numbered_as_they_are_met_and_when_marks_run_out_anew() {
         let mut numbering = Numbering { base: u32::MAX - 12 };
         let mut marks = [Mark::default(); 6];
