@@ -4,6 +4,8 @@
 //! pages are. On Linux a program may ask for pages of 2 MB instead of 4 KB, as NumPy does for its arrays.
 #![allow(unsafe_code)]
 
+use std::collections::TryReserveError;
+
 /// Bytes of a large page, on most machines.
 pub const LARGE_PAGE: usize = 2 << 20;
 /// Below this size pages of 2 MB aren't worth it.
@@ -11,10 +13,22 @@ const LARGE: usize = 4 << 20;
 
 /// Takes memory for at least `capacity` elements in all, in large pages if it is much and the system has such.
 pub fn reserve_large<T: Copy>(data: &mut Vec<T>, capacity: usize) {
-    if capacity <= data.capacity() {
-        return;
+    if capacity > data.capacity() {
+        data.reserve_exact(capacity - data.len());
+        advise_all(data);
     }
-    data.reserve_exact(capacity - data.len());
+}
+
+/// Like [`reserve_large`], but an error where there is no such memory.
+pub fn try_reserve_large<T: Copy>(data: &mut Vec<T>, capacity: usize) -> Result<(), TryReserveError> {
+    if capacity > data.capacity() {
+        data.try_reserve_exact(capacity - data.len())?;
+        advise_all(data);
+    }
+    Ok(())
+}
+
+fn advise_all<T: Copy>(data: &mut Vec<T>) {
     let bytes = data.capacity() * size_of::<T>();
     if bytes >= LARGE {
         advise(data.as_mut_ptr().cast(), bytes);
@@ -51,5 +65,8 @@ mod tests {
         }
         data.resize(8 << 20, 7);
         assert_eq!(data.last(), Some(&7));
+        try_reserve_large(&mut data, 9 << 20).unwrap();
+        assert!(data.capacity() >= 9 << 20 && data.last() == Some(&7));
+        assert!(try_reserve_large(&mut data, usize::MAX / 4).is_err());
     }
 }

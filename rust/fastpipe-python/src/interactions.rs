@@ -7,6 +7,7 @@ use fastpipe_engine::default_threads;
 use fastpipe_interactions::{
     InteractionsSource, Request, SHARD_POSITIVES, Sampler, Settings, is_full, sample_negatives, sample_unseen,
 };
+use fastpipe_memory::try_reserve_large;
 use fastpipe_random::Key;
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
@@ -149,7 +150,7 @@ fn room(times: usize, each: usize) -> Result<Vec<u32>, Error> {
     let mut room = Vec::new();
     let all = times
         .checked_mul(each)
-        .filter(|&all| room.try_reserve_exact(all).is_ok());
+        .filter(|&all| try_reserve_large(&mut room, all).is_ok());
     let missing = || {
         Error::new(
             ErrorKind::Limit,
