@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self
 
@@ -14,9 +13,10 @@ import numpy.typing as npt
 from fastpipe import _fastpipe
 from fastpipe import _interaction_shards as _shards
 from fastpipe import _interaction_sources as _sources
-from fastpipe._csr import CSR, Duplicates, compress, core
-from fastpipe._ids import Codes, IdEncoder, Vocabulary
+from fastpipe._csr import CSR, Duplicates
+from fastpipe._ids import Vocabulary
 from fastpipe._interaction_data import InteractionsData, OnFull, PointLocation
+from fastpipe._interaction_preparation import prepare
 from fastpipe._interaction_sources import Chunk, Columns
 from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven, within
 from fastpipe._running import Running
@@ -99,7 +99,7 @@ class Interactions:
             ValueError: if an option is out of range.
         """
         times = None if timestamps is None else _sources.times_of(timestamps)
-        return cls._prepare(
+        prepared = prepare(
             [Chunk(user_ids, item_ids, times)],
             duplicates=duplicates,
             min_per_user=min_per_user,
@@ -107,6 +107,7 @@ class Interactions:
             users=users,
             items=items,
         )
+        return cls(*prepared)
 
     @classmethod
     def from_avro(
@@ -125,7 +126,7 @@ class Interactions:
             InteractionsError: as described above, and if a value is null.
             FastpipeError: as in `read_avro`.
         """
-        return cls._prepare(_sources.from_avro(source, Columns(user, item, timestamp)), **options)
+        return cls(*prepare(_sources.from_avro(source, Columns(user, item, timestamp)), **options))
 
     @classmethod
     def from_arrow(
@@ -144,7 +145,7 @@ class Interactions:
             InteractionsError: as described above, and if a value is null.
             SchemaError: if there is no such column.
         """
-        return cls._prepare(_sources.from_arrow(source, Columns(user, item, timestamp)), **options)
+        return cls(*prepare(_sources.from_arrow(source, Columns(user, item, timestamp)), **options))
 
     @classmethod
     def from_csv(
@@ -176,9 +177,8 @@ class Interactions:
             MissingFileError: if a file isn't there.
             SchemaError: if there is no such column.
         """
-        return cls._prepare(
-            _sources.from_csv(source, Columns(user, item, timestamp), delimiter, column_names), **options
-        )
+        columns = Columns(user, item, timestamp)
+        return cls(*prepare(_sources.from_csv(source, columns, delimiter, column_names), **options))
 
     @classmethod
     def from_movielens(cls, path: str | os.PathLike[str], **options: Any) -> Self:
@@ -193,53 +193,7 @@ class Interactions:
             InteractionsError: if the file has another form.
             MissingFileError: if it isn't there.
         """
-        return cls._prepare(_sources.from_movielens(path), **options)
-
-    @classmethod
-    def _prepare(
-        cls,
-        chunks: Iterable[Chunk],
-        *,
-        duplicates: Duplicates = "first",
-        min_per_user: int = 1,
-        min_per_item: int = 1,
-        users: Any = None,
-        items: Any = None,
-    ) -> Self:
-        if duplicates not in ("first", "last"):
-            raise ValueError(f'duplicates is "first" or "last", not {duplicates!r}')
-        least_user = within("min_per_user", min_per_user, 0, _LARGEST)
-        least_item = within("min_per_item", min_per_item, 0, _LARGEST)
-        known_users = None if users is None else Vocabulary.of(users, "user")
-        known_items = None if items is None else Vocabulary.of(items, "item")
-        user_numbers, user_codes, item_numbers, item_codes, times = _encode(chunks)
-        user_numbers, user_codes = _renumbered(user_numbers, user_codes, known_users, "user")
-        item_numbers, item_codes = _renumbered(item_numbers, item_codes, known_items, "item")
-        _check_counts(len(user_codes), len(user_numbers), len(item_numbers))
-        csr = compress(
-            user_codes,
-            item_codes,
-            times,
-            num_users=len(user_numbers),
-            num_items=len(item_numbers),
-            duplicates=duplicates,
-        )
-        if least_user > 1 or least_item > 1:
-            csr = csr.keep(core(csr, len(item_numbers), least_user, least_item))
-            if users is None:
-                left = csr.counts > 0
-                csr = CSR(np.concatenate([[0], csr.indptr[1:][left]]), csr.items, csr.sequence)
-                user_numbers = Vocabulary(user_numbers.ids[left])
-            if items is None:
-                left = np.bincount(csr.items, minlength=len(item_numbers)) > 0
-                csr = csr._replace(items=(np.cumsum(left) - 1)[csr.items].astype(np.uint32))
-                item_numbers = Vocabulary(item_numbers.ids[left])
-            if len(csr.items) == 0:
-                raise InteractionsError(
-                    f"no interaction is left by min_per_user={least_user} and min_per_item={least_item}: lower them"
-                )
-            _check_counts(len(csr.items), len(user_numbers), len(item_numbers))
-        return cls(user_numbers, item_numbers, csr)
+        return cls(*prepare(_sources.from_movielens(path), **options))
 
     @property
     def users(self) -> np.ndarray:
@@ -409,35 +363,6 @@ class Interactions:
             f"<fastpipe.Interactions: {self.num_users} users{part}, {self.num_items} items, "
             f"{self.num_positives} positives>"
         )
-
-
-def _encode(chunks: Iterable[Chunk]) -> tuple[Vocabulary, Codes, Vocabulary, Codes, np.ndarray | None]:
-    """Ids and numbers of users and items, and times, of all chunks together."""
-    users, items = IdEncoder("user"), IdEncoder("item")
-    times: list[np.ndarray] = []
-    for chunk in chunks:
-        lengths = {"user ids": users.add(chunk.users), "item ids": items.add(chunk.items)}
-        if chunk.times is not None:
-            lengths["timestamps"] = len(chunk.times)
-            times.append(chunk.times)
-        if len(set(lengths.values())) > 1:
-            counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
-            raise InteractionsError(f"there must be as many of each: these are {counts}")
-    return *users.finish(), *items.finish(), np.concatenate(times) if times else None
-
-
-def _renumbered(found: Vocabulary, codes: Codes, known: Vocabulary | None, what: str) -> tuple[Vocabulary, Codes]:
-    return (found, codes) if known is None else (known, known.places_of(found, what)[codes])
-
-
-def _check_counts(positives: int, users: int, items: int) -> None:
-    if positives == 0:
-        raise InteractionsError("there are no interactions")
-    for count, what in ((users, "user"), (items, "item")):
-        if count > _LARGEST:
-            raise InteractionsError(f"there are {count} {what}s, and at most 2^31 - 1 can be numbered")
-        if count < 2:
-            raise InteractionsError(f"there is only one {what}: nothing can be told of it by comparing {what}s")
 
 
 def read_interactions(
