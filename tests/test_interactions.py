@@ -176,6 +176,14 @@ def test_the_type_of_items(items: int, dtype: Any, expected: str) -> None:
     assert max(item for _, item, _ in found) == items - 1
 
 
+def test_the_type_of_items_changes_nothing_else(large: Interactions) -> None:
+    """States don't ask for it."""
+    for narrow, wide in zip(
+        read(large, batch_size=5000), read(large, batch_size=5000, item_dtype="int32"), strict=True
+    ):
+        assert all(np.array_equal(narrow[name], wide[name]) for name in narrow)
+
+
 def test_types_that_items_cannot_have(data: Interactions) -> None:
     many = Interactions.from_arrays([0, 1], [0, 1], items=np.arange(65_537))
     with pytest.raises(ValueError, match="65537 items don't fit item_dtype uint16"):

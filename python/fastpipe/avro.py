@@ -79,9 +79,10 @@ def read_avro(
             next `world_size` batches; each rank then reads nearly all blocks.
         uneven: what becomes of batches that can't be shared out evenly. `"drop"`: they are left out, fewer than there
             are ranks (with `shard_by="block"`, what ranks have above the one with fewest). `"pad"`: ranks without one
-            get one of repeated rows; all batches are filled up to `batch_size` rows, and have an entry `"valid"`, a
-            bool array [batch_size] that is False for what was filled in. `"allow"`: some ranks have more batches, so
-            whoever waits for all ranks at each step will hang. With one rank nothing is dropped.
+            get one of repeated rows; all batches are filled up to `batch_size` rows, with rows from all over their
+            blocks, and have an entry `"valid"`, a bool array [batch_size] that is False for what was filled in.
+            `"allow"`: some ranks have more batches, so whoever waits for all ranks at each step will hang. With one
+            rank nothing is dropped.
         num_threads: threads that decode. `"auto"`: as many as pay, of the processors that the process may use; fewer
             when the consumer is slower than they are. Changes nothing of what is yielded.
         prefetch: batches decoded ahead of the consumer, at least one; None for as many as keep the threads busy.
