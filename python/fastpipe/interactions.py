@@ -405,7 +405,7 @@ def read_interactions(
         seed: of negatives and shuffling, 0 to 2^64 - 1. One is drawn by default, and shown by `reader.seed`.
         shuffle: True or `"window"`: points are shuffled in windows of `shuffle_buffer` points, each of which is a
             uniform permutation. False: users as they are numbered, and each positive with its negatives behind it.
-            Others: as in `read_avro`, with shards of 32,000 positives for blocks.
+            Others: as in `read_avro`, with shards of 32,000 positives, or more where there are many, for blocks.
         shuffle_buffer: points of a window, pool or buffer, rounded up to whole batches. By default all points of an
             epoch, so that it is one uniform permutation; or, if these don't fit in `memory_limit`, as many as do,
             where a fourth of the limit is left to batches.

@@ -15,8 +15,23 @@ use crate::sampler::Sampler;
 use crate::shards::{Shard, cut, is_full};
 use crate::unit::{Groups, Layout, OpenShard};
 
-/// Positives that a shard has, about.
+/// Positives that a shard has, about, where nothing else is asked for.
 pub const SHARD_POSITIVES: u64 = 32_000;
+
+/// Where all shards together take more bytes than this, each one takes more than [`SHARD_POSITIVES`]: rows that are picked
+/// from all over them lie in more pages than the processor remembers the places of, unless pages are large.
+const MANY_BYTES: u64 = 64 << 20;
+
+/// Bytes of such a shard, about: two large pages.
+const LARGE_SHARD: u64 = 4 << 20;
+
+/// Positives of a shard, about, if there are so many, each of which takes so many bytes. Part of what orders are made from.
+fn shard_positives(positives: u64, stride: u64) -> u64 {
+    match positives.saturating_mul(stride) {
+        ..=MANY_BYTES => SHARD_POSITIVES,
+        _ => SHARD_POSITIVES.max(LARGE_SHARD / stride),
+    }
+}
 
 /// How interactions become rows.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,8 +44,8 @@ pub struct Settings {
     pub first_user: u32,
     /// The number of the first positive, for data that are a part of others.
     pub first_positive: u64,
-    /// Positives of a shard, unless its first user has more.
-    pub shard_positives: u64,
+    /// Positives of a shard, unless its first user has more; `None` for [`SHARD_POSITIVES`], or more where there are many.
+    pub shard_positives: Option<u64>,
 }
 
 impl Default for Settings {
@@ -40,7 +55,7 @@ impl Default for Settings {
             skip_full: false,
             first_user: 0,
             first_positive: 0,
-            shard_positives: SHARD_POSITIVES,
+            shard_positives: None,
         }
     }
 }
@@ -93,7 +108,9 @@ impl InteractionsSource {
             );
             return Err(Error::new(ErrorKind::ValueRange, reason));
         }
-        let shards = cut(&positives, &sampler, settings.shard_positives);
+        let layout = Layout::new(positives.num_items(), sampler.negatives(), settings.item_dtype);
+        let default = || shard_positives(positives.len() as u64, layout.stride() as u64);
+        let shards = cut(&positives, &sampler, settings.shard_positives.unwrap_or_else(default));
         let most_positives = u64::from(u32::MAX) / (1 + u64::from(sampler.negatives()));
         if let Some(shard) = shards.iter().find(|shard| shard.positives > most_positives) {
             let reason = format!(
@@ -115,7 +132,7 @@ impl InteractionsSource {
                 column("label", DType::I8),
             ],
             classes: ["interactions".into()],
-            layout: Layout::new(positives.num_items(), sampler.negatives(), settings.item_dtype),
+            layout,
             positives,
             sampler,
             settings,
@@ -255,5 +272,20 @@ impl Source for InteractionsSource {
     fn locate(&self, unit: u64, error: Error) -> Error {
         let _ = unit;
         error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The order of rows depends on it.
+    #[test]
+    fn shards_are_as_large_as_they_are() {
+        assert_eq!(shard_positives(0, 12), 32_000);
+        assert_eq!(shard_positives(5_592_405, 12), 32_000);
+        assert_eq!(shard_positives(5_592_406, 12), 349_525);
+        assert_eq!(shard_positives(20_000_000, 404), 32_000);
+        assert_eq!(shard_positives(u64::MAX, 4), 1 << 20);
     }
 }

@@ -40,7 +40,7 @@ fn source(positives: &Arc<Positives>, negatives: u32, settings: Settings) -> Int
 
 fn settings(shard_positives: u64) -> Settings {
     Settings {
-        shard_positives,
+        shard_positives: Some(shard_positives),
         skip_full: true,
         ..Settings::default()
     }

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use fastpipe_batch::{DType, Error, ErrorKind};
 use fastpipe_engine::default_threads;
-use fastpipe_interactions::{
-    InteractionsSource, Request, SHARD_POSITIVES, Sampler, Settings, is_full, sample_negatives, sample_unseen,
-};
+use fastpipe_interactions::{InteractionsSource, Request, Sampler, Settings, is_full, sample_negatives, sample_unseen};
 use fastpipe_memory::try_reserve_large;
 use fastpipe_random::Key;
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
@@ -210,7 +208,7 @@ impl InteractionsDataset {
             skip_full,
             first_user,
             first_positive,
-            shard_positives: shard_positives.unwrap_or(SHARD_POSITIVES),
+            shard_positives,
         };
         let sampler = positives.sampler(py, negatives, repeats, weights.as_ref())?;
         let source = py.detach(|| InteractionsSource::new(positives.positives.clone(), sampler, settings));
