@@ -72,9 +72,16 @@ def test_workers_read_every_row_once_each_epoch(data: Data, method: str, workers
 
 
 @SLOW
-@pytest.mark.parametrize("workers", [1, 2])
-def test_stateful_loaders_with_workers_go_on(data: Data, workers: int) -> None:
-    found = run(program="stateful", paths=data.paths, workers=workers)
+@pytest.mark.parametrize(("workers", "shuffle"), [(1, True), (2, True), (2, "block")])
+def test_stateful_loaders_with_workers_go_on(
+    data: Data, workers: int, shuffle: bool | str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    steps = [0, 1, 4]
+    if shuffle == "block":
+        # Worker 1 is at its end long before worker 0: a state says so, or it would begin the next epoch.
+        data = samples.write(tmp_path_factory.mktemp("uneven"), [[120, 5, 60, 6, 4]])
+        steps = [6, 15]
+    found = run(program="stateful", paths=data.paths, workers=workers, steps=steps, shuffle=shuffle)
     first, second = found["expected"]
     assert sorted(flat(first)) == sorted(flat(second)) == list(range(data.total))
     *midway, at_end = found["found"]
