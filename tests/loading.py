@@ -138,6 +138,8 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     # Unless it is told, Torch warns when a sparse tensor arrives from another process.
     torch.sparse.check_sparse_tensor_invariants.disable()
+    # A shell that runs tests in its background has them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     request = json.loads(sys.argv[1])
     programs = {"passes": passes, "stateful": stateful, "ended": ended, "rank": rank}
     answer = programs[request.pop("program")](**request)

@@ -99,7 +99,12 @@ def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
     began = time.monotonic()
     if how == "Ctrl-C":
         process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        _, errors = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        for left in [*psutil.Process(process.pid).children(recursive=True), process]:
+            left.kill()
+        raise
     # Only a process that hangs fails this: a second is ample for one that doesn't, and machines are busy.
     assert time.monotonic() - began < 30
     assert len(workers) == 2
