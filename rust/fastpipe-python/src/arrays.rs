@@ -27,6 +27,21 @@ impl Memory {
     fn nbytes(&self) -> usize {
         self.slabs.iter().map(Slab::len).sum()
     }
+
+    /// The slabs as a whole, uint8: what copies a batch elsewhere copies these. The batch's arrays lie in them.
+    #[getter]
+    fn slabs<'py>(slf: &Bound<'py, Self>) -> Vec<Bound<'py, PyArray1<u8>>> {
+        let slabs = slf.get().slabs.iter().filter(|slab| !slab.is_empty());
+        let array = |slab: &Slab| {
+            // SAFETY: so many initialised bytes, which stay where they are until `slf`, the base of the array, dies. Other
+            // arrays over them are views of the same memory, as NumPy's own are.
+            unsafe {
+                let view = ArrayView::from_shape_ptr(slab.len(), slab.as_ptr().cast_const());
+                PyArray::borrow_from_array(&view, slf.clone().into_any())
+            }
+        };
+        slabs.map(array).collect()
+    }
 }
 
 impl Memory {
