@@ -68,7 +68,7 @@ class TorchEngine:
         packed = PackedBatch(host, self.allocate)
         memory = torch.empty(packed.nbytes, dtype=torch.uint8, device=self.device)
         for piece, start in packed.pieces:
-            memory[start : start + piece.nbytes].copy_(torch.from_numpy(piece), non_blocking=True)
+            self._transfer(torch.from_numpy(piece), memory[start : start + piece.nbytes])
         owners = [memory]
         kept: list[Any] = [packed]
         of_dtype: dict[torch.dtype, torch.Tensor] = {}
@@ -88,6 +88,9 @@ class TorchEngine:
 
         batch = self._forms.convert(host, tensor)
         return _Tensors(batch, owners), self._event(kept)
+
+    def _transfer(self, piece: torch.Tensor, to: torch.Tensor) -> None:
+        to.copy_(piece, non_blocking=True)
 
     def _checked(self, device: Any) -> torch.device:
         return _gpu(device)
