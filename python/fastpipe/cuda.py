@@ -41,7 +41,6 @@ import numpy as np
 from fastpipe import _fastpipe
 from fastpipe._ordering import within
 from fastpipe._staging import CopyEngine, Drawn, StagingRing
-from fastpipe.errors import StateError
 from fastpipe.reader import Reader
 
 if TYPE_CHECKING:
@@ -232,28 +231,20 @@ class Prefetcher:
     def state_dict(self) -> dict[str, Any]:
         """How far the pass has come, as `Reader.state_dict`: only batches that `next` has returned count as seen.
 
-        So another prefetcher or reader of the same data, on this device or none, goes on exactly there. With several
-        devices it is the state of each of them, as if they were ranks. With `shuffle=True` or without shuffling, it may
-        be loaded on another number of devices; with `"block"` and `"buffer"` only if `shard_by="batch"`.
+        So another prefetcher or reader of the same data, on this device or none, goes on exactly there. Several devices
+        are to it what as many ranks are, and have one state: with `shuffle=True` or without shuffling it may be loaded
+        on another number of devices; with `"block"` and `"buffer"` only if `shard_by="batch"`.
         """
-        states = [lane.state_dict() for lane in self._lanes]
-        return states[0] if all(state == states[0] for state in states) else {"devices": states}
+        return self._lanes[0].state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Lets the next pass go on where a state was saved; the active one is closed.
 
         Raises:
-            StateError: as `Reader.load_state_dict` does, and if it is of another number of devices and can't be shared
-                out anew. Nothing changes if the first device can't load it.
+            StateError: as `Reader.load_state_dict` does. Nothing changes then.
         """
-        states = state_dict.get("devices", [state_dict] * len(self._lanes))
-        if len(states) != len(self._lanes):
-            raise StateError(
-                f"the state is of {len(states)} devices, whose states differ, and this prefetcher has"
-                f" {len(self._lanes)}: load it with as many"
-            )
-        for lane, state in zip(self._lanes, states, strict=True):
-            lane.load_state_dict(state)
+        for lane in self._lanes:
+            lane.load_state_dict(state_dict)
         self.close()
 
     def __enter__(self) -> Self:
