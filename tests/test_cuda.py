@@ -19,6 +19,7 @@ import fastpipe.cuda
 import fastpipe.torch
 import samples
 from fastpipe import _cuda_torch, _staging
+from fastpipe._torch_forms import Forms
 from plain_gpu import PlainEngine
 from samples import FEATURES, SHUFFLES, Data
 
@@ -244,7 +245,7 @@ def test_several_devices_go_on_with_other_numbers(data: Data, shuffle: Any, shar
         other = prefetch(data.read(**options), DEVICES[:count])
         other.load_state_dict(state)
         both = [*seen, *(batch for step in other for batch in step)]
-        found = [{name: batch[name].numpy() for name in ("id", "valid")} for batch in both]
+        found = [{name: batch["id"].numpy() for name in ("id", "valid")} for batch in both]
         assert sorted(samples.ids_of(found)) == list(range(data.total))
 
 
@@ -417,3 +418,134 @@ def test_without_frameworks(data: Data, monkeypatch: pytest.MonkeyPatch) -> None
 def test_importing_it_imports_no_framework() -> None:
     code = "import sys, fastpipe.cuda; assert not {'torch', 'cupy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def on_gpu(test: Any) -> Any:
+    """Lets a test run on a GPU, or not at all."""
+    skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and PyTorch built with CUDA")
+    return pytest.mark.cuda(skip(test))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("features", [FEATURES, CSR], ids=["coo", "csr"])
+@pytest.mark.parametrize("forms", FORMS, ids=str)
+@on_gpu
+def test_forms_on_a_gpu(data: Data, forms: dict[str, Any], features: dict[str, Any]) -> None:
+    check_forms(data, "cuda:0", forms, features, batch_size=7)
+    check_forms(data, "cuda:0", forms, features, batch_size=7, rank=1, world_size=2, uneven="pad")
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@on_gpu
+def test_batches_are_decoded_to_page_locked_memory(large: Data, num_threads: int) -> None:
+    class Looking(_cuda_torch.TorchEngine):
+        def _transfer(self, piece: torch.Tensor, to: torch.Tensor) -> None:
+            assert piece.is_pinned()
+            seen.append(piece.numel())
+            super()._transfer(piece, to)
+
+    seen: list[int] = []
+    reader = large.read(batch_size=4000, num_threads=num_threads)
+    batches = fastpipe.cuda.Prefetcher(reader, [Looking("cuda:0", Forms())], 2, several=False)
+    for batch, wanted in zip(batches, large.read(batch_size=4000), strict=True):
+        assert batch["id"].device == torch.device("cuda:0")
+        same(batch, fastpipe.torch.tensors(wanted))
+    assert len(seen) >= 2 * len(reader)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@on_gpu
+def test_no_race_on_a_gpu(large: Data, shuffle: Any, depth: int) -> None:
+    """The consumer's stream is busy, and batches are dropped long before it comes to them."""
+    options = {"shuffle": shuffle, "batch_size": 500, "seed": 2, "num_threads": 2, "prefetch": 1}
+    expected = [digests(fastpipe.torch.tensors(batch)) for batch in large.read(**options)]
+    work = torch.randn(2048, 2048, device="cuda:0")
+    batches = prefetch(large.read(**options), depth=depth)
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            found = []
+            for _ in range(10):
+                batches.set_epoch(0)
+                for batch in batches:
+                    work = torch.tanh(work @ work)
+                    found.append(digests(batch))
+            stream.synchronize()
+        for i, sums in enumerate(found):
+            assert [s.item() for s in sums] == [s.item() for s in expected[i % len(expected)]]
+
+
+def digests(batch: dict[str, Any]) -> list[torch.Tensor]:
+    """Of each tensor a sum that is the same however it is added up, computed where it is."""
+    return [
+        part.contiguous().view(torch.uint8).to(torch.int64).sum() for node in batch.values() for part in parts(node)
+    ]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@on_gpu
+def test_training_on_a_gpu(large: Data, depth: int) -> None:
+    """A model learns exactly what it learns from batches that are copied one by one."""
+
+    def train(batches: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        bag = torch.nn.EmbeddingBag(8, 4, mode="sum", include_last_offset=True).cuda()
+        layer = torch.nn.Linear(7, 1).cuda()
+        optimizer = torch.optim.SGD([*bag.parameters(), *layer.parameters()], 1e-9)
+        for batch in batches:
+            terms = batch["terms"]
+            summed = bag(terms.indices, terms.offsets, per_sample_weights=terms.values)
+            loss = layer(torch.cat([batch["vector"], summed], 1)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return [parameter.detach().cpu() for parameter in (*bag.parameters(), *layer.parameters())]
+
+    def copied(reader: fastpipe.Reader) -> Iterator[dict[str, Any]]:
+        for batch in reader:
+            found = fastpipe.torch.tensors(batch, sparse="bag")
+            terms = fastpipe.torch.Bag(*(part.cuda() for part in found["terms"]))
+            yield {"vector": found["vector"].cuda(), "terms": terms}
+
+    options = {"features": CSR, "batch_size": 500, "shuffle": True, "seed": 2}
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        ours = train(prefetch(large.read(**options), depth=depth, sparse="bag"))
+        theirs = train(copied(large.read(**options)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.allclose(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("how", ["break", "raise SystemExit(0)", "kept = batch; it = iter(batches); sys.exit()"])
+@on_gpu
+def test_the_interpreter_ends_with_a_gpu(data: Data, how: str) -> None:
+    code = EXIT.replace("[PlainEngine(), PlainEngine()]", "[TorchEngine('cuda:0', Forms()) for _ in 'ab']").replace(
+        "from plain_gpu import PlainEngine",
+        "from fastpipe._cuda_torch import TorchEngine; from fastpipe._torch_forms import Forms",
+    )
+    code = code.format(folder=str(Path(__file__).parent), paths=data.paths, how=how)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@on_gpu
+def test_protocols_on_a_gpu(data: Data) -> None:
+    batch = next(iter(prefetch(data.read(batch_size=7))))
+    assert batch["id"].__cuda_array_interface__["data"][0] == batch["id"].data_ptr()
+    assert torch.from_dlpack(batch["id"]).data_ptr() == batch["id"].data_ptr()
+    assert next(iter(prefetch(data.read(batch_size=7), "cuda")))["id"].tolist() == list(range(7))
+    missing = torch.cuda.device_count()
+    with pytest.raises(fastpipe.DeviceError, match=f"no device cuda:{missing}"):
+        prefetch(data.read(batch_size=7), f"cuda:{missing}")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_several_gpus(data: Data) -> None:
+    options = {"batch_size": 3, "shuffle": True, "seed": 1, "uneven": "pad"}
+    steps = list(prefetch(data.read(**options), ["cuda:0", "cuda:1"]))
+    assert {batch["id"].device.index for step in steps for batch in step} == {0, 1}
+    for rank in range(2):
+        share = rows(data.read(**options, rank=rank, world_size=2))
+        assert rows(step[rank] for step in steps) == share
