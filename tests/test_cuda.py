@@ -245,7 +245,7 @@ def test_several_devices_go_on_with_other_numbers(data: Data, shuffle: Any, shar
         other = prefetch(data.read(**options), DEVICES[:count])
         other.load_state_dict(state)
         both = [*seen, *(batch for step in other for batch in step)]
-        found = [{name: batch["id"].numpy() for name in ("id", "valid")} for batch in both]
+        found = [{name: batch[name].numpy() for name in ("id", "valid")} for batch in both]
         assert sorted(samples.ids_of(found)) == list(range(data.total))
 
 
