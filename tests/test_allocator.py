@@ -103,9 +103,19 @@ def test_large_batches_lie_in_it(large: Data, num_threads: int, shuffle: bool) -
         check(batch, regions)
         assert samples.digest(batch) == wanted
         memory = batch["id"].base
-        slabs.append(len(memory.slabs))
-        assert sum(slab.nbytes for slab in memory.slabs) == memory.nbytes
-        assert all(regions.has(slab) for slab in memory.slabs)
+        pieces = memory.pieces()
+        slabs.append(len(pieces))
+        assert sum(piece.nbytes for piece, _ in pieces) == memory.nbytes
+        assert all(regions.has(piece) for piece, _ in pieces)
+        stretch = np.zeros(memory.nbytes + 256 * len(pieces), np.uint8)
+        for piece, begin in pieces:
+            stretch[begin : begin + piece.nbytes] = piece
+        for array in (array for node in batch.values() for array in arrays(node) if array.size):
+            place = memory.place(array)
+            assert stretch[place : place + array.nbytes].tobytes() == array.tobytes()
+            assert memory.place(array[1:]) == (place + array.strides[0] if len(array) > 1 else None)
+            assert memory.place(array[::-1]) is (place if len(array) == 1 else None)
+        assert memory.place(np.zeros(3)) is None
     if num_threads == 1 and not shuffle:
         assert max(slabs) > 2, "no arena became a batch's memory as it was"
 

@@ -11,7 +11,7 @@ import cupy
 import numpy as np
 
 from fastpipe import batch as forms
-from fastpipe._packing import PackedBatch, address_of
+from fastpipe._packing import PackedBatch
 from fastpipe._staging import Completion
 from fastpipe.errors import DeviceError
 
@@ -71,14 +71,15 @@ class CupyEngine:
         unused.record(self._consumer)
         self._stream.wait_event(unused)
         for piece, start in packed.pieces:
-            (memory + start).copy_from_host_async(ctypes.c_void_p(address_of(piece)), piece.nbytes, self._stream)
+            at = ctypes.c_void_p(piece.ctypes.data)
+            (memory + start).copy_from_host_async(at, piece.nbytes, self._stream)
         # Who waits for it sleeps: the processors are wanted for decoding.
         event = cupy.cuda.Event(block=True, disable_timing=True)
         event.record(self._stream)
 
         def on_device(array: np.ndarray) -> Any:
-            place = packed.place(address_of(array), array.nbytes) if array.size else 0
-            return cupy.ndarray(array.shape, array.dtype, memptr=memory + place)
+            # Nothing is where an empty array is.
+            return cupy.ndarray(array.shape, array.dtype, memptr=memory + (packed.place(array) or 0))
 
         batch = {name: _form(node, on_device) for name, node in host.items()}
         return batch, _Completion(event, packed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,20 +71,20 @@ class TorchEngine:
             self._transfer(torch.from_numpy(piece), memory[start : start + piece.nbytes])
         owners = [memory]
         kept: list[Any] = [packed]
-        of_dtype: dict[torch.dtype, torch.Tensor] = {}
+        of_dtype: dict[np.dtype[Any], torch.Tensor] = {}
 
         def tensor(array: np.ndarray) -> torch.Tensor:
-            on_host = torch.from_numpy(array)
-            place = packed.place(on_host.data_ptr(), _extent(array)) if array.size else 0
+            place = packed.place(array)
             if place is None:
-                # Made for a form that the batch isn't in.
+                # Empty, or made for a form that the batch isn't in.
+                on_host = torch.from_numpy(array)
                 kept.append(on_host)
                 owners.append(on_host.to(self.device, non_blocking=True))
                 return owners[-1]
-            typed = of_dtype.get(on_host.dtype)
+            typed, size = of_dtype.get(array.dtype), array.itemsize
             if typed is None:
-                typed = of_dtype[on_host.dtype] = memory.view(on_host.dtype)
-            return typed.as_strided(on_host.shape, on_host.stride(), place // array.itemsize)
+                typed = of_dtype[array.dtype] = memory.view(_dtype(array.dtype))
+            return typed.as_strided(array.shape, [stride // size for stride in array.strides], place // size)
 
         batch = self._forms.convert(host, tensor)
         return _Tensors(batch, owners), self._event(kept)
@@ -146,10 +146,10 @@ def _page_locked(device: torch.device, nbytes: int) -> np.ndarray:
     return array
 
 
-def _extent(array: np.ndarray) -> int:
-    """Bytes from an array's first element to the end of its last."""
-    last: int = sum(stride * (size - 1) for stride, size in zip(array.strides, array.shape, strict=True))
-    return array.itemsize + last
+@cache
+def _dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """PyTorch's dtype for NumPy's."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _gpu(device: Any) -> torch.device:
