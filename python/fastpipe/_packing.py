@@ -37,7 +37,7 @@ class PackedBatch:
 
     def __init__(self, batch: Mapping[str, Any], allocate: Callable[[int], np.ndarray]) -> None:
         arrays = [array for node in batch.values() for array in _arrays(node)]
-        bases: Iterator[Any] = (array.base for array in arrays)
+        bases: list[Any] = [array.base for array in arrays]
         self._memory = next((base for base in bases if isinstance(base, _fastpipe.Memory)), None)
         self.pieces: list[tuple[np.ndarray, int]] = [] if self._memory is None else self._memory.pieces()
         self.nbytes = 0
@@ -45,7 +45,7 @@ class PackedBatch:
             last, start = self.pieces[-1]
             self.nbytes = start + _aligned(last.nbytes)
         self._strays: dict[int, int] = {}
-        strays = [array for array in arrays if array.base is not self._memory and array.size]
+        strays = [a for a, base in zip(arrays, bases, strict=True) if base is not self._memory and a.size]
         if strays:
             self._gather(strays, allocate)
 
