@@ -51,8 +51,8 @@ There was no machine with a GPU, so none of this has been measured or run:
 - the copy rate beside a plain copy of page-locked memory (wanted: at least 90 %);
 - the share of copying that is hidden behind compute (at least 80 %);
 - records/s into device memory, and 16 decoding threads beside one (at least 12 times);
-- how long the GPU is idle while a small recommender is trained (under 5 % where decoding can keep up), and a `DataLoader`
-  with `pin_memory=True` over fastavro beside it;
+- how long the GPU is idle while a small recommender is trained (under 5 % where decoding can keep up), and a
+  `DataLoader` with `pin_memory=True` over fastavro beside it;
 - the tests marked `cuda`, with PyTorch, with CuPy and on two GPUs; also under PyTorch's sanitizer of streams and
   compute-sanitizer.
 
