@@ -16,6 +16,7 @@ from fastpipe._shuffle_report import ShuffleReport, shuffle_report
 from fastpipe.avro import AvroFile, infer_features, read_avro
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import (
+    DeviceError,
     FastpipeError,
     LimitError,
     MalformedFileError,
@@ -35,6 +36,7 @@ from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
 __all__ = [
     "AvroFile",
     "DenseSpec",
+    "DeviceError",
     "FastpipeError",
     "Features",
     "LimitError",

@@ -14,6 +14,7 @@ __all__ = [
     "Memory",
     "Order",
     "Pass",
+    "PassMemory",
     "Position",
     "RowBuffer",
     "__version__",
@@ -69,6 +70,8 @@ class AvroDataset(Data):
 class Memory:
     @property
     def nbytes(self) -> int: ...
+    def pieces(self) -> list[tuple[npt.NDArray[np.uint8], int]]: ...
+    def place(self, array: npt.NDArray[Any]) -> int | None: ...
 
 @final
 class Order:
@@ -101,6 +104,7 @@ class Order:
         prefetch: int | None,
         memory_limit: int | None,
         record_tasks: bool,
+        memory: PassMemory | None = None,
     ) -> Pass: ...
     def check(self, progress: dict[str, Any]) -> None: ...
     def batch_at(self, epoch: int, step: int, num_threads: int | None) -> Pass: ...
@@ -116,6 +120,10 @@ class Pass:
     def total(self) -> int | None: ...
     @property
     def position(self) -> Position: ...
+
+@final
+class PassMemory:
+    def __new__(cls, data: Data, allocate: Callable[[int], npt.NDArray[np.uint8]], held: int) -> PassMemory: ...
 
 @final
 class Position:

@@ -12,6 +12,7 @@ mod file;
 mod index;
 mod order;
 mod pass;
+mod pass_memory;
 mod raw;
 mod rebatch;
 mod stats;
@@ -35,6 +36,8 @@ mod _fastpipe {
     use super::order::Order;
     #[pymodule_export]
     use super::pass::{Pass, Position};
+    #[pymodule_export]
+    use super::pass_memory::PassMemory;
     #[pymodule_export]
     use super::rebatch::RowBuffer;
 
