@@ -46,7 +46,7 @@ print("\n".join(found))
 endef
 export REQUIREMENTS
 
-.PHONY: help demo test test-rust test-python bench lint lint-rust lint-python msrv build deps clean
+.PHONY: help demo test test-rust test-python soak bench lint lint-rust lint-python msrv build deps clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # Cargo uses every core by itself, and two runs of pip in one environment get in each other's way.
@@ -68,6 +68,9 @@ test-rust:
 test-python: $(STAMPS)/test $(STAMPS)/extension
 	$(CARGO) build $(CARGO_FLAGS) $(PURE) --example rewrite
 	FASTPIPE_REWRITE="$(abspath $(TARGET)/debug/examples/rewrite)" $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: $(STAMPS)/test $(STAMPS)/extension ## test sampled negatives over a thousand million of them
+	FASTPIPE_NEGATIVES=1000000000 $(BIN)/python -m pytest tests/test_negatives.py $(PYTEST_ARGS)
 
 bench: $(STAMPS)/bench $(STAMPS)/extension ## compare with other libraries; measure speed and memory (QUICK=1: in brief)
 	$(BIN)/python benches/bench.py $(BENCH_ARGS)

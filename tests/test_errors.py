@@ -19,6 +19,8 @@ BUILTINS = {
     "StateError": ValueError,
     "ValueRangeError": ValueError,
     "NullValueError": ValueError,
+    "InteractionsError": ValueError,
+    "UnseenItemsError": ValueError,
     "MissingFileError": FileNotFoundError,
     "StorageError": OSError,
     "FastpipeError": Exception,

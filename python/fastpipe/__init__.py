@@ -18,6 +18,7 @@ from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import (
     DeviceError,
     FastpipeError,
+    InteractionsError,
     LimitError,
     MalformedFileError,
     MissingFileError,
@@ -26,25 +27,33 @@ from fastpipe.errors import (
     ShapeError,
     StateError,
     StorageError,
+    UnseenItemsError,
     UnsupportedError,
     ValueRangeError,
 )
+from fastpipe.evaluation import Candidates, evaluation_candidates, hit_rate, ndcg
+from fastpipe.interactions import HeldOut, Interactions, PointLocation, read_interactions
 from fastpipe.reader import Location, Reader
 from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
 
 __all__ = [
     "AvroFile",
+    "Candidates",
     "DenseSpec",
     "DeviceError",
     "FastpipeError",
     "Features",
+    "HeldOut",
+    "Interactions",
+    "InteractionsError",
     "LimitError",
     "Location",
     "MalformedFileError",
     "Masked",
     "MissingFileError",
     "NullValueError",
+    "PointLocation",
     "Ragged",
     "RaggedSpec",
     "Reader",
@@ -58,11 +67,16 @@ __all__ = [
     "StateError",
     "StorageError",
     "Strings",
+    "UnseenItemsError",
     "UnsupportedError",
     "ValueRangeError",
     "__version__",
+    "evaluation_candidates",
+    "hit_rate",
     "infer_features",
+    "ndcg",
     "read_avro",
+    "read_interactions",
     "rebatch",
     "shuffle_report",
 ]

@@ -46,8 +46,8 @@ class Data(Protocol):
     def fingerprint(self) -> dict[str, Any]:
         """What tells it from other data sets, fit for JSON: a few numbers that say something, and a `digest`."""
 
-    def place(self, unit: int, record: int) -> Location:
-        """Where a row of a unit stands."""
+    def place(self, unit: int, record: int) -> tuple[Any, ...]:
+        """Where a row of a unit comes from, as a named tuple of the source's own."""
 
     def column_times(self) -> tuple[float, list[tuple[str, float]]]:
         """Nanoseconds that a row takes to make, with all columns and without each; looks at some data."""

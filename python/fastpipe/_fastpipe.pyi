@@ -11,11 +11,13 @@ __all__ = [
     "AvroDataset",
     "ContainerFile",
     "Data",
+    "InteractionsDataset",
     "Memory",
     "Order",
     "Pass",
     "PassMemory",
     "Position",
+    "Positives",
     "RowBuffer",
     "__version__",
     "index_file",
@@ -66,6 +68,54 @@ class AvroDataset(Data):
     def blocks(self) -> list[int]: ...
     def column_times(self) -> tuple[float, list[tuple[str, float]]]: ...
     def place_of(self, unit: int) -> tuple[str, int]: ...
+
+@final
+class Positives:
+    def __new__(cls, indptr: npt.NDArray[np.int64], items: npt.NDArray[np.uint32], num_items: int) -> Positives: ...
+    def full_users(
+        self, *, negatives: int, repeats: bool = True, weights: npt.NDArray[np.float64] | None = None
+    ) -> npt.NDArray[np.int64]: ...
+    def sample_negatives(
+        self,
+        *,
+        negatives: int,
+        seed: int,
+        epoch: int = 0,
+        first_positive: int = 0,
+        repeats: bool = True,
+        weights: npt.NDArray[np.float64] | None = None,
+        num_threads: int | None = None,
+    ) -> npt.NDArray[np.uint32]: ...
+    def sample_unseen(
+        self,
+        users: npt.NDArray[np.int64],
+        exclude: npt.NDArray[np.int64],
+        *,
+        negatives: int,
+        seed: int,
+        first: int = 0,
+        repeats: bool = True,
+        weights: npt.NDArray[np.float64] | None = None,
+        num_threads: int | None = None,
+    ) -> npt.NDArray[np.uint32]: ...
+
+@final
+class InteractionsDataset(Data):
+    def __new__(
+        cls,
+        positives: Positives,
+        *,
+        negatives: int,
+        repeats: bool = True,
+        item_dtype: str = "int32",
+        weights: npt.NDArray[np.float64] | None = None,
+        skip_full: bool = False,
+        first_user: int = 0,
+        first_positive: int = 0,
+        shard_positives: int | None = None,
+    ) -> InteractionsDataset: ...
+    def shard_users(self) -> npt.NDArray[np.int64]: ...
+    def place_of(self, unit: int, record: int) -> tuple[int, int, int, int]: ...
 
 @final
 class Memory:

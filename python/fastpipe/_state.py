@@ -7,7 +7,8 @@ each rank), can be stored as JSON, and has these entries:
     1. What a version writes all later ones read; a state of a later version is refused.
 `data`
     What tells the data set from others. Of Avro files: how many files, rows and bytes, and a digest of the files' names
-    (without folders), sizes and sync markers.
+    (without folders), sizes and sync markers. Of interactions: how many users, items and positives, how negatives are
+    drawn, and a digest of who has which items.
 `order`
     The arguments that the order depends on.
 `pass_epoch`
@@ -113,5 +114,6 @@ def _order(ordering: Ordering, shuffle_buffer: int) -> State:
 def _differences(saved: State, here: State, whose: str) -> list[str]:
     names = [name for name in here if saved.get(name) != here[name]]
     if names == ["digest"]:
-        return ["the data set has other contents (files: sync markers), or its files other names or another order"]
+        files = " (files: sync markers), or its files other names or another order" if "files" in here else ""
+        return [f"the data set has other contents{files}"]
     return [f"{whose}{name} was {saved.get(name)!r} and is {here[name]!r}" for name in names if name != "digest"]

@@ -13,6 +13,7 @@ from typing import Any
 __all__ = [
     "DeviceError",
     "FastpipeError",
+    "InteractionsError",
     "LimitError",
     "MalformedFileError",
     "MissingFileError",
@@ -21,6 +22,7 @@ __all__ = [
     "ShapeError",
     "StateError",
     "StorageError",
+    "UnseenItemsError",
     "UnsupportedError",
     "ValueRangeError",
 ]
@@ -99,6 +101,21 @@ class ValueRangeError(FastpipeError, ValueError):
 
 class NullValueError(FastpipeError, ValueError):
     """A null in a feature whose spec says `nulls="error"`."""
+
+
+class InteractionsError(FastpipeError, ValueError):
+    """Interactions that can't be used: missing or negative ids, lengths that differ, too few users or items."""
+
+
+class UnseenItemsError(InteractionsError):
+    """A user has fewer unseen items than negatives are asked for.
+
+    The attribute `user` is the user's id, None where it isn't known.
+    """
+
+    def __init__(self, message: str, *, user: Any = None, **location: Any) -> None:
+        super().__init__(message, **location)
+        self.user = user
 
 
 class StateError(FastpipeError, ValueError):

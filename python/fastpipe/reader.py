@@ -293,13 +293,16 @@ class Reader:
         finally:
             started.close()
 
-    def locate(self, step: SupportsIndex, row: SupportsIndex, epoch: SupportsIndex | None = None) -> Location:
+    def locate(self, step: SupportsIndex, row: SupportsIndex, epoch: SupportsIndex | None = None) -> Any:
         """Says where a row of a batch comes from. Reads no data.
 
         Args:
             step: the batch, as in `batch_at`.
             row: the row of the batch.
             epoch: the current one by default.
+
+        Returns:
+            A `Location`; of interactions a `PointLocation`.
 
         Raises:
             IndexError: if there is no such batch or row.

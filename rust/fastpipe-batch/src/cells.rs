@@ -1,14 +1,16 @@
 //! Parts of one value a row, written where they belong.
 //!
 //! A [`Writer`](crate::Writer) knows how far it has come, which has to be set up and checked for each row. Where a row has
-//! one value of a part, there is nothing to know: its place follows from the slot.
+//! one value of a part, there is nothing to know: its place follows from the slot. Rows in consecutive slots, of which every
+//! part has one value, can be written column by column.
 //!
 //! # Why this is sound
 //!
 //! A cell knows the memory of a part for all slots. [`Cells`] is made for a slot that a sink has claimed, and lives no longer
-//! than the sink is borrowed; a write is of exactly the cell's size.
+//! than the sink is borrowed; a write is of exactly the cell's size. [`Columns`] is made for a stretch of such slots.
 #![allow(unsafe_code)]
 
+use crate::error::{Error, ErrorKind};
 use crate::writer::{Element, Overflow};
 
 /// A part of one value a row.
@@ -86,5 +88,60 @@ impl<'s> Cells<'s> {
     #[inline(always)]
     pub fn written(self, n: usize) {
         *self.written += n;
+    }
+}
+
+/// Rows in consecutive slots, column by column.
+pub struct Columns<'s> {
+    cells: &'s [Cell],
+    first: usize,
+    rows: usize,
+    written: usize,
+    ended: &'s mut usize,
+}
+
+impl<'s> Columns<'s> {
+    /// # Safety
+    ///
+    /// The slots from `first` on, `rows` many, are the cells', claimed by whoever calls, and written by nobody else meanwhile.
+    pub(crate) unsafe fn new(cells: &'s [Cell], first: usize, rows: usize, ended: &'s mut usize) -> Self {
+        Columns {
+            cells,
+            first,
+            rows,
+            written: 0,
+            ended,
+        }
+    }
+
+    /// Writes the values of the next cell, one for each row.
+    #[inline(always)]
+    pub fn put<T: Element>(&mut self, values: &[T]) -> Result<(), Overflow> {
+        let Some(cell) = self.cells.get(self.written) else {
+            return Err(Overflow::Row);
+        };
+        if cell.size as usize != size_of::<T>() || values.len() != self.rows {
+            return Err(Overflow::Row);
+        }
+        // SAFETY: the part has `size_of::<T>()` bytes for each slot, and these are ours alone (see `new`), so nobody has a
+        // reference to them.
+        unsafe {
+            let to = cell.start.add(self.first * size_of::<T>());
+            std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to, size_of_val(values));
+        }
+        self.written += 1;
+        Ok(())
+    }
+
+    /// Ends the rows: each cell must have been written.
+    pub fn end(self) -> Result<(), Error> {
+        if self.written != self.cells.len() {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "a source left a part of some rows unwritten",
+            ));
+        }
+        *self.ended += self.rows;
+        Ok(())
     }
 }

@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use crate::prefetch::{LINE, LINES, hint};
+use fastpipe_memory::{LINE, LINES, hint};
 
 /// An index or span beyond the rows, or a target of another size than what it was to get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -121,9 +121,8 @@ impl Drop for Memory {
 mod mapping {
     use std::ptr::{NonNull, null_mut};
 
+    use fastpipe_memory::{LARGE_PAGE, advise};
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-
-    use crate::pages::{LARGE_PAGE, advise};
 
     const PAGE: usize = 4096;
 

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::cells::{Cell, Cells};
+use crate::cells::{Cell, Cells, Columns};
 use crate::error::{Error, ErrorKind};
 use crate::owned::ALIGNMENT;
 use crate::slab::{Slab, SlabPool};
@@ -137,6 +137,23 @@ impl Rows {
         let bit = 1u64 << (slot % 64);
         let before = self.claimed[slot / 64].fetch_or(bit, Ordering::Relaxed);
         if before & bit == 0 { Ok(()) } else { Err(Overflow::Row) }
+    }
+
+    /// Claims consecutive slots.
+    fn claim_all(&self, slots: Range<usize>) -> Result<(), Overflow> {
+        if slots.end > self.rows || slots.start > slots.end {
+            return Err(Overflow::Row);
+        }
+        let mut from = slots.start;
+        while from < slots.end {
+            let to = (from / 64 * 64 + 64).min(slots.end);
+            let bits = u64::MAX >> (64 - (to - from)) << (from % 64);
+            if self.claimed[from / 64].fetch_or(bits, Ordering::Relaxed) & bits != 0 {
+                return Err(Overflow::Row);
+            }
+            from = to;
+        }
+        Ok(())
     }
 }
 
@@ -357,6 +374,20 @@ impl<'a> Sink<'a> {
         Ok(unsafe { Cells::new(&self.cells, self.slot as usize, &mut self.written) })
     }
 
+    /// Starts rows in consecutive slots, to be written column by column. All parts of the batch must be cells.
+    #[inline]
+    pub fn begin_rows(&mut self, slots: Range<u32>) -> Result<Columns<'_>, Overflow> {
+        self.begun = false;
+        if !(self.parts.placed.is_empty() && self.parts.arenas.is_empty()) {
+            return Err(Overflow::Row);
+        }
+        let (first, end) = (slots.start as usize, slots.end as usize);
+        self.rows.claim_all(first..end)?;
+        self.fragment.slots.extend(slots);
+        // SAFETY: the slots are claimed by this sink, which is borrowed exclusively; the cells are those of `rows`.
+        Ok(unsafe { Columns::new(&self.cells, first, end - first, &mut self.ended) })
+    }
+
     /// Lets the writer of a cell's part write to it.
     #[cold]
     pub fn begin_cell(&mut self, cell: u32) -> Result<(), Overflow> {
@@ -563,6 +594,63 @@ mod tests {
             (again.held_bytes(), again.slots().len(), again.arena(2).0.len()),
             (held, 0, 0)
         );
+    }
+
+    #[test]
+    fn rows_are_written_column_by_column() {
+        let values = |dtype| Part {
+            kind: PartKind::Values(dtype),
+            per_row: Some(1),
+        };
+        let parts: Arc<[Part]> = [values(DType::I32), values(DType::I8)].into();
+        let cells: Arc<[u32]> = [0, 1].into();
+        let rows = Rows::new(parts, 200, &SlabPool::new(1)).unwrap();
+        let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
+        assert_eq!(sink.begin_rows(0..1).err(), Some(Overflow::Row), "these aren't cells");
+        sink.choose_cells(&cells).unwrap();
+        for slots in [0..0, 3..130, 130..192, 0..3, 192..200] {
+            let mut columns = sink.begin_rows(slots.clone()).unwrap();
+            let wide: Vec<i32> = slots.clone().map(|slot| slot as i32 * 1000).collect();
+            let narrow: Vec<i8> = slots.map(|slot| slot as i8).collect();
+            assert_eq!(columns.put(&narrow), Err(Overflow::Row), "the first cell is wider");
+            columns.put(&wide).unwrap();
+            assert_eq!(columns.put(&narrow[narrow.len().min(1)..]).is_ok(), narrow.is_empty());
+            if !narrow.is_empty() {
+                columns.put(&narrow).unwrap();
+            }
+            assert_eq!(columns.put(&narrow), Err(Overflow::Row), "there are no more cells");
+            columns.end().unwrap();
+        }
+        for claimed in [0..1, 199..200, 100..101, 190..201, 200..201] {
+            assert_eq!(sink.begin_rows(claimed).err(), Some(Overflow::Row));
+        }
+        assert_eq!(sink.finish().slots().len(), 200);
+        let filled = rows.complete().unwrap();
+        let wide: Vec<_> = filled.bytes()[..800]
+            .as_chunks()
+            .0
+            .iter()
+            .map(|c| i32::from_le_bytes(*c))
+            .collect();
+        assert_eq!(wide, (0..200).map(|slot| slot * 1000).collect::<Vec<_>>());
+        let start = filled.place(1).unwrap().start;
+        assert!((0..200).all(|slot| filled.bytes()[start + slot] == slot as u8));
+    }
+
+    #[test]
+    fn rows_without_all_their_columns_are_not_handed_out() {
+        let part = Part {
+            kind: PartKind::Values(DType::U8),
+            per_row: Some(1),
+        };
+        let rows = Rows::new([part, part].into(), 2, &SlabPool::new(1)).unwrap();
+        let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
+        sink.choose_cells(&[0, 1].into()).unwrap();
+        let mut columns = sink.begin_rows(0..2).unwrap();
+        columns.put(&[1u8, 2]).unwrap();
+        assert_eq!(columns.end().unwrap_err().kind(), ErrorKind::Internal);
+        drop(sink.finish());
+        assert!(rows.complete().is_err());
     }
 
     #[test]

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use fastpipe_order::{Draws, Key, Kind, Order, Purpose, Settings, ShardBy, State, Uneven, Units};
+use fastpipe_order::{Key, Kind, Order, Settings, ShardBy, State, Uneven, Units};
+use fastpipe_random::{Draws, Purpose};
 
 const BLOCKS: u64 = 10_000_000;
 const BATCH_SIZE: u32 = 1024;

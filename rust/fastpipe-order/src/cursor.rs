@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use fastpipe_random::Key;
+
 use crate::deal::{Deal, Left};
 use crate::plan::Content;
-use crate::random::Key;
 use crate::sequential::SequentialWalker;
 use crate::sliding::{Grain, Sliding, SlidingWalker};
 use crate::units::Units;
@@ -461,7 +462,7 @@ impl Iterator for Cursor {
         let (mut content, mut released) = self.walker.batch(batch);
         let real = content.len() as u32;
         if uneven == Uneven::Pad {
-            content.fill_up(batch_size);
+            content.fill_up(batch_size, |unit| self.order.units.rows(unit as usize));
         }
         if self.order.own_steps.is_some() {
             let Settings { rank, ranks, .. } = self.order.settings;

@@ -1,6 +1,6 @@
 //! A shuffle through a window of bounded length.
 
-use crate::random::{Draws, Key, Purpose};
+use fastpipe_random::{Draws, Key, Purpose};
 
 /// A Fisher-Yates shuffle of a sequence that comes in piece by piece, of which only a window is known at a time.
 ///

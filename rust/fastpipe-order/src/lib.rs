@@ -4,7 +4,7 @@
 //!
 //! The order of samples is a pure function: which rows stand in batch `t` depends on the numbers of rows in the units (the
 //! blocks of Avro files), on the seed, the epoch, the order and its parameters, and on `t`. Not on data, files, threads,
-//! memory, or on what was read before. So this crate has no data, no I/O and no threads, depends on nothing of ours, and
+//! memory, or on what was read before. So this crate has no data, no I/O and no threads, depends on nothing of ours but [draws](fastpipe_random) and hints about memory, and
 //! holds no state that couldn't be computed anew:
 //!
 //! - **Any batch at once.** [`Cursor::seek`] goes to any batch of any epoch.
@@ -32,14 +32,14 @@
 //! ```
 //!
 //! - *Window* order needs only to know where each window starts among the units in random order. The random order of many
-//!   units is a keyed permutation without a table ([`Purpose::Units`]); going on from one window to the next takes a look at
+//!   units is a keyed permutation without a table ([`Units`](fastpipe_random::Purpose::Units)); going on from one window to the next takes a look at
 //!   each of its units. To go anywhere else a table is made of the sums of every 64 units, once an epoch; states hold the
 //!   places that come next, so resuming needs none. Within a window rows are permuted by a Fisher-Yates shuffle.
 //! - *Buffer* and *block* order look as if they needed what happened before, and don't: a row of the buffer is followed back,
 //!   draw by draw, to where it came from, which takes a few dozen times as many draws as the buffer has rows (see
 //!   `sliding.rs`).
 //!
-//! Draws are counter-based: a function of the seed, the epoch, what they are for and their place ([`Draws`]). No stream of
+//! Draws are counter-based: a function of the seed, the epoch, what they are for and their place ([`fastpipe_random`]). No stream of
 //! random numbers is shared, so nothing depends on who draws first.
 //!
 //! ## Batches to ranks
@@ -59,9 +59,9 @@
 mod cursor;
 mod deal;
 mod fisher_yates;
+mod packed;
 mod permutation;
 mod plan;
-mod random;
 mod sequential;
 mod sliding;
 mod units;
@@ -69,8 +69,8 @@ mod window;
 
 pub use cursor::{BatchPlan, Cursor, Kind, Order, Settings, ShardBy, State, StateError, Uneven};
 pub use deal::{Left, Open};
+pub use fastpipe_random::Key;
 pub use fisher_yates::FisherYates;
 pub use plan::{Content, Picks, Row, Run};
-pub use random::{Draws, Key, Purpose, below, philox};
 pub use units::{TooLong, Units};
 pub use window::Place;

@@ -1,6 +1,6 @@
 //! A random order of units.
 
-use crate::random::{Draws, Key, Purpose};
+use fastpipe_random::{Draws, Key, Purpose};
 
 /// Up to this many units their order is a table, drawn from all orders with equal probability. For more it is computed,
 /// since a table of many would take as much memory as the index, and as long to make as to walk it.

@@ -70,29 +70,49 @@ impl Content {
         }
     }
 
-    /// Fills the batch up to `rows` rows with its own, from the first on, again and again.
-    pub fn fill_up(&mut self, rows: u32) {
-        let mut missing = rows.saturating_sub(self.len() as u32);
+    /// Fills the batch up to `rows` rows with others of its units, of which there are `rows_of`. They are spread over each
+    /// unit, so that none comes much more often than others: the rows of a short batch, repeated, would all fall on few rows
+    /// of an embedding.
+    pub(crate) fn fill_up(&mut self, rows: u32, rows_of: impl Fn(u64) -> u32) {
+        let from = self.len() as u32;
+        let missing = rows.saturating_sub(from);
+        if missing == 0 || from == 0 {
+            return;
+        }
         match self {
             Content::Runs(runs) => {
-                let own = runs.clone();
-                for run in own.iter().cycle().take_while(|_| !own.is_empty()) {
-                    if missing == 0 {
+                let mut units: Vec<u64> = runs.iter().map(|run| run.unit).collect();
+                units.dedup();
+                let mut slot = from;
+                for &unit in units.iter().cycle() {
+                    if slot == rows {
                         break;
                     }
-                    let take = run.rows.min(missing);
-                    let slot = rows - missing;
+                    let rows = rows_of(unit).min(rows - slot);
                     runs.push(Run {
+                        unit,
+                        record: 0,
+                        rows,
                         slot,
-                        rows: take,
-                        ..*run
                     });
-                    missing -= take;
+                    slot += rows;
                 }
             }
             Content::Picks(picks) => {
-                let own = picks.rows.clone();
-                picks.rows.extend(own.iter().cycle().take(missing as usize));
+                // Those that the batch takes rows of; there may be a few more.
+                let mut units: Vec<u32> = picks.rows.iter().map(|row| row.unit).collect();
+                units.sort_unstable();
+                units.dedup();
+                let count = units.len() as u32;
+                picks.rows.extend((0..missing).map(|i| {
+                    let (turn, which) = (i / count, i % count);
+                    let unit = units[which as usize];
+                    let turns = u64::from((missing - which).div_ceil(count));
+                    let there = u64::from(rows_of(picks.units[unit as usize]));
+                    // Below `there`, since `turn` is below `turns`.
+                    let record = (u64::from(turn) * there / turns) as u32;
+                    Row { unit, record }
+                }));
             }
         }
     }
@@ -167,6 +187,51 @@ impl Numbers<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_fills_a_batch_up_is_spread_over_its_units() {
+        let sizes = |unit: u64| [10, 0, 40, 7][unit as usize];
+        let units = vec![3, 1, 0, 2];
+        let rows = [(0, 6), (2, 9)].map(|(unit, record)| Row { unit, record });
+        let runs = [(3, 6, 0), (0, 9, 1)].map(|(unit, record, slot)| Run {
+            unit,
+            record,
+            slot,
+            rows: 1,
+        });
+        for missing in 0..60 {
+            let contents = [
+                Content::Picks(Picks {
+                    units: units.clone(),
+                    rows: rows.to_vec(),
+                }),
+                Content::Runs(runs.to_vec()),
+            ];
+            for mut content in contents {
+                content.fill_up(2 + missing, sizes);
+                assert_eq!(content.len(), 2 + missing as usize);
+                assert_eq!((content.at(0), content.at(1)), (Some((3, 6)), Some((0, 9))));
+                let filled: Vec<_> = (2..2 + missing as usize).filter_map(|slot| content.at(slot)).collect();
+                assert_eq!(filled.len(), missing as usize);
+                for (unit, size) in [(0, 10), (3, 7)] {
+                    let mut times = vec![0; size];
+                    filled
+                        .iter()
+                        .filter(|row| row.0 == unit)
+                        .for_each(|row| times[row.1 as usize] += 1);
+                    let (least, most) = (times.iter().min().unwrap(), times.iter().max().unwrap());
+                    assert!(most - least <= 1, "{times:?}");
+                }
+                assert!(
+                    filled.iter().all(|row| row.0 != 1 && row.0 != 2),
+                    "it takes no rows of these"
+                );
+            }
+        }
+        let mut nothing = Content::Runs(Vec::new());
+        nothing.fill_up(3, sizes);
+        assert!(nothing.is_empty());
+    }
 
     #[test]
     fn units_are_numbered_as_they_are_met_and_when_marks_run_out_anew() {

@@ -18,8 +18,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use fastpipe_random::{AT_ONCE, Draws, Key, Purpose, below};
+
 use crate::plan::{Content, Mark, Numbering, Picks, Row};
-use crate::random::{AT_ONCE, Draws, Key, Purpose, below};
 use crate::units::Units;
 
 /// What enters and leaves.

@@ -4,9 +4,11 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
+use fastpipe_random::{Draws, Key, Purpose};
+
+use crate::packed::PackedRows;
 use crate::permutation::{Permutation, SOME};
-use crate::plan::{Content, Mark, Numbering, Picks, Row};
-use crate::random::{Draws, Key, Purpose};
+use crate::plan::{Content, Mark, Numbering, Picks};
 use crate::units::Units;
 
 /// Windows whose places are remembered: several for each of many ranks.
@@ -114,8 +116,8 @@ struct Drawn {
     window: u64,
     /// Its units, in the order in which it takes rows of them.
     units: Vec<u64>,
-    /// Its rows: the upper half counts `units`, the lower is the record. The first `done` are in their final order.
-    rows: Vec<u64>,
+    /// Its rows, by the index of their unit. The first `done` are in their final order.
+    rows: PackedRows,
     done: usize,
 }
 
@@ -213,28 +215,22 @@ impl WindowWalker {
         let from = from.min(drawn.rows.len());
         let to = (from + size as usize).min(drawn.rows.len());
         self.draw(&mut drawn, to);
-        let rows = &drawn.rows[from.min(to)..to];
-        let split = |&row: &u64| ((row >> 32) as usize, row as u32);
+        let mut rows = drawn.rows.get(from.min(to)..to);
         let picks = if drawn.units.len() <= rows.len() / 4 {
             // A batch has rows of nearly all of them: they needn't be numbered anew.
-            let row = |(unit, record)| Row {
-                unit: unit as u32,
-                record,
-            };
             Picks {
                 units: drawn.units.clone(),
-                rows: rows.iter().map(split).map(row).collect(),
+                rows,
             }
         } else {
             let marks = &mut self.marks;
             let units = drawn.units.len();
             marks.resize(units.max(marks.len()), Mark::default());
             let mut numbers = self.numbering.batch(rows.len(), units, |mark| marks.fill(mark));
-            let row = |(index, record)| Row {
-                unit: numbers.number(&mut marks[index], drawn.units[index]),
-                record,
-            };
-            let rows = rows.iter().map(split).map(row).collect();
+            for row in &mut rows {
+                let index = row.unit as usize;
+                row.unit = numbers.number(&mut marks[index], drawn.units[index]);
+            }
             Picks {
                 units: numbers.units(),
                 rows,
@@ -245,18 +241,13 @@ impl WindowWalker {
     }
 
     /// Lists the rows of a window, in memory that listed another one.
-    fn enter(&mut self, window: u64, mut rows: Vec<u64>) -> Drawn {
+    fn enter(&mut self, window: u64, mut rows: PackedRows) -> Drawn {
         let place = self.place(window);
         let windows = &self.windows;
         let len = windows.len(window);
-        rows.clear();
-        rows.reserve(len);
-        let mut drawn = Drawn {
-            window,
-            units: Vec::new(),
-            rows,
-            done: 0,
-        };
+        // Of each unit the first record that the window takes, and that behind the last.
+        let (mut units, mut records) = (Vec::new(), Vec::new());
+        let mut taken = 0;
         let (mut at, mut record) = (place.unit as usize, place.record);
         let (mut some, mut counts) = ([0; SOME], [0; SOME]);
         'fill: while at < windows.permutation.len() {
@@ -266,18 +257,19 @@ impl WindowWalker {
                 *count = windows.units.rows(unit as usize);
             }
             for (&unit, &rows) in some.iter().zip(&counts) {
-                let stop = rows.min(record.saturating_add((len - drawn.rows.len()) as u32));
+                let left = u32::try_from(len - taken).unwrap_or(u32::MAX);
+                let stop = rows.min(record.saturating_add(left));
                 if record < stop {
-                    let index = (drawn.units.len() as u64) << 32;
-                    drawn.units.push(u64::from(unit));
-                    drawn.rows.extend((record..stop).map(|r| index | u64::from(r)));
+                    units.push(u64::from(unit));
+                    records.push(record..stop);
+                    taken += (stop - record) as usize;
                 }
                 if stop < rows {
                     record = stop;
                     break 'fill;
                 }
                 (at, record) = (at + 1, 0);
-                if drawn.rows.len() == len {
+                if taken == len {
                     break 'fill;
                 }
             }
@@ -289,17 +281,20 @@ impl WindowWalker {
         // Behind units without rows, so that a place has one name.
         let next = windows.walk(end, 0);
         self.remember(window + 1, next);
-        drawn
+        rows.fill(&records, taken);
+        Drawn {
+            window,
+            units,
+            rows,
+            done: 0,
+        }
     }
 
     /// Brings the first `to` rows of a window into their order: a Fisher-Yates shuffle that goes on where it stopped.
     fn draw(&self, drawn: &mut Drawn, to: usize) {
-        let rows = &mut drawn.rows[..];
-        let len = rows.len();
         if drawn.done < to {
             let draws = Draws::new(self.windows.key, Purpose::Window, drawn.window);
-            let done = drawn.done;
-            draws.swap(done as u64, to - done, &mut rows[done..], |i| len as u64 - i);
+            drawn.rows.shuffle(&draws, drawn.done, to);
             drawn.done = to;
         }
     }

@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use fastpipe_order::{
-    BatchPlan, Cursor, Draws, Key, Kind, Order, Purpose, Settings, ShardBy, State, StateError, Uneven, Units,
-};
+use fastpipe_order::{BatchPlan, Cursor, Key, Kind, Order, Settings, ShardBy, State, StateError, Uneven, Units};
+use fastpipe_random::{Draws, Purpose};
 use proptest::prelude::*;
 
 type RowId = (u64, u32);

@@ -10,6 +10,7 @@ mod errors;
 mod features;
 mod file;
 mod index;
+mod interactions;
 mod order;
 mod pass;
 mod pass_memory;
@@ -32,6 +33,8 @@ mod _fastpipe {
     use super::dataset::AvroDataset;
     #[pymodule_export]
     use super::file::ContainerFile;
+    #[pymodule_export]
+    use super::interactions::{InteractionsDataset, Positives};
     #[pymodule_export]
     use super::order::Order;
     #[pymodule_export]

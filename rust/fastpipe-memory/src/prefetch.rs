@@ -2,10 +2,10 @@
 #![allow(unsafe_code)]
 
 /// Bytes of a cache line.
-pub(crate) const LINE: usize = 64;
+pub const LINE: usize = 64;
 
 /// Lines asked for at most: the hardware goes on from there by itself.
-pub(crate) const LINES: usize = 8;
+pub const LINES: usize = 8;
 
 /// Asks for bytes to be brought into the cache, since they are read soon: the hardware foresees only what lies behind what
 /// was read last.
@@ -24,7 +24,7 @@ pub fn prefetch_of<T: Copy>(value: &T) {
 
 /// Asks for the cache line of an address.
 #[inline(always)]
-pub(crate) fn hint(address: *const u8) {
+pub fn hint(address: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch is a hint: it reads nothing that the program could see, and faults at no address. SSE is part of
     // x86-64.

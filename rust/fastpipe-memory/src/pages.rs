@@ -4,17 +4,31 @@
 //! pages are. On Linux a program may ask for pages of 2 MB instead of 4 KB, as NumPy does for its arrays.
 #![allow(unsafe_code)]
 
+use std::collections::TryReserveError;
+
 /// Bytes of a large page, on most machines.
-pub(crate) const LARGE_PAGE: usize = 2 << 20;
+pub const LARGE_PAGE: usize = 2 << 20;
 /// Below this size pages of 2 MB aren't worth it.
 const LARGE: usize = 4 << 20;
 
 /// Takes memory for at least `capacity` elements in all, in large pages if it is much and the system has such.
 pub fn reserve_large<T: Copy>(data: &mut Vec<T>, capacity: usize) {
-    if capacity <= data.capacity() {
-        return;
+    if capacity > data.capacity() {
+        data.reserve_exact(capacity - data.len());
+        advise_all(data);
     }
-    data.reserve_exact(capacity - data.len());
+}
+
+/// Like [`reserve_large`], but an error where there is no such memory.
+pub fn try_reserve_large<T: Copy>(data: &mut Vec<T>, capacity: usize) -> Result<(), TryReserveError> {
+    if capacity > data.capacity() {
+        data.try_reserve_exact(capacity - data.len())?;
+        advise_all(data);
+    }
+    Ok(())
+}
+
+fn advise_all<T: Copy>(data: &mut Vec<T>) {
     let bytes = data.capacity() * size_of::<T>();
     if bytes >= LARGE {
         advise(data.as_mut_ptr().cast(), bytes);
@@ -23,7 +37,7 @@ pub fn reserve_large<T: Copy>(data: &mut Vec<T>, capacity: usize) {
 
 /// Asks for large pages for the caller's memory, before it is written for the first time.
 #[cfg(all(target_os = "linux", not(miri)))]
-pub(crate) fn advise(start: *mut u8, bytes: usize) {
+pub fn advise(start: *mut u8, bytes: usize) {
     use rustix::mm::{Advice, madvise};
 
     const PAGE: usize = 4096;
@@ -35,7 +49,7 @@ pub(crate) fn advise(start: *mut u8, bytes: usize) {
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
-pub(crate) fn advise(_start: *mut u8, _bytes: usize) {}
+pub fn advise(_start: *mut u8, _bytes: usize) {}
 
 #[cfg(test)]
 mod tests {
@@ -51,5 +65,8 @@ mod tests {
         }
         data.resize(8 << 20, 7);
         assert_eq!(data.last(), Some(&7));
+        try_reserve_large(&mut data, 9 << 20).unwrap();
+        assert!(data.capacity() >= 9 << 20 && data.last() == Some(&7));
+        assert!(try_reserve_large(&mut data, usize::MAX / 4).is_err());
     }
 }

@@ -6,9 +6,12 @@
 //! generator of NumPy's `np.random.Philox`. Its key is `(seed, epoch)`, its counter `(position / 4, stream, purpose, 0)`, and
 //! the draw at `position` is word `position % 4`. A draw below `n` is the upper half of the 128-bit product of a word and `n`:
 //! no value is more frequent than another by more than `n / 2^64`, so none is rejected, and the draw of one position never
-//! moves that of another.
+//! moves that of another. Where a draw must be exactly uniform, or 32 bits are enough, whoever draws says how it uses the words.
 //!
 //! Files are in training somewhere, so the scheme doesn't change: golden tests pin it, here and, against NumPy, in Python.
+#![forbid(unsafe_code)]
+
+use fastpipe_memory::prefetch_of;
 
 /// Which reading of the data: all draws are keyed by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -29,6 +32,10 @@ pub enum Purpose {
     Window = 2,
     /// The order of rows that pass through a buffer or a pool; the stream is the shard.
     Buffer = 3,
+    /// Items that a user has not seen, an epoch's; the stream is the attempt.
+    Negatives = 4,
+    /// Items that a user has not seen, to evaluate with; the stream is the attempt.
+    Candidates = 5,
 }
 
 /// A sequence of draws with random access.
@@ -40,7 +47,7 @@ pub struct Draws {
 }
 
 /// Words made at once by [`Draws::words`].
-pub(crate) const AT_ONCE: u64 = 32;
+pub const AT_ONCE: u64 = 32;
 
 impl Draws {
     /// The draws for a purpose.
@@ -70,38 +77,51 @@ impl Draws {
     /// Swaps each of the first `count` items with one of those from itself on: that at position `from + k` is drawn from
     /// `span(from + k)` many.
     #[inline(always)]
-    pub(crate) fn swap<T>(&self, from: u64, count: usize, items: &mut [T], mut span: impl FnMut(u64) -> u64) {
-        let blocks = Blocks::new(self);
-        let (mut first, mut done) = (from / 4 * 4, 0);
+    pub fn swap<T: Copy>(&self, from: u64, count: usize, items: &mut [T], mut span: impl FnMut(u64) -> u64) {
+        let blocks = self.blocks();
+        let (mut first, mut drawn, mut done) = (from / 4 * 4, 0, 0);
+        // Where the next ones go is drawn before those in front are swapped: to look it up takes long.
+        let (mut others, mut next) = ([0; AT_ONCE as usize], [0; AT_ONCE as usize]);
         while done < count {
-            let words = blocks.words(first);
-            let words = &words[(from + done as u64 - first) as usize..];
-            // First where they go, then they: to look them up takes long, but only if one waits for the other.
-            let mut others = [0; AT_ONCE as usize];
-            let now = words.len().min(count - done);
-            for k in 0..now {
-                let at = done + k;
-                others[k] = at + below(words[k], span(from + at as u64)) as usize;
+            let mut now = 0;
+            if drawn < count {
+                let words = blocks.words(first);
+                let words = &words[(from + drawn as u64 - first) as usize..];
+                now = words.len().min(count - drawn);
+                for (k, &word) in words[..now].iter().enumerate() {
+                    let at = drawn + k;
+                    next[k] = at + below(word, span(from + at as u64)) as usize;
+                    if let Some(item) = items.get(next[k]) {
+                        prefetch_of(item);
+                    }
+                }
             }
-            for (k, &other) in others[..now].iter().enumerate() {
+            for (k, &other) in others[..drawn - done].iter().enumerate() {
                 items.swap(done + k, other);
             }
-            done += now;
+            (done, drawn) = (drawn, drawn + now);
+            others = next;
             first += AT_ONCE;
         }
     }
 
     /// The draws at `first`, a multiple of four, and behind.
     #[inline(always)]
-    pub(crate) fn words(&self, first: u64) -> [u64; AT_ONCE as usize] {
-        Blocks::new(self).words(first)
+    pub fn words(&self, first: u64) -> [u64; AT_ONCE as usize] {
+        self.blocks().words(first)
+    }
+
+    /// For whoever makes many: what these draws have in common, computed once.
+    #[inline(always)]
+    pub fn blocks(&self) -> Blocks {
+        Blocks::new(self)
     }
 }
 
 /// Draws whose counters differ only in the block. Half of what the first two rounds multiply is the same for all, and is
 /// multiplied once.
 #[derive(Clone, Copy, Debug)]
-struct Blocks {
+pub struct Blocks {
     keys: [[u64; 2]; ROUNDS],
     /// Words 0 and 1 behind the first round.
     first: [u64; 2],
@@ -125,20 +145,22 @@ impl Blocks {
 
     /// The draws at `first`, a multiple of four, and behind.
     #[inline(always)]
-    fn words(&self, first: u64) -> [u64; AT_ONCE as usize] {
+    pub fn words(&self, first: u64) -> [u64; AT_ONCE as usize] {
         let mut out = [0; AT_ONCE as usize];
         for (i, some) in (0..).zip(out.as_chunks_mut::<{ 4 * LANES }>().0) {
-            let words: [_; LANES] = self.at(first / 4 + i * LANES as u64);
+            let words = self.at(std::array::from_fn::<_, LANES, _>(|lane| {
+                first / 4 + i * LANES as u64 + lane as u64
+            }));
             some.copy_from_slice(words.as_flattened());
         }
         out
     }
 
-    /// The draws of a block and of those behind it.
+    /// Four draws of each of some blocks: those of block `b` are at positions `4 * b` and behind.
     #[inline(always)]
-    fn at<const N: usize>(&self, block: u64) -> [[u64; 4]; N] {
-        let mut counters: [[u64; 4]; N] = std::array::from_fn(|lane| {
-            let (hi, lo) = wide(FACTORS[0], block + lane as u64);
+    pub fn at<const N: usize>(&self, blocks: [u64; N]) -> [[u64; 4]; N] {
+        let mut counters = blocks.map(|block| {
+            let (hi, lo) = wide(FACTORS[0], block);
             let (c2, c3) = (hi ^ self.keys[0][1], lo);
             let (hi, lo) = wide(FACTORS[1], c2);
             [
@@ -157,8 +179,8 @@ impl Blocks {
     }
 }
 
-/// Blocks that are computed side by side: the multiplications of one needn't wait for those of another.
-const LANES: usize = 4;
+/// Blocks that are best computed side by side: the multiplications of one needn't wait for those of another.
+pub const LANES: usize = 4;
 
 /// A word as a number below `n`.
 #[inline(always)]

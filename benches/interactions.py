@@ -1,0 +1,284 @@
+"""Measures negative sampling, and whole epochs of interactions, beside what NumPy does.
+
+Two data sets are made up, with the numbers of users, items and positives of MovieLens-1M and MovieLens-20M; users'
+numbers of positives are log-normal.
+
+**Samplers**, on the first: four negatives for each positive, of items that the user has no positive with. They take
+turns on the same arrays, with the same number of threads, and what each returns is checked.
+
+* `fastpipe` draws what the reader yields.
+* `complement` lists what each user hasn't seen, and draws from the list.
+* `bisect` draws a number below that of the items that the user hasn't seen, and finds out by bisection over the sorted
+  positives which of them it is, for all positives of some users at once.
+* `reject` draws of all items, looks all of them up among the sorted positives with `searchsorted`, and draws those that
+  are found there again.
+
+Wanted: at least 2, 10 and 10 times as many a second. "By CPU time" compares what the threads spent, which other
+programs disturb less.
+
+**An epoch**, of the second: 100 million points, drawn, permuted, and handed out in batches of 98,304. `numpy` draws
+with `bisect`, permutes an index of all points, and gathers each batch by it, as a DataLoader's sampler and collate
+function do, without their Python code for each point. Wanted: at most 5 s on two cores, and 2 GB of memory besides the
+data.
+
+`QUICK=1` takes a tenth of the second data set, and checks no bound of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import fastpipe
+from fastpipe import _fastpipe
+from loads import QUICK, Bounds, ratio, sampled, table, take_turns
+
+NEGATIVES = 4
+BATCH = 98_304
+CHUNK = 64
+"""Users whose positives peers draw for at once, so that what they work with stays in the cache."""
+
+Items = npt.NDArray[np.uint32]
+
+
+class Positives(NamedTuple):
+    """The items of each user, ascending."""
+
+    indptr: npt.NDArray[np.int64]
+    items: Items
+    num_items: int
+
+    @property
+    def users(self) -> npt.NDArray[np.int64]:
+        """The user of each positive."""
+        return np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
+
+
+def positives(users: int, items: int, total: int, seed: int = 1) -> Positives:
+    """Positives of users of whom few have many: `total` or a few less."""
+    rng = np.random.default_rng(seed)
+    weights = rng.lognormal(0, 1.05, users)
+    for _ in range(20):
+        # Those that are cut off leave more to the others, or less.
+        weights *= total / np.clip(weights, 20, items // 2).sum()
+    counts = np.clip(weights, 20, items // 2).astype(np.int64)
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    owners = np.repeat(np.arange(users), counts)
+    # One of each of as many stretches of the items.
+    at = np.arange(indptr[-1]) - indptr[owners] + rng.random(indptr[-1])
+    found = (at * (items / counts[owners])).astype(np.uint32)
+    keep = np.append(True, (found[1:] != found[:-1]) | (owners[1:] != owners[:-1]))
+    kept = np.bincount(owners[keep], minlength=users)
+    return Positives(np.concatenate([[0], np.cumsum(kept)]).astype(np.int64), found[keep], items)
+
+
+clock, cpu = time.perf_counter, time.process_time
+
+Draw = Callable[[Positives, int, int, np.random.Generator, Items], None]
+"""Draws for the positives of users `first` to `end - 1`."""
+
+
+def complement(data: Positives, first: int, end: int, rng: np.random.Generator, out: Items) -> None:
+    """Lists what each user hasn't seen."""
+    start = data.indptr[first]
+    unseen = np.ones(data.num_items, bool)
+    for user in range(first, end):
+        low, high = data.indptr[user], data.indptr[user + 1]
+        seen = data.items[low:high]
+        unseen[seen] = False
+        listed = np.flatnonzero(unseen).astype(np.uint32)
+        unseen[seen] = True
+        ranks = rng.integers(len(listed), size=(high - low, NEGATIVES), dtype=np.uint32)
+        np.take(listed, ranks, out=out[low - start : high - start])
+
+
+def bisect(data: Positives, first: int, end: int, rng: np.random.Generator, out: Items) -> None:
+    """Finds unseen items by their rank.
+
+    The k-th has as many positives in front of it as are at most k when each is lessened by those in front of it.
+    """
+    low, high = data.indptr[first], data.indptr[end]
+    counts = np.diff(data.indptr[first : end + 1])
+    users = np.repeat(np.arange(end - first), counts)
+    ranks_of_positives = data.items[low:high] - (np.arange(high - low) - (data.indptr[first:end] - low)[users])
+    unseen = data.num_items - counts
+    ranks = rng.integers(0, np.repeat(unseen, counts)[:, None], size=(high - low, NEGATIVES))
+    # All users in one sorted array, each shifted behind the one before.
+    step = data.num_items + 1
+    at = np.searchsorted(ranks_of_positives + users * step, ranks + (users * step)[:, None], side="right")
+    out[:] = ranks + at - (data.indptr[first:end] - low)[users][:, None]
+
+
+def reject(data: Positives, first: int, end: int, rng: np.random.Generator, out: Items) -> None:
+    """Draws again what is among the positives."""
+    low, high = data.indptr[first], data.indptr[end]
+    users = np.repeat(np.arange(end - first), np.diff(data.indptr[first : end + 1]))
+    keys = users * data.num_items + data.items[low:high]
+    starts = np.repeat(users * data.num_items, NEGATIVES)
+    flat = out.reshape(-1)
+    left = np.arange(flat.size)
+    while left.size:
+        flat[left] = rng.integers(data.num_items, size=left.size, dtype=np.uint32)
+        wanted = starts[left] + flat[left]
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        left = left[keys[at] == wanted]
+
+
+def in_threads(draw: Draw, data: Positives, threads: int, seed: int, chunk: int = CHUNK) -> Items:
+    """The negatives of all positives, by a peer."""
+    out = np.empty((len(data.items), NEGATIVES), np.uint32)
+    users = len(data.indptr) - 1
+
+    def some(first: int) -> None:
+        end = min(first + chunk, users)
+        low, high = data.indptr[first], data.indptr[end]
+        draw(data, first, end, np.random.default_rng([seed, first]), out[low:high])
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(some, range(0, users, chunk)):
+            pass
+    return out
+
+
+def check(data: Positives, negatives: Items) -> None:
+    """Each is an item that the user hasn't seen; all are about equally frequent over all users."""
+    users = data.users
+    keys = users * data.num_items + data.items
+    wanted = (users[:, None] * data.num_items + negatives).reshape(-1)
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    if negatives.max() >= data.num_items or (keys[at] == wanted).any():
+        raise RuntimeError("a negative is a positive")
+
+    # Of each tenth of the items, as many as are expected of users who haven't seen them.
+    def tenth(of: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        return of.astype(np.int64) * 10 // data.num_items
+
+    counts = np.diff(data.indptr)
+    seen = np.bincount(users * 10 + tenth(data.items), minlength=len(counts) * 10).reshape(-1, 10)
+    sizes = np.bincount(tenth(np.arange(data.num_items)), minlength=10)
+    fair = (counts[:, None] * NEGATIVES * (sizes - seen) / (data.num_items - counts)[:, None]).sum(0)
+    found = np.bincount(tenth(negatives.reshape(-1)), minlength=10)
+    if (np.abs(found - fair) > 6 * np.sqrt(fair)).any():
+        raise RuntimeError(f"a tenth of the items is off its rate: {found} instead of {fair}")
+
+
+def samplers(bounds: Bounds, threads: int, rounds: int) -> None:
+    """fastpipe and its peers in turn."""
+    data = positives(6_040, 3_706, 1_000_209)
+    handle = _fastpipe.Positives(*data)
+    tasks: dict[str, Callable[[], Items]] = {
+        "fastpipe": lambda: handle.sample_negatives(negatives=NEGATIVES, seed=1, num_threads=threads),
+        "complement": lambda: in_threads(complement, data, threads, 1),
+        "bisect": lambda: in_threads(bisect, data, threads, 1),
+        "reject": lambda: in_threads(reject, data, threads, 1),
+    }
+    for task in tasks.values():
+        check(data, task())
+
+    def timed(task: Callable[[], Items]) -> float:
+        before = cpu()
+        task()
+        return cpu() - before
+
+    turns = take_turns({name: partial(timed, task) for name, task in tasks.items()}, rounds)
+    found = {name: [seconds for seconds, _ in of_one] for name, of_one in turns.items()}
+    spent = {name: [by_cpu for _, by_cpu in of_one] for name, of_one in turns.items()}
+    count = len(data.items) * NEGATIVES
+    print(f"{count:,} negatives for {len(data.items):,} positives of 6,040 users and 3,706 items; {threads} threads")
+    columns = [("sampler", -12), ("million/s", 10), ("fastpipe is times as fast", 26), ("by CPU time", 12)]
+    row = table([*columns, ("wanted", 8), ("", 7)])
+    row("fastpipe", count / 1e6 / statistics.median(found["fastpipe"]), "", "", "", "")
+    for name, least in [("complement", 2), ("bisect", 10), ("reject", 10)]:
+        rate = count / 1e6 / statistics.median(found[name])
+        times, by_cpu = ratio(found[name], found["fastpipe"]), ratio(spent[name], spent["fastpipe"])
+        row(name, rate, times, by_cpu, least, bounds.check(name, times, least=least))
+
+
+def epoch_by_numpy(data: Positives, threads: int, seed: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    """Draws, permutes and gathers an epoch."""
+    negatives = in_threads(bisect, data, threads, seed)
+    rows = 1 + NEGATIVES
+    items = np.empty((len(data.items), rows), np.uint16)
+    items[:, 0], items[:, 1:] = data.items, negatives
+    del negatives
+    users = np.repeat(data.users.astype(np.int32), rows)
+    labels = np.zeros((len(data.items), rows), np.int8)
+    labels[:, 0] = 1
+    columns: dict[str, npt.NDArray[Any]] = {"user": users, "item": items.reshape(-1), "label": labels.reshape(-1)}
+    order = np.random.default_rng(seed).permutation(len(users))
+    for start in range(0, len(order), BATCH):
+        index = order[start : start + BATCH]
+        yield {name: column[index] for name, column in columns.items()}
+
+
+def epochs(bounds: Bounds, threads: int, rounds: int) -> None:
+    """Whole epochs, by fastpipe and by NumPy."""
+    scale = 10 if QUICK else 1
+    data = positives(138_493 // scale, 26_744, 20_000_263 // scale)
+    interactions = fastpipe.Interactions.from_arrays(data.users, data.items)
+    if interactions.num_positives != len(data.items):
+        raise RuntimeError("positives were lost")
+    points = len(data.items) * (1 + NEGATIVES)
+    most = 0
+
+    def by_fastpipe() -> float:
+        nonlocal most
+        start = cpu()
+        with sampled() as peak:
+            before = peak.bytes
+            reader = fastpipe.read_interactions(
+                interactions, negatives=NEGATIVES, batch_size=BATCH, seed=1, num_threads=threads
+            )
+            found = 0
+            for batch in reader:
+                found += len(batch["user"])
+                del batch
+        if found != points:
+            raise RuntimeError(f"{found} points instead of {points}")
+        most = max(most, peak.bytes - before)
+        return cpu() - start
+
+    def by_numpy() -> float:
+        start = cpu()
+        if sum(len(batch["user"]) for batch in epoch_by_numpy(data, threads, 1)) != points:
+            raise RuntimeError("points were lost")
+        return cpu() - start
+
+    # NumPy's takes most of the time, and one turn tells enough.
+    turns = take_turns({"fastpipe": by_fastpipe}, rounds)["fastpipe"]
+    peer, peer_spent = take_turns({"numpy": by_numpy}, 1, warm=0)["numpy"][0]
+    seconds, spent = (statistics.median(column) for column in zip(*turns, strict=True))
+    users = len(data.indptr) - 1
+    print(f"\n{points:,} points: {len(data.items):,} positives of {users:,} users and 26,744 items; {threads} threads")
+    columns = [("epoch", -12), ("seconds", 10), ("CPU s", 8), ("million/s", 10), ("memory, MB", 12)]
+    row = table([*columns, ("wanted", 22), ("", 7)])
+    kept = bounds.check("seconds of an epoch", seconds, most=None if QUICK else 5)
+    kept = "MISSED" if bounds.check("GB of an epoch", most / 1e9, most=2) == "MISSED" else kept
+    row("fastpipe", seconds, spent, points / 1e6 / seconds, most // 1_000_000, "" if QUICK else "5 s, 2,000 MB", kept)
+    row("numpy", peer, peer_spent, points / 1e6 / peer, "", f"{peer / seconds:.1f} times as long", "")
+
+
+def main() -> int:
+    """Prints both tables. The exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--parts", nargs="+", choices=["samplers", "epochs"], default=["samplers", "epochs"])
+    arguments = parser.parse_args()
+    bounds = Bounds()
+    for part in arguments.parts:
+        {"samplers": samplers, "epochs": epochs}[part](bounds, arguments.threads, arguments.rounds)
+    return bounds.status()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

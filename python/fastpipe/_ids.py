@@ -1,0 +1,270 @@
+"""Ids of users and items: from integers or strings of any kind to dense numbers, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.batch import Strings
+from fastpipe.errors import InteractionsError
+
+__all__ = ["Coded", "Codes", "IdEncoder", "Vocabulary"]
+
+Codes: TypeAlias = npt.NDArray[np.int64]
+
+# Up to so many times as many numbers as there are ids are marked in a table, which takes less than sorting the ids
+# does.
+_TABLE = 8
+_SMALL = 1 << 20
+
+_IDS = (str, bytes, int, np.integer)
+
+
+class Coded(NamedTuple):
+    """Ids as a dictionary-encoded column has them.
+
+    Attributes:
+        codes: int64 `[n]`, places in `values`.
+        values: the ids, possibly some that no code names.
+    """
+
+    codes: Codes
+    values: list[Any]
+
+
+class Vocabulary:
+    """Ids, each of which stands for its place among them.
+
+    Attributes:
+        ids: `[n]`, int64 (uint64 if one is 2^63 or more), or objects that are all str or all bytes.
+    """
+
+    def __init__(self, ids: np.ndarray) -> None:
+        self.ids = ids
+        self.ids.flags.writeable = False
+        self._order: Codes | None = None
+        self._numbers: dict[Any, int] | None = None
+
+    @classmethod
+    def of(cls, ids: Any, what: str) -> Vocabulary:
+        """From what a user lists, in that order.
+
+        Raises:
+            InteractionsError: if an id can't be one or is listed twice.
+        """
+        encoder = IdEncoder(what)
+        encoder.add(ids)
+        found, codes = encoder.finish()
+        if len(found) < len(codes):
+            repeated = found.ids[np.bincount(codes) > 1][0]
+            raise InteractionsError(f"the {what} {_shown(repeated)} is listed more than once")
+        places = np.empty_like(codes)
+        places[codes] = np.arange(len(codes))
+        ordered = np.empty_like(found.ids)
+        ordered[places] = found.ids
+        return cls(ordered)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def encode(self, ids: Any, what: str) -> Codes:
+        """The place of each id.
+
+        Raises:
+            InteractionsError: if one isn't there; it names the first.
+        """
+        encoder = IdEncoder(what)
+        encoder.add(ids)
+        found, codes = encoder.finish()
+        return self.places_of(found, what)[codes]
+
+    def places_of(self, others: Vocabulary, what: str) -> Codes:
+        """The place of each id of another vocabulary.
+
+        Raises:
+            InteractionsError: if one isn't there; it names the first.
+        """
+        if not len(others):
+            return np.empty(0, np.int64)
+        if (self.ids.dtype == object) != (others.ids.dtype == object):
+            kinds = [_kind(self.ids[0]) if len(self) else "none", _kind(others.ids[0])]
+            raise InteractionsError(f"the {what}s are of type {kinds[1]}, and those that are known of type {kinds[0]}")
+        if self.ids.dtype == object:
+            if self._numbers is None:
+                self._numbers = {value: number for number, value in enumerate(self.ids.tolist())}
+            get = self._numbers.get
+            places = np.fromiter((get(value, -1) for value in others.ids.tolist()), np.int64, len(others))
+            unknown = places < 0
+        else:
+            if self._order is None:
+                self._order = np.argsort(self.ids, kind="stable")
+            # Both may be int64 or uint64, and NumPy compares those as floats; none is negative.
+            mine, theirs = self.ids.astype(np.uint64), others.ids.astype(np.uint64)
+            at = np.minimum(np.searchsorted(mine, theirs, sorter=self._order), len(self) - 1)
+            places = self._order[at] if len(self) else np.zeros(len(others), np.int64)
+            unknown = mine[places] != theirs if len(self) else np.ones(len(others), bool)
+        if unknown.any():
+            first = others.ids[unknown][0]
+            raise InteractionsError(f"the {what} {_shown(first)} is none of the {len(self)} {what}s that are known")
+        return places
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Vocabulary, (self.ids,)
+
+
+class IdEncoder:
+    """Numbers ids that come piece by piece, by their place in sorted order: whichever way they come.
+
+    Args:
+        what: `"user"` or `"item"`, for errors.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._integers: list[np.ndarray] = []
+        self._codes: list[Codes] = []
+        self._seen: dict[Any, int] = {}
+        self._type: type | None = None
+
+    def add(self, ids: Any) -> int:
+        """Takes the next ids and says how many these are.
+
+        Args:
+            ids: `[n]`: an array or a list of integers or of strings, `Strings` or `Coded`.
+
+        Raises:
+            InteractionsError: for ids that can't be: negative, missing, of another type than those before.
+        """
+        integers: np.ndarray | None = None
+        values: list[Any] | None = None
+        if isinstance(ids, Strings):
+            values = ids.to_list()
+        else:
+            integers, values = _integers_or_values(ids.values if isinstance(ids, Coded) else ids, self._what)
+        if integers is not None:
+            self._settle(int)
+            self._integers.append(integers[ids.codes] if isinstance(ids, Coded) else integers)
+            return len(self._integers[-1])
+        assert values is not None
+        for kind in set(map(type, values)):
+            self._settle(kind)
+        seen = self._seen
+        codes = np.fromiter((seen.setdefault(value, len(seen)) for value in values), np.int64, len(values))
+        self._codes.append(codes[ids.codes] if isinstance(ids, Coded) else codes)
+        return len(self._codes[-1])
+
+    def _settle(self, kind: type) -> None:
+        """All ids are of one type."""
+        self._type = self._type or kind
+        if kind is not self._type:
+            raise _mixed(self._what, self._type.__name__, kind.__name__)
+
+    def finish(self) -> tuple[Vocabulary, Codes]:
+        """All ids that came, sorted, each once; and for each that came its place among them."""
+        if self._integers:
+            return _numbered(np.concatenate(self._integers))
+        if not self._seen:
+            return Vocabulary(np.empty(0, np.int64)), np.empty(0, np.int64)
+        codes = np.concatenate(self._codes)
+        used = np.bincount(codes, minlength=len(self._seen)) > 0
+        values = [value for value, wanted in zip(self._seen, used.tolist(), strict=True) if wanted]
+        order = sorted(range(len(values)), key=values.__getitem__)
+        ids = np.empty(len(values), object)
+        ids[:] = [values[i] for i in order]
+        ranks = np.empty(len(values), np.int64)
+        ranks[order] = np.arange(len(values))
+        places = np.full(len(used), -1)
+        places[used] = ranks
+        return Vocabulary(ids), places[codes]
+
+
+def _integers_or_values(ids: Any, what: str) -> tuple[np.ndarray | None, list[Any] | None]:
+    """Integers as uint64 `[n]`, or else strings or bytes as a list.
+
+    Raises:
+        InteractionsError: if they are neither, or negative.
+    """
+    array = _array(ids, what)
+    if array.ndim != 1:
+        raise InteractionsError(f"the {what} ids are one list: one dimension, not shape {array.shape}")
+    if array.dtype == object or array.dtype.kind == "T":  # NumPy's StringDType may have nulls.
+        values = array.tolist()
+        kinds = set(map(type, values))
+        for text in (str, bytes):
+            if all(issubclass(kind, text) for kind in kinds):
+                return None, values if kinds <= {text} else list(map(text, values))
+        if kinds and all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds):
+            least, most = min(values), max(values)
+            if least < 0:
+                raise _negative(what, least)
+            if most >= 2**64:
+                raise InteractionsError(f"the {what} id {most} doesn't fit 64 bits: give it as a string")
+            return np.array(values, np.uint64), None
+        for value in values:
+            if not isinstance(value, _IDS) or isinstance(value, bool):
+                raise InteractionsError(f"{what} ids are integers or strings, and one is {value!r}{_missing(value)}")
+        raise _mixed(what, *sorted(kind.__name__ for kind in kinds)[:2])
+    if array.dtype.kind in "US":
+        return None, array.tolist()
+    if array.dtype.kind in "iu":
+        if len(array) and array.dtype.kind == "i" and (least := array.min()) < 0:
+            raise _negative(what, int(least))
+        return array.astype(np.uint64), None
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        at = int(np.isnan(array).argmax())
+        raise InteractionsError(f"{what} ids are integers or strings, and number {at} is NaN: drop what has no {what}")
+    hint = ": convert them, with .astype(numpy.int64)" if array.dtype.kind == "f" else ""
+    raise InteractionsError(f"{what} ids are integers or strings, not {array.dtype}{hint}")
+
+
+def _array(ids: Any, what: str) -> np.ndarray:
+    if np.ma.isMaskedArray(ids) and np.ma.getmaskarray(ids).any():
+        raise InteractionsError(f"some {what} ids are masked: drop what has no {what}")
+    if isinstance(ids, str | bytes) or (not isinstance(ids, Sequence) and not hasattr(ids, "__array__")):
+        raise InteractionsError(f"{what} ids are an array or a list, not {type(ids).__name__}")
+    if not hasattr(ids, "__array__"):
+        # NumPy would turn [1, "a"] into strings, and [1, None] into floats or objects.
+        values = list(ids)
+        array = np.empty(len(values), object)
+        array[:] = values
+        return array
+    return np.asarray(ids)
+
+
+def _negative(what: str, value: int) -> InteractionsError:
+    return InteractionsError(f"the {what} id {value} is negative: ids are 0 or more, or strings")
+
+
+def _mixed(what: str, one: str, other: str) -> InteractionsError:
+    return InteractionsError(f"some {what} ids are of type {one} and some of type {other}: make them all the same")
+
+
+def _missing(value: Any) -> str:
+    is_nan = isinstance(value, float) and value != value
+    return ": drop what has no id" if value is None or is_nan else ""
+
+
+def _numbered(ids: np.ndarray) -> tuple[Vocabulary, Codes]:
+    """The distinct ones of uint64 ids in order, and the place of each id among them."""
+    if not len(ids):
+        return Vocabulary(np.empty(0, np.int64)), np.empty(0, np.int64)
+    most = int(ids.max())
+    if most < max(_TABLE * len(ids), _SMALL):
+        present = np.zeros(most + 1, bool)
+        present[ids] = True
+        codes = (np.cumsum(present, dtype=np.int64) - 1)[ids]
+        return Vocabulary(np.flatnonzero(present)), codes
+    distinct, places = np.unique(ids, return_inverse=True)
+    fits = most < 2**63
+    return Vocabulary(distinct.astype(np.int64) if fits else distinct), places.reshape(-1).astype(np.int64, copy=False)
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__ if isinstance(value, str | bytes) else "int"
+
+
+def _shown(value: Any) -> str:
+    return repr(value.item() if isinstance(value, np.generic) else value)

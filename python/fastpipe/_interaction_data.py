@@ -1,0 +1,164 @@
+"""Interactions with sampled negatives as a data set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias
+
+import numpy as np
+
+from fastpipe import _fastpipe
+from fastpipe._ordering import within
+from fastpipe._sampling import check_unseen, weights_of
+from fastpipe.errors import UnseenItemsError
+from fastpipe.specs import DenseSpec, Features
+
+if TYPE_CHECKING:
+    from fastpipe.interactions import Interactions
+
+__all__ = ["InteractionsData", "OnFull", "PointLocation"]
+
+OnFull: TypeAlias = Literal["error", "skip"]
+
+# Items up to which they are uint16 by default: the number behind the last one, which often stands for none, fits as
+# well.
+_LARGEST_UINT16 = 65_535
+
+# Points of a window are counted in 32 bits. Of the memory limit, batches have the rest.
+_LARGEST_WINDOW = 2**31
+_WINDOW_SHARE = 0.75
+_PLACE_BYTES = 4
+_SHARD_BYTES = 64 << 10
+
+
+class PointLocation(NamedTuple):
+    """Where a point comes from.
+
+    Attributes:
+        user: the user's number.
+        positive: the number of the positive, as the data have them: by user, and by item within a user.
+        draw: 0 for the positive itself, else which of its negatives it is, from 1.
+    """
+
+    user: int
+    positive: int
+    draw: int
+
+
+class InteractionsData:
+    """Interactions and how negatives are drawn for them: the `Data` of `read_interactions`.
+
+    Args:
+        data: the positives.
+        negatives: as in `read_interactions`, as are those below.
+        item_dtype: of the column `item`.
+        repeats: whether the negatives of one positive may be the same.
+        sampling: in what proportion unseen items are drawn.
+        power: exponent of the popularity.
+        on_full: what becomes of users without enough unseen items.
+    """
+
+    def __init__(
+        self,
+        data: Interactions,
+        *,
+        negatives: SupportsIndex,
+        item_dtype: str | None,
+        repeats: bool,
+        sampling: str,
+        power: float,
+        on_full: str,
+    ) -> None:
+        self._data = data
+        count = within("negatives", negatives, 0, 65_535)
+        dtype = _item_dtype(item_dtype, data.num_items)
+        weights = weights_of(data.item_counts, sampling, power)
+        if on_full not in ("error", "skip"):
+            raise ValueError(f'on_full is "error" or "skip", not {on_full!r}')
+        how: dict[str, Any] = {"negatives": count, "repeats": bool(repeats), "weights": weights}
+        if on_full == "error":
+            hint = ': on_full="skip" leaves such users out'
+            check_unseen(data.users, data._positives, hint=hint, **how)
+        self._options: dict[str, Any] = {
+            "negatives": count,
+            "item_dtype": dtype,
+            "repeats": bool(repeats),
+            "sampling": sampling,
+            "power": float(power),
+            "on_full": on_full,
+        }
+        self.handle = _fastpipe.InteractionsDataset(
+            data._positives,
+            **how,
+            item_dtype=dtype,
+            skip_full=on_full == "skip",
+            first_user=data.first_user,
+            first_positive=0 if data._part is None else data._part.first_positive,
+        )
+        if data.num_positives and not self.handle.num_rows:
+            raise UnseenItemsError("no user has enough unseen items to draw negatives from, so nothing is left to read")
+        self.features = Features(
+            {"user": DenseSpec((), "int32"), "item": DenseSpec((), dtype), "label": DenseSpec((), "int8")}
+        )
+        self.files: list[str] = []
+        self.symbols: dict[str, list[str]] = {}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """How many users, items and positives, and how negatives are drawn; and a digest of the positives."""
+        options = {name: value for name, value in self._options.items() if name != "item_dtype"}
+        if options["sampling"] == "uniform":
+            del options["power"]
+        return options | self._data.fingerprint()
+
+    def largest_window(self, batch_size: int, memory_limit: int | None) -> int:
+        """Points of a window that is the whole epoch; or, if that is too large, of the largest one that isn't.
+
+        It depends on nothing of the machine, so that the order doesn't, either.
+        """
+        rows = self.handle.num_rows
+        most = min(rows, _LARGEST_WINDOW)
+        if memory_limit is not None:
+            shards = self.handle.unit_rows()
+            negatives = self._options["negatives"]
+            # A positive's user, its item and those of its negatives; and the place of each point in the permutation.
+            width = 2 if self._data.num_items <= _LARGEST_UINT16 else 4
+            point = width * (2 + negatives) / (1 + negatives) + _PLACE_BYTES
+            fits = int(memory_limit * _WINDOW_SHARE / (point + _SHARD_BYTES * len(shards) / max(rows, 1)))
+            if fits < rows:
+                # Its edges cut two shards.
+                most = min(most, max(fits - 2 * int(shards.max(initial=0)), 0) // batch_size * batch_size)
+        return max(most, batch_size)
+
+    def place(self, unit: int, record: int) -> PointLocation:
+        """The user, the positive and the draw."""
+        _, user, positive, draw = self.handle.place_of(unit, record)
+        return PointLocation(user, positive, draw)
+
+    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
+        """Nothing: all columns of a point are made together."""
+        return 0.0, []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self._data, self._options)
+
+    def __str__(self) -> str:
+        return f"{self._data.num_positives} positives with {self._options['negatives']} negatives each"
+
+
+def _rebuilt(data: Interactions, options: dict[str, Any]) -> InteractionsData:
+    return InteractionsData(data, **options)
+
+
+def _item_dtype(wanted: str | None, num_items: int) -> str:
+    """The dtype of the column of items.
+
+    Raises:
+        ValueError: if it can't be, or is too narrow.
+    """
+    if wanted is None:
+        return "uint16" if num_items <= _LARGEST_UINT16 else "int32"
+    dtype = np.dtype(wanted).name
+    if dtype not in ("uint16", "int32"):
+        raise ValueError(f'item_dtype is "uint16" or "int32", not {wanted!r}')
+    if dtype == "uint16" and num_items > _LARGEST_UINT16 + 1:
+        raise ValueError(f"{num_items} items don't fit item_dtype uint16: it can tell 65,536 apart; take int32")
+    return dtype

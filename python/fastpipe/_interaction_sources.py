@@ -1,0 +1,200 @@
+"""Users, items and times, piece by piece, out of Avro files, Arrow tables and CSV files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastpipe._ids import Coded
+from fastpipe._sources import Paths, expand
+from fastpipe.avro import infer_features, read_avro
+from fastpipe.batch import Masked
+from fastpipe.errors import InteractionsError, MissingFileError, SchemaError, UnsupportedError
+from fastpipe.specs import DenseSpec, Features
+
+__all__ = ["Chunk", "Columns", "from_arrow", "from_avro", "from_csv", "from_movielens", "times_of"]
+
+_ROWS = 1 << 16
+_MOVIELENS = ["user", "item", "rating", "timestamp"]
+
+
+class Columns(NamedTuple):
+    """Names of columns; `timestamp` is None where there is none."""
+
+    user: str
+    item: str
+    timestamp: str | None
+
+    @property
+    def wanted(self) -> list[str]:
+        """Those that there are."""
+        return [name for name in self if name is not None]
+
+
+class Chunk(NamedTuple):
+    """Some interactions: ids as `IdEncoder.add` takes them, and times, if they are known."""
+
+    users: Any
+    items: Any
+    times: np.ndarray | None
+
+
+def times_of(values: Any) -> np.ndarray:
+    """Times as an array `[n]` of numbers or of datetime64.
+
+    Raises:
+        InteractionsError: if they are something else, or one is missing.
+    """
+    if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
+        raise InteractionsError("some timestamps are masked: drop what has none, or give none at all")
+    times = np.asarray(values)
+    if times.ndim != 1:
+        raise InteractionsError(f"timestamps are one list: one dimension, not shape {times.shape}")
+    if times.dtype.kind not in "iufM":
+        raise InteractionsError(f"timestamps are numbers or datetime64, not {times.dtype}")
+    missing = np.isnat(times) if times.dtype.kind == "M" else np.isnan(times)
+    if missing.any():
+        raise InteractionsError(
+            f"timestamp number {int(missing.argmax())} is missing: drop what has none, or give none"
+        )
+    return times
+
+
+def from_avro(source: Paths, names: Columns) -> Iterator[Chunk]:
+    """Reads three columns of Avro files."""
+    files = expand(source)
+    features = Features(infer_features(files, [names.user, names.item]))
+    for name in (names.user, names.item):
+        if name not in features or features[name].shape != ():
+            raise SchemaError(f"the column {name!r} isn't one id a record", feature=name)
+    if names.timestamp is not None:
+        try:
+            features.update(infer_features(files, [names.timestamp]))
+        except UnsupportedError:
+            # Of a logical type: what underlies times is a number.
+            features[names.timestamp] = DenseSpec((), "int64")
+    reader = read_avro(files, features=features, batch_size=_ROWS)
+    for batch in reader:
+        users, items, *times = (_plain(name, batch[name], reader.symbols.get(name)) for name in names.wanted)
+        yield Chunk(users, items, times_of(times[0]) if times else None)
+
+
+def _plain(name: str, values: Any, symbols: list[str] | None) -> Any:
+    """Values of a column none of which is null."""
+    if isinstance(values, Masked):
+        if not values.valid.all():
+            raise InteractionsError(f"a value of the column {name!r} is null: drop such records", feature=name)
+        values = values.values
+    return values if symbols is None else Coded(values.astype(np.int64), list(symbols))
+
+
+def from_arrow(source: Any, names: Columns) -> Iterator[Chunk]:
+    """Takes three columns of an Arrow table, or of whatever else yields record batches."""
+    pa = _pyarrow()
+    if not hasattr(source, "__arrow_c_stream__"):
+        raise TypeError(
+            f"from_arrow takes a pyarrow.Table or another stream of Arrow data, not {type(source).__name__}"
+        )
+    batches = pa.RecordBatchReader.from_stream(source)
+    for name in names.wanted:
+        if batches.schema.get_field_index(name) < 0:
+            there = ", ".join(map(repr, batches.schema.names))
+            raise SchemaError(f"there is no column {name!r}, or more than one; there are {there}", feature=name)
+    for batch in batches:
+        columns = [batch.column(batch.schema.get_field_index(name)) for name in names.wanted]
+        for name, column in zip(names.wanted, columns, strict=True):
+            if column.null_count:
+                raise InteractionsError(f"a value of the column {name!r} is null: drop such rows", feature=name)
+        users, items, *times = columns
+        yield Chunk(_arrow_ids(users), _arrow_ids(items), times_of(_arrow_numbers(times[0])) if times else None)
+
+
+def _arrow_ids(column: Any) -> Any:
+    types = _pyarrow().types
+    kind = column.type
+    if types.is_dictionary(kind):
+        return Coded(column.indices.to_numpy(zero_copy_only=False).astype(np.int64), column.dictionary.to_pylist())
+    if types.is_integer(kind) or types.is_floating(kind):  # Floats get an error that says what to do.
+        return column.to_numpy(zero_copy_only=False)
+    if getattr(types, "is_string_view", types.is_string)(kind) or types.is_large_string(kind) or types.is_string(kind):
+        return _arrow_ids(column.cast(_pyarrow().large_string()).dictionary_encode())
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return _arrow_ids(column.dictionary_encode())
+    raise InteractionsError(f"ids are integers or strings, not Arrow's {kind}")
+
+
+def _arrow_numbers(column: Any) -> Any:
+    pa = _pyarrow()
+    if pa.types.is_timestamp(column.type) or pa.types.is_date64(column.type):
+        column = column.cast(pa.int64())
+    elif pa.types.is_date32(column.type):
+        column = column.cast(pa.int32())
+    return column.to_numpy(zero_copy_only=False)
+
+
+def from_csv(source: Paths, names: Columns, delimiter: str, column_names: list[str] | None) -> Iterator[Chunk]:
+    """Reads three columns of CSV files."""
+    _pyarrow()
+    from pyarrow import csv
+
+    for path in expand(source, ".csv"):
+        _must_exist(path)
+        try:
+            table = csv.read_csv(
+                path,
+                read_options=csv.ReadOptions(column_names=column_names),
+                parse_options=csv.ParseOptions(delimiter=delimiter),
+                convert_options=csv.ConvertOptions(include_columns=names.wanted),
+            )
+        except KeyError as error:
+            reason = f"{error.args[0]}; column_names= gives names to columns of files that begin without any"
+            raise SchemaError(f"{reason} (file {path})", path=path, reason=reason) from None
+        except ValueError as error:  # pyarrow.ArrowInvalid
+            raise InteractionsError(f"{error} (file {path})", path=path, reason=str(error)) from None
+        yield from from_arrow(table, names)
+
+
+def from_movielens(path: str | os.PathLike[str]) -> Iterable[Chunk]:
+    """Reads ratings as MovieLens has them (`u.data`, `ratings.dat`, `ratings.csv`), or RecBole (`.inter`)."""
+    pa = _pyarrow()
+    from pyarrow import csv
+
+    path = os.fsdecode(path)
+    _must_exist(path)
+    with open(path, "rb") as file:
+        first = file.readline()
+        rest = file.read()
+    if first.startswith(b"userId,movieId,"):
+        delimiter = ","
+    elif first.startswith(b"user_id:token\titem_id:token\t"):
+        delimiter = "\t"
+    else:  # No names of columns. Arrow takes no delimiter of two characters.
+        delimiter, rest = "\t", (first + rest).replace(b"::", b"\t")
+    columns = Columns("user", "item", "timestamp")
+    try:
+        table = csv.read_csv(
+            pa.py_buffer(rest),
+            read_options=csv.ReadOptions(column_names=_MOVIELENS),
+            parse_options=csv.ParseOptions(delimiter=delimiter),
+            convert_options=csv.ConvertOptions(include_columns=columns.wanted),
+        )
+    except ValueError as error:  # pyarrow.ArrowInvalid
+        reason = f"these aren't ratings as MovieLens has them (user, item, rating, timestamp): {error}"
+        raise InteractionsError(f"{reason} (file {path})", path=path, reason=reason) from None
+    return from_arrow(table, columns)
+
+
+def _must_exist(path: str) -> None:
+    if not os.path.exists(path):
+        raise MissingFileError(f"there is no such file (file {path})", path=path, reason="there is no such file")
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ImportError("this needs pyarrow: pip install 'fastpipe-data[arrow]'") from error
+    return pyarrow

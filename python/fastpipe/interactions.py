@@ -1,0 +1,469 @@
+"""Interactions of users and items: preparing them, and reading them with sampled negatives."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe import _fastpipe
+from fastpipe import _interaction_shards as _shards
+from fastpipe import _interaction_sources as _sources
+from fastpipe._csr import CSR, Duplicates
+from fastpipe._ids import Vocabulary
+from fastpipe._interaction_data import InteractionsData, OnFull, PointLocation
+from fastpipe._interaction_preparation import prepare
+from fastpipe._interaction_sources import Chunk, Columns
+from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven, within
+from fastpipe._running import Running
+from fastpipe._sampling import Sampling
+from fastpipe._sources import Paths
+from fastpipe.errors import InteractionsError
+from fastpipe.reader import Reader
+
+__all__ = ["HeldOut", "Interactions", "PointLocation", "read_interactions"]
+
+_LARGEST = 2**31 - 1
+
+
+class HeldOut(NamedTuple):
+    """Positives that are held out of training.
+
+    Attributes:
+        users: int64 `[m]`, numbers of users, as in batches.
+        items: int64 `[m]`, the item of each.
+    """
+
+    users: npt.NDArray[np.int64]
+    items: npt.NDArray[np.int64]
+
+
+class Interactions:
+    """Which user has interacted with which items: the positives of implicit feedback. `from_arrays` and others make it.
+
+    Users and items get dense numbers, from 0, by which batches name them: number `u` stands for `users[u]`. They are
+    numbered in sorted order of their ids, so that the order of the input doesn't matter. Memory is 4 bytes a positive
+    and 8 a user, besides the ids; with timestamps 4 more a positive.
+
+    All that make one take
+
+    - `duplicates`: which of several interactions of the same user and item stays, the `"first"` or the `"last"` in
+      time; of those at the same time, or where no times are given, the first or last in the input.
+    - `min_per_user`, `min_per_item`: leave out users and items that have fewer positives, again and again until none
+      has: what is left is the largest set in which all have as many (with both equal to k, the k-core).
+    - `users`, `items`: all ids there are, in the order in which to number them. Without it those are numbered that have
+      positives. With it users and items may be without any, every item is drawn as a negative, and an id that isn't
+      listed is an error: so a test set gets the numbers of its training set by `users=train.users, items=train.items`.
+
+    and raise `InteractionsError` for ids that are negative, missing, of several types or neither integers nor strings,
+    for timestamps that are missing, for lengths that differ, and if there are fewer than two users or two items.
+    """
+
+    def __init__(self, users: Vocabulary, items: Vocabulary, csr: CSR, part: _shards.Part | None = None) -> None:
+        self._users = users
+        self._items = items
+        self._csr = csr.frozen()
+        self._part = part
+
+    @classmethod
+    def from_arrays(
+        cls,
+        user_ids: Any,
+        item_ids: Any,
+        timestamps: Any = None,
+        *,
+        duplicates: Duplicates = "first",
+        min_per_user: int = 1,
+        min_per_item: int = 1,
+        users: Any = None,
+        items: Any = None,
+    ) -> Self:
+        """From arrays, lists or other sequences, one entry an interaction.
+
+        Args:
+            user_ids: `[n]`, integers from 0 to 2^64 - 1, strings or bytes; not both.
+            item_ids: `[n]`, the same.
+            timestamps: `[n]`, numbers or datetime64; or None. Only their order matters.
+            duplicates: as described above, as are those below.
+            min_per_user: positives that a user has at least.
+            min_per_item: positives that an item has at least.
+            users: all user ids.
+            items: all item ids.
+
+        Raises:
+            InteractionsError: as described above.
+            ValueError: if an option is out of range.
+        """
+        times = None if timestamps is None else _sources.times_of(timestamps)
+        prepared = prepare(
+            [Chunk(user_ids, item_ids, times)],
+            duplicates=duplicates,
+            min_per_user=min_per_user,
+            min_per_item=min_per_item,
+            users=users,
+            items=items,
+        )
+        return cls(*prepared)
+
+    @classmethod
+    def from_avro(
+        cls, source: Paths, *, user: str = "user", item: str = "item", timestamp: str | None = None, **options: Any
+    ) -> Self:
+        """From Avro files of a record for each interaction, as `read_avro` reads them.
+
+        Args:
+            source: as in `read_avro`.
+            user: name of the column of user ids: of integers, strings, bytes or an enum.
+            item: the same of item ids.
+            timestamp: name of the column of times, of numbers; None for none.
+            options: as for `from_arrays`.
+
+        Raises:
+            InteractionsError: as described above, and if a value is null.
+            FastpipeError: as in `read_avro`.
+        """
+        return cls(*prepare(_sources.from_avro(source, Columns(user, item, timestamp)), **options))
+
+    @classmethod
+    def from_arrow(
+        cls, source: Any, *, user: str = "user", item: str = "item", timestamp: str | None = None, **options: Any
+    ) -> Self:
+        """From a `pyarrow.Table`, or from whatever else yields Arrow data: readers, data frames (extra `arrow`).
+
+        Args:
+            source: the table, or an object with `__arrow_c_stream__`, which is read once.
+            user: name of the column of user ids: of integers, strings, binary, or a dictionary of these.
+            item: the same of item ids.
+            timestamp: name of the column of times: numbers, dates or timestamps; None for none.
+            options: as for `from_arrays`.
+
+        Raises:
+            InteractionsError: as described above, and if a value is null.
+            SchemaError: if there is no such column.
+        """
+        return cls(*prepare(_sources.from_arrow(source, Columns(user, item, timestamp)), **options))
+
+    @classmethod
+    def from_csv(
+        cls,
+        source: Paths,
+        *,
+        user: str = "user",
+        item: str = "item",
+        timestamp: str | None = None,
+        delimiter: str = ",",
+        column_names: list[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """From CSV files, as `pyarrow.csv` reads them (extra `arrow`): columns of digits are integers.
+
+        Where `007` is another id than `7`, read the files with pyarrow and types of your own, and use `from_arrow`.
+
+        Args:
+            source: a path, a glob, a directory (all `*.csv` below it), or a list of these; compressed files too.
+            user: name of the column of user ids.
+            item: the same of item ids.
+            timestamp: name of the column of times; None for none.
+            delimiter: the character between values.
+            column_names: names of all columns, if the first line has none.
+            options: as for `from_arrays`.
+
+        Raises:
+            InteractionsError: as described above, and if a file can't be parsed or a value is missing.
+            MissingFileError: if a file isn't there.
+            SchemaError: if there is no such column.
+        """
+        columns = Columns(user, item, timestamp)
+        return cls(*prepare(_sources.from_csv(source, columns, delimiter, column_names), **options))
+
+    @classmethod
+    def from_movielens(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+        """From MovieLens' ratings, each of which counts as an interaction, with its time (extra `arrow`).
+
+        Args:
+            path: of `u.data` (100k), `ratings.dat` (1M, 10M), `ratings.csv` (20M and later), or an `.inter` file of
+                RecBole.
+            options: as for `from_arrays`.
+
+        Raises:
+            InteractionsError: if the file has another form.
+            MissingFileError: if it isn't there.
+        """
+        return cls(*prepare(_sources.from_movielens(path), **options))
+
+    @property
+    def users(self) -> np.ndarray:
+        """The ids of users: int64 (uint64 if one is 2^63 or more), or objects, all of them str or all bytes.
+
+        `[num_users]`, but for shards: those have their own users, of which the first is number `first_user`.
+        """
+        return self._users.ids
+
+    @property
+    def items(self) -> np.ndarray:
+        """The ids of items, `[num_items]`, of the same types."""
+        return self._items.ids
+
+    @property
+    def num_users(self) -> int:
+        """Users, also those of other shards: numbers of users are below it."""
+        return len(self._users) if self._part is None else self._part.num_users
+
+    @property
+    def num_items(self) -> int:
+        """Items: numbers of items are below it."""
+        return len(self._items)
+
+    @property
+    def num_positives(self) -> int:
+        """Positives, of these shards if they are some of many."""
+        return len(self._csr.items)
+
+    @property
+    def first_user(self) -> int:
+        """The number of the first user: 0, but for shards of which the first isn't there."""
+        return 0 if self._part is None else self._part.first_user
+
+    @property
+    def indptr(self) -> npt.NDArray[np.int64]:
+        """Where the positives of each user begin and end, int64 `[len(users) + 1]`; read-only."""
+        return self._csr.indptr
+
+    @property
+    def indices(self) -> npt.NDArray[np.uint32]:
+        """The items of each user one after the other, ascending within a user: uint32 `[num_positives]`; read-only."""
+        return self._csr.items
+
+    @cached_property
+    def item_counts(self) -> npt.NDArray[np.int64]:
+        """Positives of each item, int64 `[num_items]`, those of other shards among them."""
+        if self._part is not None:
+            return self._part.item_counts
+        return np.bincount(self._csr.items, minlength=self.num_items)
+
+    def user_indices(self, ids: Any) -> npt.NDArray[np.int64]:
+        """Numbers of users, int64 `[n]`; the inverse of `users`.
+
+        Raises:
+            InteractionsError: if one isn't known.
+        """
+        return self.first_user + self._users.encode(ids, "user")
+
+    def item_indices(self, ids: Any) -> npt.NDArray[np.int64]:
+        """Numbers of items, int64 `[n]`; the inverse of `items`.
+
+        Raises:
+            InteractionsError: if one isn't known.
+        """
+        return self._items.encode(ids, "item")
+
+    def leave_one_out(self) -> tuple[Self, HeldOut]:
+        """Holds out the latest positive of each user who has at least two.
+
+        Of several at the same time, the one that came last in the input is the latest. Users and items keep their
+        numbers. Of the training set, the latest can be left out once more, for validation.
+
+        Returns:
+            The training set, and what is held out of it.
+
+        Raises:
+            InteractionsError: without timestamps, or of some of many shards.
+        """
+        if self._part is not None:
+            raise InteractionsError("these are shards of more: leave one out before you write them")
+        if self._csr.sequence is None:
+            raise InteractionsError(
+                "leaving out the latest needs timestamps; of a log that is in order of time, numpy.arange(n) will do"
+            )
+        counts, users = self._csr.counts, self._csr.users()
+        held = (self._csr.sequence == (counts - 1)[users]) & (counts > 1)[users]
+        held_out = HeldOut(users[held], self._csr.items[held].astype(np.int64))
+        return type(self)(self._users, self._items, self._csr.keep(~held)), held_out
+
+    def write_shards(
+        self, folder: str | os.PathLike[str], *, format: _shards.Format = "avro", shard_positives: int = 32_000
+    ) -> list[str]:
+        """Writes shards that `from_shards` reads, together or each by itself.
+
+        A shard is a file of the users `first_user` to `first_user + n - 1` and all of their positives. The file `items`
+        beside them has the items' ids and counts, which all shards need.
+
+        Args:
+            folder: where to; made if it isn't there.
+            format: `"avro"` (needs fastavro), or `"arrow"`, Arrow's IPC files (extra `arrow`).
+            shard_positives: a shard ends with the user that brings it to so many.
+
+        Returns:
+            Paths of the shards.
+
+        Raises:
+            FileExistsError: if there are shards in the folder.
+            InteractionsError: if these are some of many shards already.
+            UnsupportedError: for ids of 2^63 or more in Avro files.
+        """
+        if self._part is not None:
+            raise InteractionsError("these are shards of more: write all of them together")
+        most = within("shard_positives", shard_positives, 1, _LARGEST)
+        return _shards.write(os.fspath(folder), format, most, self._users, self._items, self._csr)
+
+    @classmethod
+    def from_shards(cls, source: Paths) -> Self:
+        """Reads shards that `write_shards` wrote: all, or some that follow each other.
+
+        Users have the same numbers however many of the shards are read, and the same negatives are drawn for them. So
+        each of several workers can read shards of its own.
+
+        Args:
+            source: the folder, of which all shards must be there; or paths of shards, in order. `items` is looked for
+                beside the first one.
+
+        Raises:
+            MissingFileError: if a file isn't there.
+            InteractionsError: if shards are of different data or don't follow each other, or if their content can't be.
+            FastpipeError: if a file is damaged.
+        """
+        return cls(*_shards.read(source))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells it from others, fit for JSON: how many users, items and positives, and a digest of all of them."""
+        return {
+            "users": len(self._users),
+            "items": self.num_items,
+            "positives": self.num_positives,
+            "digest": self._digest,
+        }
+
+    @cached_property
+    def _positives(self) -> _fastpipe.Positives:
+        """The same in the form in which negatives are drawn for them; a copy."""
+        return _fastpipe.Positives(self._csr.indptr, self._csr.items, self.num_items)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._users, self._items, self._csr, self._part)
+
+    @cached_property
+    def _digest(self) -> str:
+        digest = hashlib.sha256()
+        for array in (self.indptr, self.indices, self.item_counts):
+            digest.update(np.ascontiguousarray(array).data)
+        first_positive = 0 if self._part is None else self._part.first_positive
+        digest.update(f"{self.first_user} {first_positive} {self.num_users}".encode())
+        return digest.hexdigest()[:32]
+
+    def __len__(self) -> int:
+        return self.num_positives
+
+    def __repr__(self) -> str:
+        part = "" if self._part is None else f", {len(self._users)} of them here"
+        return (
+            f"<fastpipe.Interactions: {self.num_users} users{part}, {self.num_items} items, "
+            f"{self.num_positives} positives>"
+        )
+
+
+def read_interactions(
+    data: Interactions,
+    *,
+    negatives: int = 4,
+    batch_size: int,
+    seed: int | None = None,
+    shuffle: bool | Shuffle = True,
+    shuffle_buffer: int | None = None,
+    drop_last: bool = False,
+    item_dtype: Literal["uint16", "int32"] | None = None,
+    repeats: bool = True,
+    sampling: Sampling = "uniform",
+    power: float = 0.75,
+    on_full: OnFull = "error",
+    epochs: int | None = 1,
+    rank: int = 0,
+    world_size: int = 1,
+    shard_by: ShardBy | None = None,
+    uneven: Uneven = "drop",
+    num_threads: int | Literal["auto"] = "auto",
+    prefetch: int | None = None,
+    memory_limit: int | str | None = None,
+    progress: bool = False,
+) -> Reader:
+    """Reads interactions as batches of points, with negatives that are drawn anew in each epoch.
+
+    Each positive is a point of label 1. For each, `negatives` points of the same user and label 0 follow, whose items
+    are drawn from those that the user has no positive with: exactly, each with its probability. Which these are depends
+    on seed, epoch, the positive and the number of the negative alone: not on batches, threads, ranks or shards.
+
+    Batches are dicts of `"user"` (int32 `[batch]`, numbers that stand for `data.users`), `"item"` (uint16, or int32
+    where there are more than 65,535 items) and `"label"` (int8): 7 bytes a point.
+
+    Args:
+        data: the positives.
+        negatives: points with label 0 for each positive, 0 to 65,535.
+        batch_size: points a batch.
+        seed: of negatives and shuffling, 0 to 2^64 - 1. One is drawn by default, and shown by `reader.seed`.
+        shuffle: True or `"window"`: points are shuffled in windows of `shuffle_buffer` points, each of which is a
+            uniform permutation. False: users as they are numbered, and each positive with its negatives behind it.
+            Others: as in `read_avro`, with shards of 32,000 positives for blocks.
+        shuffle_buffer: points of a window, pool or buffer, rounded up to whole batches. By default all points of an
+            epoch, so that it is one uniform permutation; or, if these don't fit in `memory_limit`, as many as do,
+            where a fourth of the limit is left to batches.
+        drop_last: whether to leave out a last batch of fewer points.
+        item_dtype: `"uint16"` or `"int32"`, whatever the number of items.
+        repeats: whether the negatives of one positive are drawn independently, so that some may be the same; False for
+            different ones.
+        sampling: `"uniform"`, all unseen items alike; or `"popularity"`, in proportion to `data.item_counts ** power`.
+            Items that nobody has a positive with are then never drawn, unless `power` is 0.
+        power: exponent of the popularity, 0 or more.
+        on_full: what becomes of users who have too few unseen items to draw from: none at all or, without repeats,
+            fewer than `negatives`. `"error"` raises; `"skip"` leaves out their positives.
+        epochs: how often each pass goes through the data, each time in another order and with other negatives; None for
+            without end.
+        rank: which share of the batches to yield, 0 to `world_size - 1`.
+        world_size: number of shares.
+        shard_by: what ranks share out, as in `read_avro`.
+        uneven: as in `read_avro`.
+        num_threads: threads that draw and place points; as in `read_avro`.
+        prefetch: as in `read_avro`.
+        memory_limit: as in `read_avro`; and it bounds the default of `shuffle_buffer`. The positives themselves come on
+            top.
+        progress: whether to show a progress bar (extra `progress`).
+
+    Returns:
+        A `Reader`, as `read_avro` returns it: with states, ranks, `batch_at`, `locate` and `stats`; adapters take it,
+        too.
+
+    Raises:
+        UnseenItemsError: if a user has too few unseen items; it names the user.
+        LimitError: from `iter(reader)`, if `memory_limit` is below the least with which this can be read.
+        TypeError: for arguments of the wrong type.
+        ValueError: if arguments exclude each other or are out of range.
+    """
+    if not isinstance(data, Interactions):
+        raise TypeError(f"data is Interactions, as Interactions.from_arrays makes them, not {type(data).__name__}")
+    running = Running.checked(num_threads=num_threads, prefetch=prefetch, memory_limit=memory_limit)
+    source = InteractionsData(
+        data,
+        negatives=negatives,
+        item_dtype=item_dtype,
+        repeats=repeats,
+        sampling=sampling,
+        power=power,
+        on_full=on_full,
+    )
+    size = within("batch_size", batch_size, 1, _LARGEST)
+    if shuffle is not False and shuffle_buffer is None:
+        shuffle_buffer = source.largest_window(size, running.memory_limit)
+    ordering = Ordering.checked(
+        batch_size=size,
+        drop_last=drop_last,
+        shuffle=shuffle,
+        shuffle_buffer=shuffle_buffer,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        shard_by=shard_by,
+        uneven=uneven,
+    )
+    return Reader(source, ordering=ordering, running=running, progress=progress, epochs=epochs)

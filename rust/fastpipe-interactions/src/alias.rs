@@ -1,0 +1,155 @@
+//! Items by weight, with one look each.
+
+use fastpipe_batch::{Error, ErrorKind, Result};
+
+/// Weights of items, and Walker's alias table of them: of as many columns as there are items, each has room for one item's
+/// share and, above it, for a part of another one's. (Vose: "A linear algorithm for generating random numbers with a given
+/// distribution", IEEE Transactions on Software Engineering 17, 1991.)
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Weights {
+    weights: Vec<f64>,
+    /// For each column up to where it is its own item's, of 2^64, and whose the rest is.
+    columns: Vec<(u64, u32)>,
+    /// Items that can be drawn.
+    positive: u32,
+}
+
+impl Weights {
+    pub(crate) fn new(weights: &[f64], num_items: u32) -> Result<Weights> {
+        let fault = |kind, reason: String| Err(Error::new(kind, reason));
+        if weights.len() != num_items as usize {
+            let found = weights.len();
+            return fault(
+                ErrorKind::Shape,
+                format!("expected a weight for each of {num_items} items, found {found} weights"),
+            );
+        }
+        if let Some(item) = weights.iter().position(|weight| !weight.is_finite() || *weight < 0.0) {
+            let found = weights[item];
+            return fault(
+                ErrorKind::ValueRange,
+                format!("weights must be finite and not negative, found {found} of item {item}"),
+            );
+        }
+        let heaviest = (0..).zip(weights).fold(
+            (0, 0.0),
+            |most, (item, &weight)| {
+                if weight > most.1 { (item, weight) } else { most }
+            },
+        );
+        if heaviest.1 == 0.0 {
+            return fault(ErrorKind::ValueRange, "all weights are 0: no item can be drawn".into());
+        }
+        // Neither their sum nor the reciprocal of it must overflow.
+        let weights: Vec<f64> = weights.iter().map(|weight| weight / heaviest.1).collect();
+        Ok(Weights {
+            columns: columns(&weights, heaviest.0),
+            positive: weights.iter().filter(|weight| **weight > 0.0).count() as u32,
+            weights,
+        })
+    }
+
+    /// Number of items.
+    pub(crate) fn len(&self) -> usize {
+        self.weights.len()
+    }
+
+    /// How many have a positive weight.
+    pub(crate) fn positive(&self) -> u32 {
+        self.positive
+    }
+
+    /// The weight of an item; the largest is 1.
+    #[inline]
+    pub(crate) fn of(&self, item: u32) -> f64 {
+        self.weights[item as usize]
+    }
+
+    /// The item that a word stands for: its product with the number of items says which column, and how high in it.
+    #[inline(always)]
+    pub(crate) fn item(&self, word: u64) -> u32 {
+        let product = u128::from(word) * self.columns.len() as u128;
+        let column = (product >> 64) as u32;
+        let (own, other) = self.columns[column as usize];
+        if (product as u64) < own { column } else { other }
+    }
+}
+
+/// Fills the columns. Items without weight get no part of any.
+fn columns(weights: &[f64], heaviest: u32) -> Vec<(u64, u32)> {
+    const FULL: f64 = 18_446_744_073_709_551_616.0; // 2^64
+    let scale = weights.len() as f64 / weights.iter().sum::<f64>();
+    let mut left: Vec<f64> = weights.iter().map(|weight| weight * scale).collect();
+    let mut columns: Vec<(u64, u32)> = (0..weights.len() as u32).map(|item| (u64::MAX, item)).collect();
+    let (mut low, mut high): (Vec<u32>, Vec<u32>) =
+        (0..weights.len() as u32).partition(|&item| left[item as usize] < 1.0);
+    while let (Some(&small), Some(&large)) = (low.last(), high.last()) {
+        low.pop();
+        let (own, rest) = (left[small as usize], left[large as usize]);
+        columns[small as usize] = ((own * FULL) as u64, large);
+        left[large as usize] = (rest + own) - 1.0;
+        if left[large as usize] < 1.0 {
+            high.pop();
+            low.push(large);
+        }
+    }
+    // Rounding leaves some that should be full; they are, unless there was nothing to fill them with.
+    for &item in &low {
+        if weights[item as usize] == 0.0 {
+            columns[item as usize] = (0, heaviest);
+        }
+    }
+    columns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Exactly how much of all words stands for each item.
+    fn shares(weights: &Weights) -> Vec<f64> {
+        let column = 1.0 / weights.len() as f64;
+        let mut shares = vec![0.0; weights.len()];
+        for (item, &(own, other)) in weights.columns.iter().enumerate() {
+            let own = own as f64 / 2f64.powi(64);
+            shares[item] += own * column;
+            shares[other as usize] += (1.0 - own) * column;
+        }
+        shares
+    }
+
+    #[test]
+    fn items_have_their_shares() {
+        let cases: [Vec<f64>; 7] = [
+            vec![1.0],
+            vec![0.0, 3.0, 0.0],
+            vec![1.0; 1000],
+            (0..999).map(|i| f64::from(i % 13)).collect(),
+            (1..3000).map(|i| f64::from(i).powf(-1.7)).collect(),
+            vec![1e300, 1e-300, 1e300, 5e299],
+            vec![1e-310, 2e-310, 0.0, 1e-310],
+        ];
+        for case in cases {
+            let weights = Weights::new(&case, case.len() as u32).unwrap();
+            let most = case.iter().copied().fold(0.0, f64::max);
+            let all: f64 = case.iter().map(|weight| weight / most).sum();
+            for (item, (share, weight)) in shares(&weights).into_iter().zip(&case).enumerate() {
+                let expected = weight / most / all;
+                assert!(
+                    (share - expected).abs() < 1e-12,
+                    "{share} instead of {expected}, item {item}"
+                );
+                assert!(share == 0.0 || *weight > 0.0, "item {item} has no weight");
+            }
+        }
+    }
+
+    #[test]
+    fn words_stand_for_items_by_their_columns() {
+        let weights = Weights::new(&[1.0, 3.0], 2).unwrap();
+        assert_eq!(
+            [0, 1 << 62, (1 << 62) - 1, 1 << 63, u64::MAX].map(|word| weights.item(word)),
+            [0, 1, 0, 1, 1]
+        );
+    }
+}

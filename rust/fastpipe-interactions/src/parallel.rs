@@ -1,0 +1,91 @@
+//! Tasks on several threads, for calls that end when all are done.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use fastpipe_batch::{Error, Result};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does tasks on up to so many threads, each of which starts with what `start` makes. The error is that of the earliest task
+/// that fails, as if they had been done one after the other.
+pub(crate) fn do_all<T: Send, S>(
+    tasks: Vec<T>,
+    threads: usize,
+    start: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, usize, T) -> Result<()> + Sync,
+) -> Result<()> {
+    let tasks: Vec<_> = tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
+    let next = AtomicUsize::new(0);
+    let failed: Mutex<Option<(usize, Error)>> = Mutex::default();
+    let run = || {
+        let mut state = start();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(task) = tasks.get(number) else { return };
+            let Some(task) = lock(task).take() else { continue };
+            if let Err(error) = work(&mut state, number, task) {
+                let mut failed = lock(&failed);
+                if failed.as_ref().is_none_or(|(earlier, _)| number < *earlier) {
+                    *failed = Some((number, error));
+                }
+                // Those in front of it are under way, or done.
+                next.store(tasks.len(), Ordering::Relaxed);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(tasks.len()) {
+            // Where no thread can be started, fewer do the work.
+            let builder = std::thread::Builder::new().name("fastpipe-sampler".into());
+            if builder.spawn_scoped(scope, run).is_err() {
+                break;
+            }
+        }
+        run();
+    });
+    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some((_, error)) => Err(error),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fastpipe_batch::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn tasks_are_done_once() {
+        for threads in [0, 1, 3, 20] {
+            let mut done = vec![0; 17];
+            let tasks: Vec<_> = done.iter_mut().collect();
+            do_all(
+                tasks,
+                threads,
+                || 0,
+                |_, number, task| {
+                    *task += number + 1;
+                    Ok(())
+                },
+            )
+            .unwrap();
+            assert!(done.into_iter().eq(1..18));
+        }
+    }
+
+    #[test]
+    fn the_earliest_error_is_reported() {
+        for threads in [1, 2, 5] {
+            let work = |_: &mut (), number: usize, bad: bool| match bad {
+                true => Err(Error::new(ErrorKind::Internal, number.to_string())),
+                false => Ok(()),
+            };
+            let tasks = (0..200).map(|task| task % 50 == 37).collect();
+            assert_eq!(do_all(tasks, threads, || (), work).unwrap_err().reason(), "37");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! A sampler at work. [`sampler`](crate::sampler) says what is drawn.
+
+use fastpipe_batch::{Error, ErrorKind, Result};
+use fastpipe_random::{Key, Purpose};
+
+use crate::alias::Weights;
+use crate::attempts::{Attempts, Proposal, Uniform};
+use crate::rest::Rest;
+use crate::sampler::{ROUNDS, Sampler};
+use crate::seen::Seen;
+
+/// A sampler with what it needs to draw: memory that is used again for each user.
+#[derive(Debug)]
+pub struct Sampling<'s> {
+    sampler: &'s Sampler,
+    attempts: Attempts,
+    seen: Seen,
+    rest: Rest,
+    /// Where the first attempt won't do.
+    rejected: Vec<u32>,
+    /// What is to be undone behind a positive: items that were marked, or steps of a shuffle.
+    undo: Vec<u32>,
+}
+
+/// An item by its weight.
+#[derive(Clone, Copy)]
+struct Weighted<'a> {
+    weights: &'a Weights,
+    seen: &'a [u32],
+    /// Whether an item may be drawn again.
+    repeats: bool,
+}
+
+impl Proposal for Weighted<'_> {
+    const PER_WORD: usize = 1;
+    type Spent = u64;
+
+    #[inline(always)]
+    fn item(&self, bits: u64) -> (u32, bool) {
+        (self.weights.item(bits), true)
+    }
+
+    fn spent(&self, round: u64, words: &[u64; 4]) -> Option<u64> {
+        (round > ROUNDS).then_some(words[0])
+    }
+
+    fn last(&self, word: u64, rest: &mut Rest, drawn: impl Fn(u32) -> bool) -> u32 {
+        rest.list(self.seen, self.weights.len() as u32);
+        match self.repeats {
+            true => rest.weigh(self.weights, word),
+            false => rest.weigh_without(self.weights, word, drawn),
+        }
+    }
+}
+
+impl<'s> Sampling<'s> {
+    pub(crate) fn new(sampler: &'s Sampler, key: Key, purpose: Purpose) -> Sampling<'s> {
+        Sampling {
+            sampler,
+            attempts: Attempts::new(key, purpose),
+            seen: Seen::default(),
+            rest: Rest::default(),
+            rejected: Vec::new(),
+            undo: Vec::new(),
+        }
+    }
+
+    /// Draws items for the positions from `first` on, for a user who has seen other items: as many for each positive as the
+    /// sampler says, one positive after the other. `seen` ascends, each item once.
+    ///
+    /// An error if there are too few.
+    pub fn draw(&mut self, seen: &[u32], first: u64, out: &mut [u32]) -> Result<()> {
+        let sampler = self.sampler;
+        let (left, needed) = (sampler.left(seen), sampler.needed());
+        if left < needed {
+            let reason = format!("{needed} items that the user has not seen are needed, and there are {left}");
+            return Err(Error::new(ErrorKind::ValueRange, reason));
+        }
+        if needed == 0 || out.is_empty() {
+            return Ok(());
+        }
+        self.rest.clear();
+        match sampler.weights() {
+            Some(weights) => {
+                let repeats = sampler.repeats();
+                self.by_rejection(Weighted { weights, seen, repeats }, seen, first, out);
+            }
+            None if sampler.is_listed(seen.len()) => self.by_rank(seen, first, out),
+            None => self.by_rejection(Uniform::below(sampler.num_items()), seen, first, out),
+        }
+        Ok(())
+    }
+
+    /// Proposes items of all until they aren't seen.
+    #[inline(always)]
+    fn by_rejection<P: Proposal>(&mut self, proposal: P, items: &[u32], first: u64, out: &mut [u32]) {
+        let sampler = self.sampler;
+        let (attempts, seen, rejected) = (&mut self.attempts, &mut self.seen, &mut self.rejected);
+        seen.resize(items.len() + sampler.needed() as usize, sampler.num_items());
+        items.iter().for_each(|&item| {
+            seen.insert(item);
+        });
+        let exact = seen.is_exact();
+        let is_new = |item| !seen.may_have(item) || !(exact || items.binary_search(&item).is_ok());
+        if exact {
+            attempts.first(proposal, first, out, rejected, |item| (item, !seen.may_have(item)));
+        } else {
+            attempts.first(proposal, first, out, rejected, |item| (item, is_new(item)));
+        }
+        if sampler.repeats() {
+            attempts.again(proposal, first, rejected, is_new, |i, found| {
+                out[i as usize] = found.unwrap_or_else(|spent| proposal.last(spent, &mut self.rest, |_| false));
+            });
+        } else {
+            self.make_distinct(proposal, items, first, out);
+        }
+        items.iter().for_each(|&item| self.seen.clear(item));
+    }
+
+    /// Goes through what was proposed first, and draws again where it is rejected, or was drawn for the same positive before.
+    fn make_distinct<P: Proposal>(&mut self, proposal: P, items: &[u32], first: u64, out: &mut [u32]) {
+        let negatives = self.sampler.negatives() as usize;
+        let (attempts, seen) = (&self.attempts, &mut self.seen);
+        let exact = seen.is_exact();
+        let mut rejected = self.rejected.iter().peekable();
+        for (from, group) in (0..).step_by(negatives).zip(out.chunks_mut(negatives)) {
+            for k in 0..group.len() {
+                let (before, behind) = group.split_at_mut(k);
+                let i: usize = from + k;
+                let has = |item| {
+                    seen.may_have(item) && (exact || before.contains(&item) || items.binary_search(&item).is_ok())
+                };
+                let item = &mut behind[0];
+                if rejected.next_if(|next| **next as usize == i).is_some() || has(*item) {
+                    let found = attempts.later(proposal, first + i as u64, 1, &|item| !has(item));
+                    *item = found.unwrap_or_else(|spent| proposal.last(spent, &mut self.rest, has));
+                }
+                if seen.insert(*item) {
+                    self.undo.push(*item);
+                }
+            }
+            self.undo.drain(..).for_each(|item| seen.clear(item));
+        }
+    }
+
+    /// Draws from a list of what isn't seen.
+    fn by_rank(&mut self, items: &[u32], first: u64, out: &mut [u32]) {
+        let sampler = self.sampler;
+        let (attempts, rejected) = (&mut self.attempts, &mut self.rejected);
+        let list = self.rest.list(items, sampler.num_items());
+        let count = list.len() as u32;
+        if sampler.repeats() {
+            let any = Uniform::below(count);
+            attempts.first(any, first, out, rejected, |rank| (list[rank as usize], true));
+            attempts.again(
+                any,
+                first,
+                rejected,
+                |_| true,
+                |i, found| {
+                    let Ok(rank) = found;
+                    out[i as usize] = list[rank as usize];
+                },
+            );
+            return;
+        }
+        let negatives = sampler.negatives() as usize;
+        for (from, group) in (first..).step_by(negatives).zip(out.chunks_mut(negatives)) {
+            for (k, item) in (0..).zip(group) {
+                let other = k + attempts.below(from + u64::from(k), count - k);
+                list.swap(k as usize, other as usize);
+                *item = list[k as usize];
+                self.undo.push(other);
+            }
+            while let Some(other) = self.undo.pop() {
+                list.swap(self.undo.len(), other as usize);
+            }
+        }
+    }
+}

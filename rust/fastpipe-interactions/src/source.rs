@@ -1,0 +1,259 @@
+//! Interactions as a source: its units are shards.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use fastpipe_batch::{
+    Buffer, BufferPool, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, NestedForm, Pass, Result, Row, Sink, Source,
+    Unit, UnitInfo, Unpicked,
+};
+use fastpipe_random::{Key, Purpose};
+
+use crate::candidates::of_user;
+use crate::positives::Positives;
+use crate::sampler::Sampler;
+use crate::shards::{Shard, cut, is_full};
+use crate::unit::{Groups, Layout, OpenShard};
+
+/// Positives that a shard has, about.
+pub const SHARD_POSITIVES: u64 = 32_000;
+
+/// How interactions become rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// The type of the column of items: an integer type in which each fits.
+    pub item_dtype: DType,
+    /// Whether users for whom there are too few items are left out; else they are an error.
+    pub skip_full: bool,
+    /// The number of the first user, for data that are a part of others.
+    pub first_user: u32,
+    /// The number of the first positive, for data that are a part of others.
+    pub first_positive: u64,
+    /// Positives of a shard, unless its first user has more.
+    pub shard_positives: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            item_dtype: DType::I32,
+            skip_full: false,
+            first_user: 0,
+            first_positive: 0,
+            shard_positives: SHARD_POSITIVES,
+        }
+    }
+}
+
+/// Where a row comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The shard.
+    pub shard: u64,
+    /// The user.
+    pub user: u32,
+    /// The positive, counted over all of them.
+    pub positive: u64,
+    /// 0 for the positive itself, `k + 1` for its `k`-th negative.
+    pub draw: u32,
+}
+
+/// Positives, each with its negatives, as rows of `user` (int32), `item` and `label` (int8, 1 or 0).
+///
+/// Row `r` of a shard is of its positive `r / (1 + negatives)`: that itself, and then its negatives.
+#[derive(Debug)]
+pub struct InteractionsSource {
+    positives: Arc<Positives>,
+    sampler: Sampler,
+    settings: Settings,
+    shards: Vec<Shard>,
+    columns: Vec<ColumnSpec>,
+    classes: [Arc<str>; 1],
+    layout: Layout,
+}
+
+impl InteractionsSource {
+    /// Rows of these positives, and of what the sampler draws for them.
+    pub fn new(positives: Arc<Positives>, sampler: Sampler, settings: Settings) -> Result<InteractionsSource> {
+        let most_users = i32::MAX as u32 - settings.first_user.min(i32::MAX as u32);
+        if positives.users() > most_users {
+            let (users, first) = (positives.users(), settings.first_user);
+            let reason = format!("{users} users from number {first} on have numbers beyond those of int32");
+            return Err(Error::new(ErrorKind::Limit, reason));
+        }
+        check_dtype(settings.item_dtype, positives.num_items())?;
+        let full = (0..positives.users()).find(|&user| is_full(&positives, &sampler, user));
+        if let (Some(user), false) = (full, settings.skip_full) {
+            let (left, needed) = (sampler.left(positives.of(user)), sampler.needed());
+            let reason = format!(
+                "user {user} has {} of {} items, and {left} are left to draw {needed} negatives from; skip such users, or \
+                 draw fewer negatives",
+                positives.of(user).len(),
+                positives.num_items(),
+            );
+            return Err(Error::new(ErrorKind::ValueRange, reason));
+        }
+        let shards = cut(&positives, &sampler, settings.shard_positives);
+        let most_positives = u64::from(u32::MAX) / (1 + u64::from(sampler.negatives()));
+        if let Some(shard) = shards.iter().find(|shard| shard.positives > most_positives) {
+            let reason = format!(
+                "user {} has {} positives, which is too many to draw {} negatives for each",
+                shard.first_user,
+                shard.positives,
+                sampler.negatives(),
+            );
+            return Err(Error::new(ErrorKind::Limit, reason));
+        }
+        let column = |name: &str, dtype| ColumnSpec {
+            name: name.into(),
+            form: Form::Nested(NestedForm::dense(&[], Leaf::Fixed(dtype))),
+        };
+        Ok(InteractionsSource {
+            columns: vec![
+                column("user", DType::I32),
+                column("item", settings.item_dtype),
+                column("label", DType::I8),
+            ],
+            classes: ["interactions".into()],
+            layout: Layout::new(positives.num_items(), sampler.negatives(), settings.item_dtype),
+            positives,
+            sampler,
+            settings,
+            shards,
+        })
+    }
+
+    /// The shards.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// Where a row of a unit comes from, if there is such a row.
+    pub fn place_of(&self, unit: u64, record: u32) -> Option<Place> {
+        let shard = self.shards.get(usize::try_from(unit).ok()?)?;
+        let width = 1 + self.sampler.negatives();
+        let mut group = (record / width) as usize;
+        for user in self.users(shard) {
+            let range = self.positives.range(user);
+            if group < range.len() {
+                return Some(Place {
+                    shard: unit,
+                    user: self.settings.first_user + user,
+                    positive: self.settings.first_positive + (range.start + group) as u64,
+                    draw: record % width,
+                });
+            }
+            group -= range.len();
+        }
+        None
+    }
+
+    /// The users of a shard whose positives are rows.
+    fn users(&self, shard: &Shard) -> impl Iterator<Item = u32> + '_ {
+        let skip_full = self.settings.skip_full;
+        (shard.first_user..shard.end_user)
+            .filter(move |&user| !(skip_full && is_full(&self.positives, &self.sampler, user)))
+    }
+
+    /// Draws the negatives of a shard.
+    fn sample(&self, shard: &Shard, pass: Pass, groups: &mut Groups<'_>) -> Result<()> {
+        let negatives = self.sampler.negatives() as usize;
+        let key = Key {
+            seed: pass.seed,
+            epoch: pass.epoch,
+        };
+        let mut sampling = self.sampler.start(key, Purpose::Negatives);
+        let mut drawn = Vec::new();
+        for user in self.users(shard) {
+            let (items, range) = (self.positives.of(user), self.positives.range(user));
+            drawn.resize(items.len() * negatives, 0);
+            let first = self.settings.first_positive.wrapping_add(range.start as u64);
+            sampling
+                .draw(items, first.wrapping_mul(negatives as u64), &mut drawn)
+                .map_err(|error| of_user(user, &error))?;
+            groups.extend(user - shard.first_user, items, &drawn);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a type has room for each of so many items.
+fn check_dtype(dtype: DType, num_items: u32) -> Result<()> {
+    let bits = match dtype {
+        DType::I8 => 7,
+        DType::U8 => 8,
+        DType::I16 => 15,
+        DType::U16 => 16,
+        DType::I32 | DType::U32 | DType::I64 | DType::U64 => 31,
+        DType::Bool | DType::F32 | DType::F64 => 0,
+    };
+    if bits == 0 {
+        let reason = format!("items are integers, and can't be {dtype}");
+        return Err(Error::new(ErrorKind::Unsupported, reason).at_feature("item"));
+    }
+    if u64::from(num_items) > 1 << bits {
+        let reason = format!("{num_items} items have numbers beyond those of {dtype}; take int32");
+        return Err(Error::new(ErrorKind::ValueRange, reason).at_feature("item"));
+    }
+    Ok(())
+}
+
+impl Source for InteractionsSource {
+    fn columns(&self) -> &[ColumnSpec] {
+        &self.columns
+    }
+
+    fn units(&self) -> Option<u64> {
+        Some(self.shards.len() as u64)
+    }
+
+    fn describe(&self, unit: u64) -> UnitInfo {
+        let shard = &self.shards[unit as usize];
+        UnitInfo {
+            // Checked when the source was made.
+            rows: shard.positives as u32 * (1 + self.sampler.negatives()),
+            range: None,
+            class: 0,
+            apart: false,
+        }
+    }
+
+    fn classes(&self) -> &[Arc<str>] {
+        &self.classes
+    }
+
+    fn locations(&self) -> &[Arc<str>] {
+        &[]
+    }
+
+    fn open(&self, unit: u64, pass: Pass, _bytes: Buffer, pool: &BufferPool) -> Result<Box<dyn Unit>> {
+        let shard = &self.shards[unit as usize];
+        let mut open = OpenShard {
+            layout: self.layout.clone(),
+            rows: self.describe(unit).rows,
+            first_user: self.settings.first_user + shard.first_user,
+            bytes: pool.take(shard.positives as usize * self.layout.stride())?,
+        };
+        let sampled = self.sample(shard, pass, &mut open.groups());
+        if let Err(error) = sampled {
+            open.recycle(pool);
+            return Err(error);
+        }
+        Ok(Box::new(open))
+    }
+
+    fn pick(
+        &self,
+        units: &[&dyn Unit],
+        rows: &[Row],
+        slots: Range<usize>,
+        out: &mut Sink<'_>,
+    ) -> std::result::Result<(), Unpicked> {
+        self.layout.pick(units, rows, slots, out)
+    }
+
+    fn locate(&self, unit: u64, error: Error) -> Error {
+        let _ = unit;
+        error
+    }
+}

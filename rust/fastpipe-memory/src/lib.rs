@@ -1,0 +1,8 @@
+//! What programs may tell the processor and the system about memory, without any change in what they compute: that a table is
+//! large, and what of it is read next.
+
+mod pages;
+mod prefetch;
+
+pub use pages::{LARGE_PAGE, advise, reserve_large, try_reserve_large};
+pub use prefetch::{LINE, LINES, hint, prefetch, prefetch_of};

@@ -1,0 +1,137 @@
+//! The rows of a window, in as little memory as will do: windows may be as long as an epoch.
+
+use std::ops::Range;
+
+use fastpipe_memory::reserve_large;
+use fastpipe_random::Draws;
+
+use crate::plan::Row;
+
+/// Rows of units, each as the number of its unit above and its record below: in 32 bits where that is enough for all of
+/// them, else in 64.
+#[derive(Debug, Default)]
+pub(crate) struct PackedRows {
+    /// One of the two is empty.
+    narrow: Vec<u32>,
+    wide: Vec<u64>,
+    /// Bits of a record.
+    bits: u32,
+}
+
+/// Bits that numbers below `n` take.
+fn bits(n: u64) -> u32 {
+    u64::BITS - n.saturating_sub(1).leading_zeros()
+}
+
+impl PackedRows {
+    /// Holds these records of each unit, one behind the other, `len` in all, in memory that held others.
+    pub(crate) fn fill(&mut self, records: &[Range<u32>], len: usize) {
+        self.narrow.clear();
+        self.wide.clear();
+        let most = records.iter().map(|records| records.end).max().unwrap_or(0);
+        self.bits = bits(u64::from(most));
+        let numbered = (0u64..).zip(records.iter().cloned());
+        if bits(records.len() as u64) + self.bits <= u32::BITS {
+            self.wide = Vec::new();
+            reserve_large(&mut self.narrow, len);
+            for (unit, records) in numbered {
+                let unit = (unit << self.bits) as u32;
+                self.narrow.extend(records.map(|record| unit | record));
+            }
+        } else {
+            self.narrow = Vec::new();
+            self.bits = u32::BITS;
+            reserve_large(&mut self.wide, len);
+            for (unit, records) in numbered {
+                let unit = unit << self.bits;
+                self.wide.extend(records.map(|record| unit | u64::from(record)));
+            }
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.narrow.len().max(self.wide.len())
+    }
+
+    /// Rows, by the number of their unit.
+    pub(crate) fn get(&self, rows: Range<usize>) -> Vec<Row> {
+        let bits = self.bits;
+        let row = |packed: u64| Row {
+            unit: (packed >> bits) as u32,
+            record: (packed & ((1 << bits) - 1)) as u32,
+        };
+        if self.wide.is_empty() {
+            self.narrow[rows].iter().map(|&packed| row(u64::from(packed))).collect()
+        } else {
+            self.wide[rows].iter().map(|&packed| row(packed)).collect()
+        }
+    }
+
+    /// Steps `done..to` of a Fisher-Yates shuffle.
+    pub(crate) fn shuffle(&mut self, draws: &Draws, done: usize, to: usize) {
+        let len = self.len() as u64;
+        let span = |position| len - position;
+        if self.wide.is_empty() {
+            draws.swap(done as u64, to - done, &mut self.narrow[done..], span);
+        } else {
+            draws.swap(done as u64, to - done, &mut self.wide[done..], span);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fastpipe_random::{Key, Purpose};
+
+    use super::*;
+
+    fn rows(packed: &PackedRows) -> Vec<(u32, u32)> {
+        let rows = packed.get(0..packed.len());
+        rows.iter().map(|row| (row.unit, row.record)).collect()
+    }
+
+    #[test]
+    fn rows_come_back() {
+        let mut packed = PackedRows::default();
+        let many: Vec<_> = (0..70_000).map(|unit| unit % 3..unit % 3 + 2).collect();
+        let (far, all) = (u32::MAX - 2..u32::MAX, [0..3, 0..0, 7..9]);
+        for records in [
+            &[][..],
+            &all,
+            &[0..1, 0..1],
+            std::slice::from_ref(&far),
+            &[far.clone(), 0..1],
+            &many,
+            &[0..1 << 16, 0..1 << 16],
+            &all,
+        ] {
+            let expected: Vec<_> = (0..)
+                .zip(records)
+                .flat_map(|(unit, r)| r.clone().map(move |r| (unit, r)))
+                .collect();
+            packed.fill(records, expected.len());
+            assert_eq!(rows(&packed), expected);
+            assert_eq!(packed.len(), expected.len());
+        }
+        assert!(packed.wide.is_empty());
+        packed.fill(&[far, 0..1], 3);
+        assert!(packed.narrow.is_empty(), "33 bits aren't enough for two numbers in 32");
+    }
+
+    #[test]
+    fn how_rows_are_packed_makes_no_difference_to_their_order() {
+        let draws = Draws::new(Key { seed: 3, epoch: 1 }, Purpose::Window, 2);
+        let (mut narrow, mut wide) = (PackedRows::default(), PackedRows::default());
+        narrow.fill(&[0..500, 0..300], 800);
+        let far = u32::MAX - 300..u32::MAX;
+        wide.fill(&[0..500, far.clone()], 800);
+        assert!(narrow.wide.is_empty() && wide.narrow.is_empty());
+        for (done, to) in [(0, 100), (100, 101), (101, 800)] {
+            narrow.shuffle(&draws, done, to);
+            wide.shuffle(&draws, done, to);
+        }
+        let moved = |(unit, record)| (unit, if unit == 1 { record + far.start } else { record });
+        assert_eq!(rows(&narrow).into_iter().map(moved).collect::<Vec<_>>(), rows(&wide));
+        assert_ne!(rows(&narrow)[..3], [(0, 0), (0, 1), (0, 2)]);
+    }
+}

@@ -1,0 +1,556 @@
+"""Interactions as batches: what stands in them, whatever threads, ranks, shards and states there are."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+import fastpipe
+import samples
+from fastpipe import Interactions, InteractionsError, PointLocation, UnseenItemsError, read_interactions
+from samples import through_json
+
+NEGATIVES = 3
+
+
+def make(users: int = 60, items: int = 90, positives: int = 900, seed: int = 4) -> Interactions:
+    random = np.random.default_rng(seed)
+    # Some users have no positives.
+    chosen = random.integers(0, users - 5, positives)
+    return Interactions.from_arrays(
+        chosen, random.integers(0, items, positives), users=range(users), items=range(items)
+    )
+
+
+@pytest.fixture(scope="module")
+def data() -> Interactions:
+    return make()
+
+
+@pytest.fixture(scope="module")
+def large() -> Interactions:
+    """Of some shards."""
+    return make(2000, 3000, 150_000)
+
+
+def read(data: Interactions, **options: Any) -> fastpipe.Reader:
+    return read_interactions(data, **({"batch_size": 128, "negatives": NEGATIVES, "seed": 7} | options))
+
+
+def points(batches: Any) -> list[tuple[int, int, int]]:
+    """User, item and label of all points; without those that only fill batches up."""
+    return [
+        point
+        for batch in batches
+        for point, valid in zip(
+            zip(batch["user"].tolist(), batch["item"].tolist(), batch["label"].tolist(), strict=True),
+            batch.get("valid", np.ones(len(batch["user"]), bool)),
+            strict=True,
+        )
+        if valid
+    ]
+
+
+def positives_of(data: Interactions) -> list[tuple[int, int, int]]:
+    users = np.repeat(np.arange(len(data.users)) + data.first_user, np.diff(data.indptr))
+    return [(user, item, 1) for user, item in zip(users.tolist(), data.indices.tolist(), strict=True)]
+
+
+def check_epoch(data: Interactions, found: list[tuple[int, int, int]], negatives: int) -> None:
+    """Each positive once, and as many unseen items for each user as it must be."""
+    positives = positives_of(data)
+    assert sorted(point for point in found if point[2]) == positives
+    drawn = [point for point in found if not point[2]]
+    expected = Counter(user for user, _, _ in positives)
+    assert Counter(user for user, _, _ in drawn) == {user: n * negatives for user, n in expected.items() if negatives}
+    assert not {(user, item) for user, item, _ in drawn} & {(user, item) for user, item, _ in positives}
+
+
+def check_batches(data: Interactions, batches: list[dict[str, np.ndarray]], negatives: int) -> None:
+    """The same, for many points."""
+    user, item, label = (np.concatenate([batch[name] for batch in batches]) for name in ("user", "item", "label"))
+    pairs = user.astype(np.int64) * data.num_items + item
+    counts = np.diff(data.indptr)
+    positives = np.repeat(np.arange(data.num_users), counts) * data.num_items + data.indices
+    assert np.array_equal(np.sort(pairs[label == 1]), positives)
+    assert np.array_equal(np.bincount(user[label == 0], minlength=data.num_users), counts * negatives)
+    assert not np.isin(pairs[label == 0], positives).any()
+
+
+# --- What batches are ---
+
+
+def test_seven_bytes_a_point(data: Interactions) -> None:
+    for batch in read(data):
+        assert {name: column.dtype.name for name, column in batch.items()} == {
+            "user": "int32",
+            "item": "uint16",
+            "label": "int8",
+        }
+        assert sum(column.nbytes for column in batch.values()) == 7 * len(batch["user"])
+        for column in batch.values():
+            assert column.ctypes.data % 64 == 0
+            assert column.flags.writeable
+            assert column.base is not None
+            assert not column.flags.owndata
+
+
+def test_they_share_memory_with_torch(data: Interactions) -> None:
+    torch = pytest.importorskip("torch")
+    import fastpipe.torch
+
+    for batch in read(data):
+        for column in batch.values():
+            assert torch.from_numpy(column).data_ptr() == column.ctypes.data
+    reader = read(data)
+    for tensors, batch in zip(fastpipe.torch.IterableDataset(reader), read(data), strict=True):
+        assert {name: tensor.dtype for name, tensor in tensors.items()} == {
+            "user": torch.int32,
+            "item": torch.uint16,
+            "label": torch.int8,
+        }
+        assert all(np.array_equal(tensors[name].numpy(), column) for name, column in batch.items())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks workers")
+def test_workers_share_them(data: Interactions) -> None:
+    pytest.importorskip("torch")
+    from torch.utils.data import DataLoader
+
+    import fastpipe.torch
+
+    loader = DataLoader(
+        fastpipe.torch.IterableDataset(read(data, item_dtype="int32", uneven="allow")),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
+    arrays = [{name: tensor.numpy() for name, tensor in batch.items()} for batch in loader]
+    assert sorted(points(arrays)) == sorted(points(read(data)))
+
+
+def test_other_frameworks_take_them(data: Interactions) -> None:
+    jax = pytest.importorskip("jax")
+    import fastpipe.jax
+
+    options = {"drop_last": True, "num_threads": 1}
+    for arrays, batch in zip(fastpipe.jax.iterator(read(data, **options)), read(data, **options), strict=True):
+        assert all(isinstance(array, jax.Array) for array in arrays.values())
+        assert all(np.array_equal(np.asarray(arrays[name]), column) for name, column in batch.items())
+
+
+def test_tensorflow_takes_them(data: Interactions) -> None:
+    pytest.importorskip("tensorflow")
+    import fastpipe.tf
+
+    for tensors, batch in zip(fastpipe.tf.dataset(read(data)), read(data), strict=True):
+        assert all(np.array_equal(tensors[name].numpy(), column) for name, column in batch.items())
+
+
+@pytest.mark.parametrize(
+    ("items", "dtype", "expected"),
+    [
+        (65_535, None, "uint16"),
+        (65_535, "int32", "int32"),
+        (65_536, None, "int32"),
+        (65_536, "uint16", "uint16"),
+        (200_000, None, "int32"),
+        (200_000, np.int32, "int32"),
+    ],
+)
+def test_the_type_of_items(items: int, dtype: Any, expected: str) -> None:
+    last = Interactions.from_arrays([0, 0, 1], [items - 1, 1, items - 2], users=[0, 1], items=np.arange(items))
+    reader = read(last, item_dtype=dtype, negatives=500)
+    assert reader.features["item"].dtype == expected
+    found = points(reader)
+    check_epoch(last, found, 500)
+    assert max(item for _, item, _ in found) == items - 1
+
+
+def test_types_that_items_cannot_have(data: Interactions) -> None:
+    many = Interactions.from_arrays([0, 1], [0, 1], items=np.arange(65_537))
+    with pytest.raises(ValueError, match="65537 items don't fit item_dtype uint16"):
+        read(many, item_dtype="uint16")
+    for dtype in ("int64", "uint8", "float32"):
+        with pytest.raises(ValueError, match='item_dtype is "uint16" or "int32"'):
+            read(data, item_dtype=dtype)
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
+@pytest.mark.parametrize("negatives", [0, 1, NEGATIVES])
+@pytest.mark.parametrize("repeats", [True, False])
+def test_each_positive_comes_once_an_epoch(data: Interactions, shuffle: Any, negatives: int, repeats: bool) -> None:
+    reader = read(data, shuffle=shuffle, negatives=negatives, repeats=repeats, epochs=2)
+    assert reader.num_rows == len(data) * (1 + negatives)
+    assert len(reader) == 2 * -(-reader.num_rows // 128)
+    found = points(reader)
+    first, second = found[: reader.num_rows], found[reader.num_rows :]
+    for epoch in (first, second):
+        check_epoch(data, epoch, negatives)
+    # A pool of one shard hands that out as it stands.
+    if negatives or shuffle not in (False, "block"):
+        assert first != second, "other negatives, in another order"
+
+
+def test_several_shards(large: Interactions) -> None:
+    reader = read(large, batch_size=10_000, negatives=4)
+    assert len(large._positives.full_users(negatives=4)) == 0
+    assert reader._data.handle.unit_rows().size == 5
+    check_batches(large, list(reader), 4)
+
+
+def test_unshuffled_a_positive_stands_in_front_of_its_negatives(data: Interactions) -> None:
+    found = points(read(data, shuffle=False))
+    assert [point for point in found if point[2]] == found[:: 1 + NEGATIVES] == positives_of(data)
+    assert all(found[i][0] == found[i - i % (1 + NEGATIVES)][0] for i in range(len(found)))
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
+def test_every_point_can_be_located(data: Interactions, shuffle: Any) -> None:
+    reader = read(data, shuffle=shuffle)
+    plain = points(read(data, shuffle=False))
+    places = []
+    for step, batch in enumerate(reader):
+        for row, point in enumerate(points([batch])):
+            place = reader.locate(step, row, 0)
+            assert isinstance(place, PointLocation)
+            assert point == plain[place.positive * (1 + NEGATIVES) + place.draw], "the order changes no negative"
+            assert place.user == point[0]
+            assert (place.draw == 0) == bool(point[2])
+            places.append(place)
+    assert len(set(places)) == len(places) == reader.num_rows
+    with pytest.raises(IndexError):
+        reader.locate(0, 128)
+
+
+def test_by_default_the_epoch_is_one_permutation(large: Interactions) -> None:
+    reader = read(large, batch_size=1000)
+    assert reader.shuffle_buffer == -(-reader.num_rows // 1000) * 1000
+    # Each batch has points from all over.
+    for batch in itertools.islice(reader, 20):
+        assert np.ptp(batch["user"]) > 1800
+    assert read(large, batch_size=10_000_000).shuffle_buffer == 10_000_000
+    assert read(large, batch_size=1000, shuffle_buffer=2500).shuffle_buffer == 3000
+    assert read(large, shuffle=False).shuffle_buffer is None
+
+
+@pytest.mark.parametrize("negatives", [0, 1, 4, 20])
+def test_or_as_much_of_it_as_fits(large: Interactions, negatives: int) -> None:
+    found: dict[int, int] = {}
+    # What the engine reckons with for a shard of 32,000 positives, and some more.
+    largest = 32_100 * 5 * (1 + negatives) + (64 << 10)
+    for limit in (largest // 2, 5 * largest, 6 * largest, 20 * largest):
+        options = {"batch_size": 1000, "negatives": negatives, "memory_limit": limit}
+        reader = read(large, **options, num_threads=2)
+        assert read(large, **options, num_threads=1).shuffle_buffer == reader.shuffle_buffer, "whatever the machine"
+        if limit < 3 * largest:
+            with pytest.raises(fastpipe.LimitError, match="no shuffle_buffer fits"):
+                iter(reader)
+            continue
+        batches = list(reader)
+        assert reader.stats()["memory"]["most_reserved"] <= limit
+        check_batches(large, batches, negatives)
+        found[limit] = reader.shuffle_buffer
+    assert len(found) >= 3
+    assert list(found.values()) == sorted(found.values())
+    assert min(found.values()) < reader.num_rows <= max(found.values())
+
+
+# --- Bit for bit the same ---
+
+ORDERS: list[dict[str, Any]] = [
+    {"shuffle": False},
+    {"shuffle": True},
+    {"shuffle": True, "shuffle_buffer": 384},
+    {"shuffle": "block", "shuffle_buffer": 300},
+    {"shuffle": "buffer", "shuffle_buffer": 300},
+    {"shuffle": True, "repeats": False},
+    {"shuffle": True, "sampling": "popularity"},
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_threads_and_prefetch_change_nothing(large: Interactions, order: dict[str, Any]) -> None:
+    options = order | {"batch_size": 4096, "epochs": 2}
+    expected = samples.digests(read(large, **options, num_threads=1, prefetch=1))
+    for threads in (2, 8):
+        assert samples.digests(read(large, **options, num_threads=threads)) == expected
+        assert samples.digests(read(large, **options, num_threads=threads, prefetch=1)) == expected
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_every_step_can_be_gone_on_from(data: Interactions, order: dict[str, Any]) -> None:
+    reader = read(data, **order, epochs=2, num_threads=2)
+    states, expected = [], []
+    for batch in reader:
+        expected.append(samples.digest(batch))
+        states.append(reader.state_dict())
+    for step, state in enumerate(states, 1):
+        again = read(data, **order, epochs=2, num_threads=1)
+        again.load_state_dict(through_json(state))
+        assert samples.digests(again) == expected[step:], step
+
+
+@pytest.mark.parametrize("order", ORDERS[:4], ids=str)
+def test_any_batch_can_be_made_alone(data: Interactions, order: dict[str, Any]) -> None:
+    reader = read(data, **order)
+    for epoch in (0, 3):
+        reader.set_epoch(epoch)
+        for step, batch in enumerate(reader):
+            assert samples.digest(read(data, **order).batch_at(step, epoch)) == samples.digest(batch)
+
+
+@hypothesis.settings(max_examples=25)
+@hypothesis.given(st.sampled_from(ORDERS[:3]), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.data())
+def test_ranks_may_change(order: dict[str, Any], worlds: list[int], draw: st.DataObject) -> None:
+    """At any step; together they have the batches that one rank has, each once."""
+    data = make(30, 40, 400)
+    expected = Counter(samples.digests(read(data, **order)))
+    found: Counter[str] = Counter()
+    state = None
+    for number, size in enumerate(worlds):
+        readers = [read(data, **order, rank=rank, world_size=size, uneven="allow") for rank in range(size)]
+        if state is not None:
+            for reader in readers:
+                reader.load_state_dict(state)
+        is_last = number == len(worlds) - 1
+        steps = min(map(len, readers)) if is_last else draw.draw(st.integers(0, 3))
+        passes = [iter(reader) for reader in readers]
+        for batches in passes:
+            found.update(samples.digests(batches if is_last else itertools.islice(batches, steps)))
+        state = through_json(readers[0].state_dict())
+        if any(reader.state_dict()["progress"] != readers[0].state_dict()["progress"] for reader in readers):
+            return  # The epoch ended within these steps, and some ranks have had a batch more.
+        if sum(found.values()) == sum(expected.values()):
+            break
+    assert found == expected
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_share_every_point(data: Interactions, size: int) -> None:
+    """Padded: all ranks have as many batches of equal size, and marked points fill them up."""
+    readers = [read(data, rank=rank, world_size=size, uneven="pad", batch_size=100) for rank in range(size)]
+    batches = [list(reader) for reader in readers]
+    assert len({len(own) for own in batches}) == 1
+    assert {len(batch["valid"]) for own in batches for batch in own} == {100}
+    check_epoch(data, points(itertools.chain(*batches)), NEGATIVES)
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
+def test_what_fills_a_batch_up_is_spread(large: Interactions, shuffle: Any) -> None:
+    """So that no row of an embedding is asked for by all of it."""
+    rows = len(large) * (1 + NEGATIVES)
+    size = next(size for size in range(50_000, 300_000) if 0 < rows % size < 10)
+    *_, last = read(large, batch_size=size, shuffle=shuffle, uneven="pad")
+    assert int(last["valid"].sum()) == rows % size
+    assert len(np.unique(last["item"])) == large.num_items
+    users, items = (np.bincount(last[name]) for name in ("user", "item"))
+    # As often as users of these shards, and their items, would come in any other batch.
+    assert users.max() <= 10 * np.median(users[users > 0])
+    assert items.max() <= 3 * np.median(items[items > 0])
+
+
+def test_shards_alone_yield_what_they_yield_together(tmp_path: Path, large: Interactions) -> None:
+    options = {"shuffle": False, "sampling": "popularity", "seed": 11, "epochs": 2}
+    expected = points(read(large, **options))
+    epochs = [expected[: len(expected) // 2], expected[len(expected) // 2 :]]
+    found: list[list[tuple[int, int, int]]] = [[], []]
+    for path in large.write_shards(tmp_path, shard_positives=32_000):
+        shard = pickle.loads(pickle.dumps(Interactions.from_shards(path)))
+        reader = read(shard, **options)
+        place = reader.locate(0, 0)
+        assert place.user == points([next(iter(reader))])[0][0]
+        part = points(reader)
+        found[0] += part[: len(part) // 2]
+        found[1] += part[len(part) // 2 :]
+    assert found == epochs
+
+
+def test_a_reader_can_be_pickled(data: Interactions) -> None:
+    reader = read(data)
+    copied = pickle.loads(pickle.dumps(reader))
+    assert samples.digests(copied) == samples.digests(reader)
+    assert copied.state_dict() == reader.state_dict()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_reads_the_same(data: Interactions) -> None:
+    reader = read(data, num_threads=2)
+    batches = iter(reader)
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = int(samples.digests(read(data)) != samples.digests(read(data, num_threads=1)))
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(batches)) == len(reader) - 1
+
+
+def test_the_order_of_the_input_changes_nothing(data: Interactions) -> None:
+    users = np.repeat(np.arange(data.num_users), np.diff(data.indptr))
+    order = np.random.default_rng(1).permutation(len(data))
+    again = Interactions.from_arrays(
+        users[order], data.indices[order], users=range(data.num_users), items=range(data.num_items)
+    )
+    assert samples.digests(read(again)) == samples.digests(read(data))
+
+
+def test_points_stay_as_they_are() -> None:
+    """In all versions: what was trained once can be trained again, and states hold."""
+    users = [user for user in range(9) for _ in range(user)]
+    items = [(user * user + 3 * k) % 11 for user in range(9) for k in range(user)]
+    data = Interactions.from_arrays(users, items, items=range(11))
+    plain = {"negatives": 2, "batch_size": 15, "shuffle": False}
+    for options, expected in (
+        ({}, [1, 4, 8, 4, 2, 0, 7, 2, 0, 1, 5, 2, 4, 5, 3]),
+        ({"repeats": False}, [1, 4, 8, 4, 2, 1, 7, 2, 1, 1, 5, 2, 4, 5, 0]),
+        ({"sampling": "popularity", "on_full": "skip"}, [1, 8, 0, 4, 1, 1, 7, 1, 2, 1, 7, 8, 4, 7, 0]),
+    ):
+        assert next(iter(read(data, **plain, **options)))["item"].tolist() == expected
+    first = next(iter(read(data, negatives=2, batch_size=12)))
+    assert first["user"].tolist() == [7, 7, 5, 2, 7, 7, 5, 4, 7, 6, 5, 1]
+    assert first["item"].tolist() == [3, 3, 0, 5, 0, 3, 8, 10, 5, 5, 5, 2]
+    assert first["label"].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0]
+    held_out = fastpipe.HeldOut(np.array([0, 7]), np.array([0, 0]))
+    candidates = fastpipe.evaluation_candidates(data, held_out, 6, seed=7)
+    assert candidates.items.tolist() == [[0, 7, 7, 2, 7, 5, 10], [0, 3, 3, 3, 3, 3, 6]]
+
+
+# --- States of other readers, and what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"negatives": 2}, "the data set's negatives was 3 and is 2"),
+        ({"repeats": False}, "the data set's repeats was True and is False"),
+        ({"sampling": "popularity"}, "the data set's sampling was 'uniform' and is 'popularity'"),
+        ({"on_full": "skip"}, "the data set's on_full was 'error' and is 'skip'"),
+        ({"shuffle_buffer": 256}, "shuffle_buffer was"),
+        ({"seed": 8}, "seed was 7 and is 8"),
+    ],
+)
+def test_states_of_other_readers_are_refused(data: Interactions, options: dict[str, Any], message: str) -> None:
+    state = read(data).state_dict()
+    with pytest.raises(fastpipe.StateError, match=message):
+        read(data, **options).load_state_dict(state)
+    read(data, item_dtype="int32", num_threads=1).load_state_dict(state)
+
+
+def test_states_of_other_data_are_refused(data: Interactions, tmp_path: Path) -> None:
+    state = read(data).state_dict()
+    items = data.indices.copy()
+    items[0] = next(item for item in range(90) if item not in items[: data.indptr[1]])
+    users = np.repeat(np.arange(data.num_users), np.diff(data.indptr))
+    other = Interactions.from_arrays(users, items, users=range(data.num_users), items=range(data.num_items))
+    with pytest.raises(fastpipe.StateError, match="the data set has other contents"):
+        read(other).load_state_dict(state)
+    files = samples.write(tmp_path, [[10]])
+    with pytest.raises(fastpipe.StateError, match="the data set's"):
+        read(data).load_state_dict(files.read(batch_size=128, shuffle=True, seed=7).state_dict())
+
+
+def full() -> Interactions:
+    """User `b` has every item, `c` all but two, `d` none."""
+    pairs = [("a", 0), *(("b", item) for item in range(6)), *(("c", item) for item in range(4))]
+    return Interactions.from_arrays(*zip(*pairs, strict=True), users=["d", "c", "b", "a"])
+
+
+def test_a_user_who_has_everything_is_named_or_skipped() -> None:
+    data = full()
+    with pytest.raises(UnseenItemsError, match=r"the user 'b' has no unseen items.*on_full=\"skip\"") as caught:
+        read(data)
+    assert (caught.value.user, pickle.loads(pickle.dumps(caught.value)).user) == ("b", "b")
+    assert isinstance(caught.value, fastpipe.InteractionsError)
+    reader = read(data, on_full="skip")
+    found = points(reader)
+    assert {user for user, _, _ in found} == set(data.user_indices(["a", "c"]).tolist())
+    assert sum(label for _, _, label in found) == 5
+    assert all(item in (4, 5) for user, item, label in found if user == 1 and not label)
+    # The others draw what they would without that user.
+    assert reader.num_rows == len(found) == 5 * (1 + NEGATIVES)
+    assert {label for _, _, label in points(read(data, negatives=0))} == {1}
+
+
+def test_more_negatives_than_unseen_items() -> None:
+    data = full()
+    with pytest.raises(UnseenItemsError, match="fewer than 3 unseen items, and as many different") as caught:
+        read(data, repeats=False, negatives=3, on_full="error")
+    assert caught.value.user == "c"
+    found = points(read(data, repeats=False, negatives=3, on_full="skip"))
+    assert {user for user, _, _ in found} == {3}
+    nobody = Interactions.from_arrays([0, 0, 1, 1], [0, 1, 0, 1])
+    with pytest.raises(UnseenItemsError, match=r"the user 0 has no unseen items .*as do 1 others"):
+        read(nobody)
+    with pytest.raises(UnseenItemsError, match="nothing is left to read"):
+        read(nobody, on_full="skip")
+
+
+def test_nothing_that_can_be_drawn_by_popularity() -> None:
+    data = Interactions.from_arrays([0, 0, 1], [0, 1, 0], users=[0, 1], items=range(5))
+    points(read(data))
+    with pytest.raises(UnseenItemsError, match="the user 0 has no unseen items that can be drawn"):
+        read(data, sampling="popularity")
+    assert {item for _, item, label in points(read(data, sampling="popularity", on_full="skip")) if not label} == {1}
+    points(read(data, sampling="popularity", power=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"negatives": -1}, ValueError, "negatives is between 0"),
+        ({"negatives": 2.5}, TypeError, "negatives is an integer"),
+        ({"negatives": True}, TypeError, "not a bool"),
+        ({"batch_size": 0}, ValueError, "batch_size is between 1"),
+        ({"seed": 2**64}, ValueError, "seed is between 0"),
+        ({"sampling": "hard"}, ValueError, 'sampling is "uniform" or "popularity"'),
+        ({"power": -1}, ValueError, "power is a number of 0 or more"),
+        ({"power": float("nan")}, ValueError, "power is a number of 0 or more"),
+        ({"power": float("inf")}, ValueError, "power is a number of 0 or more"),
+        ({"on_full": "drop"}, ValueError, 'on_full is "error" or "skip"'),
+        ({"shuffle": "all"}, ValueError, "shuffle is True"),
+        ({"shuffle": False, "shuffle_buffer": 10}, ValueError, "give shuffle=True, too"),
+        ({"shuffle_buffer": 0}, ValueError, "shuffle_buffer is between 1"),
+        ({"rank": 2, "world_size": 2}, ValueError, "rank is between 0 and 1"),
+        ({"world_size": 2, "seed": None}, ValueError, "give a seed"),
+        ({"epochs": 0}, ValueError, "epochs is between 1"),
+        ({"num_threads": 0}, ValueError, "num_threads is between 1"),
+        ({"memory_limit": "much"}, ValueError, "memory_limit must be a number of bytes"),
+    ],
+)
+def test_arguments_that_cannot_be(data: Interactions, options: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        read(data, **options)
+
+
+def test_other_things_than_interactions() -> None:
+    with pytest.raises(TypeError, match="data is Interactions"):
+        read_interactions([[1, 2]], batch_size=3)  # type: ignore[arg-type]
+
+
+def test_a_large_power_has_no_infinities(data: Interactions) -> None:
+    check_epoch(data, points(read(data, sampling="popularity", power=300, on_full="skip", negatives=1)), 1)
+
+
+def test_what_readers_say_of_themselves(data: Interactions) -> None:
+    reader = read(data)
+    assert repr(reader).startswith(f"<fastpipe.Reader of {len(data)} positives with 3 negatives each: ")
+    assert (reader.files, reader.symbols) == ([], {})
+    assert list(reader.features) == ["user", "item", "label"]
+    assert "Nothing was read yet" in reader.explain()
+    assert len(list(reader)) == reader.stats()["batches"]
+    assert "-bound" in reader.explain().partition(" ")[0]
+    with pytest.raises(InteractionsError):
+        data.user_indices([1000])

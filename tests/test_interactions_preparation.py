@@ -1,0 +1,346 @@
+"""Preparing interactions: numbering ids, dropping duplicates, minimum counts, holding out, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import fastpipe
+from fastpipe import Interactions, InteractionsError
+
+NAN = float("nan")
+
+
+def histories(data: Interactions) -> dict[Any, set[Any]]:
+    """The items of each user, by their ids."""
+    items = np.split(data.items[data.indices], data.indptr[1:-1])
+    return {user: set(seen.tolist()) for user, seen in zip(data.users.tolist(), items, strict=True)}
+
+
+def check_form(data: Interactions) -> None:
+    """Compressed sparse rows in the form that is promised."""
+    assert (data.indptr.dtype, data.indices.dtype) == (np.int64, np.uint32)
+    assert data.indptr[0] == 0
+    assert data.indptr[-1] == data.num_positives == len(data) == len(data.indices)
+    for start, stop in zip(data.indptr[:-1], data.indptr[1:], strict=True):
+        assert (np.diff(data.indices[start:stop].astype(int)) > 0).all()
+    assert data.item_counts.tolist() == np.bincount(data.indices, minlength=data.num_items).tolist()
+
+
+rows = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 8), st.integers(0, 5)), min_size=1, max_size=60)
+
+
+def model(
+    rows: list[tuple[int, int, int]], duplicates: str, least_user: int, least_item: int
+) -> dict[int, list[tuple[int, int, int]]]:
+    """For each user the (time, number in the input, item) of what is left, in order of time; written to be obvious."""
+    kept: dict[tuple[int, int], tuple[int, int]] = {}
+    for number, (user, item, time) in sorted(enumerate(rows), key=lambda row: (row[1][2], row[0])):
+        if duplicates == "last" or (user, item) not in kept:
+            kept[user, item] = time, number
+    while True:
+        users, items = Counter(user for user, _ in kept), Counter(item for _, item in kept)
+        left = {pair: at for pair, at in kept.items() if users[pair[0]] >= least_user and items[pair[1]] >= least_item}
+        if left == kept:
+            break
+        kept = left
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    for (user, item), (time, number) in kept.items():
+        found.setdefault(user, []).append((time, number, item))
+    return {user: sorted(events) for user, events in found.items()}
+
+
+@hypothesis.given(rows, st.sampled_from(["first", "last"]), st.integers(0, 4), st.integers(0, 4))
+def test_it_is_what_the_model_says(
+    rows: list[tuple[int, int, int]], duplicates: Any, least_user: int, least_item: int
+) -> None:
+    users, items, times = zip(*rows, strict=True)
+    expected = model(rows, duplicates, least_user, least_item)
+    left = {item for events in expected.values() for _, _, item in events}
+    options = {"duplicates": duplicates, "min_per_user": least_user, "min_per_item": least_item}
+    if len(expected) < 2 or len(left) < 2:
+        with pytest.raises(InteractionsError, match=r"only one|no interaction is left"):
+            Interactions.from_arrays(users, items, times, **options)
+        return
+    data = Interactions.from_arrays(users, items, times, **options)
+    check_form(data)
+    assert data.users.tolist() == sorted(expected)
+    assert data.items.tolist() == sorted(left)
+    assert histories(data) == {user: {item for _, _, item in events} for user, events in expected.items()}
+    # Again and again the latest of each user who has two.
+    for _ in range(3):
+        held = {user: events.pop()[2] for user, events in expected.items() if len(events) > 1}
+        data, held_out = data.leave_one_out()
+        check_form(data)
+        assert dict(zip(data.users[held_out.users].tolist(), data.items[held_out.items].tolist(), strict=True)) == held
+        assert len(held_out.users) == len(held)
+        assert histories(data) == {user: {item for _, _, item in events} for user, events in expected.items()}
+
+
+def test_without_times_the_input_decides_and_nothing_is_held_out() -> None:
+    data = Interactions.from_arrays([1, 0, 1, 1], [5, 5, 7, 5])
+    assert histories(data) == {0: {5}, 1: {5, 7}}
+    with pytest.raises(InteractionsError, match="needs timestamps"):
+        data.leave_one_out()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: np.array(n, np.uint8),
+        lambda n: np.array(n, np.int64) * 10**15,
+        lambda n: np.array(n, np.uint64) + np.uint64(2**64 - 100),
+        lambda n: [i + 2**63 - 3 for i in n],
+        lambda n: [f"id {i:03}" for i in n],
+        lambda n: [f"id {i:03}".encode() for i in n],
+        lambda n: np.array([f"id {i:03}" for i in n]),
+        lambda n: np.array([b"%03d" % i for i in n]),
+        lambda n: np.array([f"ä {i:03}" for i in n], object),
+        lambda n: np.array(n, object),
+        lambda n: [np.int16(i) for i in n],
+        lambda n: [np.str_(i + 100) for i in n],
+        lambda n: pa.array([f"{i:03}" for i in n]),
+        lambda n: np.array([f"{i:03}" for i in n], np.dtypes.StringDType() if np.__version__ >= "2" else object),
+    ],
+)
+def test_ids_of_any_type_can_be_inverted(make: Any) -> None:
+    numbers = [7, 3, 7, 90, 12, 3]
+    ids = make(numbers)
+    plain = ids.tolist() if hasattr(ids, "tolist") else [getattr(i, "item", lambda i=i: i)() for i in ids]
+    data = Interactions.from_arrays(ids, np.arange(6) % 5)
+    assert data.users.tolist() == sorted(set(plain))
+    assert data.user_indices(ids).tolist() == [1, 0, 1, 3, 2, 0]
+    assert data.users[data.user_indices(ids)].tolist() == plain
+    assert pickle.loads(pickle.dumps(data)).user_indices(ids).tolist() == [1, 0, 1, 3, 2, 0]
+    with pytest.raises(InteractionsError, match="is none of the 4 users that are known"):
+        data.user_indices(make([3, 4]))
+    assert data.item_indices([]).tolist() == []
+    assert data.item_indices([4, 0]).tolist() == [4, 0]
+
+
+def test_listed_ids_keep_their_order() -> None:
+    train = Interactions.from_arrays(["b", "a", "b"], [1, 2, 3], users=["z", "b", "a"], items=[3, 9, 2, 1])
+    assert train.users.tolist() == ["z", "b", "a"]
+    assert train.indptr.tolist() == [0, 0, 2, 3]
+    assert train.indices.tolist() == [0, 3, 2]
+    assert train.item_counts.tolist() == [1, 0, 1, 1]
+    test = Interactions.from_arrays(["z"], [9], users=train.users, items=train.items)
+    assert (test.user_indices(["a"]), test.indices) == (train.user_indices(["a"]), [1])
+    filtered = Interactions.from_arrays(
+        ["b", "a", "b"], [1, 2, 3], users=["z", "b", "a"], items=[3, 9, 2, 1], min_per_user=2
+    )
+    assert (filtered.num_users, filtered.num_items, filtered.indptr.tolist()) == (3, 4, [0, 0, 2, 2])
+    for kind, ids in (("user", ["b", "c"]), ("item", [1, 4])):
+        listed = {"users": ["a", "b"], "items": [1, 2, 3]}
+        rows = {"user": ["a", "b"], "item": [1, 2]} | {kind: ids}
+        with pytest.raises(InteractionsError, match=f"the {kind} .* is none of the"):
+            Interactions.from_arrays(rows["user"], rows["item"], **listed)
+    with pytest.raises(InteractionsError, match="the item 2 is listed more than once"):
+        Interactions.from_arrays([1, 2], [1, 2], items=[2, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("users", "items", "times", "message"),
+    [
+        ([], [], None, "there are no interactions"),
+        ([1, 2], [1, 2, 3], None, "as many of each: these are 2 user ids, 3 item ids"),
+        ([1, 2], [1, 2], [1], "2 user ids, 2 item ids, 1 timestamps"),
+        ([1, 1], [1, 2], None, "only one user"),
+        ([1, 2], [1, 1], None, "only one item"),
+        ([1, -2], [1, 2], None, "the user id -2 is negative"),
+        (np.array([1, -2]), [1, 2], None, "the user id -2 is negative"),
+        ([1, 2], np.array([1.0, NAN]), None, "number 1 is NaN: drop what has no item"),
+        ([1, 2], [1, NAN], None, "one is nan: drop what has no id"),
+        ([1, None], [1, 2], None, "one is None: drop what has no id"),
+        ([1, 2], np.array([1.0, 2.0]), None, "not float64: convert them"),
+        ([1, 2], [1.5, 2], None, "item ids are integers or strings, and one is 1.5"),
+        ([1, 2], [True, 2], None, "and one is True"),
+        ([1, 2], np.array([True, False]), None, "not bool"),
+        ([1, "2"], [1, 2], None, "some user ids are of type int and some of type str"),
+        (["1", b"2"], [1, 2], None, "some user ids are of type bytes and some of type str"),
+        ([1, 2**64], [1, 2], None, "doesn't fit 64 bits"),
+        ([[1, 2]], [1, 2], None, "one list|integers or strings"),
+        (np.ones((2, 2), int), [1, 2], None, r"one dimension, not shape \(2, 2\)"),
+        ("ab", [1, 2], None, "an array or a list, not str"),
+        ({1, 2}, [1, 2], None, "an array or a list, not set"),
+        (None, [1, 2], None, "an array or a list, not NoneType"),
+        (np.ma.masked_equal([1, 2], 2), [1, 2], None, "some user ids are masked"),
+        ([1, 2], [1, 2], [1.0, NAN], "timestamp number 1 is missing"),
+        ([1, 2], [1, 2], np.array(["2020-01-01", "NaT"], "datetime64[s]"), "timestamp number 1 is missing"),
+        ([1, 2], [1, 2], ["a", "b"], "timestamps are numbers or datetime64"),
+        ([1, 2], [1, 2], [[1, 2]], r"not shape \(1, 2\)"),
+        ([1, 2], [1, 2], np.ma.masked_equal([1, 2], 2), "some timestamps are masked"),
+    ],
+)
+def test_bad_input_is_refused(users: Any, items: Any, times: Any, message: str) -> None:
+    with pytest.raises(InteractionsError, match=message):
+        Interactions.from_arrays(users, items, times)
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(ValueError, match='duplicates is "first" or "last"'):
+        Interactions.from_arrays([1, 2], [1, 2], duplicates="any")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="min_per_user is between"):
+        Interactions.from_arrays([1, 2], [1, 2], min_per_user=-1)
+    with pytest.raises(InteractionsError, match="no interaction is left"):
+        Interactions.from_arrays([1, 2], [1, 2], min_per_user=2)
+
+
+def test_nobody_can_write_to_it() -> None:
+    data = Interactions.from_arrays([1, 2], [1, 2])
+    for array in (data.indptr, data.indices, data.users, data.items):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+# --- Where they come from ---
+
+USERS = ["ann", "bob", "ann", "cid", "bob", "ann"]
+ITEMS = [30, 10, 10, 20, 30, 20]
+TIMES = [5, 1, 3, 9, 2, 4]
+
+
+def same(found: Interactions) -> None:
+    expected = Interactions.from_arrays(USERS, ITEMS, TIMES)
+    assert histories(found) == histories(expected)
+    assert found.fingerprint() == expected.fingerprint()
+    assert histories(found.leave_one_out()[0]) == histories(expected.leave_one_out()[0])
+
+
+def avro(path: Path, **types: Any) -> str:
+    types = {"user": "string", "item": "int", "time": "long"} | types
+    schema = {
+        "type": "record",
+        "name": "Event",
+        "fields": [{"name": name, "type": kind} for name, kind in types.items()],
+    }
+    rows = [{"user": user, "item": item, "time": time} for user, item, time in zip(USERS, ITEMS, TIMES, strict=True)]
+    with path.open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(schema), rows)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        {},
+        {"user": ["null", "string"], "time": "double"},
+        {"user": {"type": "enum", "name": "E", "symbols": ["cid", "bob", "ann"]}},
+        {"time": {"type": "long", "logicalType": "local-timestamp-millis"}},
+    ],
+)
+def test_from_avro(tmp_path: Path, types: dict[str, Any]) -> None:
+    same(Interactions.from_avro(avro(tmp_path / "a.avro", **types), timestamp="time"))
+
+
+def test_from_avro_of_what_it_cannot_be(tmp_path: Path) -> None:
+    path = avro(tmp_path / "a.avro")
+    with pytest.raises(fastpipe.SchemaError, match="no column 'who'"):
+        Interactions.from_avro(path, user="who")
+    with pytest.raises(fastpipe.MissingFileError):
+        Interactions.from_avro(tmp_path / "b.avro")
+    nulls = tmp_path / "nulls.avro"
+    fields = [{"name": "user", "type": ["null", "long"]}, {"name": "item", "type": {"type": "array", "items": "int"}}]
+    rows = [{"user": 1, "item": [1]}, {"user": None, "item": [2, 3]}]
+    with nulls.open("wb") as file:
+        fastavro.writer(file, {"type": "record", "name": "E", "fields": fields}, rows)
+    with pytest.raises(InteractionsError, match="a value of the column 'user' is null"):
+        Interactions.from_avro(nulls, item="user")
+    with pytest.raises(fastpipe.SchemaError, match="'item' isn't one id a record"):
+        Interactions.from_avro(nulls)
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        pa.array(USERS),
+        pa.array(USERS, pa.large_string()),
+        pa.array(USERS).dictionary_encode(),
+        pa.array(USERS, pa.string_view()),
+        pa.chunked_array([USERS[:2], USERS[2:]]).dictionary_encode(),
+    ],
+)
+@pytest.mark.parametrize("time", [pa.int32(), pa.float64(), pa.timestamp("ms"), pa.date32()])
+def test_from_arrow(users: Any, time: Any) -> None:
+    table = pa.table({"item": pa.array(ITEMS, pa.uint8()), "user": users, "at": pa.array(TIMES, time)})
+    same(Interactions.from_arrow(table, timestamp="at"))
+    same(Interactions.from_arrow(table.to_reader(2), timestamp="at"))
+    coded = table.set_column(0, "item", table["item"].dictionary_encode())
+    same(Interactions.from_arrow(coded, timestamp="at"))
+
+
+def test_from_arrow_of_what_it_cannot_be() -> None:
+    with pytest.raises(TypeError, match=r"takes a pyarrow\.Table"):
+        Interactions.from_arrow({"user": [1]})
+    with pytest.raises(fastpipe.SchemaError, match="there is no column 'item'"):
+        Interactions.from_arrow(pa.table({"user": [1, 2]}))
+    with pytest.raises(InteractionsError, match="the column 'item' is null"):
+        Interactions.from_arrow(pa.table({"user": [1, 2], "item": [1, None]}))
+    with pytest.raises(InteractionsError, match="not float64"):
+        Interactions.from_arrow(pa.table({"user": [1, 2], "item": [1.0, 2.0]}))
+    with pytest.raises(InteractionsError, match="not Arrow's list"):
+        Interactions.from_arrow(pa.table({"user": [1, 2], "item": [[1], [2]]}))
+    binary = Interactions.from_arrow(pa.table({"user": [1, 2], "item": [b"x", b"y"]}))
+    assert binary.items.tolist() == [b"x", b"y"]
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+@pytest.mark.parametrize("header", [True, False])
+def test_from_csv(tmp_path: Path, delimiter: str, header: bool) -> None:
+    lines = [delimiter.join(map(str, row)) for row in zip(USERS, "abcdef", ITEMS, TIMES, strict=True)]
+    names = ["name", "x", "thing", "t"]
+    (tmp_path / "a.csv").write_text("\n".join([delimiter.join(names)] * header + lines[:4]) + "\n")
+    (tmp_path / "b.csv").write_text("\n".join([delimiter.join(names)] * header + lines[4:]) + "\n")
+    options = {} if header else {"column_names": names}
+    same(Interactions.from_csv(tmp_path, user="name", item="thing", timestamp="t", delimiter=delimiter, **options))
+
+
+def test_from_csv_of_what_it_cannot_be(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    with pytest.raises(fastpipe.MissingFileError):
+        Interactions.from_csv(path)
+    path.write_text("user,item\n1,2\n3,\n")
+    with pytest.raises(InteractionsError, match="the column 'item' is null"):
+        Interactions.from_csv(path)
+    with pytest.raises(fastpipe.SchemaError, match=r"'who'.*column_names="):
+        Interactions.from_csv(path, user="who")
+    path.write_text("user,item\n1,2\n3\n")
+    with pytest.raises(InteractionsError, match=r"a\.csv"):
+        Interactions.from_csv(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "delimiter"),
+    [
+        ("", "\t"),
+        ("", "::"),
+        ("userId,movieId,rating,timestamp\n", ","),
+        ("user_id:token\titem_id:token\trating:float\ttimestamp:float\n", "\t"),
+    ],
+)
+def test_from_movielens(tmp_path: Path, header: str, delimiter: str) -> None:
+    path = tmp_path / "ratings"
+    users = [ord(user[0]) for user in USERS]
+    rows = zip(users, ITEMS, [3.5] * 6, TIMES, strict=True)
+    path.write_text(header + "".join(delimiter.join(map(str, row)) + "\n" for row in rows))
+    found = Interactions.from_movielens(path)
+    expected = Interactions.from_arrays(users, ITEMS, TIMES)
+    assert histories(found) == histories(expected)
+    assert histories(found.leave_one_out()[0]) == histories(expected.leave_one_out()[0])
+
+
+def test_from_movielens_of_what_it_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(fastpipe.MissingFileError):
+        Interactions.from_movielens(tmp_path / "u.data")
+    (tmp_path / "u.data").write_text("1|2|3\n")
+    with pytest.raises(InteractionsError, match="these aren't ratings as MovieLens has them"):
+        Interactions.from_movielens(tmp_path / "u.data")

@@ -1,0 +1,187 @@
+"""Shards: written and read again whole or in part, with the same numbers; damaged ones are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import fastpipe
+from fastpipe import Interactions, InteractionsError
+
+FORMATS = ("avro", "arrow")
+
+
+def make(kind: str = "int", times: bool = True) -> Interactions:
+    """40 users, of whom some have no positives."""
+    random = np.random.default_rng(3)
+    users, items = random.integers(0, 37, 400), random.integers(0, 50, 400)
+    name = {"int": lambda i: i * 3, "str": lambda i: f"ä{i:03}", "bytes": lambda i: b"%03d" % i}[kind]
+    return Interactions.from_arrays(
+        [name(i) for i in users.tolist()],
+        [name(i) for i in items.tolist()],
+        random.integers(0, 30, 400) if times else None,
+        users=[name(i) for i in range(40)],
+        items=[name(i) for i in range(55)],
+    )
+
+
+def same(found: Interactions, expected: Interactions) -> None:
+    assert found.fingerprint() == expected.fingerprint()
+    assert found.users.tolist() == expected.users.tolist()
+    assert found.items.tolist() == expected.items.tolist()
+    assert (found.first_user, found.num_users) == (0, 40)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kind", ["int", "str", "bytes"])
+def test_all_shards_are_the_whole(tmp_path: Path, format: Any, kind: str) -> None:
+    data = make(kind)
+    paths = data.write_shards(tmp_path / "a" / "b", format=format, shard_positives=60)
+    assert [Path(path).name for path in paths] == [f"shard-{i:05}.{format}" for i in range(len(paths))]
+    found = Interactions.from_shards(tmp_path / "a" / "b")
+    same(found, data)
+    same(Interactions.from_shards(paths), data)
+    for _ in range(2):
+        (data, held_out), (found, found_out) = data.leave_one_out(), found.leave_one_out()
+        same(found, data)
+        assert all(np.array_equal(a, b) for a, b in zip(held_out, found_out, strict=True))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("most", [1, 7, 60, 10_000])
+def test_a_shard_holds_whole_users_and_no_more_than_it_must(tmp_path: Path, format: Any, most: int) -> None:
+    data = make(times=False)
+    counts = []
+    user = positive = 0
+    for path in data.write_shards(tmp_path, format=format, shard_positives=most):
+        shard = Interactions.from_shards(path)
+        users = np.arange(shard.first_user, shard.first_user + len(shard.users))
+        assert users[0] == user
+        assert shard.user_indices(data.users[users]).tolist() == users.tolist()
+        here = slice(data.indptr[user], data.indptr[user + len(users)])
+        assert shard.indices.tolist() == data.indices[here].tolist()
+        assert (shard.indptr + positive).tolist() == data.indptr[user : user + len(users) + 1].tolist()
+        assert shard.item_counts.tolist() == data.item_counts.tolist(), "of all shards, which popularity goes by"
+        assert (shard.num_users, shard.num_items) == (40, 55)
+        user, positive = user + len(users), positive + len(shard)
+        counts.append(np.diff(shard.indptr))
+    assert (user, positive) == (40, len(data))
+    assert all(count.sum() >= most and count[:-1].sum() < most for count in counts[:-1])
+    assert len(counts) == 1 or most < len(data)
+
+
+def test_some_shards_that_follow_each_other(tmp_path: Path) -> None:
+    data = make()
+    paths = data.write_shards(tmp_path, shard_positives=50)
+    some = Interactions.from_shards(paths[1:3])
+    first, second = Interactions.from_shards(paths[1]), Interactions.from_shards(paths[2])
+    assert some.users.tolist() == first.users.tolist() + second.users.tolist()
+    assert len({part.fingerprint()["digest"] for part in (data, some, first, second)}) == 4
+    with pytest.raises(InteractionsError, match="shards of more: leave one out before"):
+        some.leave_one_out()
+    with pytest.raises(InteractionsError, match="shards of more: write all"):
+        some.write_shards(tmp_path / "again")
+    assert "of them here" in repr(some)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_shards_that_do_not_belong_together(tmp_path: Path, format: Any) -> None:
+    paths = make().write_shards(tmp_path / "a", format=format, shard_positives=50)
+    others = make(times=False).write_shards(tmp_path / "b", format=format, shard_positives=50)
+    for wrong in ([paths[0], paths[2]], [paths[1], paths[0]], [paths[0], paths[0]]):
+        with pytest.raises(InteractionsError, match="doesn't follow shard"):
+            Interactions.from_shards(wrong)
+    with pytest.raises(InteractionsError, match="shard of other data"):
+        Interactions.from_shards([paths[0], others[1]])
+    Path(paths[-1]).unlink()
+    with pytest.raises(InteractionsError, match=rf"has {len(paths) - 1} of {len(paths)} shards"):
+        Interactions.from_shards(tmp_path / "a")
+    assert len(Interactions.from_shards(paths[:-1])) > 0
+    (tmp_path / "a" / f"items.{format}").unlink()
+    with pytest.raises(fastpipe.MissingFileError, match="the items of the shards aren't beside them"):
+        Interactions.from_shards(paths[0])
+    with pytest.raises(FileExistsError, match="name an empty one"):
+        make().write_shards(tmp_path / "b", format=format)
+    with pytest.raises(fastpipe.MissingFileError, match="the folder holds no shards"):
+        Interactions.from_shards(tmp_path)
+    with pytest.raises(fastpipe.MissingFileError):
+        Interactions.from_shards(others[-1].replace("shard-", "shard-9"))
+
+
+def test_other_files_are_no_shards(tmp_path: Path) -> None:
+    make().write_shards(tmp_path)
+    with pytest.raises(InteractionsError, match="it is no shard of interactions"):
+        Interactions.from_shards(_foreign(tmp_path))
+    (tmp_path / "bad.avro").write_bytes(b"nothing")
+    with pytest.raises(fastpipe.MalformedFileError):
+        Interactions.from_shards(tmp_path / "bad.avro")
+    make().write_shards(tmp_path / "arrow", format="arrow")
+    (tmp_path / "arrow" / "bad.arrow").write_bytes(b"nothing")
+    with pytest.raises(fastpipe.MalformedFileError, match="no Arrow file"):
+        Interactions.from_shards(tmp_path / "arrow" / "bad.arrow")
+    with pytest.raises(ValueError, match='format is "avro" or "arrow"'):
+        make().write_shards(tmp_path / "c", format="csv")  # type: ignore[arg-type]
+
+
+def _foreign(folder: Path) -> Path:
+    import fastavro
+
+    path = folder / "foreign.avro"
+    with path.open("wb") as file:
+        fastavro.writer(file, {"type": "record", "name": "R", "fields": [{"name": "x", "type": "int"}]}, [{"x": 1}])
+    return path
+
+
+def rewritten(path: str, change: Any) -> None:
+    """Changes an Arrow shard's columns and what it says of itself."""
+    with pa.memory_map(path) as file:
+        table = pa.ipc.open_file(file).read_all()
+    columns = {name: table[name].to_pylist() for name in table.column_names}
+    said = json.loads(table.schema.metadata[b"fastpipe.interactions"])
+    change(columns, said)
+    changed = pa.table({name: pa.array(columns[name], table[name].type) for name in columns})
+    changed = changed.replace_schema_metadata({"fastpipe.interactions": json.dumps(said)})
+    Path(path).unlink()
+    with open(path, "xb") as file, pa.ipc.new_file(file, changed.schema) as writer:
+        writer.write_table(changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda columns, said: columns["items"][1].reverse(), "don't ascend"),
+        (lambda columns, said: columns["items"][1].__setitem__(0, columns["items"][1][1]), "don't ascend"),
+        (lambda columns, said: columns["items"][1].__setitem__(-1, 55), "don't exist"),
+        (lambda columns, said: columns["sequence"][1].__setitem__(0, columns["sequence"][1][1]), "aren't 0, 1, 2"),
+        (lambda columns, said: columns["sequence"][1].pop(), "more or fewer places"),
+        (lambda columns, said: columns["user"].__setitem__(1, columns["user"][0]), "more than once"),
+        (lambda columns, said: columns["user"].__setitem__(1, None), "some of their values are null"),
+        (lambda columns, said: columns.pop("items"), "it hasn't the columns"),
+        (lambda columns, said: [column.pop() for column in columns.values()], "it isn't whole"),
+        (lambda columns, said: said.update(num_items=54), "it has 55 items, and the shards are of 54"),
+        (lambda columns, said: said.update(num_users=-1), "what it says of itself is damaged"),
+        (lambda columns, said: said.update(shards="1"), "what it says of itself is damaged"),
+        (lambda columns, said: said.pop("num_users"), "what it says of itself is damaged"),
+        (lambda columns, said: said.update(version=2), "of a later fastpipe"),
+    ],
+)
+def test_damaged_shards_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    (path,) = make().write_shards(tmp_path, format="arrow")
+    rewritten(path, change)
+    with pytest.raises(fastpipe.FastpipeError, match=message) as caught:
+        Interactions.from_shards(tmp_path)
+    assert isinstance(caught.value, ValueError)
+    assert "some user" in message or "more than once" in message or str(tmp_path) in str(caught.value)
+
+
+def test_large_integers_are_for_arrow(tmp_path: Path) -> None:
+    data = Interactions.from_arrays(np.array([1, 2**64 - 1], np.uint64), [1, 2])
+    with pytest.raises(fastpipe.UnsupportedError, match="2\\^63 or more"):
+        data.write_shards(tmp_path / "a")
+    data.write_shards(tmp_path / "b", format="arrow")
+    assert Interactions.from_shards(tmp_path / "b").users.tolist() == [1, 2**64 - 1]
