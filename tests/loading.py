@@ -59,12 +59,12 @@ def passes(paths: list[str], workers: int, method: str) -> Any:
     return {"passes": found, "again": rows(early), "refused": refused}
 
 
-def stateful(paths: list[str], workers: int) -> Any:
+def stateful(paths: list[str], workers: int, steps: list[int], shuffle: bool | str) -> Any:
     """What is left at some steps, in a loader that was made anew; and the pass behind it."""
 
     def loader() -> Any:
         return StatefulDataLoader(
-            dataset(paths),
+            dataset(paths, shuffle=shuffle),
             batch_size=None,
             num_workers=workers,
             multiprocessing_context="fork",
@@ -74,7 +74,7 @@ def stateful(paths: list[str], workers: int) -> Any:
     whole = loader()
     expected = [rows(whole), rows(whole)]
     found = []
-    for step in (0, 1, 4, len(expected[0]) - 1, len(expected[0])):
+    for step in [*steps, len(expected[0]) - 1, len(expected[0])]:
         first = loader()
         batches = iter(first)
         seen = rows(next(batches) for _ in range(step))
@@ -138,6 +138,8 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     # Unless it is told, Torch warns when a sparse tensor arrives from another process.
     torch.sparse.check_sparse_tensor_invariants.disable()
+    # A shell that runs tests in its background has them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     request = json.loads(sys.argv[1])
     programs = {"passes": passes, "stateful": stateful, "ended": ended, "rank": rank}
     answer = programs[request.pop("program")](**request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import fastavro
 import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
+from fastpipe.tf import _atds_files  # noqa: E402 - needs TensorFlow
 from fastpipe.tf.atds import ATDSDataset, DenseFeature, SparseFeature, VarlenFeature  # noqa: E402 - needs TensorFlow
 
 SCHEMA = {
@@ -101,6 +103,62 @@ def test_it_is_built_within_interleave(files: list[str]) -> None:
     dataset = names.interleave(lambda name: ATDSDataset(name, 7, ID, shuffle_buffer_size=10), num_parallel_calls=2)
     for _ in range(2):
         assert sorted(ids(dataset)) == list(range(130))
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The sets of files that are opened from here on, all of them written long ago."""
+    seen: list[list[str]] = []
+    data = _atds_files.AvroData
+    monkeypatch.setattr(_atds_files, "_COARSEST_CLOCK", -(10**12))
+    monkeypatch.setattr(_atds_files, "AvroData", lambda files, *a, **k: seen.append(files) or data(files, *a, **k))
+    return seen
+
+
+def test_files_are_opened_once(files: list[str], opened: list[list[str]]) -> None:
+    dataset = ATDSDataset(files, 7, ID, shuffle_buffer_size=10)
+    for _ in range(3):
+        assert sorted(ids(tf.data.Dataset.zip(dataset, dataset).map(lambda a, b: a))) == list(range(130))
+    # The two iterations of the first round may both find nothing open.
+    assert opened == [files] * len(opened)
+    assert len(opened) in (1, 2)
+
+
+def test_changed_files_are_opened_again(files: list[str], opened: list[list[str]]) -> None:
+    dataset = ATDSDataset(files, 7, ID)
+    assert ids(dataset) == list(range(130))
+    write(Path(files[1]), 100, 140)
+    assert ids(dataset) == list(range(140))
+    # The same size: the time tells.
+    before = os.stat(files[1])
+    write(Path(files[1]), 70, 110)
+    os.utime(files[1], ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert ids(dataset) == [*range(100), *range(70, 110)]
+    assert len(opened) == 3
+    Path(files[1]).unlink()
+    with pytest.raises(tf.errors.NotFoundError, match=r"b\.avro"):
+        ids(dataset)
+
+
+def test_files_written_a_moment_ago_are_not_kept(files: list[str]) -> None:
+    dataset = ATDSDataset(files[0], 7, ID)
+    for start in range(5):
+        # Of one size; changes within a tick of the file system's clock don't show.
+        write(Path(files[0]), 10 + start, 50 + start)
+        assert ids(dataset) == list(range(10 + start, 50 + start))
+
+
+def test_no_more_than_a_few_sets_are_kept(tmp_path: Path, opened: list[list[str]]) -> None:
+    names = [write(tmp_path / f"{i}.avro", i, i + 1) for i in range(_atds_files._KEPT + 1)]
+    each = tf.data.Dataset.from_tensor_slices(names).interleave(lambda name: ATDSDataset(name, 1, ID), cycle_length=1)
+    for _ in range(2):
+        assert ids(each) == list(range(len(names)))
+    assert len(opened) == 2 * len(names)
+    # The last ones are.
+    recent = tf.data.Dataset.from_tensor_slices(names[1:]).interleave(lambda name: ATDSDataset(name, 1, ID))
+    for _ in range(3):
+        assert len(ids(recent)) == len(names) - 1
+    assert len(opened) == 2 * len(names) + len(names) - 1
 
 
 def test_nulls_are_errors_or_filled(tmp_path: Path) -> None:

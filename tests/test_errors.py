@@ -10,6 +10,7 @@ import fastpipe
 from fastpipe import errors
 
 BUILTINS = {
+    "DeviceError": RuntimeError,
     "MalformedFileError": ValueError,
     "LimitError": ValueError,
     "SchemaError": ValueError,

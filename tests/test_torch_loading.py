@@ -72,9 +72,16 @@ def test_workers_read_every_row_once_each_epoch(data: Data, method: str, workers
 
 
 @SLOW
-@pytest.mark.parametrize("workers", [1, 2])
-def test_stateful_loaders_with_workers_go_on(data: Data, workers: int) -> None:
-    found = run(program="stateful", paths=data.paths, workers=workers)
+@pytest.mark.parametrize(("workers", "shuffle"), [(1, True), (2, True), (2, "block")])
+def test_stateful_loaders_with_workers_go_on(
+    data: Data, workers: int, shuffle: bool | str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    steps = [0, 1, 4]
+    if shuffle == "block":
+        # Worker 1 is at its end long before worker 0: a state says so, or it would begin the next epoch.
+        data = samples.write(tmp_path_factory.mktemp("uneven"), [[120, 5, 60, 6, 4]])
+        steps = [6, 15]
+    found = run(program="stateful", paths=data.paths, workers=workers, steps=steps, shuffle=shuffle)
     first, second = found["expected"]
     assert sorted(flat(first)) == sorted(flat(second)) == list(range(data.total))
     *midway, at_end = found["found"]
@@ -92,7 +99,12 @@ def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
     began = time.monotonic()
     if how == "Ctrl-C":
         process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        _, errors = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        for left in [*psutil.Process(process.pid).children(recursive=True), process]:
+            left.kill()
+        raise
     # Only a process that hangs fails this: a second is ample for one that doesn't, and machines are busy.
     assert time.monotonic() - began < 30
     assert len(workers) == 2

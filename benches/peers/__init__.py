@@ -28,7 +28,7 @@ class Reader:
         peer: Whose reader it is. A peer counts with the fastest of its readers.
         shuffles: Whether it can give the rows in a shuffled order.
         part: It reads the first records alone, one in so many of them, and rates are compared.
-        only: The cells it takes part in; empty: all.
+        only: The cells it takes part in; empty: all. "tf" stands for those of `atds.py`.
     """
 
     name: str
@@ -56,6 +56,12 @@ _ALL = [
         part=32,
         only=("a/null",),
     ),
+    Reader(
+        "atds-epochs", "tensorflow-io", "tensors:AtdsEpochsWorker", "tensors", "AvroTensorDataset", True, 1, ("tf",)
+    ),
+    Reader("atds-graph", "tensorflow-io", "tensors:AtdsGraphWorker", "tensors", "AvroTensorDataset", True, 1, ("tf",)),
+    Reader("fastpipe-atds", None, "tensors:FastpipeAtdsWorker", "tensors", "fastpipe.tf", True, 1, ("tf",)),
+    Reader("fastpipe-atds-graph", None, "tensors:FastpipeAtdsGraphWorker", "tensors", "fastpipe.tf", True, 1, ("tf",)),
     Reader("fastavro", "fastavro", "records:FastavroWorker", "NumPy batches", "fastavro", part=8),
     Reader(
         "fastavro-records",

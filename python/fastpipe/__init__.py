@@ -16,6 +16,7 @@ from fastpipe._shuffle_report import ShuffleReport, shuffle_report
 from fastpipe.avro import AvroFile, infer_features, read_avro
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import (
+    DeviceError,
     FastpipeError,
     InteractionsError,
     LimitError,
@@ -40,6 +41,7 @@ __all__ = [
     "AvroFile",
     "Candidates",
     "DenseSpec",
+    "DeviceError",
     "FastpipeError",
     "Features",
     "HeldOut",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, cast
 
 from fastpipe import _fastpipe
@@ -24,11 +24,19 @@ class AvroData:
         files: their paths.
         features: as in `read_avro`.
         index_cache: as in `read_avro`.
+        check: is called with the path and the schema, as JSON, of the first file, and of each whose schema is another
+            one, before features are held to it. What it raises is raised.
     """
 
-    def __init__(self, files: list[str], features: Features, index_cache: IndexCache = None) -> None:
+    def __init__(
+        self,
+        files: list[str],
+        features: Features,
+        index_cache: IndexCache = None,
+        check: Callable[[str, str], None] | None = None,
+    ) -> None:
         lowered = [(name, spec._lower()) for name, spec in features.items()]
-        self._open(files, _fastpipe.AvroDataset(files, lowered, None, cache_directory(index_cache)), index_cache)
+        self._open(files, _fastpipe.AvroDataset(files, lowered, None, cache_directory(index_cache), check), index_cache)
         self.features = features
 
     @classmethod

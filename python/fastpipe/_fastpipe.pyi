@@ -15,6 +15,7 @@ __all__ = [
     "Memory",
     "Order",
     "Pass",
+    "PassMemory",
     "Position",
     "Positives",
     "RowBuffer",
@@ -59,6 +60,7 @@ class AvroDataset(Data):
         features: list[tuple[str, Lowered]] | None,
         columns: list[str] | None,
         index_cache: str | None = None,
+        check: Callable[[str, str], None] | None = None,
     ) -> AvroDataset: ...
     def features(self) -> list[tuple[str, str, list[int | None], str, str]]: ...
     def symbols(self) -> list[tuple[str, list[str]]]: ...
@@ -119,6 +121,8 @@ class InteractionsDataset(Data):
 class Memory:
     @property
     def nbytes(self) -> int: ...
+    def pieces(self) -> list[tuple[npt.NDArray[np.uint8], int]]: ...
+    def place(self, array: npt.NDArray[Any]) -> int | None: ...
 
 @final
 class Order:
@@ -151,6 +155,7 @@ class Order:
         prefetch: int | None,
         memory_limit: int | None,
         record_tasks: bool,
+        memory: PassMemory | None = None,
     ) -> Pass: ...
     def check(self, progress: dict[str, Any]) -> None: ...
     def batch_at(self, epoch: int, step: int, num_threads: int | None) -> Pass: ...
@@ -166,6 +171,10 @@ class Pass:
     def total(self) -> int | None: ...
     @property
     def position(self) -> Position: ...
+
+@final
+class PassMemory:
+    def __new__(cls, data: Data, allocate: Callable[[int], npt.NDArray[np.uint8]], held: int) -> PassMemory: ...
 
 @final
 class Position:

@@ -11,6 +11,7 @@ import errno
 from typing import Any
 
 __all__ = [
+    "DeviceError",
     "FastpipeError",
     "InteractionsError",
     "LimitError",
@@ -119,6 +120,10 @@ class UnseenItemsError(InteractionsError):
 
 class StateError(FastpipeError, ValueError):
     """A saved state isn't one of this reader: the message says what differs."""
+
+
+class DeviceError(FastpipeError, RuntimeError):
+    """There is no such device, or nothing that drives it: the message says what is missing."""
 
 
 class _OSError(FastpipeError, OSError):

@@ -124,6 +124,14 @@ class Reader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Starts a pass: where a loaded state stands, else at the start of the epoch."""
+        return self._start()[0]
+
+    def _start(self, memory: _fastpipe.PassMemory | None = None) -> tuple[Iterator[dict[str, Any]], _fastpipe.Pass]:
+        """Starts a pass whose batches lie in this memory: its batches, and itself.
+
+        Memory whose allocator is written in Python must not be asked for when the interpreter ends: the pass has to be
+        closed before.
+        """
         epoch, progress = self._resume or (self.epoch, None)
         self.close()
         started = self._order.start(
@@ -135,12 +143,13 @@ class Reader:
             prefetch=self._running.prefetch,
             memory_limit=self._running.memory_limit,
             record_tasks=self._running.record_tasks,
+            memory=memory,
         )
         self._resume = None
         self._epoch, self._position, self._pass = epoch, started.position, weakref.ref(started)
         if not self._progress:
-            return started
-        return show(started, total=started.total, batch_size=self.batch_size)
+            return started, started
+        return show(started, total=started.total, batch_size=self.batch_size), started
 
     def shard(self, num_shards: SupportsIndex, index: SupportsIndex) -> Reader:
         """Another reader, of one of equal shares of what this one yields; `rank` and `world_size` of these.
@@ -228,8 +237,18 @@ class Reader:
             pass_epoch, progress = self._epoch, _state.fresh(self._epoch, self.world_size)
         else:
             progress = self._position.progress()
-            # Behind the end a new pass begins. Before the consumer has seen that, its pass is to end where it stands.
-            pass_epoch = int(progress["epoch"]) if self._position.ended and not ended_stays else self._epoch
+            return self._state_behind(progress, ended=self._position.ended and not ended_stays)
+        return _state.state(self._data.fingerprint(), self._ordering, self._order.shuffle_buffer, pass_epoch, progress)
+
+    def _state_behind(self, progress: dict[str, Any], *, ended: bool) -> dict[str, Any]:
+        """The state of the last pass when its position had made this progress.
+
+        Args:
+            progress: of the position, behind a batch.
+            ended: whether the consumer has seen the end of the pass.
+        """
+        # Behind the end a new pass begins. Before the consumer has seen that, its pass is to end where it stands.
+        pass_epoch = int(progress["epoch"]) if ended else self._epoch
         return _state.state(self._data.fingerprint(), self._ordering, self._order.shuffle_buffer, pass_epoch, progress)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

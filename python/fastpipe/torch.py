@@ -10,19 +10,28 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
-
-from fastpipe import batch as forms
 from fastpipe._ordering import within
-from fastpipe.errors import StateError, UnsupportedError
+from fastpipe.errors import StateError
 from fastpipe.reader import Reader
 
 try:
     import torch
-    import torch.distributed
     import torch.utils.data
+
+    from fastpipe._torch_forms import (
+        Bag,
+        Jagged,
+        Masked,
+        RaggedAs,
+        SparseAs,
+        Strings,
+        StringsAs,
+        keyed_jagged,
+        tensors,
+    )
+    from fastpipe._torch_ranks import local_ranks, world
 except ImportError as error:
     raise ImportError("fastpipe.torch needs PyTorch: pip install 'fastpipe-data[torch]'") from error
 
@@ -30,211 +39,7 @@ __all__ = ["Bag", "IterableDataset", "Jagged", "Masked", "Strings", "keyed_jagge
 
 _LOG = logging.getLogger("fastpipe")
 
-RaggedAs: TypeAlias = Literal["offsets", "nested"]
-SparseAs: TypeAlias = Literal["coo", "csr", "bag"]
-StringsAs: TypeAlias = Literal["tensors", "lists"]
 Selection: TypeAlias = "str | list[str] | tuple[Any, ...]"
-
-
-class Jagged(NamedTuple):
-    """Rows of differing length: row `i` is `values[offsets[i]:offsets[i + 1]]`.
-
-    Attributes:
-        values: the items of all rows, a tensor `[items, ...]`, or another of these tuples with as many rows.
-        offsets: int64 `[rows + 1]`.
-    """
-
-    values: Any
-    offsets: torch.Tensor
-
-
-class Masked(NamedTuple):
-    """Rows of which some are null.
-
-    Attributes:
-        values: a tensor, or another of these tuples; to be ignored where `valid` is False.
-        valid: bool `[rows]` or `[rows, ...]`, True where a value is present.
-    """
-
-    values: Any
-    valid: torch.Tensor
-
-
-class Strings(NamedTuple):
-    """Strings as bytes: entry `i`, in C order of the feature's shape, is `values[offsets[i]:offsets[i + 1]]`.
-
-    Attributes:
-        values: uint8 `[bytes]`: UTF-8 for strings.
-        offsets: int64 `[entries + 1]`.
-    """
-
-    values: torch.Tensor
-    offsets: torch.Tensor
-
-
-class Bag(NamedTuple):
-    """Sparse rows of one dimension as `torch.nn.EmbeddingBag(..., include_last_offset=True)` takes them.
-
-    `bag(indices, offsets, per_sample_weights=values)` with `mode="sum"`.
-
-    Attributes:
-        indices: int64 `[nnz]`.
-        offsets: int64 `[rows + 1]`: the entries of row `i` are those from `offsets[i]` to `offsets[i + 1]`.
-        values: `[nnz]`.
-    """
-
-    indices: torch.Tensor
-    offsets: torch.Tensor
-    values: Any
-
-
-def tensors(
-    batch: Mapping[str, Any],
-    *,
-    ragged: RaggedAs = "offsets",
-    sparse: SparseAs = "coo",
-    strings: StringsAs = "tensors",
-) -> dict[str, Any]:
-    """The tensors of a batch, over the memory of its arrays.
-
-    Args:
-        batch: of any reader: arrays and batch forms (`fastpipe.batch`) by name.
-        ragged: `"offsets"`: `Jagged(values, offsets)`, at any depth. `"nested"`: nested tensors with the jagged layout,
-            for one ragged dimension of numbers.
-        sparse: `"coo"`: sparse COO tensors, uncoalesced, since indices stand as they were written; `"csr"`: sparse CSR
-            tensors, of one dimension beside the rows; `"bag"`: `Bag(indices, offsets, values)`, for embeddings. `"csr"`
-            and `"bag"` want a `SparseSpec` with `layout="csr"`: then nothing is computed. Of the default layout the
-            offsets are counted.
-        strings: `"tensors"`: `Strings(values, offsets)`; `"lists"`: nested Python lists of str or bytes.
-
-    Returns:
-        A dict of tensors, named tuples of tensors, and lists of strings, in the order of the batch. Nulls that are
-        masked are `Masked(values, valid)`.
-
-    Raises:
-        UnsupportedError: if a feature has no such form.
-    """
-    return {name: _convert(name, node, ragged, sparse, strings) for name, node in batch.items()}
-
-
-def keyed_jagged(batch: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Sparse or ragged features as `torchrec.KeyedJaggedTensor(**keyed_jagged(batch, keys))` takes them.
-
-    Args:
-        batch: of a reader.
-        keys: names of sparse features of one dimension, whose indices become values and whose values become weights,
-            or of ragged ones of integers; not of both.
-
-    Returns:
-        `keys`; `values` int64, the ids of the first key's rows, then those of the next (these are copied into one
-        tensor); `lengths` int64 `[len(keys) * rows]`; and `weights`, or None for ragged features.
-
-    Raises:
-        UnsupportedError: if a feature isn't of such a form.
-    """
-    values, lengths, weights = [], [], []
-    for name in keys:
-        node = batch[name]
-        if isinstance(node, (forms.Sparse, forms.SparseCSR)) and isinstance(node.values, np.ndarray):
-            offsets, indices = _rows(name, node)
-            values.append(torch.from_numpy(indices))
-            lengths.append(torch.from_numpy(np.diff(offsets)))
-            weights.append(torch.from_numpy(node.values))
-        elif isinstance(node, forms.Ragged) and isinstance(node.values, np.ndarray) and node.values.dtype.kind in "iu":
-            values.append(torch.from_numpy(node.values))
-            lengths.append(torch.from_numpy(node.lengths))
-        else:
-            raise UnsupportedError(
-                f"feature {name!r} is a {type(node).__name__}: keyed jagged tensors hold sparse features of one"
-                " dimension, or ragged integers"
-            )
-    if weights and len(weights) < len(keys):
-        raise UnsupportedError("one keyed jagged tensor holds sparse or ragged features: make one for each kind")
-    return {
-        "keys": list(keys),
-        "values": torch.cat(values).to(torch.int64),
-        "lengths": torch.cat(lengths),
-        "weights": torch.cat(weights) if weights else None,
-    }
-
-
-def _convert(name: str, node: Any, ragged: RaggedAs, sparse: SparseAs, strings: StringsAs) -> Any:
-    if isinstance(node, np.ndarray):
-        return torch.from_numpy(node)
-    if isinstance(node, forms.Masked):
-        return Masked(_convert(name, node.values, ragged, sparse, strings), torch.from_numpy(node.valid))
-    if isinstance(node, forms.Strings):
-        if strings == "lists":
-            return node.to_list()
-        return Strings(torch.from_numpy(node.values), torch.from_numpy(node.offsets))
-    if isinstance(node, forms.Ragged):
-        if ragged == "nested":
-            return _nested(name, node)
-        if strings == "lists" and _of_strings(node.values):
-            return node.to_list()
-        return Jagged(_convert(name, node.values, ragged, sparse, strings), torch.from_numpy(node.offsets))
-    if sparse == "bag":
-        return _bag(name, node, strings)
-    return _coo(node, name) if sparse == "coo" else _csr(node, name)
-
-
-def _of_strings(node: Any) -> bool:
-    while not isinstance(node, (forms.Strings, np.ndarray)):
-        node = node.values
-    return isinstance(node, forms.Strings)
-
-
-def _nested(name: str, node: forms.Ragged) -> torch.Tensor:
-    if not isinstance(node.values, np.ndarray):
-        raise UnsupportedError(
-            f"feature {name!r} is ragged over a {type(node.values).__name__}: nested tensors have one ragged dimension"
-            ' of numbers without nulls; ragged="offsets" takes any'
-        )
-    return torch.nested.nested_tensor_from_jagged(torch.from_numpy(node.values), torch.from_numpy(node.offsets))
-
-
-def _numbers(name: str, values: Any) -> torch.Tensor:
-    if not isinstance(values, np.ndarray):
-        raise UnsupportedError(f'feature {name!r} has sparse strings, which no sparse tensor holds: use sparse="bag"')
-    return torch.from_numpy(values)
-
-
-def _coo(node: forms.Sparse | forms.SparseCSR, name: str) -> torch.Tensor:
-    size = torch.Size(node.dense_shape.tolist())
-    if isinstance(node, forms.Sparse):
-        indices = torch.from_numpy(node.indices).t()
-    else:
-        columns = node.indices if node.indices.ndim > 1 else node.indices[:, np.newaxis]
-        rows = np.repeat(np.arange(len(node)), np.diff(node.offsets))
-        indices = torch.from_numpy(np.concatenate([rows[np.newaxis], columns.T]))
-    # Indices were held against the shape when they were read.
-    return torch.sparse_coo_tensor(indices, _numbers(name, node.values), size, check_invariants=False)
-
-
-def _rows(name: str, node: forms.Sparse | forms.SparseCSR) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets of the rows and indices of the only dimension."""
-    if len(node.dense_shape) != 2:
-        raise UnsupportedError(
-            f"feature {name!r} has {len(node.dense_shape) - 1} sparse dimensions, and this form has one:"
-            ' use sparse="coo"'
-        )
-    if isinstance(node, forms.SparseCSR):
-        return node.offsets, node.indices
-    offsets = np.searchsorted(node.indices[:, 0], np.arange(len(node) + 1))
-    return offsets, node.indices[:, 1]
-
-
-def _csr(node: forms.Sparse | forms.SparseCSR, name: str) -> torch.Tensor:
-    offsets, indices = (torch.from_numpy(part) for part in _rows(name, node))
-    size = torch.Size(node.dense_shape.tolist())
-    values = _numbers(name, node.values)
-    return torch.sparse_csr_tensor(offsets, indices, values, size, check_invariants=False)
-
-
-def _bag(name: str, node: forms.Sparse | forms.SparseCSR, strings: StringsAs) -> Bag:
-    offsets, indices = _rows(name, node)
-    values = _convert(name, node.values, "offsets", "coo", strings)
-    return Bag(torch.from_numpy(indices), torch.from_numpy(offsets), values)
 
 
 class IterableDataset(torch.utils.data.IterableDataset[Any]):
@@ -384,7 +189,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
                 # No other rank waits for this one, so no batch need be left out.
                 reader = reader._with_uneven("allow")
             share = reader.shard(worker.num_workers, worker.id)
-            share._sharing(worker.num_workers * _local_ranks())
+            share._sharing(worker.num_workers * local_ranks())
             self._share = key, share
         return self._share[1]
 
@@ -392,32 +197,17 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """The reader, divided among ranks as soon as there are several."""
         reader = self._reader
         if self._distributed and reader.world_size == 1:
-            rank, world, origin = _world()
-            if world > 1:
-                reader = self._reader = reader._share(world, rank)
-                _LOG.info("rank %d of %d reads its share (by %s)", rank, world, origin)
-                reader._sharing(_local_ranks())
+            rank, ranks, origin = world()
+            if ranks > 1:
+                reader = self._reader = reader._share(ranks, rank)
+                _LOG.info("rank %d of %d reads its share (by %s)", rank, ranks, origin)
+                reader._sharing(local_ranks())
         return reader
 
     def __getstate__(self) -> dict[str, Any]:
         # What is spawned has no process group to ask.
         self._of_rank()
         return self.__dict__ | {"_share": None, "_loaded": None}
-
-
-def _world() -> tuple[int, int, str]:
-    """Rank and number of ranks, and who says so."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size(), "torch.distributed"
-    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if rank is None or world is None:
-        return 0, 1, "default"
-    return int(rank), int(world), "RANK and WORLD_SIZE"
-
-
-def _local_ranks() -> int:
-    """Ranks on this machine."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _names(selection: Selection | None) -> Iterator[str]:

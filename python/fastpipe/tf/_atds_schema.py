@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from fastpipe.avro import AvroFile
 from fastpipe.errors import SchemaError
 from fastpipe.tf._atds_features import Feature, SparseFeature
 
@@ -24,17 +24,17 @@ _DTYPES = {
 }
 
 
-def check(file: AvroFile, features: Mapping[str, Feature]) -> None:
+def check(path: str, schema_json: str, features: Mapping[str, Feature]) -> None:
     """Holds features to a file's schema.
 
     Raises:
         SchemaError: if a feature isn't a field of its records, or of another type or rank.
     """
-    schema = file.schema
+    schema = json.loads(schema_json)
     names: dict[str, Any] = {}
     _collect(schema, "", names)
     if not (isinstance(schema, dict) and schema.get("type") == "record"):
-        raise SchemaError(f"the records of a file aren't of a record type (file {file.path})", path=file.path)
+        raise SchemaError(f"the records of a file aren't of a record type (file {path})", path=path)
     fields = {field["name"]: field["type"] for field in schema["fields"]}
     space = _space(schema, "")
     for name, feature in features.items():
@@ -45,7 +45,7 @@ def check(file: AvroFile, features: Mapping[str, Feature]) -> None:
             if found is None:
                 continue
             reason = f"{found}, but {feature} was asked for"
-        raise SchemaError(f"feature {name!r}: {reason} (file {file.path})", path=file.path, feature=name, reason=reason)
+        raise SchemaError(f"feature {name!r}: {reason} (file {path})", path=path, feature=name, reason=reason)
 
 
 class _Types:

@@ -19,10 +19,13 @@ import numpy as np
 import tensorflow as tf
 
 from fastpipe._memory import aligned
-from fastpipe.avro import AvroFile, read_avro
+from fastpipe._ordering import LARGEST_BATCH, Ordering
+from fastpipe._running import Running
 from fastpipe.batch import Strings
-from fastpipe.specs import DenseSpec, RaggedSpec, SparseSpec, Spec
+from fastpipe.reader import Reader
+from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
 from fastpipe.tf._atds_features import DenseFeature, Feature, SparseFeature, VarlenFeature
+from fastpipe.tf._atds_files import OpenedFiles
 from fastpipe.tf._atds_schema import check
 from fastpipe.tf._forms import Array, Coordinates, Node
 from fastpipe.tf._passes import Layout, from_passes
@@ -50,6 +53,8 @@ def ATDSDataset(
 
     Elements are dicts, sorted by key: a Tensor `[rows, *shape]` for a `DenseFeature`, a SparseTensor for others.
     Batches cross files, which may differ in codec, in the order of their fields and in fields that aren't asked for.
+    Files are opened at the start of the first iteration; what was found out about the last four sets of them is kept,
+    with the memory of their batches, until one of them changes.
 
     Args:
         filenames: tf.string, a scalar or a vector; symbolic ones too, so that it can be built in `interleave`.
@@ -111,7 +116,8 @@ class _Source:
 
     def __init__(self, features: dict[str, Feature], fills: Mapping[str, Any], seed: int | None) -> None:
         self._features = features
-        self._specs = {name: _spec(feature, fills.get(name)) for name, feature in features.items()}
+        specs = Features({name: _spec(feature, fills.get(name)) for name, feature in features.items()})
+        self._files = OpenedFiles(specs, lambda path, schema: check(path, schema, features))
         self._seed = secrets.randbits(48) if seed is None else seed
         self._begun: Counter[tuple[str, ...]] = Counter()
         self._lock = threading.Lock()
@@ -126,27 +132,27 @@ class _Source:
         paths = tuple(_path(name) for name in np.atleast_1d(np.asarray(filenames, object)))
         if not paths:
             raise ValueError("filenames is empty: name at least one file")
-        for path in paths:
-            check(AvroFile(path), self._features)
+        data = self._files.open(paths)
         with self._lock:
             epoch = self._begun[paths]
             self._begun[paths] += 1
         shuffled = int(shuffle) > 0
-        reader = read_avro(
-            list(paths),
-            features=self._specs,
-            batch_size=min(int(batch_size), _LARGEST_BATCH),
+        ordering = Ordering.checked(
+            batch_size=min(int(batch_size), LARGEST_BATCH),
             drop_last=bool(drop_remainder),
             shuffle="block" if shuffled else False,
-            shuffle_buffer=min(int(shuffle) + int(batch_size), _LARGEST_BATCH) if shuffled else None,
+            shuffle_buffer=min(int(shuffle) + int(batch_size), LARGEST_BATCH) if shuffled else None,
             seed=self._seed,
-            num_threads="auto" if threads < 0 else min(int(threads), _MOST_THREADS),
         )
+        running = Running.checked(
+            num_threads="auto" if threads < 0 else min(int(threads), _MOST_THREADS), prefetch=None, memory_limit=None
+        )
+        # A reader has one pass; iterations of a dataset may overlap.
+        reader = Reader(data, ordering=ordering, running=running, progress=False, epochs=1)
         reader.set_epoch(epoch)
         return _Batches(iter(reader), self._features)
 
 
-_LARGEST_BATCH = 2**31 - 1
 _MOST_THREADS = 4096
 
 

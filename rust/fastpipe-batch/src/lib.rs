@@ -15,6 +15,7 @@
 //! appended to an arena of the task that decodes them, with a note of where each row starts, and are joined once, in the
 //! order of slots, when all lengths are known.
 
+mod allocator;
 mod buffers;
 mod cells;
 mod dtype;
@@ -27,6 +28,7 @@ mod source;
 mod spec;
 mod writer;
 
+pub use allocator::{Region, SlabAllocator};
 pub use buffers::{Buffer, BufferPool, Reuse};
 pub use cells::{Cells, Columns};
 pub use dtype::{DType, Leaf};

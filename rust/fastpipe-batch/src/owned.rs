@@ -7,6 +7,8 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
+use crate::allocator::Region;
+
 /// Alignment of slabs and of every array in them: a cache line, and the widest vector registers.
 pub const ALIGNMENT: usize = 64;
 
@@ -18,10 +20,19 @@ const MAPPED: usize = 64 << 10;
 pub(crate) struct Memory {
     start: NonNull<u8>,
     capacity: usize,
-    mapped: bool,
+    origin: Origin,
 }
 
-// SAFETY: `Memory` owns its bytes, and gives access to them to whoever has it.
+/// Where memory is from, and so what frees it.
+#[derive(Debug)]
+enum Origin {
+    Allocated,
+    Mapped,
+    /// An allocator that isn't ours. Dropping the region gives it back.
+    Elsewhere(#[allow(dead_code)] Region),
+}
+
+// SAFETY: `Memory` owns its bytes, and gives access to them to whoever has it. A region may be dropped by any thread.
 unsafe impl Send for Memory {}
 // SAFETY: as above; `&Memory` only tells the address and the size.
 unsafe impl Sync for Memory {}
@@ -35,7 +46,7 @@ impl Memory {
             return Some(Memory {
                 start,
                 capacity,
-                mapped: true,
+                origin: Origin::Mapped,
             });
         }
         let layout = Memory::layout(capacity)?;
@@ -44,7 +55,22 @@ impl Memory {
         Some(Memory {
             start,
             capacity: layout.size(),
-            mapped: false,
+            origin: Origin::Allocated,
+        })
+    }
+
+    /// Memory that an allocator has handed out. What was in it is gone. `None` if it isn't aligned to [`ALIGNMENT`].
+    pub(crate) fn of(region: Region) -> Option<Self> {
+        let (start, capacity) = (region.start(), region.len());
+        if start.addr().get() % ALIGNMENT != 0 {
+            return None;
+        }
+        // SAFETY: the region has so many bytes, writable and nobody else's for as long as it lives; it is kept below.
+        unsafe { start.write_bytes(0, capacity) };
+        Some(Memory {
+            start,
+            capacity,
+            origin: Origin::Elsewhere(region),
         })
     }
 
@@ -77,12 +103,16 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.mapped {
+        match self.origin {
             // SAFETY: `map` returned this address for this size, and nobody has a reference to it any more.
-            unsafe { mapping::unmap(self.start, self.capacity) };
-        } else if let Some(layout) = Memory::layout(self.capacity) {
-            // SAFETY: `new` made this layout, of the same capacity, and allocated with it. The allocation is ours.
-            unsafe { dealloc(self.start.as_ptr(), layout) };
+            Origin::Mapped => unsafe { mapping::unmap(self.start, self.capacity) },
+            Origin::Allocated => {
+                if let Some(layout) = Memory::layout(self.capacity) {
+                    // SAFETY: `new` made this layout, of the same capacity, and allocated with it. The allocation is ours.
+                    unsafe { dealloc(self.start.as_ptr(), layout) };
+                }
+            }
+            Origin::Elsewhere(_) => {}
         }
     }
 }

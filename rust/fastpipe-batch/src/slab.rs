@@ -2,7 +2,8 @@
 //!
 //! In a probe, page faults on fresh memory made everything 2.5 times slower than decoding into memory that was used
 //! before. So a slab goes back to its pool when the last array over it dies, and the next batch is written to it. Fresh
-//! slabs are zeroed, so no slab ever shows memory that was not written, and large ones are in large pages.
+//! slabs are zeroed, so no slab ever shows memory that was not written, and large ones are in large pages. A pool may also
+//! get its memory from an [allocator](SlabAllocator) of the consumer's.
 //!
 //! After `fork` a child has copies of its parent's slabs, but the lock of the pool may have been held by a thread that
 //! doesn't exist in the child. A slab that dies in another process than it was made in is therefore freed, not pooled.
@@ -10,9 +11,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::allocator::SlabAllocator;
 use crate::buffers::Reuse;
 use crate::error::{Error, ErrorKind};
-use crate::owned::Memory;
+use crate::owned::{ALIGNMENT, Memory};
 
 /// Memory for the arrays of one batch. Returns to its pool when dropped.
 pub struct Slab {
@@ -81,9 +83,16 @@ impl Drop for Slab {
 }
 
 /// Slabs that nobody uses at present.
-#[derive(Debug)]
 pub struct SlabPool {
     state: Mutex<State>,
+    /// `None` for the system.
+    allocator: Option<Arc<dyn SlabAllocator>>,
+}
+
+impl std::fmt::Debug for SlabPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SlabPool({:?})", self.lock())
+    }
 }
 
 #[derive(Debug, Default)]
@@ -98,6 +107,8 @@ struct State {
     keep: Option<usize>,
     reused: u64,
     fresh: u64,
+    /// What the allocator last said when it had no memory.
+    failure: Option<Error>,
 }
 
 impl State {
@@ -107,17 +118,20 @@ impl State {
         memory
     }
 
-    /// The one that has been of no use for longest.
-    fn drop_oldest(&mut self) {
-        if !self.free.is_empty() {
-            self.free_bytes -= self.free.remove(0).capacity();
+    /// Takes out what is too much: those that have been of no use for longest. The caller drops them when it has unlocked
+    /// the pool, since an allocator may do anything when memory is given back to it: take a batch down, for example, and so
+    /// come here.
+    #[must_use]
+    fn trim(&mut self) -> Vec<Memory> {
+        let mut bytes = self.free_bytes;
+        let beyond = |bytes: usize| self.keep.is_some_and(|keep| bytes + self.used_bytes > keep);
+        let mut count = 0;
+        while count < self.free.len() && (self.free.len() - count > self.kept || beyond(bytes)) {
+            bytes -= self.free[count].capacity();
+            count += 1;
         }
-    }
-
-    fn trim(&mut self) {
-        while !self.free.is_empty() && self.keep.is_some_and(|keep| self.free_bytes + self.used_bytes > keep) {
-            self.drop_oldest();
-        }
+        self.free_bytes = bytes;
+        self.free.drain(..count).collect()
     }
 }
 
@@ -130,11 +144,17 @@ const GRAIN: usize = 64 * 1024;
 impl SlabPool {
     /// A pool that keeps at most `kept` free slabs.
     pub fn new(kept: usize) -> Arc<Self> {
+        SlabPool::with_allocator(kept, None)
+    }
+
+    /// A pool that gets its memory from an allocator; from the system if there is none.
+    pub fn with_allocator(kept: usize, allocator: Option<Arc<dyn SlabAllocator>>) -> Arc<Self> {
         Arc::new(SlabPool {
             state: Mutex::new(State {
                 kept,
                 ..State::default()
             }),
+            allocator,
         })
     }
 
@@ -157,11 +177,22 @@ impl SlabPool {
             state.used_bytes += memory.as_ref().map_or_else(|| SlabPool::size(len), |m| m.capacity());
             memory
         };
-        let memory = memory.or_else(|| Memory::new(SlabPool::size(len))).ok_or_else(|| {
-            self.lock().used_bytes -= SlabPool::size(len);
-            let reason = format!("there are no {len} bytes of memory for a batch; a smaller batch_size needs less");
-            Error::new(ErrorKind::Limit, reason)
-        })?;
+        let memory = match memory {
+            Some(memory) => memory,
+            None => {
+                let fresh = self.fresh(len);
+                let mut state = self.lock();
+                state.used_bytes -= SlabPool::size(len);
+                if self.allocator.is_some()
+                    && let Err(error) = &fresh
+                {
+                    state.failure = Some(error.clone());
+                }
+                let fresh = fresh?;
+                state.used_bytes += fresh.capacity();
+                fresh
+            }
+        };
         Ok(Slab {
             memory: Some(memory),
             len,
@@ -169,6 +200,35 @@ impl SlabPool {
             process: std::process::id(),
             lent: false,
         })
+    }
+
+    /// Memory for a new slab of `len` bytes. The pool isn't locked meanwhile.
+    fn fresh(&self, len: usize) -> Result<Memory, Error> {
+        let bytes = SlabPool::size(len);
+        let Some(allocator) = &self.allocator else {
+            return Memory::new(bytes).ok_or_else(|| {
+                let reason = format!("there are no {len} bytes of memory for a batch; a smaller batch_size needs less");
+                Error::new(ErrorKind::Limit, reason)
+            });
+        };
+        let region = allocator.allocate(bytes)?;
+        let found = (region.len(), region.start());
+        (region.len() >= bytes)
+            .then(|| Memory::of(region))
+            .flatten()
+            .ok_or_else(|| {
+                let reason = format!(
+                    "an allocator was asked for {bytes} bytes of memory at a multiple of {ALIGNMENT}, and returned {} at {:p}",
+                    found.0, found.1
+                );
+                Error::new(ErrorKind::Unsupported, reason)
+            })
+    }
+
+    /// What the allocator last said when it had no memory, since this was last asked for. Some who come for memory can't pass on
+    /// more than that there was none.
+    pub fn take_failure(&self) -> Option<Error> {
+        self.lock().failure.take()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -189,7 +249,9 @@ impl SlabPool {
     pub fn keep(&self, bytes: Option<usize>) {
         let mut state = self.lock();
         state.keep = bytes;
-        state.trim();
+        let dropped = state.trim();
+        drop(state);
+        drop(dropped);
     }
 
     /// Keeps at least so many free slabs from now on, if there are so many.
@@ -229,17 +291,121 @@ impl SlabPool {
         }
         state.free_bytes += memory.capacity();
         state.free.push(memory);
-        if state.free.len() > state.kept {
-            state.drop_oldest();
-        }
-        state.trim();
+        let dropped = state.trim();
+        drop(state);
+        drop(dropped);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ptr::NonNull;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
-    use crate::owned::ALIGNMENT;
+    use crate::allocator::Region;
+
+    /// Hands out boxes full of ones, each `shift` bytes from where it should begin, and counts those that aren't back.
+    #[derive(Default)]
+    struct Boxes {
+        out: Arc<AtomicUsize>,
+        shift: usize,
+        most: usize,
+    }
+
+    struct Owner {
+        memory: Vec<u8>,
+        out: Arc<AtomicUsize>,
+        pool: Weak<SlabPool>,
+    }
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            assert!(self.memory.contains(&1), "it is alive until now");
+            self.out.fetch_sub(1, Ordering::Relaxed);
+            // The pool isn't locked.
+            self.pool.upgrade().map(|pool| pool.free());
+        }
+    }
+
+    impl Boxes {
+        fn pool(self, kept: usize) -> Arc<SlabPool> {
+            struct OfPool(Boxes, std::sync::OnceLock<Weak<SlabPool>>);
+            impl SlabAllocator for OfPool {
+                fn allocate(&self, bytes: usize) -> Result<Region, Error> {
+                    let Boxes { out, shift, most } = &self.0;
+                    if out.load(Ordering::Relaxed) == *most {
+                        return Err(Error::new(ErrorKind::Limit, "no box is left"));
+                    }
+                    out.fetch_add(1, Ordering::Relaxed);
+                    let mut memory = vec![1u8; bytes + 2 * ALIGNMENT];
+                    let start = memory.as_mut_ptr();
+                    let start = start.wrapping_add(start.align_offset(ALIGNMENT) + shift);
+                    let owner = Owner {
+                        memory,
+                        out: out.clone(),
+                        pool: self.1.get().cloned().unwrap_or_default(),
+                    };
+                    // SAFETY: the bytes are the owner's, which moves with its vector and doesn't touch them.
+                    Ok(unsafe { Region::new(NonNull::new(start).unwrap(), bytes, owner) })
+                }
+            }
+            let allocator = Arc::new(OfPool(self, std::sync::OnceLock::new()));
+            let pool = SlabPool::with_allocator(kept, Some(allocator.clone()));
+            allocator.1.set(Arc::downgrade(&pool)).unwrap();
+            pool
+        }
+    }
+
+    #[test]
+    fn an_allocator_gets_back_what_it_gave() {
+        let out = Arc::new(AtomicUsize::new(0));
+        let boxes = Boxes {
+            out: out.clone(),
+            most: 3,
+            ..Boxes::default()
+        };
+        let pool = boxes.pool(1);
+        let mut slabs: Vec<_> = (0..3).map(|_| pool.take(5000).unwrap()).collect();
+        assert!(
+            slabs
+                .iter_mut()
+                .all(|slab| slab.bytes_mut().iter().all(|&byte| byte == 0))
+        );
+        assert_eq!(pool.used_bytes(), 3 * SlabPool::size(5000));
+        assert_eq!(pool.take(5000).unwrap_err().reason(), "no box is left");
+        assert_eq!(pool.take_failure().map(|e| e.kind()), Some(ErrorKind::Limit));
+        assert!(pool.take_failure().is_none());
+        assert_eq!(pool.used_bytes(), 3 * SlabPool::size(5000));
+        let at = slabs[2].as_ptr();
+        slabs.truncate(1);
+        assert_eq!((out.load(Ordering::Relaxed), pool.free()), (2, 1), "one is kept");
+        assert_eq!(pool.take(4000).unwrap().as_ptr(), at, "the one that came last");
+        pool.keep(Some(0));
+        assert_eq!((out.load(Ordering::Relaxed), pool.free_bytes()), (1, 0));
+        drop(pool);
+        assert_eq!(out.load(Ordering::Relaxed), 1, "a slab outlives its pool");
+        drop(slabs);
+        assert_eq!(out.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn memory_that_lies_wrong_is_refused() {
+        let out = Arc::new(AtomicUsize::new(0));
+        let boxes = Boxes {
+            out: out.clone(),
+            most: 3,
+            shift: 1,
+        };
+        let pool = boxes.pool(1);
+        let error = pool.take(5000).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(
+            error.reason().starts_with("an allocator was asked for 8192 bytes"),
+            "{error}"
+        );
+        assert_eq!((out.load(Ordering::Relaxed), pool.used_bytes()), (0, 0));
+    }
 
     #[test]
     fn slabs_are_aligned_zeroed_and_used_again() {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use fastpipe_batch::{BufferPool, ColumnSpec, Fragment, SlabPool, Starts};
+use fastpipe_batch::{BufferPool, ColumnSpec, Fragment, SlabAllocator, SlabPool, Starts};
 
 use crate::stream::lock;
 
@@ -25,6 +25,8 @@ pub struct Memory {
     pub(crate) slabs: Arc<SlabPool>,
     /// One for placed parts and up to one for each arena.
     slabs_a_batch: usize,
+    /// Batches that the consumer holds at once.
+    held: usize,
     pub(crate) fragments: Mutex<Vec<Fragment>>,
     starts: Mutex<KnownStarts>,
     process: u32,
@@ -33,6 +35,15 @@ pub struct Memory {
 impl Memory {
     /// Memory for passes over batches of these columns.
     pub fn new(columns: &[ColumnSpec]) -> Arc<Self> {
+        Memory::with_allocator(columns, None, 1)
+    }
+
+    /// Memory for passes over batches of these columns, which the consumer holds `held` of at once. Whatever a batch is made of
+    /// comes from the allocator, if there is one; units that are open don't.
+    ///
+    /// Arenas come from there as well, since those of a batch that one task filled become its memory as they are: with others
+    /// they would have to be copied, always.
+    pub fn with_allocator(columns: &[ColumnSpec], allocator: Option<Arc<dyn SlabAllocator>>, held: usize) -> Arc<Self> {
         let arenas = columns
             .iter()
             .flat_map(ColumnSpec::parts)
@@ -41,16 +52,18 @@ impl Memory {
         Arc::new(Memory {
             buffers: BufferPool::default(),
             slabs_a_batch: 1 + arenas.max(1),
-            slabs: SlabPool::new(0),
+            held,
+            slabs: SlabPool::with_allocator(0, allocator),
             fragments: Mutex::default(),
             starts: Mutex::default(),
             process: std::process::id(),
         })
     }
 
-    /// Keeps free slabs for so many batches under way, the one that the consumer holds, and one that it just dropped.
+    /// Keeps free slabs for so many batches under way, those that the consumer holds, and one that it just dropped.
     pub(crate) fn keep_batches(&self, batches: u64) {
-        self.slabs.keep_at_least(self.slabs_a_batch * (batches as usize + 2));
+        self.slabs
+            .keep_at_least(self.slabs_a_batch * (batches as usize + self.held + 1));
     }
 
     /// Where the records of a unit start, if an earlier epoch has found that.

@@ -157,6 +157,7 @@ impl Stream {
         });
         shared.memory.keep_batches(shared.ahead());
         shared.memory.slabs.keep(None);
+        shared.memory.slabs.take_failure();
         shared.memory.buffers.keep(None);
         if let Some(limit) = options.memory_limit {
             least::check(&shared, &settings, limit)?;
@@ -212,6 +213,7 @@ impl Stream {
         match state.ready.remove(&number) {
             None => Ok(Poll::Pending),
             Some(Err(error)) => {
+                let error = shared.explained(error);
                 state.failed = Some(error.clone());
                 shared.changed.notify_all();
                 Err(error)
@@ -322,8 +324,17 @@ impl Shared {
         state.failed.is_some() || state.is_over() || self.is_closed() || state.ready.contains_key(&state.next)
     }
 
+    /// The error, or the allocator's where that had no memory: arenas that can't grow only say that there is none.
+    fn explained(&self, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Limit => self.memory.slabs.take_failure().unwrap_or(error),
+            _ => error,
+        }
+    }
+
     /// Ends the pass with an error, at the batch that would have come next.
     fn fail(&self, error: Error) {
+        let error = self.explained(error);
         lock(&self.hand_over).failed.get_or_insert(error);
         self.changed.notify_all();
     }

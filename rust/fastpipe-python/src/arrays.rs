@@ -9,10 +9,12 @@ use std::slice::Iter;
 use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, SparseLayout};
 use fastpipe_engine::{About, Batch, Stretch};
 use numpy::ndarray::{ArrayView, IxDyn};
-use numpy::{Element, PyArray, PyArray1};
+use numpy::{Element, PyArray, PyArray1, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
+
+use crate::raw::extent;
 
 /// The memory of a batch: the base of its arrays.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -27,9 +29,46 @@ impl Memory {
     fn nbytes(&self) -> usize {
         self.slabs.iter().map(Slab::len).sum()
     }
+
+    /// The slabs, uint8, and where each begins in a stretch of memory with room for all of them: what copies a batch elsewhere
+    /// copies these.
+    fn pieces<'py>(slf: &Bound<'py, Self>) -> Vec<(Bound<'py, PyArray1<u8>>, usize)> {
+        let array = |slab: &Slab| {
+            // SAFETY: so many initialised bytes, which stay where they are until `slf`, the base of the array, dies. Other
+            // arrays over them are views of the same memory, as NumPy's own are.
+            unsafe {
+                let view = ArrayView::from_shape_ptr(slab.len(), slab.as_ptr().cast_const());
+                PyArray::borrow_from_array(&view, slf.clone().into_any())
+            }
+        };
+        let placed = slf.get().placed().filter(|(slab, _)| !slab.is_empty());
+        placed.map(|(slab, start)| (array(slab), start)).collect()
+    }
+
+    /// Where an array's first element lies in that stretch. None if not all of the array is in a slab.
+    fn place(&self, array: &Bound<'_, PyUntypedArray>) -> Option<usize> {
+        let extent = extent(array)?;
+        self.placed().find_map(|(slab, start)| {
+            let from = extent.start.checked_sub(slab.as_ptr().addr())?;
+            let to = extent.end - slab.as_ptr().addr();
+            (to <= slab.len()).then_some(start + from)
+        })
+    }
 }
 
+/// Where slabs begin in a stretch of all of them: at multiples of what GPUs want for whatever reads them.
+const PIECES: usize = 256;
+
 impl Memory {
+    /// The slabs, each with where it begins in a stretch of all of them.
+    fn placed(&self) -> impl Iterator<Item = (&Slab, usize)> {
+        self.slabs.iter().scan(0, |end, slab| {
+            let start = *end;
+            *end += slab.len().next_multiple_of(PIECES);
+            Some((slab, start))
+        })
+    }
+
     /// The memory of a single array.
     pub(crate) fn of(slab: Slab) -> Self {
         Memory { slabs: vec![slab] }

@@ -34,20 +34,27 @@ pub(crate) struct AvroDataset {
 
 #[pymethods]
 impl AvroDataset {
+    /// Opens files. `check` is called with the path and the schema of the first file, and of each that has another schema; what
+    /// it raises is raised.
     #[new]
-    #[pyo3(signature = (paths, features, columns, index_cache=None))]
+    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None))]
     fn new(
         py: Python<'_>,
         paths: Vec<String>,
         features: Option<Vec<(String, Lowered<'_>)>>,
         columns: Option<Vec<String>>,
         index_cache: Option<PathBuf>,
+        check: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let mut files: Vec<(FileInfo, Vec<Block>)> = Vec::with_capacity(paths.len());
         for path in paths {
             let known = files.first().map(|f| &f.0);
             let opened = cached::open(py, &path.into(), known, cache.as_ref(), &mut |_| Ok(()))?;
+            let is_new = known.is_none_or(|known| !Arc::ptr_eq(&known.schema, &opened.info.schema));
+            if let (Some(check), true) = (check, is_new) {
+                check.call1((&*opened.info.path, opened.info.header.schema().py(py)?))?;
+            }
             files.push((opened.info, opened.blocks));
             py.check_signals()?;
         }

@@ -13,6 +13,7 @@ mod index;
 mod interactions;
 mod order;
 mod pass;
+mod pass_memory;
 mod raw;
 mod rebatch;
 mod stats;
@@ -38,6 +39,8 @@ mod _fastpipe {
     use super::order::Order;
     #[pymodule_export]
     use super::pass::{Pass, Position};
+    #[pymodule_export]
+    use super::pass_memory::PassMemory;
     #[pymodule_export]
     use super::rebatch::RowBuffer;
 

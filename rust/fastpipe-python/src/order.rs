@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind};
-use fastpipe_engine::{Options, Stream};
+use fastpipe_engine::{Memory, Options, Stream};
 use fastpipe_order::{BatchPlan, Cursor, Kind, Left, Open, Place, Settings, ShardBy, State, Uneven, Units};
 use numpy::PyArray1;
 use pyo3::exceptions::{PyIndexError, PyValueError};
@@ -13,6 +13,7 @@ use crate::arrays::VALID;
 use crate::data::Data;
 use crate::errors::IntoPy;
 use crate::pass::Pass;
+use crate::pass_memory::PassMemory;
 
 /// A window, a pool or a buffer of no given size has this many batches, or as many rows as this many average units have.
 const DEFAULT_BATCHES: u64 = 16;
@@ -164,8 +165,9 @@ impl Order {
         self.order.steps()
     }
 
-    /// Starts a pass at the start of an epoch, or where a state stands, up to but without the epoch `end_epoch`.
-    #[pyo3(signature = (*, epoch, end_epoch, progress, num_threads, sharers, prefetch, memory_limit, record_tasks))]
+    /// Starts a pass at the start of an epoch, or where a state stands, up to but without the epoch `end_epoch`. `memory` is
+    /// what its batches lie in, instead of the data set's own.
+    #[pyo3(signature = (*, epoch, end_epoch, progress, num_threads, sharers, prefetch, memory_limit, record_tasks, memory=None))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn start(
         &self,
@@ -178,6 +180,7 @@ impl Order {
         prefetch: Option<usize>,
         memory_limit: Option<u64>,
         record_tasks: bool,
+        memory: Option<&Bound<'_, PassMemory>>,
     ) -> PyResult<Pass> {
         let mut cursor = match progress {
             None => self.order.epoch(epoch),
@@ -197,7 +200,8 @@ impl Order {
             None | Some(0) => 0,
             Some(epochs) => cursor.left() + (epochs - 1).saturating_mul(self.order.steps()),
         });
-        self.pass(py, cursor, options, total, state)
+        let memory = memory.map(|m| m.get().of(py, self.data.get().source())).transpose()?;
+        self.pass(py, cursor, options, total, state, memory)
     }
 
     /// Whether `start` can go on from a state; an exception says why not.
@@ -219,7 +223,7 @@ impl Order {
             end_epoch: None,
             limit: Some(1),
         };
-        self.pass(py, cursor, options, Some(1), State::default())
+        self.pass(py, cursor, options, Some(1), State::default(), None)
     }
 
     /// Unit and record of a row of a batch.
@@ -286,9 +290,10 @@ impl Order {
         options: Options,
         total: Option<u64>,
         state: State,
+        memory: Option<Arc<Memory>>,
     ) -> PyResult<Pass> {
         let data = self.data.get();
-        let (source, memory) = (data.source().clone(), data.memory());
+        let (source, memory) = (data.source().clone(), memory.unwrap_or_else(|| data.memory()));
         let stream = py
             .detach(|| Stream::start(source.clone(), cursor, options, memory))
             .py(py)?;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::slice;
 
 use fastpipe_batch::Slab;
@@ -136,6 +137,16 @@ impl Array for Kept {
         // this thread has the GIL makes no difference to them.
         unsafe { slice::from_raw_parts(self.start, self.len) }
     }
+}
+
+/// The addresses of an array's first byte and behind its last one; None if it has no elements, or they go backwards.
+pub(crate) fn extent(array: &Bound<'_, PyUntypedArray>) -> Option<Range<usize>> {
+    let steps = array.shape().iter().zip(array.strides());
+    let last = steps.map(|(&size, &stride)| Some(size.checked_sub(1)? * usize::try_from(stride).ok()?));
+    let last: usize = last.sum::<Option<usize>>()?;
+    // SAFETY: it is an array, of which there is a reference. The address is read, not what lies there.
+    let start = unsafe { (*array.as_array_ptr()).fields.data }.addr();
+    Some(start..start + last + array.dtype().itemsize())
 }
 
 /// The bytes of an array's elements; None if they aren't one behind the other in C order, or are references.
