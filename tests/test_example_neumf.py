@@ -47,6 +47,7 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *options: str) -> tuple[int, str]:
+    """Always as a program of its own: Torch's optimizers load Triton, which aborts a process that TensorFlow is in."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLE), str(folder), *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -114,10 +115,11 @@ def test_movielens(neumf: ModuleType, tmp_path: Path) -> None:
         pytest.skip(f"the ratings can't be fetched here: {error}")
     data, held_out = fastpipe.Interactions.from_movielens(path).leave_one_out()
     assert (data.num_users, data.num_items, data.num_positives, len(held_out.users)) == (943, 1682, 99_057, 943)
-    candidates = fastpipe.evaluation_candidates(data, held_out, neumf.CANDIDATES, seed=1)
-    last = {}
-    for name, feed in (("fastpipe", neumf.fed_by_fastpipe(data, 0)), ("exact", neumf.ExactSampler(data, 0))):
-        history = neumf.train(data, feed, candidates, epochs=2, seed=0, title=name)
-        last[name] = history[-1]["hit_rate"]
-    assert min(last.values()) > 0.5
-    assert abs(last["fastpipe"] - last["exact"]) < 3 * 0.016
+    last = []
+    for options in ([], ["--exact"]):
+        status, said = run(tmp_path, "--epochs", "2", *options)
+        assert status == 0, said
+        ((history,),) = metrics(tmp_path).values()
+        last.append(history[-1]["hit_rate"])
+    assert min(last) > 0.5
+    assert abs(last[0] - last[1]) < 3 * 0.016
