@@ -79,7 +79,8 @@ def prefetch(
 
     In `torch.distributed` a reader of one rank is divided among the ranks of the default process group or, before there
     is one, as RANK and WORLD_SIZE of the environment (torchrun's) say. That is logged (logger `fastpipe`, INFO). A
-    reader that has a rank already is left as it is.
+    reader that has a rank already is left as it is. The device isn't chosen by rank: give
+    `device=f"cuda:{os.environ['LOCAL_RANK']}"`.
 
     The page-locked memory is what the reader decodes ahead, and `depth` batches more. PyTorch and CuPy take powers of
     two of it, and keep for later what is given back; `memory_limit` doesn't know of that.
