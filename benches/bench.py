@@ -1,4 +1,4 @@
-"""Runs the whole comparison: beside peers, threads, the sweep, memory.
+"""Runs the whole comparison: beside peers, threads, the sweep, memory, interactions.
 
 The exit status is 1 where fastpipe itself fails, its values differ, or its memory is over the limit. A peer that can't
 be installed, or can't read a data set, is a result.
@@ -21,7 +21,7 @@ from peers import READERS
 from progress import Clock
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("compare", "threads", "sweep", "memory")
+PARTS = ("compare", "threads", "sweep", "memory", "interactions")
 
 
 def _memory(quick: bool, clock: Clock) -> list[str]:
@@ -32,6 +32,20 @@ def _memory(quick: bool, clock: Clock) -> list[str]:
     if done.returncode:
         return ["memory: the peak is over the limit, or rows are missing"]
     kept.save("memory", {"peak": done.stdout.strip()}, {}, quick)
+    return []
+
+
+def _interactions(quick: bool, clock: Clock) -> list[str]:
+    clock.stage("interactions", 1)
+    clock.say("interactions: samples beside NumPy, and reads an epoch of 100 million points")
+    environment = os.environ | {"QUICK": "1" if quick else ""}
+    command = [sys.executable, str(HERE / "interactions.py"), "--rounds", "3"]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, flush=True)
+    # A bound that is missed is a result, and the last lines say so.
+    if not any(line.startswith(("all bounds kept", "missed:")) for line in done.stdout.splitlines()):
+        return ["interactions: no result"]
+    kept.save("interactions", {"tables": done.stdout.strip()}, {}, quick)
     return []
 
 
@@ -60,6 +74,8 @@ def main() -> int:
         failed += sweep.run(2 if quick else 3, quick, clock)
     if "memory" in parts:
         failed += _memory(quick, clock)
+    if "interactions" in parts:
+        failed += _interactions(quick, clock)
     if args.write and not quick:
         import report
 

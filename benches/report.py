@@ -72,7 +72,7 @@ def _picture(path: Any, text: str) -> list[str]:
 
 def write() -> None:
     """Writes RESULTS.md."""
-    parts = {part: kept.load(part) for part in ("compare", "threads", "sweep", "memory", "cuda")}
+    parts = {part: kept.load(part) for part in ("compare", "threads", "sweep", "memory", "interactions", "cuda")}
     compared = parts["compare"]["entries"]
     cells = [Cell.from_json(compared[name]) for name in sorted(compared, key=_order)]
     lines = [
@@ -97,6 +97,8 @@ def write() -> None:
         lines += ["One thing changed from the usual (batches of 1,024, sequential, one thread, null, 1M):"]
         lines += ["", *sweep.usual(entries), "", "Every combination for (a), by batch size:", "", *sweep.every(entries)]
         lines += _picture(plots.batches(entries), "records a second by batch size")
+    if entries := parts["interactions"]["entries"]:
+        lines += ["", "## Interactions", "", "```text", *entries["tables"].splitlines(), "```"]
     lines += ["", "## On a GPU", "", *gpu.table(parts["cuda"])]
     for cell in cells:
         lines += ["", f"## {tables.title(cell)}", "", *tables.cell_table(cell)]
