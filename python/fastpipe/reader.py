@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -54,7 +53,7 @@ class Reader:
         self._epoch = 0
         self._resume: tuple[int, _state.State] | None = None
         self._position: _fastpipe.Position | None = None
-        self._pass: weakref.ref[_fastpipe.Pass] | None = None
+        self._active: _fastpipe.Position | None = None
 
     @property
     def features(self) -> Features:
@@ -124,6 +123,12 @@ class Reader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Starts a pass: where a loaded state stands, else at the start of the epoch."""
+        started = self._start()
+        if not self._progress:
+            return started
+        return show(started, total=started.total, batch_size=self.batch_size)
+
+    def _start(self) -> _fastpipe.Pass:
         epoch, progress = self._resume or (self.epoch, None)
         self.close()
         started = self._order.start(
@@ -137,10 +142,8 @@ class Reader:
             record_tasks=self._running.record_tasks,
         )
         self._resume = None
-        self._epoch, self._position, self._pass = epoch, started.position, weakref.ref(started)
-        if not self._progress:
-            return started
-        return show(started, total=started.total, batch_size=self.batch_size)
+        self._epoch, self._position, self._active = epoch, started.position, started.position
+        return started
 
     def shard(self, num_shards: SupportsIndex, index: SupportsIndex) -> Reader:
         """Another reader, of one of equal shares of what this one yields; `rank` and `world_size` of these.
@@ -334,8 +337,7 @@ class Reader:
 
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""
-        active = None if self._pass is None else self._pass()
-        self._pass = None
+        active, self._active = self._active, None
         if active is not None:
             active.close()
 
@@ -348,7 +350,7 @@ class Reader:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._pass is not None and self._pass() is not None:
+        if self._active is not None and self._active.active:
             raise TypeError("a reader can't be pickled while a pass is active: close() it first")
         return _rebuild, (self._data, self._options(), self.epoch, self._resume)
 

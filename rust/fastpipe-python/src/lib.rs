@@ -15,6 +15,7 @@ mod pass;
 mod raw;
 mod rebatch;
 mod stats;
+mod tensorflow;
 
 use pyo3::prelude::*;
 
@@ -37,6 +38,8 @@ mod _fastpipe {
     use super::pass::{Pass, Position};
     #[pymodule_export]
     use super::rebatch::RowBuffer;
+    #[pymodule_export]
+    use super::tensorflow::{leave_tensorflow, register_tensorflow};
 
     #[allow(unused_imports)]
     use super::*;
