@@ -56,7 +56,7 @@ class Regions:
 
 def start(reader: fastpipe.Reader, regions: Any, held: int = 1) -> Iterator[dict[str, Any]]:
     memory = _fastpipe.PassMemory(reader._data.handle, regions, held)
-    return reader._start(memory)[0]
+    return reader._start(memory)
 
 
 def arrays(node: Any) -> Iterator[np.ndarray]:
@@ -126,7 +126,7 @@ def test_pools_do_not_mix(data: Data) -> None:
     memories = [_fastpipe.PassMemory(reader._data.handle, regions, 1) for regions in (ours, others)]
     for _ in range(3):
         for memory, regions in [(memories[0], ours), (None, None), (memories[1], others), (None, None)]:
-            for batch in reader._start(memory)[0]:
+            for batch in reader._start(memory):
                 for array in (array for node in batch.values() for array in arrays(node) if array.size):
                     assert [ours.has(array), others.has(array)] == [regions is ours, regions is others]
 
@@ -136,7 +136,7 @@ def test_memory_is_used_again(data: Data) -> None:
     memory = _fastpipe.PassMemory(reader._data.handle, regions, 1)
     counts = []
     for _ in range(6):
-        for batch in reader._start(memory)[0]:
+        for batch in reader._start(memory):
             check(batch, regions)
         counts.append(len(regions.given))
     # Threads and consumer overlap in other ways each time; without reuse there would be six times as many.
@@ -237,7 +237,7 @@ def test_closing_while_it_is_asked(data: Data) -> None:
 def test_a_forked_child_leaves_it_alone(data: Data, tmp_path: Path) -> None:
     reader, regions = data.read(batch_size=7), Regions()
     memory = _fastpipe.PassMemory(reader._data.handle, regions, 1)
-    batches = reader._start(memory)[0]
+    batches = reader._start(memory)
     batch = next(batches)
     alive = regions.alive
     child = os.fork()

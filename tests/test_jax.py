@@ -446,9 +446,9 @@ def test_an_iterator_that_is_dropped_leaves_no_thread(data: Data) -> None:
             leave()
             batches = fastpipe.jax.iterator(reader)
             kept = next(batches)
-            assert reader._pass() is not None
+            assert reader._active is not None and reader._active.active
             del batches
-            assert reader._pass() is None
+            assert not reader._active.active
         assert threading.active_count() == 1
         # Those of the pool, which serve all passes, and go when they have been idle.
         assert count() <= threads + 2, (count(), threads)

@@ -11,14 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fastpipe
 import oracle
 import samples
 import wire
-from fastpipe.tf._forms import _message
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
 fptf = pytest.importorskip("fastpipe.tf")
@@ -96,25 +94,46 @@ def test_every_dtype_and_nesting(tmp_path: Path) -> None:
     assert element["deep"].valid.to_list() == [[[False, True], []]] * 3
 
 
-@pytest.mark.parametrize("lengths", [[], [0], [127, 128, 0], [16_383, 16_384, 70_000], [1] * 300])
-def test_strings_cross_as_one_message(lengths: list[int]) -> None:
-    values = np.arange(sum(lengths), dtype=np.uint8)
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
-    strings = fastpipe.Strings(values, offsets, (len(lengths), 1), True)
-    tensor = tf.io.parse_tensor(_message(strings), tf.string)
-    assert tensor.shape == (len(lengths), 1)
-    assert tensor.numpy().reshape(-1).tolist() == strings.to_numpy().reshape(-1).tolist()
+@pytest.mark.parametrize("kind", ["string", "bytes"])
+@pytest.mark.parametrize("lengths", [[0], [21, 22, 23, 24], [127, 128, 0], [16_383, 16_384, 70_000], [1] * 300])
+def test_strings_of_any_length(tmp_path: Path, kind: str, lengths: list[int]) -> None:
+    texts = [bytes(97 + (i + j) % 26 for j in range(length)) for i, length in enumerate(lengths)]
+    path = tmp_path / "a.avro"
+    records = b"".join(wire.long(len(text)) + text for text in texts)
+    path.write_bytes(wire.container(wire.record("R", x=kind), [(len(texts), records)], "null"))
+    for _ in range(3):  # Their memory is used again.
+        (element,) = fptf.dataset(fastpipe.read_avro(path, batch_size=1000))
+        assert element["x"].numpy().tolist() == texts
+        # Elements are copied out of the tensor, and outlive it.
+        kept = tf.reverse(element["x"], [0])
+        del element
+        assert kept.numpy().tolist() == texts[::-1]
 
 
-def test_tensors_lie_over_the_memory_of_the_batch(data: samples.Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    take = fptf._passes.Layout.take
-    monkeypatch.setattr(fptf._passes.Layout, "take", lambda self, batch: seen.append(batch) or take(self, batch))
-    element = next(iter(fptf.dataset(data.read(batch_size=64))))
-    address = {name: np.asarray(memoryview(element[name])).ctypes.data for name in ("id", "vector")}
-    assert address == {name: seen[0][name].ctypes.data for name in address}
-    assert np.asarray(memoryview(element["terms"].values)).ctypes.data == seen[0]["terms"].values.ctypes.data
-    assert np.asarray(memoryview(element["items"].flat_values)).ctypes.data == seen[0]["items"].values.ctypes.data
+def test_tensors_lie_over_the_memory_of_the_batch(data: samples.Data) -> None:
+    def slabs(keep: Any) -> int:
+        reader = data.read(batch_size=2, columns=["id", "vector", "terms", "items"], prefetch=2)
+        kept = [keep(element) for element in fptf.dataset(reader)]
+        assert len(kept) == len(reader)
+        found: int = reader.stats()["memory"]["slabs_fresh"]
+        return found
+
+    batches = -(-data.total // 2)
+    assert slabs(lambda element: None) < batches / 2
+    # Each of its tensors keeps a batch's memory from being used again.
+    for part in (
+        lambda element: element["id"],
+        lambda element: element["vector"],
+        lambda element: element["terms"].values,
+        lambda element: element["terms"].indices,
+        lambda element: element["items"].flat_values,
+    ):
+        assert slabs(part) >= batches
+
+
+def test_a_reader_with_a_progress_bar_is_refused(data: samples.Data) -> None:
+    with pytest.raises(ValueError, match="progress=True"):
+        fptf.dataset(data.read(batch_size=8, progress=True))
 
 
 def test_ranks_share_the_rows(data: samples.Data) -> None:
@@ -171,9 +190,10 @@ def test_a_dropped_iteration_ends_its_pass(data: samples.Data) -> None:
         drop(fptf.dataset(reader))
         gc.collect()
         deadline = time.monotonic() + 20
-        while reader._pass() is not None and time.monotonic() < deadline:
+        assert reader._active is not None
+        while reader._active.active and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert reader._pass() is None
+        assert not reader._active.active
 
 
 def test_an_error_fails_its_next(tmp_path: Path) -> None:

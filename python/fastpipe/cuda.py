@@ -281,7 +281,8 @@ class _Lane:
         if self._memory is None:
             self._memory = _fastpipe.PassMemory(self.reader._data.handle, self.engine.allocate, self._depth)
         self.engine.begin()
-        batches, started = self.reader._start(self._memory)
+        started = self.reader._start(self._memory)
+        batches = self.reader._shown(started)
         self._position, self._seen = started.position, (0, started.position.progress())
         return StagingRing(
             _Source(batches, started.position),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -54,7 +53,7 @@ class Reader:
         self._epoch = 0
         self._resume: tuple[int, _state.State] | None = None
         self._position: _fastpipe.Position | None = None
-        self._pass: weakref.ref[_fastpipe.Pass] | None = None
+        self._active: _fastpipe.Position | None = None
 
     @property
     def features(self) -> Features:
@@ -124,10 +123,10 @@ class Reader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Starts a pass: where a loaded state stands, else at the start of the epoch."""
-        return self._start()[0]
+        return self._shown(self._start())
 
-    def _start(self, memory: _fastpipe.PassMemory | None = None) -> tuple[Iterator[dict[str, Any]], _fastpipe.Pass]:
-        """Starts a pass whose batches lie in this memory: its batches, and itself.
+    def _start(self, memory: _fastpipe.PassMemory | None = None) -> _fastpipe.Pass:
+        """Starts a pass whose batches lie in this memory.
 
         Memory whose allocator is written in Python must not be asked for when the interpreter ends: the pass has to be
         closed before.
@@ -146,10 +145,14 @@ class Reader:
             memory=memory,
         )
         self._resume = None
-        self._epoch, self._position, self._pass = epoch, started.position, weakref.ref(started)
+        self._epoch, self._position, self._active = epoch, started.position, started.position
+        return started
+
+    def _shown(self, started: _fastpipe.Pass) -> Iterator[dict[str, Any]]:
+        """The batches of a pass, with a progress bar if that is wanted."""
         if not self._progress:
-            return started, started
-        return show(started, total=started.total, batch_size=self.batch_size), started
+            return started
+        return show(started, total=started.total, batch_size=self.batch_size)
 
     def shard(self, num_shards: SupportsIndex, index: SupportsIndex) -> Reader:
         """Another reader, of one of equal shares of what this one yields; `rank` and `world_size` of these.
@@ -356,8 +359,7 @@ class Reader:
 
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""
-        active = None if self._pass is None else self._pass()
-        self._pass = None
+        active, self._active = self._active, None
         if active is not None:
             active.close()
 
@@ -370,7 +372,7 @@ class Reader:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._pass is not None and self._pass() is not None:
+        if self._active is not None and self._active.active:
             raise TypeError("a reader can't be pickled while a pass is active: close() it first")
         return _rebuild, (self._data, self._options(), self.epoch, self._resume)
 

@@ -11,7 +11,6 @@ Needs TensorFlow 2.16 or newer (extra `tf`), which is imported with this module 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -50,26 +49,26 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
 
     Raises:
         TypeError: if it isn't a reader.
-        ValueError: if a sparse feature has `layout="csr"`, or the reader can't be shared out so: a shuffled one needs a
-            seed, since each input pipeline makes its own.
+        ValueError: if a sparse feature has `layout="csr"`, the reader has `progress=True`, or it can't be shared out
+            so: a shuffled one needs a seed, since each input pipeline makes its own.
         FastpipeError: if a feature has `nulls="mask"`, and the reader's next batch can't be read: it tells which
             levels may be null.
 
     Errors of reading fail the `next` that meets them, with `tf.errors.InvalidArgumentError` for what `ValueError`
-    stands for and `tf.errors.UnknownError` for all others. The message is fastpipe's.
+    stands for, `tf.errors.NotFoundError` for a missing file, and `tf.errors.UnknownError` for all others. The message
+    is fastpipe's.
     """
     if not isinstance(reader, Reader):
         raise TypeError(f"reader is what fastpipe.read_avro returns, not {type(reader).__name__}")
     if input_context is not None:
         reader = reader._share(input_context.num_input_pipelines, input_context.input_pipeline_id)
+    if reader._progress:
+        raise ValueError("progress=True shows what Python draws; here TensorFlow draws, and Keras has a bar of its own")
     layout = _layout(reader)
-
-    def start() -> Iterator[dict[str, Any]]:
-        return iter(reader)
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return from_passes(start, [], layout).with_options(options)
+    return from_passes(reader._start, [], layout).with_options(options)
 
 
 def _layout(reader: Reader) -> Layout:

@@ -17,7 +17,7 @@ _KEPT = 4
 """Sets of files that stay open to later epochs. Each has an index, the places of records and the memory of batches."""
 
 _COARSEST_CLOCK = 2 * 10**9
-"""Nanoseconds within which two changes of a file may leave it with the same time, on some file systems."""
+"""Nanoseconds within which two changes of a file may leave it with the same time of modification on some systems."""
 
 _Stamp = tuple[int, int, int, int, int]
 

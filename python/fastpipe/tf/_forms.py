@@ -1,23 +1,19 @@
-"""From the forms of a batch to tensors, and what `tf.data` must know of them beforehand.
+"""From the parts of a batch to what `tf.data` hands out, and what it must know of that beforehand.
 
-A column is described by nested nodes, as the forms of `fastpipe.batch` nest. A node says which flat arrays, its
-*parts*, such a form consists of; takes them from a form, in NumPy; and puts tensors over them together, in a graph.
+A column is described by nested nodes, as the forms of `fastpipe.batch` nest. A node says which tensors, its *parts*,
+such a form consists of, as the kernel yields them, and puts them together in a graph.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from fastpipe._memory import ALIGNMENT, aligned
 from fastpipe.batch import Masked as MaskedForm
-from fastpipe.batch import Strings
 from fastpipe.specs import DenseSpec, SparseSpec, Spec
 
 __all__ = ["Array", "Coordinates", "Masked", "Node", "Nullable", "Part", "Rows", "column"]
@@ -38,7 +34,7 @@ class Masked(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A flat array of a column.
+    """A tensor that the kernel makes of a column.
 
     Attributes:
         dtype: of the tensor.
@@ -48,40 +44,13 @@ class Part:
     dtype: tf.DType
     shape: tuple[int | None, ...]
 
-    def convert(self, array: Any) -> tf.Tensor:
-        """A tensor over the same memory, which is kept until the tensor dies.
-
-        Strings are copied, as TensorFlow has its own, and so are arrays that don't lie as it wants: of what a reader
-        yields the shapes of sparse tensors alone.
-        """
-        if isinstance(array, Strings):
-            return tf.constant(_message(array))
-        if not array.size:
-            return tf.zeros(array.shape, self.dtype)
-        if array.ctypes.data % ALIGNMENT or not array.flags.c_contiguous:
-            copy = aligned(array.shape, array.dtype)
-            copy[...] = array
-            array = copy
-        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-    def receive(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor on the other side, in a graph."""
-        if self.dtype == tf.string:
-            tensor = tf.io.parse_tensor(tensor, tf.string)
-        tensor.set_shape(self.shape)
-        return tensor
-
 
 class Node(ABC):
-    """How a form is taken apart in Python and put together in TensorFlow. All methods meet parts in the same order."""
+    """How a form is put together. All methods meet parts in the kernel's order (`src/tensorflow/outputs.rs`)."""
 
     @abstractmethod
     def parts(self, rows: int | None) -> list[Part]:
         """The parts of a form of so many rows."""
-
-    @abstractmethod
-    def take(self, form: Any) -> list[Any]:
-        """The parts of this form."""
 
     @abstractmethod
     def build(self, parts: Iterator[tf.Tensor]) -> tuple[Any, list[Any]]:
@@ -102,9 +71,6 @@ class Array(Node):
     def parts(self, rows: int | None) -> list[Part]:
         return [Part(self.dtype, (rows, *self.shape))]
 
-    def take(self, form: Any) -> list[Any]:
-        return [form]
-
     def build(self, parts: Iterator[tf.Tensor]) -> tuple[Any, list[Any]]:
         return next(parts), []
 
@@ -121,9 +87,6 @@ class Nullable(Node):
 
     def parts(self, rows: int | None) -> list[Part]:
         return [Part(tf.bool, (rows, *self.shape)), *self.inner.parts(rows)]
-
-    def take(self, form: Any) -> list[Any]:
-        return [form.valid, *self.inner.take(form.values)]
 
     def build(self, parts: Iterator[tf.Tensor]) -> tuple[Any, list[Any]]:
         valid = next(parts)
@@ -144,9 +107,6 @@ class Rows(Node):
     def parts(self, rows: int | None) -> list[Part]:
         return [Part(tf.int64, (None if rows is None else rows + 1,)), *self.inner.parts(None)]
 
-    def take(self, form: Any) -> list[Any]:
-        return [form.offsets, *self.inner.take(form.values)]
-
     def build(self, parts: Iterator[tf.Tensor]) -> tuple[Any, list[Any]]:
         offsets = next(parts)
         values, masks = self.inner.build(parts)
@@ -159,17 +119,15 @@ class Rows(Node):
 
 @dataclass(frozen=True)
 class Coordinates(Node):
-    """A SparseTensor `[rows, *shape]`."""
+    """A SparseTensor `[rows, *shape]`; with `nested` of nested arrays, else of what a `SparseSpec` yields."""
 
     inner: Node
     shape: tuple[int | None, ...]
+    nested: bool = False
 
     def parts(self, rows: int | None) -> list[Part]:
         rank = len(self.shape) + 1
         return [Part(tf.int64, (None, rank)), Part(tf.int64, (rank,)), *self.inner.parts(None)]
-
-    def take(self, form: Any) -> list[Any]:
-        return [form.indices, form.dense_shape, *self.inner.take(form.values)]
 
     def build(self, parts: Iterator[tf.Tensor]) -> tuple[Any, list[Any]]:
         indices, dense_shape = next(parts), next(parts)
@@ -227,51 +185,3 @@ def _rows(values: Any, offsets: tf.Tensor) -> tf.RaggedTensor:
 def _ragged_spec(inner: Any, rows: int | None) -> tf.RaggedTensorSpec:
     rank = inner.ragged_rank if isinstance(inner, tf.RaggedTensorSpec) else 0
     return tf.RaggedTensorSpec([rows, *inner.shape], inner.dtype, ragged_rank=rank + 1, row_splits_dtype=tf.int64)
-
-
-def _message(strings: Strings) -> bytes:
-    """A serialized TensorProto, as TensorFlow writes tensors of strings itself: all lengths, then all bytes.
-
-    So TensorFlow makes its strings from one buffer, and Python needs no object for each.
-    """
-    text, shape = np.diff(strings.offsets), strings.shape
-    dims = b"".join(_field(2, _number(1, size)) for size in shape)
-    head = _number(1, tf.string.as_datatype_enum) + _field(2, dims)
-    if not math.prod(shape):
-        return head
-    lengths = _varints(text)
-    start, stop = int(strings.offsets[0]), int(strings.offsets[-1])
-    content = len(lengths) + stop - start
-    return b"".join([head, _varint(4 << 3 | 2), _varint(content), lengths, memoryview(strings.values[start:stop])])
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _field(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
-
-
-def _varints(numbers: np.ndarray) -> bytes:
-    """Numbers from 0 to 2^35 - 1 as varints, one after the other."""
-    largest = int(numbers.max())
-    if largest <= 0x7F:
-        return numbers.astype(np.uint8).tobytes()
-    width = -(-largest.bit_length() // 7)
-    groups = numbers[:, np.newaxis] >> np.arange(0, 7 * width, 7)
-    rest = groups >> 7
-    present = groups.astype(bool)
-    present[:, 0] = True
-    more = rest > 0
-    out: bytes = (groups & 0x7F | more << 7)[present].astype(np.uint8).tobytes()
-    return out

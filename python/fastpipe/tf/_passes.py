@@ -1,36 +1,31 @@
 """A `tf.data.Dataset` each iteration of which is a pass.
 
-`Dataset.from_generator` takes a fifth of a millisecond or more for each thousand-row batch in looking at what it was
-given, and complains when a program ends. So this puts the same kernels together itself. TensorFlow's GeneratorDataset
-calls one function at the start of an iteration and one for each element; both call into Python once, by EagerPyFunc,
-and get tensors that lie over the batch's own memory.
+TensorFlow's GeneratorDataset calls one function at the start of an iteration and one for each element. Both consist of
+an op of fastpipe's own, whose kernels are in `rust/fastpipe-python/src/tensorflow`: the first calls into Python, which
+makes a pass; the second waits for a batch, and needs neither Python nor its lock.
 
-What the first function returns, the *ticket*, is kept by the iterator and by nobody else. It is a tensor over memory of
-Python's that keeps the pass alive; so a pass ends when its iterator is dropped, whichever way that happens, without a
-call into an interpreter that may be gone by then.
+What the first function returns, the *ticket*, is kept by the iterator and by nobody else. It is a tensor that keeps the
+pass alive; so a pass ends when its iterator is dropped, whichever way that happens.
 """
 
 from __future__ import annotations
 
 import atexit
 import itertools
-import threading
-import time
+import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import script_ops
 
-from fastpipe._memory import aligned
-from fastpipe.errors import MissingFileError
-from fastpipe.tf._forms import Masked, Node, Part
+from fastpipe import _fastpipe
+from fastpipe.tf._forms import Coordinates, Masked, Node, Part
 
 __all__ = ["Layout", "from_passes"]
 
-Start = Callable[..., Iterator[dict[str, Any]]]
+Start = Callable[..., _fastpipe.Pass]
 
 
 class Layout:
@@ -38,173 +33,90 @@ class Layout:
 
     def __init__(self, columns: dict[str, Node], rows: int | None) -> None:
         self.columns = {name: columns[name] for name in sorted(columns)}
-        self.rows = rows
         self.parts: list[Part] = [part for node in self.columns.values() for part in node.parts(rows)]
         self.element_spec = {name: _structure(*node.specs(rows)) for name, node in self.columns.items()}
 
-    def take(self, batch: dict[str, Any]) -> list[tf.Tensor]:
-        """The batch's parts as tensors."""
-        arrays = [array for name, node in self.columns.items() for array in node.take(batch[name])]
-        return [part.convert(array) for part, array in zip(self.parts, arrays, strict=True)]
+    def wanted(self) -> list[tuple[str, list[int] | None]]:
+        """What the kernel yields: the columns, and for those whose nested arrays become coordinates the shape."""
+        return [
+            (name, [-1 if size is None else size for size in node.shape])
+            if isinstance(node, Coordinates) and node.nested
+            else (name, None)
+            for name, node in self.columns.items()
+        ]
 
     def build(self, tensors: Sequence[tf.Tensor]) -> dict[str, Any]:
         """The element, in a graph."""
-        received = iter([part.receive(tensor) for part, tensor in zip(self.parts, tensors, strict=True)])
-        return {name: _structure(*node.build(received)) for name, node in self.columns.items()}
+        for part, tensor in zip(self.parts, tensors, strict=True):
+            tensor.set_shape(part.shape)
+        parts: Iterator[tf.Tensor] = iter(tensors)
+        return {name: _structure(*node.build(parts)) for name, node in self.columns.items()}
 
 
-class _Iteration:
-    """A pass under way. NumPy takes it for the scalar that is its number, and so keeps it alive."""
-
-    def __init__(self, number: int, batches: Iterator[dict[str, Any]]) -> None:
-        self.number = number
-        self._batches = batches
-        self._lock = threading.Lock()
-        self._closed = False
-        self._memory = aligned((), np.int64)
-        self._memory[...] = number
-        self.__array_interface__ = self._memory.__array_interface__
-
-    def ticket(self) -> tf.Tensor:
-        """The tensor that keeps this alive."""
-        return tf.experimental.dlpack.from_dlpack(np.asarray(self).__dlpack__())
-
-    def next(self) -> dict[str, Any]:
-        with self._lock:
-            if self._closed:
-                raise StopIteration
-            return next(self._batches)
-
-    def close(self) -> None:
-        """Ends the pass, and waits for whoever draws from it."""
-        self._closed = True
-        if (close := getattr(self._batches, "close", None)) is not None and self._lock.acquire(timeout=0.1):
-            try:
-                close()
-            finally:
-                self._lock.release()
-
-
-class _Calls:
-    """Counts the calls that TensorFlow makes, up to the last that isn't one too many."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.entered = 0
-        self.under_way = 0
-        self.last = 0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self.entered += 1
-            self.under_way += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self.under_way -= 1
-
-
-# Seconds without a call behind which none is expected any more, and what is waited for that.
-_QUIET = 0.2
-_AT_MOST = 5.0
-# Calls at the end that are answered in silence.
-_MANY = 1000
-
-_calls = _Calls()
-_numbers = itertools.count()
-_iterations: weakref.WeakValueDictionary[int, _Iteration] = weakref.WeakValueDictionary()
-_ending = threading.Event()
-
-
-@atexit.register
-def _end() -> None:
-    # A thread of TensorFlow's that enters an interpreter on its way out is ended by force or never comes back, and
-    # whoever waits for its kernel waits forever. Iterations that are at their end don't enter it again; but a prefetch
-    # may have to be told so for each element that it has room for. So this waits until they have gone quiet.
-    _calls.last = _calls.entered + _MANY
-    _ending.set()
-    iterations = list(_iterations.values())
-    for iteration in iterations:
-        iteration.close()
-    if not iterations and not _calls.entered:
-        return
-    deadline = time.monotonic() + _AT_MOST
-    seen, since = _calls.entered, time.monotonic()
-    while (now := time.monotonic()) < min(deadline, since + _QUIET):
-        time.sleep(0.01)
-        if _calls.under_way or _calls.entered != seen:
-            seen, since = _calls.entered, now
-
-
-class _Call(script_ops.EagerFunc):  # type: ignore[misc]
-    """A Python function as a kernel calls it, without the looks at each result that take longer than making them."""
-
-    def __init__(self, function: Callable[..., list[tf.Tensor]]) -> None:
-        super().__init__(function, [], False)
-        self._function = function
-
-    def __call__(self, device: str, token: str, args: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        with _calls:
-            return self._function(*args)
-
-
-class _Hop:
-    """The two functions of a dataset that TensorFlow calls."""
+class _Source:
+    """What the first function of a dataset needs of Python."""
 
     def __init__(self, start: Start, layout: Layout) -> None:
-        self._start = start
-        self._layout = layout
-        # TensorFlow's registry has weak references only.
-        self.begin, self.advance = _Call(self._begin), _Call(self._advance)
-        registry = script_ops._py_funcs
-        self.begin_token, self.advance_token = registry.insert(self.begin), registry.insert(self.advance)
+        self.number = next(_numbers)
+        self.start = start
+        self.wanted = layout.wanted()
+        _sources[self.number] = self
 
-    def _begin(self, *args: tf.Tensor) -> list[tf.Tensor]:
-        missing = ""
-        batches: Iterator[dict[str, Any]] = iter(())
-        if not _ending.is_set():
-            try:
-                batches = self._start(*(arg.numpy() for arg in args))
-            except MissingFileError as error:
-                missing = error.path or str(error)
-        elif _calls.entered > _calls.last:
-            # What begins passes without end isn't ended by empty ones.
-            raise RuntimeError("the program is ending")
-        iteration = _Iteration(next(_numbers), batches)
-        _iterations[iteration.number] = iteration
-        return [iteration.ticket(), tf.constant(missing)]
 
-    def _advance(self, ticket: tf.Tensor) -> list[tf.Tensor]:
-        return self._layout.take(_iterations[int(ticket.numpy())].next())
+_numbers = itertools.count()
+# Datasets, and graphs that they were built in, keep them; the kernels don't.
+_sources: weakref.WeakValueDictionary[int, _Source] = weakref.WeakValueDictionary()
+
+
+def _begin(number: int, *args: Any) -> tuple[_fastpipe.Pass, list[tuple[str, list[int] | None]]]:
+    source = _sources.get(number)
+    if source is None:
+        raise RuntimeError("the dataset is gone: keep it, or the function that it was built in, while it is iterated")
+    return source.start(*args), source.wanted
+
+
+def _libraries() -> list[str]:
+    folder, version = tf.sysconfig.get_lib(), tf.__version__.partition(".")[0]
+    ending = f"{version}.dylib" if sys.platform == "darwin" else f"so.{version}"
+    return [os.path.join(folder, f"libtensorflow_{name}.{ending}") for name in ("framework", "cc")]
+
+
+_fastpipe.register_tensorflow(_libraries(), _begin)
+# Before the interpreter ends: a thread of TensorFlow's that entered it then would never come back.
+atexit.register(_fastpipe.leave_tensorflow)
+
+
+def _op(kind: str, inputs: Sequence[tf.Tensor], listed: str, types: Sequence[tf.DType], out: Sequence[tf.DType]) -> Any:
+    """A node of one of the ops, in the graph that is being built."""
+    kinds = tf.compat.v1.AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in types])
+    attrs = {listed: tf.compat.v1.AttrValue(list=kinds)}
+    return tf.compat.v1.get_default_graph().create_op(kind, list(inputs), list(out), attrs=attrs).outputs
 
 
 def from_passes(start: Start, args: Sequence[tf.Tensor], layout: Layout) -> tf.data.Dataset:
-    """A dataset of what iterators yield.
+    """A dataset of the batches of passes.
 
     Args:
-        start: makes the iterator of an iteration, of the NumPy values of `args`. What it and the iterator raise fails
-            the `next`: with `NotFoundError` for a `MissingFileError` of `start`, `InvalidArgumentError` for a
-            `ValueError`, else `UnknownError`.
-        args: tensors; symbolic ones, too.
+        start: makes the pass of an iteration, of the values of `args`: ints, bools, and lists of bytes for strings.
+            What it raises, and what the pass meets, fails the `next`: with `NotFoundError` for a `MissingFileError`,
+            `InvalidArgumentError` for a `ValueError`, else `UnknownError`.
+        args: tensors of int64 and bool scalars, and of strings; symbolic ones, too.
         layout: of the batches.
     """
-    hop = _Hop(start, layout)
+    source = _Source(start, layout)
     signature = [tf.TensorSpec(arg.shape, arg.dtype) for arg in args]
 
     @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
     def begin(*args: tf.Tensor) -> tf.Tensor:
-        ticket, missing = tf.raw_ops.EagerPyFunc(input=args, token=hop.begin_token, Tout=[tf.int64, tf.string])
+        types = [arg.dtype for arg in args]
+        (ticket,) = _op("FastpipeBegin", [tf.constant(source.number, tf.int64), *args], "Targuments", types, [tf.int64])
         ticket.set_shape(())
-        missing.set_shape(())
-        # Python's exceptions can't become a NotFoundError; a kernel that looks for the file raises it.
-        found = tf.cond(tf.equal(missing, ""), lambda: missing, lambda: tf.io.read_file(missing))
-        with tf.control_dependencies([found]):
-            return tf.identity(ticket)
+        return ticket
 
     @tf.function(input_signature=[tf.TensorSpec((), tf.int64)], autograph=False)  # type: ignore[untyped-decorator]
     def advance(ticket: tf.Tensor) -> list[tf.Tensor]:
-        dtypes = [part.dtype for part in layout.parts]
-        tensors = tf.raw_ops.EagerPyFunc(input=[ticket], token=hop.advance_token, Tout=dtypes)
+        types = [part.dtype for part in layout.parts]
+        tensors = _op("FastpipeNext", [ticket], "Tparts", types, types)
         return [_component(value) for value in tf.nest.flatten(layout.build(tensors))]
 
     @tf.function(input_signature=[tf.TensorSpec((), tf.int64)], autograph=False)  # type: ignore[untyped-decorator]
@@ -230,7 +142,7 @@ def from_passes(start: Start, args: Sequence[tf.Tensor], layout: Layout) -> tf.d
 
     # GeneratorDataset by itself can't be written as a graph, which TensorFlow wants of what it optimizes, and says so.
     dataset = tf.data.Dataset.from_tensors(tuple(args) or (0,)).flat_map(iteration)
-    _keep(dataset, (hop, functions))
+    _keep(dataset, (source, functions))
     return dataset
 
 

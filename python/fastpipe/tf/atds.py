@@ -8,20 +8,18 @@ that one reads to an early end or to the end of the process, fail the `next` her
 
 from __future__ import annotations
 
-import math
+import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from fastpipe._memory import aligned
+from fastpipe._fastpipe import Pass
 from fastpipe._ordering import LARGEST_BATCH, Ordering
 from fastpipe._running import Running
-from fastpipe.batch import Strings
 from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
 from fastpipe.tf._atds_features import DenseFeature, Feature, SparseFeature, VarlenFeature
@@ -115,7 +113,6 @@ class _Source:
     """Makes the passes of a dataset."""
 
     def __init__(self, features: dict[str, Feature], fills: Mapping[str, Any], seed: int | None) -> None:
-        self._features = features
         specs = Features({name: _spec(feature, fills.get(name)) for name, feature in features.items()})
         self._files = OpenedFiles(specs, lambda path, schema: check(path, schema, features))
         self._seed = secrets.randbits(48) if seed is None else seed
@@ -123,103 +120,49 @@ class _Source:
         self._lock = threading.Lock()
 
     def start(
-        self, filenames: Any, batch_size: Any, drop_remainder: Any, buffer_size: Any, shuffle: Any, threads: Any
-    ) -> Iterator[dict[str, Any]]:
+        self,
+        filenames: list[bytes],
+        batch_size: int,
+        drop_remainder: bool,
+        buffer_size: int,
+        shuffle: int,
+        threads: int,
+    ) -> Pass:
         """A pass over these files, in an order of its own if it is shuffled."""
         problem = _out_of_range(batch_size, drop_remainder, buffer_size, shuffle, threads)
         if problem is not None:
             raise ValueError(problem)
-        paths = tuple(_path(name) for name in np.atleast_1d(np.asarray(filenames, object)))
+        paths = tuple(os.fsdecode(name) for name in filenames)
         if not paths:
             raise ValueError("filenames is empty: name at least one file")
         data = self._files.open(paths)
         with self._lock:
             epoch = self._begun[paths]
             self._begun[paths] += 1
-        shuffled = int(shuffle) > 0
         ordering = Ordering.checked(
-            batch_size=min(int(batch_size), LARGEST_BATCH),
-            drop_last=bool(drop_remainder),
-            shuffle="block" if shuffled else False,
-            shuffle_buffer=min(int(shuffle) + int(batch_size), LARGEST_BATCH) if shuffled else None,
+            batch_size=min(batch_size, LARGEST_BATCH),
+            drop_last=drop_remainder,
+            shuffle="block" if shuffle else False,
+            shuffle_buffer=min(shuffle + batch_size, LARGEST_BATCH) if shuffle else None,
             seed=self._seed,
         )
         running = Running.checked(
-            num_threads="auto" if threads < 0 else min(int(threads), _MOST_THREADS), prefetch=None, memory_limit=None
+            num_threads="auto" if threads < 0 else min(threads, _MOST_THREADS), prefetch=None, memory_limit=None
         )
         # A reader has one pass; iterations of a dataset may overlap.
         reader = Reader(data, ordering=ordering, running=running, progress=False, epochs=1)
         reader.set_epoch(epoch)
-        return _Batches(iter(reader), self._features)
+        return reader._start()
 
 
 _MOST_THREADS = 4096
-
-
-class _Batches(Iterator[dict[str, Any]]):
-    """The batches of a pass, varlen features as coordinates."""
-
-    def __init__(self, batches: Any, features: dict[str, Feature]) -> None:
-        self._batches = batches
-        self._varlen = {name: feature for name, feature in features.items() if isinstance(feature, VarlenFeature)}
-
-    def __next__(self) -> dict[str, Any]:
-        batch: dict[str, Any] = next(self._batches)
-        for name, feature in self._varlen.items():
-            batch[name] = _coordinates(batch[name], feature.shape)
-        return batch
-
-    def close(self) -> None:
-        """Ends the pass."""
-        self._batches.close()
-
-
-class _Entries:
-    """The entries of a sparse tensor, as `Coordinates` takes them."""
-
-    def __init__(self, indices: np.ndarray, values: Any, dense_shape: np.ndarray) -> None:
-        self.indices, self.values, self.dense_shape = indices, values, dense_shape
-
-
-def _coordinates(form: Any, shape: Sequence[int]) -> _Entries:
-    """Ragged or dense values as entries in row-major order; a free dimension is the greatest index of an entry + 1.
-
-    That is the length of the longest array, where arrays within it aren't all empty.
-    """
-    rows = len(form)
-    free = max((level for level, size in enumerate(shape, 1) if size == -1), default=0)
-    columns = [np.arange(rows, dtype=np.int64)]
-    for _ in range(free):
-        lengths = form.lengths
-        places = np.arange(form.offsets[-1], dtype=np.int64) - np.repeat(form.offsets[:-1], lengths)
-        columns = [np.repeat(column, lengths) for column in columns] + [places]
-        form = form.values
-    tail = list(shape[free:])
-    sizes = [rows, *shape[:free], *tail]
-    for axis, column in enumerate(columns):
-        if sizes[axis] == -1:
-            sizes[axis] = int(column.max(initial=-1)) + 1
-    items = math.prod(tail)
-    entries = len(columns[0])
-    indices = aligned((entries * items, len(sizes)), np.int64)
-    for axis, column in enumerate(columns):
-        indices[:, axis] = np.repeat(column, items)
-    for axis, places in enumerate(np.indices(tail).reshape(len(tail), items), len(columns)):
-        indices[:, axis] = np.tile(places, entries)
-    return _Entries(indices, _flat(form, entries * items), np.array(sizes, np.int64))
-
-
-def _flat(form: Any, entries: int) -> Any:
-    if isinstance(form, Strings):
-        return Strings(form.values, form.offsets, (entries,), form.binary)
-    return form.reshape(entries)
 
 
 def _node(feature: Feature) -> Node:
     shape = tuple(None if size == -1 else size for size in feature.shape)
     if isinstance(feature, DenseFeature):
         return Array(tf.as_dtype(feature.dtype), shape)
-    return Coordinates(Array(tf.as_dtype(feature.dtype), ()), shape)
+    return Coordinates(Array(tf.as_dtype(feature.dtype), ()), shape, nested=isinstance(feature, VarlenFeature))
 
 
 def _spec(feature: Feature, fill: Any) -> Spec:
@@ -232,11 +175,6 @@ def _spec(feature: Feature, fill: Any) -> Spec:
     if None in shape:
         return RaggedSpec(shape, dtype, fill=fill)
     return DenseSpec(shape, dtype, fill=fill)
-
-
-def _path(name: Any) -> str:
-    path: str = name.decode(errors="surrogateescape") if isinstance(name, bytes) else str(name)
-    return path
 
 
 def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:

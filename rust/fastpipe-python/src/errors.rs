@@ -5,9 +5,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 
-fn class(py: Python<'_>, kind: ErrorKind) -> PyResult<Bound<'_, PyType>> {
-    static CLASSES: [PyOnceLock<Py<PyType>>; 10] = [const { PyOnceLock::new() }; 10];
-    let (i, name) = match kind {
+/// The name of an exception's class, with a number of its own.
+const fn numbered(kind: ErrorKind) -> (usize, &'static str) {
+    match kind {
         ErrorKind::Malformed => (0, "MalformedFileError"),
         ErrorKind::Limit => (1, "LimitError"),
         ErrorKind::Schema => (2, "SchemaError"),
@@ -19,7 +19,17 @@ fn class(py: Python<'_>, kind: ErrorKind) -> PyResult<Bound<'_, PyType>> {
         ErrorKind::Storage => (8, "StorageError"),
         // Closed and internal ones, and kinds to come.
         _ => (9, "FastpipeError"),
-    };
+    }
+}
+
+/// The name of the exception's class for such an error.
+pub(crate) const fn name(kind: ErrorKind) -> &'static str {
+    numbered(kind).1
+}
+
+fn class(py: Python<'_>, kind: ErrorKind) -> PyResult<Bound<'_, PyType>> {
+    static CLASSES: [PyOnceLock<Py<PyType>>; 10] = [const { PyOnceLock::new() }; 10];
+    let (i, name) = numbered(kind);
     CLASSES[i].import(py, "fastpipe.errors", name).cloned()
 }
 

@@ -17,6 +17,7 @@ mod pass_memory;
 mod raw;
 mod rebatch;
 mod stats;
+mod tensorflow;
 
 use pyo3::prelude::*;
 
@@ -43,6 +44,8 @@ mod _fastpipe {
     use super::pass_memory::PassMemory;
     #[pymodule_export]
     use super::rebatch::RowBuffer;
+    #[pymodule_export]
+    use super::tensorflow::{leave_tensorflow, register_tensorflow};
 
     #[allow(unused_imports)]
     use super::*;

@@ -1,9 +1,9 @@
 //! A pass as a Python iterator.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use fastpipe_batch::Source;
+use fastpipe_batch::{ColumnSpec, Error, Source};
 use fastpipe_engine::{Poll, Stream, Watch};
 use fastpipe_order::State;
 use pyo3::prelude::*;
@@ -20,13 +20,19 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// How far a pass has come. Outlives it.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Position {
-    /// Only locked for a moment, and with the GIL: no other thread can hold it when a process forks.
-    seen: Mutex<Seen>,
+    seen: Arc<Seen>,
     watch: Watch,
+    running: Weak<Running>,
 }
 
 /// What the consumer has got.
 struct Seen {
+    /// Only locked for a moment, and with the GIL, so that no other thread can hold it when a process forks; but for
+    /// TensorFlow's threads, and TensorFlow itself doesn't survive a fork.
+    state: Mutex<Delivered>,
+}
+
+struct Delivered {
     batches: u64,
     /// The number of the last batch, counted from 1, and what is left behind it.
     last: u64,
@@ -35,18 +41,53 @@ struct Seen {
     ended: bool,
 }
 
+impl Seen {
+    fn lock(&self) -> MutexGuard<'_, Delivered> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Position {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn seen(&self) -> MutexGuard<'_, Delivered> {
+        self.seen.lock()
+    }
+}
+
+/// A pass under way. Its threads end when it is dropped.
+pub(crate) struct Running {
+    stream: Stream,
+    source: Arc<dyn Source>,
+    end_epoch: Option<u64>,
+    seen: Arc<Seen>,
+}
+
+impl Running {
+    /// Looks for the next batch, waiting for a moment. Without the GIL.
+    pub(crate) fn poll(&self) -> Result<Poll, Error> {
+        self.stream.poll(PATIENCE)
     }
 
-    fn deliver(&self, number: u64, after: State) {
-        let mut seen = self.seen();
+    /// The columns of its batches.
+    pub(crate) fn columns(&self) -> &[ColumnSpec] {
+        self.source.columns()
+    }
+
+    /// Notes that the consumer has got a batch, and what is left behind it.
+    pub(crate) fn delivered(&self, number: u64, after: State) {
+        let mut seen = self.seen.lock();
         seen.batches += 1;
         // Several threads may draw, and one overtake another between the two steps.
         if number >= seen.last {
             (seen.last, seen.state) = (number + 1, after);
         }
+    }
+
+    /// Notes that the consumer has seen the end.
+    pub(crate) fn ended(&self) {
+        let mut seen = self.seen.lock();
+        // Others may still have batches of this epoch; for this rank it is over.
+        seen.state = State::start(self.end_epoch.unwrap_or(0).max(seen.state.epoch), seen.state.ranks);
+        seen.ended = true;
     }
 }
 
@@ -62,6 +103,23 @@ impl Position {
     #[getter]
     fn delivered(&self) -> u64 {
         self.seen().batches
+    }
+
+    /// Whether there still is the pass.
+    #[getter]
+    fn active(&self) -> bool {
+        self.running.strong_count() > 0
+    }
+
+    /// Ends the pass, if there still is one, and waits for its threads.
+    fn close(&self, py: Python<'_>) {
+        if let Some(running) = self.running.upgrade() {
+            // It may be the last to drop it by now, and waits either way.
+            py.detach(|| {
+                running.stream.close();
+                drop(running);
+            });
+        }
     }
 
     /// Whether the consumer has seen the end.
@@ -92,15 +150,13 @@ impl Position {
 }
 
 /// A pass over a data set: an iterator of batches. Its threads end with it.
-#[pyclass(frozen, weakref, module = "fastpipe._fastpipe")]
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Pass {
-    /// Dropped with the GIL released where it waits for threads.
-    stream: Option<Stream>,
-    source: Arc<dyn Source>,
+    /// Dropped with the GIL released, since it waits for threads.
+    running: Option<Arc<Running>>,
     /// Whether batches say which of their rows are valid.
     padded: bool,
     total: Option<u64>,
-    end_epoch: Option<u64>,
     position: Py<Position>,
 }
 
@@ -115,21 +171,38 @@ impl Pass {
         end_epoch: Option<u64>,
         state: State,
     ) -> PyResult<Self> {
-        let seen = Mutex::new(Seen {
+        let delivered = Delivered {
             batches: 0,
             last: 0,
             state,
             ended: false,
+        };
+        let seen = Arc::new(Seen {
+            state: Mutex::new(delivered),
         });
         let watch = stream.watch();
-        Ok(Pass {
-            stream: Some(stream),
+        let running = Arc::new(Running {
+            stream,
             source,
+            end_epoch,
+            seen: seen.clone(),
+        });
+        let position = Position {
+            seen,
+            watch,
+            running: Arc::downgrade(&running),
+        };
+        Ok(Pass {
+            running: Some(running),
             padded,
             total,
-            end_epoch,
-            position: Py::new(py, Position { seen, watch })?,
+            position: Py::new(py, position)?,
         })
+    }
+
+    /// The pass itself, for whoever draws from it without Python.
+    pub(crate) fn running(&self) -> Option<Arc<Running>> {
+        self.running.clone()
     }
 }
 
@@ -140,20 +213,17 @@ impl Pass {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let Some(stream) = &self.stream else { return Ok(None) };
+        let Some(running) = &self.running else { return Ok(None) };
         loop {
-            match py.detach(|| stream.poll(PATIENCE)).py(py)? {
+            match py.detach(|| running.poll()).py(py)? {
                 Poll::Ready(number, mut batch) => {
                     let after = std::mem::take(&mut batch.about.after);
-                    let dict = to_dict(py, self.source.columns(), *batch, self.padded)?;
-                    self.position.get().deliver(number, after);
+                    let dict = to_dict(py, running.columns(), *batch, self.padded)?;
+                    running.delivered(number, after);
                     return Ok(Some(dict));
                 }
                 Poll::End => {
-                    let mut seen = self.position.get().seen();
-                    // Others may still have batches of this epoch; for this rank it is over.
-                    seen.state = State::start(self.end_epoch.unwrap_or(0).max(seen.state.epoch), seen.state.ranks);
-                    seen.ended = true;
+                    running.ended();
                     return Ok(None);
                 }
                 Poll::Pending => py.check_signals()?,
@@ -163,8 +233,8 @@ impl Pass {
 
     /// Ends the pass and waits for its threads.
     fn close(&self, py: Python<'_>) {
-        if let Some(stream) = &self.stream {
-            py.detach(|| stream.close());
+        if let Some(running) = &self.running {
+            py.detach(|| running.stream.close());
         }
     }
 
@@ -182,12 +252,12 @@ impl Pass {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        if let Some(stream) = self.stream.take() {
+        if let Some(running) = self.running.take() {
             // Threads of ours never need the GIL, but others may while this one waits. At the interpreter's end there is
             // none to release.
-            let mut stream = Some(stream);
-            if Python::try_attach(|py| py.detach(|| drop(stream.take()))).is_none() {
-                drop(stream);
+            let mut running = Some(running);
+            if Python::try_attach(|py| py.detach(|| drop(running.take()))).is_none() {
+                drop(running);
             }
         }
     }

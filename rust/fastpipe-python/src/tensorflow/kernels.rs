@@ -1,0 +1,347 @@
+//! The two ops and their kernels.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::slice;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use fastpipe_batch::{Error, ErrorKind};
+use fastpipe_engine::Poll;
+use pyo3::exceptions::{PyFileNotFoundError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyTuple};
+
+use super::api::handle::{Context, ShapeContext, Status, Tensor};
+use super::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};
+use super::gate::Gate;
+use super::outputs::{Outputs, Wanted, columns};
+use super::ticket::{self, Iteration};
+use crate::errors;
+use crate::pass::Pass;
+
+static GATE: Gate = Gate::new();
+
+/// What kernels need: TensorFlow's functions, and Python's that makes passes.
+struct Registered {
+    api: Api,
+    begin: Py<PyAny>,
+    /// Of the process that registered them; in a forked one TensorFlow doesn't work.
+    process: u32,
+}
+
+static REGISTERED: OnceLock<Registered> = OnceLock::new();
+
+const BEGIN: &CStr = c"FastpipeBegin";
+const NEXT: &CStr = c"FastpipeNext";
+
+/// Registers the ops and their kernels; again, it does nothing.
+///
+/// # Safety
+///
+/// The files are the libraries of the TensorFlow that is loaded.
+pub(crate) unsafe fn register(libraries: &[PathBuf], begin: Py<PyAny>) -> Result<(), String> {
+    static ONCE: Mutex<()> = Mutex::new(());
+    let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
+    if REGISTERED.get().is_some() {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    let api = unsafe { Api::load(libraries) }?;
+    let failed = |failure: Failure| format!("TensorFlow refuses fastpipe's ops: {}", failure.message);
+    // SAFETY: `add` calls it with the API that was just loaded. The texts end in zero bytes.
+    unsafe {
+        let inputs = [c"dataset: int64", c"arguments: Targuments"];
+        add(
+            &api,
+            BEGIN,
+            &[c"Targuments: list(type) >= 0"],
+            &inputs,
+            c"ticket: int64",
+            begin_pass,
+        )
+        .map_err(failed)?;
+        let attributes = [c"Tparts: list(type) >= 1"];
+        add(
+            &api,
+            NEXT,
+            &attributes,
+            &[c"ticket: int64"],
+            c"parts: Tparts",
+            next_batch,
+        )
+        .map_err(failed)?;
+    }
+    let _ = REGISTERED.set(Registered {
+        api,
+        begin,
+        process: std::process::id(),
+    });
+    Ok(())
+}
+
+/// Registers an op, and a kernel for it.
+///
+/// # Safety
+///
+/// The API is TensorFlow's, and `compute` a kernel for this op.
+unsafe fn add(
+    api: &Api,
+    name: &CStr,
+    attributes: &[&CStr],
+    inputs: &[&CStr],
+    output: &CStr,
+    compute: unsafe extern "C" fn(*mut c_void, *mut Context),
+) -> Result<(), Failure> {
+    let status = OwnStatus::new(api);
+    // SAFETY: the functions are TensorFlow's, and the texts end in zero bytes. `register_op` and `register_kernel` take their
+    // builders over, even if they fail.
+    unsafe {
+        let op = (api.new_op)(name.as_ptr());
+        for attribute in attributes {
+            (api.add_attribute)(op, attribute.as_ptr());
+        }
+        for input in inputs {
+            (api.add_input)(op, input.as_ptr());
+        }
+        (api.add_output)(op, output.as_ptr());
+        // Else two nodes could be taken for one, or its value for a constant.
+        (api.set_stateful)(op, true);
+        (api.set_shape_function)(op, shapes);
+        (api.register_op)(op, status.as_ptr());
+        status.result()?;
+        let kernel = (api.new_kernel)(name.as_ptr(), c"CPU".as_ptr(), None, compute, None);
+        (api.register_kernel)(name.as_ptr(), kernel, status.as_ptr());
+    }
+    status.result()
+}
+
+/// Shapes aren't known here: Python's side sets what is.
+unsafe extern "C" fn shapes(context: *mut ShapeContext, status: *mut Status) {
+    if let Some(registered) = REGISTERED.get() {
+        // SAFETY: TensorFlow calls this with a context and a status of its own.
+        unsafe { (registered.api.set_unknown_shape)(context, status) };
+    }
+}
+
+/// Closes the way into Python. A forked process has nobody inside it to wait for.
+pub(crate) fn leave() {
+    if REGISTERED
+        .get()
+        .is_some_and(|registered| registered.process == std::process::id())
+    {
+        GATE.close();
+    }
+}
+
+/// `FastpipeBegin`.
+unsafe extern "C" fn begin_pass(_kernel: *mut c_void, context: *mut Context) {
+    // SAFETY: TensorFlow calls this with the context of the call.
+    unsafe {
+        guarded(context, |registered| {
+            let _inside = GATE.enter().ok_or_else(ending)?;
+            let iteration = Python::try_attach(|py| start(py, registered, context)).ok_or_else(ending)??;
+            let tensor = ticket::issue(&registered.api, iteration);
+            Outputs::new(&registered.api, context).only(tensor)
+        });
+    }
+}
+
+/// `FastpipeNext`: waits for a batch, without Python.
+unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
+    // SAFETY: TensorFlow calls this with the context of the call.
+    unsafe {
+        guarded(context, |registered| {
+            let api = &registered.api;
+            let number = Input::get(api, context, 0)?.number()?;
+            let over = || Failure::new(Code::Internal, "the pass is over");
+            let iteration = ticket::find(number).ok_or_else(over)?;
+            let running = &iteration.running;
+            loop {
+                match running.poll().map_err(|e| read_failure(&e))? {
+                    Poll::Ready(number, mut batch) => {
+                        let after = std::mem::take(&mut batch.about.after);
+                        let outputs = Outputs::new(api, context);
+                        outputs.batch(running.columns(), &iteration.columns, *batch)?;
+                        running.delivered(number, after);
+                        return Ok(());
+                    }
+                    Poll::End => {
+                        running.ended();
+                        return Err(Failure::new(Code::OutOfRange, "End of sequence"));
+                    }
+                    Poll::Pending if GATE.is_closed() => return Err(ending()),
+                    Poll::Pending => {}
+                }
+            }
+        });
+    }
+}
+
+/// Calls a kernel's work, and tells TensorFlow what goes wrong, panics too: those must not unwind into it.
+///
+/// # Safety
+///
+/// It is the context of a call to a kernel that is under way.
+unsafe fn guarded(context: *mut Context, work: impl FnOnce(&Registered) -> Result<(), Failure>) {
+    let Some(registered) = REGISTERED.get() else { return };
+    let panicked = |_| {
+        Err(Failure::new(
+            Code::Internal,
+            "a fault in fastpipe, please report it: a kernel panicked",
+        ))
+    };
+    if let Err(failure) = catch_unwind(AssertUnwindSafe(|| work(registered))).unwrap_or_else(panicked) {
+        let status = OwnStatus::new(&registered.api);
+        status.set(&failure);
+        // SAFETY: the caller's promise; the status is one.
+        unsafe { (registered.api.fail)(context, status.as_ptr()) };
+    }
+}
+
+/// Asks Python for a pass.
+fn start(py: Python<'_>, registered: &Registered, context: *mut Context) -> Result<Iteration, Failure> {
+    let api = &registered.api;
+    // SAFETY: the context is that of the call under way.
+    let count = unsafe { (api.inputs)(context) };
+    let arguments = (0..count)
+        // SAFETY: as above, and there are as many inputs.
+        .map(|i| unsafe { Input::get(api, context, i) }?.to_python(py))
+        .collect::<Result<Vec<_>, _>>()?;
+    let failed = |error: PyErr| python_failure(py, &error);
+    let arguments = PyTuple::new(py, arguments).map_err(failed)?;
+    let made = registered.begin.bind(py).call1(arguments).map_err(failed)?;
+    let (pass, wanted): (Bound<'_, Pass>, Vec<Wanted>) = made.extract().map_err(failed)?;
+    let closed = || Failure::new(Code::Internal, "the pass was closed before it began");
+    let running = pass.get().running().ok_or_else(closed)?;
+    let columns = columns(running.columns(), wanted)?;
+    Ok(Iteration { running, columns })
+}
+
+/// An input of a kernel.
+struct Input<'a> {
+    api: &'a Api,
+    tensor: *mut Tensor,
+}
+
+impl<'a> Input<'a> {
+    /// # Safety
+    ///
+    /// It is the context of a call under way, which has such an input.
+    unsafe fn get(api: &'a Api, context: *mut Context, index: c_int) -> Result<Self, Failure> {
+        let status = OwnStatus::new(api);
+        let mut tensor = std::ptr::null_mut();
+        // SAFETY: the caller's promise.
+        unsafe { (api.input)(context, index, &mut tensor, status.as_ptr()) };
+        status.result()?;
+        Ok(Input { api, tensor })
+    }
+
+    /// The elements, if they are of this type.
+    ///
+    /// # Safety
+    ///
+    /// `T` is what elements of this type are.
+    unsafe fn elements<T>(&self, dtype: c_int) -> Option<&[T]> {
+        // SAFETY: the tensor is one, and has as many elements of this type, one behind the other, as long as it lives.
+        unsafe {
+            if (self.api.tensor_type)(self.tensor) != dtype {
+                return None;
+            }
+            let count = usize::try_from((self.api.tensor_elements)(self.tensor)).ok()?;
+            if (self.api.tensor_bytes)(self.tensor) < count * size_of::<T>() {
+                return None;
+            }
+            let data = (self.api.tensor_data)(self.tensor).cast::<T>();
+            Some(if count == 0 {
+                &[]
+            } else {
+                slice::from_raw_parts(data, count)
+            })
+        }
+    }
+
+    fn number(&self) -> Result<i64, Failure> {
+        // SAFETY: these are i64.
+        let first = unsafe { self.elements::<i64>(TF_INT64) }.and_then(|found| found.first().copied());
+        first.ok_or_else(|| Failure::new(Code::Internal, "an input isn't an int64"))
+    }
+
+    /// A scalar as an int or a bool, strings as a list of bytes.
+    fn to_python<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>, Failure> {
+        let failed = |error: PyErr| python_failure(py, &error);
+        // SAFETY: as above.
+        if let Some([number]) = unsafe { self.elements::<i64>(TF_INT64) } {
+            return Ok(number.into_pyobject(py).map_err(|e| failed(e.into()))?.into_any());
+        }
+        // SAFETY: a bool of C++ is a byte.
+        if let Some([flag]) = unsafe { self.elements::<u8>(TF_BOOL) } {
+            return Ok((*flag != 0)
+                .into_pyobject(py)
+                .map_err(|e| failed(e.into()))?
+                .to_owned()
+                .into_any());
+        }
+        // SAFETY: strings are structs of this size, at which only TensorFlow's functions look.
+        let Some(strings) = (unsafe { self.elements::<[u8; STRING_SIZE]>(TF_STRING) }) else {
+            return Err(Failure::new(
+                Code::InvalidArgument,
+                "an argument is neither an int64, a bool nor strings",
+            ));
+        };
+        let texts = strings.iter().map(|string| {
+            let string: *const c_void = std::ptr::from_ref(string).cast();
+            // SAFETY: it is one of the tensor's strings, which has as many bytes there as long as the tensor lives.
+            let text = unsafe {
+                let (data, size) = ((self.api.string_data)(string), (self.api.string_size)(string));
+                if size == 0 {
+                    &[]
+                } else {
+                    slice::from_raw_parts(data.cast::<u8>(), size)
+                }
+            };
+            PyBytes::new(py, text)
+        });
+        Ok(PyList::new(py, texts.collect::<Vec<_>>()).map_err(failed)?.into_any())
+    }
+}
+
+impl Drop for Input<'_> {
+    fn drop(&mut self) {
+        // SAFETY: `get` got a reference of its own.
+        unsafe { (self.api.delete_tensor)(self.tensor) };
+    }
+}
+
+/// An error of reading, as TensorFlow raises it.
+fn read_failure(error: &Error) -> Failure {
+    let code = match error.kind() {
+        ErrorKind::NotFound => Code::NotFound,
+        ErrorKind::Malformed
+        | ErrorKind::Limit
+        | ErrorKind::Schema
+        | ErrorKind::Unsupported
+        | ErrorKind::Shape
+        | ErrorKind::ValueRange
+        | ErrorKind::Null => Code::InvalidArgument,
+        _ => Code::Unknown,
+    };
+    Failure::new(code, format!("{}: {error}", errors::name(error.kind())))
+}
+
+/// An exception of Python's, as TensorFlow raises it.
+fn python_failure(py: Python<'_>, error: &PyErr) -> Failure {
+    let code = if error.is_instance_of::<PyFileNotFoundError>(py) {
+        Code::NotFound
+    } else if error.is_instance_of::<PyValueError>(py) {
+        Code::InvalidArgument
+    } else {
+        Code::Unknown
+    };
+    Failure::new(code, error.to_string())
+}
+
+#[cold]
+fn ending() -> Failure {
+    Failure::new(Code::Cancelled, "the program is ending")
+}

@@ -1,0 +1,36 @@
+//! Batches as TensorFlow's tensors, made by kernels of its own: no call into Python and no GIL between a batch and the graph.
+//!
+//! Two ops are registered through TensorFlow's C API for kernels. `FastpipeBegin` asks Python for a pass and returns a
+//! *ticket*, a tensor that whoever keeps it keeps the pass alive with. `FastpipeNext` waits for the pass's next batch and
+//! returns tensors over the batch's own memory, which goes back to its pool when the last of them dies. Strings are copied,
+//! since TensorFlow has its own; so are shapes of sparse tensors.
+#![allow(unsafe_code)]
+
+mod api;
+mod coordinates;
+mod gate;
+mod kernels;
+mod outputs;
+mod ticket;
+
+use std::path::PathBuf;
+
+use pyo3::exceptions::PyImportError;
+use pyo3::prelude::*;
+
+/// Registers the ops, once in a process.
+///
+/// `begin` is called with the number of a dataset and the values of its arguments (ints, bools, lists of bytes), and returns a
+/// pass, and for each column of an element its name and, where nested arrays are wanted as coordinates, the shape of a row with
+/// -1 for any length.
+#[pyfunction]
+pub(crate) fn register_tensorflow(libraries: Vec<PathBuf>, begin: Py<PyAny>) -> PyResult<()> {
+    // SAFETY: the Python package passes the libraries of the TensorFlow that it has imported.
+    unsafe { kernels::register(&libraries, begin) }.map_err(PyImportError::new_err)
+}
+
+/// Lets TensorFlow call into Python no longer, and waits for calls that are under way. Its passes end with an error.
+#[pyfunction]
+pub(crate) fn leave_tensorflow(py: Python<'_>) {
+    py.detach(kernels::leave);
+}

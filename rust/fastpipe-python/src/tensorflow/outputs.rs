@@ -1,0 +1,443 @@
+//! A batch as the outputs of a kernel.
+
+use std::ffi::{c_int, c_void};
+use std::slice;
+use std::sync::Arc;
+
+use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm};
+use fastpipe_engine::{Batch, Stretch};
+
+use super::api::handle::{Context, Tensor};
+use super::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};
+use super::coordinates::coordinates;
+use crate::arrays::VALID;
+
+/// A column of an element.
+pub(crate) enum Column {
+    /// Which rows aren't there to fill the batch up.
+    Valid,
+    /// One of the batch's.
+    Of {
+        column: usize,
+        /// The first of its parts.
+        part: usize,
+        /// How many sparse columns stand before it.
+        sparse: usize,
+        /// Nested arrays are wanted as coordinates: the shape of a row, -1 for any length.
+        coordinates: Option<Vec<i64>>,
+    },
+}
+
+/// The name of a column, and the shape of a row where its nested arrays are wanted as coordinates.
+pub(crate) type Wanted = (String, Option<Vec<i64>>);
+
+/// The columns of an element, by name.
+pub(crate) fn columns(specs: &[ColumnSpec], wanted: Vec<Wanted>) -> Result<Vec<Column>, Failure> {
+    let find = |(name, coordinates): Wanted| {
+        let Some(column) = specs.iter().position(|spec| *spec.name == *name) else {
+            let unknown = || Failure::new(Code::Internal, format!("the batches have no column {name:?}"));
+            return (name == VALID).then_some(Column::Valid).ok_or_else(unknown);
+        };
+        let before = &specs[..column];
+        Ok(Column::Of {
+            column,
+            part: before.iter().map(|spec| spec.parts().len()).sum(),
+            sparse: before
+                .iter()
+                .filter(|spec| matches!(spec.form, Form::Sparse(_)))
+                .count(),
+            coordinates,
+        })
+    };
+    wanted.into_iter().map(find).collect()
+}
+
+fn type_of(dtype: DType) -> c_int {
+    match dtype {
+        DType::F32 => 1,
+        DType::F64 => 2,
+        DType::I32 => 3,
+        DType::U8 => 4,
+        DType::I16 => 5,
+        DType::I8 => 6,
+        DType::I64 => TF_INT64,
+        DType::Bool => TF_BOOL,
+        DType::U16 => 17,
+        DType::U32 => 22,
+        DType::U64 => 23,
+    }
+}
+
+/// Fills the outputs of a kernel, one after the other.
+pub(crate) struct Outputs<'a> {
+    api: &'a Api,
+    context: *mut Context,
+    status: OwnStatus<'a>,
+    next: c_int,
+    count: c_int,
+    /// The batch's memory; shared by all tensors over it.
+    slabs: Arc<Vec<Slab>>,
+}
+
+impl<'a> Outputs<'a> {
+    /// # Safety
+    ///
+    /// It is the context of a call to a kernel that lasts longer than this.
+    pub(crate) unsafe fn new(api: &'a Api, context: *mut Context) -> Self {
+        // SAFETY: the caller's promise.
+        let count = unsafe { (api.outputs)(context) };
+        Outputs {
+            api,
+            context,
+            status: OwnStatus::new(api),
+            next: 0,
+            count,
+            slabs: Arc::default(),
+        }
+    }
+
+    /// The batch's columns, in the order of the nodes of `fastpipe.tf._forms`.
+    pub(crate) fn batch(mut self, specs: &[ColumnSpec], columns: &[Column], batch: Batch) -> Result<(), Failure> {
+        let Batch {
+            about,
+            slabs,
+            parts,
+            dense_shapes,
+        } = batch;
+        self.slabs = Arc::new(slabs);
+        for column in columns {
+            let Column::Of {
+                column,
+                part,
+                sparse,
+                coordinates,
+            } = column
+            else {
+                let valid: Vec<u8> = (0..about.rows).map(|row| u8::from(row < about.valid)).collect();
+                self.copy(TF_BOOL, &[about.rows], &valid)?;
+                continue;
+            };
+            let parts = &mut parts[*part..].iter().copied();
+            match (&specs[*column].form, coordinates) {
+                (Form::Nested(form), None) => self.nested(form, parts, about.rows)?,
+                (Form::Nested(form), Some(shape)) => self.coordinates(form, parts, about.rows, shape)?,
+                (Form::Sparse(form), _) => {
+                    let shape = dense_shapes.get(*sparse).ok_or_else(fault)?;
+                    self.sparse(form, parts, shape)?;
+                }
+            }
+        }
+        if self.next == self.count { Ok(()) } else { Err(fault()) }
+    }
+
+    fn nested(
+        &mut self,
+        form: &NestedForm,
+        parts: &mut dyn Iterator<Item = Stretch>,
+        rows: usize,
+    ) -> Result<(), Failure> {
+        for level in 0..form.ragged {
+            if form.masks[level] {
+                let part = next(parts)?;
+                self.share(DType::Bool, part, &[part.len])?;
+            }
+            let part = next(parts)?;
+            self.share(DType::I64, part, &[part.len / size_of::<i64>()])?;
+        }
+        let mask = form.leaf_mask.map(|dims| Ok((next(parts)?, dims))).transpose()?;
+        let first = next(parts)?;
+        let n = if form.ragged == 0 {
+            rows
+        } else {
+            count(form.leaf, first).checked_div(form.width()).unwrap_or(0)
+        };
+        let shape = |dims: &[usize]| [&[n], dims].concat();
+        if let Some((part, dims)) = mask {
+            self.share(DType::Bool, part, &shape(&form.shape[..dims]))?;
+        }
+        self.leaf(form.leaf, first, parts, &shape(&form.shape))
+    }
+
+    fn sparse(
+        &mut self,
+        form: &SparseForm,
+        parts: &mut dyn Iterator<Item = Stretch>,
+        dense_shape: &[i64],
+    ) -> Result<(), Failure> {
+        if form.mask {
+            let part = next(parts)?;
+            self.share(DType::Bool, part, &[part.len])?;
+        }
+        let (indices, width) = (next(parts)?, form.coordinates());
+        let entries = indices.len / (size_of::<i64>() * width);
+        self.share(DType::I64, indices, &[entries, width])?;
+        self.copy(TF_INT64, &[dense_shape.len()], dense_shape)?;
+        let first = next(parts)?;
+        self.leaf(form.leaf, first, parts, &[count(form.leaf, first)])
+    }
+
+    /// Nested arrays as indices, dense shape and values.
+    fn coordinates(
+        &mut self,
+        form: &NestedForm,
+        parts: &mut dyn Iterator<Item = Stretch>,
+        rows: usize,
+        shape: &[i64],
+    ) -> Result<(), Failure> {
+        if form.leaf_mask.is_some() || form.masks.contains(&true) {
+            return Err(fault());
+        }
+        let levels: Vec<Stretch> = (0..form.ragged).map(|_| next(parts)).collect::<Result<_, _>>()?;
+        let slabs = self.slabs.clone();
+        let offsets: Vec<&[i64]> = levels.iter().map(|&part| numbers(&slabs, part)).collect();
+        let items = match offsets.last() {
+            None => rows,
+            Some(last) => usize::try_from(last.last().copied().unwrap_or(0)).map_err(|_| fault())?,
+        };
+        let (entries, rank) = (items * form.width(), 1 + shape.len());
+        let mut found = None;
+        self.allocate(TF_INT64, &[entries, rank], |indices| {
+            found = coordinates(rows, &offsets, &form.shape, indices);
+        })?;
+        let mut sizes = found.ok_or_else(fault)?;
+        sizes[0] = rows as i64;
+        for (axis, &size) in shape.iter().enumerate() {
+            match sizes.get_mut(axis + 1) {
+                Some(found) if size < 0 => *found = (*found).max(0),
+                Some(found) => *found = size,
+                None => sizes.push(size),
+            }
+        }
+        self.copy(TF_INT64, &[rank], &sizes)?;
+        let first = next(parts)?;
+        self.leaf(form.leaf, first, parts, &[entries])
+    }
+
+    fn leaf(
+        &mut self,
+        leaf: Leaf,
+        first: Stretch,
+        parts: &mut dyn Iterator<Item = Stretch>,
+        shape: &[usize],
+    ) -> Result<(), Failure> {
+        match leaf {
+            Leaf::Fixed(dtype) => self.share(dtype, first, shape),
+            Leaf::Bytes { .. } => {
+                let bytes = next(parts)?;
+                self.strings(first, bytes, shape)
+            }
+        }
+    }
+
+    /// A tensor over a part.
+    fn share(&mut self, dtype: DType, part: Stretch, shape: &[usize]) -> Result<(), Failure> {
+        let size = product(shape)?.checked_mul(dtype.size()).ok_or_else(fault)?;
+        let slab = self.slabs.get(part.slab).ok_or_else(fault)?;
+        if size > part.len || part.offset.checked_add(part.len).is_none_or(|end| end > slab.len()) {
+            return Err(fault());
+        }
+        let dims = dimensions(shape)?;
+        // SAFETY: the part lies within the slab (above), whose memory is `len` bytes.
+        let data = unsafe { slab.as_ptr().add(part.offset) };
+        let memory = Arc::into_raw(self.slabs.clone());
+        // SAFETY: `dims` are as many sizes as it is told, of `size` bytes of this type, which lie within the part (above). The
+        // engine has written them, at a multiple of 64 bytes, so that TensorFlow takes them as they are, and no other tensor
+        // has them. They stay where they are until `give_back` is called, once, when the last tensor over them dies or none
+        // can be made.
+        let tensor = unsafe {
+            let rank = dims.len() as c_int;
+            (self.api.new_tensor)(
+                type_of(dtype),
+                dims.as_ptr(),
+                rank,
+                data.cast(),
+                size,
+                give_back,
+                memory.cast_mut().cast(),
+            )
+        };
+        // SAFETY: the tensor was just made.
+        unsafe { self.put(tensor) }
+    }
+
+    /// A tensor with a copy of these numbers.
+    fn copy<T: Copy>(&mut self, dtype: c_int, shape: &[usize], values: &[T]) -> Result<(), Failure> {
+        let mut fits = false;
+        self.allocate(dtype, shape, |out: &mut [T]| {
+            fits = out.len() == values.len();
+            if fits {
+                out.copy_from_slice(values);
+            }
+        })?;
+        if fits { Ok(()) } else { Err(fault()) }
+    }
+
+    /// A tensor of TensorFlow's own, whose elements `fill` writes; before, they are zeros.
+    fn allocate<T: Copy>(&mut self, dtype: c_int, shape: &[usize], fill: impl FnOnce(&mut [T])) -> Result<(), Failure> {
+        let elements = product(shape)?;
+        let size = elements.checked_mul(size_of::<T>()).ok_or_else(fault)?;
+        let tensor = self.allocated(dtype, shape, size)?;
+        if elements > 0 {
+            // SAFETY: the tensor has `size` bytes (`allocated` looked), aligned to 64, which nobody else has as long as this
+            // kernel runs; zeros are numbers. All types that this is called with (bytes for bools, i64) take any bits.
+            unsafe {
+                let data = (self.api.tensor_data)(tensor).cast::<T>();
+                data.write_bytes(0, elements);
+                fill(slice::from_raw_parts_mut(data, elements));
+            }
+        } else {
+            fill(&mut []);
+        }
+        // SAFETY: `allocated` made it, and it is an output already.
+        unsafe { (self.api.delete_tensor)(tensor) };
+        Ok(())
+    }
+
+    fn strings(&mut self, offsets: Stretch, bytes: Stretch, shape: &[usize]) -> Result<(), Failure> {
+        let elements = product(shape)?;
+        let slabs = self.slabs.clone();
+        let (offsets, bytes) = (numbers(&slabs, offsets), content(&slabs, bytes));
+        if elements > 0 && offsets.len() != elements + 1 {
+            return Err(fault());
+        }
+        let tensor = self.allocated(TF_STRING, shape, elements * STRING_SIZE)?;
+        let mut whole = true;
+        if elements > 0 {
+            // SAFETY: the tensor was just made.
+            let data = unsafe { (self.api.tensor_data)(tensor) };
+            for (i, ends) in offsets.windows(2).enumerate() {
+                let Some(text) = bytes.get(ends[0] as usize..ends[1] as usize) else {
+                    whole = false;
+                    break;
+                };
+                // SAFETY: TensorFlow has made `elements` empty strings of this size there (`allocated` compared the bytes), and
+                // frees them with the tensor. Nobody else has the tensor yet. The text is copied.
+                unsafe { (self.api.string_copy)(data.byte_add(i * STRING_SIZE), text.as_ptr().cast(), text.len()) };
+            }
+        }
+        // SAFETY: `allocated` made it, and it is an output already.
+        unsafe { (self.api.delete_tensor)(tensor) };
+        if whole { Ok(()) } else { Err(fault()) }
+    }
+
+    /// The next output, of memory that TensorFlow allocates. Whoever gets it has to delete it.
+    fn allocated(&mut self, dtype: c_int, shape: &[usize], size: usize) -> Result<*mut Tensor, Failure> {
+        let (dims, index) = (dimensions(shape)?, self.index()?);
+        let rank = dims.len() as c_int;
+        // SAFETY: the context is that of the call under way, which has such an output; `dims` are `rank` sizes.
+        let tensor = unsafe {
+            if (self.api.output_type)(self.context, index) != dtype {
+                return Err(fault());
+            }
+            let status = self.status.as_ptr();
+            (self.api.allocate_output)(self.context, index, dtype, dims.as_ptr(), rank, size, status)
+        };
+        self.status.result()?;
+        // SAFETY: there is a tensor, since there was no error.
+        if unsafe { (self.api.tensor_bytes)(tensor) } != size {
+            // SAFETY: as above, and nobody else deletes it.
+            unsafe { (self.api.delete_tensor)(tensor) };
+            return Err(Failure::new(
+                Code::Internal,
+                "this TensorFlow lays tensors out otherwise than fastpipe knows",
+            ));
+        }
+        Ok(tensor)
+    }
+
+    /// Makes a tensor the next output.
+    ///
+    /// # Safety
+    ///
+    /// It is a tensor or null, and ours.
+    unsafe fn put(&mut self, tensor: *mut Tensor) -> Result<(), Failure> {
+        if tensor.is_null() {
+            return Err(Failure::new(Code::Internal, "TensorFlow made no tensor over a batch"));
+        }
+        let index = self.index();
+        if let Ok(index) = index {
+            // SAFETY: the context is that of the call under way, which has such an output; the tensor is one.
+            unsafe { (self.api.set_output)(self.context, index, tensor, self.status.as_ptr()) };
+        }
+        // SAFETY: it is ours, and TensorFlow has a reference of its own by now, if it wants one.
+        unsafe { (self.api.delete_tensor)(tensor) };
+        index?;
+        self.status.result()
+    }
+
+    /// Makes a tensor the only output.
+    ///
+    /// # Safety
+    ///
+    /// It is a tensor or null, and ours.
+    pub(crate) unsafe fn only(mut self, tensor: *mut Tensor) -> Result<(), Failure> {
+        // SAFETY: the caller's promise.
+        unsafe { self.put(tensor) }
+    }
+
+    fn index(&mut self) -> Result<c_int, Failure> {
+        let index = self.next;
+        self.next += 1;
+        if index < self.count { Ok(index) } else { Err(fault()) }
+    }
+}
+
+/// Drops a tensor's share of the batch's memory.
+unsafe extern "C" fn give_back(_data: *mut c_void, _size: usize, memory: *mut c_void) {
+    // SAFETY: `share` made it of an `Arc`, and TensorFlow calls this once.
+    drop(unsafe { Arc::from_raw(memory.cast_const().cast::<Vec<Slab>>()) });
+}
+
+fn next(parts: &mut dyn Iterator<Item = Stretch>) -> Result<Stretch, Failure> {
+    parts.next().ok_or_else(fault)
+}
+
+/// Values of a leaf, given its first part.
+fn count(leaf: Leaf, first: Stretch) -> usize {
+    match leaf {
+        Leaf::Fixed(dtype) => first.len / dtype.size(),
+        Leaf::Bytes { .. } => (first.len / size_of::<i64>()).saturating_sub(1),
+    }
+}
+
+/// The bytes of a part.
+fn content(slabs: &[Slab], part: Stretch) -> &[u8] {
+    let slab = slabs.get(part.slab);
+    let Some(slab) = slab.filter(|slab| part.offset.checked_add(part.len).is_some_and(|end| end <= slab.len())) else {
+        return &[];
+    };
+    if part.len == 0 {
+        return &[];
+    }
+    // SAFETY: the part lies within the slab, whose bytes are initialised. Tensors over them may exist, but nobody writes to them
+    // before the kernel returns.
+    unsafe { slice::from_raw_parts(slab.as_ptr().add(part.offset), part.len) }
+}
+
+/// The numbers of a part that holds i64.
+fn numbers(slabs: &[Slab], part: Stretch) -> &[i64] {
+    // SAFETY: any bits are an i64. The part begins at a multiple of 64 bytes, and what doesn't is left out.
+    unsafe { content(slabs, part).align_to().1 }
+}
+
+fn product(shape: &[usize]) -> Result<usize, Failure> {
+    shape
+        .iter()
+        .try_fold(1usize, |n, &size| n.checked_mul(size))
+        .ok_or_else(fault)
+}
+
+fn dimensions(shape: &[usize]) -> Result<Vec<i64>, Failure> {
+    shape
+        .iter()
+        .map(|&size| i64::try_from(size).map_err(|_| fault()))
+        .collect()
+}
+
+#[cold]
+fn fault() -> Failure {
+    Failure::new(
+        Code::Internal,
+        "a fault in fastpipe, please report it: a batch isn't what its element was said to be",
+    )
+}
