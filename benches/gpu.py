@@ -75,7 +75,8 @@ class Hosts:
         options: dict[str, Any] = {"features": loads.features(dataset), "num_threads": num_threads or "auto"}
         self._reader = fastpipe.read_avro(path, batch_size=batch_size, drop_last=True, **options)
         memory = _fastpipe.PassMemory(self._reader._data.handle, self.engine.allocate, HELD)
-        batches, started = self._reader._start(memory)
+        started = self._reader._start(memory)
+        batches = self._reader._shown(started)
         self.batches = list(itertools.islice(batches, HELD))
         started.close()
         pieces = [self.pieces(batch) for batch in self.batches]
