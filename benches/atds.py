@@ -49,44 +49,51 @@ def main() -> int:
     arguments = parser.parse_args()
     loads = [load for load in LOADS if not arguments.loads or load.name in arguments.loads.split(";")]
     loops = {loop: names for loop, names in LOOPS.items() if not arguments.loops or loop in arguments.loops.split(",")}
-    print(f"| codec, order | loop | fastpipe, rows/s | tensorflow-io, rows/s | times as fast | wanted |\n|{'---|' * 6}")
+    heads = "codec, order | loop | fastpipe, rows/s | tensorflow-io, rows/s | times as fast | by CPU time | wanted"
+    print(f"| {heads} |\n|{'---|' * 7}")
     versions: dict[str, str] = {}
     missed = False
     for load in loads:
         path, _ = generate.generate("a", arguments.rows, codec=load.codec)
         job = Job(str(path), "a", arguments.batch_size, load.shuffle)
         for loop, names in loops.items():
-            rates = _rates(names, job, arguments.rounds, arguments.core, arguments.rows, versions)
+            rates, work = _rates(names, job, arguments.rounds, arguments.core, arguments.rows, versions)
             ratios = [ours / theirs for ours, theirs in zip(*rates, strict=True)]
             ratio = statistics.median(ratios)
+            by_work = statistics.median(theirs / ours for ours, theirs in zip(*work, strict=True))
             missed |= ratio < load.goal
             ours, theirs = map(statistics.median, rates)
             spread = f"{ratio:.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
-            print(f"| {load.name} | {loop} | {ours:,.0f} | {theirs:,.0f} | {spread} | {load.goal:g} |", flush=True)
+            print(
+                f"| {load.name} | {loop} | {ours:,.0f} | {theirs:,.0f} | {spread} | {by_work:.1f} | {load.goal:g} |",
+                flush=True,
+            )
     print("\n" + ", ".join(f"{package} {version}" for package, version in versions.items()))
     return 1 if missed else 0
 
 
 def _rates(
     names: tuple[str, ...], job: Job, rounds: int, core: int, rows: int, versions: dict[str, str]
-) -> list[list[float]]:
-    """Rows a second of each reader in each round; the first round fills memory and isn't counted."""
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Rows a second and CPU seconds of each reader in each round; the first fills memory and isn't counted."""
     peers = [Peer(name, READERS[name].env, [core], lambda text: print(text, file=sys.stderr)) for name in names]
     rates: list[list[float]] = [[] for _ in peers]
+    work: list[list[float]] = [[] for _ in peers]
     try:
         for turn in range(rounds + 1):
-            for peer, found in zip(peers, rates, strict=True):
+            for peer, found, spent in zip(peers, rates, work, strict=True):
                 answer = peer.ask("read", job, 0.25 if turn else 0.0)
                 if "error" in answer or answer["rows"] != rows:
                     raise SystemExit(f"{peer.name}: {answer}")
                 if turn:
                     found.append(answer["rows"] / answer["seconds"])
+                    spent.append(answer["cpu"])
             for peer in peers:
                 versions.update((f"{package} ({peer.name})", version) for package, version in peer.versions.items())
     finally:
         for peer in peers:
             peer.close()
-    return rates
+    return rates, work
 
 
 if __name__ == "__main__":

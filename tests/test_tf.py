@@ -217,9 +217,30 @@ def test_only_readers_and_coordinates_are_taken(data: samples.Data) -> None:
         fptf.dataset(reader)
 
 
+ENDINGS = {
+    "endless": "iterator = iter(tf.data.Dataset.range(1 << 60).interleave(lambda _: dataset))",
+    # The error is raised while batches are drawn ahead, and leaves the iterator to the end of the program.
+    "in a model": """
+        try:
+            for element in dataset:
+                raise RuntimeError("a model's")
+        except RuntimeError as error:
+            kept = error
+    """,
+}
+
+
 @pytest.mark.parametrize(
     "end",
-    ["", "raise SystemExit(0)", "del iterator", "list(dataset)", "iterator = None; dataset = None", "endless"],
+    [
+        "",
+        "raise SystemExit(0)",
+        "del iterator",
+        "list(dataset)",
+        "iterator = None; dataset = None",
+        "endless",
+        "in a model",
+    ],
 )
 def test_a_program_ends_in_silence(data: samples.Data, end: str) -> None:
     code = f"""
@@ -233,7 +254,7 @@ def test_a_program_ends_in_silence(data: samples.Data, end: str) -> None:
             dataset = dataset.repeat().prefetch(4)
         iterator = iter(dataset)
         next(iterator)
-        {end if end != "endless" else "iterator = iter(tf.data.Dataset.range(1 << 60).interleave(lambda _: dataset))"}
+        {ENDINGS.get(end, end)}
     """
     env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
