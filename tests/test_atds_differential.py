@@ -27,6 +27,7 @@ from peers.environments import NoEnvironmentError, interpreter
 atds = pytest.importorskip("fastpipe.tf.atds", reason="TensorFlow isn't installed", exc_type=ImportError)
 
 CASES = int(os.environ.get("FASTPIPE_ATDS_CASES", "100"))
+OURS = "fastpipe.tf.atds,fastpipe.tf.atds"
 PEER = "tensorflow_io.python.experimental.atds.dataset,tensorflow_io.python.experimental.atds.features"
 DTYPES = {
     "int": "int32",
@@ -52,7 +53,7 @@ def peer() -> str:
 @pytest.mark.filterwarnings("ignore")
 def test_random_cases_are_as_with_tensorflow_io(peer: str, tmp_path: Path) -> None:
     cases = [_case(random.Random(number), tmp_path / str(number)) for number in range(CASES)]
-    results = _peer_results(peer, cases, tmp_path)
+    results = _results(peer, PEER, cases, tmp_path)
     assert any(result and result["error"] for result in results)
     assert any(result and not result["error"] and result["batches"] for result in results)
     problems = []
@@ -89,14 +90,29 @@ def _difference(found: Any, wanted: Any, where: str = "") -> str:
     return next(_difference(a, b, f"{where}/{name}") for name, a, b in pairs if a != b)
 
 
-def _peer_results(peer: str, cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any] | None]:
-    """What comes of each case with tensorflow-io; None where the process was aborted."""
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")
+def test_the_oldest_tensorflow_yields_the_same(peer: str, tmp_path: Path) -> None:
+    """TensorFlow 2.16, which tensorflow-io needs, with the extension that is tested."""
+    cases = [_case(random.Random(number), tmp_path / str(number)) for number in range(20)]
+    for case in cases:
+        case["options"]["seed"] = 5
+    results = _results(peer, OURS, cases, tmp_path)
+    assert any(result and not result["error"] and result["batches"] for result in results)
+    for number, (case, found) in enumerate(zip(cases, results, strict=True)):
+        wanted = json.loads(json.dumps(atds_cases.run(case, atds, atds)))
+        assert found == wanted, f"case {number}: {_difference(found, wanted)}, with {case}"
+
+
+def _results(interpreter: str, modules: str, cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any] | None]:
+    """What comes of each case with these modules; None where the process was aborted."""
     source, target = folder / "cases", folder / "results"
-    command = [peer, atds_cases.__file__, PEER, str(source), str(target)]
+    command = [interpreter, atds_cases.__file__, modules, str(source), str(target)]
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(Path(__file__).parents[1] / "python")}
     results: list[dict[str, Any] | None] = []
     while len(results) < len(cases):
         source.write_text("".join(json.dumps(case) + "\n" for case in cases[len(results) :]))
-        done = subprocess.run(command, env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         results += map(json.loads, target.read_text().splitlines())
         if len(results) < len(cases):
             assert done.returncode < 0, done.stderr[-2000:]
