@@ -301,6 +301,7 @@ impl Source for AvroSource {
             range: Some(range),
             class: file.class,
             apart: file.codec != Codec::Null,
+            held: None,
         }
     }
 

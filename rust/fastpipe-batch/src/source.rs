@@ -36,6 +36,8 @@ pub struct UnitInfo {
     pub class: u32,
     /// Whether it is opened into other memory than its bytes were fetched to, so that there are both for a while.
     pub apart: bool,
+    /// Bytes that it takes while it is open, where that is known: by sources that make their rows.
+    pub held: Option<u64>,
 }
 
 /// Which reading of the data this is: sources that draw at random (negatives, augmentation) key their draws by it.

@@ -239,9 +239,12 @@ impl Shared {
     pub(crate) fn unit_bytes(&self, unit: u64) -> u64 {
         let info = self.source.describe(unit);
         let stored = info.range.map_or(0, |range| range.len);
-        let opened = self.costs.opened_bytes(info.class, stored);
-        // Buffers are a little larger than what is in them.
-        opened + opened / 8 + (64 << 10) + 4 * u64::from(info.rows)
+        // Buffers are a little larger than what is in them, and beside them stands where records start.
+        let larger = |bytes: u64| bytes + bytes / 8 + (64 << 10);
+        info.held.map_or_else(
+            || larger(self.costs.opened_bytes(info.class, stored)) + 4 * u64::from(info.rows),
+            larger,
+        )
     }
 
     /// Bytes that are fetched for a unit besides, while it is being opened.

@@ -81,6 +81,7 @@ impl Source for Made {
             range: None,
             class: 0,
             apart: false,
+            held: None,
         }
     }
 

@@ -232,6 +232,7 @@ impl Source for InteractionsSource {
             range: None,
             class: 0,
             apart: false,
+            held: Some(shard.positives * self.layout.stride() as u64),
         }
     }
 
