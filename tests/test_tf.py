@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -262,3 +263,36 @@ def test_a_program_ends_in_silence(data: samples.Data, end: str) -> None:
     )
     complaints = [line for line in done.stderr.splitlines() if line.startswith(("W0", "E0", "F0", "Traceback"))]
     assert (done.returncode, complaints) == (0, [])
+
+
+def test_strategies_distribute_it(data: samples.Data) -> None:
+    code = f"""
+        import fastpipe, fastpipe.tf
+        import tensorflow as tf
+
+        two = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+        def rows(dataset):
+            found = [strategy.experimental_local_results(element["id"]) for element in dataset]
+            assert all(len(values) == 2 for values in found)
+            return [[value.numpy().tolist() for value in values] for values in found]
+
+        def make(context):
+            reader = fastpipe.read_avro({data.paths!r}, batch_size=2, columns=["id"], shuffle=True, seed=1)
+            return fastpipe.tf.dataset(reader, input_context=context)
+
+        whole = fastpipe.tf.dataset(fastpipe.read_avro({data.paths!r}, batch_size=4, columns=["id"]))
+        ways = strategy.distribute_datasets_from_function(make), strategy.experimental_distribute_dataset(whole)
+        print([rows(dataset) for dataset in ways])
+    """
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    made, whole = json.loads(done.stdout.splitlines()[-1])
+    batches = [batch["id"].tolist() for batch in data.read(batch_size=2, columns=["id"], shuffle=True, seed=1)]
+    assert [batch for step in made for batch in step if batch] == batches
+    assert [i for step in whole for batch in step for i in batch] == list(range(data.total))
