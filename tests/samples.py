@@ -5,10 +5,13 @@ Blocks have exactly the rows that a test asks for, none among them, which no wri
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+import os
 import tempfile
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -219,3 +222,17 @@ def check_order(shuffle: bool | str, ids: Sequence[int], data: Data, buffer: int
         assert buffer % batch_size == 0
         windows = [{block_of[i] for i in ids[at : at + buffer]} for at in range(0, len(ids), buffer)]
         assert all(len(a & b) <= 1 for a, b in pairwise(windows))
+
+
+def threads_are(expected: int) -> bool:
+    """Whether as many threads of the engine run, on Linux; one that just started, or ended, has a moment for it."""
+    stop = time.monotonic() + 10
+    while time.monotonic() < stop:
+        names = []
+        for task in os.listdir("/proc/self/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                names.append(Path(f"/proc/self/task/{task}/comm").read_text())
+        if sum(name.startswith("fastpipe-") for name in names) == expected:
+            return True
+        time.sleep(0.01)
+    return False

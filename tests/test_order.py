@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -278,22 +277,6 @@ def test_looking_batches_up_leaves_the_pass_alone(data: Data, shuffle: Any) -> N
     assert found == expected
 
 
-def threads_are(expected: int) -> bool:
-    """Whether as many threads of the engine run; one that just started or ended has a moment for it."""
-    for _ in range(1000):
-        tasks = Path("/proc/self/task").glob("*/comm")
-        names = []
-        for task in tasks:
-            try:
-                names.append(task.read_text())
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-        if sum(name.startswith("fastpipe-") for name in names) == expected:
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def check_nothing_stays(reader: fastpipe.Reader) -> None:
     """Passes that are closed or dropped midway leave neither threads nor memory."""
     process = psutil.Process()
@@ -314,7 +297,7 @@ def check_nothing_stays(reader: fastpipe.Reader) -> None:
     resident = [leave(60) for _ in range(6)]
     # Pools and malloc have what they keep by then; what forgot some blocks now and then would grow by far more.
     assert max(resident[2:]) - resident[1] < 8 << 20
-    assert threads_are(0)
+    assert samples.threads_are(0)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")

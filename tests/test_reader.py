@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import multiprocessing
@@ -22,6 +21,7 @@ import psutil
 import pytest
 
 import fastpipe
+import samples
 import wire
 
 SCHEMA = {
@@ -349,39 +349,25 @@ def test_several_readers_at_once(files: list[str]) -> None:
             assert next(batches)["id"][0] == expected
 
 
-def threads_are(expected: int) -> bool:
-    """Whether as many threads of the engine run; a thread that just started, or just ended, has a moment for it."""
-    stop = time.monotonic() + 10
-    while time.monotonic() < stop:
-        names = []
-        for task in os.listdir("/proc/self/task"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                names.append(Path(f"/proc/self/task/{task}/comm").read_text())
-        if sum(name.startswith("fastpipe-") for name in names) == expected:
-            return True
-        time.sleep(0.01)
-    return False
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
 def test_leaving_early_stops_the_threads(files: list[str]) -> None:
-    assert threads_are(0)
+    assert samples.threads_are(0)
     reader = fastpipe.read_avro(files, batch_size=1, num_threads=3)
     for _ in reader:
-        assert threads_are(3)
+        assert samples.threads_are(3)
         break
-    assert threads_are(0), "a dropped pass"
+    assert samples.threads_are(0), "a dropped pass"
     with reader:
         kept = iter(reader)
         next(kept)
-        assert threads_are(3)
-    assert threads_are(0), "a closed reader"
+        assert samples.threads_are(3)
+    assert samples.threads_are(0), "a closed reader"
     kept = iter(reader)
     next(kept)
     del reader
-    assert threads_are(3), "a pass outlives its reader"
+    assert samples.threads_are(3), "a pass outlives its reader"
     del kept
-    assert threads_are(0)
+    assert samples.threads_are(0)
 
     def fail() -> None:
         with fastpipe.read_avro(files, batch_size=1) as failing:
@@ -390,7 +376,7 @@ def test_leaving_early_stops_the_threads(files: list[str]) -> None:
 
     with pytest.raises(RuntimeError, match="mine"):
         fail()
-    assert threads_are(0), "an exception of the consumer"
+    assert samples.threads_are(0), "an exception of the consumer"
 
 
 def test_a_reader_can_be_pickled(files: list[str]) -> None:
@@ -481,7 +467,8 @@ def test_ctrl_c_comes_back_at_once(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     times = dict(line.split() for line in ran.stdout.splitlines())
-    assert float(times["waited"]) < 0.1
+    # Decoding takes many times as long; a machine that is busy may take some time to wake a thread.
+    assert float(times["waited"]) < 1
     assert float(times["closed"]) < 2
 
 
@@ -553,7 +540,7 @@ def test_passes_dropped_in_a_row_leave_nothing(files: list[str]) -> None:
     del batches
     assert time.monotonic() - start < 30
     if sys.platform.startswith("linux"):
-        assert threads_are(0)
+        assert samples.threads_are(0)
 
 
 def test_container_file(files: list[str]) -> None:

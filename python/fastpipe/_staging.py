@@ -96,7 +96,15 @@ class StagingRing(Iterator[tuple[Any, Any]]):
         return self
 
     def __next__(self) -> tuple[Any, Any]:
-        return self._belt.take()
+        try:
+            return self._belt.take()
+        except BaseException:
+            if self._belt.failed:
+                # The error is kept to be raised again, and knows the frames that it went through, this one too: what
+                # the finalizer keeps alive would keep the ring alive, and the pass with its threads.
+                self._finalizer.detach()
+                self._belt.stop()
+            raise
 
     def close(self) -> None:
         """Ends the ring, and waits for its thread and for the copies that were begun.
@@ -174,6 +182,16 @@ class _Belt:
 
     def _hand_out(self, slot: _Slot) -> Any:
         return self._engine.arrive(slot.device, slot.completion)
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error has ended it, and so its thread."""
+        return self._error is not None
+
+    def stop(self) -> None:
+        """Ends what it draws from."""
+        if self._process == os.getpid():
+            self._stop()
 
     def close(self) -> None:
         if self._process != os.getpid():
