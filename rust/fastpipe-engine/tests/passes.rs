@@ -19,6 +19,8 @@ use proptest::prelude::*;
 struct Behaviour {
     /// Decoding this record of this unit fails.
     bad: Option<(u64, u32)>,
+    /// This unit can't be opened.
+    shut: Option<u64>,
     /// Passing over records fails.
     impassable: bool,
     /// Passing over records ends one byte too far.
@@ -95,6 +97,9 @@ impl Source for Made {
 
     fn open(&self, unit: u64, _pass: Pass, _bytes: Buffer, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
         self.opened.fetch_add(1, Ordering::Relaxed);
+        if self.behaviour.shut == Some(unit) {
+            return Err(Error::new(ErrorKind::Malformed, format!("unit {unit} is shut")));
+        }
         Ok(Box::new(MadeUnit {
             unit,
             rows: self.units[unit as usize],
@@ -313,6 +318,27 @@ proptest! {
         let (again, other) = run(threads, prefetch);
         prop_assert_eq!(again, batches);
         prop_assert_eq!(other.map(|e| e.to_string()), Some(error));
+    }
+}
+
+#[test]
+fn a_unit_that_cannot_be_opened_ends_the_pass_where_its_first_row_comes() {
+    let units = [50; 8];
+    for kind in [Kind::Sequential, Kind::Window, Kind::Buffer, Kind::Block] {
+        let order = order(&units, kind, 10);
+        let (whole, none) = read(&Made::new(&units, Behaviour::default()), &order, options(2, None));
+        assert!(none.is_none());
+        for shut in 0..8 {
+            let behaviour = Behaviour {
+                shut: Some(shut),
+                ..Behaviour::default()
+            };
+            let (batches, error) = read(&Made::new(&units, behaviour), &order, options(2, None));
+            assert!(error.unwrap().to_string().contains(&format!("unit {shut} is shut")));
+            let values: Vec<i64> = (0..50).map(|record| value(shut, record)).collect();
+            let first = whole.iter().position(|batch| batch.iter().any(|v| values.contains(v)));
+            assert_eq!(batches, whole[..first.unwrap()]);
+        }
     }
 }
 
