@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,17 @@ def test_or_as_much_of_it_as_fits(large: Interactions, negatives: int) -> None:
     assert len(found) >= 3
     assert list(found.values()) == sorted(found.values())
     assert min(found.values()) < reader.num_rows <= max(found.values())
+
+
+def test_a_limit_counts_where_rows_go(large: Interactions) -> None:
+    options = {"batch_size": 1000, "negatives": 20}
+    rows = read(large, **options).num_rows
+    with pytest.raises(fastpipe.LimitError, match="the order of shuffle_buffer=") as caught:
+        iter(read(large, **options, shuffle_buffer=rows, memory_limit=1 << 20))
+    found = re.search(r"takes at least ([\d.]+) MB", str(caught.value))
+    assert found is not None
+    # A positive takes 2 bytes for its user, its item and each negative; a point 4 bytes in the permutation.
+    assert float(found[1]) * 1e6 > 2 * 22 * len(large) + 4 * rows
 
 
 # --- Bit for bit the same ---
@@ -560,5 +572,8 @@ def test_what_readers_say_of_themselves(data: Interactions) -> None:
     assert "Nothing was read yet" in reader.explain()
     assert len(list(reader)) == reader.stats()["batches"]
     assert "-bound" in reader.explain().partition(" ")[0]
+    assert "sampling" in reader.explain()
+    assert {"sampling", "gathering"} < set(reader.stats()["seconds"])
+    assert not {"decompressing", "decoding"} & set(reader.stats()["seconds"])
     with pytest.raises(InteractionsError):
         data.user_indices([1000])

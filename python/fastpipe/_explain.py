@@ -7,14 +7,17 @@ from typing import Any
 
 __all__ = ["explain"]
 
-_WORK = ("reading", "decompressing", "indexing", "skipping", "decoding", "assembling", "planning")
+# What isn't work, of what takes seconds.
+_WAITS = {"elapsed", "waiting_for_consumer", "consumer_waiting"}
 
 _BOUND = {
     "reading": "read-bound",
     "decompressing": "decompression-bound",
+    "sampling": "sampling-bound",
     "indexing": "index-bound",
     "skipping": "skip-bound",
     "decoding": "decode-bound",
+    "gathering": "gather-bound",
     "assembling": "assembly-bound",
     "planning": "planning-bound",
 }
@@ -23,6 +26,7 @@ _ADVICE = {
     "reading": "Storage is the limit: faster disks, or a codec such as zstandard, make it faster; more threads don't, "
     "unless it is far away.",
     "decompressing": "Files written with snappy or zstandard take less than with deflate; so do more threads.",
+    "sampling": "Fewer negatives take less; so do more threads.",
     "indexing": "Records are looked for before they can be picked. Later epochs remember where they start, up to 16 "
     "million records.",
     "skipping": "Threads share blocks that are large beside a batch. A larger `prefetch` avoids that.",
@@ -46,7 +50,7 @@ def explain(stats: Mapping[str, Any], column_times: Callable[[], tuple[float, li
     if not stats or not stats["batches"]:
         return "Nothing was read yet: explain() describes the last pass."
     seconds = stats["seconds"]
-    work = {name: seconds[name] for name in _WORK}
+    work = {name: spent for name, spent in seconds.items() if name not in _WAITS}
     total = sum(work.values()) or 1e-12
     threads = stats["threads"]
     used = threads["chosen"]
@@ -68,7 +72,7 @@ def explain(stats: Mapping[str, Any], column_times: Callable[[], tuple[float, li
     lines.append(f"Of the work: {', '.join(shown)}.")
     if away <= waited and largest in _ADVICE:
         lines.append(_ADVICE[largest])
-    if work["decoding"] > _COLUMN * total:
+    if work.get("decoding", 0.0) > _COLUMN * total:
         lines += _columns(work["decoding"] / total, *column_times())
     reopened = stats["rows_reopened"]
     if reopened > _WAIT * stats["rows"]:

@@ -325,12 +325,14 @@ class Reader:
             A dict that can be stored as JSON, with
 
             - `batches`, `rows`, and `bytes_delivered`: what was made;
-            - `blocks`, `rows_in_blocks`, `bytes_read` and `bytes_decompressed`: what was opened for it;
+            - `blocks` (of interactions: shards), `rows_in_blocks`, `bytes_read`, and `bytes_opened`, which is
+              what these are when they are decompressed: what was opened for it;
               `rows_reopened`: rows of blocks that were opened a second time, because the edge of a window cuts them;
               `rows_skipped`: rows that were passed over once, to let several threads work on one block;
             - `ready`: batches that wait to be yielded;
-            - `seconds`: `elapsed` since the pass began; of all threads together `reading`, `decompressing`, `indexing`
-              (finding where records start), `skipping`, `decoding`, `assembling` and `planning`; and of the consumer
+            - `seconds`: `elapsed` since the pass began; of all threads together `reading`, `decompressing` (of
+              interactions: `sampling`), `indexing` (finding where records start), `skipping`, `decoding` (of
+              interactions: `gathering`), `assembling` and `planning`; and of the consumer
               `consumer_waiting`, when it wanted a batch that wasn't there, and `waiting_for_consumer`, when it was busy
               with the one before;
             - `threads`: how many were `chosen` of those `available`, and `start_delay`, the seconds until one that

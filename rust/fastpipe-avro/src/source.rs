@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
     Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Mark, Pass, Pick, Result, Row, Sink, Source, Starts,
-    Unit, UnitInfo, Unpicked,
+    Unit, UnitInfo, Unpicked, Work,
 };
 
 use crate::codec::{Codec, decompress};
@@ -307,6 +307,13 @@ impl Source for AvroSource {
 
     fn classes(&self) -> &[Arc<str>] {
         &self.classes
+    }
+
+    fn work(&self) -> Work {
+        Work {
+            open: "decompressing",
+            place: "decoding",
+        }
     }
 
     fn locations(&self) -> &[Arc<str>] {

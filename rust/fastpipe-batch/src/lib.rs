@@ -38,7 +38,7 @@ pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, 
 pub use owned::ALIGNMENT;
 pub use sink::{Filled, Fragment, Rows, Sink};
 pub use slab::{Slab, SlabPool};
-pub use source::{ByteRange, Mark, Pass, Pick, ReadAt, Row, Source, Starts, Unit, UnitInfo, Unpicked};
+pub use source::{ByteRange, Mark, Pass, Pick, ReadAt, Row, Source, Starts, Unit, UnitInfo, Unpicked, Work};
 pub use spec::{ColumnSpec, Form, NestedForm, Part, PartKind, SparseForm, SparseLayout};
 pub use writer::{Element, Overflow, Writer};
 

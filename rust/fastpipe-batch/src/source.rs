@@ -40,6 +40,15 @@ pub struct UnitInfo {
     pub held: Option<u64>,
 }
 
+/// What a source calls its work, where it is said what time goes into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// [`Source::open`]: decompressing, say.
+    pub open: &'static str,
+    /// [`Unit::place`] and [`Source::pick`]: decoding, say.
+    pub place: &'static str,
+}
+
 /// Which reading of the data this is: sources that draw at random (negatives, augmentation) key their draws by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pass {
@@ -107,6 +116,9 @@ pub trait Source: Send + Sync + 'static {
     /// Names of classes of units that cost alike: a byte to open, a row and a byte to decode. What is learned of one unit is
     /// expected of all others of its class. At least one.
     fn classes(&self) -> &[Arc<str>];
+
+    /// What its work is called.
+    fn work(&self) -> Work;
 
     /// The files that [`ByteRange::location`] counts.
     fn locations(&self) -> &[Arc<str>];

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fastpipe_batch::{Error, ErrorKind, Fragment, Mark, Pass, Pick, Result, Rows, Sink, SlabPool};
-use fastpipe_order::{Kind, Settings};
+use fastpipe_order::{Kind, Order};
 
 use crate::stream::Shared;
 
@@ -15,7 +15,8 @@ const DECODED: u32 = 256;
 
 /// Refuses a limit in which the pass can't be run. So that it is known beforehand what units take when they are open, some are
 /// looked at.
-pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Result<()> {
+pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<()> {
+    let settings = order.settings();
     let units = shared.source.units().unwrap_or(0);
     let mut sums = Sums::default();
     let mut looked_at = vec![0; shared.source.classes().len().max(1)];
@@ -45,13 +46,17 @@ pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Re
     // One that each thread makes, and one that waits for the consumer.
     let batches = shared.threads as u64 + 1;
     let batch = batches * classes.map(|class| shared.rows_need(class, rows)).max().unwrap_or(0);
-    let units_of = |rows: u64| match settings.kind {
-        Kind::Block | Kind::Buffer => sums.drained(rows, units),
-        Kind::Sequential | Kind::Window => sums.units(rows, units),
+    // The units of so many rows, and the list of these.
+    let units_of = |rows: u64| {
+        let units = match settings.kind {
+            Kind::Block | Kind::Buffer => sums.drained(rows, units),
+            Kind::Sequential | Kind::Window => sums.units(rows, units),
+        };
+        units.saturating_add(order.memory(rows))
     };
     let needed = match settings.kind {
         Kind::Sequential => batches * (sums.largest + sums.fetched),
-        _ => units_of(settings.shuffle_buffer) + batches * sums.fetched,
+        _ => units_of(settings.shuffle_buffer).saturating_add(batches * sums.fetched),
     };
     let least = batch.saturating_add(needed);
     if least <= limit {
@@ -71,7 +76,7 @@ pub(crate) fn check(shared: &Arc<Shared>, settings: &Settings, limit: u64) -> Re
     match settings.kind {
         Kind::Sequential => reason.push_str("blocks"),
         _ => {
-            reason += &format!("the blocks of shuffle_buffer={}", settings.shuffle_buffer);
+            reason += &format!("the blocks and the order of shuffle_buffer={}", settings.shuffle_buffer);
             let size = u64::from(settings.batch_size);
             let (mut fits, mut step) = (0, settings.shuffle_buffer / size + 1);
             // The largest multiple of the batch size that fits: what it takes grows with it.

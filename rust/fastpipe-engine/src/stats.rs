@@ -34,7 +34,7 @@ pub struct Stats {
     /// Seconds since the pass began.
     pub elapsed: f64,
     /// Seconds that all threads together spent on each activity.
-    pub seconds: Vec<(Activity, f64)>,
+    pub seconds: Vec<(&'static str, f64)>,
     /// Seconds in which the consumer waited for a batch.
     pub consumer_waited: f64,
     /// Seconds in which the consumer was away with one.
@@ -67,7 +67,8 @@ impl Stats {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let seconds = |nanos: u64| nanos as f64 * 1e-9;
         let memory = &shared.memory;
-        let activities = Activity::ALL.iter();
+        let work = shared.source.work();
+        let spent = Activity::ALL.map(|activity| (activity.name(work), seconds(telemetry.nanos(activity))));
         Stats {
             batches: count(&telemetry.batches),
             rows: count(&telemetry.rows_delivered),
@@ -80,7 +81,7 @@ impl Stats {
             rows_skipped: count(&telemetry.rows_skipped),
             ready: lock(&shared.hand_over).ready.len(),
             elapsed: seconds(telemetry.elapsed()),
-            seconds: activities.map(|&a| (a, seconds(telemetry.nanos(a)))).collect(),
+            seconds: spent.into(),
             consumer_waited: seconds(count(&telemetry.consumer_waited)),
             consumer_away: seconds(count(&telemetry.consumer_away)),
             threads: shared.schedule.allowed(),

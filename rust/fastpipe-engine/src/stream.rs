@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use fastpipe_batch::{Buffer, Error, ErrorKind, Part, Pass, Result, Slab, Source};
+use fastpipe_batch::{Buffer, Error, ErrorKind, Part, Pass, Result, Slab, Source, Work};
 use fastpipe_order::Cursor;
 
 use crate::admission::Admission;
@@ -130,7 +130,10 @@ impl Stream {
     pub fn start(source: Arc<dyn Source>, cursor: Cursor, options: Options, memory: Arc<Memory>) -> Result<Stream> {
         let share = || default_threads() / options.sharers.max(1);
         let threads = options.num_threads.unwrap_or_else(share).max(1);
-        let settings = *cursor.order().settings();
+        let order = cursor.order().clone();
+        let settings = *order.settings();
+        // The order takes what it takes all the while.
+        let left = |limit: u64| limit.saturating_sub(order.memory(settings.shuffle_buffer));
         let hand_over = HandOver {
             chooser: options.num_threads.is_none().then(|| Chooser::new(threads)),
             ..HandOver::default()
@@ -143,7 +146,7 @@ impl Stream {
             parked: Parked::default(),
             schedule: Schedule::new(threads),
             costs: CostModel::new(source.classes().len()),
-            budget: Budget::new(options.memory_limit),
+            budget: Budget::new(options.memory_limit.map(left)),
             telemetry: Telemetry::new(options.record_tasks),
             admission: Mutex::new(Admission::new(cursor)),
             hand_over: Mutex::new(hand_over),
@@ -160,7 +163,7 @@ impl Stream {
         shared.memory.slabs.take_failure();
         shared.memory.buffers.keep(None);
         if let Some(limit) = options.memory_limit {
-            least::check(&shared, &settings, limit)?;
+            least::check(&shared, &order, limit)?;
         }
         let workers = Workers::new(threads)?;
         let stream = Stream {
@@ -300,6 +303,11 @@ impl Watch {
         } else {
             Vec::new()
         }
+    }
+
+    /// What the source calls its work.
+    pub fn work(&self) -> Work {
+        self.shared.source.work()
     }
 }
 

@@ -5,18 +5,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+use fastpipe_batch::Work;
+
 /// What threads spend their time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
     /// Fetching the bytes of units.
     Read,
-    /// Making units ready: decompressing.
+    /// Making units ready: decompressing, say.
     Open,
     /// Finding where records start, so that any of them can be picked.
     Index,
     /// Passing over records, so that another thread can go on behind them.
     Advance,
-    /// Decoding records to where they belong.
+    /// Bringing records to where they belong: decoding, say.
     Decode,
     /// Joining what has no fixed size.
     Assemble,
@@ -36,14 +38,14 @@ impl Activity {
         Activity::Plan,
     ];
 
-    /// A name for each.
-    pub fn name(self) -> &'static str {
+    /// A name for each; what a source does has the name that the source gives it.
+    pub fn name(self, work: Work) -> &'static str {
         match self {
             Activity::Read => "reading",
-            Activity::Open => "decompressing",
+            Activity::Open => work.open,
             Activity::Index => "indexing",
             Activity::Advance => "skipping",
-            Activity::Decode => "decoding",
+            Activity::Decode => work.place,
             Activity::Assemble => "assembling",
             Activity::Plan => "planning",
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fastpipe_batch::{
     Buffer, BufferPool, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, Mark, NestedForm, Pass, Pick, Result, Row,
-    Sink, Source, Starts, Unit, UnitInfo, Unpicked,
+    Sink, Source, Starts, Unit, UnitInfo, Unpicked, Work,
 };
 use fastpipe_engine::{Memory, Options, Poll, Stream};
 use fastpipe_order::{Kind, Order, Settings, ShardBy, Uneven, Units};
@@ -89,6 +89,13 @@ impl Source for Made {
 
     fn classes(&self) -> &[Arc<str>] {
         &self.classes
+    }
+
+    fn work(&self) -> Work {
+        Work {
+            open: "opening",
+            place: "placing",
+        }
     }
 
     fn locations(&self) -> &[Arc<str>] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fastpipe_batch::{
     Buffer, BufferPool, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, NestedForm, Pass, Result, Row, Sink, Source,
-    Unit, UnitInfo, Unpicked,
+    Unit, UnitInfo, Unpicked, Work,
 };
 use fastpipe_random::{Key, Purpose};
 
@@ -238,6 +238,13 @@ impl Source for InteractionsSource {
 
     fn classes(&self) -> &[Arc<str>] {
         &self.classes
+    }
+
+    fn work(&self) -> Work {
+        Work {
+            open: "sampling",
+            place: "gathering",
+        }
     }
 
     fn locations(&self) -> &[Arc<str>] {

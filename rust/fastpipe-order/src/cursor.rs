@@ -6,9 +6,10 @@ use std::sync::Arc;
 use fastpipe_random::Key;
 
 use crate::deal::{Deal, Left};
+use crate::packed::PackedRows;
 use crate::plan::Content;
 use crate::sequential::SequentialWalker;
-use crate::sliding::{Grain, Sliding, SlidingWalker};
+use crate::sliding::{self, Grain, Sliding, SlidingWalker};
 use crate::units::Units;
 use crate::window::{Place, WindowWalker, Windows};
 
@@ -205,6 +206,18 @@ impl Order {
     /// What it depends on.
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Bytes that going through it takes if `shuffle_buffer` is so many rows, for the list of the rows of a window, pool or
+    /// buffer; besides what it takes for the units.
+    pub fn memory(&self, shuffle_buffer: u64) -> u64 {
+        let rows = shuffle_buffer.min(self.units.total());
+        let each = match self.settings.kind {
+            Kind::Sequential => 0,
+            Kind::Window => PackedRows::bytes_each(&self.units),
+            Kind::Block | Kind::Buffer => sliding::BYTES_EACH,
+        };
+        rows.saturating_mul(each)
     }
 
     /// Whether there is a batch for every rank, or none for any.
@@ -486,5 +499,37 @@ impl Iterator for Cursor {
             released,
             after: self.state(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(kind: Kind, units: &[u32], shuffle_buffer: u64) -> u64 {
+        let settings = Settings {
+            kind,
+            batch_size: 10,
+            drop_last: false,
+            shuffle_buffer,
+            seed: 1,
+            rank: 0,
+            ranks: 1,
+            shard_by: ShardBy::Batch,
+            uneven: Uneven::Allow,
+        };
+        let units = Units::new(units.iter().copied()).unwrap();
+        Order::new(&Arc::new(units), settings).memory(shuffle_buffer)
+    }
+
+    #[test]
+    fn a_list_takes_what_its_rows_take() {
+        assert_eq!(memory(Kind::Sequential, &[100; 10], 500), 0);
+        assert_eq!(memory(Kind::Window, &[100; 10], 500), 4 * 500);
+        assert_eq!(memory(Kind::Window, &[100; 10], 5000), 4 * 1000);
+        assert_eq!(memory(Kind::Window, &[1 << 31, 5], 500), 4 * 500);
+        assert_eq!(memory(Kind::Window, &[1 << 31, 5, 5], 500), 8 * 500);
+        assert_eq!(memory(Kind::Buffer, &[100; 10], 500), 16 * 500);
+        assert_eq!(memory(Kind::Block, &[100; 10], 500), 16 * 500);
     }
 }

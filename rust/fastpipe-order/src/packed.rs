@@ -6,6 +6,7 @@ use fastpipe_memory::reserve_large;
 use fastpipe_random::Draws;
 
 use crate::plan::Row;
+use crate::units::Units;
 
 /// Rows of units, each as the number of its unit above and its record below: in 32 bits where that is enough for all of
 /// them, else in 64.
@@ -24,6 +25,14 @@ fn bits(n: u64) -> u32 {
 }
 
 impl PackedRows {
+    /// The most bytes that a row of these units takes.
+    pub(crate) fn bytes_each(units: &Units) -> u64 {
+        match bits(units.len() as u64) + bits(u64::from(units.largest())) {
+            ..=u32::BITS => 4,
+            _ => 8,
+        }
+    }
+
     /// Holds these records of each unit, one behind the other, `len` in all, in memory that held others.
     pub(crate) fn fill(&mut self, records: &[Range<u32>], len: usize) {
         self.narrow.clear();

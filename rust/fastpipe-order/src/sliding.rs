@@ -84,6 +84,9 @@ struct Item {
     record: u32,
 }
 
+/// Bytes that a row of the buffer takes: up to half of what is listed has left already.
+pub(crate) const BYTES_EACH: u64 = 2 * size_of::<Item>() as u64;
+
 /// Goes from batch to batch; fastest from one to the next.
 #[derive(Debug)]
 pub(crate) struct SlidingWalker {

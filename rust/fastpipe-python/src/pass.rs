@@ -137,9 +137,9 @@ impl Position {
     /// Every task that was done, if they were recorded: what, for which batch, by which thread, and when it started, when it
     /// ended, and how long it was expected to take, in nanoseconds.
     fn tasks(&self) -> Vec<(&'static str, u64, u32, u64, u64, u64)> {
-        let spans = self.watch.spans().into_iter();
+        let (spans, work) = (self.watch.spans().into_iter(), self.watch.work());
         spans
-            .map(|s| (s.activity.name(), s.batch, s.thread, s.start, s.end, s.expected))
+            .map(|s| (s.activity.name(work), s.batch, s.thread, s.start, s.end, s.expected))
             .collect()
     }
 

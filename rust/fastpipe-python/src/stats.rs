@@ -14,14 +14,14 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py
     dict.set_item("rows_reopened", stats.rows_reopened)?;
     dict.set_item("rows_skipped", stats.rows_skipped)?;
     dict.set_item("bytes_read", stats.bytes_read)?;
-    dict.set_item("bytes_decompressed", stats.bytes_opened)?;
+    dict.set_item("bytes_opened", stats.bytes_opened)?;
     dict.set_item("bytes_delivered", stats.bytes_delivered)?;
     dict.set_item("ready", stats.ready)?;
 
     let seconds = PyDict::new(py);
     seconds.set_item("elapsed", stats.elapsed)?;
     for (activity, spent) in &stats.seconds {
-        seconds.set_item(activity.name(), spent)?;
+        seconds.set_item(activity, spent)?;
     }
     seconds.set_item("waiting_for_consumer", stats.consumer_away)?;
     seconds.set_item("consumer_waiting", stats.consumer_waited)?;
