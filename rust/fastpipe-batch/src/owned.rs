@@ -6,11 +6,17 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+use std::sync::Arc;
+
+use fastpipe_memory::LARGE_PAGE;
 
 use crate::allocator::Region;
 
 /// Alignment of slabs and of every array in them: a cache line, and the widest vector registers.
 pub const ALIGNMENT: usize = 64;
+
+/// Bytes of a small page.
+const PAGE: usize = 4096;
 
 /// Pieces from this size on are mapped.
 const MAPPED: usize = 64 << 10;
@@ -28,6 +34,8 @@ pub(crate) struct Memory {
 enum Origin {
     Allocated,
     Mapped,
+    /// Part of a larger piece.
+    Carved(#[allow(dead_code)] Arc<Chunk>),
     /// An allocator that isn't ours. Dropping the region gives it back.
     Elsewhere(#[allow(dead_code)] Region),
 }
@@ -112,8 +120,58 @@ impl Drop for Memory {
                     unsafe { dealloc(self.start.as_ptr(), layout) };
                 }
             }
+            // SAFETY: whole pages of the chunk, which is kept alive until behind this, and which nobody else uses.
+            Origin::Carved(_) => unsafe { mapping::forget(self.start, self.capacity) },
             Origin::Elsewhere(_) => {}
         }
+    }
+}
+
+/// Large pages that pieces are carved from, one behind the other. What is read in random order from many pieces of less than a
+/// large page would lie on more pages than the processor remembers the places of.
+#[derive(Debug, Default)]
+pub(crate) struct Carver {
+    /// A chunk, and how much of it is given out.
+    current: Option<(Arc<Chunk>, usize)>,
+}
+
+/// Bytes of a chunk, of which pages are taken as they are written.
+const CHUNK: usize = 8 * LARGE_PAGE;
+
+/// What pieces are carved from. Unmapped when all of them are gone.
+#[derive(Debug)]
+struct Chunk(NonNull<u8>);
+
+// SAFETY: it only keeps the mapping; its bytes belong to the pieces.
+unsafe impl Send for Chunk {}
+// SAFETY: as above.
+unsafe impl Sync for Chunk {}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        // SAFETY: `map` returned this address for this size; the pieces, which keep the chunk, are gone.
+        unsafe { mapping::unmap(self.0, CHUNK) };
+    }
+}
+
+impl Carver {
+    /// A piece of so many whole pages, zero until it is written; `None` if it is too large to be carved, or the system has no
+    /// such memory.
+    pub(crate) fn carve(&mut self, size: usize) -> Option<Memory> {
+        if size == 0 || size > LARGE_PAGE || !size.is_multiple_of(PAGE) {
+            return None;
+        }
+        let (chunk, used) = match self.current.take() {
+            Some((chunk, used)) if used + size <= CHUNK => (chunk, used),
+            _ => (Arc::new(Chunk(mapping::map(CHUNK)?)), 0),
+        };
+        self.current = Some((chunk.clone(), used + size));
+        Some(Memory {
+            // SAFETY: `used + size` bytes are within the chunk.
+            start: unsafe { chunk.0.add(used) },
+            capacity: size,
+            origin: Origin::Carved(chunk),
+        })
     }
 }
 
@@ -122,9 +180,9 @@ mod mapping {
     use std::ptr::{NonNull, null_mut};
 
     use fastpipe_memory::{LARGE_PAGE, advise};
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-    const PAGE: usize = 4096;
+    use super::PAGE;
 
     /// Fresh pages for `size` bytes; those of large ones begin where a large page does.
     pub(super) fn map(size: usize) -> Option<NonNull<u8>> {
@@ -160,6 +218,16 @@ mod mapping {
         // SAFETY: the caller's promise.
         let _ = unsafe { munmap(start.as_ptr().cast(), size.next_multiple_of(PAGE)) };
     }
+
+    /// Gives the memory of pages back, but not the pages.
+    ///
+    /// # Safety
+    ///
+    /// They are part of what [`map`] returned, and nobody uses what they hold any more.
+    pub(super) unsafe fn forget(start: NonNull<u8>, size: usize) {
+        // SAFETY: the caller's promise.
+        let _ = unsafe { madvise(start.as_ptr().cast(), size, Advice::LinuxDontNeed) };
+    }
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
@@ -174,6 +242,11 @@ mod mapping {
     ///
     /// Never called, since nothing is mapped.
     pub(super) unsafe fn unmap(_start: NonNull<u8>, _size: usize) {}
+
+    /// # Safety
+    ///
+    /// Never called, since nothing is mapped.
+    pub(super) unsafe fn forget(_start: NonNull<u8>, _size: usize) {}
 }
 
 #[cfg(test)]
@@ -202,5 +275,36 @@ mod tests {
             assert_eq!(memory.bytes().last(), Some(&7));
         }
         assert!(Memory::new(usize::MAX / 2).is_none());
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn carved_pieces_are_apart_and_outlive_what_they_are_carved_from() {
+        let mut carver = Carver::default();
+        let sizes = [4096, 1 << 20, 20 << 10, LARGE_PAGE].into_iter().cycle().take(40);
+        let mut pieces: Vec<Memory> = sizes.map(|size| carver.carve(size).unwrap()).collect();
+        for (number, piece) in (1u8..).zip(&mut pieces) {
+            assert!(piece.bytes().iter().all(|&byte| byte == 0));
+            piece.bytes_mut().fill(number);
+        }
+        // Pieces that go leave their neighbours alone.
+        let left: Vec<_> = (1u8..).zip(pieces).filter(|(number, _)| number % 3 == 0).collect();
+        drop(carver);
+        for (number, piece) in &left {
+            assert!(piece.bytes().iter().all(|byte| byte == number));
+        }
+        let mut ranges: Vec<_> = left
+            .iter()
+            .map(|(_, piece)| (piece.as_ptr().addr(), piece.capacity()))
+            .collect();
+        ranges.sort_unstable();
+        assert!(ranges.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0));
+    }
+
+    #[test]
+    fn what_is_not_whole_pages_or_larger_than_a_large_one_is_not_carved() {
+        for size in [0, 100, 4097, LARGE_PAGE + 4096] {
+            assert!(Carver::default().carve(size).is_none());
+        }
     }
 }
