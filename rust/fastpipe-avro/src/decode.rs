@@ -1,15 +1,13 @@
 //! The decoder: runs a plan over the bytes of a block.
 
 mod arrays;
+mod pick;
 mod sparse;
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fastpipe_batch::{
-    Error, ErrorKind, Fragment, Mark, Pick, Row, Rows, Sink, SlabPool, Unpicked, prefetch, prefetch_of,
-};
+use fastpipe_batch::{Error, Fragment, Mark, Pick, Rows, Sink, SlabPool};
 
 use crate::cursor::Cursor;
 use crate::fault::Fault;
@@ -18,6 +16,7 @@ use crate::number;
 use crate::plan::{NO_CELL, Op, Plan, Rule, Scalar, Span, TextParts};
 
 use self::arrays::Width;
+pub(crate) use self::pick::{Indexed, pick};
 
 type Result<T> = std::result::Result<T, Fault>;
 
@@ -114,136 +113,6 @@ pub(crate) fn starts(block: &Block<'_>) -> std::result::Result<Vec<u32>, Error> 
     decoder.nothing_left(block.rows)?;
     starts.push(decoder.cursor.position() as u32);
     Ok(starts)
-}
-
-/// Records of so many bytes are brought into the cache ahead: they lie all over the blocks. A large one takes long enough to
-/// decode for the next one to arrive.
-const AHEAD: u64 = 1024;
-
-/// No more records than this: the processor doesn't wait for more lines at once.
-const MOST_AHEAD: u64 = 6;
-
-/// A block of which is known where its records start.
-pub(crate) struct Indexed<'a> {
-    block: Block<'a>,
-    starts: &'a [u32],
-    /// Values of zero bytes that may still be read of it: when it is first met, and now.
-    before: u64,
-    left: u64,
-}
-
-impl<'a> Indexed<'a> {
-    pub(crate) fn new(block: Block<'a>, starts: &'a [u32]) -> Self {
-        let left = block.zero_width_left.load(Ordering::Relaxed);
-        Indexed {
-            block,
-            starts,
-            before: left,
-            left,
-        }
-    }
-
-    /// Where a record starts and ends.
-    #[inline(always)]
-    fn span(&self, record: u32) -> Option<(usize, usize)> {
-        let &[start, end] = self.starts.get(record as usize..)?.first_chunk()?;
-        Some((start as usize, end as usize))
-    }
-
-    /// Says that [`Indexed::expect`] will be asked of a record soon.
-    #[inline(always)]
-    fn foresee(&self, record: u32) {
-        if let Some(start) = self.starts.get(record as usize) {
-            prefetch_of(start);
-        }
-    }
-
-    /// Says that a record will be picked soon.
-    #[inline(always)]
-    fn expect(&self, record: u32) {
-        if let Some((start, end)) = self.span(record)
-            && let Some(bytes) = self.block.data.get(start..end)
-        {
-            prefetch(bytes);
-        }
-    }
-}
-
-/// Decodes records of several blocks, as `Source::pick` says.
-pub(crate) fn pick(
-    blocks: &mut [Indexed<'_>],
-    rows: &[Row],
-    slots: Range<usize>,
-    out: &mut Sink<'_>,
-) -> std::result::Result<(), Unpicked> {
-    let (bytes, records) = blocks.iter().fold((0, 0), |(bytes, records), indexed| {
-        (
-            bytes + indexed.block.data.len() as u64,
-            records + u64::from(indexed.block.rows),
-        )
-    });
-    let ahead = (AHEAD * records / bytes.max(1)).clamp(1, MOST_AHEAD) as usize;
-    let Some(first) = blocks.first() else {
-        return Ok(());
-    };
-    let at_start = |error| Unpicked {
-        slot: slots.start,
-        error,
-    };
-    let mut plan: &Plan = first.block.plan;
-    out.choose_cells(&plan.cells).map_err(|e| at_start(e.into()))?;
-    let nothing: &[u8] = &[];
-    let mut decoder = Decoder {
-        plan,
-        cursor: Cursor::new(nothing, 0),
-        out,
-        depth: 0,
-        blamed: None,
-    };
-    for slot in slots.clone() {
-        if let Some(row) = rows.get(slot + 2 * ahead) {
-            blocks[row.unit as usize].foresee(row.record);
-        }
-        if let Some(row) = rows.get(slot + ahead) {
-            blocks[row.unit as usize].expect(row.record);
-        }
-        let Row { unit, record } = rows[slot];
-        let indexed = &mut blocks[unit as usize];
-        let block = &indexed.block;
-        let failed = |error| Unpicked { slot, error };
-        let Some((start, end)) = indexed.span(record) else {
-            return Err(failed(Error::new(
-                ErrorKind::Internal,
-                "a record is picked that the block doesn't have",
-            )));
-        };
-        if !std::ptr::eq(plan, block.plan) {
-            plan = block.plan;
-            decoder.plan = plan;
-            decoder.out.choose_cells(&plan.cells).map_err(|e| failed(e.into()))?;
-        }
-        decoder.cursor = Cursor::new(block.data, start)
-            .with_zero_width_left(indexed.left)
-            .with_isa(plan.isa);
-        decoder.row(slot as u32, record).map_err(failed)?;
-        let found = decoder.cursor.position();
-        if found != end {
-            // Skipping checks less than decoding; what it passes over may be what decoding stops at.
-            let fault = Fault::RecordEnd {
-                found: found as u64,
-                next: end as u64,
-            };
-            return Err(failed(decoder.locate(fault, record)));
-        }
-        indexed.left = decoder.cursor.zero_width_left();
-    }
-    for Indexed {
-        block, before, left, ..
-    } in blocks
-    {
-        block.use_up(*before, *left);
-    }
-    Ok(())
 }
 
 /// Skips all records of a block with the plan's skipping program: where decoding must end, too.

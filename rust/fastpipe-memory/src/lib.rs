@@ -5,4 +5,4 @@ mod pages;
 mod prefetch;
 
 pub use pages::{LARGE_PAGE, advise, reserve_large, try_reserve_large};
-pub use prefetch::{LINE, LINES, hint, prefetch, prefetch_of};
+pub use prefetch::{LINE, LINES, hint, prefetch_of};

@@ -4,17 +4,8 @@
 /// Bytes of a cache line.
 pub const LINE: usize = 64;
 
-/// Lines asked for at most: the hardware goes on from there by itself.
+/// Lines that are asked for at once at most: whatever asks for more waits until some have come.
 pub const LINES: usize = 8;
-
-/// Asks for bytes to be brought into the cache, since they are read soon: the hardware foresees only what lies behind what
-/// was read last.
-#[inline]
-pub fn prefetch(bytes: &[u8]) {
-    for line in bytes.chunks(LINE).take(LINES) {
-        hint(line.as_ptr());
-    }
-}
 
 /// Asks for a small value to be brought into the cache.
 #[inline]

@@ -1,0 +1,164 @@
+//! Records of several blocks, at random.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use fastpipe_batch::{Error, ErrorKind, LINE, LINES, Row, Sink, Unpicked, hint, prefetch_of};
+
+use super::{Block, Decoder};
+use crate::cursor::Cursor;
+use crate::fault::Fault;
+use crate::plan::{Plan, Span};
+
+/// Records of so many bytes are brought into the cache ahead: they lie all over the blocks. A large one takes long enough to
+/// decode for the next one to arrive.
+const AHEAD: u64 = 1024;
+
+/// No more records than this: the processor doesn't wait for more lines at once.
+const MOST_AHEAD: u64 = 6;
+
+/// A block of which is known where its records start.
+pub(crate) struct Indexed<'a> {
+    block: Block<'a>,
+    starts: &'a [u32],
+    /// Values of zero bytes that may still be read of it: when it is first met, and now.
+    before: u64,
+    left: u64,
+}
+
+impl<'a> Indexed<'a> {
+    pub(crate) fn new(block: Block<'a>, starts: &'a [u32]) -> Self {
+        let left = block.zero_width_left.load(Ordering::Relaxed);
+        Indexed {
+            block,
+            starts,
+            before: left,
+            left,
+        }
+    }
+
+    /// Where a record starts and ends.
+    #[inline(always)]
+    fn span(&self, record: u32) -> Option<(usize, usize)> {
+        let &[start, end] = self.starts.get(record as usize..)?.first_chunk()?;
+        Some((start as usize, end as usize))
+    }
+
+    /// Says that [`Indexed::bytes`] will be asked of a record soon.
+    #[inline(always)]
+    fn foresee(&self, record: u32) {
+        if let Some(start) = self.starts.get(record as usize) {
+            prefetch_of(start);
+        }
+    }
+
+    /// The bytes of a record; none if there is no such record.
+    #[inline(always)]
+    fn bytes(&self, record: u32) -> &'a [u8] {
+        let bytes = self
+            .span(record)
+            .and_then(|(start, end)| self.block.data.get(start..end));
+        bytes.unwrap_or_default()
+    }
+}
+
+/// Decodes records of several blocks, as `Source::pick` says.
+pub(crate) fn pick(
+    blocks: &mut [Indexed<'_>],
+    rows: &[Row],
+    slots: Range<usize>,
+    out: &mut Sink<'_>,
+) -> std::result::Result<(), Unpicked> {
+    let (bytes, records) = blocks.iter().fold((0, 0), |(bytes, records), indexed| {
+        (
+            bytes + indexed.block.data.len() as u64,
+            records + u64::from(indexed.block.rows),
+        )
+    });
+    let ahead = (AHEAD * records / bytes.max(1)).clamp(1, MOST_AHEAD) as usize;
+    let Some(first) = blocks.first() else {
+        return Ok(());
+    };
+    let at_start = |error| Unpicked {
+        slot: slots.start,
+        error,
+    };
+    let mut plan: &Plan = first.block.plan;
+    out.choose_cells(&plan.cells).map_err(|e| at_start(e.into()))?;
+    let nothing: &[u8] = &[];
+    let mut decoder = Decoder {
+        plan,
+        cursor: Cursor::new(nothing, 0),
+        out,
+        depth: 0,
+        blamed: None,
+    };
+    for slot in slots.clone() {
+        if let Some(row) = rows.get(slot + 2 * ahead) {
+            blocks[row.unit as usize].foresee(row.record);
+        }
+        let soon = match rows.get(slot + ahead) {
+            Some(row) => blocks[row.unit as usize].bytes(row.record),
+            None => nothing,
+        };
+        let Row { unit, record } = rows[slot];
+        let indexed = &mut blocks[unit as usize];
+        let block = &indexed.block;
+        let failed = |error| Unpicked { slot, error };
+        let Some((start, end)) = indexed.span(record) else {
+            return Err(failed(Error::new(
+                ErrorKind::Internal,
+                "a record is picked that the block doesn't have",
+            )));
+        };
+        if !std::ptr::eq(plan, block.plan) {
+            plan = block.plan;
+            decoder.plan = plan;
+            decoder.out.choose_cells(&plan.cells).map_err(|e| failed(e.into()))?;
+        }
+        decoder.cursor = Cursor::new(block.data, start)
+            .with_zero_width_left(indexed.left)
+            .with_isa(plan.isa);
+        decoder.row_meanwhile(slot as u32, record, soon).map_err(failed)?;
+        let found = decoder.cursor.position();
+        if found != end {
+            // Skipping checks less than decoding; what it passes over may be what decoding stops at.
+            let fault = Fault::RecordEnd {
+                found: found as u64,
+                next: end as u64,
+            };
+            return Err(failed(decoder.locate(fault, record)));
+        }
+        indexed.left = decoder.cursor.zero_width_left();
+    }
+    for Indexed {
+        block, before, left, ..
+    } in blocks
+    {
+        block.use_up(*before, *left);
+    }
+    Ok(())
+}
+
+impl Decoder<'_, '_, '_, '_> {
+    /// Decodes a record to a slot, and brings bytes into the cache meanwhile. Where they are many, some lines in front of each
+    /// operation: no more than a few can be under way at once, and whatever comes behind them waits.
+    #[inline(always)]
+    fn row_meanwhile(&mut self, slot: u32, record: u32, soon: &[u8]) -> std::result::Result<(), Error> {
+        self.out.begin_row(slot)?;
+        let Span { start, end } = self.plan.record;
+        let lines = match soon.len().div_ceil(LINE) {
+            lines @ ..=LINES => lines,
+            lines => lines.div_ceil(((end - start) as usize).max(1)),
+        };
+        let mut soon = soon.chunks(LINE);
+        for pc in start..end {
+            soon.by_ref().take(lines).for_each(|line| hint(line.as_ptr()));
+            if let Err(fault) = self.step(pc) {
+                self.blamed.get_or_insert(pc);
+                return Err(self.locate(fault, record));
+            }
+        }
+        self.out.end_row()
+    }
+}
