@@ -37,92 +37,20 @@ import json
 import logging
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.experimental.sparse import BCOO, BCSR
 
-from fastpipe import batch as forms
-from fastpipe._memory import aligned
-from fastpipe.errors import StateError, UnsupportedError, ValueRangeError
+from fastpipe._jax_forms import Masked, Ragged, Strings, leaves, narrow, pytree
+from fastpipe._jax_put import Put, Sharded, put
+from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, SparseSpec, Spec
 
 __all__ = ["DatasetIterator", "Masked", "Ragged", "Strings", "iterator"]
 
 _log = logging.getLogger("fastpipe")
-
-# Of sparse arrays, by class and shape. Those whose shape differs from batch to batch mustn't fill the memory.
-_structures: dict[tuple[Any, tuple[int, ...]], Any] = {}
-_MOST_STRUCTURES = 1024
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["values", "offsets"], meta_fields=[])
-@dataclass(frozen=True, eq=False)
-class Ragged:
-    """Rows of differing length: row `i` is `values[offsets[i]:offsets[i + 1]]`. A pytree.
-
-    Attributes:
-        values: the items of all rows, one after the other: an array `[items, ...]`, or another form.
-        offsets: int64 `[rows + 1]`; int32 without 64-bit types.
-    """
-
-    values: Any
-    offsets: jax.Array
-
-    @property
-    def lengths(self) -> jax.Array:
-        """The number of items in each row, `[rows]`."""
-        return jnp.diff(self.offsets)
-
-    @property
-    def segment_ids(self) -> jax.Array:
-        """The row of each item, `[items]`, in rising order: what `jax.ops.segment_sum` takes. Can be used in a jit."""
-        rows = jnp.arange(_rows(self), dtype=self.offsets.dtype)
-        return jnp.repeat(rows, self.lengths, total_repeat_length=_rows(self.values))
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["values", "offsets"], meta_fields=["shape", "binary"])
-@dataclass(frozen=True, eq=False)
-class Strings:
-    """Strings or byte strings in one buffer. A pytree.
-
-    Entry `i`, in C order of `shape`, is `values[offsets[i]:offsets[i + 1]]`.
-
-    Attributes:
-        values: uint8 `[bytes]`: the bytes of all entries; UTF-8 unless `binary`.
-        offsets: int64 `[prod(shape) + 1]`; int32 without 64-bit types.
-        shape: the shape that the entries make; the first dimension is the rows. Static in a jit.
-        binary: False for strings, True for bytes. Static in a jit.
-    """
-
-    values: jax.Array
-    offsets: jax.Array
-    shape: tuple[int, ...]
-    binary: bool
-
-    @property
-    def lengths(self) -> jax.Array:
-        """The number of bytes of each entry, with `shape`."""
-        return jnp.diff(self.offsets).reshape(self.shape)
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["values", "valid"], meta_fields=[])
-@dataclass(frozen=True, eq=False)
-class Masked:
-    """Rows of which some are null. A pytree.
-
-    Attributes:
-        values: an array or another form. Where `valid` is False it holds zeros or nothing, to be ignored.
-        valid: bool, True where a value is present; its shape is a prefix of that of `values`.
-    """
-
-    values: Any
-    valid: jax.Array
 
 
 def iterator(reader: Reader, *, sharding: jax.sharding.Sharding | None = None) -> DatasetIterator:
@@ -191,9 +119,8 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         # A share of `origin`, or that itself.
         self._reader = reader
         self._origin = origin
-        self._sharding = sharding
-        # How many times larger the global batch is.
-        self._scale = scale
+        # `scale` times larger is the global batch.
+        self._put: Put = put if sharding is None else Sharded(sharding, scale)
         self._lock = threading.Lock()
         self._batches: Iterator[dict[str, Any]] | None = None
         self._ended = False
@@ -288,29 +215,20 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         self._reader.close()
 
     def _convert(self, batch: dict[str, Any]) -> dict[str, Any]:
-        leaves = {name: list(_leaves(node, name)) for name, node in batch.items()}
-        if jax.dtypes.canonicalize_dtype(np.int64).itemsize < 8:
-            wide = [name for name, arrays in leaves.items() if any(array.itemsize == 8 for array in arrays)]
-            if wide and not self._narrowed:
-                self._narrowed = True
-                _log.info("without jax_enable_x64 these become 32-bit, which takes a copy of them: %s", ", ".join(wide))
-            for name in wide:
-                leaves[name] = [_narrow(array, name) if array.itemsize == 8 else array for array in leaves[name]]
-        arrays = iter(self._put([array for arrays in leaves.values() for array in arrays]))
-        return {name: _form(node, arrays) for name, node in batch.items()}
-
-    def _put(self, arrays: list[np.ndarray]) -> list[jax.Array]:
-        if self._sharding is None:
-            # On CPU it shares aligned memory, as from_dlpack does. That takes twice the time for each array, and would
-            # bind the arrays to their device.
-            placed: list[jax.Array] = jax.device_put(arrays)
-            return placed
-        return [
-            jax.make_array_from_process_local_data(
-                self._sharding, array, (array.shape[0] * self._scale, *array.shape[1:])
-            )
-            for array in arrays
-        ]
+        narrows = jax.dtypes.canonicalize_dtype(np.int64).itemsize < 8
+        arrays: list[np.ndarray] = []
+        wide = []
+        for name, node in batch.items():
+            found = leaves(node, name)
+            if narrows and any(array.itemsize == 8 for array in found):
+                wide.append(name)
+                found = [narrow(array, name) if array.itemsize == 8 else array for array in found]
+            arrays += found
+        if wide and not self._narrowed:
+            self._narrowed = True
+            _log.info("without jax_enable_x64 these become 32-bit, which takes a copy of them: %s", ", ".join(wide))
+        placed = iter(self._put(arrays))
+        return {name: pytree(node, placed) for name, node in batch.items()}
 
 
 async def _write(directory: Any, state: str) -> None:
@@ -331,79 +249,6 @@ def _read(directory: Any) -> dict[str, Any]:
             " can't go on from there: restore with as many as saved them"
         )
     return states[0]
-
-
-def _leaves(node: Any, name: str) -> Iterator[np.ndarray]:
-    """The arrays of a form, in the order in which `_form` takes them."""
-    if isinstance(node, np.ndarray):
-        yield node
-    elif isinstance(node, (forms.Sparse, forms.SparseCSR)):
-        if not isinstance(node.values, np.ndarray):
-            raise UnsupportedError(
-                f"feature {name!r}: JAX's sparse arrays hold numbers, not {type(node.values).__name__}: leave it out"
-                ' with columns=, or give its nulls a value with nulls="fill"',
-                feature=name,
-            )
-        yield from (node.values, node.indices)
-        if isinstance(node, forms.SparseCSR):
-            yield node.offsets
-    else:
-        for part in node:
-            yield from _leaves(part, name)
-
-
-def _form(node: Any, arrays: Iterator[jax.Array]) -> Any:
-    match node:
-        case forms.Strings():
-            return Strings(next(arrays), next(arrays), shape=node.shape, binary=node.binary)
-        case forms.Ragged():
-            return Ragged(_form(node.values, arrays), next(arrays))
-        case forms.Masked():
-            return Masked(_form(node.values, arrays), next(arrays))
-        case forms.Sparse():
-            return _sparse(BCOO, (next(arrays), next(arrays)), node.dense_shape)
-        case forms.SparseCSR():
-            return _sparse(BCSR, (next(arrays), next(arrays), next(arrays)), node.dense_shape)
-    return next(arrays)
-
-
-def _sparse(kind: Any, parts: tuple[jax.Array, ...], dense_shape: np.ndarray) -> Any:
-    # To make one takes JAX 20 times as long as to make another one of the same shape out of its parts.
-    shape = tuple(dense_shape.tolist())
-    structure = _structures.get((kind, shape))
-    if structure is not None:
-        return jax.tree.unflatten(structure, parts)
-    made = kind(parts, shape=shape)
-    if len(_structures) < _MOST_STRUCTURES:
-        _structures[kind, shape] = jax.tree.structure(made)
-    return made
-
-
-def _narrow(array: np.ndarray, name: str) -> np.ndarray:
-    """The array in 32 bits, aligned so that JAX takes it without another copy.
-
-    Raises:
-        ValueRangeError: if a value doesn't fit.
-    """
-    dtype = np.dtype(f"{array.dtype.kind}4")
-    narrow = aligned(array.shape, dtype)
-    if dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            np.copyto(narrow, array, casting="same_kind")
-        infinite = np.isinf(narrow)
-        unfit = array[infinite & np.isfinite(array)] if infinite.any() else array[:0]
-    else:
-        limits = np.iinfo(dtype)
-        fits = array.size == 0 or (array.min() >= limits.min and array.max() <= limits.max)
-        unfit = array[:0] if fits else array[(array < limits.min) | (array > limits.max)]
-        np.copyto(narrow, array, casting="same_kind")
-    if unfit.size:
-        raise ValueRangeError(
-            f"feature {name!r}: {unfit.flat[0]} doesn't fit {dtype}, and without jax_enable_x64 JAX has no"
-            f" {array.dtype}: set jax.config.update('jax_enable_x64', True), or leave the feature out with columns=",
-            feature=name,
-        )
-    return narrow
 
 
 def _check_feature(name: str, spec: Spec) -> None:
@@ -483,15 +328,3 @@ def _share(sharding: jax.sharding.Sharding) -> tuple[int, int]:
             " some of the same rows hold all of the same"
         )
     return len(shares), shares.index(tuple(sorted(held[own])))
-
-
-def _rows(node: Any) -> int:
-    match node:
-        case Strings():
-            return node.shape[0]
-        case Ragged():
-            return node.offsets.shape[0] - 1
-        case Masked():
-            return _rows(node.values)
-    rows: int = node.shape[0]
-    return rows
