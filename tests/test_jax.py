@@ -7,9 +7,6 @@ import gc
 import json
 import logging
 import socket
-import subprocess
-import sys
-import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +23,9 @@ import fastpipe
 import fastpipe.jax
 import samples
 import wire
+from processes import outputs, run
 from samples import SHUFFLES, Data, order_of, through_json
 
-HERE = Path(__file__).parent
 DENSE = {"features": {name: samples.FEATURES[name] for name in ("id", "vector")}}
 LAYOUTS = {
     **samples.FEATURES,
@@ -104,31 +101,6 @@ def leaves(node: Any) -> list[np.ndarray]:
     if isinstance(node, fastpipe.SparseCSR):
         return [node.values, node.indices, node.offsets]
     return [leaf for part in node for leaf in leaves(part)]
-
-
-def run(script: str, *arguments: str, devices: int = 1) -> subprocess.Popen[str]:
-    """Starts a script in a process of its own, with so many devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    start = f"import os, sys; os.environ['XLA_FLAGS'] = {flags!r}; sys.path.insert(0, {str(HERE)!r})\n"
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", start + textwrap.dedent(script), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def outputs(*processes: subprocess.Popen[str]) -> list[str]:
-    """What processes print, if all go well. None outlives the test."""
-    try:
-        done = [(*process.communicate(timeout=100), process.returncode) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for _, errors, status in done:
-        assert status == 0, errors
-    return [out for out, _, _ in done]
 
 
 def test_importing_fastpipe_does_not_import_jax() -> None:

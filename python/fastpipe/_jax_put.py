@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import weakref
+import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -33,6 +33,9 @@ Put: TypeAlias = Callable[[list[np.ndarray]], list[jax.Array]]
 _log = logging.getLogger("fastpipe")
 # Its options are no attributes for mypy.
 _config: Any = jax.config
+
+# Why it isn't used, once that has been said.
+_warned: list[str] = []
 
 # Of ragged and sparse arrays hardly two batches have the same shapes. A type takes 4 microseconds, and 500 bytes.
 _MOST_TYPES = 4096
@@ -82,12 +85,11 @@ class Sharded:
         return made
 
     def _put_like(self, example: np.ndarray) -> Put:
-        made: Any = self._documented([example])[0]
-        kind, sharding = made.aval, made.sharding
-        devices = [shard.device for shard in made.addressable_shards]
-        parts = [shard.index for shard in made.addressable_shards]
-
         def over(batched_device_put: Any) -> Put:
+            made: Any = self._documented([example])[0]
+            kind, sharding = made.aval, made.sharding
+            devices = [shard.device for shard in made.addressable_shards]
+            parts = [shard.index for shard in made.addressable_shards]
             return lambda arrays: [
                 batched_device_put(kind, sharding, [array[part] for part in parts], devices, True) for array in arrays
             ]
@@ -113,10 +115,10 @@ def _guarded() -> bool:
 @functools.cache
 def _put_on(device: Any) -> Put:
     """What puts arrays on a device, which is the default one."""
-    sharding = SingleDeviceSharding(device)
-    devices = [device]
 
     def over(batched_device_put: Any) -> Put:
+        sharding = SingleDeviceSharding(device)
+        devices = [device]
         return lambda arrays: [
             batched_device_put(_kind(array.shape, array.dtype), sharding, [array], devices, False) for array in arrays
         ]
@@ -138,9 +140,7 @@ def _kind(shape: tuple[int, ...], dtype: np.dtype) -> Any:
 def _tried(over: Callable[[Any], Put], documented: Put, shape: tuple[int, ...], dtypes: list[Any]) -> Put:
     """What `over` makes of `batched_device_put`, if that does as the documented function; else the latter."""
     try:
-        from jaxlib.xla_client import batched_device_put
-
-        put = over(batched_device_put)
+        put = over(_batched_device_put())
         with jax.transfer_guard("allow"):
             for dtype in dtypes:
                 _check(put, documented, shape, dtype)
@@ -150,11 +150,19 @@ def _tried(over: Callable[[Any], Put], documented: Put, shape: tuple[int, ...], 
     return put
 
 
+def _batched_device_put() -> Any:
+    from jaxlib.xla_client import batched_device_put
+
+    return batched_device_put
+
+
 def _check(put: Put, documented: Put, shape: tuple[int, ...], dtype: Any) -> None:
     """Raises something, if `put` doesn't do as the documented function."""
     example = aligned(shape, dtype)
     example[...] = np.arange(example.size).reshape(shape) % 101
+    references = _references(example)
     found: Any = put([example])[0]
+    held = _references(example) > references
     wanted: Any = documented([example])[0]
     if type(found) is not type(wanted):
         raise TypeError(f"it makes {type(found).__name__}, not {type(wanted).__name__}")
@@ -167,10 +175,13 @@ def _check(put: Put, documented: Put, shape: tuple[int, ...], dtype: Any) -> Non
     shared = _shared(found, example)
     if any(before and not now for before, now in zip(_shared(wanted, example), shared, strict=True)):
         raise ValueError("its arrays don't share memory")
-    memory = weakref.ref(example.base)
-    del wanted, example
-    if any(shared) and memory() is None:
+    if any(shared) and not held:
         raise ValueError("its arrays don't keep memory alive")
+
+
+def _references(example: np.ndarray) -> int:
+    """To the array and to its memory: those of its parts refer to the latter."""
+    return sys.getrefcount(example) + sys.getrefcount(example.base)
 
 
 def _shared(array: jax.Array, example: np.ndarray) -> list[bool]:
@@ -182,8 +193,10 @@ def _shared(array: jax.Array, example: np.ndarray) -> list[bool]:
     ]
 
 
-@functools.cache
 def _warn(reason: str) -> None:
+    if _warned:
+        return
+    _warned.append(reason)
     _log.warning(
         "JAX %s, jaxlib %s: jaxlib.xla_client.batched_device_put isn't what it was (%s), so that arrays take 40"
         " microseconds each instead of 5",

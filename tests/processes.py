@@ -1,0 +1,35 @@
+"""Scripts in processes of their own, with as many of JAX's devices as they want."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def run(script: str, *arguments: str, devices: int = 1) -> subprocess.Popen[str]:
+    """Starts a script in a process of its own, with so many devices."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    start = f"import os, sys; os.environ['XLA_FLAGS'] = {flags!r}; sys.path.insert(0, {str(HERE)!r})\n"
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", start + textwrap.dedent(script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def outputs(*processes: subprocess.Popen[str]) -> list[str]:
+    """What processes print, if all go well. None outlives the test."""
+    try:
+        done = [(*process.communicate(timeout=100), process.returncode) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for _, errors, status in done:
+        assert status == 0, errors
+    return [out for out, _, _ in done]
