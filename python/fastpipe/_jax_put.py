@@ -2,7 +2,7 @@
 
 `jax.device_put` takes 30 to 40 microseconds an array: it finds out anew for each what is the same for all. What it ends
 in, jaxlib's `batched_device_put`, takes 4 to 7. That isn't documented, though the arguments given here have been its
-first five from JAX 0.4.26 to 0.10. So it is tried out before it is used, on each device, and for each shape under a
+first five from JAX 0.4.26 to 0.12. So it is tried out before it is used, on each device, and for each shape under a
 sharding: what it makes must have the type, device, values and memory that an array of JAX's documented functions has,
 and keep the memory alive. Else those functions are used, and a warning of the logger `"fastpipe"` says so, once.
 
@@ -37,8 +37,9 @@ _config: Any = jax.config
 # Why it isn't used, once that has been said.
 _warned: list[str] = []
 
-# Of ragged and sparse arrays hardly two batches have the same shapes. A type takes 4 microseconds, and 500 bytes.
-_MOST_TYPES = 4096
+# Abstract values, by shape and dtype: each takes 4 microseconds to make, and 500 bytes. Ragged and sparse arrays have ever
+# new shapes, so not all are kept.
+_MOST_AVALS = 4096
 
 
 def put(arrays: list[np.ndarray]) -> list[jax.Array]:
@@ -85,16 +86,16 @@ class Sharded:
         return made
 
     def _put_like(self, example: np.ndarray) -> Put:
-        def over(batched_device_put: Any) -> Put:
+        def build(batched_device_put: Any) -> Put:
             made: Any = self._documented([example])[0]
-            kind, sharding = made.aval, made.sharding
+            aval, sharding = made.aval, made.sharding
             devices = [shard.device for shard in made.addressable_shards]
             parts = [shard.index for shard in made.addressable_shards]
             return lambda arrays: [
-                batched_device_put(kind, sharding, [array[part] for part in parts], devices, True) for array in arrays
+                batched_device_put(aval, sharding, [array[part] for part in parts], devices, True) for array in arrays
             ]
 
-        return _tried(over, self._documented, example.shape, [example.dtype])
+        return _verified(build, self._documented, example.shape, [example.dtype])
 
     def _documented(self, arrays: list[np.ndarray]) -> list[jax.Array]:
         if self._sharding.is_fully_addressable:
@@ -116,14 +117,14 @@ def _guarded() -> bool:
 def _put_on(device: Any) -> Put:
     """What puts arrays on a device, which is the default one."""
 
-    def over(batched_device_put: Any) -> Put:
+    def build(batched_device_put: Any) -> Put:
         sharding = SingleDeviceSharding(device)
         devices = [device]
         return lambda arrays: [
-            batched_device_put(_kind(array.shape, array.dtype), sharding, [array], devices, False) for array in arrays
+            batched_device_put(_aval(array.shape, array.dtype), sharding, [array], devices, False) for array in arrays
         ]
 
-    return _tried(over, _device_put, (64, 3), [np.float32, np.int32, np.bool_])
+    return _verified(build, _device_put, (64, 3), [np.float32, np.int32, np.bool_])
 
 
 def _device_put(arrays: list[np.ndarray]) -> list[jax.Array]:
@@ -132,15 +133,15 @@ def _device_put(arrays: list[np.ndarray]) -> list[jax.Array]:
     return placed
 
 
-@functools.lru_cache(_MOST_TYPES)
-def _kind(shape: tuple[int, ...], dtype: np.dtype) -> Any:
+@functools.lru_cache(_MOST_AVALS)
+def _aval(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return jax.core.ShapedArray(shape, dtype)
 
 
-def _tried(over: Callable[[Any], Put], documented: Put, shape: tuple[int, ...], dtypes: list[Any]) -> Put:
-    """What `over` makes of `batched_device_put`, if that does as the documented function; else the latter."""
+def _verified(build: Callable[[Any], Put], documented: Put, shape: tuple[int, ...], dtypes: list[Any]) -> Put:
+    """What `build` makes of `batched_device_put`, if that does as the documented function; else the latter."""
     try:
-        put = over(_batched_device_put())
+        put = build(_batched_device_put())
         with jax.transfer_guard("allow"):
             for dtype in dtypes:
                 _check(put, documented, shape, dtype)
