@@ -37,8 +37,8 @@ _config: Any = jax.config
 # Why it isn't used, once that has been said.
 _warned: list[str] = []
 
-# Abstract values, by shape and dtype: each takes 4 microseconds to make, and 500 bytes. Ragged and sparse arrays have ever
-# new shapes, so not all are kept.
+# Abstract values, by shape and dtype: each takes 4 microseconds to make, and 500 bytes. Ragged and sparse arrays have
+# ever new shapes, so not all are kept.
 _MOST_AVALS = 4096
 
 

@@ -21,8 +21,9 @@ A batch is a dict from feature name to `jax.Array` or to a pytree of them, so it
 On CPU the arrays share the reader's memory. It isn't used again before the last array over it has died, whatever keeps
 that alive: computations that have been dispatched do, too.
 
-What makes the arrays is a function of jaxlib's, not a documented one of JAX's, since those take seven times as long. It is
-tried out against them first. Should a release of JAX have changed it, they are used, and the logger `"fastpipe"` warns.
+What makes the arrays is a function of jaxlib's, not a documented one of JAX's, since those take seven times as long. It
+is tried out against them first. Should a release of JAX have changed it, they are used, and the logger `"fastpipe"`
+warns.
 
 Without `jax_enable_x64` JAX has no 64-bit types. Where `jnp.asarray` would wrap large numbers in silence, here int64
 (offsets and indices among them) becomes int32 and uint64 uint32 if every value fits, else `ValueRangeError` is raised.
