@@ -172,6 +172,7 @@ def test_transfers_are_explicit_ones(data: Data) -> None:
 def test_devices_may_change_from_batch_to_batch(data: Data) -> None:
     script = """
         import jax, numpy as np, fastpipe, fastpipe.jax
+        from fastpipe import _jax_put
         reader = fastpipe.read_avro(sys.argv[1:], columns=["id", "terms"], batch_size=7)
         jax.config.update("jax_enable_x64", True)
         plain = list(fastpipe.read_avro(sys.argv[1:], columns=["id", "terms"], batch_size=7))
@@ -191,6 +192,7 @@ def test_devices_may_change_from_batch_to_batch(data: Data) -> None:
                 assert array.devices() == {device} and not array.committed, (number, array.devices())
             assert np.array_equal(batch["id"], wanted["id"])
             assert np.array_equal(batch["terms"].data, wanted["terms"].values)
+        assert not _jax_put._warned
         print("ok")
     """
     assert outputs(run(script, *data.paths, devices=4)) == ["ok\n"]
