@@ -88,6 +88,7 @@ pub(crate) fn compile_steps(schema: &Schema, columns: &[Column]) -> Result<Plan,
         columns,
         plan: Plan {
             smallest: schema.smallest(root),
+            texts: columns.iter().filter_map(|column| column.parts.utf8()).collect(),
             ..Plan::default()
         },
         path_ids: HashMap::new(),

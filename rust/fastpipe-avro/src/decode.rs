@@ -3,6 +3,7 @@
 mod arrays;
 mod pick;
 mod sparse;
+mod text;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,10 +14,11 @@ use crate::cursor::Cursor;
 use crate::fault::Fault;
 use crate::limits::MAX_DEPTH;
 use crate::number;
-use crate::plan::{NO_CELL, Op, Plan, Rule, Scalar, Span, TextParts};
+use crate::plan::{NO_CELL, Op, Plan, Rule, Scalar, Span};
 
 use self::arrays::Width;
 pub(crate) use self::pick::{Indexed, pick};
+use self::text::Texts;
 
 type Result<T> = std::result::Result<T, Fault>;
 
@@ -40,6 +42,7 @@ impl Block<'_> {
             out,
             depth: 0,
             blamed: None,
+            check_each: false,
         }
     }
 
@@ -63,8 +66,33 @@ pub(crate) fn place(
     picks: &[Pick],
     out: &mut Sink<'_>,
 ) -> std::result::Result<Mark, Error> {
+    let texts = Texts::before(block.plan, out);
+    let placed = place_rows(block, from, picks, out, false);
+    if texts.are_valid(block.plan, out) {
+        let (mark, budget, left) = placed?;
+        block.use_up(budget, left);
+        return Ok(mark);
+    }
+    let rows = Rows::new(out.parts().clone(), picks.len(), &SlabPool::new(0))?;
+    let mut nowhere = Sink::new(&rows, Fragment::default())?;
+    let record = |pick: &Pick| pick.record;
+    let picks = (0..).zip(picks.iter().map(record));
+    let picks: Vec<Pick> = picks.map(|(slot, record)| Pick { record, slot }).collect();
+    let again = place_rows(block, from, &picks, &mut nowhere, true);
+    Err(again.err().unwrap_or_else(text::not_found_again))
+}
+
+/// Does that. Returns the mark, and the block's budget of values of zero bytes before and behind it, too.
+fn place_rows(
+    block: &Block<'_>,
+    from: Mark,
+    picks: &[Pick],
+    out: &mut Sink<'_>,
+    check_each: bool,
+) -> std::result::Result<(Mark, u64, u64), Error> {
     out.choose_cells(&block.plan.cells)?;
     let mut decoder = block.decoder(from.byte as usize, out);
+    decoder.check_each = check_each;
     let budget = decoder.cursor.zero_width_left();
     let mut record = from.record;
     for pick in picks {
@@ -78,11 +106,11 @@ pub(crate) fn place(
     if record == block.rows {
         decoder.nothing_left(record)?;
     }
-    block.use_up(budget, decoder.cursor.zero_width_left());
-    Ok(Mark {
+    let mark = Mark {
         record,
         byte: decoder.cursor.position() as u64,
-    })
+    };
+    Ok((mark, budget, decoder.cursor.zero_width_left()))
 }
 
 /// Passes over the records up to `to`.
@@ -124,6 +152,7 @@ pub(crate) fn skip_all(plan: &Plan, data: &[u8], rows: u32, out: &mut Sink<'_>) 
         out,
         depth: 0,
         blamed: None,
+        check_each: false,
     };
     for record in 0..rows {
         decoder.skip_record().map_err(|f| decoder.locate(f, record))?;
@@ -138,6 +167,8 @@ struct Decoder<'p, 'd, 's, 'r> {
     depth: u32,
     /// The operation that met the fault.
     blamed: Option<u32>,
+    /// Whether each string is checked when it is read, and not all of them afterwards.
+    check_each: bool,
 }
 
 impl Decoder<'_, '_, '_, '_> {
@@ -394,37 +425,6 @@ impl Decoder<'_, '_, '_, '_> {
         }
         Ok(())
     }
-
-    /// A string or bytes.
-    #[inline(always)]
-    fn read_text(&mut self, check: bool, to: TextParts) -> Result<()> {
-        let (bytes, n) = self.cursor.text_and_rest()?;
-        if check && !is_utf8(&bytes[..n]) {
-            return Err(Fault::Utf8);
-        }
-        self.out.writer(to.lengths as usize).push(n as i64)?;
-        Ok(self.out.writer(to.bytes as usize).extend_loosely(bytes, n)?)
-    }
-
-    #[inline(always)]
-    fn text(&mut self, bytes: &[u8], to: TextParts) -> Result<()> {
-        self.out.writer(to.lengths as usize).push(bytes.len() as i64)?;
-        Ok(self.out.writer(to.bytes as usize).extend(bytes)?)
-    }
-}
-
-/// Whether bytes are UTF-8. Most text is ASCII, and most strings are too short for a function that is fast with long ones.
-#[inline(always)]
-fn is_utf8(text: &[u8]) -> bool {
-    const HIGH: u64 = 0x8080_8080_8080_8080;
-    let ascii = match text.last_chunk::<8>() {
-        Some(last) => {
-            let words = text.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
-            words.fold(u64::from_le_bytes(*last), |all, word| all | word) & HIGH == 0
-        }
-        None => text.iter().fold(0, |all, byte| all | byte) < 0x80,
-    };
-    ascii || simdutf8::basic::from_utf8(text).is_ok()
 }
 
 #[cfg(test)]

@@ -386,6 +386,14 @@ impl Column {
 }
 
 impl Parts {
+    /// The part whose bytes must be UTF-8, if there is one.
+    pub(crate) fn utf8(&self) -> Option<PartId> {
+        match self.values {
+            Target::Text { check: true, to } => Some(to.bytes),
+            _ => None,
+        }
+    }
+
     /// Numbers the parts in the order of [`ColumnSpec::parts`].
     fn new(form: &Form, first: PartId) -> Parts {
         let mut next = first;

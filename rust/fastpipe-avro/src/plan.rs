@@ -253,6 +253,8 @@ pub(crate) struct Plan {
     pub(crate) scalars: Vec<Scalar>,
     /// Parts that are written by scalars alone, ascending.
     pub(crate) cells: Arc<[PartId]>,
+    /// Parts of bytes that must be UTF-8.
+    pub(crate) texts: Vec<PartId>,
     pub(crate) record: Span,
     pub(crate) skip: Span,
     /// Bytes that a record takes at least.

@@ -456,6 +456,11 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
+    /// The parts of all columns.
+    pub fn parts(&self) -> &Arc<[Part]> {
+        self.rows.parts()
+    }
+
     /// The row being written.
     #[inline]
     pub fn slot(&self) -> u32 {

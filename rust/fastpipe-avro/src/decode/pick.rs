@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use fastpipe_batch::{Error, ErrorKind, LINE, LINES, Row, Sink, Unpicked, hint, prefetch_of};
+use fastpipe_batch::{Error, ErrorKind, Fragment, LINE, LINES, Row, Rows, Sink, SlabPool, Unpicked, hint, prefetch_of};
 
+use super::text::{Texts, not_found_again};
 use super::{Block, Decoder};
 use crate::cursor::Cursor;
 use crate::fault::Fault;
@@ -69,6 +70,37 @@ pub(crate) fn pick(
     slots: Range<usize>,
     out: &mut Sink<'_>,
 ) -> std::result::Result<(), Unpicked> {
+    let Some(plan) = blocks.first().map(|first| first.block.plan) else {
+        return Ok(());
+    };
+    let texts = Texts::before(plan, out);
+    let picked = pick_rows(blocks, rows, slots.clone(), out, false);
+    if texts.are_valid(plan, out) {
+        picked?;
+        for indexed in blocks {
+            indexed.block.use_up(indexed.before, indexed.left);
+        }
+        return Ok(());
+    }
+    blocks.iter_mut().for_each(|indexed| indexed.left = indexed.before);
+    let at_start = |error| Unpicked {
+        slot: slots.start,
+        error,
+    };
+    let parts = out.parts().clone();
+    let nowhere = Rows::new(parts, slots.end, &SlabPool::new(0)).map_err(at_start)?;
+    let mut nowhere = Sink::new(&nowhere, Fragment::default()).map_err(at_start)?;
+    let again = pick_rows(blocks, rows, slots.clone(), &mut nowhere, true);
+    Err(again.err().unwrap_or_else(|| at_start(not_found_again())))
+}
+
+fn pick_rows(
+    blocks: &mut [Indexed<'_>],
+    rows: &[Row],
+    slots: Range<usize>,
+    out: &mut Sink<'_>,
+    check_each: bool,
+) -> std::result::Result<(), Unpicked> {
     let (bytes, records) = blocks.iter().fold((0, 0), |(bytes, records), indexed| {
         (
             bytes + indexed.block.data.len() as u64,
@@ -92,6 +124,7 @@ pub(crate) fn pick(
         out,
         depth: 0,
         blamed: None,
+        check_each,
     };
     for slot in slots.clone() {
         if let Some(row) = rows.get(slot + 2 * ahead) {
@@ -130,12 +163,6 @@ pub(crate) fn pick(
             return Err(failed(decoder.locate(fault, record)));
         }
         indexed.left = decoder.cursor.zero_width_left();
-    }
-    for Indexed {
-        block, before, left, ..
-    } in blocks
-    {
-        block.use_up(*before, *left);
     }
     Ok(())
 }
