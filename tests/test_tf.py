@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -263,6 +264,58 @@ def test_a_program_ends_in_silence(data: samples.Data, end: str) -> None:
     )
     complaints = [line for line in done.stderr.splitlines() if line.startswith(("W0", "E0", "F0", "Traceback"))]
     assert (done.returncode, complaints) == (0, [])
+
+
+LOOPS = {
+    "in Python": """
+        for number, element in enumerate(dataset):
+            if number == 5:
+                print("at work", flush=True)
+    """,
+    "in a model": """
+        class Tell(tf.keras.callbacks.Callback):
+            def on_train_batch_end(self, number, logs=None):
+                if number == 5:
+                    print("at work", flush=True)
+
+        inputs = tf.keras.Input((1,))
+        model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        pairs = dataset.map(lambda element: (tf.cast(element["id"], tf.float32)[:, None],) * 2)
+        model.fit(pairs, steps_per_epoch=1 << 40, verbose=0, callbacks=[Tell()])
+    """,
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+@pytest.mark.parametrize("loop", list(LOOPS))
+def test_ctrl_c_ends_a_program(data: samples.Data, loop: str) -> None:
+    code = f"""
+        import signal
+        import fastpipe.tf
+        import tensorflow as tf
+
+        # Whatever started the tests may have had it ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        reader = fastpipe.read_avro({data.paths!r}, batch_size=2, columns=["id"], shuffle="buffer")
+        dataset = fastpipe.tf.dataset(reader).repeat().prefetch(4)
+    """
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", textwrap.dedent(code) + textwrap.dedent(LOOPS[loop])]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "at work\n"
+            child.send_signal(signal.SIGINT)
+            _, told = child.communicate(timeout=100)
+        finally:
+            child.kill()
+    lines = told.splitlines()
+    start = lines.index("Traceback (most recent call last):")
+    assert [line for line in lines[:start] if line.startswith(("W0", "E0", "F0"))] == []
+    # Frames are indented; behind the exception there is nothing.
+    assert [line for line in lines[start + 1 :] if not line.startswith(" ")] == ["KeyboardInterrupt"]
+    assert child.returncode == -signal.SIGINT
 
 
 def test_strategies_distribute_it(data: samples.Data) -> None:
