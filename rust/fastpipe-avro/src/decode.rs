@@ -174,9 +174,12 @@ struct Decoder<'p, 'd, 's, 'r> {
 impl Decoder<'_, '_, '_, '_> {
     #[cold]
     fn locate(&self, fault: Fault, record: u32) -> Error {
-        let error = fault
+        let mut error = fault
             .into_error()
             .at_record(u64::from(record), self.cursor.position() as u64);
+        if let Some(lengths) = self.blamed.and_then(|pc| self.plan.lengths(fault, pc)) {
+            error = error.with_lengths(lengths);
+        }
         match self.blamed.and_then(|pc| self.plan.op_paths.get(pc as usize)) {
             Some(&path) => error.at_feature(&self.plan.paths[path as usize]),
             None => error,

@@ -41,9 +41,11 @@ pub(crate) enum Fault {
         expected: u64,
         found: u64,
     },
+    /// Entries of the first array of a sparse record, and of that of a dimension, or of the values.
     SparseLengths {
         expected: u64,
         found: u64,
+        dim: Option<u32>,
     },
     Index {
         value: i64,
@@ -114,7 +116,7 @@ impl Fault {
                     "expected {expected} items, found {found}; RaggedSpec reads any number, DenseSpec(..., pad=0) pads and truncates"
                 ),
             ),
-            Fault::SparseLengths { expected, found } => {
+            Fault::SparseLengths { expected, found, .. } => {
                 (Shape, format!("the arrays of a sparse value must be equally long, found {expected} and {found} entries"))
             }
             Fault::Index { value, dim, bound } => {

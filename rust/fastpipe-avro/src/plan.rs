@@ -6,8 +6,9 @@
 
 use std::sync::Arc;
 
-use fastpipe_batch::DType;
+use fastpipe_batch::{DType, Lengths};
 
+use crate::fault::Fault;
 use crate::isa::Isa;
 
 /// A stretch of a table of the plan.
@@ -225,6 +226,16 @@ pub(crate) enum SparseWhat {
     },
 }
 
+impl SparseWhat {
+    /// The dimension of indices, `None` for values.
+    pub(crate) fn dim(&self) -> Option<u32> {
+        match self {
+            SparseWhat::Indices { dim, .. } => Some(*dim as u32),
+            SparseWhat::Values { .. } => None,
+        }
+    }
+}
+
 /// How a sparse record is read.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SparseOp {
@@ -261,4 +272,43 @@ pub(crate) struct Plan {
     pub(crate) smallest: u64,
     /// The instructions to read with.
     pub(crate) isa: Isa,
+}
+
+impl Plan {
+    /// The lengths that a fault is about, if it is about lengths, given the operation that met it.
+    #[cold]
+    pub(crate) fn lengths(&self, fault: Fault, at: u32) -> Option<Lengths> {
+        match fault {
+            Fault::ShapeExact { expected, found } => Some(Lengths::Dimension {
+                dimension: self.arrays_around(self.record, at)?,
+                expected,
+                found,
+            }),
+            Fault::SparseLengths { expected, found, dim } => {
+                let Op::Sparse(number) = *self.ops.get(at as usize)? else {
+                    return None;
+                };
+                let first = self.sparse[number as usize].fields.first()?.what.dim();
+                Some(Lengths::Sparse {
+                    first: (first, expected),
+                    other: (dim, found),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// How many arrays an operation within a stretch lies in.
+    fn arrays_around(&self, span: Span, at: u32) -> Option<u32> {
+        (span.start..span.end).find_map(|pc| match &self.ops[pc as usize] {
+            _ if pc == at => Some(0),
+            Op::Items { body, .. } => self.arrays_around(*body, at).map(|inner| inner + 1),
+            Op::Nullable { body, .. } => self.arrays_around(*body, at),
+            Op::Tee { passes } => passes
+                .of(&self.spans)
+                .iter()
+                .find_map(|pass| self.arrays_around(*pass, at)),
+            _ => None,
+        })
+    }
 }

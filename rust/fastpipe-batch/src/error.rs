@@ -51,6 +51,27 @@ pub struct Location {
     pub feature: Option<Arc<str>>,
 }
 
+/// The lengths that an error of kind [`ErrorKind::Shape`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lengths {
+    /// An array's, in a dimension of which the shape has the number. The outermost dimension is 0.
+    Dimension {
+        /// The dimension.
+        dimension: u32,
+        /// Its number in the shape.
+        expected: u64,
+        /// Items up to where the array was given up.
+        found: u64,
+    },
+    /// Those of two arrays of a sparse value, each named by its dimension, or by `None` for the values.
+    Sparse {
+        /// The first array of the record, and its entries.
+        first: (Option<u32>, u64),
+        /// The first array that differs, and its entries.
+        other: (Option<u32>, u64),
+    },
+}
+
 /// Bytes of a reason: files may make what is quoted as long as they like.
 const MAX_REASON: usize = 1000;
 
@@ -80,6 +101,7 @@ struct Inner {
     kind: ErrorKind,
     reason: String,
     location: Location,
+    lengths: Option<Lengths>,
     os_error: Option<i32>,
 }
 
@@ -93,6 +115,7 @@ impl Error {
             kind,
             reason: shorten(&reason, MAX_REASON).map_or(reason, Into::into),
             location: Location::default(),
+            lengths: None,
             os_error: None,
         }))
     }
@@ -123,6 +146,11 @@ impl Error {
     /// Where it happened.
     pub fn location(&self) -> &Location {
         &self.0.location
+    }
+
+    /// The lengths that don't fit, where they are known.
+    pub fn lengths(&self) -> Option<Lengths> {
+        self.0.lengths
     }
 
     /// The operating system's number, for storage errors.
@@ -167,6 +195,13 @@ impl Error {
         self
     }
 
+    /// Says which lengths don't fit.
+    #[must_use]
+    pub fn with_lengths(mut self, lengths: Lengths) -> Self {
+        self.0.lengths = Some(lengths);
+        self
+    }
+
     /// Names the feature, unless it is named already.
     #[must_use]
     pub fn at_feature(mut self, feature: &str) -> Self {
@@ -182,26 +217,32 @@ impl fmt::Display for Error {
             let short = shorten(feature, MAX_FEATURE);
             write!(f, "feature '{}': ", short.as_deref().unwrap_or(feature))?;
         }
-        f.write_str(&self.0.reason)?;
+        write!(f, "{}{at}", self.0.reason)
+    }
+}
+
+/// The parts that are known, but the feature, in parentheses that follow a reason: ` (file a.avro, block 2)`.
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = " (";
         let mut part = |f: &mut fmt::Formatter<'_>, label: &str, value: &dyn fmt::Display| {
             let r = write!(f, "{separator}{label} {value}");
             separator = ", ";
             r
         };
-        if let Some(path) = &at.path {
+        if let Some(path) = &self.path {
             part(f, "file", path)?;
         }
-        if let Some(block) = at.block {
+        if let Some(block) = self.block {
             part(f, "block", &block)?;
         }
-        if let Some(offset) = at.offset {
+        if let Some(offset) = self.offset {
             part(f, "byte offset", &offset)?;
         }
-        if let Some(record) = at.record {
+        if let Some(record) = self.record {
             part(f, "record", &record)?;
         }
-        if let Some(position) = at.position {
+        if let Some(position) = self.position {
             part(f, "byte of the decompressed block", &position)?;
         }
         if separator == ", " { f.write_str(")") } else { Ok(()) }
@@ -234,6 +275,11 @@ mod tests {
              byte of the decompressed block 21)"
         );
         assert_eq!(Error::new(ErrorKind::Limit, "too much").to_string(), "too much");
+        assert_eq!(
+            e.location().to_string(),
+            e.to_string()["feature 'x': expected 3 items, found 4".len()..]
+        );
+        assert_eq!(Location::default().to_string(), "");
         assert_eq!(size_of::<Result<(), Error>>(), size_of::<usize>());
     }
 

@@ -32,7 +32,7 @@ pub use allocator::{Region, SlabAllocator};
 pub use buffers::{Buffer, BufferPool, Reuse};
 pub use cells::{Cells, Columns};
 pub use dtype::{DType, Leaf};
-pub use error::{Error, ErrorKind, Location};
+pub use error::{Error, ErrorKind, Lengths, Location};
 pub use fastpipe_memory::{LINE, LINES, hint, prefetch_of, reserve_large};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
 pub use owned::ALIGNMENT;

@@ -46,6 +46,7 @@ impl Decoder<'_, '_, '_, '_> {
                 return Err(Fault::SparseLengths {
                     expected: expected as u64,
                     found: found as u64,
+                    dim: field.what.dim(),
                 });
             }
         }
@@ -121,6 +122,7 @@ impl Decoder<'_, '_, '_, '_> {
                     return Err(Fault::SparseLengths {
                         expected: room as u64,
                         found: (n + items.count) as u64,
+                        dim: Some(dim as u32),
                     });
                 }
                 let entries = &mut all[n * width..(n + items.count) * width];

@@ -1,12 +1,13 @@
 //! The two ops and their kernels.
 
+use std::collections::HashMap;
 use std::ffi::{CStr, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::slice;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind};
+use fastpipe_batch::{Error, ErrorKind, Lengths};
 use fastpipe_engine::Poll;
 use pyo3::exceptions::{PyFileNotFoundError, PyValueError};
 use pyo3::prelude::*;
@@ -158,7 +159,10 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
             let iteration = ticket::find(number).ok_or_else(over)?;
             let running = &iteration.running;
             loop {
-                match running.poll().map_err(|e| read_failure(&e))? {
+                match running
+                    .poll()
+                    .map_err(|e| read_failure(&e, iteration.shapes.as_ref()))?
+                {
                     Poll::Ready(number, mut batch) => {
                         let after = std::mem::take(&mut batch.about.after);
                         let outputs = Outputs::new(api, context);
@@ -211,11 +215,15 @@ fn start(py: Python<'_>, registered: &Registered, context: *mut Context) -> Resu
     let failed = |error: PyErr| python_failure(py, &error);
     let arguments = PyTuple::new(py, arguments).map_err(failed)?;
     let made = registered.begin.bind(py).call1(arguments).map_err(failed)?;
-    let (pass, wanted): (Bound<'_, Pass>, Vec<Wanted>) = made.extract().map_err(failed)?;
+    let (pass, wanted, shapes): (Bound<'_, Pass>, Vec<Wanted>, _) = made.extract().map_err(failed)?;
     let closed = || Failure::new(Code::Internal, "the pass was closed before it began");
     let running = pass.get().running().ok_or_else(closed)?;
     let columns = columns(running.columns(), wanted)?;
-    Ok(Iteration { running, columns })
+    Ok(Iteration {
+        running,
+        columns,
+        shapes,
+    })
 }
 
 /// An input of a kernel.
@@ -314,7 +322,7 @@ impl Drop for Input<'_> {
 }
 
 /// An error of reading, as TensorFlow raises it.
-fn read_failure(error: &Error) -> Failure {
+fn read_failure(error: &Error, shapes: Option<&HashMap<String, String>>) -> Failure {
     let code = match error.kind() {
         ErrorKind::NotFound => Code::NotFound,
         ErrorKind::Malformed
@@ -326,7 +334,46 @@ fn read_failure(error: &Error) -> Failure {
         | ErrorKind::Null => Code::InvalidArgument,
         _ => Code::Unknown,
     };
-    Failure::new(code, format!("{}: {error}", errors::name(error.kind())))
+    let class = errors::name(error.kind());
+    let message = match shapes.and_then(|shapes| undecoded(error, shapes)) {
+        Some(told) => format!("{class}: {told}{}", error.location()),
+        None => format!("{class}: {error}"),
+    };
+    Failure::new(code, message)
+}
+
+/// What tensorflow-io says of such a value, as programs and tests may look for it; `None` for all else.
+fn undecoded(error: &Error, shapes: &HashMap<String, String>) -> Option<String> {
+    let feature = error.location().feature.as_deref()?;
+    let shape = shapes.get(feature)?;
+    let reason = match (error.kind(), error.lengths()) {
+        (ErrorKind::Null, _) => format!("Feature value is null. fill={{'{feature}': value}} replaces nulls"),
+        (
+            _,
+            Some(Lengths::Dimension {
+                dimension,
+                expected,
+                found,
+            }),
+        ) => format!(
+            "Number of decoded value {found} does not match the expected dimension size {expected} at the {}th \
+             dimension in user defined shape {shape}",
+            dimension + 1
+        ),
+        (_, Some(Lengths::Sparse { first, other })) => {
+            let name = |dimension: Option<u32>| dimension.map_or("values".to_owned(), |d| format!("indices{d}"));
+            format!(
+                "Numbers of decoded value in indice and values array are different. Numbers of decoded value in \
+                 [{}, {}] arrays are [{}, {}]",
+                name(first.0),
+                name(other.0),
+                first.1,
+                other.1
+            )
+        }
+        _ => return None,
+    };
+    Some(format!("Failed to decode feature {feature}. Reason: {reason}"))
 }
 
 /// An exception of Python's, as TensorFlow raises it.

@@ -18,6 +18,9 @@ use crate::pass::Running;
 pub(crate) struct Iteration {
     pub(crate) running: Arc<Running>,
     pub(crate) columns: Vec<Column>,
+    /// Where values that can't be decoded are to be told of as tensorflow-io does: the shape of each feature in its
+    /// notation.
+    pub(crate) shapes: Option<HashMap<String, String>>,
 }
 
 /// The memory of a ticket: aligned as TensorFlow wants it, which else would copy it and let go of it at once.
