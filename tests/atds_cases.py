@@ -14,7 +14,7 @@ import sys
 
 
 def run(case: dict, dataset: object, features: object) -> dict:
-    """What comes of a case: specs, batches, and the class of the error that ended it.
+    """What comes of a case: specs, batches, and the class and the message of the error that ended it.
 
     Args:
         case: of `files`, `features` (kind, shape and dtype by name) and further arguments of the dataset.
@@ -23,7 +23,7 @@ def run(case: dict, dataset: object, features: object) -> dict:
     """
     import tensorflow as tf
 
-    found: dict = {"batches": [], "error": None}
+    found: dict = {"batches": [], "error": None, "message": ""}
     try:
         wanted = {
             name: getattr(features, kind)(shape, getattr(tf, dtype))
@@ -38,7 +38,7 @@ def run(case: dict, dataset: object, features: object) -> dict:
         for batch in batches:
             found["batches"].append({name: _parts(value, tf) for name, value in batch.items()})
     except Exception as error:
-        found["error"] = type(error).__name__
+        found["error"], found["message"] = type(error).__name__, getattr(error, "message", str(error))
     return found
 
 

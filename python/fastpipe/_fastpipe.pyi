@@ -30,7 +30,8 @@ _Kept: TypeAlias = Literal["nowhere", "before", "now", "unsettled", "changed"]
 
 def index_file(path: str, index_cache: str, progress: Callable[[int], object]) -> tuple[int, int, int, int, _Kept]: ...
 def register_tensorflow(
-    libraries: list[str], begin: Callable[..., tuple[Pass, list[tuple[str, list[int] | None]]]]
+    libraries: list[str],
+    begin: Callable[..., tuple[Pass, list[tuple[str, list[int] | None]], dict[str, str] | None]],
 ) -> None: ...
 def leave_tensorflow() -> None: ...
 

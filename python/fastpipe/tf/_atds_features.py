@@ -8,9 +8,10 @@ from typing import Any, Self, TypeAlias
 
 import tensorflow as tf
 
-__all__ = ["DenseFeature", "Feature", "SparseFeature", "VarlenFeature"]
+__all__ = ["ATDS_SUPPORTED_DTYPES", "DenseFeature", "Feature", "SparseFeature", "VarlenFeature"]
 
-_DTYPES = (tf.int32, tf.int64, tf.float32, tf.float64, tf.string, tf.bool)
+ATDS_SUPPORTED_DTYPES = [tf.int32, tf.int64, tf.float32, tf.float64, tf.string, tf.bool]
+"""The dtypes of features, under the name that tensorflow-io has for them."""
 
 
 class DenseFeature(namedtuple("DenseFeature", ["shape", "dtype"])):  # noqa: PYI024 - checks itself, in __new__
@@ -29,7 +30,7 @@ class DenseFeature(namedtuple("DenseFeature", ["shape", "dtype"])):  # noqa: PYI
     def __new__(cls, shape: Sequence[int], dtype: tf.DType) -> Self:
         _check(shape, dtype)
         if any(size < 0 for size in shape):
-            raise ValueError(f"a dimension of a DenseFeature is at least 1, not as in {shape}")
+            raise ValueError(f"Each dimension should be greater than 0 in DenseFeature but found {shape}.")
         return super().__new__(cls, shape, dtype)
 
 
@@ -49,7 +50,7 @@ class SparseFeature(namedtuple("SparseFeature", ["shape", "dtype"])):  # noqa: P
     def __new__(cls, shape: Sequence[int], dtype: tf.DType) -> Self:
         _check(shape, dtype)
         if not len(shape):
-            raise ValueError("a SparseFeature has at least one dimension: a scalar is a DenseFeature")
+            raise ValueError("SparseFeature cannot be scalar. A scalar is a DenseFeature.")
         return super().__new__(cls, shape, dtype)
 
 
@@ -69,7 +70,7 @@ class VarlenFeature(namedtuple("VarlenFeature", ["shape", "dtype"])):  # noqa: P
     def __new__(cls, shape: Sequence[int], dtype: tf.DType) -> Self:
         _check(shape, dtype)
         if any(size < -1 for size in shape):
-            raise ValueError(f"a dimension of a VarlenFeature is at least 1, or -1 for any, not as in {shape}")
+            raise ValueError(f"Each dimension should be greater than 0 or -1 in VarlenFeature but found {shape}.")
         return super().__new__(cls, shape, dtype)
 
 
@@ -78,10 +79,10 @@ Feature: TypeAlias = DenseFeature | SparseFeature | VarlenFeature
 
 def _check(shape: Any, dtype: Any) -> None:
     if shape is None:
-        raise ValueError("shape is a list of dimensions, not None: [] for a scalar")
+        raise ValueError("Shape cannot be None. It is [] for a scalar.")
     if any(size is None or size == 0 for size in shape):
-        raise ValueError(f"a dimension is neither None nor 0, as in {shape}")
+        raise ValueError(f"Dimension in shape cannot be None or 0 but found {shape}.")
     if dtype is None:
-        raise ValueError("dtype is a dtype of TensorFlow, not None")
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype is one of {', '.join(known.name for known in _DTYPES)}, not {dtype}")
+        raise ValueError("dtype cannot be None.")
+    if dtype not in ATDS_SUPPORTED_DTYPES:
+        raise ValueError(f"{dtype} is not supported in ATDS. Available dtypes are {ATDS_SUPPORTED_DTYPES}.")

@@ -1,4 +1,7 @@
-"""Whether a file has what `ATDSDataset` is asked for: no dtype is promoted, no rank changed."""
+"""Whether a file has what `ATDSDataset` is asked for: no dtype is promoted, no rank changed.
+
+Messages are worded as tensorflow-io's, which programs and tests look for, as far as those go.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from fastpipe.errors import SchemaError
-from fastpipe.tf._atds_features import Feature, SparseFeature
+from fastpipe.tf._atds_features import DenseFeature, Feature, SparseFeature
 
 __all__ = ["check"]
 
@@ -22,6 +25,9 @@ _DTYPES = {
     "string": tf.string,
     "bytes": tf.string,
 }
+
+_MOST_TEXT = 500
+"""Characters of a schema in a message."""
 
 
 def check(path: str, schema_json: str, features: Mapping[str, Feature]) -> None:
@@ -37,15 +43,18 @@ def check(path: str, schema_json: str, features: Mapping[str, Feature]) -> None:
         raise SchemaError(f"the records of a file aren't of a record type (file {path})", path=path)
     fields = {field["name"]: field["type"] for field in schema["fields"]}
     space = _space(schema, "")
-    for name, feature in features.items():
+    for name, feature in sorted(features.items()):
         if name not in fields:
-            reason = f"the schema has no field {name!r}; it has {', '.join(fields)}"
+            reason = (
+                f"User defined feature '{name}' cannot be found in the input data. "
+                f"Input data schema: it has the fields {', '.join(fields)}"
+            )
         else:
-            found = _problem(_Types(names, space), fields[name], feature)
+            found = _problem(_Types(names, space), fields[name], name, feature)
             if found is None:
                 continue
             reason = f"{found}, but {feature} was asked for"
-        raise SchemaError(f"feature {name!r}: {reason} (file {path})", path=path, feature=name, reason=reason)
+        raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
 
 
 class _Types:
@@ -71,53 +80,84 @@ class _Types:
                 return schema
 
 
-def _problem(types: _Types, schema: Any, feature: Feature) -> str | None:
+def _problem(types: _Types, schema: Any, name: str, feature: Feature) -> str | None:
     schema = types.resolve(schema)
     if isinstance(schema, list):
         branches = [branch for branch in schema if types.resolve(branch) != "null"]
         if len(branches) != 1 or len(schema) > 2:
-            return f"it is a union of {len(schema)} types, which isn't read: one type, and null beside it"
+            return (
+                f"Feature '{name}' has invalid union schema. A feature can only be an union of itself or an union of "
+                f"'null' type and itself. Invalid union schema found: {_text(schema)}"
+            )
         schema = types.resolve(branches[0])
     if isinstance(feature, SparseFeature):
-        return _sparse_problem(types, schema, feature)
-    rank = 0
-    while isinstance(schema, dict) and schema["type"] == "array":
+        return _sparse_problem(types, schema, name, feature)
+    whole, rank = schema, 0
+    while _is(schema, "array"):
         schema, rank = types.resolve(schema["items"]), rank + 1
-    if (problem := _dtype_problem(schema, feature.dtype)) is not None:
+    if isinstance(schema, list) or _is(schema, "record") or _is(schema, "map"):
+        kind = "Dense" if isinstance(feature, DenseFeature) else "Varlen"
+        return f"{kind} feature '{name}' must be non-nullable nested arrays only. Invalid schema found: {_text(whole)}"
+    if (problem := _dtype_problem(schema, name, feature, whole)) is not None:
         return problem
     if rank != len(feature.shape):
-        return f"it has {rank} dimensions, not {len(feature.shape)}"
+        return (
+            f"Mismatch between avro schema rank and metadata rank in feature '{name}'. Avro schema rank: {rank}, "
+            f"metadata rank: {len(feature.shape)}. Invalid schema found: {_text(whole)}"
+        )
     return None
 
 
-def _sparse_problem(types: _Types, schema: Any, feature: SparseFeature) -> str | None:
-    if not (isinstance(schema, dict) and schema["type"] == "record"):
-        return f"it is of type {_name(schema)}, not a record"
+def _sparse_problem(types: _Types, schema: Any, name: str, feature: SparseFeature) -> str | None:
+    if not _is(schema, "record"):
+        return f"Sparse feature '{name}' must be a record of arrays. Invalid schema found: {_text(schema)}"
     fields = {field["name"]: types.resolve(field["type"]) for field in schema["fields"]}
-    rank = len(feature.shape)
-    wanted = [f"indices{axis}" for axis in range(rank)]
-    if fields.keys() != {*wanted, "values"}:
-        return f"its record has the fields {', '.join(fields)}, not {', '.join(wanted)} and values"
-    for name, kind in fields.items():
-        if not (isinstance(kind, dict) and kind["type"] == "array"):
-            return f"its {name} is of type {_name(kind)}, not an array"
-        items = types.resolve(kind["items"])
-        if name != "values" and items not in ("int", "long"):
-            return f"its {name} are of type {_name(items)}, neither int nor long"
-        if name == "values" and (problem := _dtype_problem(items, feature.dtype)) is not None:
+    indices = [f"indices{axis}" for axis in range(len(feature.shape))]
+    problem = None
+    if not fields.keys() >= set(indices):
+        problem = "Sparse schema indices should be contiguous (indices0, indices1, ...)."
+    elif "values" not in fields:
+        problem = "Sparse schema is missing values column."
+    elif len(fields) > len(indices) + 1:
+        problem = "Sparse schema can only contain 'indices' columns and a 'values' column."
+    if problem is not None:
+        wanted = f"{', '.join(indices)} and values"
+        return f"{problem} Input data schema: {_text(schema)}, of which {wanted} are read for feature '{name}'"
+    for field, kind in fields.items():
+        items = types.resolve(kind["items"]) if _is(kind, "array") else None
+        if field != "values" and items not in ("int", "long"):
+            return (
+                f"Unsupported indices type found in feature '{name}'. Sparse tensor indices must be a non-nullable "
+                f"array of non-nullable int or long. Invalid schema found: {_text(schema)}"
+            )
+        if field == "values" and (problem := _dtype_problem(items, name, feature, schema)) is not None:
             return problem
     return None
 
 
-def _dtype_problem(schema: Any, dtype: tf.DType) -> str | None:
-    found = _DTYPES.get(schema) if isinstance(schema, str) else None
-    return None if found == dtype else f"its values are of type {_name(schema)}, not {dtype.name}"
+def _dtype_problem(schema: Any, name: str, feature: Feature, whole: Any) -> str | None:
+    if not (isinstance(schema, str) and schema in _DTYPES):
+        return (
+            f"Unsupported value type found in feature '{name}'. Tensor value must be a non-nullable array of "
+            f"non-nullable int, long, float, double, boolean, bytes, or string. Invalid schema found: {_text(whole)}"
+        )
+    if _DTYPES[schema] == feature.dtype:
+        return None
+    dtype = {tf.float32: "float", tf.float64: "double"}.get(feature.dtype, feature.dtype.name)
+    return (
+        f"Schema value type and metadata type mismatch in feature '{name}'. Avro schema data type: {schema}, "
+        f"metadata type: {dtype}. Invalid schema found: {_text(whole)}"
+    )
 
 
-def _name(schema: Any) -> str:
-    if isinstance(schema, list):
-        return "union"
-    return str(schema["type"] if isinstance(schema, dict) else schema)
+def _is(schema: Any, kind: str) -> bool:
+    return isinstance(schema, dict) and schema["type"] == kind
+
+
+def _text(schema: Any) -> str:
+    """A schema as it is shown in messages, which files may not make as long as they like."""
+    text = json.dumps(schema)
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} ..."
 
 
 def _space(schema: Any, outer: str) -> str:

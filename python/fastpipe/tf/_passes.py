@@ -56,10 +56,11 @@ class Layout:
 class _Source:
     """What the first function of a dataset needs of Python."""
 
-    def __init__(self, start: Start, layout: Layout) -> None:
+    def __init__(self, start: Start, layout: Layout, shapes: dict[str, str] | None) -> None:
         self.number = next(_numbers)
         self.start = start
         self.wanted = layout.wanted()
+        self.shapes = shapes
         _sources[self.number] = self
 
 
@@ -68,11 +69,11 @@ _numbers = itertools.count()
 _sources: weakref.WeakValueDictionary[int, _Source] = weakref.WeakValueDictionary()
 
 
-def _begin(number: int, *args: Any) -> tuple[_fastpipe.Pass, list[tuple[str, list[int] | None]]]:
+def _begin(number: int, *args: Any) -> tuple[_fastpipe.Pass, list[tuple[str, list[int] | None]], dict[str, str] | None]:
     source = _sources.get(number)
     if source is None:
         raise RuntimeError("the dataset is gone: keep it, or the function that it was built in, while it is iterated")
-    return source.start(*args), source.wanted
+    return source.start(*args), source.wanted, source.shapes
 
 
 def _libraries() -> list[str]:
@@ -93,7 +94,9 @@ def _op(kind: str, inputs: Sequence[tf.Tensor], listed: str, types: Sequence[tf.
     return tf.compat.v1.get_default_graph().create_op(kind, list(inputs), list(out), attrs=attrs).outputs
 
 
-def from_passes(start: Start, args: Sequence[tf.Tensor], layout: Layout) -> tf.data.Dataset:
+def from_passes(
+    start: Start, args: Sequence[tf.Tensor], layout: Layout, shapes: dict[str, str] | None = None
+) -> tf.data.Dataset:
     """A dataset of the batches of passes.
 
     Args:
@@ -102,8 +105,10 @@ def from_passes(start: Start, args: Sequence[tf.Tensor], layout: Layout) -> tf.d
             `InvalidArgumentError` for a `ValueError`, else `UnknownError`.
         args: tensors of int64 and bool scalars, and of strings; symbolic ones, too.
         layout: of the batches.
+        shapes: by feature, as tensorflow-io writes them, to tell of nulls and lengths that don't fit in its words;
+            in fastpipe's own by default.
     """
-    source = _Source(start, layout)
+    source = _Source(start, layout, shapes)
     signature = [tf.TensorSpec(arg.shape, arg.dtype) for arg in args]
 
     @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]

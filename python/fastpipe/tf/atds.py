@@ -3,7 +3,8 @@
     from fastpipe.tf.atds import ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
 
 The same arguments give the same tensors; what this one does besides is asked for by keyword. Damaged files, which
-that one reads to an early end or to the end of the process, fail the `next` here.
+that one reads to an early end or to the end of the process, fail the `next` here. Messages of errors have that one's
+words in them, since programs look for those, and then say more.
 """
 
 from __future__ import annotations
@@ -22,13 +23,22 @@ from fastpipe._ordering import LARGEST_BATCH, Ordering
 from fastpipe._running import Running
 from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
-from fastpipe.tf._atds_features import DenseFeature, Feature, SparseFeature, VarlenFeature
+from fastpipe.tf._atds_features import ATDS_SUPPORTED_DTYPES, DenseFeature, Feature, SparseFeature, VarlenFeature
 from fastpipe.tf._atds_files import OpenedFiles
 from fastpipe.tf._atds_schema import check
 from fastpipe.tf._forms import Array, Coordinates, Node
 from fastpipe.tf._passes import Layout, from_passes
 
-__all__ = ["ATDSDataset", "ArgumentTypeError", "DenseFeature", "SparseFeature", "VarlenFeature"]
+__all__ = [
+    "ATDS_SUPPORTED_DTYPES",
+    "ATDSDataset",
+    "ArgumentTypeError",
+    "DenseFeature",
+    "SparseFeature",
+    "VarlenFeature",
+]
+
+_FEATURES = (DenseFeature, SparseFeature, VarlenFeature)
 
 
 class ArgumentTypeError(TypeError, ValueError):
@@ -78,21 +88,24 @@ def ATDSDataset(
     """
     if not isinstance(features, dict):
         raise ValueError(
-            f"features is a dict from name to DenseFeature, SparseFeature or VarlenFeature, not {features!r}"
+            "Features can only be a dict with feature name as key and ATDS feature configuration as value but found "
+            f"{features}. Available feature configuration are {_FEATURES}."
         )
     if not features:
-        raise ValueError("features is empty: name at least one")
+        raise ValueError("Features dict cannot be empty and should have at least one feature.")
     for name, feature in features.items():
         if not isinstance(name, str):
             raise ArgumentTypeError(f"the name of a feature is a string, not {name!r}")
-        if not isinstance(feature, (DenseFeature, SparseFeature, VarlenFeature)):
-            raise ValueError(f"feature {name!r} is a DenseFeature, SparseFeature or VarlenFeature, not {feature!r}")
+        if not isinstance(feature, _FEATURES):
+            raise ValueError(
+                f"Unknown ATDS feature configuration {feature}. Only {_FEATURES} are supported. It is feature {name!r}."
+            )
     fills = dict(fill or {})
     if unknown := sorted(fills.keys() - features.keys()):
         raise ValueError(f"fill names {unknown}, which features doesn't")
     files = _tensor("filenames", filenames, tf.string)
     if files.shape.rank not in (None, 0, 1):
-        raise _invalid(f"filenames is a scalar or a vector, not of shape {files.shape}")
+        raise _invalid(f"`filenames` must be a scalar or a vector. Its shape is {files.shape}.")
     numbers = [
         _scalar("batch_size", batch_size, tf.int64),
         _scalar("drop_remainder", False if drop_remainder is None else drop_remainder, tf.bool),
@@ -106,7 +119,8 @@ def ATDSDataset(
     source = _Source(features, fills, seed)
     rows = int(known[0]) if known[1] and known[0] is not None else None
     layout = Layout({name: _node(feature) for name, feature in features.items()}, rows)
-    return from_passes(source.start, [files, *numbers], layout)
+    shapes = {name: _shape_text(feature) for name, feature in features.items()}
+    return from_passes(source.start, [files, *numbers], layout, shapes)
 
 
 class _Source:
@@ -165,6 +179,10 @@ def _node(feature: Feature) -> Node:
     return Coordinates(Array(tf.as_dtype(feature.dtype), ()), shape, nested=isinstance(feature, VarlenFeature))
 
 
+def _shape_text(feature: Feature) -> str:
+    return "[" + ",".join("?" if size == -1 else str(size) for size in feature.shape) + "]"
+
+
 def _spec(feature: Feature, fill: Any) -> Spec:
     shape = tuple(None if size == -1 else int(size) for size in feature.shape)
     dtype = "bytes" if feature.dtype == tf.string else tf.as_dtype(feature.dtype).name
@@ -178,8 +196,6 @@ def _spec(feature: Feature, fill: Any) -> Spec:
 
 
 def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
-    if value is None:
-        raise ValueError(f"{name} is a {dtype.name}, not None")
     try:
         return tf.convert_to_tensor(value, dtype)
     except (TypeError, ValueError) as error:
@@ -189,20 +205,20 @@ def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
 def _scalar(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
     tensor = _tensor(name, value, dtype)
     if tensor.shape.rank not in (None, 0):
-        raise _invalid(f"{name} is a scalar, not of shape {tensor.shape}")
+        raise _invalid(f"{name} must be a scalar. Its shape is {tensor.shape}.")
     return tensor
 
 
 def _out_of_range(batch_size: Any, drop_remainder: Any, buffer_size: Any, shuffle: Any, threads: Any) -> str | None:
     """What is wrong with the numbers that are known."""
     if batch_size is not None and batch_size < 1:
-        return f"batch_size is at least 1, not {batch_size}"
+        return f"`batch_size` must be greater than 0 but found {batch_size}"
     if buffer_size is not None and buffer_size < 1:
-        return f"reader_buffer_size is at least 1, not {buffer_size}"
+        return f"`reader_buffer_size` must be greater than 0 but found {buffer_size}"
     if shuffle is not None and shuffle < 0:
-        return f"shuffle_buffer_size is at least 0, not {shuffle}"
+        return f"`shuffle_buffer_size` must be greater than or equal to 0 but found {shuffle}"
     if threads is not None and threads < 1 and threads != tf.data.AUTOTUNE:
-        return f"num_parallel_calls is at least 1, or tf.data.AUTOTUNE, not {threads}"
+        return f"`num_parallel_calls` must be a positive integer or tf.data.AUTOTUNE, got {threads}"
     return None
 
 
