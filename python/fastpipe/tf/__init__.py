@@ -17,11 +17,12 @@ import tensorflow as tf
 
 from fastpipe.reader import Reader
 from fastpipe.tf._forms import Array, Masked, Node, column
-from fastpipe.tf._passes import Layout, from_passes
+from fastpipe.tf._passes import Layout, from_passes, unconverted
 
 __all__ = ["Masked", "dataset"]
 
 
+@unconverted
 def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
     """A `tf.data.Dataset` of a reader's batches.
 

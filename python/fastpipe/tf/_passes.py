@@ -16,16 +16,28 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
 from fastpipe import _fastpipe
 from fastpipe.tf._forms import Coordinates, Masked, Node, Part
 
-__all__ = ["Layout", "from_passes"]
+__all__ = ["Layout", "from_passes", "unconverted"]
+
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
 
 Start = Callable[..., _fastpipe.Pass]
+
+
+def unconverted(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
+    """Keeps AutoGraph from rewriting what makes a dataset within a function, such as that of `interleave`.
+
+    Nothing in there is for the graph, and AutoGraph warns of what it can't rewrite.
+    """
+    left: Callable[_Params, _Result] = tf.autograph.experimental.do_not_convert(function)
+    return left
 
 
 class Layout:

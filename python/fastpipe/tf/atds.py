@@ -27,7 +27,7 @@ from fastpipe.tf._atds_features import ATDS_SUPPORTED_DTYPES, DenseFeature, Feat
 from fastpipe.tf._atds_files import OpenedFiles
 from fastpipe.tf._atds_schema import check
 from fastpipe.tf._forms import Array, Coordinates, Node
-from fastpipe.tf._passes import Layout, from_passes
+from fastpipe.tf._passes import Layout, from_passes, unconverted
 
 __all__ = [
     "ATDS_SUPPORTED_DTYPES",
@@ -45,6 +45,7 @@ class ArgumentTypeError(TypeError, ValueError):
     """An argument of the wrong type, for which tensorflow-io raises now the one and now the other."""
 
 
+@unconverted
 def ATDSDataset(
     filenames: Any,
     batch_size: Any,
