@@ -334,6 +334,19 @@ def test_schemas_that_do_not_fit(tmp_path: Path, kind: Any, feature: Any, messag
     assert path in caught.value.message
 
 
+def test_of_several_features_the_first_dense_one_is_told_of(files: list[str]) -> None:
+    features = {
+        "id": VarlenFeature([], tf.string),
+        "items": SparseFeature([1], tf.int32),
+        "score": DenseFeature([2], tf.float32),
+        "absent": VarlenFeature([], tf.string),
+    }
+    for name in ("score", "items", "absent", "id"):
+        with raises(INVALID, f"feature '{name}'"):
+            ids(ATDSDataset(files, 2, features))
+        del features[name]
+
+
 def test_long_schemas_are_cut_in_messages(tmp_path: Path) -> None:
     path = write_value(tmp_path, sparse_record(**{f"field{i}": "int" for i in range(1000)}))
     with raises(INVALID, "Dense feature 'it'") as caught:

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from fastpipe.errors import SchemaError
-from fastpipe.tf._atds_features import DenseFeature, Feature, SparseFeature
+from fastpipe.tf._atds_features import DenseFeature, Feature, SparseFeature, VarlenFeature
 
 __all__ = ["check"]
 
@@ -43,7 +43,7 @@ def check(path: str, schema_json: str, features: Mapping[str, Feature]) -> None:
         raise SchemaError(f"the records of a file aren't of a record type (file {path})", path=path)
     fields = {field["name"]: field["type"] for field in schema["fields"]}
     space = _space(schema, "")
-    for name, feature in sorted(features.items()):
+    for name, feature in sorted(features.items(), key=_turn):
         if name not in fields:
             reason = (
                 f"User defined feature '{name}' cannot be found in the input data. "
@@ -55,6 +55,12 @@ def check(path: str, schema_json: str, features: Mapping[str, Feature]) -> None:
                 continue
             reason = f"{found}, but {feature} was asked for"
         raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
+
+
+def _turn(item: tuple[str, Feature]) -> tuple[bool, bool, str]:
+    """Dense ones before sparse ones before others: of several that don't fit, the one that tensorflow-io tells of."""
+    name, feature = item
+    return isinstance(feature, VarlenFeature), isinstance(feature, SparseFeature), name
 
 
 class _Types:
