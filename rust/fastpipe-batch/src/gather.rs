@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use fastpipe_memory::{LINE, LINES, hint};
+use fastpipe_memory::{LINE, LINES, copy_and_prefetch, hint};
 
 /// An index or span beyond the rows, or a target of another size than what it was to get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +150,7 @@ pub fn gather_places<T: Copy>(
     }
     for (k, (target, place)) in target.chunks_exact_mut(width).zip(places).enumerate() {
         let later = places.get(k + ahead).and_then(row);
-        copy_asking(row(place).ok_or(OutOfBounds)?, target, later);
+        copy_and_prefetch(row(place).ok_or(OutOfBounds)?, target, later.unwrap_or_default());
     }
     Ok(())
 }
@@ -176,7 +176,8 @@ pub fn move_rows<T: Copy>(
         let start = (to_row as usize).checked_mul(width).ok_or(OutOfBounds)?;
         let target = target.get_mut(start..).and_then(|rest| rest.get_mut(..width));
         let source = row_of(source, width, from_row);
-        copy_asking(source.ok_or(OutOfBounds)?, target.ok_or(OutOfBounds)?, later);
+        let (source, target) = (source.ok_or(OutOfBounds)?, target.ok_or(OutOfBounds)?);
+        copy_and_prefetch(source, target, later.unwrap_or_default());
     }
     Ok(())
 }
@@ -193,26 +194,6 @@ fn rows_ahead<T>(width: usize) -> usize {
         .checked_div(width * size_of::<T>())
         .unwrap_or(0)
         .clamp(1, AHEAD)
-}
-
-/// Copies a row, and asks for a later one, line by line: the processor takes only so many requests at once, and copies
-/// meanwhile.
-#[inline(always)]
-fn copy_asking<T: Copy>(source: &[T], target: &mut [T], later: Option<&[T]>) {
-    let Some(later) = later else {
-        return target.copy_from_slice(source);
-    };
-    let line = (LINE / size_of::<T>().max(1)).max(1);
-    if line != LINE {
-        ask_for(later, 0, later.len());
-        return target.copy_from_slice(source);
-    }
-    let ((from, from_rest), (to, to_rest)) = (source.as_chunks::<LINE>(), target.as_chunks_mut::<LINE>());
-    for ((k, from), to) in from.iter().enumerate().zip(to) {
-        hint(later.as_ptr().cast::<u8>().wrapping_add(k * LINE));
-        *to = *from;
-    }
-    to_rest.copy_from_slice(from_rest);
 }
 
 /// Checks that all of an index, less `first`, are below `rows`, and that `len` elements are as many as it asks for.

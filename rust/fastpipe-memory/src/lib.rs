@@ -1,8 +1,10 @@
 //! What programs may tell the processor and the system about memory, without any change in what they compute: that a table is
-//! large, and what of it is read next.
+//! large, and what of it is read next, while rows of it are copied or otherwise.
 
+mod copy;
 mod pages;
 mod prefetch;
 
+pub use copy::copy_and_prefetch;
 pub use pages::{LARGE_PAGE, advise, reserve_large, try_reserve_large};
 pub use prefetch::{LINE, LINES, hint, prefetch_of};

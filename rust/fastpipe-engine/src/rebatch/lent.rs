@@ -155,9 +155,11 @@ impl Lent {
         self.settle()
     }
 
-    /// Where the rows at these slots are.
-    pub(crate) fn places(&self, slots: &[u32]) -> Vec<Place> {
-        slots.iter().map(|&slot| self.places[slot as usize]).collect()
+    /// Where the rows at these slots are, which were drawn: nothing moves them any more, and they are yet to be
+    /// [forgotten](Lent::forget).
+    pub(crate) fn draw(&mut self, slots: &[u32]) -> Vec<Place> {
+        let drawn = |&slot: &u32| std::mem::replace(&mut self.places[slot as usize], NOWHERE);
+        slots.iter().map(drawn).collect()
     }
 
     /// Where places of a part are looked up.
@@ -169,10 +171,9 @@ impl Lent {
         std::iter::once(&self.table[part][..]).chain(chunks).collect()
     }
 
-    /// Forgets rows that were drawn, and lets go of chunks that have no others.
-    pub(crate) fn forget(&mut self, slots: &[u32]) {
-        for &slot in slots {
-            let place = std::mem::replace(&mut self.places[slot as usize], NOWHERE);
+    /// Forgets rows that were drawn from these places, and lets go of chunks that have no others.
+    pub(crate) fn forget(&mut self, places: &[Place]) {
+        for &place in places {
             if place.source == TABLE {
                 self.free.push(place.row);
                 continue;

@@ -151,7 +151,7 @@ impl Shuffled {
         let places: Vec<Place> = if self.lent_parts.is_empty() {
             Vec::new()
         } else {
-            self.lent.places(&self.drawn)
+            self.lent.draw(&self.drawn)
         };
         let sources: Vec<_> = (0..self.lent_parts.len()).map(|k| self.lent.sources(k)).collect();
         let values = self.layout.values.iter().zip(&self.values).zip(&mut targets.values);
@@ -166,9 +166,7 @@ impl Shuffled {
         });
         copy_all(values.collect(), self.threads)?;
         targets.add_up();
-        if !self.lent_parts.is_empty() {
-            self.lent.forget(&self.drawn);
-        }
+        self.lent.forget(&places);
         for level in &mut self.levels {
             level.forget(&self.drawn);
         }
