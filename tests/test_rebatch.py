@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import fastavro
@@ -541,6 +542,44 @@ def test_views_of_any_layout_can_come_in() -> None:
 # --- What can't be ---
 
 
+class Shouting(dict[str, Any]):
+    """A dict that has more to say than the one that it is."""
+
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(name) + 100
+
+
+@pytest.mark.parametrize("buffer", [0, 3])
+def test_plain_batches_come_in_any_order_of_columns_between_others(buffer: int) -> None:
+    """Arrays as they stand go a shorter way than views, subclasses and mappings of other kinds."""
+    whole = {"x": np.arange(30, dtype=np.int32), "y": np.arange(60.0).reshape(30, 2), "z": np.arange(30) % 2 == 0}
+
+    def cut(first: int) -> dict[str, Any]:
+        return {name: column[first : first + 5] for name, column in whole.items()}
+
+    def chunks() -> Iterator[Any]:
+        yield cut(0)
+        yield dict(reversed(cut(5).items()))
+        yield MappingProxyType(cut(10))
+        yield {name: np.repeat(column, 2, axis=0)[::2] for name, column in cut(15).items()}
+        yield {name: column.view(np.recarray) for name, column in cut(20).items()}
+        yield {name: column[:0] for name, column in whole.items()}
+        yield cut(25)
+
+    batches = list(rebatch(chunks(), 4, shuffle_buffer=buffer, seed=1))
+    assert [list(batch) for batch in batches] == [["x", "y", "z"]] * 8
+    rows = order(30, buffer, 1, 0)
+    for name, column in whole.items():
+        found = np.concatenate([batch[name] for batch in batches])
+        assert found.dtype == column.dtype
+        assert found.tolist() == column[rows].tolist()
+
+
+def test_what_a_dict_of_another_kind_says_is_believed() -> None:
+    batches = [{"x": np.arange(3)}, Shouting(x=np.arange(3)), {"x": np.arange(3)}]
+    assert [batch["x"].tolist() for batch in rebatch(batches, 3)] == [[0, 1, 2], [100, 101, 102], [0, 1, 2]]
+
+
 def a(rows: int = 2) -> np.ndarray:
     return np.zeros((rows, 2), dtype=np.float32)
 
@@ -749,6 +788,12 @@ def test_the_buffer_refuses_parts_that_do_not_fit() -> None:
     ]:
         with pytest.raises(ValueError, match=r"level is used|can't be copied"):
             fastpipe._fastpipe.RowBuffer(levels, parts, **options)
+    for columns in [["x"], ["x", "y"]]:
+        with pytest.raises(ValueError, match="a part of values each"):
+            fastpipe._fastpipe.RowBuffer([(0, 1)], [(1, f4, (2,))], arrays=columns, **options)
+    with pytest.raises(ValueError, match="not all columns are arrays"):
+        buffer().next_arrays()
+    assert not buffer().push_arrays({"x": items})
     full = buffer()
     full.push(2, lengths(1, 2), [items])
     with pytest.raises(ValueError, match="before they were asked for"):

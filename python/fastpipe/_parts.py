@@ -56,6 +56,12 @@ class Columns:
         self.layout = Layout([], [])
         self._nodes = {name: _node(form, f"column {name!r}", 0, self.layout) for name, form in first.items()}
 
+    @property
+    def arrays(self) -> list[str] | None:
+        """The columns' names, if each is an array, and so a part of values as it stands."""
+        plain = all(type(node) is _Dense for node in self._nodes.values())
+        return list(self._nodes) if plain else None
+
     def split(self, batch: Mapping[str, Any]) -> tuple[int, Parts]:
         """The rows of a batch, and its parts.
 

@@ -148,7 +148,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
                 if self._rows is not None:
                     self._rows.finish()
                 continue
-            if not isinstance(chunk, Mapping):
+            if not isinstance(chunk, (dict, Mapping)):  # Of a dict the abstract class isn't asked, which takes longer.
                 raise TypeError(f"a batch is a dict from column name to array, not {type(chunk).__name__}")
             if self._rows is None:
                 self._rows = _Rows(
@@ -168,9 +168,13 @@ class _Rows:
 
     def __init__(self, first: Mapping[str, Any], **options: Any) -> None:
         self._columns = Columns(first)
-        self._buffer = _fastpipe.RowBuffer(*self._columns.layout, **options)
+        arrays = self._columns.arrays
+        self._plain = arrays is not None
+        self._buffer = _fastpipe.RowBuffer(*self._columns.layout, arrays=arrays, **options)
 
     def push(self, batch: Mapping[str, Any]) -> None:
+        if self._plain and self._buffer.push_arrays(batch):
+            return  # Others are taken apart, and if need be refused, column by column.
         rows, parts = self._columns.split(batch)
         if rows:
             self._buffer.push(rows, *parts)
@@ -179,6 +183,8 @@ class _Rows:
         self._buffer.finish()
 
     def next(self) -> dict[str, Any] | None:
+        if self._plain:
+            return self._buffer.next_arrays()
         taken = self._buffer.next()
         if taken is None:
             return None

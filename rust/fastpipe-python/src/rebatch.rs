@@ -15,6 +15,7 @@ use numpy::{
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
+use pyo3::types::PyDict;
 
 use crate::raw::{Fresh, Kept, bytes};
 
@@ -24,6 +25,8 @@ pub(crate) struct RowBuffer {
     layout: RowLayout,
     /// dtype and shape of the elements of each part of values.
     elements: Vec<(Py<PyArrayDescr>, Vec<usize>)>,
+    /// The column that each part of values is, if all columns are plain arrays.
+    arrays: Option<Vec<Py<PyAny>>>,
     batch_size: usize,
     drop_last: bool,
     /// Memory for arrays that go out. Used by the process that made it: see [`SlabPool`].
@@ -105,10 +108,13 @@ type Batch<'py> = (usize, Offsets<'py>, Vec<Bound<'py, PyUntypedArray>>);
 
 #[pymethods]
 impl RowBuffer {
-    /// `lengths` has level and width of each part, `values` level, dtype and shape of an element.
+    /// `lengths` has level and width of each part, `values` level, dtype and shape of an element. `arrays` has the columns'
+    /// names, if each is an array that is a part of values as it stands.
     #[new]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
-    #[pyo3(signature = (lengths, values, *, batch_size, shuffle_buffer, seed, epoch, drop_last, copy))]
+    #[pyo3(signature = (
+        lengths, values, *, batch_size, shuffle_buffer, seed, epoch, drop_last, copy, arrays = None
+    ))]
     fn new(
         lengths: Vec<(usize, usize)>,
         values: Vec<(usize, Bound<'_, PyArrayDescr>, Vec<usize>)>,
@@ -118,6 +124,7 @@ impl RowBuffer {
         epoch: u64,
         drop_last: bool,
         copy: bool,
+        arrays: Option<Vec<Py<PyAny>>>,
     ) -> PyResult<Self> {
         let mut layout = RowLayout::default();
         let mut elements = Vec::with_capacity(values.len());
@@ -138,6 +145,12 @@ impl RowBuffer {
         if !layout.is_sound() {
             return Err(PyValueError::new_err("a level is used that no lengths open"));
         }
+        let plain = |names: &Vec<_>| layout.lengths.is_empty() && names.len() == layout.values.len();
+        if !arrays.as_ref().is_none_or(plain) {
+            return Err(PyValueError::new_err(
+                "columns that are arrays are a part of values each",
+            ));
+        }
         let (batch_size, span, threads) = (batch_size as usize, u64::from(shuffle_buffer), default_threads());
         let rows = if shuffle_buffer == 0 {
             Rows::InOrder(Recut::new(layout.clone(), batch_size, threads))
@@ -157,6 +170,7 @@ impl RowBuffer {
             process: std::process::id(),
             layout,
             elements,
+            arrays,
             batch_size,
             drop_last,
             state: Mutex::new(state),
@@ -172,36 +186,55 @@ impl RowBuffer {
         values: Vec<Bound<'_, PyUntypedArray>>,
     ) -> PyResult<()> {
         let lengths: Vec<Vec<i64>> = lengths.iter().map(|part| part.as_array().to_vec()).collect();
-        let like = |(array, (dtype, shape)): (&Bound<'_, PyUntypedArray>, &(Py<PyArrayDescr>, Vec<usize>))| {
-            array.ndim() == shape.len() + 1
-                && array.shape()[1..] == **shape
-                && array.is_c_contiguous()
-                && array.dtype().is_equiv_to(dtype.bind(py))
-        };
-        if values.len() != self.elements.len() || !values.iter().zip(&self.elements).all(like) {
+        if values.len() != self.elements.len() || !(0..).zip(&values).all(|(i, array)| self.is_like(i, array)) {
             return Err(PyValueError::new_err("the parts aren't those of the first rows"));
         }
-        let ends = py
-            .detach(|| Ends::new(&self.layout, rows, &lengths))
-            .map_err(internal)?;
-        let mut state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-        if state.chunk.is_some() || state.ended {
-            return Err(PyValueError::new_err("rows came in before they were asked for"));
-        }
-        let lent = state.rows.lent_parts().iter().map(|&i| Kept::new(&values[i]));
-        let lent = lent.map(|kept| Ok(Box::new(kept.ok_or(OutOfBounds)?) as Box<dyn Array>));
-        let lent: Vec<_> = lent.collect::<Result<_, _>>().map_err(internal)?;
-        let held = Held {
-            rows,
-            from: 0,
-            ends,
-            lengths,
-            values: values.into_iter().map(Bound::unbind).collect(),
+        self.hand_in(py, rows, lengths, values)
+    }
+
+    /// Hands in the next rows, as `push` does, if all columns are arrays that need no preparation. Otherwise it does nothing
+    /// and returns False: then the parts have to be made, and whatever is wrong with the batch is said by who makes them.
+    fn push_arrays(&self, batch: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = batch.py();
+        let (Some(names), Ok(batch)) = (&self.arrays, batch.cast_exact::<PyDict>()) else {
+            return Ok(false);
         };
-        held.chunk(py, &self.layout)?;
-        state.rows.hold(rows, lent).map_err(internal)?;
-        state.chunk = Some(held);
-        Ok(())
+        if batch.len() != names.len() {
+            return Ok(false);
+        }
+        let mut rows = None;
+        let mut values = Vec::with_capacity(names.len());
+        for (i, name) in names.iter().enumerate() {
+            let Some(array) = batch.get_item(name)? else {
+                return Ok(false);
+            };
+            let Ok(array) = array.cast_into_exact::<PyUntypedArray>() else {
+                return Ok(false);
+            };
+            if !self.is_like(i, &array) || *rows.get_or_insert(array.shape()[0]) != array.shape()[0] {
+                return Ok(false);
+            }
+            values.push(array);
+        }
+        if let Some(rows) = rows.filter(|&rows| rows > 0) {
+            self.hand_in(py, rows, Vec::new(), values)?;
+        }
+        Ok(true)
+    }
+
+    /// The next batch, as `next` returns it, where all columns are arrays: by name.
+    fn next_arrays<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(names) = &self.arrays else {
+            return Err(PyValueError::new_err("not all columns are arrays"));
+        };
+        let Some((_, _, values)) = self.next(py)? else {
+            return Ok(None);
+        };
+        let batch = PyDict::new(py);
+        for (name, array) in names.iter().zip(values) {
+            batch.set_item(name, array)?;
+        }
+        Ok(Some(batch))
     }
 
     /// Says that no more rows come.
@@ -274,6 +307,46 @@ impl Held {
 }
 
 impl RowBuffer {
+    /// Whether an array can be the `i`-th part of values as it stands.
+    fn is_like(&self, i: usize, array: &Bound<'_, PyUntypedArray>) -> bool {
+        let (dtype, shape) = &self.elements[i];
+        array.ndim() == shape.len() + 1
+            && array.shape()[1..] == **shape
+            && array.is_c_contiguous()
+            && array.dtype().is_equiv_to(dtype.bind(array.py()))
+    }
+
+    /// Takes over parts that were checked, all but the lengths.
+    fn hand_in(
+        &self,
+        py: Python<'_>,
+        rows: usize,
+        lengths: Vec<Vec<i64>>,
+        values: Vec<Bound<'_, PyUntypedArray>>,
+    ) -> PyResult<()> {
+        let ends = py
+            .detach(|| Ends::new(&self.layout, rows, &lengths))
+            .map_err(internal)?;
+        let mut state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        if state.chunk.is_some() || state.ended {
+            return Err(PyValueError::new_err("rows came in before they were asked for"));
+        }
+        let lent = state.rows.lent_parts().iter().map(|&i| Kept::new(&values[i]));
+        let lent = lent.map(|kept| Ok(Box::new(kept.ok_or(OutOfBounds)?) as Box<dyn Array>));
+        let lent: Vec<_> = lent.collect::<Result<_, _>>().map_err(internal)?;
+        let held = Held {
+            rows,
+            from: 0,
+            ends,
+            lengths,
+            values: values.into_iter().map(Bound::unbind).collect(),
+        };
+        held.chunk(py, &self.layout)?;
+        state.rows.hold(rows, lent).map_err(internal)?;
+        state.chunk = Some(held);
+        Ok(())
+    }
+
     /// Arrays for a batch, not yet written.
     fn allocate<'py>(&self, py: Python<'py>, ready: &Ready) -> PyResult<(Offsets<'py>, Vec<Fresh<'py>>)> {
         let offsets = self.layout.lengths.iter();
