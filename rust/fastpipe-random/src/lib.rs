@@ -46,6 +46,9 @@ pub struct Draws {
     stream: u64,
 }
 
+/// How many items [`Draws::swap`] draws for ahead of the one that it swaps.
+const BEHIND: usize = 32;
+
 /// Words made at once by [`Draws::words`].
 pub const AT_ONCE: u64 = 32;
 
@@ -79,29 +82,28 @@ impl Draws {
     #[inline(always)]
     pub fn swap<T: Copy>(&self, from: u64, count: usize, items: &mut [T], mut span: impl FnMut(u64) -> u64) {
         let blocks = self.blocks();
-        let (mut first, mut drawn, mut done) = (from / 4 * 4, 0, 0);
-        // Where the next ones go is drawn before those in front are swapped: to look it up takes long.
-        let (mut others, mut next) = ([0; AT_ONCE as usize], [0; AT_ONCE as usize]);
-        while done < count {
-            let mut now = 0;
-            if drawn < count {
-                let words = blocks.words(first);
-                let words = &words[(from + drawn as u64 - first) as usize..];
-                now = words.len().min(count - drawn);
-                for (k, &word) in words[..now].iter().enumerate() {
-                    let at = drawn + k;
-                    next[k] = at + below(word, span(from + at as u64)) as usize;
-                    if let Some(item) = items.get(next[k]) {
-                        prefetch_of(item);
-                    }
+        // Where an item goes is drawn some items before it is swapped: to look it up takes long, and the processor swaps
+        // while it multiplies what is drawn next.
+        let mut others = [0; BEHIND];
+        let (mut block, mut skipped, mut at) = (from / 4, (from % 4) as usize, 0);
+        while at < count {
+            let words = blocks.at([block, block + 1]);
+            let words = &words.as_flattened()[skipped..];
+            for &word in &words[..words.len().min(count - at)] {
+                let other = at + below(word, span(from + at as u64)) as usize;
+                if let Some(item) = items.get(other) {
+                    prefetch_of(item);
                 }
+                let before = std::mem::replace(&mut others[at % BEHIND], other);
+                if let Some(k) = at.checked_sub(BEHIND) {
+                    items.swap(k, before);
+                }
+                at += 1;
             }
-            for (k, &other) in others[..drawn - done].iter().enumerate() {
-                items.swap(done + k, other);
-            }
-            (done, drawn) = (drawn, drawn + now);
-            others = next;
-            first += AT_ONCE;
+            (block, skipped) = (block + 2, 0);
+        }
+        for k in count.saturating_sub(BEHIND)..count {
+            items.swap(k, others[k % BEHIND]);
         }
     }
 
@@ -273,7 +275,7 @@ mod tests {
     #[test]
     fn draws_are_the_same_one_by_one_and_in_a_row() {
         let draws = Draws::new(Key { seed: 7, epoch: 3 }, Purpose::Window, 5);
-        for (from, to) in [(0, 0), (0, 100), (3, 4), (5, 37), (31, 65), (64, 200)] {
+        for (from, to) in [(0, 0), (0, 100), (3, 4), (5, 37), (5, 38), (6, 37), (31, 65), (64, 200)] {
             let mut swapped: Vec<_> = (from..100_000).collect();
             let mut expected = swapped.clone();
             draws.swap(from, (to - from) as usize, &mut swapped, |position| 1000 + position);
