@@ -5,6 +5,7 @@ mod pick;
 mod sparse;
 mod text;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -91,6 +92,9 @@ fn place_rows(
     check_each: bool,
 ) -> std::result::Result<(Mark, u64, u64), Error> {
     out.choose_cells(&block.plan.cells)?;
+    if let Some(slots) = consecutive(picks) {
+        out.claim(slots)?;
+    }
     let mut decoder = block.decoder(from.byte as usize, out);
     decoder.check_each = check_each;
     let budget = decoder.cursor.zero_width_left();
@@ -111,6 +115,14 @@ fn place_rows(
         byte: decoder.cursor.position() as u64,
     };
     Ok((mark, budget, decoder.cursor.zero_width_left()))
+}
+
+/// The slots of the picks, if each is behind the one before.
+fn consecutive(picks: &[Pick]) -> Option<Range<u32>> {
+    let first = picks.first()?.slot;
+    let end = first.checked_add(u32::try_from(picks.len()).ok()?)?;
+    let ascend = picks.iter().zip(first..).all(|(pick, slot)| pick.slot == slot);
+    ascend.then_some(first..end)
 }
 
 /// Passes over the records up to `to`.

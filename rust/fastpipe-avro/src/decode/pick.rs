@@ -117,6 +117,9 @@ fn pick_rows(
     };
     let mut plan: &Plan = first.block.plan;
     out.choose_cells(&plan.cells).map_err(|e| at_start(e.into()))?;
+    // There are no more than 2^32 rows in a batch.
+    out.claim(slots.start as u32..slots.end as u32)
+        .map_err(|e| at_start(e.into()))?;
     let nothing: &[u8] = &[];
     let mut decoder = Decoder {
         plan,
