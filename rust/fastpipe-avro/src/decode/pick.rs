@@ -175,12 +175,13 @@ impl Decoder<'_, '_, '_, '_> {
     /// operation: no more than a few can be under way at once, and whatever comes behind them waits.
     #[inline(always)]
     fn row_meanwhile(&mut self, slot: u32, record: u32, soon: &[u8]) -> std::result::Result<(), Error> {
+        if soon.len() <= LINES * LINE {
+            soon.chunks(LINE).for_each(|line| hint(line.as_ptr()));
+            return self.row(slot, record);
+        }
         self.out.begin_row(slot)?;
         let Span { start, end } = self.plan.record;
-        let lines = match soon.len().div_ceil(LINE) {
-            lines @ ..=LINES => lines,
-            lines => lines.div_ceil(((end - start) as usize).max(1)),
-        };
+        let lines = soon.len().div_ceil(LINE).div_ceil(((end - start) as usize).max(1));
         let mut soon = soon.chunks(LINE);
         for pc in start..end {
             soon.by_ref().take(lines).for_each(|line| hint(line.as_ptr()));
