@@ -3,8 +3,6 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use fastpipe_memory::LARGE_PAGE;
-
 use crate::error::{Error, ErrorKind};
 use crate::owned::{Carver, Memory};
 
@@ -82,12 +80,6 @@ pub struct Reuse {
 /// Buffers that may exist at least; of those beyond, and beyond what was in use at once, free ones are let go.
 const KEPT: usize = 16;
 
-/// Buffers are carved from large pages once there is as much in buffers as such a page holds.
-const CARVED: usize = LARGE_PAGE;
-
-/// Where less than this is kept, none is carved: up to a large page is held beyond what was asked for.
-const LEAST_KEPT: usize = 10 * LARGE_PAGE;
-
 /// A free buffer is not used for less than this fraction of its size, or small units would pin large buffers.
 const LARGEST_WASTE: usize = 2;
 
@@ -128,7 +120,10 @@ impl BufferPool {
                 }
                 None => state.fresh += 1,
             }
-            found.or_else(|| state.carve(size(len)))
+            found.or_else(|| {
+                let (held, keep) = (state.taken_bytes + state.free_bytes, state.keep);
+                state.carver.carve(size(len), held, keep)
+            })
         };
         let memory = found.or_else(|| Memory::new(size(len))).ok_or_else(|| {
             self.lock().taken -= 1;
@@ -194,12 +189,6 @@ impl BufferPool {
 }
 
 impl State {
-    fn carve(&mut self, size: usize) -> Option<Memory> {
-        let much = self.taken_bytes + self.free_bytes >= CARVED;
-        let carved = much && self.keep.is_none_or(|keep| keep >= LEAST_KEPT);
-        carved.then(|| self.carver.carve(size)).flatten()
-    }
-
     fn drop_oldest(&mut self) {
         if !self.free.is_empty() {
             self.free_bytes -= self.free.remove(0).capacity();

@@ -135,6 +135,9 @@ pub(crate) struct Carver {
     current: Option<(Arc<Chunk>, usize)>,
 }
 
+/// Pools that may keep less than this get no large pages for small pieces.
+const LEAST_KEPT: usize = 10 * LARGE_PAGE;
+
 /// Bytes of a chunk, of which pages are taken as they are written.
 const CHUNK: usize = 8 * LARGE_PAGE;
 
@@ -155,10 +158,14 @@ impl Drop for Chunk {
 }
 
 impl Carver {
-    /// A piece of so many whole pages, zero until it is written; `None` if it is too large to be carved, or the system has no
-    /// such memory.
-    pub(crate) fn carve(&mut self, size: usize) -> Option<Memory> {
+    /// A piece of so many whole pages, zero until it is written, for a pool that holds so many bytes, and may keep no more than
+    /// so many if that is limited. `None` if it is too large to be carved, or the system has no such memory; and where up to a
+    /// large page beyond what is asked for would be much.
+    pub(crate) fn carve(&mut self, size: usize, held: usize, keep: Option<usize>) -> Option<Memory> {
         if size == 0 || size > LARGE_PAGE || !size.is_multiple_of(PAGE) {
+            return None;
+        }
+        if held < LARGE_PAGE || keep.is_some_and(|keep| keep < LEAST_KEPT) {
             return None;
         }
         let (chunk, used) = match self.current.take() {
@@ -282,7 +289,9 @@ mod tests {
     fn carved_pieces_are_apart_and_outlive_what_they_are_carved_from() {
         let mut carver = Carver::default();
         let sizes = [4096, 1 << 20, 20 << 10, LARGE_PAGE].into_iter().cycle().take(40);
-        let mut pieces: Vec<Memory> = sizes.map(|size| carver.carve(size).unwrap()).collect();
+        let mut pieces: Vec<Memory> = sizes
+            .map(|size| carver.carve(size, LARGE_PAGE, None).unwrap())
+            .collect();
         for (number, piece) in (1u8..).zip(&mut pieces) {
             assert!(piece.bytes().iter().all(|&byte| byte == 0));
             piece.bytes_mut().fill(number);
@@ -302,9 +311,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_pages_or_larger_than_a_large_one_is_not_carved() {
+    fn what_is_no_whole_pages_or_larger_than_a_large_one_is_not_carved() {
         for size in [0, 100, 4097, LARGE_PAGE + 4096] {
-            assert!(Carver::default().carve(size).is_none());
+            assert!(Carver::default().carve(size, LARGE_PAGE, None).is_none());
         }
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn a_pool_that_holds_little_gets_no_large_pages() {
+        let carves = |held, keep| Carver::default().carve(PAGE, held, keep).is_some();
+        assert!(carves(LARGE_PAGE, None) && carves(LARGE_PAGE, Some(LEAST_KEPT)));
+        assert!(!carves(LARGE_PAGE - 1, None) && !carves(LARGE_PAGE, Some(LEAST_KEPT - 1)));
     }
 }

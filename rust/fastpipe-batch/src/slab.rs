@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use crate::allocator::SlabAllocator;
 use crate::buffers::Reuse;
 use crate::error::{Error, ErrorKind};
-use crate::owned::{ALIGNMENT, Memory};
+use crate::owned::{ALIGNMENT, Carver, Memory};
 
 /// Memory for the arrays of one batch. Returns to its pool when dropped.
 pub struct Slab {
@@ -107,6 +107,7 @@ struct State {
     keep: Option<usize>,
     reused: u64,
     fresh: u64,
+    carver: Carver,
     /// What the allocator last said when it had no memory.
     failure: Option<Error>,
 }
@@ -137,6 +138,9 @@ impl State {
 
 /// A free slab is not used for less than this fraction of its size.
 const LARGEST_WASTE: usize = 4;
+
+/// Slabs are carved from large pages once a pool holds so much: what is less stays in the caches, and large pages are no faster.
+const CARVED: usize = 4 << 20;
 
 /// Sizes are rounded up to a multiple of this, so that batches of similar sizes share slabs.
 const GRAIN: usize = 64 * 1024;
@@ -206,7 +210,14 @@ impl SlabPool {
     fn fresh(&self, len: usize) -> Result<Memory, Error> {
         let bytes = SlabPool::size(len);
         let Some(allocator) = &self.allocator else {
-            return Memory::new(bytes).ok_or_else(|| {
+            let carved = {
+                let mut state = self.lock();
+                let (held, keep) = (state.free_bytes + state.used_bytes, state.keep);
+                (held >= CARVED)
+                    .then(|| state.carver.carve(bytes, held, keep))
+                    .flatten()
+            };
+            return carved.or_else(|| Memory::new(bytes)).ok_or_else(|| {
                 let reason = format!("there are no {len} bytes of memory for a batch; a smaller batch_size needs less");
                 Error::new(ErrorKind::Limit, reason)
             });
