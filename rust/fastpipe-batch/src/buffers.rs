@@ -121,8 +121,8 @@ impl BufferPool {
                 None => state.fresh += 1,
             }
             found.or_else(|| {
-                let (held, keep) = (state.taken_bytes + state.free_bytes, state.keep);
-                state.carver.carve(size(len), held, keep)
+                let (held, limited) = (state.taken_bytes + state.free_bytes, state.keep.is_some());
+                state.carver.carve(size(len), held, limited)
             })
         };
         let memory = found.or_else(|| Memory::new(size(len))).ok_or_else(|| {

@@ -135,9 +135,6 @@ pub(crate) struct Carver {
     current: Option<(Arc<Chunk>, usize)>,
 }
 
-/// Pools that may keep less than this get no large pages for small pieces.
-const LEAST_KEPT: usize = 10 * LARGE_PAGE;
-
 /// Bytes of a chunk, of which pages are taken as they are written.
 const CHUNK: usize = 8 * LARGE_PAGE;
 
@@ -158,14 +155,14 @@ impl Drop for Chunk {
 }
 
 impl Carver {
-    /// A piece of so many whole pages, zero until it is written, for a pool that holds so many bytes, and may keep no more than
-    /// so many if that is limited. `None` if it is too large to be carved, or the system has no such memory; and where up to a
-    /// large page beyond what is asked for would be much.
-    pub(crate) fn carve(&mut self, size: usize, held: usize, keep: Option<usize>) -> Option<Memory> {
+    /// A piece of so many whole pages, zero until it is written, for a pool that holds so many bytes. `None` if it is too large
+    /// to be carved, or the system has no such memory; and for pools that hold little, or whose memory is limited: of a large
+    /// page there is all as soon as a part is used, and what is given back of it the system may fill up again.
+    pub(crate) fn carve(&mut self, size: usize, held: usize, limited: bool) -> Option<Memory> {
         if size == 0 || size > LARGE_PAGE || !size.is_multiple_of(PAGE) {
             return None;
         }
-        if held < LARGE_PAGE || keep.is_some_and(|keep| keep < LEAST_KEPT) {
+        if held < LARGE_PAGE || limited {
             return None;
         }
         let (chunk, used) = match self.current.take() {
@@ -290,7 +287,7 @@ mod tests {
         let mut carver = Carver::default();
         let sizes = [4096, 1 << 20, 20 << 10, LARGE_PAGE].into_iter().cycle().take(40);
         let mut pieces: Vec<Memory> = sizes
-            .map(|size| carver.carve(size, LARGE_PAGE, None).unwrap())
+            .map(|size| carver.carve(size, LARGE_PAGE, false).unwrap())
             .collect();
         for (number, piece) in (1u8..).zip(&mut pieces) {
             assert!(piece.bytes().iter().all(|&byte| byte == 0));
@@ -313,15 +310,15 @@ mod tests {
     #[test]
     fn what_is_no_whole_pages_or_larger_than_a_large_one_is_not_carved() {
         for size in [0, 100, 4097, LARGE_PAGE + 4096] {
-            assert!(Carver::default().carve(size, LARGE_PAGE, None).is_none());
+            assert!(Carver::default().carve(size, LARGE_PAGE, false).is_none());
         }
     }
 
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
-    fn a_pool_that_holds_little_gets_no_large_pages() {
-        let carves = |held, keep| Carver::default().carve(PAGE, held, keep).is_some();
-        assert!(carves(LARGE_PAGE, None) && carves(LARGE_PAGE, Some(LEAST_KEPT)));
-        assert!(!carves(LARGE_PAGE - 1, None) && !carves(LARGE_PAGE, Some(LEAST_KEPT - 1)));
+    fn a_pool_that_holds_little_or_is_limited_gets_no_large_pages() {
+        let carves = |held, limited| Carver::default().carve(PAGE, held, limited).is_some();
+        assert!(carves(LARGE_PAGE, false));
+        assert!(!carves(LARGE_PAGE - 1, false) && !carves(LARGE_PAGE, true));
     }
 }

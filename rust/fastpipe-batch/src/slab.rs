@@ -212,9 +212,9 @@ impl SlabPool {
         let Some(allocator) = &self.allocator else {
             let carved = {
                 let mut state = self.lock();
-                let (held, keep) = (state.free_bytes + state.used_bytes, state.keep);
+                let (held, limited) = (state.free_bytes + state.used_bytes, state.keep.is_some());
                 (held >= CARVED)
-                    .then(|| state.carver.carve(bytes, held, keep))
+                    .then(|| state.carver.carve(bytes, held, limited))
                     .flatten()
             };
             return carved.or_else(|| Memory::new(bytes)).ok_or_else(|| {

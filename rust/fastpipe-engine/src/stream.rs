@@ -159,9 +159,12 @@ impl Stream {
             threads,
         });
         shared.memory.keep_batches(shared.ahead());
-        shared.memory.slabs.keep(None);
+        let most = options
+            .memory_limit
+            .map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        shared.memory.slabs.keep(most);
         shared.memory.slabs.take_failure();
-        shared.memory.buffers.keep(None);
+        shared.memory.buffers.keep(most);
         if let Some(limit) = options.memory_limit {
             least::check(&shared, &order, limit)?;
         }
