@@ -237,6 +237,21 @@ mod tests {
     }
 
     #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn many_buffers_are_in_large_pages_unless_memory_is_limited() {
+        let carved = |pool: &BufferPool| {
+            let taken: Vec<_> = (0..8).map(|_| pool.take(1_000_000).unwrap()).collect();
+            let carved = taken.iter().map(|buffer| buffer.memory.as_ref().unwrap().is_carved());
+            carved.collect::<Vec<_>>()
+        };
+        let pool = BufferPool::default();
+        assert_eq!(carved(&pool), [false, false, true, true, true, true, true, true]);
+        let pool = BufferPool::default();
+        pool.keep(Some(1 << 30));
+        assert_eq!(carved(&pool), [false; 8]);
+    }
+
+    #[test]
     fn the_pool_is_bounded() {
         let pool = BufferPool::default();
         let free = || pool.lock().free.len();

@@ -95,6 +95,12 @@ impl Memory {
         self.capacity
     }
 
+    /// Whether it is part of large pages.
+    #[cfg(test)]
+    pub(crate) fn is_carved(&self) -> bool {
+        matches!(self.origin, Origin::Carved(_))
+    }
+
     /// All its bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: `capacity` initialised bytes that are ours, and borrowed with `self`. (Slabs, which give their address

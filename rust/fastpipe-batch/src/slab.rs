@@ -139,7 +139,7 @@ impl State {
 /// A free slab is not used for less than this fraction of its size.
 const LARGEST_WASTE: usize = 4;
 
-/// Slabs are carved from large pages once a pool holds so much: what is less stays in the caches, and large pages are no faster.
+/// Slabs are carved from large pages once a pool holds so much with them: what is less stays in the caches, and large pages are no faster.
 const CARVED: usize = 4 << 20;
 
 /// Sizes are rounded up to a multiple of this, so that batches of similar sizes share slabs.
@@ -366,6 +366,24 @@ mod tests {
             allocator.1.set(Arc::downgrade(&pool)).unwrap();
             pool
         }
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn many_slabs_are_in_large_pages_unless_memory_is_limited() {
+        let carved = |pool: &Arc<SlabPool>| {
+            let taken: Vec<_> = (0..8).map(|_| pool.take(900_000).unwrap()).collect();
+            let carved = taken.iter().map(|slab| slab.memory.as_ref().unwrap().is_carved());
+            carved.collect::<Vec<_>>()
+        };
+        // A slab takes 1,048,576 bytes, and the one that is asked for counts.
+        assert_eq!(
+            carved(&SlabPool::new(8)),
+            [false, false, false, true, true, true, true, true]
+        );
+        let limited = SlabPool::new(8);
+        limited.keep(Some(1 << 30));
+        assert_eq!(carved(&limited), [false; 8]);
     }
 
     #[test]

@@ -74,7 +74,7 @@ pub(crate) fn pick(
         return Ok(());
     };
     let texts = Texts::before(plan, out);
-    let picked = pick_rows(blocks, rows, slots.clone(), out, false);
+    let picked = pick_rows(plan, blocks, rows, slots.clone(), out, false);
     if texts.are_valid(plan, out) {
         picked?;
         for indexed in blocks {
@@ -83,19 +83,22 @@ pub(crate) fn pick(
         return Ok(());
     }
     blocks.iter_mut().for_each(|indexed| indexed.left = indexed.before);
-    let at_start = |error| Unpicked {
-        slot: slots.start,
-        error,
-    };
+    let at_start = unpicked(slots.start);
     let parts = out.parts().clone();
-    let nowhere = Rows::new(parts, slots.end, &SlabPool::new(0)).map_err(at_start)?;
-    let mut nowhere = Sink::new(&nowhere, Fragment::default()).map_err(at_start)?;
-    let again = pick_rows(blocks, rows, slots.clone(), &mut nowhere, true);
+    let nowhere = Rows::new(parts, slots.end, &SlabPool::new(0)).map_err(&at_start)?;
+    let mut nowhere = Sink::new(&nowhere, Fragment::default()).map_err(&at_start)?;
+    let again = pick_rows(plan, blocks, rows, slots, &mut nowhere, true);
     Err(again.err().unwrap_or_else(|| at_start(not_found_again())))
 }
 
-fn pick_rows(
-    blocks: &mut [Indexed<'_>],
+fn unpicked(slot: usize) -> impl Fn(Error) -> Unpicked {
+    move |error| Unpicked { slot, error }
+}
+
+/// Does that; `plan` is the first block's.
+fn pick_rows<'a>(
+    mut plan: &'a Plan,
+    blocks: &mut [Indexed<'a>],
     rows: &[Row],
     slots: Range<usize>,
     out: &mut Sink<'_>,
@@ -108,14 +111,7 @@ fn pick_rows(
         )
     });
     let ahead = (AHEAD * records / bytes.max(1)).clamp(1, MOST_AHEAD) as usize;
-    let Some(first) = blocks.first() else {
-        return Ok(());
-    };
-    let at_start = |error| Unpicked {
-        slot: slots.start,
-        error,
-    };
-    let mut plan: &Plan = first.block.plan;
+    let at_start = unpicked(slots.start);
     out.choose_cells(&plan.cells).map_err(|e| at_start(e.into()))?;
     // There are no more than 2^32 rows in a batch.
     out.claim(slots.start as u32..slots.end as u32)
@@ -129,7 +125,7 @@ fn pick_rows(
         blamed: None,
         check_each,
     };
-    for slot in slots.clone() {
+    for slot in slots {
         if let Some(row) = rows.get(slot + 2 * ahead) {
             blocks[row.unit as usize].foresee(row.record);
         }
@@ -140,7 +136,7 @@ fn pick_rows(
         let Row { unit, record } = rows[slot];
         let indexed = &mut blocks[unit as usize];
         let block = &indexed.block;
-        let failed = |error| Unpicked { slot, error };
+        let failed = unpicked(slot);
         let Some((start, end)) = indexed.span(record) else {
             return Err(failed(Error::new(
                 ErrorKind::Internal,
@@ -155,7 +151,7 @@ fn pick_rows(
         decoder.cursor = Cursor::new(block.data, start)
             .with_zero_width_left(indexed.left)
             .with_isa(plan.isa);
-        decoder.row_meanwhile(slot as u32, record, soon).map_err(failed)?;
+        decoder.row_meanwhile(slot as u32, record, soon).map_err(&failed)?;
         let found = decoder.cursor.position();
         if found != end {
             // Skipping checks less than decoding; what it passes over may be what decoding stops at.
