@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -145,6 +146,11 @@ def main() -> None:
     answer = programs[request.pop("program")](**request)
     if answer is not None:
         print(json.dumps(answer))
+    # Torch doesn't wait for the threads that send to its workers. One that is cut off while it gives back its semaphores
+    # leaves some to multiprocessing's resource tracker, which says so.
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join()
 
 
 if __name__ == "__main__":
