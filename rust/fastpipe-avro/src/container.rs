@@ -18,6 +18,10 @@ pub const SYNC_BYTES: usize = 16;
 /// Bytes of a block's header at most: two varints.
 const BLOCK_HEADER_BYTES: usize = 20;
 
+/// The walk reads a page of memory for each block. Of blocks that take less than this it reads so much of the file that it
+/// is better kept.
+const PASSED_OVER: u64 = 128 << 10;
+
 /// The header of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -35,7 +39,7 @@ impl Header {
         let size = file.size()?;
         let mut wanted = (64 << 10).min(size);
         loop {
-            let bytes = read_exact(file, 0, wanted as usize)?;
+            let bytes = read_exact(file, 0, wanted as usize, false)?;
             if !bytes.starts_with(&MAGIC) {
                 let reason = "not an Avro container file: expected it to start with 'Obj' and a byte 1";
                 return Err(Error::new(ErrorKind::Malformed, reason)
@@ -189,7 +193,7 @@ impl<'a> Walk<'a> {
             failed: false,
         };
         let n = walk.header_bytes(header.size);
-        walk.ahead = read_exact(file, header.size, n)?;
+        walk.ahead = read_exact(file, header.size, n, false)?;
         Ok(walk)
     }
 
@@ -215,7 +219,8 @@ impl<'a> Walk<'a> {
             return Err(Error::new(ErrorKind::Malformed, reason));
         }
         // The marker and the next header lie side by side: one read for both.
-        let mut bytes = read_exact(self.file, end - SYNC_BYTES as u64, SYNC_BYTES + self.header_bytes(end))?;
+        let (from, n) = (end - SYNC_BYTES as u64, SYNC_BYTES + self.header_bytes(end));
+        let mut bytes = read_exact(self.file, from, n, block.len() >= PASSED_OVER)?;
         if bytes[..SYNC_BYTES] != self.sync {
             return Err(wrong_marker());
         }
@@ -249,9 +254,14 @@ pub(crate) fn wrong_marker() -> Error {
     )
 }
 
-fn read_exact(file: &dyn ReadAt, offset: u64, n: usize) -> Result<Vec<u8>, Error> {
+/// `glance`: see [`ReadAt::glance_at`].
+fn read_exact(file: &dyn ReadAt, offset: u64, n: usize, glance: bool) -> Result<Vec<u8>, Error> {
     let mut bytes = vec![0; n];
-    let found = file.read_at(offset, &mut bytes)?;
+    let found = if glance {
+        file.glance_at(offset, &mut bytes)?
+    } else {
+        file.read_at(offset, &mut bytes)?
+    };
     if found < n {
         let reason = format!("expected {n} bytes, found {found}: the file became shorter while it was read");
         return Err(Error::new(ErrorKind::Malformed, reason)

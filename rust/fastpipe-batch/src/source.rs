@@ -177,4 +177,9 @@ pub trait ReadAt: Send + Sync {
 
     /// Reads up to `out.len()` bytes from `offset`; fewer only at the end of the file.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error>;
+
+    /// Like [`ReadAt::read_at`], for a few bytes of which the neighbours aren't read now: a file may do without keeping them.
+    fn glance_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error> {
+        self.read_at(offset, out)
+    }
 }

@@ -373,11 +373,13 @@ impl Shared {
         !admission.complete && (planned < self.ahead() || within && admission.rows_planned < MOST_ROWS_PLANNED)
     }
 
-    /// Lets the system read the units of a batch before they are needed; not where they come from memory, or as fast.
+    /// Lets the system read the units of a batch before they are needed; not before the first was read, nor where they come from
+    /// memory, or nearly as fast: then the system's own reading ahead is enough, and keeps them in larger pages, which makes
+    /// all later reads twice as fast.
     fn hint(&self, plan: &BatchPlan) {
         let Content::Runs(runs) = &plan.content else { return };
         let read = self.telemetry.bytes_read.load(Ordering::Relaxed);
-        if read > self.telemetry.nanos(Activity::Read) {
+        if read >= self.telemetry.nanos(Activity::Read) / 2 {
             return;
         }
         for run in runs.iter().filter(|run| run.record == 0) {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::{File, Metadata};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, ReadAt, Result};
@@ -12,6 +13,8 @@ use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, ReadAt, Re
 pub struct LocalFile {
     path: Arc<str>,
     file: File,
+    /// Whether it may be possible to read without keeping pages.
+    glances: AtomicBool,
 }
 
 impl LocalFile {
@@ -31,6 +34,7 @@ impl LocalFile {
         Ok(LocalFile {
             path: path.into(),
             file,
+            glances: AtomicBool::new(true),
         })
     }
 
@@ -64,6 +68,36 @@ fn read_once(file: &File, offset: u64, out: &mut [u8]) -> io::Result<usize> {
     std::os::windows::fs::FileExt::seek_read(file, out, offset)
 }
 
+/// Reads without leaving in the page cache what wasn't there. `None` where the system or the file system can't: before Linux
+/// 6.14, and on some kinds of disk.
+#[cfg(target_os = "linux")]
+fn read_uncached(file: &File, offset: u64, out: &mut [u8]) -> Option<usize> {
+    use rustix::io::{ReadWriteFlags, preadv2};
+    /// The kernel's RWF_DONTCACHE.
+    const DONT_CACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
+    preadv2(file, &mut [io::IoSliceMut::new(out)], offset, DONT_CACHE).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn read_uncached(_file: &File, _offset: u64, _out: &mut [u8]) -> Option<usize> {
+    None
+}
+
+impl LocalFile {
+    /// Reads on where something was read already.
+    fn read_behind(&self, mut read: usize, offset: u64, out: &mut [u8]) -> Result<usize> {
+        while read < out.len() {
+            match read_once(&self.file, offset + read as u64, &mut out[read..]) {
+                Ok(0) => break,
+                Ok(n) => read += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(Error::io(&self.path, &e).at_offset(offset)),
+            }
+        }
+        Ok(read)
+    }
+}
+
 impl ReadAt for LocalFile {
     fn location(&self) -> &str {
         &self.path
@@ -77,16 +111,21 @@ impl ReadAt for LocalFile {
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let mut read = 0;
-        while read < out.len() {
-            match read_once(&self.file, offset + read as u64, &mut out[read..]) {
-                Ok(0) => break,
-                Ok(n) => read += n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(Error::io(&self.path, &e).at_offset(offset)),
-            }
+        self.read_behind(0, offset, out)
+    }
+
+    // A single page in the cache keeps the kernel from reading what lies around it in large ones, which is faster, and which
+    // every later read is faster from, too.
+    fn glance_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let read = if self.glances.load(Ordering::Relaxed) {
+            read_uncached(&self.file, offset, out)
+        } else {
+            None
+        };
+        if read.is_none() {
+            self.glances.store(false, Ordering::Relaxed);
         }
-        Ok(read)
+        self.read_behind(read.unwrap_or(0), offset, out)
     }
 }
 
@@ -165,6 +204,11 @@ mod tests {
         let mut out = [0; 8];
         assert_eq!(file.read_at(6, &mut out).unwrap(), 5);
         assert_eq!((&out[..5], file.size().unwrap()), (&b"world"[..], 11));
+        assert_eq!(file.glance_at(0, &mut out).unwrap(), 8);
+        assert_eq!(&out, b"hello wo");
+        assert_eq!(file.glance_at(8, &mut out).unwrap(), 3);
+        file.glances.store(false, Ordering::Relaxed);
+        assert_eq!((file.glance_at(3, &mut out).unwrap(), &out), (8, b"lo world"));
     }
 
     #[test]
