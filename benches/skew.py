@@ -42,6 +42,7 @@ def write(dataset: str, codec: str, blocks: int, seed: int) -> Path:
     """Writes a file of uneven blocks, unless it is there."""
     path = generate.CACHE / f"skew-{dataset}-{blocks}-{codec}-s{seed}-v1.avro"
     if path.exists():
+        generate.page_in(path)
         return path
     rng = np.random.default_rng([seed, ord(dataset), len(codec)])
     # Median 32 KB; 2.05 deviations on each side are three decades.
@@ -65,6 +66,7 @@ def write(dataset: str, codec: str, blocks: int, seed: int) -> Path:
             file.write(generate.varints(np.array([int(count), len(data)]))[0].tobytes() + data + sync)
             flat, ends = flat[end:], ends[count:] - end
     partial.replace(path)
+    generate.page_in(path)
     return path
 
 
