@@ -5,6 +5,7 @@ use fastpipe_batch::Cells;
 use crate::fault::Fault;
 use crate::isa::Isa;
 use crate::limits::MAX_ZERO_WIDTH;
+use crate::number::Make;
 use crate::plan::Scalar;
 use crate::varint::{CONTINUES, gather, long_long, short_long, unzigzag};
 
@@ -133,12 +134,12 @@ impl<'a> Cursor<'a> {
     /// Reads `n` longs to `out`. `make` says what each becomes, and whether something is wrong with it; then `check` says
     /// what. Where `out` has room for more than `n`, anything may be written there: some [`SLACK`] of room is of use.
     #[inline(always)]
-    pub(crate) fn longs_to<T>(
+    pub(crate) fn longs_to<M: Make>(
         &mut self,
         n: usize,
-        out: &mut [T],
-        make: impl Fn(i64) -> (T, bool),
-        check: impl Fn(i64) -> Result<T>,
+        out: &mut [M::To],
+        make: M,
+        check: impl Fn(i64) -> Result<M::To>,
     ) -> Result<()> {
         let start = self.at;
         let mut done = 0;

@@ -5,6 +5,9 @@ mod pick;
 mod sparse;
 mod text;
 
+#[cfg(test)]
+pub(crate) use self::sparse::{Coordinates, Indices};
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

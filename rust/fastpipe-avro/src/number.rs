@@ -1,26 +1,126 @@
 //! Numbers from their encoding to the element type of a column. What doesn't fit is refused, never wrapped or rounded,
 //! but for the precision of `double` read as `float32`.
 
+use std::marker::PhantomData;
+
 use fastpipe_batch::{DType, Element, Writer};
 
 use crate::cursor::{Cursor, SLACK, int};
 use crate::fault::Fault;
 use crate::plan::Wire;
+#[cfg(target_arch = "x86_64")]
+use crate::x86::Short;
 
 type Result<T> = std::result::Result<T, Fault>;
 
+/// Numbers that are made at once.
+pub(crate) const GROUP: usize = 8;
+
+/// What numbers become.
+pub(crate) trait Make {
+    /// What one becomes.
+    type To;
+
+    /// What a number becomes, and whether something is wrong with it.
+    fn one(&self, value: i64) -> (Self::To, bool);
+
+    /// The same of several. Returns a bit for each with which something is wrong, the first as the lowest.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn short(&self, values: Short, to: &mut [Self::To; GROUP]) -> u32 {
+        one_by_one(values, to, |value| self.one(value))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn one_by_one<T>(values: Short, to: &mut [T; GROUP], make: impl Fn(i64) -> (T, bool)) -> u32 {
+    let mut wrong = 0;
+    for (i, (to, value)) in to.iter_mut().zip(values.get()).enumerate() {
+        let (made, bad) = make(i64::from(value));
+        *to = made;
+        wrong |= u32::from(bad) << i;
+    }
+    wrong
+}
+
+/// Longs as numbers of another type.
+pub(crate) struct Longs<T>(PhantomData<T>);
+
+impl<T> Longs<T> {
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Longs(PhantomData)
+    }
+}
+
+impl<T: Number> Make for Longs<T> {
+    type To = T;
+
+    #[inline(always)]
+    fn one(&self, value: i64) -> (T, bool) {
+        T::wrap(value)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn short(&self, values: Short, to: &mut [T; GROUP]) -> u32 {
+        T::short(values, to)
+    }
+}
+
+/// Ints as numbers of another type.
+pub(crate) struct Ints<T>(PhantomData<T>);
+
+impl<T> Ints<T> {
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Ints(PhantomData)
+    }
+}
+
+impl<T: Number> Make for Ints<T> {
+    type To = T;
+
+    #[inline(always)]
+    fn one(&self, value: i64) -> (T, bool) {
+        let (number, bad) = T::wrap(value);
+        (number, bad | (value != i64::from(value as i32)))
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn short(&self, values: Short, to: &mut [T; GROUP]) -> u32 {
+        T::short(values, to)
+    }
+}
+
 /// An element type that numbers are converted to.
-trait Number: Element {
+pub(crate) trait Number: Element {
     /// The same number, and whether it is another one.
     fn wrap(value: i64) -> (Self, bool);
+    /// [`Make::short`].
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn short(values: Short, to: &mut [Self; GROUP]) -> u32 {
+        one_by_one(values, to, Self::wrap)
+    }
     fn from_long(value: i64) -> Result<Self>;
     fn from_float(value: f32) -> Result<Self>;
     fn from_double(value: f64) -> Result<Self>;
 }
 
 macro_rules! integers {
-    ($($t:ty => $dtype:ident),*) => {$(
+    ($($t:ty => $dtype:ident $(by $store:ident)?),*) => {$(
         impl Number for $t {
+            $(
+                #[cfg(target_arch = "x86_64")]
+                #[inline(always)]
+                fn short(values: Short, to: &mut [Self; GROUP]) -> u32 {
+                    values.$store(to);
+                    0
+                }
+            )?
             #[inline(always)]
             fn wrap(value: i64) -> (Self, bool) {
                 (value as $t, <$t>::try_from(value).is_err())
@@ -40,7 +140,7 @@ macro_rules! integers {
         }
     )*};
 }
-integers!(i8 => I8, i16 => I16, i32 => I32, i64 => I64, u8 => U8, u16 => U16, u32 => U32, u64 => U64);
+integers!(i8 => I8, i16 => I16, i32 => I32 by ints, i64 => I64 by longs, u8 => U8, u16 => U16, u32 => U32, u64 => U64);
 
 impl Number for f32 {
     #[inline(always)]
@@ -179,14 +279,8 @@ fn many<T: Number>(wire: Wire, n: usize, cursor: &mut Cursor<'_>, out: &mut Writ
     if let Wire::Int | Wire::Long = wire {
         let out = out.take_loosely::<T>(n, SLACK)?;
         return match wire {
-            Wire::Int => {
-                let make = |value| {
-                    let (number, bad) = T::wrap(value);
-                    (number, bad | (value != i64::from(value as i32)))
-                };
-                cursor.longs_to(n, out, make, |value| T::from_long(int(value)?))
-            }
-            _ => cursor.longs_to(n, out, T::wrap, T::from_long),
+            Wire::Int => cursor.longs_to(n, out, Ints::new(), |value| T::from_long(int(value)?)),
+            _ => cursor.longs_to(n, out, Longs::new(), T::from_long),
         };
     }
     let out = out.take::<T>(n)?;

@@ -14,19 +14,24 @@
 //! accessed through slices and arrays, whose bounds are checked, or known to the compiler.
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::{__cpuid, __m256i, _bzhi_u64, _mm256_loadu_si256, _mm256_movemask_epi8, _pdep_u64, _pext_u64};
+use std::arch::x86_64::{
+    __cpuid, __m256i, _bzhi_u64, _mm256_add_epi32, _mm256_and_si256, _mm256_andnot_si256, _mm256_castsi256_ps,
+    _mm256_castsi256_si128, _mm256_cmpeq_epi32, _mm256_cvtepi32_epi64, _mm256_extracti128_si256, _mm256_loadu_si256,
+    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_max_epu32, _mm256_movemask_epi8, _mm256_movemask_ps,
+    _mm256_permute2x128_si256, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_epi64x,
+    _mm256_setr_epi32, _mm256_setzero_si256, _mm256_srli_epi32, _mm256_storeu_si256, _mm256_sub_epi32,
+    _mm256_unpackhi_epi64, _mm256_unpacklo_epi64, _mm256_xor_si256, _pdep_u64, _pext_u64,
+};
 
 use fastpipe_batch::{Cells, Overflow};
 
+use crate::number::{GROUP, Make};
 use crate::plan::Scalar;
 use crate::varint::{CONTINUES, unzigzag};
 
 /// Shows that the processor has AVX2, BMI1, BMI2, LZCNT and POPCNT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Avx2(());
-
-/// Numbers that are read at once.
-pub(crate) const GROUP: usize = 8;
 
 /// The bits of a number.
 const LOW_BITS: u64 = !CONTINUES;
@@ -54,13 +59,7 @@ impl Avx2 {
     ///
     /// Whatever lies behind the `n`th place of `out` may be overwritten.
     #[inline(always)]
-    pub(crate) fn longs<T>(
-        self,
-        data: &[u8],
-        n: usize,
-        out: &mut [T],
-        make: impl Fn(i64) -> (T, bool),
-    ) -> (usize, usize) {
+    pub(crate) fn longs<M: Make>(self, data: &[u8], n: usize, out: &mut [M::To], make: &M) -> (usize, usize) {
         // SAFETY: `self` shows that the processor has these features.
         unsafe { longs(data, n, out, make) }
     }
@@ -109,6 +108,96 @@ fn ends(bytes: &[u8; SPAN]) -> u64 {
     !(continued(&halves[0]) | continued(&halves[1]) << 32)
 }
 
+/// How many bytes a number takes at most.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Longest {
+    Four,
+    Eight,
+    Nine,
+    More,
+}
+
+/// Numbers that were encoded in four bytes at most, so they have 28 bits.
+#[derive(Clone, Copy)]
+pub(crate) struct Short(__m256i);
+
+impl Short {
+    /// Numbers of which each word has the bytes, and behind them anything. Their bits are moved together for all at once: 7
+    /// bits and 7 are 14, 14 and 14 are 28.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn new([a, b, c, d, e, f, g, h]: [i32; GROUP]) -> Self {
+        let words = _mm256_setr_epi32(a, b, c, d, e, f, g, h);
+        let ends = _mm256_andnot_si256(words, _mm256_set1_epi8(i8::MIN));
+        // All bits up to the lowest of these.
+        let upto = _mm256_xor_si256(ends, _mm256_add_epi32(ends, _mm256_set1_epi32(-1)));
+        let bytes = _mm256_and_si256(_mm256_and_si256(words, upto), _mm256_set1_epi8(0x7f));
+        let pairs = _mm256_maddubs_epi16(_mm256_set1_epi16(0x8001_u16 as i16), bytes);
+        let all = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x4000_0001));
+        let sign = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_and_si256(all, _mm256_set1_epi32(1)));
+        Short(_mm256_xor_si256(_mm256_srli_epi32::<1>(all), sign))
+    }
+
+    /// The numbers.
+    #[inline(always)]
+    pub(crate) fn get(self) -> [i32; GROUP] {
+        let mut to = [0; GROUP];
+        self.ints(&mut to);
+        to
+    }
+
+    #[inline(always)]
+    pub(crate) fn ints(self, to: &mut [i32; GROUP]) {
+        // SAFETY: there is a `Short`, so the processor has AVX2; 32 bytes are written to, and the store needs no alignment.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast::<__m256i>(), self.0) };
+    }
+
+    #[inline(always)]
+    pub(crate) fn longs(self, to: &mut [i64; GROUP]) {
+        let to = to.as_mut_ptr().cast::<__m256i>();
+        // SAFETY: there is a `Short`, so the processor has AVX2; 64 bytes are written to, and the stores need no alignment.
+        unsafe {
+            let [low, high] = self.widened();
+            _mm256_storeu_si256(to, low);
+            _mm256_storeu_si256(to.add(1), high);
+        }
+    }
+
+    /// Each with the same number in front.
+    #[inline(always)]
+    pub(crate) fn pairs(self, front: i64, to: &mut [[i64; 2]; GROUP]) {
+        let to = to.as_mut_ptr().cast::<__m256i>();
+        // SAFETY: there is a `Short`, so the processor has AVX2; 128 bytes are written to, and the stores need no alignment.
+        unsafe {
+            let front = _mm256_set1_epi64x(front);
+            for (i, four) in self.widened().into_iter().enumerate() {
+                // Of each half of a register.
+                let (first, second) = (_mm256_unpacklo_epi64(front, four), _mm256_unpackhi_epi64(front, four));
+                _mm256_storeu_si256(to.add(2 * i), _mm256_permute2x128_si256::<0x20>(first, second));
+                _mm256_storeu_si256(to.add(2 * i + 1), _mm256_permute2x128_si256::<0x31>(first, second));
+            }
+        }
+    }
+
+    /// A bit for each that isn't below the limit, or is negative.
+    #[inline(always)]
+    pub(crate) fn beyond(self, limit: u64) -> u32 {
+        let limit = limit.min(1 << 31) as u32;
+        // SAFETY: there is a `Short`, so the processor has AVX2.
+        unsafe {
+            let greatest = _mm256_max_epu32(self.0, _mm256_set1_epi32(limit as i32));
+            _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(greatest, self.0))) as u32
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn widened(self) -> [__m256i; 2] {
+        let (low, high) = (_mm256_castsi256_si128(self.0), _mm256_extracti128_si256::<1>(self.0));
+        [_mm256_cvtepi32_epi64(low), _mm256_cvtepi32_epi64(high)]
+    }
+}
+
 /// Bytes that are being read.
 struct Window<'a> {
     bytes: &'a [u8; SPAN],
@@ -126,16 +215,27 @@ impl<'a> Window<'a> {
         Window { bytes, ends, start: 0 }
     }
 
-    /// Whether there are numbers of more than `8 + WIDER` bytes.
+    /// How many bytes the longest number takes: up to 4, 8, 9, or more. The former of the next `n`, the others of all: what lies
+    /// behind arrays of short numbers may be anything, floats for one, but a closer look at all would be a branch more that
+    /// can't be predicted.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
-    fn has_longer(&self, wider: u32) -> bool {
+    fn longest(&self, n: usize) -> Longest {
+        // The end of the last of them, if it is in the window.
+        let end = _pdep_u64(1 << (n - 1).min(WINDOW - 1), self.ends);
         // Bytes that are continued, and so are those behind them: two, four, eight.
         let one = !self.ends;
         let two = one & one >> 1;
         let four = two & two >> 2;
+        if four & (end ^ end.wrapping_sub(1)) == 0 {
+            return Longest::Four;
+        }
         let eight = four & four >> 4;
-        eight & eight >> wider != 0
+        match eight {
+            0 => Longest::Eight,
+            _ if eight & eight >> 1 == 0 => Longest::Nine,
+            _ => Longest::More,
+        }
     }
 
     #[inline]
@@ -143,6 +243,18 @@ impl<'a> Window<'a> {
     fn word(&self, at: usize) -> u64 {
         let at = at % WINDOW;
         u64::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i]))
+    }
+
+    /// The next numbers, none of which takes more than four bytes. Where no end is left, anything.
+    #[inline]
+    #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
+    fn next_words(&mut self) -> [i32; GROUP] {
+        std::array::from_fn(|_| {
+            let at = self.start % WINDOW;
+            self.start = self.ends.trailing_zeros() as usize + 1;
+            self.ends &= self.ends.wrapping_sub(1);
+            i32::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i]))
+        })
     }
 
     /// The next number, and whether it is none. `WIDE` ones may have more than eight bytes. Where no end is left, anything.
@@ -166,17 +278,17 @@ impl<'a> Window<'a> {
 }
 
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
-fn longs<T>(data: &[u8], n: usize, out: &mut [T], make: impl Fn(i64) -> (T, bool)) -> (usize, usize) {
+fn longs<M: Make>(data: &[u8], n: usize, out: &mut [M::To], make: &M) -> (usize, usize) {
     let (mut done, mut at) = (0, 0);
     while done < n {
         let Some(bytes) = data.get(at..).and_then(|rest| rest.first_chunk::<SPAN>()) else {
             break;
         };
         let mut window = Window::new(bytes);
-        let stop = if window.has_longer(0) {
-            read::<T, true>(&mut window, n, &mut done, out, &make)
-        } else {
-            read::<T, false>(&mut window, n, &mut done, out, &make)
+        let stop = match window.longest(n - done) {
+            Longest::Four => read::<M, true, false>(&mut window, n, &mut done, out, make),
+            Longest::Eight => read::<M, false, false>(&mut window, n, &mut done, out, make),
+            _ => read::<M, false, true>(&mut window, n, &mut done, out, make),
         };
         at += window.start;
         if stop {
@@ -189,12 +301,12 @@ fn longs<T>(data: &[u8], n: usize, out: &mut [T], make: impl Fn(i64) -> (T, bool
 /// Reads the numbers of a window. Returns whether to stop; the window then starts behind what is done.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
-fn read<T, const WIDE: bool>(
+fn read<M: Make, const SHORT: bool, const WIDE: bool>(
     window: &mut Window<'_>,
     n: usize,
     done: &mut usize,
-    out: &mut [T],
-    make: &impl Fn(i64) -> (T, bool),
+    out: &mut [M::To],
+    make: &M,
 ) -> bool {
     let mut available = window.ends.count_ones() as usize;
     if available == 0 {
@@ -209,15 +321,20 @@ fn read<T, const WIDE: bool>(
         let before = (window.start, window.ends);
         match out[*done..].first_chunk_mut::<GROUP>() {
             Some(group) if available >= wanted => {
-                let mut wrong = false;
                 let last = left <= GROUP;
-                for (i, to) in group.iter_mut().enumerate() {
-                    let (value, odd) = window.next::<WIDE>();
-                    let (value, bad) = make(value);
-                    *to = value;
-                    // Those behind the last one are read, too, whatever they are: a branch on how many there are couldn't be
-                    // predicted.
-                    wrong |= (odd | bad) & (i < wanted);
+                // Those behind the last one are made, too, whatever they are: a branch on how many there are couldn't be
+                // predicted.
+                let mut wrong = false;
+                if SHORT {
+                    let those = make.short(Short::new(window.next_words()), group);
+                    wrong = those & ((1 << wanted) - 1) != 0;
+                } else {
+                    for (i, to) in group.iter_mut().enumerate() {
+                        let (value, odd) = window.next::<WIDE>();
+                        let (value, bad) = make.one(value);
+                        *to = value;
+                        wrong |= (odd | bad) & (i < wanted);
+                    }
                 }
                 if wrong {
                     window.start = before.0;
@@ -236,7 +353,7 @@ fn read<T, const WIDE: bool>(
                 for _ in 0..left.min(available) {
                     let before = window.start;
                     let (value, odd) = window.next::<WIDE>();
-                    let (value, bad) = make(value);
+                    let (value, bad) = make.one(value);
                     if odd | bad {
                         window.start = before;
                         return true;
@@ -264,7 +381,7 @@ fn skip_longs(data: &[u8], n: usize) -> (usize, usize) {
             break;
         };
         let window = Window::new(bytes);
-        if window.has_longer(1) {
+        if window.longest(left) == Longest::More {
             break;
         }
         let all = window.ends.count_ones() as usize;

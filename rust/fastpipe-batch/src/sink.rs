@@ -283,6 +283,9 @@ pub struct Sink<'a> {
     written: usize,
 }
 
+/// So many parts of a batch are more than the processor foresees writing to.
+const MANY_PARTS: usize = 4;
+
 /// Parts by what is to be done where a row begins and ends.
 #[derive(Default)]
 struct Parts {
@@ -306,6 +309,7 @@ impl<'a> Sink<'a> {
         }
         fragment.clear();
         for writer in &mut fragment.writers {
+            writer.asks_ahead = false;
             if writer.arena.as_ref().is_some_and(|a| a.lead > 0) {
                 writer.push(0i64)?;
             }
@@ -422,6 +426,14 @@ impl<'a> Sink<'a> {
         self.rows.claim_all(slots.start as usize..slots.end as usize)?;
         self.coming = slots;
         Ok(())
+    }
+
+    /// From now on memory is asked for one row before it is written to. That pays where records come from all over the memory,
+    /// which drives the batch out of the caches, and many parts are written to, more than the processor foresees by itself.
+    pub fn ask_ahead(&mut self) {
+        let many = self.fragment.writers.len() >= MANY_PARTS;
+        let writers = self.fragment.writers.iter_mut();
+        writers.for_each(|writer| writer.asks_ahead = many);
     }
 
     /// Starts the row in `slot`.

@@ -8,6 +8,8 @@
 
 use std::sync::Arc;
 
+use fastpipe_memory::{LINE, LINES, hint};
+
 use crate::error::{Error, ErrorKind};
 use crate::slab::{Slab, SlabPool};
 use crate::spec::{Part, PartKind};
@@ -60,6 +62,8 @@ pub struct Writer {
     pub(crate) start: *mut u8,
     pub(crate) len: usize,
     pub(crate) capacity: usize,
+    /// Whether memory is asked for before it is written to.
+    pub(crate) asks_ahead: bool,
     /// `None` for placed parts. In a box, so that the writers of many columns are close together.
     pub(crate) arena: Option<Box<Arena>>,
 }
@@ -87,6 +91,7 @@ impl Writer {
             start: std::ptr::null_mut(),
             len: 0,
             capacity: 0,
+            asks_ahead: false,
             arena: None,
         }
     }
@@ -132,6 +137,17 @@ impl Writer {
         }
     }
 
+    /// Asks for the memory behind `bytes` that are written to `to`: there the next row's will go, or about there.
+    #[inline(always)]
+    fn ask_for_next(&self, to: *const u8, bytes: usize) {
+        if self.asks_ahead {
+            let next = to.wrapping_add(bytes);
+            (0..bytes.min(LINES * LINE))
+                .step_by(LINE)
+                .for_each(|at| hint(next.wrapping_add(at)));
+        }
+    }
+
     /// Room for `bytes` more bytes.
     #[inline(always)]
     fn reserve(&mut self, bytes: usize) -> Result<*mut u8, Overflow> {
@@ -158,6 +174,7 @@ impl Writer {
         let to = self.reserve(bytes.len())?;
         // SAFETY: `reserve` made room; the source can't overlap memory that only this writer accesses.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        self.ask_for_next(to, bytes.len());
         self.len += bytes.len();
         Ok(())
     }
@@ -179,6 +196,7 @@ impl Writer {
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(done), self.start.add(self.len + done), STEP) };
             done += STEP;
         }
+        self.ask_for_next(self.start.wrapping_add(self.len), n);
         self.len += n;
         Ok(())
     }
@@ -192,6 +210,7 @@ impl Writer {
             // A misaligned writer means that values of another width were pushed before: a fault of the source.
             return if n == 0 { Ok(&mut []) } else { Err(Overflow::Row) };
         }
+        self.ask_for_next(to.cast(), bytes);
         self.len += bytes;
         // SAFETY: room for `n` values, aligned, initialised, and exclusively ours while `self` is borrowed.
         Ok(unsafe { std::slice::from_raw_parts_mut(to, n) })
@@ -207,6 +226,7 @@ impl Writer {
         if n == 0 || !to.is_aligned() {
             return if n == 0 { Ok(&mut []) } else { Err(Overflow::Row) };
         }
+        self.ask_for_next(to.cast(), bytes);
         self.len += bytes;
         // SAFETY: room for `all` values by the capacity, which is `n` or more since `n` were reserved; aligned, initialised,
         // and exclusively ours while `self` is borrowed.

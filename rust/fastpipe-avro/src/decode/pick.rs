@@ -116,6 +116,7 @@ fn pick_rows<'a>(
     // There are no more than 2^32 rows in a batch.
     out.claim(slots.start as u32..slots.end as u32)
         .map_err(|e| at_start(e.into()))?;
+    out.ask_ahead();
     let nothing: &[u8] = &[];
     let mut decoder = Decoder {
         plan,

@@ -4,7 +4,55 @@ use super::arrays::Width;
 use super::{Decoder, Result};
 use crate::cursor::{SLACK, int};
 use crate::fault::Fault;
+#[cfg(target_arch = "x86_64")]
+use crate::number::GROUP;
+use crate::number::Make;
 use crate::plan::{ANY_INDEX, Rule, Span, SparseOp, SparseWhat, Wire};
+#[cfg(target_arch = "x86_64")]
+use crate::x86::Short;
+
+/// Indices below a limit. None is beyond 2^63.
+pub(crate) struct Indices {
+    pub(crate) limit: u64,
+}
+
+impl Make for Indices {
+    type To = i64;
+
+    #[inline(always)]
+    fn one(&self, value: i64) -> (i64, bool) {
+        (value, value as u64 >= self.limit)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn short(&self, values: Short, to: &mut [i64; GROUP]) -> u32 {
+        values.longs(to);
+        values.beyond(self.limit)
+    }
+}
+
+/// The same with the row in front.
+pub(crate) struct Coordinates {
+    pub(crate) slot: i64,
+    pub(crate) limit: u64,
+}
+
+impl Make for Coordinates {
+    type To = [i64; 2];
+
+    #[inline(always)]
+    fn one(&self, value: i64) -> ([i64; 2], bool) {
+        ([self.slot, value], value as u64 >= self.limit)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn short(&self, values: Short, to: &mut [[i64; 2]; GROUP]) -> u32 {
+        values.pairs(self.slot, to);
+        values.beyond(self.limit)
+    }
+}
 
 impl Decoder<'_, '_, '_, '_> {
     pub(super) fn sparse(&mut self, op: &SparseOp) -> Result<()> {
@@ -92,7 +140,6 @@ impl Decoder<'_, '_, '_, '_> {
                 Wire::Int => bound_checked.min(1 << 31),
                 _ => bound_checked,
             };
-            let beyond = |value: i64| value as u64 >= limit;
             let cursor = &mut self.cursor;
             if first {
                 let entries = writer.take_loosely::<i64>(items.count.saturating_mul(width), SLACK * width)?;
@@ -101,11 +148,11 @@ impl Decoder<'_, '_, '_, '_> {
                     (2, true) => cursor.longs_to(
                         items.count,
                         entries.as_chunks_mut::<2>().0,
-                        |value| ([slot, value], beyond(value)),
+                        Coordinates { slot, limit },
                         |value| Ok([slot, check(value)?]),
                     )?,
                     (1, false) => {
-                        cursor.longs_to(items.count, entries, |value| (value, beyond(value)), check)?;
+                        cursor.longs_to(items.count, entries, Indices { limit }, check)?;
                     }
                     (_, batch_index) => cursor.longs(items.count, |i, value| {
                         if batch_index {
