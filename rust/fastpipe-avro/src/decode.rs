@@ -205,7 +205,7 @@ impl Decoder<'_, '_, '_, '_> {
     #[inline(always)]
     fn row(&mut self, slot: u32, record: u32) -> std::result::Result<(), Error> {
         self.out.begin_row(slot)?;
-        self.run(self.plan.record).map_err(|f| self.locate(f, record))?;
+        self.each(self.plan.record).map_err(|f| self.locate(f, record))?;
         self.out.end_row()
     }
 
@@ -217,15 +217,38 @@ impl Decoder<'_, '_, '_, '_> {
         }
     }
 
-    #[inline]
     fn run(&mut self, span: Span) -> Result<()> {
+        self.each(span)
+    }
+
+    #[inline(always)]
+    fn each(&mut self, span: Span) -> Result<()> {
         for pc in span.start..span.end {
-            if let Err(fault) = self.step(pc) {
+            if let Err(fault) = self.usual_step(pc) {
                 self.blamed.get_or_insert(pc);
                 return Err(fault);
             }
         }
         Ok(())
+    }
+
+    /// [`Decoder::step`], which keeps much on its stack: some operations take less time than to call it.
+    #[inline(always)]
+    fn usual_step(&mut self, pc: u32) -> Result<()> {
+        let plan = self.plan;
+        match &plan.ops[pc as usize] {
+            &Op::Floats {
+                head,
+                wire,
+                part,
+                count,
+                ..
+            } if self.copied(head, wire, part, count)? => Ok(()),
+            Op::Scalars { scalars, cells } => self.scalars(*scalars, *cells as usize),
+            Op::Text { check, to } => self.read_text(*check, *to),
+            Op::Sparse(index) => self.sparse(&plan.sparse[*index as usize]),
+            _ => self.step(pc),
+        }
     }
 
     /// Skips a record. Most of what is skipped takes less time than a call of `step`, which keeps much on its stack.
@@ -317,6 +340,10 @@ impl Decoder<'_, '_, '_, '_> {
                     None => Ok(()),
                 }
             }
+            // Written in another way than most are.
+            &Op::Floats {
+                wire, to, part, count, ..
+            } => self.numbers_exact(wire, to, part, count).map(drop),
             Op::Items {
                 body,
                 over,

@@ -224,6 +224,16 @@ macro_rules! with_type {
     };
 }
 
+/// Bytes of a number that lies in memory as it is encoded.
+#[inline(always)]
+pub(crate) fn as_encoded(wire: Wire, to: DType) -> Option<usize> {
+    match (wire, to) {
+        (Wire::Float, DType::F32) => Some(4),
+        (Wire::Double, DType::F64) => Some(8),
+        _ => None,
+    }
+}
+
 /// Reads one number.
 #[inline(always)]
 pub(crate) fn number(wire: Wire, to: DType, cursor: &mut Cursor<'_>, out: &mut Writer) -> Result<()> {
@@ -233,14 +243,12 @@ pub(crate) fn number(wire: Wire, to: DType, cursor: &mut Cursor<'_>, out: &mut W
 /// Reads `n` numbers.
 #[inline(always)]
 pub(crate) fn numbers(wire: Wire, to: DType, n: usize, cursor: &mut Cursor<'_>, out: &mut Writer) -> Result<()> {
-    match (wire, to) {
-        // The encoding is the memory.
-        (Wire::Float, DType::F32) => {
-            let (bytes, n) = cursor.bytes_and_rest(4 * n)?;
+    match as_encoded(wire, to) {
+        Some(width) => {
+            let (bytes, n) = cursor.bytes_and_rest(width * n)?;
             Ok(out.extend_loosely(bytes, n)?)
         }
-        (Wire::Double, DType::F64) => Ok(out.extend(cursor.bytes(8 * n)?)?),
-        _ => with_type!(to, many(wire, n, cursor, out)),
+        None => with_type!(to, many(wire, n, cursor, out)),
     }
 }
 

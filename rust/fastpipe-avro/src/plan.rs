@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use fastpipe_batch::{DType, Lengths};
 
+use crate::cursor::Head;
 use crate::fault::Fault;
 use crate::isa::Isa;
 
@@ -121,6 +122,14 @@ pub(crate) enum Op {
         rule: Rule,
         lengths: Option<PartId>,
         pad: Span,
+    },
+    /// An array of a known number of floats or doubles that lie in memory as they are encoded.
+    Floats {
+        head: Head,
+        wire: Wire,
+        to: DType,
+        part: PartId,
+        count: usize,
     },
     /// Any other array or map.
     Items {

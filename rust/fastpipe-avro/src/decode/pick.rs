@@ -182,7 +182,7 @@ impl Decoder<'_, '_, '_, '_> {
         let mut soon = soon.chunks(LINE);
         for pc in start..end {
             soon.by_ref().take(lines).for_each(|line| hint(line.as_ptr()));
-            if let Err(fault) = self.step(pc) {
+            if let Err(fault) = self.usual_step(pc) {
                 self.blamed.get_or_insert(pc);
                 return Err(self.locate(fault, record));
             }

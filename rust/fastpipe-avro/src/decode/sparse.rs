@@ -2,11 +2,11 @@
 
 use super::arrays::Width;
 use super::{Decoder, Result};
-use crate::cursor::{SLACK, int};
+use crate::cursor::{Head, SLACK, int};
 use crate::fault::Fault;
 #[cfg(target_arch = "x86_64")]
 use crate::number::GROUP;
-use crate::number::Make;
+use crate::number::{Make, as_encoded};
 use crate::plan::{ANY_INDEX, Rule, Span, SparseOp, SparseWhat, Wire};
 #[cfg(target_arch = "x86_64")]
 use crate::x86::Short;
@@ -80,7 +80,13 @@ impl Decoder<'_, '_, '_, '_> {
                 SparseWhat::Values {
                     numbers: Some((wire, to, part)),
                     ..
-                } => self.numbers_free(*wire, *to, *part)?,
+                } => {
+                    let head = expected.and_then(Head::of).filter(|_| as_encoded(*wire, *to).is_some());
+                    match (head, expected) {
+                        (Some(head), Some(count)) if self.copied(head, *wire, *part, count)? => count,
+                        _ => self.numbers_free(*wire, *to, *part)?,
+                    }
+                }
                 SparseWhat::Values { body, .. } => {
                     let width = Width {
                         smallest: field.smallest,
