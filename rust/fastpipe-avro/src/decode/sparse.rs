@@ -1,5 +1,7 @@
 //! Sparse records.
 
+use fastpipe_batch::DType;
+
 use super::arrays::Width;
 use super::{Decoder, Result};
 use crate::cursor::{Head, SLACK, int};
@@ -7,7 +9,7 @@ use crate::fault::Fault;
 #[cfg(target_arch = "x86_64")]
 use crate::number::GROUP;
 use crate::number::{Make, as_encoded};
-use crate::plan::{ANY_INDEX, Rule, Span, SparseOp, SparseWhat, Wire};
+use crate::plan::{ANY_INDEX, PartId, Rule, Span, SparseOp, SparseWhat, Wire};
 #[cfg(target_arch = "x86_64")]
 use crate::x86::Short;
 
@@ -74,8 +76,17 @@ impl Decoder<'_, '_, '_, '_> {
             let found = match &field.what {
                 _ if null => 0,
                 SparseWhat::Indices { wire, dim, bound } => {
+                    let index = Index {
+                        wire: *wire,
+                        dim: *dim,
+                        bound: op.check.then_some(*bound),
+                    };
                     let first = *indexed.get_or_insert(*dim) == *dim;
-                    self.indices(op, *wire, *dim, *bound, first, first_coordinate)?
+                    if first && op.dims == 1 {
+                        self.line(op, index)?
+                    } else {
+                        self.dimension(op, index, first, first_coordinate)?
+                    }
                 }
                 SparseWhat::Values {
                     numbers: Some((wire, to, part)),
@@ -84,7 +95,7 @@ impl Decoder<'_, '_, '_, '_> {
                     let head = expected.and_then(Head::of).filter(|_| as_encoded(*wire, *to).is_some());
                     match (head, expected) {
                         (Some(head), Some(count)) if self.copied(head, *wire, *part, count)? => count,
-                        _ => self.numbers_free(*wire, *to, *part)?,
+                        _ => self.values(*wire, *to, *part)?,
                     }
                 }
                 SparseWhat::Values { body, .. } => {
@@ -110,64 +121,52 @@ impl Decoder<'_, '_, '_, '_> {
         }
     }
 
-    /// One dimension's indices. The first one to be read makes room for all coordinates.
-    fn indices(
-        &mut self,
-        op: &SparseOp,
-        wire: Wire,
-        dim: usize,
-        bound: u64,
-        first: bool,
-        first_coordinate: usize,
-    ) -> Result<usize> {
+    /// The indices of sparse records of one dimension.
+    #[inline(always)]
+    fn line(&mut self, op: &SparseOp, index: Index) -> Result<usize> {
         let slot = i64::from(self.out.slot());
-        let width = op.dims + usize::from(op.batch_index);
-        let column = dim + usize::from(op.batch_index);
+        let (limit, width) = (index.limit(), op.width());
         let mut n = 0;
         while let Some(items) = self.cursor.items(1)? {
             let writer = self.out.writer(op.coordinates as usize);
-            let check = |value: i64| {
-                if wire == Wire::Int {
-                    int(value)?;
-                }
-                // Negative ones are beyond every bound when they are taken as unsigned.
-                if value as u64 >= bound && op.check {
-                    return Err(Fault::Index {
-                        value,
-                        dim: dim as u32,
-                        bound,
-                    });
-                }
-                Ok(value)
-            };
-            // Numbers that aren't below it are looked at more closely. No bound is beyond 2^63.
-            let bound_checked = if op.check { bound } else { ANY_INDEX };
-            let limit = match wire {
-                Wire::Int => bound_checked.min(1 << 31),
-                _ => bound_checked,
-            };
+            let entries = writer.take_loosely::<i64>(items.count.saturating_mul(width), SLACK * width)?;
+            let (count, cursor) = (items.count, &mut self.cursor);
+            if op.batch_index {
+                let pairs = entries.as_chunks_mut::<2>().0;
+                cursor.longs_to(count, pairs, Coordinates { slot, limit }, |value| {
+                    Ok([slot, index.check(value)?])
+                })?;
+            } else {
+                cursor.longs_to(count, entries, Indices { limit }, |value| index.check(value))?;
+            }
+            self.cursor.check_end(items)?;
+            n += items.count;
+            if self.cursor.ends_items() {
+                break;
+            }
+        }
+        Ok(n)
+    }
+
+    /// The indices of one of several dimensions. The first one to be read makes room for all coordinates.
+    #[inline(never)]
+    fn dimension(&mut self, op: &SparseOp, index: Index, first: bool, first_coordinate: usize) -> Result<usize> {
+        let slot = i64::from(self.out.slot());
+        let width = op.width();
+        let column = index.dim + usize::from(op.batch_index);
+        let mut n = 0;
+        while let Some(items) = self.cursor.items(1)? {
+            let writer = self.out.writer(op.coordinates as usize);
             let cursor = &mut self.cursor;
             if first {
-                let entries = writer.take_loosely::<i64>(items.count.saturating_mul(width), SLACK * width)?;
-                // The usual cases: one dimension, with the batch index as one store, or without.
-                match (width, op.batch_index) {
-                    (2, true) => cursor.longs_to(
-                        items.count,
-                        entries.as_chunks_mut::<2>().0,
-                        Coordinates { slot, limit },
-                        |value| Ok([slot, check(value)?]),
-                    )?,
-                    (1, false) => {
-                        cursor.longs_to(items.count, entries, Indices { limit }, check)?;
+                let entries = writer.take::<i64>(items.count.saturating_mul(width))?;
+                cursor.longs(items.count, |i, value| {
+                    if op.batch_index {
+                        entries[i * width] = slot;
                     }
-                    (_, batch_index) => cursor.longs(items.count, |i, value| {
-                        if batch_index {
-                            entries[i * width] = slot;
-                        }
-                        entries[i * width + column] = check(value)?;
-                        Ok(())
-                    })?,
-                }
+                    entries[i * width + column] = index.check(value)?;
+                    Ok(())
+                })?;
             } else {
                 let all = writer.since::<i64>(first_coordinate)?;
                 let room = all.len() / width;
@@ -175,12 +174,12 @@ impl Decoder<'_, '_, '_, '_> {
                     return Err(Fault::SparseLengths {
                         expected: room as u64,
                         found: (n + items.count) as u64,
-                        dim: Some(dim as u32),
+                        dim: Some(index.dim as u32),
                     });
                 }
                 let entries = &mut all[n * width..(n + items.count) * width];
                 cursor.longs(items.count, |i, value| {
-                    entries[i * width + column] = check(value)?;
+                    entries[i * width + column] = index.check(value)?;
                     Ok(())
                 })?;
             }
@@ -191,5 +190,56 @@ impl Decoder<'_, '_, '_, '_> {
             }
         }
         Ok(n)
+    }
+
+    /// Values that are numbers, however they are written.
+    #[inline(never)]
+    fn values(&mut self, wire: Wire, to: DType, part: PartId) -> Result<usize> {
+        self.numbers_free(wire, to, part)
+    }
+}
+
+/// What indices of a dimension must be.
+#[derive(Clone, Copy)]
+struct Index {
+    wire: Wire,
+    dim: usize,
+    /// `None` where it isn't checked.
+    bound: Option<u64>,
+}
+
+impl Index {
+    #[inline(always)]
+    fn check(self, value: i64) -> Result<i64> {
+        if self.wire == Wire::Int {
+            int(value)?;
+        }
+        match self.bound {
+            // Negative ones are beyond every bound when they are taken as unsigned.
+            Some(bound) if value as u64 >= bound => Err(Fault::Index {
+                value,
+                dim: self.dim as u32,
+                bound,
+            }),
+            _ => Ok(value),
+        }
+    }
+
+    /// Those that aren't below it are looked at more closely. No bound is beyond 2^63.
+    #[inline(always)]
+    fn limit(self) -> u64 {
+        let bound = self.bound.unwrap_or(ANY_INDEX);
+        match self.wire {
+            Wire::Int => bound.min(1 << 31),
+            _ => bound,
+        }
+    }
+}
+
+impl SparseOp {
+    /// Numbers of a coordinate.
+    #[inline(always)]
+    fn width(&self) -> usize {
+        self.dims + usize::from(self.batch_index)
     }
 }
