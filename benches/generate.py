@@ -391,7 +391,7 @@ def page_in(path: Path) -> None:
     """Has a file in the page cache as reading it once in sequence leaves it, however it came there before.
 
     It may lie there in pages of 4 KB or in larger ones, depending on who wrote or read it first, and is copied from the
-    former less than half as fast: without this, all that is measured would depend on what happened to the file days ago.
+    former less than half as fast: without this, all that is measured would depend on what became of the file days ago.
     """
     with path.open("rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):

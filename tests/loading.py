@@ -146,8 +146,8 @@ def main() -> None:
     answer = programs[request.pop("program")](**request)
     if answer is not None:
         print(json.dumps(answer))
-    # Torch doesn't wait for the threads that send to its workers. One that is cut off while it gives back its semaphores
-    # leaves some to multiprocessing's resource tracker, which says so.
+    # Torch doesn't wait for the threads that send to its workers. One that is cut off while it gives back its
+    # semaphores leaves some to multiprocessing's resource tracker, which says so.
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
             thread.join()
