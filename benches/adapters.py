@@ -1,4 +1,7 @@
-"""Measures what adapters cost: batches of data set (a) as NumPy, Torch and JAX arrays, in turn, on one core.
+"""Measures what adapters cost: batches of data set (a) as NumPy, Torch and JAX arrays, in turn.
+
+On one core with one thread (`--cores 1`, the default) all that an adapter does is added to decoding; on several there are
+as many threads as fastpipe chooses, as in a reader that is told nothing.
 
 Each reader is made once and read as often as there are rounds, so that none pays for fresh memory. A round's ratio is
 the time of an adapter to that of plain batches in the same round; shown are medians. Beside them Torch's `DataLoader`
@@ -43,9 +46,10 @@ def main() -> int:
     parser.add_argument("--loader-rows", type=int, default=2_048, help="that the loader over fastavro reads")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--cores", type=int, default=1)
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
     torch.set_num_threads(1)
     # Else JAX has no int64, and has nothing to compare with.
     jax.config.update("jax_enable_x64", True)
@@ -53,7 +57,8 @@ def main() -> int:
     features = peers.FastpipeWorker().features("a")
 
     def reader() -> fastpipe.Reader:
-        return fastpipe.read_avro(path, features=features, batch_size=arguments.batch_size, num_threads=1)
+        threads: Any = 1 if arguments.cores == 1 else "auto"
+        return fastpipe.read_avro(path, features=features, batch_size=arguments.batch_size, num_threads=threads)
 
     records = Records(str(path), arguments.loader_rows)
     loader = DataLoader(records, batch_size=arguments.batch_size, collate_fn=Collate(reader().features))
