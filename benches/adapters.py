@@ -1,7 +1,7 @@
 """Measures what adapters cost: batches of data set (a) as NumPy, Torch and JAX arrays, in turn.
 
-On one core with one thread (`--cores 1`, the default) all that an adapter does is added to decoding; on several there are
-as many threads as fastpipe chooses, as in a reader that is told nothing.
+On one core with one thread (`--cores 1`, the default) all that an adapter does is added to decoding; on several there
+are as many threads as fastpipe chooses, as in a reader that is told nothing.
 
 Each reader is made once and read as often as there are rounds, so that none pays for fresh memory. A round's ratio is
 the time of an adapter to that of plain batches in the same round; shown are medians. Beside them Torch's `DataLoader`
