@@ -11,7 +11,6 @@ use std::sync::Arc;
 use fastpipe_batch::{DType, Error, ErrorKind, Form};
 
 use self::constants::{constants, masked_at};
-use crate::cursor::Head;
 use crate::feature::{Nulls, Request, Scalar};
 use crate::isa::Isa;
 use crate::layout::{Column, Target, UnionShape, check, components, misfit, union_shape};
@@ -19,6 +18,7 @@ use crate::limits::MAX_DEPTH;
 use crate::number::as_encoded;
 use crate::plan::{Emit, EnumTable, Op, Plan, Rule, Span, Wire};
 use crate::schema::{NodeId, Schema, Type};
+use crate::varint::Head;
 
 /// A column that is wanted below the node that is being compiled.
 #[derive(Clone, Copy)]
@@ -419,16 +419,15 @@ impl<'a> Compiler<'a> {
                 .is_some_and(|(dims, _)| ragged + dims == want.level + 1);
             if let (Target::Numbers(to, part), false) = (column.parts.values, marked) {
                 let lengths = lengths.first().copied();
-                let op = match (rule, lengths) {
-                    (Rule::Exact(count), None) if as_encoded(wire, to).is_some() => {
-                        Head::of(count).map(|head| Op::Floats {
-                            head,
-                            wire,
-                            to,
-                            part,
-                            count,
-                        })
-                    }
+                let op = match (rule, lengths, as_encoded(wire, to)) {
+                    (Rule::Exact(count), None, Some(width)) => Head::of(count).map(|head| Op::Floats {
+                        head,
+                        bytes: count * width,
+                        wire,
+                        to,
+                        part,
+                        count,
+                    }),
                     _ => None,
                 };
                 let op = op.unwrap_or(Op::Numbers {

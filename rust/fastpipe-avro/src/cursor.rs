@@ -5,9 +5,9 @@ use fastpipe_batch::Cells;
 use crate::fault::Fault;
 use crate::isa::Isa;
 use crate::limits::MAX_ZERO_WIDTH;
-use crate::number::Make;
+use crate::make::Make;
 use crate::plan::Scalar;
-use crate::varint::{CONTINUES, gather, long_long, short_long, unzigzag};
+use crate::varint::{CONTINUES, Head, gather, long_long, short_long, unzigzag};
 
 type Result<T> = std::result::Result<T, Fault>;
 
@@ -441,8 +441,8 @@ impl<'a> Cursor<'a> {
     pub(crate) fn whole_array(&mut self, head: Head, bytes: usize) -> Option<&'a [u8]> {
         let rest = &self.data[self.at..];
         let word = u32::from_le_bytes(*rest.first_chunk()?);
-        let start = head.len as usize;
-        if word & head.mask != head.bytes || rest.get(start + bytes) != Some(&0) {
+        let start = head.len();
+        if !head.starts(word) || rest.get(start + bytes) != Some(&0) {
             return None;
         }
         self.at += start + bytes + 1;
@@ -459,37 +459,6 @@ impl<'a> Cursor<'a> {
             }),
             _ => Ok(()),
         }
-    }
-}
-
-/// How the number of an array's items is encoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
-    bytes: u32,
-    mask: u32,
-    len: u32,
-}
-
-impl Head {
-    /// `None` for no items, which have no head, and for more than two bytes can say.
-    #[inline(always)]
-    pub(crate) fn of(count: usize) -> Option<Head> {
-        let zigzag = 2 * u32::try_from(count)
-            .ok()
-            .filter(|&count| count > 0 && count < 1 << 13)?;
-        Some(if zigzag < 1 << 7 {
-            Head {
-                bytes: zigzag,
-                mask: 0xff,
-                len: 1,
-            }
-        } else {
-            Head {
-                bytes: zigzag & 0x7f | 0x80 | zigzag >> 7 << 8,
-                mask: 0xffff,
-                len: 2,
-            }
-        })
     }
 }
 

@@ -237,13 +237,7 @@ impl Decoder<'_, '_, '_, '_> {
     fn usual_step(&mut self, pc: u32) -> Result<()> {
         let plan = self.plan;
         match &plan.ops[pc as usize] {
-            &Op::Floats {
-                head,
-                wire,
-                part,
-                count,
-                ..
-            } if self.copied(head, wire, part, count)? => Ok(()),
+            &Op::Floats { head, bytes, part, .. } if self.copied(head, bytes, part)? => Ok(()),
             Op::Scalars { scalars, cells } => self.scalars(*scalars, *cells as usize),
             Op::Text { check, to } => self.read_text(*check, *to),
             Op::Sparse(index) => self.sparse(&plan.sparse[*index as usize]),

@@ -26,6 +26,7 @@ mod infer;
 mod isa;
 mod layout;
 pub mod limits;
+mod make;
 mod number;
 mod plan;
 mod profile;

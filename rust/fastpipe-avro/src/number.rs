@@ -7,44 +7,17 @@ use fastpipe_batch::{DType, Element, Writer};
 
 use crate::cursor::{Cursor, SLACK, int};
 use crate::fault::Fault;
+use crate::make::Make;
+#[cfg(target_arch = "x86_64")]
+use crate::make::one_by_one;
 use crate::plan::Wire;
 #[cfg(target_arch = "x86_64")]
-use crate::x86::Short;
+use crate::x86::{GROUP, Short};
 
 type Result<T> = std::result::Result<T, Fault>;
 
-/// Numbers that are made at once.
-pub(crate) const GROUP: usize = 8;
-
-/// What numbers become.
-pub(crate) trait Make {
-    /// What one becomes.
-    type To;
-
-    /// What a number becomes, and whether something is wrong with it.
-    fn one(&self, value: i64) -> (Self::To, bool);
-
-    /// The same of several. Returns a bit for each with which something is wrong, the first as the lowest.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    fn short(&self, values: Short, to: &mut [Self::To; GROUP]) -> u32 {
-        one_by_one(values, to, |value| self.one(value))
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn one_by_one<T>(values: Short, to: &mut [T; GROUP], make: impl Fn(i64) -> (T, bool)) -> u32 {
-    let mut wrong = 0;
-    for (i, (to, value)) in to.iter_mut().zip(values.get()).enumerate() {
-        let (made, bad) = make(i64::from(value));
-        *to = made;
-        wrong |= u32::from(bad) << i;
-    }
-    wrong
-}
-
 /// Longs as numbers of another type.
+#[derive(Clone, Copy)]
 pub(crate) struct Longs<T>(PhantomData<T>);
 
 impl<T> Longs<T> {
@@ -70,6 +43,7 @@ impl<T: Number> Make for Longs<T> {
 }
 
 /// Ints as numbers of another type.
+#[derive(Clone, Copy)]
 pub(crate) struct Ints<T>(PhantomData<T>);
 
 impl<T> Ints<T> {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use fastpipe_batch::{DType, Lengths};
 
-use crate::cursor::Head;
 use crate::fault::Fault;
 use crate::isa::Isa;
+use crate::varint::Head;
 
 /// A stretch of a table of the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -126,6 +126,7 @@ pub(crate) enum Op {
     /// An array of a known number of floats or doubles that lie in memory as they are encoded.
     Floats {
         head: Head,
+        bytes: usize,
         wire: Wire,
         to: DType,
         part: PartId,

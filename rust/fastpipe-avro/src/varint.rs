@@ -45,3 +45,45 @@ pub(crate) const fn gather(word: u64) -> u64 {
 pub(crate) const fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
 }
+
+/// How the number of an array's items is encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    bytes: u32,
+    mask: u32,
+    len: u32,
+}
+
+impl Head {
+    /// `None` for no items, which have no head, and for more than two bytes can say.
+    #[inline(always)]
+    pub(crate) fn of(count: usize) -> Option<Head> {
+        let zigzag = 2 * u32::try_from(count)
+            .ok()
+            .filter(|&count| count > 0 && count < 1 << 13)?;
+        Some(if zigzag < 1 << 7 {
+            Head {
+                bytes: zigzag,
+                mask: 0xff,
+                len: 1,
+            }
+        } else {
+            Head {
+                bytes: zigzag & 0x7f | 0x80 | zigzag >> 7 << 8,
+                mask: 0xffff,
+                len: 2,
+            }
+        })
+    }
+    /// Whether a word of the encoding, the first byte as the lowest, starts with it.
+    #[inline(always)]
+    pub(crate) fn starts(self, word: u32) -> bool {
+        word & self.mask == self.bytes
+    }
+
+    /// Bytes that it takes.
+    #[inline(always)]
+    pub(crate) fn len(self) -> usize {
+        self.len as usize
+    }
+}

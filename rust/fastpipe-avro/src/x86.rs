@@ -20,11 +20,11 @@ use std::arch::x86_64::{__cpuid, __m256i, _bzhi_u64, _mm256_loadu_si256, _mm256_
 
 use fastpipe_batch::{Cells, Overflow};
 
-use crate::number::{GROUP, Make};
+use crate::make::Make;
 use crate::plan::Scalar;
 use crate::varint::{CONTINUES, unzigzag};
 
-pub(crate) use self::short::Short;
+pub(crate) use self::short::{GROUP, Short};
 
 /// Shows that the processor has AVX2, BMI1, BMI2, LZCNT and POPCNT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

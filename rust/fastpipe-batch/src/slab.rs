@@ -139,7 +139,8 @@ impl State {
 /// A free slab is not used for less than this fraction of its size.
 const LARGEST_WASTE: usize = 4;
 
-/// Slabs are carved from large pages once a pool holds so much with them: what is less stays in the caches, and large pages are no faster.
+/// Slabs are carved from large pages once a pool holds so much with them: what is less stays in the caches, and large pages
+/// are no faster.
 const CARVED: usize = 4 << 20;
 
 /// Sizes are rounded up to a multiple of this, so that batches of similar sizes share slabs.

@@ -42,6 +42,19 @@ impl LocalFile {
     pub(crate) fn metadata(&self) -> io::Result<Metadata> {
         self.file.metadata()
     }
+
+    /// Reads on where something was read already.
+    fn read_behind(&self, mut read: usize, offset: u64, out: &mut [u8]) -> Result<usize> {
+        while read < out.len() {
+            match read_once(&self.file, offset + read as u64, &mut out[read..]) {
+                Ok(0) => break,
+                Ok(n) => read += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(Error::io(&self.path, &e).at_offset(offset)),
+            }
+        }
+        Ok(read)
+    }
 }
 
 #[cfg(target_os = "linux")]
@@ -83,21 +96,6 @@ fn read_uncached(_file: &File, _offset: u64, _out: &mut [u8]) -> Option<usize> {
     None
 }
 
-impl LocalFile {
-    /// Reads on where something was read already.
-    fn read_behind(&self, mut read: usize, offset: u64, out: &mut [u8]) -> Result<usize> {
-        while read < out.len() {
-            match read_once(&self.file, offset + read as u64, &mut out[read..]) {
-                Ok(0) => break,
-                Ok(n) => read += n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(Error::io(&self.path, &e).at_offset(offset)),
-            }
-        }
-        Ok(read)
-    }
-}
-
 impl ReadAt for LocalFile {
     fn location(&self) -> &str {
         &self.path
@@ -114,14 +112,11 @@ impl ReadAt for LocalFile {
         self.read_behind(0, offset, out)
     }
 
-    // A single page in the cache keeps the kernel from reading what lies around it in large ones, which is faster, and which
-    // every later read is faster from, too.
+    // One small page in the cache keeps the kernel from reading what lies around it in large ones. Those are read faster, now
+    // and later.
     fn glance_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let read = if self.glances.load(Ordering::Relaxed) {
-            read_uncached(&self.file, offset, out)
-        } else {
-            None
-        };
+        let glances = self.glances.load(Ordering::Relaxed);
+        let read = glances.then(|| read_uncached(&self.file, offset, out)).flatten();
         if read.is_none() {
             self.glances.store(false, Ordering::Relaxed);
         }

@@ -167,20 +167,20 @@ proptest! {
         let expected: Result<Vec<i64>> = (0..n).map(|_| single.long()).collect();
         let bounded = |value: i64| if value as u64 >= limit { Err(Fault::Int(value)) } else { Ok(value) };
         let pair = |value: i64| Ok([17, bounded(value)?]);
+        let room = Room { data: &data, start, n, slack };
         for isa in Isa::all() {
-            let room = Room { data: &data, start, n, slack, isa };
-            let (read, end) = room.read(Longs::<i64>::new(), Ok);
+            let (read, end) = room.read(isa, Longs::<i64>::new(), Ok);
             prop_assert_eq!(&read, &expected);
             if read.is_ok() {
                 prop_assert_eq!(end, single.position());
             }
-            room.agrees(&expected, Indices { limit }, bounded)?;
-            room.agrees(&expected, Coordinates { slot: 17, limit }, pair)?;
-            room.agrees(&expected, Longs::<i16>::new(), i16::from_long)?;
-            room.agrees(&expected, Longs::<u64>::new(), u64::from_long)?;
-            room.agrees(&expected, Longs::<f32>::new(), f32::from_long)?;
-            room.agrees(&expected, Longs::<f64>::new(), f64::from_long)?;
-            room.agrees(&expected, Ints::<i32>::new(), |value| i32::from_long(int(value)?))?;
+            room.agrees(isa, &expected, Indices { limit }, bounded)?;
+            room.agrees(isa, &expected, Coordinates { slot: 17, limit }, pair)?;
+            room.agrees(isa, &expected, Longs::<i16>::new(), i16::from_long)?;
+            room.agrees(isa, &expected, Longs::<u64>::new(), u64::from_long)?;
+            room.agrees(isa, &expected, Longs::<f32>::new(), f32::from_long)?;
+            room.agrees(isa, &expected, Longs::<f64>::new(), f64::from_long)?;
+            room.agrees(isa, &expected, Ints::<i32>::new(), |value| i32::from_long(int(value)?))?;
             prop_assert_eq!(&skip(isa), &skip(Isa::Portable));
             prop_assert_eq!(skip(isa).0, expected.clone().map(drop));
         }
@@ -193,24 +193,24 @@ struct Room<'a> {
     start: usize,
     n: usize,
     slack: usize,
-    isa: Isa,
 }
 
 impl Room<'_> {
-    fn read<M: Make>(&self, make: M, check: impl Fn(i64) -> Result<M::To>) -> (Result<Vec<M::To>>, usize)
+    fn read<M: Make>(&self, isa: Isa, make: M, check: impl Fn(i64) -> Result<M::To>) -> (Result<Vec<M::To>>, usize)
     where
         M::To: Clone + Default,
     {
-        let mut cursor = Cursor::new(self.data, self.start).with_isa(self.isa);
+        let mut cursor = Cursor::new(self.data, self.start).with_isa(isa);
         let mut out = vec![M::To::default(); self.n + self.slack];
         let read = cursor.longs_to(self.n, &mut out, make, check);
         out.truncate(self.n);
         (read.map(|()| out), cursor.position())
     }
 
-    /// What is read is what numbers that were read one at a time become.
-    fn agrees<M: Make>(
+    /// What is read is what numbers that were read one at a time become, and ends where it ends with any instructions.
+    fn agrees<M: Make + Clone>(
         &self,
+        isa: Isa,
         numbers: &Result<Vec<i64>>,
         make: M,
         check: impl Fn(i64) -> Result<M::To>,
@@ -218,12 +218,56 @@ impl Room<'_> {
     where
         M::To: Clone + Default + PartialEq + std::fmt::Debug,
     {
-        let found = self.read(make, &check).0;
+        let found = self.read(isa, make.clone(), &check);
         match numbers {
-            Ok(numbers) => prop_assert_eq!(found, numbers.iter().map(|&value| check(value)).collect()),
+            Ok(numbers) => prop_assert_eq!(&found.0, &numbers.iter().map(|&value| check(value)).collect()),
             // Either fault may be found first.
-            Err(_) => prop_assert!(found.is_err()),
+            Err(_) => prop_assert!(found.0.is_err()),
         }
+        prop_assert_eq!(found, self.read(Isa::Portable, make, check));
         Ok(())
     }
+}
+
+proptest! {
+    #[test]
+    fn arrays_of_a_known_length_are_found_whole(
+        count in prop_oneof![1..9000usize, Just(63), Just(64), Just(8191), Just(8192)],
+        other in prop_oneof![1..9000i64, Just(0)],
+        before in 0..4usize,
+        width in 1..9usize,
+        behind in prop_oneof![Just(0u8), any::<u8>()],
+        cut in 0..3usize,
+    ) {
+        let Some(head) = Head::of(count) else {
+            prop_assert!(count >= 8192);
+            return Ok(());
+        };
+        let array = |written: i64| {
+            let items: Vec<u8> = (0..count * width).map(|i| i as u8 | 1).collect();
+            [vec![0xff; before], encode(written), items, vec![behind; 4 - cut]].concat()
+        };
+        for written in [count as i64, other, -(count as i64), other + (1 << 13), other + (1 << 40)] {
+            let data = array(written);
+            let mut cursor = Cursor::new(&data, before);
+            let start = before + encode(written).len();
+            let found = cursor.whole_array(head, count * width);
+            if written == count as i64 && behind == 0 {
+                prop_assert_eq!(found, Some(&data[start..]));
+                prop_assert_eq!(cursor.position(), start + count * width + 1);
+            } else {
+                prop_assert_eq!((found, cursor.position()), (None, before));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_array_that_ends_with_its_block_is_found_whole() {
+    let data = [&encode(3)[..], &[1, 2, 3], &[0]].concat();
+    let head = Head::of(3).unwrap();
+    assert_eq!(Cursor::new(&data, 0).whole_array(head, 3), Some(&[1, 2, 3, 0][..]));
+    assert_eq!(Cursor::new(&data[..4], 0).whole_array(head, 3), None);
+    assert_eq!(Cursor::new(&data, 0).whole_array(head, 4), None);
+    assert_eq!((Head::of(0), Head::of(usize::MAX)), (None, None));
 }

@@ -3,10 +3,10 @@
 use fastpipe_batch::DType;
 
 use super::{Decoder, Result};
-use crate::cursor::Head;
 use crate::fault::Fault;
 use crate::number;
 use crate::plan::{Op, PartId, Rule, Span, Wire};
+use crate::varint::Head;
 
 /// What bounds the number of items.
 #[derive(Clone, Copy)]
@@ -62,10 +62,9 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(n)
     }
 
-    /// An array of `count` numbers that lie in memory as they are encoded, if it is written as most are. Returns whether it was.
+    /// An array of numbers that lie in memory as they are encoded, if it is written as most are. Returns whether it was.
     #[inline(always)]
-    pub(super) fn copied(&mut self, head: Head, wire: Wire, part: PartId, count: usize) -> Result<bool> {
-        let bytes = count * if wire == Wire::Double { 8 } else { 4 };
+    pub(super) fn copied(&mut self, head: Head, bytes: usize, part: PartId) -> Result<bool> {
         match self.cursor.whole_array(head, bytes) {
             Some(items) => {
                 self.out.writer(part as usize).extend_loosely(items, bytes)?;

@@ -4,16 +4,17 @@ use fastpipe_batch::DType;
 
 use super::arrays::Width;
 use super::{Decoder, Result};
-use crate::cursor::{Head, SLACK, int};
+use crate::cursor::{SLACK, int};
 use crate::fault::Fault;
-#[cfg(target_arch = "x86_64")]
-use crate::number::GROUP;
-use crate::number::{Make, as_encoded};
+use crate::make::Make;
+use crate::number::as_encoded;
 use crate::plan::{ANY_INDEX, PartId, Rule, Span, SparseOp, SparseWhat, Wire};
+use crate::varint::Head;
 #[cfg(target_arch = "x86_64")]
-use crate::x86::Short;
+use crate::x86::{GROUP, Short};
 
 /// Indices below a limit. None is beyond 2^63.
+#[derive(Clone, Copy)]
 pub(crate) struct Indices {
     pub(crate) limit: u64,
 }
@@ -35,6 +36,7 @@ impl Make for Indices {
 }
 
 /// The same with the row in front.
+#[derive(Clone, Copy)]
 pub(crate) struct Coordinates {
     pub(crate) slot: i64,
     pub(crate) limit: u64,
@@ -92,9 +94,10 @@ impl Decoder<'_, '_, '_, '_> {
                     numbers: Some((wire, to, part)),
                     ..
                 } => {
-                    let head = expected.and_then(Head::of).filter(|_| as_encoded(*wire, *to).is_some());
-                    match (head, expected) {
-                        (Some(head), Some(count)) if self.copied(head, *wire, *part, count)? => count,
+                    let usual = expected.zip(as_encoded(*wire, *to));
+                    let usual = usual.and_then(|(count, width)| Some((count, Head::of(count)?, count * width)));
+                    match usual {
+                        Some((count, head, bytes)) if self.copied(head, bytes, *part)? => count,
                         _ => self.values(*wire, *to, *part)?,
                     }
                 }

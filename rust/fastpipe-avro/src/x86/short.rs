@@ -15,7 +15,8 @@ use std::arch::x86_64::{
     _mm256_storeu_si256, _mm256_sub_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi64, _mm256_xor_si256,
 };
 
-use crate::number::GROUP;
+/// Numbers that are made at once.
+pub(crate) const GROUP: usize = 8;
 
 /// Numbers that were encoded in four bytes at most, so they have 28 bits.
 #[derive(Clone, Copy)]
