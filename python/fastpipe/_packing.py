@@ -44,7 +44,7 @@ class PackedBatch:
         if self.pieces:
             last, start = self.pieces[-1]
             self.nbytes = start + _aligned(last.nbytes)
-        self._strays: dict[int, int] = {}
+        self._strays: dict[tuple[int, int], int] = {}
         strays = [a for a, base in zip(arrays, bases, strict=True) if base is not self._memory and a.size]
         if strays:
             self._gather(strays, allocate)
@@ -52,14 +52,14 @@ class PackedBatch:
     def place(self, array: np.ndarray) -> int | None:
         """Where an array of the batch, or a view of one, begins in the stretch; None for others, and empty ones."""
         place = None if self._memory is None else self._memory.place(array)
-        return self._strays.get(id(array)) if place is None else place
+        return self._strays.get(_extent(array)) if place is None else place
 
     def _gather(self, arrays: list[np.ndarray], allocate: Callable[[int], np.ndarray]) -> None:
         piece = allocate(sum(_aligned(array.nbytes) for array in arrays))
         end = 0
         for array in arrays:
             piece[end : end + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            self._strays[id(array)] = self.nbytes + end
+            self._strays[_extent(array)] = self.nbytes + end
             end += _aligned(array.nbytes)
         self.pieces.append((piece[:end], self.nbytes))
         self.nbytes += end
@@ -67,6 +67,11 @@ class PackedBatch:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _extent(array: np.ndarray) -> tuple[int, int]:
+    """Where an array lies in this process's memory, transposed or not: its address and bytes."""
+    return array.__array_interface__["data"][0], array.nbytes
 
 
 def _arrays(node: Any) -> Iterator[np.ndarray]:

@@ -162,35 +162,40 @@ class Forms:
 
     def convert(self, batch: Mapping[str, Any], tensor: Callable[[np.ndarray], torch.Tensor]) -> dict[str, Any]:
         """The batch in these forms, of tensors that `tensor` makes of its arrays, and of arrays made of these."""
-        conversion = _Conversion(self, tensor)
-        return {name: conversion.node(name, node) for name, node in batch.items()}
+        node = _Conversion(self, tensor).node
+        # Most are arrays. This runs once a batch, behind decoding, which leaves none of it in the caches: less is faster.
+        return {
+            name: tensor(value) if type(value) is np.ndarray else node(name, value) for name, value in batch.items()
+        }
 
 
-@dataclass(frozen=True, slots=True)
 class _Conversion:
     """Goes through the forms of a batch."""
 
-    wanted: Forms
-    tensor: Callable[[np.ndarray], torch.Tensor]
+    __slots__ = ("tensor", "wanted")
+
+    def __init__(self, wanted: Forms, tensor: Callable[[np.ndarray], torch.Tensor]) -> None:
+        self.wanted = wanted
+        self.tensor = tensor
 
     def node(self, name: str, node: Any) -> Any:
         if isinstance(node, np.ndarray):
             return self.tensor(node)
+        if isinstance(node, (forms.Sparse, forms.SparseCSR)):
+            if self.wanted.sparse == "coo":
+                return self._coo(name, node)
+            return self._bag(name, node) if self.wanted.sparse == "bag" else self._csr(name, node)
         if isinstance(node, forms.Masked):
             return Masked(self.node(name, node.values), self.tensor(node.valid))
         if isinstance(node, forms.Strings):
             if self.wanted.strings == "lists":
                 return node.to_list()
             return Strings(self.tensor(node.values), self.tensor(node.offsets))
-        if isinstance(node, forms.Ragged):
-            if self.wanted.ragged == "nested":
-                return self._nested(name, node)
-            if self.wanted.strings == "lists" and _of_strings(node.values):
-                return node.to_list()
-            return Jagged(self.node(name, node.values), self.tensor(node.offsets))
-        if self.wanted.sparse == "bag":
-            return self._bag(name, node)
-        return self._coo(name, node) if self.wanted.sparse == "coo" else self._csr(name, node)
+        if self.wanted.ragged == "nested":
+            return self._nested(name, node)
+        if self.wanted.strings == "lists" and _of_strings(node.values):
+            return node.to_list()
+        return Jagged(self.node(name, node.values), self.tensor(node.offsets))
 
     def _nested(self, name: str, node: forms.Ragged) -> torch.Tensor:
         if not isinstance(node.values, np.ndarray):
@@ -208,9 +213,9 @@ class _Conversion:
         return self.tensor(values)
 
     def _coo(self, name: str, node: forms.Sparse | forms.SparseCSR) -> torch.Tensor:
-        size = torch.Size(node.dense_shape.tolist())
+        size = node.dense_shape.tolist()
         if isinstance(node, forms.Sparse):
-            indices = self.tensor(node.indices).t()
+            indices = self.tensor(node.indices.T)
         else:
             columns = node.indices if node.indices.ndim > 1 else node.indices[:, np.newaxis]
             rows = np.repeat(np.arange(len(node)), np.diff(node.offsets))
@@ -220,7 +225,7 @@ class _Conversion:
 
     def _csr(self, name: str, node: forms.Sparse | forms.SparseCSR) -> torch.Tensor:
         offsets, indices = (self.tensor(part) for part in _rows(name, node))
-        size = torch.Size(node.dense_shape.tolist())
+        size = node.dense_shape.tolist()
         values = self._numbers(name, node.values)
         return torch.sparse_csr_tensor(offsets, indices, values, size, check_invariants=False)
 

@@ -22,6 +22,7 @@ try:
 
     from fastpipe._torch_forms import (
         Bag,
+        Forms,
         Jagged,
         Masked,
         RaggedAs,
@@ -91,7 +92,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._select = select
         self._map = map
         self._distributed = distributed
-        self._forms: dict[str, Any] = {"ragged": ragged, "sparse": sparse, "strings": strings}
+        self._forms = Forms(ragged, sparse, strings)
         for name in _names(select):
             if name not in reader.features and name != "valid":
                 raise ValueError(f"select names {name!r}, and the reader's features are {', '.join(reader.features)}")
@@ -115,13 +116,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return self._batches(reader, generation)
 
     def _batches(self, reader: Reader, generation: int) -> Iterator[Any]:
-        select, function, kinds = self._select, self._map, self._forms
+        select, function, convert = self._select, self._map, self._forms.convert
         started = reader._pass_epoch
         for batch in reader:
             if select is None:
-                out: Any = tensors(batch, **kinds)
+                out: Any = convert(batch, torch.from_numpy)
             else:
-                out = tensors({name: batch[name] for name in dict.fromkeys(_names(select))}, **kinds)
+                out = convert({name: batch[name] for name in dict.fromkeys(_names(select))}, torch.from_numpy)
                 out = _pick(out, select)
             yield out if function is None else function(out)
         self._passes.write(generation, started, True)
