@@ -147,7 +147,12 @@ proptest! {
         start in 0..20usize,
         n in 0..100usize,
         slack in 0..10usize,
-        limit in prop_oneof![Just(1 << 63), (8..64u32, any::<u64>()).prop_map(|(bits, n)| n >> bits)],
+        limit in prop_oneof![
+            2 => Just(1 << 63),
+            // As 32 bits, most negative numbers are below it.
+            1 => Just((1 << 32) - 1),
+            2 => (8..64u32, any::<u64>()).prop_map(|(bits, n)| n >> bits),
+        ],
         damage in proptest::option::weighted(0.3, (any::<prop::sample::Index>(), any::<u8>())),
         cut in 0..12usize,
         padding in 0..100usize,
@@ -237,6 +242,7 @@ proptest! {
         before in 0..4usize,
         width in 1..9usize,
         behind in prop_oneof![Just(0u8), any::<u8>()],
+        fill in prop_oneof![Just(0u8), any::<u8>()],
         cut in 0..3usize,
     ) {
         let Some(head) = Head::of(count) else {
@@ -244,15 +250,16 @@ proptest! {
             return Ok(());
         };
         let array = |written: i64| {
-            let items: Vec<u8> = (0..count * width).map(|i| i as u8 | 1).collect();
+            let items = vec![fill; count * width];
             [vec![0xff; before], encode(written), items, vec![behind; 4 - cut]].concat()
         };
-        for written in [count as i64, other, -(count as i64), other + (1 << 13), other + (1 << 40)] {
+        let same = count as i64;
+        for written in [same, other, -same, same + (1 << 6), same + (1 << 13), same + (1 << 40)] {
             let data = array(written);
             let mut cursor = Cursor::new(&data, before);
             let start = before + encode(written).len();
             let found = cursor.whole_array(head, count * width);
-            if written == count as i64 && behind == 0 {
+            if written == same && behind == 0 {
                 prop_assert_eq!(found, Some(&data[start..]));
                 prop_assert_eq!(cursor.position(), start + count * width + 1);
             } else {
