@@ -94,6 +94,8 @@ impl Shared {
     /// Begins as many batches as may be under way.
     pub(crate) fn admit(self: &Arc<Self>) -> Result<()> {
         let mut admission = lock(&self.admission);
+        // Before it looks: whoever takes a batch from now on asks again.
+        self.admitting.store(false, Ordering::SeqCst);
         let (result, _) = self.telemetry.time(Activity::Plan, || self.admit_all(&mut admission));
         result
     }
@@ -102,7 +104,8 @@ impl Shared {
         while !self.is_closed() {
             let number = admission.next;
             let handed_over = {
-                let state = lock(&self.hand_over);
+                let mut state = lock(&self.hand_over);
+                state.begun = number;
                 if state.end.is_some() {
                     return Ok(());
                 }

@@ -30,6 +30,7 @@ mod assemble;
 mod batch;
 mod budget;
 mod cost;
+mod hand_over;
 mod index_cache;
 mod job;
 mod least;

@@ -1,6 +1,5 @@
 //! A pass over a source: batches in order, decoded ahead of the consumer.
 
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,8 +11,9 @@ use fastpipe_order::Cursor;
 use crate::admission::Admission;
 use crate::assemble::assemble;
 use crate::batch::Batch;
-use crate::budget::{Budget, Reserved};
+use crate::budget::Budget;
 use crate::cost::CostModel;
+use crate::hand_over::HandOver;
 use crate::job::{Job, Left};
 use crate::least;
 use crate::memory::Memory;
@@ -89,36 +89,10 @@ pub(crate) struct Shared {
     pub(crate) threads: usize,
     seed: u64,
     closed: AtomicBool,
+    /// Whether somebody is about to look whether batches can be begun.
+    pub(crate) admitting: AtomicBool,
     /// Whether a batch wasn't begun for want of memory.
     pub(crate) short_of_memory: AtomicBool,
-}
-
-/// A batch that is done, or what went wrong.
-type Done = Result<(Box<Batch>, Option<Reserved>)>;
-
-/// Between tasks and consumers.
-#[derive(Default)]
-pub(crate) struct HandOver {
-    /// The next batch to be handed over.
-    pub(crate) next: u64,
-    pub(crate) ready: HashMap<u64, Done>,
-    /// The number of batches, once all are planned.
-    pub(crate) end: Option<u64>,
-    /// The error that ended the pass.
-    failed: Option<Error>,
-    /// When the consumer got its last batch, if it hasn't come back.
-    left: Option<Instant>,
-    chooser: Option<Chooser>,
-}
-
-impl HandOver {
-    fn is_over(&self) -> bool {
-        self.end.is_some_and(|end| self.next >= end)
-    }
-
-    pub(crate) fn put(&mut self, number: u64, done: Done) {
-        self.ready.insert(number, done);
-    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -134,10 +108,7 @@ impl Stream {
         let settings = *order.settings();
         // The order takes what it takes all the while.
         let left = |limit: u64| limit.saturating_sub(order.memory(settings.shuffle_buffer));
-        let hand_over = HandOver {
-            chooser: options.num_threads.is_none().then(|| Chooser::new(threads)),
-            ..HandOver::default()
-        };
+        let hand_over = HandOver::new(options.num_threads.is_none().then(|| Chooser::new(threads)));
         let shared = Arc::new(Shared {
             parts: source.columns().iter().flat_map(|c| c.parts()).collect(),
             files: Files::new(source.locations()),
@@ -153,6 +124,7 @@ impl Stream {
             changed: Condvar::new(),
             batch_bytes: OnceLock::new(),
             closed: AtomicBool::new(false),
+            admitting: AtomicBool::new(false),
             short_of_memory: AtomicBool::new(false),
             source,
             options,
@@ -194,13 +166,17 @@ impl Stream {
         }
         if !shared.can_hand_over(&state) {
             let since = Instant::now();
+            state.sleep(since);
             state = shared
                 .changed
-                .wait_timeout(state, wait)
+                .wait_timeout_while(state, wait, |state| !shared.can_hand_over(state))
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
-            let waited = since.elapsed().as_nanos() as u64;
-            shared.telemetry.add(&shared.telemetry.consumer_waited, waited);
+            let waited = since.elapsed();
+            state.wake(waited);
+            shared
+                .telemetry
+                .add(&shared.telemetry.consumer_waited, waited.as_nanos() as u64);
         }
         if shared.is_closed() {
             return Err(Error::new(
@@ -228,8 +204,11 @@ impl Stream {
                 state.next += 1;
                 let start = shared.choose_threads(&mut state);
                 state.left = Some(Instant::now());
-                shared.changed.notify_all();
+                let awaited = state.is_awaited();
                 drop(state);
+                if awaited {
+                    shared.changed.notify_all();
+                }
                 batch.slabs.iter_mut().for_each(Slab::lend);
                 drop(reserved);
                 for _ in 0..start {
@@ -269,11 +248,11 @@ impl Stream {
     }
 
     fn start_admitting(&self) {
-        if self
-            .shared
-            .schedule
-            .put(Urgency::FIRST, Box::new(|shared| shared.admit()))
-        {
+        let shared = &self.shared;
+        if shared.admitting.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        if shared.schedule.put(Urgency::FIRST, Box::new(Shared::admit)) {
             self.start_runner();
         }
     }
@@ -332,7 +311,7 @@ impl Shared {
     }
 
     fn can_hand_over(&self, state: &HandOver) -> bool {
-        state.failed.is_some() || state.is_over() || self.is_closed() || state.ready.contains_key(&state.next)
+        state.failed.is_some() || state.is_over() || self.is_closed() || state.is_ready()
     }
 
     /// The error, or the allocator's where that had no memory: arenas that can't grow only say that there is none.
@@ -386,6 +365,9 @@ impl Shared {
             });
             if passed {
                 continue;
+            }
+            if lock(&self.hand_over).must_wake(true) {
+                self.changed.notify_all();
             }
             match self.schedule.end() {
                 End::NotYet => {}
@@ -458,8 +440,13 @@ impl Shared {
             telemetry.add(&telemetry.batches, 1);
             self.batch_bytes.get_or_init(|| bytes);
         }
-        lock(&self.hand_over).put(job.number, done);
-        self.changed.notify_all();
+        let mut state = lock(&self.hand_over);
+        state.put(job.number, done);
+        let wake = state.must_wake(false);
+        drop(state);
+        if wake {
+            self.changed.notify_all();
+        }
         Ok(())
     }
 
