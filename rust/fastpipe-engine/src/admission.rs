@@ -53,10 +53,21 @@ pub(crate) struct Admission {
     /// Batches that were under way at once. Memory for as many is kept, or each round of them would pay for page faults.
     most_under_way: u64,
     epoch: u64,
-    /// For each batch under way, how many units had been begun with it.
-    begun: VecDeque<(u64, u64)>,
+    /// The batches under way.
+    begun: VecDeque<Begun>,
     pub(crate) sequence: Sequence,
     pub(crate) scatter: Scatter,
+}
+
+/// A batch under way.
+struct Begun {
+    number: u64,
+    /// Units that had been begun with it.
+    units: u64,
+    /// Nanoseconds that it is expected to take.
+    cost: u64,
+    /// Nanoseconds that the rest of the longest of its units is expected to take, in this batch and those behind it.
+    longest: u64,
 }
 
 impl Admission {
@@ -111,7 +122,7 @@ impl Shared {
                 }
                 state.next
             };
-            while admission.begun.front().is_some_and(|(begun, _)| *begun < handed_over) {
+            while admission.begun.front().is_some_and(|begun| begun.number < handed_over) {
                 admission.begun.pop_front();
             }
             let under_way = number.saturating_sub(handed_over);
@@ -180,14 +191,20 @@ impl Shared {
         if under_way < self.ahead() {
             return true;
         }
-        // Batches of one unit wait for each other, so several units should be under way.
-        let begun = |i: Option<&(u64, u64)>| i.map_or(0, |(_, units)| *units);
-        let units = begun(admission.begun.back()) - begun(admission.begun.front()) + 1;
+        let units = |begun: Option<&Begun>| begun.map_or(0, |begun| begun.units);
+        let units = units(admission.begun.back()) - units(admission.begun.front()) + 1;
+        // Batches of one unit wait for each other, so several units should be under way; and while one thread is at a long
+        // one, the others need something to do.
+        let enough = || {
+            let cost: u64 = admission.begun.iter().map(|begun| begun.cost).sum();
+            let longest = admission.begun.iter().map(|begun| begun.longest).max();
+            units >= 2 * threads && cost >= threads * longest.unwrap_or(0)
+        };
         threads > 1
             && admission.sequence.is_in_use()
-            && units < 2 * threads
             && under_way < MOST_AHEAD
             && under_way * self.batch_bytes.get().copied().unwrap_or(0) < MOST_BYTES_AHEAD
+            && !enough()
     }
 
     /// Batches that may be under way in any case.
@@ -311,11 +328,24 @@ impl Shared {
             valid: plan.valid as usize,
             after: plan.after,
         };
+        let (cost, longest) = match &plan.content {
+            Content::Runs(runs) => {
+                let longest = runs.iter().map(|run| self.rest_cost(run)).max();
+                (runs.iter().map(|run| self.run_cost(run)).sum(), longest.unwrap_or(0))
+            }
+            // All units of a window are opened ahead.
+            Content::Picks(_) => (0, 0),
+        };
         match plan.content {
             Content::Runs(runs) => self.start_runs(&mut admission.sequence, number, about, &runs, reserved)?,
             Content::Picks(picks) => self.start_picks(&mut admission.scatter, number, about, picks, reserved)?,
         }
-        admission.begun.push_back((number, admission.sequence.cells()));
+        admission.begun.push_back(Begun {
+            number,
+            units: admission.sequence.cells(),
+            cost,
+            longest,
+        });
         Ok(())
     }
 

@@ -59,6 +59,11 @@ impl HandOver {
         self.ready.contains_key(&self.next)
     }
 
+    /// Whether the next batch is there, and so many in all.
+    pub(crate) fn has_ready(&self, batches: usize) -> bool {
+        self.is_ready() && self.ready.len() >= batches
+    }
+
     pub(crate) fn put(&mut self, number: u64, done: Done) {
         self.ready.insert(number, done);
     }

@@ -180,8 +180,14 @@ impl Shared {
         threads.div_ceil(self.ahead()).min(nanos / SMALLEST_TASK).max(1)
     }
 
+    /// Nanoseconds that a run and all behind it in its unit are expected to take.
+    pub(crate) fn rest_cost(&self, run: &Run) -> u64 {
+        let rows = self.source.describe(run.unit).rows.saturating_sub(run.record);
+        self.run_cost(&Run { rows, ..*run })
+    }
+
     /// Nanoseconds that a run is expected to take.
-    fn run_cost(&self, run: &Run) -> u64 {
+    pub(crate) fn run_cost(&self, run: &Run) -> u64 {
         let info = self.source.describe(run.unit);
         let stored = info.range.map_or(0, |range| range.len);
         let share = (u128::from(stored) * u128::from(run.rows) / u128::from(info.rows.max(1))) as u64;
@@ -424,7 +430,7 @@ impl Shared {
 
     /// For a thread that has nothing else to do: finds where a parked task starts. False if there is none.
     pub(crate) fn pass_over(self: &Arc<Self>) -> bool {
-        if self.is_closed() || lock(&self.hand_over).ready.len() >= ENOUGH_READY {
+        if self.is_closed() || lock(&self.hand_over).has_ready(ENOUGH_READY) {
             return false;
         }
         let mut parked: Vec<_> = lock(&self.parked)
