@@ -163,7 +163,7 @@ class Forms:
     def convert(self, batch: Mapping[str, Any], tensor: Callable[[np.ndarray], torch.Tensor]) -> dict[str, Any]:
         """The batch in these forms, of tensors that `tensor` makes of its arrays, and of arrays made of these."""
         node = _Conversion(self, tensor).node
-        # Most are arrays. This runs once a batch, behind decoding, which leaves none of it in the caches: less is faster.
+        # Most are arrays. Once a batch, behind decoding that leaves none of this in the caches: less of it is faster.
         return {
             name: tensor(value) if type(value) is np.ndarray else node(name, value) for name, value in batch.items()
         }
