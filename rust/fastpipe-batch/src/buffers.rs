@@ -100,7 +100,7 @@ fn size(len: usize) -> usize {
 impl BufferPool {
     /// A buffer of exactly `len` bytes, whose contents are arbitrary but initialised; an error where there is no such memory.
     pub fn take(&self, len: usize) -> Result<Buffer, Error> {
-        let found = {
+        let (found, limited) = {
             let mut state = self.lock();
             state.taken += 1;
             state.most = state.most.max(state.taken);
@@ -120,12 +120,11 @@ impl BufferPool {
                 }
                 None => state.fresh += 1,
             }
-            found.or_else(|| {
-                let (held, limited) = (state.taken_bytes + state.free_bytes, state.keep.is_some());
-                state.carver.carve(size(len), held, limited)
-            })
+            let (held, limited) = (state.taken_bytes + state.free_bytes, state.keep.is_some());
+            let found = found.or_else(|| state.carver.carve(size(len), held, limited));
+            (found, limited)
         };
-        let memory = found.or_else(|| Memory::new(size(len))).ok_or_else(|| {
+        let memory = found.or_else(|| Memory::new(size(len), limited)).ok_or_else(|| {
             self.lock().taken -= 1;
             Error::new(
                 ErrorKind::Limit,
@@ -257,7 +256,7 @@ mod tests {
         let free = || pool.lock().free.len();
         for _ in 0..3 * KEPT {
             let buffer = Buffer {
-                memory: Memory::new(100),
+                memory: Memory::new(100, false),
                 len: 100,
             };
             pool.put(buffer);

@@ -1,7 +1,8 @@
 //! Memory that is got from the system and given back to it.
 //!
 //! Large pieces are mapped, not allocated: an allocator keeps what is freed, in pieces that may fit nothing that is asked for
-//! later, so a limit of what the engine holds could not be kept. On other systems than Linux the allocator must do.
+//! later, so a limit of what the engine holds could not be kept. On other systems than Linux the allocator must do. What has no
+//! limit leaves its pieces to [those who come next](crate::left).
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use fastpipe_memory::LARGE_PAGE;
 
 use crate::allocator::Region;
+use crate::left;
 
 /// Alignment of slabs and of every array in them: a cache line, and the widest vector registers.
 pub const ALIGNMENT: usize = 64;
@@ -21,7 +23,7 @@ const PAGE: usize = 4096;
 /// Pieces from this size on are mapped.
 const MAPPED: usize = 64 << 10;
 
-/// Memory of its own, aligned to [`ALIGNMENT`], zero where it wasn't written. Freed when dropped.
+/// Memory of its own, aligned to [`ALIGNMENT`] and initialised. Freed when dropped.
 #[derive(Debug)]
 pub(crate) struct Memory {
     start: NonNull<u8>,
@@ -33,9 +35,10 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 enum Origin {
     Allocated,
-    Mapped,
+    /// `None` only while it is dropped.
+    Mapped { pages: Option<Pages>, limited: bool },
     /// Part of a larger piece.
-    Carved(#[allow(dead_code)] Arc<Chunk>),
+    Carved(#[allow(dead_code)] Arc<Pages>),
     /// An allocator that isn't ours. Dropping the region gives it back.
     Elsewhere(#[allow(dead_code)] Region),
 }
@@ -46,15 +49,19 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// `None` where the system has no such memory.
-    pub(crate) fn new(capacity: usize) -> Option<Self> {
+    /// At least so many bytes; `None` where the system has no such memory. `limited` if what isn't in use any more must go back to
+    /// the system at once.
+    pub(crate) fn new(capacity: usize, limited: bool) -> Option<Self> {
         if capacity >= MAPPED
-            && let Some(start) = mapping::map(capacity)
+            && let Some(pages) = left::take(capacity).or_else(|| Pages::new(capacity))
         {
             return Some(Memory {
-                start,
-                capacity,
-                origin: Origin::Mapped,
+                start: pages.start,
+                capacity: pages.size,
+                origin: Origin::Mapped {
+                    pages: Some(pages),
+                    limited,
+                },
             });
         }
         let layout = Memory::layout(capacity)?;
@@ -117,9 +124,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        match self.origin {
-            // SAFETY: `map` returned this address for this size, and nobody has a reference to it any more.
-            Origin::Mapped => unsafe { mapping::unmap(self.start, self.capacity) },
+        match &mut self.origin {
+            Origin::Mapped { pages, limited: false } => pages.take().into_iter().for_each(left::put),
+            Origin::Mapped { limited: true, .. } => {}
             Origin::Allocated => {
                 if let Some(layout) = Memory::layout(self.capacity) {
                     // SAFETY: `new` made this layout, of the same capacity, and allocated with it. The allocation is ours.
@@ -133,32 +140,49 @@ impl Drop for Memory {
     }
 }
 
+/// Pages of nobody else's. Given back to the system when dropped.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    start: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: it owns its bytes, and gives access to none of them by itself.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// `None` where the system has no such memory, or doesn't map any.
+    pub(crate) fn new(size: usize) -> Option<Self> {
+        Some(Pages {
+            start: mapping::map(size)?,
+            size,
+        })
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: `map` returned this address for this size, and whoever had references to it owned this as well.
+        unsafe { mapping::unmap(self.start, self.size) };
+    }
+}
+
 /// Large pages that pieces are carved from, one behind the other. What is read in random order from many pieces of less than a
 /// large page would lie on more pages than the processor remembers the places of.
 #[derive(Debug, Default)]
 pub(crate) struct Carver {
     /// A chunk, and how much of it is given out.
-    current: Option<(Arc<Chunk>, usize)>,
+    current: Option<(Arc<Pages>, usize)>,
 }
 
 /// Bytes of a chunk, of which pages are taken as they are written.
 const CHUNK: usize = 8 * LARGE_PAGE;
-
-/// What pieces are carved from. Unmapped when all of them are gone.
-#[derive(Debug)]
-struct Chunk(NonNull<u8>);
-
-// SAFETY: it only keeps the mapping; its bytes belong to the pieces.
-unsafe impl Send for Chunk {}
-// SAFETY: as above.
-unsafe impl Sync for Chunk {}
-
-impl Drop for Chunk {
-    fn drop(&mut self) {
-        // SAFETY: `map` returned this address for this size; the pieces, which keep the chunk, are gone.
-        unsafe { mapping::unmap(self.0, CHUNK) };
-    }
-}
 
 impl Carver {
     /// A piece of so many whole pages, zero until it is written, for a pool that holds so many bytes. `None` if it is too large
@@ -173,12 +197,12 @@ impl Carver {
         }
         let (chunk, used) = match self.current.take() {
             Some((chunk, used)) if used + size <= CHUNK => (chunk, used),
-            _ => (Arc::new(Chunk(mapping::map(CHUNK)?)), 0),
+            _ => (Arc::new(Pages::new(CHUNK)?), 0),
         };
         self.current = Some((chunk.clone(), used + size));
         Some(Memory {
             // SAFETY: `used + size` bytes are within the chunk.
-            start: unsafe { chunk.0.add(used) },
+            start: unsafe { chunk.start.add(used) },
             capacity: size,
             origin: Origin::Carved(chunk),
         })
@@ -264,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_of_any_size_is_aligned_zeroed_and_writable() {
+    fn memory_of_any_size_is_aligned_and_writable() {
         for size in [
             0,
             1,
@@ -277,14 +301,13 @@ mod tests {
             2 << 20,
             (5 << 20) + 777,
         ] {
-            let mut memory = Memory::new(size).unwrap();
+            let mut memory = Memory::new(size, true).unwrap();
             assert_eq!(memory.as_ptr().addr() % ALIGNMENT, 0);
-            assert_eq!(memory.capacity(), size.max(1));
-            assert!(memory.bytes().iter().all(|&byte| byte == 0));
+            assert!(memory.capacity() >= size.max(1));
             memory.bytes_mut().fill(7);
             assert_eq!(memory.bytes().last(), Some(&7));
         }
-        assert!(Memory::new(usize::MAX / 2).is_none());
+        assert!(Memory::new(usize::MAX / 2, false).is_none());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use fastpipe_batch::{Buffer, Error, ErrorKind, Part, Pass, Result, Slab, Source, Work};
+use fastpipe_batch::{Buffer, Error, ErrorKind, Part, Pass, Result, Slab, Source, Work, give_back};
 use fastpipe_order::Cursor;
 
 use crate::admission::Admission;
@@ -138,6 +138,7 @@ impl Stream {
         shared.memory.slabs.take_failure();
         shared.memory.buffers.keep(most);
         if let Some(limit) = options.memory_limit {
+            give_back();
             least::check(&shared, &order, limit)?;
         }
         let workers = Workers::new(threads)?;
