@@ -9,6 +9,7 @@
 //! doesn't exist in the child. A slab that dies in another process than it was made in is therefore freed, not pooled.
 #![allow(unsafe_code)]
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::allocator::SlabAllocator;
@@ -24,6 +25,8 @@ pub struct Slab {
     process: u32,
     /// Whether it is counted as the engine's no longer.
     lent: bool,
+    /// The thread that took it.
+    taker: u32,
 }
 
 impl Slab {
@@ -77,9 +80,16 @@ impl Drop for Slab {
         if self.process == std::process::id()
             && let Some(pool) = self.pool.upgrade()
         {
-            pool.put(memory, self.lent);
+            pool.put(memory, self.taker, self.lent);
         }
     }
+}
+
+/// A number for each thread.
+fn this_thread() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    thread_local!(static NUMBER: u32 = NEXT.fetch_add(1, Ordering::Relaxed));
+    NUMBER.with(|&number| number)
 }
 
 /// Slabs that nobody uses at present.
@@ -97,7 +107,8 @@ impl std::fmt::Debug for SlabPool {
 
 #[derive(Debug, Default)]
 struct State {
-    free: Vec<Memory>,
+    /// Those that came last, last, with the threads that used them.
+    free: Vec<(Memory, u32)>,
     free_bytes: usize,
     /// Free slabs that may be kept.
     kept: usize,
@@ -114,7 +125,7 @@ struct State {
 
 impl State {
     fn take(&mut self, i: usize) -> Memory {
-        let memory = self.free.swap_remove(i);
+        let (memory, _) = self.free.remove(i);
         self.free_bytes -= memory.capacity();
         memory
     }
@@ -123,12 +134,12 @@ impl State {
     /// the pool, since an allocator may do anything when memory is given back to it: take a batch down, for example, and so
     /// come here.
     #[must_use]
-    fn trim(&mut self) -> Vec<Memory> {
+    fn trim(&mut self) -> Vec<(Memory, u32)> {
         let mut bytes = self.free_bytes;
         let beyond = |bytes: usize| self.keep.is_some_and(|keep| bytes + self.used_bytes > keep);
         let mut count = 0;
         while count < self.free.len() && (self.free.len() - count > self.kept || beyond(bytes)) {
-            bytes -= self.free[count].capacity();
+            bytes -= self.free[count].0.capacity();
             count += 1;
         }
         self.free_bytes = bytes;
@@ -164,16 +175,16 @@ impl SlabPool {
     }
 
     /// A slab of `len` bytes with arbitrary contents; an error where there is no such memory.
+    ///
+    /// One that this thread used before is preferred, and of those the one that came last: it may still be in the processor's
+    /// caches, where another processor would have to get it from.
     pub fn take(self: &Arc<Self>, len: usize) -> Result<Slab, Error> {
+        let taker = this_thread();
         let memory = {
             let mut state = self.lock();
             let fits = |m: &Memory| m.capacity() >= len && m.capacity() / LARGEST_WASTE <= len.max(GRAIN);
-            let best = state
-                .free
-                .iter()
-                .enumerate()
-                .filter(|(_, m)| fits(m))
-                .min_by_key(|(_, m)| m.capacity());
+            let found = state.free.iter().enumerate().rev().filter(|(_, (m, _))| fits(m));
+            let best = found.min_by_key(|(_, (m, user))| (*user != taker, m.capacity()));
             let memory = best.map(|(i, _)| i).map(|i| state.take(i));
             match &memory {
                 Some(_) => state.reused += 1,
@@ -204,6 +215,7 @@ impl SlabPool {
             pool: Arc::downgrade(self),
             process: std::process::id(),
             lent: false,
+            taker,
         })
     }
 
@@ -297,13 +309,13 @@ impl SlabPool {
         }
     }
 
-    fn put(&self, memory: Memory, lent: bool) {
+    fn put(&self, memory: Memory, user: u32, lent: bool) {
         let mut state = self.lock();
         if !lent {
             state.used_bytes -= memory.capacity();
         }
         state.free_bytes += memory.capacity();
-        state.free.push(memory);
+        state.free.push((memory, user));
         let dropped = state.trim();
         drop(state);
         drop(dropped);
@@ -313,7 +325,7 @@ impl SlabPool {
 #[cfg(test)]
 mod tests {
     use std::ptr::NonNull;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use super::*;
     use crate::allocator::Region;

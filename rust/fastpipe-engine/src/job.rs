@@ -35,12 +35,19 @@ pub(crate) struct Left {
     error: Option<(u32, Error)>,
 }
 
+impl Left {
+    fn fail(&mut self, slot: u32, error: Error) {
+        if self.error.as_ref().is_none_or(|(earlier, _)| slot < *earlier) {
+            self.error = Some((slot, error));
+        }
+    }
+}
+
 impl Job {
-    pub(crate) fn new(number: u64, about: About, rows: Rows, tasks: usize, class: u32, reserved: Reserved) -> Self {
+    pub(crate) fn new(number: u64, about: About, tasks: usize, class: u32, reserved: Reserved) -> Self {
         let size = about.rows;
         let left = Left {
             about: Some(about),
-            rows: Some(Arc::new(rows)),
             reserved: Some(reserved),
             ..Left::default()
         };
@@ -57,8 +64,17 @@ impl Job {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn rows(&self) -> Option<Arc<Rows>> {
-        self.left().rows.clone()
+    /// Where its rows are written; made for whoever comes first. `None` if there is no memory for them, which is the batch's
+    /// error then.
+    pub(crate) fn rows(&self, make: impl FnOnce() -> Result<Rows, Error>) -> Option<Arc<Rows>> {
+        let mut left = self.left();
+        if left.rows.is_none() {
+            match make() {
+                Ok(rows) => left.rows = Some(Arc::new(rows)),
+                Err(error) => left.fail(0, error),
+            }
+        }
+        left.rows.clone()
     }
 
     pub(crate) fn leave(&self, fragment: Fragment) {
@@ -67,10 +83,7 @@ impl Job {
 
     /// Notes an error of the row at `slot`. That of the earliest row is reported, whichever thread is first.
     pub(crate) fn fail(&self, slot: u32, error: Error) {
-        let mut left = self.left();
-        if left.error.as_ref().is_none_or(|(earlier, _)| slot < *earlier) {
-            left.error = Some((slot, error));
-        }
+        self.left().fail(slot, error);
     }
 
     /// Somebody does a part of a task, which hasn't ended, as a task of its own.

@@ -142,7 +142,6 @@ impl Shared {
         let cost = self.picks_cost(&picks);
         let tasks = self.tasks_of(cost).min(slots.max(1) as u64) as usize;
         let tasks: Vec<_> = (0..tasks).map(|i| slots * i / tasks..slots * (i + 1) / tasks).collect();
-        let rows = Rows::new(self.parts.clone(), about.rows, &self.memory.slabs)?;
         let class = picks.units.first().map_or(0, |&unit| self.source.describe(unit).class);
         let units = picks.units.iter();
         let units = units.filter_map(|&unit| Some(scatter.units.get(&(about.epoch, unit))?.0.clone()));
@@ -152,7 +151,7 @@ impl Shared {
             record: row.record,
         });
         let batch = Arc::new(Waiting {
-            job: Arc::new(Job::new(number, about, rows, tasks.len(), class, reserved)),
+            job: Arc::new(Job::new(number, about, tasks.len(), class, reserved)),
             units,
             rows: picked.collect(),
             cost: cost / tasks.len() as u64,
@@ -265,7 +264,7 @@ impl Shared {
         let job = &ready.job;
         let start = self.telemetry.now();
         let count = slots.len() as u64;
-        if let Some(rows) = job.rows() {
+        if let Some(rows) = self.rows_of(job) {
             let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
             let mut sink = Sink::new(&rows, fragment)?;
             let lost = ready.first_lost(slots.clone());

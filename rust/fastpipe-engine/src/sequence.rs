@@ -151,9 +151,8 @@ impl Shared {
                 state.reserved = Some(self.budget.reserve(self.unit_bytes(run.unit)));
             }
         }
-        let rows = Rows::new(self.parts.clone(), about.rows, &self.memory.slabs)?;
         let class = runs.first().map_or(0, |run| self.source.describe(run.unit).class);
-        let job = Arc::new(Job::new(number, about, rows, groups.len(), class, reserved));
+        let job = Arc::new(Job::new(number, about, groups.len(), class, reserved));
         for pieces in groups {
             // Of a unit of which no more is to come nobody waits for the end.
             if let [_, .., tail] = &pieces[..]
@@ -199,6 +198,12 @@ impl Shared {
         open + self.costs.decode(info.class, u64::from(run.rows), share)
     }
 
+    /// Where the rows of a batch are written. Its memory is taken only when the first of its tasks begins, by the thread that
+    /// will write most of it: until then it serves others.
+    pub(crate) fn rows_of(&self, job: &Job) -> Option<Arc<Rows>> {
+        job.rows(|| Rows::new(self.parts.clone(), job.size, &self.memory.slabs))
+    }
+
     fn spawn_task(self: &Arc<Self>, task: Task) {
         let urgency = Urgency {
             batch: task.job.number,
@@ -210,7 +215,7 @@ impl Shared {
     /// Goes on with a task until it is done or must wait.
     fn run(self: &Arc<Self>, mut task: Task) -> Result<()> {
         let job = task.job.clone();
-        if let Some(rows) = job.rows() {
+        if let Some(rows) = self.rows_of(&job) {
             let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
             let mut sink = Sink::new(&rows, fragment)?;
             while task.done < task.pieces.len() {
@@ -409,7 +414,7 @@ impl Shared {
     /// Does the end of a task, as a task of its own.
     fn do_tail(self: &Arc<Self>, (job, piece): (Arc<Job>, Piece)) {
         self.guarded(|shared| {
-            if let Some(rows) = job.rows() {
+            if let Some(rows) = shared.rows_of(&job) {
                 let fragment = lock(&shared.memory.fragments).pop().unwrap_or_default();
                 let mut sink = Sink::new(&rows, fragment)?;
                 let state = piece.cell.lock();
