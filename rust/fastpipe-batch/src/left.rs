@@ -102,7 +102,11 @@ mod tests {
         assert!(left.take(1 << 19).is_none(), "they are too large");
         assert!(left.take(4 << 20).is_none(), "they are too small");
         assert_eq!(left.take(900 << 10).map(|pages| pages.size()), Some(1 << 20));
-        assert_eq!(sizes(&left), [1 << 20, 5 << 18, 3 << 20], "the last of equal ones was taken");
+        assert_eq!(
+            sizes(&left),
+            [1 << 20, 5 << 18, 3 << 20],
+            "the last of equal ones was taken"
+        );
         assert_eq!(left.take((1 << 20) + 1).map(|pages| pages.size()), Some(5 << 18));
         assert_eq!(left.bytes, 4 << 20);
     }
@@ -113,10 +117,18 @@ mod tests {
         for size in [1, 2, 3] {
             assert!(left.put(Pages::new(size << 20).unwrap()).is_empty());
         }
-        let dropped: usize = left.put(Pages::new(MOST - (4 << 20)).unwrap()).iter().map(Pages::size).sum();
+        let dropped: usize = left
+            .put(Pages::new(MOST - (4 << 20)).unwrap())
+            .iter()
+            .map(Pages::size)
+            .sum();
         assert_eq!(dropped, 3 << 20);
         assert_eq!(sizes(&left), [3 << 20, MOST - (4 << 20)]);
-        assert_eq!(left.put(Pages::new(2 * MOST).unwrap()).len(), 3, "what is too large by itself isn't kept");
+        assert_eq!(
+            left.put(Pages::new(2 * MOST).unwrap()).len(),
+            3,
+            "what is too large by itself isn't kept"
+        );
         assert_eq!(left.bytes, 0);
     }
 }

@@ -36,7 +36,10 @@ pub(crate) struct Memory {
 enum Origin {
     Allocated,
     /// `None` only while it is dropped.
-    Mapped { pages: Option<Pages>, limited: bool },
+    Mapped {
+        pages: Option<Pages>,
+        limited: bool,
+    },
     /// Part of a larger piece.
     Carved(#[allow(dead_code)] Arc<Pages>),
     /// An allocator that isn't ours. Dropping the region gives it back.

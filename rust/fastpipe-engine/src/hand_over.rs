@@ -16,6 +16,9 @@ use crate::threads::Chooser;
 /// How long a consumer sleeps until it is woken for a single batch.
 const GATHERING: Duration = Duration::from_micros(500);
 
+/// A consumer that is away for so long does something with its batch.
+const BUSY: Duration = Duration::from_micros(20);
+
 /// A batch that is done, or what went wrong.
 pub(crate) type Done = Result<(Box<Batch>, Option<Reserved>)>;
 
@@ -62,6 +65,11 @@ impl HandOver {
     /// Whether the next batch is there, and so many in all.
     pub(crate) fn has_ready(&self, batches: usize) -> bool {
         self.is_ready() && self.ready.len() >= batches
+    }
+
+    /// Whether the consumer is busy, and so many batches wait for it.
+    pub(crate) fn lags(&self, batches: usize) -> bool {
+        self.has_ready(batches) && self.left.is_some_and(|left| left.elapsed() > BUSY)
     }
 
     pub(crate) fn put(&mut self, number: u64, done: Done) {

@@ -8,6 +8,7 @@ use fastpipe_order::Run;
 
 use crate::batch::About;
 use crate::budget::Reserved;
+use crate::schedule::Urgency;
 use crate::unit::SequenceCell;
 
 /// A batch in flight.
@@ -123,4 +124,13 @@ pub(crate) struct Task {
     pub(crate) done: usize,
     /// Nanoseconds that it is expected to take.
     pub(crate) cost: u64,
+}
+
+impl Task {
+    pub(crate) fn urgency(&self) -> Urgency {
+        Urgency {
+            batch: self.job.number,
+            cost: self.cost,
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fastpipe_batch::{Error, ErrorKind, Result, Row, Rows, Sink, Unit, Unpicked};
+use fastpipe_batch::{Error, ErrorKind, Result, Row, Sink, Unit, Unpicked};
 use fastpipe_order::Picks;
 
 use crate::batch::About;

@@ -1,7 +1,8 @@
 //! Which thread does what next.
 //!
 //! Work that is ready stands in a queue: that of the earliest batch first, and of one batch the longest first, as the cost
-//! model expects it, so that the threads end together. *Runners* take from it, at most as many at once as are allowed just now.
+//! model expects it, so that the threads end together. A thread goes on where it just ended, though, if it can: what it reads
+//! there is in the cache of its processor. *Runners* take from it, at most as many at once as are allowed just now.
 //! A runner that finds the queue empty looks for work that waits for other work but could be started by passing over some
 //! records (see `sequence.rs`); if there is none it ends, and its thread sleeps until something is put in the queue.
 
@@ -16,7 +17,7 @@ use fastpipe_batch::Result;
 use crate::stream::Shared;
 
 /// Work, and what it is done for.
-type Part = Box<dyn FnOnce(&Arc<Shared>) -> Result<()> + Send>;
+pub(crate) type Part = Box<dyn FnOnce(&Arc<Shared>) -> Result<()> + Send>;
 
 /// How urgent work is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,11 +66,38 @@ impl Ord for Ready {
 #[derive(Default)]
 struct Queue {
     ready: BinaryHeap<Ready>,
+    /// Work that goes on where a thread just ended, with the thread's number.
+    next: Vec<(usize, Ready)>,
+    /// How often in a row threads went on with theirs although there was more urgent work.
+    passed: u32,
     put: u64,
     /// Runners that were started and haven't ended.
     running: usize,
     /// Runners at once.
     allowed: usize,
+}
+
+/// How often in a row more urgent work may be passed by.
+const MOST_PASSED: u32 = 4;
+
+impl Queue {
+    fn is_empty(&self) -> bool {
+        self.ready.is_empty() && self.next.is_empty()
+    }
+
+    /// Takes what a thread is to do.
+    fn pop(&mut self, thread: usize) -> Option<Ready> {
+        let next = &self.next;
+        let first = (0..next.len()).max_by(|&a, &b| next[a].1.cmp(&next[b].1));
+        let first = first.filter(|&i| self.ready.peek().is_none_or(|ready| next[i].1 > *ready));
+        let own = next.iter().position(|(whose, _)| *whose == thread);
+        let chosen = own.filter(|_| self.passed < MOST_PASSED).or(first);
+        self.passed = if chosen == first { 0 } else { self.passed + 1 };
+        match chosen {
+            Some(i) => Some(self.next.swap_remove(i).1),
+            None => self.ready.pop(),
+        }
+    }
 }
 
 /// What becomes of a runner that wants to end.
@@ -105,29 +133,33 @@ impl Schedule {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts work in the queue. True if a runner must be started for it.
+    /// Puts work in the queue; `thread` if it goes on where that one just ended. True if a runner must be started for it.
     #[must_use]
-    pub(crate) fn put(&self, urgency: Urgency, part: Part) -> bool {
+    pub(crate) fn put(&self, urgency: Urgency, thread: Option<usize>, part: Part) -> bool {
         let mut queue = self.lock();
         let start = queue.running < queue.allowed;
         queue.put += 1;
         let rank = (Reverse(urgency.batch), urgency.cost, Reverse(queue.put));
-        queue.ready.push(Ready {
+        let ready = Ready {
             rank,
             since: start.then(Instant::now),
             part,
-        });
+        };
+        match thread {
+            Some(thread) => queue.next.push((thread, ready)),
+            None => queue.ready.push(ready),
+        }
         queue.running += usize::from(start);
         start
     }
 
-    /// The next work for a runner; `None` if there is none, or too many run.
-    pub(crate) fn take(&self) -> Option<Part> {
+    /// The next work for a runner on this thread; `None` if there is none, or too many run.
+    pub(crate) fn take(&self, thread: usize) -> Option<Part> {
         let mut queue = self.lock();
         if queue.running > queue.allowed {
             return None;
         }
-        let ready = queue.ready.pop()?;
+        let ready = queue.pop(thread)?;
         drop(queue);
         if let Some(since) = ready.since {
             self.delayed
@@ -141,7 +173,7 @@ impl Schedule {
     /// A runner wants to end: whether it may.
     pub(crate) fn end(&self) -> End {
         let mut queue = self.lock();
-        if !queue.ready.is_empty() && queue.running <= queue.allowed {
+        if !queue.is_empty() && queue.running <= queue.allowed {
             return End::NotYet;
         }
         queue.running -= 1;
@@ -155,7 +187,10 @@ impl Schedule {
     pub(crate) fn allow(&self, threads: usize) -> usize {
         let mut queue = self.lock();
         queue.allowed = threads.max(1);
-        let start = queue.allowed.saturating_sub(queue.running).min(queue.ready.len());
+        let start = queue
+            .allowed
+            .saturating_sub(queue.running)
+            .min(queue.ready.len() + queue.next.len());
         queue.running += start;
         start
     }
@@ -163,7 +198,7 @@ impl Schedule {
     /// Whether others run besides the one that asks, or something is in the queue.
     pub(crate) fn is_busy(&self) -> bool {
         let queue = self.lock();
-        queue.running > 1 || !queue.ready.is_empty()
+        queue.running > 1 || !queue.is_empty()
     }
 
     /// How many may run at once.
@@ -179,8 +214,10 @@ impl Schedule {
 
     /// Forgets what is in the queue.
     pub(crate) fn clear(&self) {
-        let ready = std::mem::take(&mut self.lock().ready);
-        drop(ready);
+        let mut queue = self.lock();
+        let dropped = (std::mem::take(&mut queue.ready), std::mem::take(&mut queue.next));
+        drop(queue);
+        drop(dropped);
     }
 }
 
@@ -196,7 +233,7 @@ mod tests {
     fn early_batches_come_first_and_of_one_the_longest() {
         let schedule = Schedule::new(1);
         for (batch, cost) in [(3, 10), (1, 5), (1, 50), (2, 7)] {
-            let _ = schedule.put(Urgency { batch, cost }, part());
+            let _ = schedule.put(Urgency { batch, cost }, None, part());
         }
         let order: Vec<_> = std::iter::from_fn(|| schedule.lock().ready.pop())
             .map(|r| (r.rank.0.0, r.rank.1))
@@ -205,27 +242,51 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_goes_on_where_it_ended_but_not_for_ever() {
+        let schedule = Schedule::new(1);
+        let put = |batch, thread| {
+            let _ = schedule.put(Urgency { batch, cost: 0 }, thread, part());
+        };
+        let pop = |thread| schedule.lock().pop(thread).map(|ready| ready.rank.0.0);
+        for batch in 1..=3 {
+            put(batch, None);
+        }
+        put(2, Some(7));
+        put(9, Some(1));
+        assert_eq!(pop(1), Some(9), "its own");
+        assert_eq!(pop(1), Some(1), "the most urgent");
+        assert_eq!(pop(1), Some(2));
+        assert_eq!(pop(1), Some(2), "somebody else's, who has not come for it");
+        for batch in 10..20 {
+            put(batch, Some(1));
+        }
+        let taken: Vec<_> = std::iter::from_fn(|| pop(1)).collect();
+        let urgent = taken.iter().position(|&batch| batch == 3);
+        assert_eq!((urgent, taken.len()), (Some(MOST_PASSED as usize), 11), "{taken:?}");
+    }
+
+    #[test]
     fn no_more_run_than_are_allowed_and_none_is_forgotten() {
         let schedule = Schedule::new(2);
         let urgency = Urgency { batch: 0, cost: 0 };
-        let started: Vec<_> = (0..4).map(|_| schedule.put(urgency, part())).collect();
+        let started: Vec<_> = (0..4).map(|_| schedule.put(urgency, None, part())).collect();
         assert_eq!(started, [true, true, false, false]);
         assert_eq!(schedule.allow(3), 1);
         assert_eq!(schedule.allow(1), 0);
         assert!(
-            schedule.take().is_none() && schedule.end() == End::Ended,
+            schedule.take(0).is_none() && schedule.end() == End::Ended,
             "one too many"
         );
-        assert!(schedule.take().is_none() && schedule.end() == End::Ended, "another");
+        assert!(schedule.take(0).is_none() && schedule.end() == End::Ended, "another");
         assert!(schedule.end() == End::NotYet, "there is work");
         for _ in 0..4 {
-            assert!(schedule.take().is_some());
+            assert!(schedule.take(0).is_some());
         }
-        assert!(schedule.take().is_none());
+        assert!(schedule.take(0).is_none());
         assert!(
-            !schedule.put(urgency, part()) && schedule.end() == End::NotYet,
+            !schedule.put(urgency, None, part()) && schedule.end() == End::NotYet,
             "what came meanwhile is seen"
         );
-        assert!(schedule.take().is_some() && schedule.end() == End::Last);
+        assert!(schedule.take(0).is_some() && schedule.end() == End::Last);
     }
 }

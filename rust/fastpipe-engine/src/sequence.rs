@@ -15,7 +15,6 @@ use fastpipe_order::Run;
 use crate::batch::About;
 use crate::budget::Reserved;
 use crate::job::{Job, Piece, Task};
-use crate::schedule::Urgency;
 use crate::stream::{RECORDS_AT_ONCE, SMALLEST_TASK, Shared, lock, panicked};
 use crate::telemetry::{Activity, Span};
 use crate::unit::{OpenUnit, SequenceCell, SequenceState};
@@ -23,7 +22,8 @@ use crate::unit::{OpenUnit, SequenceCell, SequenceState};
 /// How fast rows of several tasks are joined.
 const JOINED_BYTES_A_NANO: u64 = 4;
 
-/// Nobody passes over records while so many batches wait for the consumer.
+/// Nobody passes over records while so many batches are ready, nor looks for anything while a consumer that is busy lets them
+/// wait.
 const ENOUGH_READY: usize = 2;
 
 /// Units of which more pieces are to come, with the number of pieces given out. At most the unit at a batch's end.
@@ -205,11 +205,12 @@ impl Shared {
     }
 
     fn spawn_task(self: &Arc<Self>, task: Task) {
-        let urgency = Urgency {
-            batch: task.job.number,
-            cost: task.cost,
-        };
-        self.spawn(urgency, move |shared| shared.run(task));
+        self.spawn(task.urgency(), move |shared| shared.run(task));
+    }
+
+    /// Starts a task that goes on where this thread ends.
+    fn go_on_with(self: &Arc<Self>, task: Task) {
+        self.spawn_next(task.urgency(), move |shared| shared.run(task));
     }
 
     /// Goes on with a task until it is done or must wait.
@@ -314,7 +315,7 @@ impl Shared {
         let next = lock(&self.parked).remove(&(piece.cell.id, behind));
         drop(state);
         if let Some(next) = next {
-            self.spawn_task(next);
+            self.go_on_with(next);
         }
     }
 
@@ -435,7 +436,11 @@ impl Shared {
 
     /// For a thread that has nothing else to do: finds where a parked task starts. False if there is none.
     pub(crate) fn pass_over(self: &Arc<Self>) -> bool {
-        if self.is_closed() || lock(&self.hand_over).has_ready(ENOUGH_READY) {
+        let (lags, enough) = {
+            let state = lock(&self.hand_over);
+            (state.lags(ENOUGH_READY), state.has_ready(ENOUGH_READY))
+        };
+        if self.is_closed() || lags {
             return false;
         }
         let mut parked: Vec<_> = lock(&self.parked)
@@ -446,17 +451,26 @@ impl Shared {
             })
             .collect();
         parked.sort_by_key(|(batch, _, number, _)| (*batch, *number));
+        // The end of a task must be done anyway, and lets those behind it start.
+        for (_, cell, number, _) in &parked {
+            let mut state = cell.lock();
+            if state.can_be_passed_over(*number)
+                && let Some(tail) = self.take_tail(&mut state, cell, number - 1)
+            {
+                drop(state);
+                self.do_tail(tail);
+                return true;
+            }
+        }
+        if enough {
+            return false;
+        }
         for (batch, cell, number, record) in parked {
             let info = self.source.describe(cell.unit);
             let class = info.class;
             let mut state = cell.lock();
             if !state.can_be_passed_over(number) {
                 continue;
-            }
-            if let Some(tail) = self.take_tail(&mut state, &cell, number - 1) {
-                drop(state);
-                self.do_tail(tail);
-                return true;
             }
             let from = state.start(number - 1);
             let rows = u64::from(record.saturating_sub(from.record));

@@ -17,7 +17,7 @@ use crate::hand_over::HandOver;
 use crate::job::{Job, Left};
 use crate::least;
 use crate::memory::Memory;
-use crate::schedule::{End, Schedule, Urgency};
+use crate::schedule::{self, End, Schedule, Urgency};
 use crate::sequence::Parked;
 use crate::stats::Stats;
 use crate::storage::Files;
@@ -253,7 +253,7 @@ impl Stream {
         if shared.admitting.swap(true, Ordering::SeqCst) {
             return;
         }
-        if shared.schedule.put(Urgency::FIRST, Box::new(Shared::admit)) {
+        if shared.schedule.put(Urgency::FIRST, None, Box::new(Shared::admit)) {
             self.start_runner();
         }
     }
@@ -344,7 +344,20 @@ impl Shared {
         urgency: Urgency,
         part: impl FnOnce(&Arc<Self>) -> Result<()> + Send + 'static,
     ) {
-        if self.schedule.put(urgency, Box::new(part)) {
+        self.put(urgency, None, Box::new(part));
+    }
+
+    /// Puts a part in the queue that goes on where this thread ends.
+    pub(crate) fn spawn_next(
+        self: &Arc<Self>,
+        urgency: Urgency,
+        part: impl FnOnce(&Arc<Self>) -> Result<()> + Send + 'static,
+    ) {
+        self.put(urgency, rayon::current_thread_index(), Box::new(part));
+    }
+
+    fn put(self: &Arc<Self>, urgency: Urgency, thread: Option<usize>, part: schedule::Part) {
+        if self.schedule.put(urgency, thread, part) {
             let shared = self.clone();
             rayon::spawn_fifo(move || shared.run_all());
         }
@@ -352,8 +365,9 @@ impl Shared {
 
     /// A runner: does what is in the queue.
     fn run_all(self: &Arc<Self>) {
+        let thread = rayon::current_thread_index().unwrap_or_default();
         loop {
-            while let Some(part) = self.schedule.take() {
+            while let Some(part) = self.schedule.take(thread) {
                 self.guarded(part);
                 if self.short_of_memory.swap(false, Ordering::SeqCst) {
                     self.guarded(Shared::admit);
@@ -374,7 +388,7 @@ impl Shared {
                 End::NotYet => {}
                 // A batch waits for memory that others were to give back, and none are left.
                 End::Last if self.short_of_memory.swap(false, Ordering::SeqCst) && !self.is_closed() => {
-                    if !self.schedule.put(Urgency::FIRST, Box::new(Shared::admit)) {
+                    if !self.schedule.put(Urgency::FIRST, None, Box::new(Shared::admit)) {
                         return;
                     }
                 }
