@@ -517,7 +517,7 @@ impl Shared {
                 .collect();
             drop(parked);
             drop(state);
-            ready.into_iter().for_each(|task| self.spawn_task(task));
+            ready.into_iter().for_each(|task| self.go_on_with(task));
             return true;
         }
         false
