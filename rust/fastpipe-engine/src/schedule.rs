@@ -206,6 +206,11 @@ impl Schedule {
         self.lock().allowed
     }
 
+    /// How long it took until threads that slept did something, all together, in nanoseconds.
+    pub(crate) fn delays(&self) -> u64 {
+        self.delayed.0.load(Ordering::Relaxed)
+    }
+
     /// How long it takes until a thread that slept does something, in nanoseconds; 0 before one has.
     pub(crate) fn delay(&self) -> u64 {
         let count = self.delayed.1.load(Ordering::Relaxed);

@@ -406,7 +406,7 @@ impl Shared {
             work: self.telemetry.busy(),
             away: load(&self.telemetry.consumer_away),
             waited: load(&self.telemetry.consumer_waited),
-            delay: self.schedule.delay(),
+            delays: self.schedule.delays(),
         };
         let start = chooser.look(measured).map_or(0, |threads| self.schedule.allow(threads));
         self.memory.keep_batches(self.ahead());

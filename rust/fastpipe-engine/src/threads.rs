@@ -1,7 +1,8 @@
 //! How many threads a pass uses.
 //!
-//! A batch takes `work / threads + overhead` from when its turn comes, where the overhead is how long a thread that slept takes
-//! to start. As few threads are chosen as make batches as fast as any number does; and when the consumer takes its time, as few
+//! A batch takes `work / threads + overhead`, where the overhead is how long each thread slept in its turn although it was to
+//! start: next to nothing where there is always something in the queue, and more than the work where batches are small and come
+//! one by one. As few threads are chosen as make batches as fast as any number does; and when the consumer takes its time, as few
 //! as keep up with it. The idea is AvroTensorDataset's, which knows no consumer.
 
 /// Batches between two decisions.
@@ -26,8 +27,8 @@ pub(crate) struct Measured {
     pub(crate) away: u64,
     /// Nanoseconds in which the consumer waited.
     pub(crate) waited: u64,
-    /// Nanoseconds until a thread that slept starts.
-    pub(crate) delay: u64,
+    /// Nanoseconds from when threads that slept were to start until they did, all together.
+    pub(crate) delays: u64,
 }
 
 /// Chooses a number of threads.
@@ -39,6 +40,8 @@ pub(crate) struct Chooser {
     /// Nanoseconds a batch.
     work: Option<f64>,
     away: f64,
+    /// Nanoseconds a batch and thread, when there were several.
+    delay: f64,
 }
 
 impl Chooser {
@@ -49,6 +52,7 @@ impl Chooser {
             last: Measured::default(),
             work: None,
             away: 0.0,
+            delay: 0.0,
         }
     }
 
@@ -61,15 +65,19 @@ impl Chooser {
         let a_batch = |now: u64, last: u64| now.saturating_sub(last) as f64 / batches as f64;
         let (work, away) = (a_batch(now.work, self.last.work), a_batch(now.away, self.last.away));
         let waited = a_batch(now.waited, self.last.waited);
+        let delay = a_batch(now.delays, self.last.delays) / self.chosen as f64;
         self.last = now;
         match &mut self.work {
-            None => (self.work, self.away) = (Some(work), away),
+            None => (self.work, self.away, self.delay) = (Some(work), away, delay),
             Some(mean) => {
                 *mean += NEW * (work - *mean);
                 self.away += NEW * (away - self.away);
+                if self.chosen > 1 {
+                    self.delay += NEW * (delay - self.delay);
+                }
             }
         }
-        let mut chosen = self.best(now.delay as f64);
+        let mut chosen = self.best();
         // The consumer waits although it should not have to: the model is wrong here, so one more.
         if waited > 0.05 * (waited + away) && chosen <= self.chosen && away > waited {
             chosen = (self.chosen + 1).min(self.most);
@@ -82,9 +90,9 @@ impl Chooser {
         })
     }
 
-    fn best(&self, delay: f64) -> usize {
+    fn best(&self) -> usize {
         let work = self.work.unwrap_or(0.0);
-        let time = |threads: usize| work / threads as f64 + if threads == 1 { 0.0 } else { delay };
+        let time = |threads: usize| work / threads as f64 + if threads == 1 { 0.0 } else { self.delay };
         let mut best = 1;
         for threads in 2..=self.most {
             if time(threads) < time(best) * (1.0 - WORTH) {
@@ -101,17 +109,16 @@ impl Chooser {
 mod tests {
     use super::*;
 
-    /// Lets a chooser see a steady load; returns what it settles on.
+    /// Lets a chooser see a steady load, in which each thread starts late with each batch by the delay; returns what it settles
+    /// on.
     fn settle(most: usize, work: u64, away: u64, delay: u64) -> usize {
         let mut chooser = Chooser::new(most);
-        let mut now = Measured {
-            delay,
-            ..Measured::default()
-        };
+        let mut now = Measured::default();
         for _ in 0..200 {
             now.batches += 1;
             now.work += work;
             now.away += away;
+            now.delays += delay * chooser.chosen as u64;
             let each = work / chooser.chosen as u64 + delay;
             now.waited += each.saturating_sub(away);
             chooser.look(now);
@@ -134,5 +141,6 @@ mod tests {
     #[test]
     fn work_below_the_delay_stays_on_one_thread() {
         assert_eq!(settle(8, 20_000, 1_000, 50_000), 1);
+        assert_eq!(settle(8, 20_000, 1_000, 100), 8, "threads that hardly sleep");
     }
 }
