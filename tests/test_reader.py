@@ -499,6 +499,38 @@ def test_private_memory_is_bounded(tmp_path: Path) -> None:
     assert grown < 100
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_readers_leave_memory_to_each_other_but_not_to_one_with_a_limit(tmp_path: Path) -> None:
+    """40 readers in turn take as much memory as one, and cause next to no page faults; a limit counts from the start."""
+    values = np.arange(400, dtype=np.float32).tolist()
+    path = write(tmp_path / "x.avro", [{**row, "vector": values} for row in rows(0, 2000)], block=1 << 20)
+    program = f"""
+        import resource
+        import fastpipe
+
+        def private():
+            with open("/proc/self/status") as status:
+                return int(next(line for line in status if line.startswith("RssAnon")).split()[1]) // 1024
+
+        def read(**options):
+            with fastpipe.read_avro([{path!r}] * 5, batch_size=512, num_threads=2, **options) as reader:
+                rows = sum(len(batch["id"]) for batch in reader)
+            assert rows == 10_000
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+        before = private()
+        faults = [read() for _ in range(40)]
+        kept = private() - before
+        read(memory_limit="16MB")
+        print(faults[0], (faults[-1] - faults[9]) // 30, kept, private() - before)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    first, later, kept, limited = map(int, ran.stdout.split())
+    assert first > 1000 > 200 > later, ran.stdout
+    assert kept < 80 and limited < 20 and limited < kept, ran.stdout
+
+
 def test_nothing_grows_over_many_passes(files: list[str]) -> None:
     reader = fastpipe.read_avro(files, batch_size=100)
     process = psutil.Process()
