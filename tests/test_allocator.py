@@ -164,8 +164,9 @@ def test_limits_are_kept_with_it(data: Data) -> None:
     assert samples.digests(start(reader, regions)) == samples.digests(data.read(**options))
 
 
-@pytest.mark.parametrize("after", [0, 1, 5, 9])
-def test_an_allocator_that_fails(large: Data, after: int) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
+def test_an_allocator_that_fails(large: Data, after: int, threads: int) -> None:
     regions = Regions()
 
     def allocate(nbytes: int) -> np.ndarray:
@@ -173,7 +174,8 @@ def test_an_allocator_that_fails(large: Data, after: int) -> None:
             raise OSError("no page-locked memory is left")
         return regions(nbytes)
 
-    reader = large.read(batch_size=4000, num_threads=1)
+    # With several threads others wait for what the batch without memory was to read.
+    reader = large.read(batch_size=4000, num_threads=threads)
     wanted = r"asked for \d+ bytes, the allocator raised OSError: no page-locked memory is left"
     started = start(reader, allocate)
     with pytest.raises(fastpipe.LimitError, match=wanted):

@@ -65,17 +65,18 @@ impl Job {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where its rows are written; made for whoever comes first. `None` if there is no memory for them, which is the batch's
-    /// error then.
-    pub(crate) fn rows(&self, make: impl FnOnce() -> Result<Rows, Error>) -> Option<Arc<Rows>> {
+    /// Where its rows are written; made for whoever comes first. An error of `make` is the batch's as well.
+    pub(crate) fn rows(&self, make: impl FnOnce() -> Result<Rows, Error>) -> Result<Arc<Rows>, Error> {
         let mut left = self.left();
-        if left.rows.is_none() {
-            match make() {
-                Ok(rows) => left.rows = Some(Arc::new(rows)),
-                Err(error) => left.fail(0, error),
-            }
+        if let Some(rows) = &left.rows {
+            return Ok(rows.clone());
         }
-        left.rows.clone()
+        let rows = make().map(Arc::new);
+        match &rows {
+            Ok(rows) => left.rows = Some(rows.clone()),
+            Err(error) => left.fail(0, error.clone()),
+        }
+        rows
     }
 
     pub(crate) fn leave(&self, fragment: Fragment) {

@@ -264,7 +264,7 @@ impl Shared {
         let job = &ready.job;
         let start = self.telemetry.now();
         let count = slots.len() as u64;
-        if let Some(rows) = self.rows_of(job) {
+        if let Ok(rows) = self.rows_of(job) {
             let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
             let mut sink = Sink::new(&rows, fragment)?;
             let lost = ready.first_lost(slots.clone());

@@ -5,6 +5,7 @@
 //! to do passes over the records in front of the earliest parked task, which takes a fraction of decoding them; or it does
 //! the end of the task in front, if nobody has begun it.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -200,8 +201,12 @@ impl Shared {
 
     /// Where the rows of a batch are written. Its memory is taken only when the first of its tasks begins, by the thread that
     /// will write most of it: until then it serves others.
-    pub(crate) fn rows_of(&self, job: &Job) -> Option<Arc<Rows>> {
-        job.rows(|| Rows::new(self.parts.clone(), job.size, &self.memory.slabs))
+    pub(crate) fn rows_of(&self, job: &Job) -> Result<Arc<Rows>> {
+        job.rows(|| self.rows(job.size))
+    }
+
+    pub(crate) fn rows(&self, count: usize) -> Result<Rows> {
+        Rows::new(self.parts.clone(), count, &self.memory.slabs)
     }
 
     fn spawn_task(self: &Arc<Self>, task: Task) {
@@ -216,50 +221,59 @@ impl Shared {
     /// Goes on with a task until it is done or must wait.
     fn run(self: &Arc<Self>, mut task: Task) -> Result<()> {
         let job = task.job.clone();
-        if let Some(rows) = self.rows_of(&job) {
-            let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
-            let mut sink = Sink::new(&rows, fragment)?;
-            while task.done < task.pieces.len() {
-                if self.is_closed() {
-                    return Ok(());
-                }
-                let piece = &task.pieces[task.done];
-                let cell = piece.cell.clone();
-                let mut state = cell.lock();
-                if state.taken == Some(piece.number) {
-                    state.taken = None;
-                    drop(state);
-                    task.done += 1;
-                    continue;
-                }
-                if state.must_wait(piece.number) {
-                    let number = piece.number;
-                    self.leave(&job, sink.finish());
-                    drop(rows);
-                    // Whoever finds the start takes the task from here, so nothing of it may be used below.
-                    lock(&self.parked).insert((cell.id, number), task);
-                    return Ok(());
-                }
-                let (mark, error) = (state.start(piece.number), state.error_before(piece.number).cloned());
-                state.begin(piece.number);
-                let open = state.open.clone();
-                state.opening = open.is_none() && error.is_none();
-                drop(state);
-                let start = self.telemetry.now();
-                let read = match error {
-                    Some(error) => Err(error),
-                    None => self.read(piece, open, mark, &mut sink),
-                };
-                self.costs
-                    .judge(job.class, piece.expected, self.telemetry.now() - start);
-                self.note((piece.expected, Activity::Decode), job.number, start);
-                self.end_piece(&job, piece, read);
-                task.done += 1;
+        let (rows, mut sink) = (OnceCell::new(), None::<Result<Sink<'_>>>);
+        while task.done < task.pieces.len() {
+            if self.is_closed() {
+                return Ok(());
             }
+            let piece = &task.pieces[task.done];
+            let cell = piece.cell.clone();
+            let mut state = cell.lock();
+            if state.taken == Some(piece.number) {
+                state.taken = None;
+                drop(state);
+                task.done += 1;
+                continue;
+            }
+            if state.must_wait(piece.number) {
+                let number = piece.number;
+                if let Some(Ok(sink)) = sink {
+                    self.leave(&job, sink.finish());
+                }
+                drop(rows);
+                // Whoever finds the start takes the task from here, so nothing of it may be used below.
+                lock(&self.parked).insert((cell.id, number), task);
+                return Ok(());
+            }
+            let (mark, error) = (state.start(piece.number), state.error_before(piece.number).cloned());
+            state.begin(piece.number);
+            let open = state.open.clone();
+            state.opening = open.is_none() && error.is_none();
+            drop(state);
+            let start = self.telemetry.now();
+            // Without memory pieces fail one by one, like damaged ones: others wait for them.
+            let sink = sink.get_or_insert_with(|| self.sink(rows.get_or_init(|| self.rows_of(&job))));
+            let read = match (error, sink) {
+                (Some(error), _) => Err(error),
+                (None, Err(error)) => Err(error.clone()),
+                (None, Ok(sink)) => self.read(piece, open, mark, sink),
+            };
+            self.costs
+                .judge(job.class, piece.expected, self.telemetry.now() - start);
+            self.note((piece.expected, Activity::Decode), job.number, start);
+            self.end_piece(&job, piece, read);
+            task.done += 1;
+        }
+        if let Some(Ok(sink)) = sink {
             self.leave(&job, sink.finish());
         }
-        drop(task);
+        drop((rows, task));
         self.end_task(&job)
+    }
+
+    fn sink<'a>(&self, rows: &'a Result<Arc<Rows>>) -> Result<Sink<'a>> {
+        let rows = rows.as_ref().map_err(Error::clone)?;
+        Sink::new(rows, lock(&self.memory.fragments).pop().unwrap_or_default())
     }
 
     /// Leaves to a batch what a task has appended. What holds nothing would only keep a single other from being taken over.
@@ -415,20 +429,23 @@ impl Shared {
     /// Does the end of a task, as a task of its own.
     fn do_tail(self: &Arc<Self>, (job, piece): (Arc<Job>, Piece)) {
         self.guarded(|shared| {
-            if let Some(rows) = shared.rows_of(&job) {
-                let fragment = lock(&shared.memory.fragments).pop().unwrap_or_default();
-                let mut sink = Sink::new(&rows, fragment)?;
-                let state = piece.cell.lock();
-                let (start, open) = (state.start(piece.number), state.open.clone());
-                drop(state);
-                let began = shared.telemetry.now();
-                let read = shared.read(&piece, open, start, &mut sink);
-                shared
-                    .costs
-                    .judge(job.class, piece.expected, shared.telemetry.now() - began);
-                shared.note((piece.expected, Activity::Decode), job.number, began);
-                shared.end_piece(&job, &piece, read);
-                shared.leave(&job, sink.finish());
+            match shared.rows_of(&job) {
+                Err(error) => shared.end_piece(&job, &piece, Err(error)),
+                Ok(rows) => {
+                    let fragment = lock(&shared.memory.fragments).pop().unwrap_or_default();
+                    let mut sink = Sink::new(&rows, fragment)?;
+                    let state = piece.cell.lock();
+                    let (start, open) = (state.start(piece.number), state.open.clone());
+                    drop(state);
+                    let began = shared.telemetry.now();
+                    let read = shared.read(&piece, open, start, &mut sink);
+                    shared
+                        .costs
+                        .judge(job.class, piece.expected, shared.telemetry.now() - began);
+                    shared.note((piece.expected, Activity::Decode), job.number, began);
+                    shared.end_piece(&job, &piece, read);
+                    shared.leave(&job, sink.finish());
+                }
             }
             shared.end_task(&job)
         });

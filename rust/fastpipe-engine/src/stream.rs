@@ -442,6 +442,10 @@ impl Shared {
         let Some(left) = job.end_task() else { return Ok(()) };
         let start = self.telemetry.now();
         let done = left.and_then(|mut left| {
+            if left.rows.is_none() {
+                // Nothing had to be read for it.
+                left.rows = self.rows(job.size).map(Arc::new).map(Some)?;
+            }
             let reserved = left.reserved.take();
             Ok((self.join(left, job.class)?, reserved))
         });
