@@ -462,6 +462,21 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_gets_back_what_it_used_last() {
+        let pool = SlabPool::new(4);
+        let mut mine: Vec<_> = (0..2).map(|_| pool.take(100_000).unwrap()).collect();
+        let theirs = std::thread::scope(|scope| scope.spawn(|| pool.take(100_000).unwrap()).join().unwrap());
+        let (first, last, other) = (mine[0].as_ptr(), mine[1].as_ptr(), theirs.as_ptr());
+        drop(mine.remove(0));
+        drop(mine);
+        // It came last, but somebody else wrote it.
+        drop(theirs);
+        let taken: Vec<_> = (0..3).map(|_| pool.take(90_000).unwrap()).collect();
+        let found: Vec<_> = taken.iter().map(Slab::as_ptr).collect();
+        assert_eq!(found, [last, first, other]);
+    }
+
+    #[test]
     fn a_slab_outlives_its_pool() {
         let pool = SlabPool::new(2);
         let slab = pool.take(1).unwrap();
