@@ -174,8 +174,8 @@ def test_an_allocator_that_fails(large: Data, after: int, threads: int) -> None:
             raise OSError("no page-locked memory is left")
         return regions(nbytes)
 
-    # With several threads others wait for what the batch without memory was to read.
-    reader = large.read(batch_size=4000, num_threads=threads)
+    # With several threads for one batch, others of its tasks wait for what the one without memory was to read.
+    reader = large.read(batch_size=4000, num_threads=threads, prefetch=1)
     wanted = r"asked for \d+ bytes, the allocator raised OSError: no page-locked memory is left"
     started = start(reader, allocate)
     with pytest.raises(fastpipe.LimitError, match=wanted):
