@@ -472,6 +472,13 @@ def test_ctrl_c_comes_back_at_once(tmp_path: Path) -> None:
     assert float(times["closed"]) < 2
 
 
+PRIVATE = """
+def private():  # Megabytes.
+    with open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith("RssAnon")).split()[1]) // 1024
+"""
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_private_memory_is_bounded(tmp_path: Path) -> None:
     """128 MB through a reader of 1,024-row batches; what it holds doesn't grow with the file."""
@@ -479,10 +486,6 @@ def test_private_memory_is_bounded(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", [{**row, "vector": values} for row in rows(0, 2000)], block=1 << 20)
     program = f"""
         import fastpipe
-
-        def private():
-            with open("/proc/self/status") as status:
-                return int(next(line for line in status if line.startswith("RssAnon")).split()[1]) // 1024
 
         before = private()
         peak = 0
@@ -492,7 +495,8 @@ def test_private_memory_is_bounded(tmp_path: Path) -> None:
             rows += len(batch["id"])
         print(rows, peak - before)
     """
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
+    program = PRIVATE + textwrap.dedent(program)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
     found, grown = map(int, ran.stdout.split())
     assert found == 80_000
@@ -508,10 +512,6 @@ def test_readers_leave_memory_to_each_other_but_not_to_one_with_a_limit(tmp_path
         import resource
         import fastpipe
 
-        def private():
-            with open("/proc/self/status") as status:
-                return int(next(line for line in status if line.startswith("RssAnon")).split()[1]) // 1024
-
         def read(**options):
             with fastpipe.read_avro([{path!r}] * 5, batch_size=512, num_threads=2, **options) as reader:
                 rows = sum(len(batch["id"]) for batch in reader)
@@ -524,7 +524,8 @@ def test_readers_leave_memory_to_each_other_but_not_to_one_with_a_limit(tmp_path
         read(memory_limit="16MB")
         print(faults[0], (faults[-1] - faults[9]) // 30, kept, private() - before)
     """
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
+    program = PRIVATE + textwrap.dedent(program)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
     first, later, kept, limited = map(int, ran.stdout.split())
     assert first > 1000 > 200 > later, ran.stdout

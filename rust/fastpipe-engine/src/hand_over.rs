@@ -146,6 +146,17 @@ mod tests {
     }
 
     #[test]
+    fn only_a_consumer_that_does_something_lags() {
+        let mut state = with_ready(&[0, 1]);
+        assert!(!state.lags(2), "it waits");
+        state.left = Some(Instant::now());
+        std::thread::sleep(2 * BUSY);
+        assert!(state.lags(2) && !state.lags(3));
+        state.left = Some(Instant::now() + GATHERING);
+        assert!(!state.lags(2), "it has only just left");
+    }
+
+    #[test]
     fn who_slept_for_long_is_woken_for_one() {
         let mut state = with_ready(&[0]);
         state.sleep(Instant::now());

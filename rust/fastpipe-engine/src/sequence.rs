@@ -271,6 +271,7 @@ impl Shared {
         self.end_task(&job)
     }
 
+    /// What a task writes to.
     fn sink<'a>(&self, rows: &'a Result<Arc<Rows>>) -> Result<Sink<'a>> {
         let rows = rows.as_ref().map_err(Error::clone)?;
         Sink::new(rows, lock(&self.memory.fragments).pop().unwrap_or_default())
@@ -429,11 +430,10 @@ impl Shared {
     /// Does the end of a task, as a task of its own.
     fn do_tail(self: &Arc<Self>, (job, piece): (Arc<Job>, Piece)) {
         self.guarded(|shared| {
-            match shared.rows_of(&job) {
+            let rows = shared.rows_of(&job);
+            match shared.sink(&rows) {
                 Err(error) => shared.end_piece(&job, &piece, Err(error)),
-                Ok(rows) => {
-                    let fragment = lock(&shared.memory.fragments).pop().unwrap_or_default();
-                    let mut sink = Sink::new(&rows, fragment)?;
+                Ok(mut sink) => {
                     let state = piece.cell.lock();
                     let (start, open) = (state.start(piece.number), state.open.clone());
                     drop(state);
@@ -447,6 +447,7 @@ impl Shared {
                     shared.leave(&job, sink.finish());
                 }
             }
+            drop(rows);
             shared.end_task(&job)
         });
     }
