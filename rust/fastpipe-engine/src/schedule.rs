@@ -153,6 +153,15 @@ impl Schedule {
         start
     }
 
+    /// Counts a runner more, that looks for work which is in no queue. False if as many run as may.
+    #[must_use]
+    pub(crate) fn start(&self) -> bool {
+        let mut queue = self.lock();
+        let start = queue.running < queue.allowed;
+        queue.running += usize::from(start);
+        start
+    }
+
     /// The next work for a runner on this thread; `None` if there is none, or too many run.
     pub(crate) fn take(&self, thread: usize) -> Option<Part> {
         let mut queue = self.lock();
@@ -276,6 +285,7 @@ mod tests {
         let urgency = Urgency { batch: 0, cost: 0 };
         let started: Vec<_> = (0..4).map(|_| schedule.put(urgency, None, part())).collect();
         assert_eq!(started, [true, true, false, false]);
+        assert!(!schedule.start(), "as many run as may");
         assert_eq!(schedule.allow(3), 1);
         assert_eq!(schedule.allow(1), 0);
         assert!(
@@ -293,5 +303,9 @@ mod tests {
             "what came meanwhile is seen"
         );
         assert!(schedule.take(0).is_some() && schedule.end() == End::Last);
+        assert!(
+            schedule.start() && schedule.end() == End::Last,
+            "one that found nothing"
+        );
     }
 }

@@ -377,9 +377,14 @@ impl Shared {
         let mut parked = lock(&self.parked);
         let waiting = (0..state.starts.len() as u32).filter_map(|number| parked.remove(&(cell.id, number)));
         let waiting: Vec<_> = waiting.collect();
+        let behind = !state.passing && parked.contains_key(&(cell.id, state.starts.len() as u32));
         drop(parked);
         drop(state);
         waiting.into_iter().for_each(|task| self.spawn_task(task));
+        // Who came meanwhile, and could have passed over records.
+        if behind {
+            self.wake_one();
+        }
         Ok(unit)
     }
 

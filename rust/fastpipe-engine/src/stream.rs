@@ -358,9 +358,21 @@ impl Shared {
 
     fn put(self: &Arc<Self>, urgency: Urgency, thread: Option<usize>, part: schedule::Part) {
         if self.schedule.put(urgency, thread, part) {
-            let shared = self.clone();
-            rayon::spawn_fifo(move || shared.run_all());
+            self.run_on_another();
         }
+    }
+
+    /// Lets a thread that sleeps look for something to do, if there is one.
+    pub(crate) fn wake_one(self: &Arc<Self>) {
+        if self.schedule.start() {
+            self.run_on_another();
+        }
+    }
+
+    /// Starts a runner that the schedule counts already. Only threads of the pass call this.
+    fn run_on_another(self: &Arc<Self>) {
+        let shared = self.clone();
+        rayon::spawn_fifo(move || shared.run_all());
     }
 
     /// A runner: does what is in the queue.

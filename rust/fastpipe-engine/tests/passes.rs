@@ -27,6 +27,8 @@ struct Behaviour {
     astray: bool,
     /// Decoding the first record waits until somebody passes over some.
     waits: bool,
+    /// How long it takes to open a unit.
+    opening: Duration,
 }
 
 /// Units of records; each record takes 4 bytes, and holds its unit and its number in a placed and in a ragged column.
@@ -104,6 +106,7 @@ impl Source for Made {
 
     fn open(&self, unit: u64, _pass: Pass, _bytes: Buffer, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
         self.opened.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(self.behaviour.opening);
         if self.behaviour.shut == Some(unit) {
             return Err(Error::new(ErrorKind::Malformed, format!("unit {unit} is shut")));
         }
@@ -353,13 +356,17 @@ fn a_unit_that_cannot_be_opened_ends_the_pass_where_its_first_row_comes() {
 fn a_thread_with_nothing_to_do_passes_over_records() {
     let units = [100_000];
     let order = order(&units, Kind::Sequential, 1000);
-    let behaviour = Behaviour {
-        waits: true,
-        ..Behaviour::default()
-    };
-    let (found, error) = read(&Made::new(&units, behaviour), &order, options(2, None));
-    assert!(error.is_none(), "{error:?}");
-    assert_eq!(found, expected(&units, &order));
+    // It comes before the unit is open, or behind that.
+    for opening in [Duration::ZERO, Duration::from_millis(50)] {
+        let behaviour = Behaviour {
+            waits: true,
+            opening,
+            ..Behaviour::default()
+        };
+        let (found, error) = read(&Made::new(&units, behaviour), &order, options(2, None));
+        assert!(error.is_none(), "{error:?}");
+        assert_eq!(found, expected(&units, &order));
+    }
 }
 
 #[test]
