@@ -90,7 +90,7 @@ def read_avro(
         memory_limit: bytes that are held for blocks and for batches that aren't yielded yet, as a number or with a unit
             (`"512MB"`, `"1.5GiB"`); None for no limit. Bounds how far ahead is read, and changes nothing of what is
             yielded. What the process and the index take comes on top, and what the consumer holds. Without a limit the
-            process keeps up to 64 MB for readers to come, until one with a limit begins.
+            process keeps up to 128 MB for readers to come, until one with a limit begins.
         progress: whether to show a progress bar (extra `progress`).
         index_cache: a directory in which the places of all blocks are kept, so that the next opening needn't look for
             them again; True for one in the user's cache directory. A file's entry is keyed by its path, size and time

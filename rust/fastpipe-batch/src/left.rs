@@ -11,10 +11,10 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use crate::owned::Pages;
+use crate::owned::Piece;
 
 /// Bytes that are kept at most.
-const MOST: usize = 64 << 20;
+const MOST: usize = 128 << 20;
 
 /// Pages aren't used for less than they are by more than this fraction.
 const WASTE: usize = 4;
@@ -24,36 +24,37 @@ static LEFT: Mutex<Left> = Mutex::new(Left::new());
 #[derive(Debug)]
 struct Left {
     /// Those that came last, last.
-    pages: VecDeque<Pages>,
+    pieces: VecDeque<Piece>,
     bytes: usize,
 }
 
 impl Left {
     const fn new() -> Self {
         Left {
-            pages: VecDeque::new(),
+            pieces: VecDeque::new(),
             bytes: 0,
         }
     }
 
-    /// The smallest that have room for so many bytes; of equal ones those that were used last, which may still be cached.
-    fn take(&mut self, size: usize) -> Option<Pages> {
-        let fits = |pages: &Pages| pages.size() >= size && pages.size() - size <= size / WASTE;
-        let found = self.pages.iter().enumerate().rev().filter(|(_, pages)| fits(pages));
-        let (i, _) = found.min_by_key(|(_, pages)| pages.size())?;
-        let pages = self.pages.remove(i)?;
-        self.bytes -= pages.size();
-        Some(pages)
+    /// The smallest that has room for so many bytes; of equal ones the one that was used last, which may still be cached.
+    fn take(&mut self, size: usize, carved: bool) -> Option<Piece> {
+        let fits =
+            |piece: &Piece| piece.is_carved() == carved && piece.size() >= size && piece.size() - size <= size / WASTE;
+        let found = self.pieces.iter().enumerate().rev().filter(|(_, piece)| fits(piece));
+        let (i, _) = found.min_by_key(|(_, piece)| piece.size())?;
+        let piece = self.pieces.remove(i)?;
+        self.bytes -= piece.size();
+        Some(piece)
     }
 
-    /// Keeps pages. Returns those that are too much.
+    /// Keeps a piece. Returns those that are too much.
     #[must_use]
-    fn put(&mut self, pages: Pages) -> Vec<Pages> {
-        self.bytes += pages.size();
-        self.pages.push_back(pages);
+    fn put(&mut self, piece: Piece) -> Vec<Piece> {
+        self.bytes += piece.size();
+        self.pieces.push_back(piece);
         let mut dropped = Vec::new();
         while self.bytes > MOST
-            && let Some(oldest) = self.pages.pop_front()
+            && let Some(oldest) = self.pieces.pop_front()
         {
             self.bytes -= oldest.size();
             dropped.push(oldest);
@@ -64,15 +65,15 @@ impl Left {
 
 // Nobody waits for the lock: in a forked child it may be held for ever by a thread that doesn't exist there.
 
-/// Pages that somebody left, for at least so many bytes. What is in them is arbitrary.
-pub(crate) fn take(size: usize) -> Option<Pages> {
-    LEFT.try_lock().ok()?.take(size)
+/// Pages that somebody left, for at least so many bytes; `carved` from large ones or not. What is in them is arbitrary.
+pub(crate) fn take(size: usize, carved: bool) -> Option<Piece> {
+    LEFT.try_lock().ok()?.take(size, carved)
 }
 
 /// Leaves pages to others.
-pub(crate) fn put(pages: Pages) {
+pub(crate) fn put(piece: Piece) {
     let Ok(mut left) = LEFT.try_lock() else { return };
-    let dropped = left.put(pages);
+    let dropped = left.put(piece);
     drop(left);
     drop(dropped);
 }
@@ -88,44 +89,58 @@ pub fn give_back() {
 #[cfg(all(test, target_os = "linux", not(miri)))]
 mod tests {
     use super::*;
+    use crate::owned::Carver;
 
     fn sizes(left: &Left) -> Vec<usize> {
-        left.pages.iter().map(Pages::size).collect()
+        left.pieces.iter().map(Piece::size).collect()
     }
 
     #[test]
     fn the_smallest_that_fit_are_used_again() {
         let mut left = Left::new();
         for size in [1 << 20, 5 << 18, 3 << 20, 1 << 20] {
-            assert!(left.put(Pages::new(size).unwrap()).is_empty());
+            assert!(left.put(Piece::map(size).unwrap()).is_empty());
         }
-        assert!(left.take(1 << 19).is_none(), "they are too large");
-        assert!(left.take(4 << 20).is_none(), "they are too small");
-        assert_eq!(left.take(900 << 10).map(|pages| pages.size()), Some(1 << 20));
+        assert!(left.take(1 << 19, false).is_none(), "they are too large");
+        assert!(left.take(4 << 20, false).is_none(), "they are too small");
+        assert_eq!(left.take(900 << 10, false).map(|piece| piece.size()), Some(1 << 20));
         assert_eq!(
             sizes(&left),
             [1 << 20, 5 << 18, 3 << 20],
             "the last of equal ones was taken"
         );
-        assert_eq!(left.take((1 << 20) + 1).map(|pages| pages.size()), Some(5 << 18));
+        assert_eq!(left.take((1 << 20) + 1, false).map(|piece| piece.size()), Some(5 << 18));
         assert_eq!(left.bytes, 4 << 20);
+    }
+
+    #[test]
+    fn what_was_carved_is_carved_for_the_next() {
+        let mut left = Left::new();
+        let piece = Carver::default().cut(1 << 20).unwrap();
+        let start = piece.start();
+        assert!(left.put(piece).is_empty());
+        assert!(left.take(1 << 20, false).is_none());
+        let piece = left.take(1 << 20, true).unwrap();
+        assert!(piece.is_carved() && piece.start() == start && left.bytes == 0);
+        assert!(left.put(Piece::map(1 << 20).unwrap()).is_empty());
+        assert!(left.take(1 << 20, true).is_none());
     }
 
     #[test]
     fn no_more_is_kept_than_is_allowed_and_the_oldest_goes_first() {
         let mut left = Left::new();
         for size in [1, 2, 3] {
-            assert!(left.put(Pages::new(size << 20).unwrap()).is_empty());
+            assert!(left.put(Piece::map(size << 20).unwrap()).is_empty());
         }
         let dropped: usize = left
-            .put(Pages::new(MOST - (4 << 20)).unwrap())
+            .put(Piece::map(MOST - (4 << 20)).unwrap())
             .iter()
-            .map(Pages::size)
+            .map(Piece::size)
             .sum();
         assert_eq!(dropped, 3 << 20);
         assert_eq!(sizes(&left), [3 << 20, MOST - (4 << 20)]);
         assert_eq!(
-            left.put(Pages::new(2 * MOST).unwrap()).len(),
+            left.put(Piece::map(2 * MOST).unwrap()).len(),
             3,
             "what is too large by itself isn't kept"
         );

@@ -37,11 +37,9 @@ enum Origin {
     Allocated,
     /// `None` only while it is dropped.
     Mapped {
-        pages: Option<Pages>,
+        piece: Option<Piece>,
         limited: bool,
     },
-    /// Part of a larger piece.
-    Carved(#[allow(dead_code)] Arc<Pages>),
     /// An allocator that isn't ours. Dropping the region gives it back.
     Elsewhere(#[allow(dead_code)] Region),
 }
@@ -56,16 +54,9 @@ impl Memory {
     /// the system at once.
     pub(crate) fn new(capacity: usize, limited: bool) -> Option<Self> {
         if capacity >= MAPPED
-            && let Some(pages) = left::take(capacity).or_else(|| Pages::new(capacity))
+            && let Some(piece) = left::take(capacity, false).or_else(|| Piece::map(capacity))
         {
-            return Some(Memory {
-                start: pages.start,
-                capacity: pages.size,
-                origin: Origin::Mapped {
-                    pages: Some(pages),
-                    limited,
-                },
-            });
+            return Some(Memory::mapped(piece, limited));
         }
         let layout = Memory::layout(capacity)?;
         // SAFETY: the size is not zero.
@@ -75,6 +66,17 @@ impl Memory {
             capacity: layout.size(),
             origin: Origin::Allocated,
         })
+    }
+
+    fn mapped(piece: Piece, limited: bool) -> Self {
+        Memory {
+            start: piece.start,
+            capacity: piece.size,
+            origin: Origin::Mapped {
+                piece: Some(piece),
+                limited,
+            },
+        }
     }
 
     /// Memory that an allocator has handed out. What was in it is gone. `None` if it isn't aligned to [`ALIGNMENT`].
@@ -108,7 +110,7 @@ impl Memory {
     /// Whether it is part of large pages.
     #[cfg(test)]
     pub(crate) fn is_carved(&self) -> bool {
-        matches!(self.origin, Origin::Carved(_))
+        matches!(&self.origin, Origin::Mapped { piece: Some(piece), .. } if piece.is_carved())
     }
 
     /// All its bytes.
@@ -128,7 +130,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         match &mut self.origin {
-            Origin::Mapped { pages, limited: false } => pages.take().into_iter().for_each(left::put),
+            Origin::Mapped { piece, limited: false } => piece.take().into_iter().for_each(left::put),
             Origin::Mapped { limited: true, .. } => {}
             Origin::Allocated => {
                 if let Some(layout) = Memory::layout(self.capacity) {
@@ -136,42 +138,90 @@ impl Drop for Memory {
                     unsafe { dealloc(self.start.as_ptr(), layout) };
                 }
             }
-            // SAFETY: whole pages of the chunk, which is kept alive until behind this, and which nobody else uses.
-            Origin::Carved(_) => unsafe { mapping::forget(self.start, self.capacity) },
             Origin::Elsewhere(_) => {}
         }
     }
 }
 
-/// Pages of nobody else's. Given back to the system when dropped.
+/// Whole pages of nobody else's. Given back to the system when dropped.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub(crate) struct Piece {
     start: NonNull<u8>,
     size: usize,
+    pages: Of,
+}
+
+/// What a piece is of.
+#[derive(Debug)]
+enum Of {
+    /// All of them.
+    Own(#[allow(dead_code)] Pages),
+    /// Some of them.
+    Shared(#[allow(dead_code)] Arc<Pages>),
 }
 
 // SAFETY: it owns its bytes, and gives access to none of them by itself.
-unsafe impl Send for Pages {}
+unsafe impl Send for Piece {}
 // SAFETY: as above.
-unsafe impl Sync for Pages {}
+unsafe impl Sync for Piece {}
 
-impl Pages {
+impl Piece {
     /// `None` where the system has no such memory, or doesn't map any.
-    pub(crate) fn new(size: usize) -> Option<Self> {
-        Some(Pages {
-            start: mapping::map(size)?,
+    pub(crate) fn map(size: usize) -> Option<Self> {
+        let pages = Pages::map(size)?;
+        Some(Piece {
+            start: pages.start,
             size,
+            pages: Of::Own(pages),
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
     }
 
     pub(crate) fn size(&self) -> usize {
         self.size
     }
+
+    /// Whether it is part of large pages, with others.
+    pub(crate) fn is_carved(&self) -> bool {
+        matches!(self.pages, Of::Shared(_))
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        if self.is_carved() {
+            // SAFETY: whole pages of what is shared, which is kept alive until behind this, and which nobody else uses.
+            unsafe { mapping::forget(self.start, self.size) };
+        }
+    }
+}
+
+/// What was mapped at once.
+#[derive(Debug)]
+struct Pages {
+    start: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: it gives access to no byte.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    fn map(size: usize) -> Option<Self> {
+        let start = mapping::map(size)?;
+        Some(Pages { start, size })
+    }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: `map` returned this address for this size, and whoever had references to it owned this as well.
+        // SAFETY: `map` returned this address for this size, and whoever had references to it kept this as well.
         unsafe { mapping::unmap(self.start, self.size) };
     }
 }
@@ -188,9 +238,9 @@ pub(crate) struct Carver {
 const CHUNK: usize = 8 * LARGE_PAGE;
 
 impl Carver {
-    /// A piece of so many whole pages, zero until it is written, for a pool that holds so many bytes. `None` if it is too large
-    /// to be carved, or the system has no such memory; and for pools that hold little, or whose memory is limited: of a large
-    /// page there is all as soon as a part is used, and what is given back of it the system may fill up again.
+    /// A piece of at least so many whole pages, for a pool that holds so many bytes. `None` if it is too large to be carved, or
+    /// the system has no such memory; and for pools that hold little, or whose memory is limited: of a large page there is all
+    /// as soon as a part is used, and what is given back of it the system may fill up again.
     pub(crate) fn carve(&mut self, size: usize, held: usize, limited: bool) -> Option<Memory> {
         if size == 0 || size > LARGE_PAGE || !size.is_multiple_of(PAGE) {
             return None;
@@ -198,16 +248,21 @@ impl Carver {
         if held < LARGE_PAGE || limited {
             return None;
         }
+        let piece = left::take(size, true).or_else(|| self.cut(size))?;
+        Some(Memory::mapped(piece, false))
+    }
+
+    pub(crate) fn cut(&mut self, size: usize) -> Option<Piece> {
         let (chunk, used) = match self.current.take() {
             Some((chunk, used)) if used + size <= CHUNK => (chunk, used),
-            _ => (Arc::new(Pages::new(CHUNK)?), 0),
+            _ => (Arc::new(Pages::map(CHUNK)?), 0),
         };
         self.current = Some((chunk.clone(), used + size));
-        Some(Memory {
+        Some(Piece {
             // SAFETY: `used + size` bytes are within the chunk.
             start: unsafe { chunk.start.add(used) },
-            capacity: size,
-            origin: Origin::Carved(chunk),
+            size,
+            pages: Of::Shared(chunk),
         })
     }
 }
@@ -322,7 +377,6 @@ mod tests {
             .map(|size| carver.carve(size, LARGE_PAGE, false).unwrap())
             .collect();
         for (number, piece) in (1u8..).zip(&mut pieces) {
-            assert!(piece.bytes().iter().all(|&byte| byte == 0));
             piece.bytes_mut().fill(number);
         }
         // Pieces that go leave their neighbours alone.
