@@ -398,6 +398,12 @@ def page_in(path: Path) -> None:
             # What isn't on the disk yet wouldn't be let go of.
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    read_through(path)
+
+
+def read_through(path: Path) -> None:
+    """Reads a file once in sequence, which brings what isn't in the page cache back to it."""
+    with path.open("rb", buffering=0) as file:
         while file.read(BLOCK_BYTES):
             pass
 
