@@ -1,9 +1,10 @@
 //! Batches of runs: units are read from front to back, each once.
 //!
 //! A run starts where the run of the same unit in front of it ends, which is known when that one is decoded, or when somebody
-//! has passed over its records without decoding them. A task whose start isn't known is parked. A thread that has nothing else
-//! to do passes over the records in front of the earliest parked task, which takes a fraction of decoding them; or it does
-//! the end of the task in front, if nobody has begun it.
+//! has passed over its records without decoding them. A task whose start isn't known is parked, until somebody comes there, or a
+//! thread that has nothing else to do finds it (`idle.rs`).
+
+mod idle;
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -19,13 +20,6 @@ use crate::job::{Job, Piece, Task};
 use crate::stream::{RECORDS_AT_ONCE, SMALLEST_TASK, Shared, lock, panicked};
 use crate::telemetry::{Activity, Span};
 use crate::unit::{OpenUnit, SequenceCell, SequenceState};
-
-/// How fast rows of several tasks are joined.
-const JOINED_BYTES_A_NANO: u64 = 4;
-
-/// Nobody passes over records while so many batches are ready, nor looks for anything while a consumer that is busy lets them
-/// wait.
-const ENOUGH_READY: usize = 2;
 
 /// Units of which more pieces are to come, with the number of pieces given out. At most the unit at a batch's end.
 #[derive(Default)]
@@ -190,13 +184,19 @@ impl Shared {
     pub(crate) fn run_cost(&self, run: &Run) -> u64 {
         let info = self.source.describe(run.unit);
         let stored = info.range.map_or(0, |range| range.len);
-        let share = (u128::from(stored) * u128::from(run.rows) / u128::from(info.rows.max(1))) as u64;
         let open = if run.record == 0 {
             self.costs.open(info.class, stored)
         } else {
             0
         };
-        open + self.costs.decode(info.class, u64::from(run.rows), share)
+        open + self.costs.decode(info.class, u64::from(run.rows), self.stored(run))
+    }
+
+    /// Bytes that a run is expected to have in its file.
+    fn stored(&self, run: &Run) -> u64 {
+        let info = self.source.describe(run.unit);
+        let stored = info.range.map_or(0, |range| range.len);
+        (u128::from(stored) * u128::from(run.rows) / u128::from(info.rows.max(1))) as u64
     }
 
     /// Where the rows of a batch are written. Its memory is taken only when the first of its tasks begins, by the thread that
@@ -374,11 +374,8 @@ impl Shared {
             state.open = Some(unit.clone());
         }
         // Who came meanwhile, and knows where to start.
-        let mut parked = lock(&self.parked);
-        let waiting = (0..state.starts.len() as u32).filter_map(|number| parked.remove(&(cell.id, number)));
-        let waiting: Vec<_> = waiting.collect();
-        let behind = !state.passing && parked.contains_key(&(cell.id, state.starts.len() as u32));
-        drop(parked);
+        let waiting = self.unpark(cell, &state);
+        let behind = !state.passing && lock(&self.parked).contains_key(&(cell.id, state.starts.len() as u32));
         drop(state);
         waiting.into_iter().for_each(|task| self.spawn_task(task));
         // Who came meanwhile, and could have passed over records.
@@ -386,6 +383,13 @@ impl Shared {
             self.wake_one();
         }
         Ok(unit)
+    }
+
+    /// Tasks that are parked although it is known where they start.
+    fn unpark(&self, cell: &SequenceCell, state: &SequenceState) -> Vec<Task> {
+        let mut parked = lock(&self.parked);
+        let known = 0..state.starts.len() as u32;
+        known.filter_map(|number| parked.remove(&(cell.id, number))).collect()
     }
 
     fn place(&self, unit: &OpenUnit, mut mark: Mark, piece: &Piece, sink: &mut Sink<'_>) -> Result<Mark> {
@@ -406,143 +410,5 @@ impl Shared {
             done += n;
         }
         Ok(mark)
-    }
-
-    /// Takes the end of a task that somebody is still at the beginning of, if doing it costs less than passing over it.
-    fn take_tail(&self, state: &mut SequenceState, cell: &Arc<SequenceCell>, number: u32) -> Option<(Arc<Job>, Piece)> {
-        let (_, job, run, expected) = state.tail.take_if(|tail| tail.0 == number)?;
-        let info = self.source.describe(cell.unit);
-        let stored = info.range.map_or(0, |range| range.len) * u64::from(run.rows) / u64::from(info.rows.max(1));
-        // Its rows must be joined with those of the rest of the task.
-        let join = self.costs.arena_bytes(info.class, job.size as u64) / JOINED_BYTES_A_NANO;
-        if join >= self.costs.pass(info.class, stored) {
-            state.tail = Some((number, job, run, expected));
-            return None;
-        }
-        job.split_task();
-        state.taken = Some(number);
-        state.begin(number);
-        state.opening = state.open.is_none();
-        let piece = Piece {
-            run,
-            cell: cell.clone(),
-            number,
-            expected,
-        };
-        Some((job, piece))
-    }
-
-    /// Does the end of a task, as a task of its own.
-    fn do_tail(self: &Arc<Self>, (job, piece): (Arc<Job>, Piece)) {
-        self.guarded(|shared| {
-            let rows = shared.rows_of(&job);
-            match shared.sink(&rows) {
-                Err(error) => shared.end_piece(&job, &piece, Err(error)),
-                Ok(mut sink) => {
-                    let state = piece.cell.lock();
-                    let (start, open) = (state.start(piece.number), state.open.clone());
-                    drop(state);
-                    let began = shared.telemetry.now();
-                    let read = shared.read(&piece, open, start, &mut sink);
-                    shared
-                        .costs
-                        .judge(job.class, piece.expected, shared.telemetry.now() - began);
-                    shared.note((piece.expected, Activity::Decode), job.number, began);
-                    shared.end_piece(&job, &piece, read);
-                    shared.leave(&job, sink.finish());
-                }
-            }
-            drop(rows);
-            shared.end_task(&job)
-        });
-    }
-
-    /// For a thread that has nothing else to do: finds where a parked task starts. False if there is none.
-    pub(crate) fn pass_over(self: &Arc<Self>) -> bool {
-        let (lags, enough) = {
-            let state = lock(&self.hand_over);
-            (state.lags(ENOUGH_READY), state.has_ready(ENOUGH_READY))
-        };
-        if self.is_closed() || lags {
-            return false;
-        }
-        let mut parked: Vec<_> = lock(&self.parked)
-            .values()
-            .filter_map(|task| {
-                let piece = task.pieces.get(task.done)?;
-                Some((task.job.number, piece.cell.clone(), piece.number, piece.run.record))
-            })
-            .collect();
-        parked.sort_by_key(|(batch, _, number, _)| (*batch, *number));
-        // The end of a task must be done anyway, and lets those behind it start.
-        for (_, cell, number, _) in &parked {
-            let mut state = cell.lock();
-            if state.can_be_passed_over(*number)
-                && let Some(tail) = self.take_tail(&mut state, cell, number - 1)
-            {
-                drop(state);
-                self.do_tail(tail);
-                return true;
-            }
-        }
-        if enough {
-            return false;
-        }
-        for (batch, cell, number, record) in parked {
-            let info = self.source.describe(cell.unit);
-            let class = info.class;
-            let mut state = cell.lock();
-            if !state.can_be_passed_over(number) {
-                continue;
-            }
-            let from = state.start(number - 1);
-            let rows = u64::from(record.saturating_sub(from.record));
-            let stored = info.range.map_or(0, |range| range.len) * rows / u64::from(info.rows.max(1));
-            // Whoever reads what is in front gets there by decoding: soon, if it has begun; else it does something else first.
-            let decode = self.costs.decode(class, rows, stored);
-            let wait = match state.begun {
-                Some((begun, since)) if begun + 1 == number => decode.saturating_sub(since.elapsed().as_nanos() as u64),
-                _ => 2 * decode,
-            };
-            if self.costs.pass(class, stored) >= wait && stored > 0 {
-                continue;
-            }
-            state.passing = true;
-            let open = state.open.clone();
-            state.opening |= open.is_none();
-            drop(state);
-            let began = self.telemetry.records_spans().then(|| self.telemetry.now());
-            let found = catch_unwind(AssertUnwindSafe(|| {
-                let unit = open.map_or_else(|| self.open_in_sequence(&cell), Ok)?;
-                let (mark, nanos) = self
-                    .telemetry
-                    .time(Activity::Advance, || unit.get().advance(from, record));
-                let mark = mark?;
-                self.costs.passed(class, mark.byte.saturating_sub(from.byte), nanos);
-                self.telemetry.add(&self.telemetry.rows_skipped, rows);
-                Ok::<_, Error>(mark)
-            }));
-            if let Some(start) = began {
-                self.note((0, Activity::Advance), batch, start);
-            }
-            let mut state = cell.lock();
-            state.passing = false;
-            match found {
-                Ok(Ok(mark)) if state.starts.len() == number as usize => state.starts.push(mark),
-                Ok(Ok(_)) => {}
-                // Whoever decodes these records meets the fault where it lies, and says what it is.
-                Ok(Err(_)) | Err(_) => (state.impassable, state.opening) = (true, false),
-            }
-            // Whoever can start now: the one that was parked, or those who waited while the unit was being opened.
-            let mut parked = lock(&self.parked);
-            let ready: Vec<_> = (0..state.starts.len() as u32)
-                .filter_map(|number| parked.remove(&(cell.id, number)))
-                .collect();
-            drop(parked);
-            drop(state);
-            ready.into_iter().for_each(|task| self.go_on_with(task));
-            return true;
-        }
-        false
     }
 }

@@ -385,12 +385,12 @@ impl Shared {
                     self.guarded(Shared::admit);
                 }
             }
-            let mut passed = false;
+            let mut found = false;
             self.guarded(|shared| {
-                passed = shared.pass_over();
+                found = shared.find_start();
                 Ok(())
             });
-            if passed {
+            if found {
                 continue;
             }
             if lock(&self.hand_over).must_wake(true) {
