@@ -13,7 +13,7 @@ use crate::plan::{Plan, Span};
 
 /// Records of so many bytes are brought into the cache ahead: they lie all over the blocks. A large one takes long enough to
 /// decode for the next one to arrive.
-const AHEAD: u64 = 1024;
+const AHEAD: u64 = 4096;
 
 /// No more records than this: the processor doesn't wait for more lines at once.
 const MOST_AHEAD: u64 = 6;
