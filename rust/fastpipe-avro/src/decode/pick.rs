@@ -111,6 +111,9 @@ fn pick_rows<'a>(
         )
     });
     let ahead = (AHEAD * records / bytes.max(1)).clamp(1, MOST_AHEAD) as usize;
+    // Of most records all: of those that are half as large again as the mean.
+    let lines = ((bytes + bytes / 2) / records.max(1)).div_ceil(LINE as u64) + 1;
+    let lines = lines.min(LINES as u64 + 1) as usize;
     let at_start = unpicked(slots.start);
     out.choose_cells(&plan.cells).map_err(|e| at_start(e.into()))?;
     // There are no more than 2^32 rows in a batch.
@@ -152,7 +155,9 @@ fn pick_rows<'a>(
         decoder.cursor = Cursor::new(block.data, start)
             .with_zero_width_left(indexed.left)
             .with_isa(plan.isa);
-        decoder.row_meanwhile(slot as u32, record, soon).map_err(&failed)?;
+        decoder
+            .row_meanwhile(slot as u32, record, soon, lines)
+            .map_err(&failed)?;
         let found = decoder.cursor.position();
         if found != end {
             // Skipping checks less than decoding; what it passes over may be what decoding stops at.
@@ -168,12 +173,15 @@ fn pick_rows<'a>(
 }
 
 impl Decoder<'_, '_, '_, '_> {
-    /// Decodes a record to a slot, and brings bytes into the cache meanwhile. Where they are many, some lines in front of each
+    /// Decodes a record to a slot, and brings bytes into the cache meanwhile: `lines` lines, always as many, since to foresee
+    /// how many it takes of each record costs more than to ask for one twice. Where they are many, some in front of each
     /// operation: no more than a few can be under way at once, and whatever comes behind them waits.
     #[inline(always)]
-    fn row_meanwhile(&mut self, slot: u32, record: u32, soon: &[u8]) -> std::result::Result<(), Error> {
+    fn row_meanwhile(&mut self, slot: u32, record: u32, soon: &[u8], lines: usize) -> std::result::Result<(), Error> {
         if soon.len() <= LINES * LINE {
-            soon.chunks(LINE).for_each(|line| hint(line.as_ptr()));
+            // The last byte may be on one line more than the bytes have.
+            let last = soon.len().saturating_sub(1);
+            (0..lines).for_each(|line| hint(soon.as_ptr().wrapping_add(last.min(line * LINE))));
             return self.row(slot, record);
         }
         self.out.begin_row(slot)?;
