@@ -324,8 +324,11 @@ def test_nothing_is_done_while_the_consumer_holds_the_memory(large: dict[str, Da
     reader = large["null"].read(**limited(False), memory_limit="4MB", num_threads=2, prefetch=1000)
     batches = iter(reader)
     next(batches)
-    time.sleep(0.2)  # Until as much is under way as the limit allows.
-    planning, before = reader.stats()["seconds"]["planning"], time.process_time()
+    planning, last = -1.0, None
+    while planning != last:  # Until as much is under way as the limit allows.
+        time.sleep(0.2)
+        planning, last = reader.stats()["seconds"]["planning"], planning
+    before = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - before < 0.25
     assert reader.stats()["seconds"]["planning"] == planning
