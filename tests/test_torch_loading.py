@@ -126,7 +126,9 @@ def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
         assert re.search(r"is killed by signal: Killed|\b(EOFError|Connection\w+Error)\b", errors), errors
     else:
         assert process.returncode in (1, -signal.SIGINT)
-        assert last == ["KeyboardInterrupt"]
+        # Where it comes while the loader talks to a worker, their connection may have the last word.
+        assert "KeyboardInterrupt" in errors, errors
+        assert re.match(r"KeyboardInterrupt$|Connection\w+Error\b", last[0]), errors
 
 
 def ranks(paths: list[str], world: int, folder: Path, stop: int) -> list[list[list[int]]]:
