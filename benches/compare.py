@@ -56,7 +56,6 @@ class _Table:
                 continue
             shuffle = plan.SHUFFLE_BUFFER if cell.spec.shuffled else 0
             path, info = cell.spec.file(cell.rows // reader.part, clock.say)
-            path.read_bytes()  # Into the page cache.
             self.jobs[name] = Job(str(path), cell.spec.dataset, cell.batch, shuffle)
             result.rows, result.batches = info["rows"], -(-info["rows"] // cell.batch)
             # Summing up would take some readers longer than their rounds: the first records must do, but for fastpipe.

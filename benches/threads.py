@@ -88,7 +88,6 @@ def run(cells: list[str], rounds: int, batch: int, quick: bool, clock: Clock) ->
         for text in cells:
             spec = plan.Spec.parse(text)
             path, _ = spec.file(plan.RECORDS[spec.dataset] // (plan.PART if quick else 1), clock.say)
-            path.read_bytes()  # Into the page cache.
             job = Job(str(path), spec.dataset, batch)
             try:
                 _turns(job, 1, 0.0, peers)  # Warm-up.

@@ -126,8 +126,9 @@ def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
         assert re.search(r"is killed by signal: Killed|\b(EOFError|Connection\w+Error)\b", errors), errors
     else:
         assert process.returncode in (1, -signal.SIGINT)
-        # Where it comes while the loader talks to a worker, their connection may have the last word.
-        assert "KeyboardInterrupt" in errors, errors
+        # If the loader was fetching a tensor just then, the thread of the worker that was to send it prints that its
+        # connection is gone, and may be the later of the two. (`multiprocessing.resource_sharer` does so.)
+        assert "KeyboardInterrupt" in errors.splitlines(), errors
         assert re.match(r"KeyboardInterrupt$|Connection\w+Error\b", last[0]), errors
 
 

@@ -238,7 +238,7 @@ pub(crate) struct Carver {
 const CHUNK: usize = 8 * LARGE_PAGE;
 
 impl Carver {
-    /// A piece of at least so many whole pages, for a pool that holds so many bytes. `None` if it is too large to be carved, or
+    /// A piece of at least so many whole pages, new or left by another reader, for a pool that holds so many bytes. `None` if it is too large to be carved, or
     /// the system has no such memory; and for pools that hold little, or whose memory is limited: of a large page there is all
     /// as soon as a part is used, and what is given back of it the system may fill up again.
     pub(crate) fn carve(&mut self, size: usize, held: usize, limited: bool) -> Option<Memory> {
@@ -252,6 +252,7 @@ impl Carver {
         Some(Memory::mapped(piece, false))
     }
 
+    /// A new piece of so many whole pages, zero until it is written.
     pub(crate) fn cut(&mut self, size: usize) -> Option<Piece> {
         let (chunk, used) = match self.current.take() {
             Some((chunk, used)) if used + size <= CHUNK => (chunk, used),
@@ -374,9 +375,10 @@ mod tests {
         let mut carver = Carver::default();
         let sizes = [4096, 1 << 20, 20 << 10, LARGE_PAGE].into_iter().cycle().take(40);
         let mut pieces: Vec<Memory> = sizes
-            .map(|size| carver.carve(size, LARGE_PAGE, false).unwrap())
+            .map(|size| Memory::mapped(carver.cut(size).unwrap(), false))
             .collect();
         for (number, piece) in (1u8..).zip(&mut pieces) {
+            assert!(piece.bytes().iter().all(|&byte| byte == 0));
             piece.bytes_mut().fill(number);
         }
         // Pieces that go leave their neighbours alone.
@@ -391,6 +393,18 @@ mod tests {
             .collect();
         ranges.sort_unstable();
         assert!(ranges.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0));
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn a_pool_gets_what_was_carved_for_another() {
+        // A size of its own, since other tests leave memory as well. They may be at it just now; then it goes back.
+        let carve = || Carver::default().carve(75 * PAGE, LARGE_PAGE, false).unwrap();
+        let found = (0..1000).any(|_| {
+            carve().bytes_mut().fill(7);
+            carve().bytes().iter().all(|&byte| byte == 7)
+        });
+        assert!(found);
     }
 
     #[test]

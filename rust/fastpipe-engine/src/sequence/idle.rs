@@ -59,7 +59,7 @@ impl Shared {
         }
         let found = awaited
             .into_iter()
-            .find_map(|awaited| Some((self.stretch(&awaited)?, awaited)));
+            .find_map(|awaited| Some((self.take_stretch(&awaited)?, awaited)));
         let Some((stretch, awaited)) = found else { return false };
         self.pass_over(stretch, &awaited);
         true
@@ -138,8 +138,8 @@ impl Shared {
         });
     }
 
-    /// The records in front of a piece, if nobody passes over them and it pays. The caller must do it.
-    fn stretch(&self, awaited: &Awaited) -> Option<Stretch> {
+    /// Takes the records in front of a piece, if nobody passes over them and it pays. The caller must do it.
+    fn take_stretch(&self, awaited: &Awaited) -> Option<Stretch> {
         let cell = &awaited.cell;
         let class = self.source.describe(cell.unit).class;
         let mut state = cell.lock();
