@@ -23,6 +23,7 @@ from wire import array, container, double, float_, items, list_of, long, record,
 TYPED = {
     "MalformedFileError",
     "LimitError",
+    "OutOfMemoryError",
     "SchemaError",
     "UnsupportedError",
     "ShapeError",

@@ -19,6 +19,7 @@ BUILTINS = {
     "StateError": ValueError,
     "ValueRangeError": ValueError,
     "NullValueError": ValueError,
+    "OutOfMemoryError": MemoryError,
     "InteractionsError": ValueError,
     "UnseenItemsError": ValueError,
     "MissingFileError": FileNotFoundError,

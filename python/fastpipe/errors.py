@@ -18,6 +18,7 @@ __all__ = [
     "MalformedFileError",
     "MissingFileError",
     "NullValueError",
+    "OutOfMemoryError",
     "SchemaError",
     "ShapeError",
     "StateError",
@@ -101,6 +102,13 @@ class ValueRangeError(FastpipeError, ValueError):
 
 class NullValueError(FastpipeError, ValueError):
     """A null in a feature whose spec says `nulls="error"`."""
+
+
+class OutOfMemoryError(FastpipeError, MemoryError):
+    """The system refused an allocation; the message says how many bytes, and for what.
+
+    The reader stays usable: release batches, or read with a smaller `batch_size`, `shuffle_buffer` or `memory_limit`.
+    """
 
 
 class InteractionsError(FastpipeError, ValueError):

@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::owned::{Carver, Memory};
 
 /// Bytes with memory of their own.
@@ -126,10 +126,7 @@ impl BufferPool {
         };
         let memory = found.or_else(|| Memory::new(size(len), limited)).ok_or_else(|| {
             self.lock().taken -= 1;
-            Error::new(
-                ErrorKind::Limit,
-                format!("there are no {len} bytes of memory for a block"),
-            )
+            Error::out_of_memory(len, "a block")
         })?;
         self.lock().taken_bytes += memory.capacity();
         Ok(Buffer {

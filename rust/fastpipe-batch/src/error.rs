@@ -28,6 +28,8 @@ pub enum ErrorKind {
     NotFound,
     /// The storage failed.
     Storage,
+    /// The system has no more memory.
+    OutOfMemory,
     /// The pass was closed while the call waited.
     Closed,
     /// A fault of fastpipe itself.
@@ -131,6 +133,15 @@ impl Error {
         let mut e = Error::new(kind, error.to_string());
         e.0.os_error = error.raw_os_error();
         e.at_path(path)
+    }
+
+    /// The system refused an allocation of `bytes` bytes for `what`.
+    #[cold]
+    pub fn out_of_memory(bytes: usize, what: &str) -> Self {
+        Error::new(
+            ErrorKind::OutOfMemory,
+            format!("out of memory: could not allocate {bytes} bytes for {what}"),
+        )
     }
 
     /// The class.

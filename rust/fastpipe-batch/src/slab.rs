@@ -231,10 +231,9 @@ impl SlabPool {
                     .flatten();
                 (carved, limited)
             };
-            return carved.or_else(|| Memory::new(bytes, limited)).ok_or_else(|| {
-                let reason = format!("there are no {len} bytes of memory for a batch; a smaller batch_size needs less");
-                Error::new(ErrorKind::Limit, reason)
-            });
+            return carved
+                .or_else(|| Memory::new(bytes, limited))
+                .ok_or_else(|| Error::out_of_memory(len, "a batch; a smaller batch_size needs less"));
         };
         let region = allocator.allocate(bytes)?;
         let found = (region.len(), region.start());

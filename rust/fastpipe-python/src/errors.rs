@@ -17,8 +17,9 @@ const fn numbered(kind: ErrorKind) -> (usize, &'static str) {
         ErrorKind::Null => (6, "NullValueError"),
         ErrorKind::NotFound => (7, "MissingFileError"),
         ErrorKind::Storage => (8, "StorageError"),
+        ErrorKind::OutOfMemory => (9, "OutOfMemoryError"),
         // Closed and internal ones, and kinds to come.
-        _ => (9, "FastpipeError"),
+        _ => (10, "FastpipeError"),
     }
 }
 
@@ -28,7 +29,7 @@ pub(crate) const fn name(kind: ErrorKind) -> &'static str {
 }
 
 fn class(py: Python<'_>, kind: ErrorKind) -> PyResult<Bound<'_, PyType>> {
-    static CLASSES: [PyOnceLock<Py<PyType>>; 10] = [const { PyOnceLock::new() }; 10];
+    static CLASSES: [PyOnceLock<Py<PyType>>; 11] = [const { PyOnceLock::new() }; 10];
     let (i, name) = numbered(kind);
     CLASSES[i].import(py, "fastpipe.errors", name).cloned()
 }
