@@ -1,9 +1,9 @@
-"""Trains a small recommender on sparse and ragged features from Avro; killed, it goes on as if nothing had happened.
+"""Trains a small recommender on sparse and ragged features from Avro; killed, it resumes as if nothing had happened.
 
     python examples/recommender.py run/                      # makes data, trains, draws run/loss.png
     python examples/recommender.py run/ --stop-after 60      # stops there, like a run that is killed
-    python examples/recommender.py run/                      # goes on from its last checkpoint
-    torchrun --nproc-per-node 2 examples/recommender.py run/ # the same on two ranks; resume with three, if you like
+    python examples/recommender.py run/                      # resumes from its last checkpoint
+    torchrun --nproc-per-node 2 examples/recommender.py two/ # on two ranks; resume on three, if you like
 
 The loss of a resumed run is that of a run that nobody disturbed, bit for bit on one rank. With other numbers of ranks
 each row is still seen once an epoch; batches are averaged over as many as there are ranks.
@@ -100,11 +100,20 @@ class Recommender(nn.Module):
         return score.squeeze(1)
 
 
+def prepare(path: Path, rank: int, world: int) -> None:
+    """Makes the data unless they are there; of several ranks the first does, and the others wait."""
+    if rank == 0 and not path.exists():
+        make(path)
+    if world > 1:
+        dist.barrier()
+
+
 def train(folder: Path, *, epochs: int, every: int, stop_after: int | None) -> None:
     """Trains from the last checkpoint in the folder, or from the start, and keeps a checkpoint now and then."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
         dist.init_process_group("gloo")
+    prepare(folder / "impressions.avro", rank, world)
     torch.manual_seed(7)
     model: nn.Module = Recommender()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -120,10 +129,15 @@ def train(folder: Path, *, epochs: int, every: int, stop_after: int | None) -> N
         optimizer.load_state_dict(saved["optimizer"])
         data.load_state_dict(json.loads(saved["data"]))
         losses = saved["losses"]
+        if saved["finished"]:
+            print(f"{checkpoint} is of a finished run: remove {folder} to train anew")
+            leave(world)
+            return
     ranked = nn.parallel.DistributedDataParallel(model) if world > 1 else model
 
-    def save() -> None:
+    def save(*, finished: bool = False) -> None:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
+        state["finished"] = finished
         unfinished = checkpoint.with_suffix(".unfinished")
         torch.save(state | {"data": json.dumps(data.state_dict())}, unfinished)
         unfinished.rename(checkpoint)  # A kill leaves the old one or the new one, never half of one.
@@ -140,9 +154,14 @@ def train(folder: Path, *, epochs: int, every: int, stop_after: int | None) -> N
             break
     else:
         if rank == 0:
-            save()
+            save(finished=True)
             (folder / "losses.json").write_text(json.dumps(losses))
             draw(losses, folder / "loss.png")
+    leave(world)
+
+
+def leave(world: int) -> None:
+    """Waits for the other ranks."""
     if world > 1:
         dist.barrier()
         dist.destroy_process_group()
@@ -174,11 +193,6 @@ def main() -> None:
     parser.add_argument("--stop-after", type=int, help="steps, as if the run were killed there")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    path = arguments.folder / "impressions.avro"
-    if not path.exists():
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            parser.error("several ranks would write the same data: run this on one rank first")
-        make(path)
     train(arguments.folder, epochs=arguments.epochs, every=arguments.checkpoint_every, stop_after=arguments.stop_after)
 
 

@@ -22,12 +22,13 @@ pytestmark = [
 ]
 
 
-def run(folder: Path, *options: str, ranks: int = 1) -> None:
+def run(folder: Path, *options: str, ranks: int = 1) -> str:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, *launcher, str(EXAMPLE), str(folder), *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def losses(folder: Path) -> list[float]:
@@ -71,8 +72,16 @@ def test_killed_and_resumed_its_losses_are_the_same(undisturbed: Path) -> None:
     assert losses(folder) == losses(undisturbed)
 
 
-def test_two_ranks_and_then_three(undisturbed: Path) -> None:
-    folder = beside(undisturbed, "ranks")
+def test_a_finished_run_is_not_trained_further(undisturbed: Path) -> None:
+    before = losses(undisturbed)
+    checkpoint = (undisturbed / "checkpoint.pt").read_bytes()
+    said = run(undisturbed, "--epochs", "2")
+    assert "finished" in said
+    assert (losses(undisturbed), (undisturbed / "checkpoint.pt").read_bytes()) == (before, checkpoint)
+
+
+def test_two_ranks_in_an_empty_folder_and_then_three(undisturbed: Path) -> None:
+    folder = undisturbed.parent / "ranks"
     run(folder, "--epochs", "1", "--checkpoint-every", "5", "--stop-after", "10", ranks=2)
     assert not (folder / "losses.json").exists()
     run(folder, "--epochs", "1", ranks=3)
