@@ -63,7 +63,7 @@ def measure(reader: fastpipe.Reader, consume: Callable[[], None] | None, most: i
 
 
 def main() -> int:
-    """Runs the comparison; the exit status is 1 where "auto" misses a bound."""
+    """Runs the comparison, and names the aims that "auto" misses. They fail nothing: they are times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="a", choices=generate.DATASETS)
     parser.add_argument("--codec", default="null")
@@ -118,11 +118,11 @@ def main() -> int:
                 what = f"{name}, {order}, batches of {batch}"
                 marks = ["", "", ""]
                 if consume is None:
-                    marks[0] = bounds.check(f"{what}: speed by that of {best} threads", to_best, least=FAST_LEAST)
+                    marks[0] = bounds.aim(f"{what}: speed by that of {best} threads", to_best, least=FAST_LEAST)
                 else:
-                    marks[1] = bounds.check(f"{what}: speed by that of all threads", to_all, least=SLOW_LEAST)
+                    marks[1] = bounds.aim(f"{what}: speed by that of all threads", to_all, least=SLOW_LEAST)
                     keeps_up = loads.ratio(wall[most], wall[1]) >= SLOW_LEAST
-                    marks[2] = bounds.check(
+                    marks[2] = bounds.aim(
                         f"{what}: CPU time by that of all threads", spent, most=1.0 if keeps_up else 1.05
                     )
                 chosen = statistics.median(result[2] for _, result in turns[0])

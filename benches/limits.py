@@ -2,9 +2,9 @@
 
 Four parts, named by `--parts`:
 
-* `speed`: with 1.25 times the least possible memory_limit at least 80 % of the speed without a limit; data sets (a) to
-  (c), null and deflate, in sequence and by windows. Readers with and without a limit take turns in one process, and
-  the median of the ratios within rounds is shown.
+* `speed`: with 1.25 times the least possible memory_limit; the aim is 80 % of the speed without a limit. Data sets
+  (a) to (c), null and deflate, in sequence and by windows. Readers with and without a limit take turns in one process,
+  and the median of the ratios within rounds is shown.
 * `kept`: RssAnon, beyond what the process has before the pass starts, stays below the limit plus a tenth plus what the
   consumer holds, which is counted as two batches. Each figure is of a process of its own; a thread of it samples. `by`
   is what there is beyond that, by the limit.
@@ -71,7 +71,7 @@ def speed(bounds: loads.Bounds, arguments: argparse.Namespace) -> None:
                 )
                 seconds = {name: [time for time, _ in taken] for name, taken in turns.items()}
                 relative = loads.ratio(seconds["plain"], seconds["limited"])
-                mark = bounds.check(f"({dataset}) {codec} {order}: speed at 1.25 x least", relative, least=SPEED_LEAST)
+                mark = bounds.aim(f"({dataset}) {codec} {order}: speed at 1.25 x least", relative, least=SPEED_LEAST)
                 most = [reader.stats()["memory"]["most_reserved"] / loads.MB for reader in (limited, plain)]
                 cells = [f"{size / loads.MB:.1f} MB" for size in (least, limit)]
                 row(f"({dataset})", codec, order, *cells, relative, mark, *(f"{size:.1f} MB" for size in most))
@@ -184,7 +184,7 @@ CHILDREN = {"kept": kept_child, "large": large_child, "epochs": epochs_child}
 
 
 def main() -> int:
-    """Runs the measurements; the exit status is 1 where a bound is missed."""
+    """Runs the measurements; the exit status is 1 where a bound of memory is missed. Speeds fail nothing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--datasets", default="abcdef")

