@@ -46,7 +46,7 @@ print("\n".join(found))
 endef
 export REQUIREMENTS
 
-.PHONY: help demo test test-rust test-python soak bench lint lint-rust lint-python msrv build deps clean
+.PHONY: help demo test test-rust test-python soak bench lint lint-rust lint-python msrv licenses build deps clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # Cargo uses every core by itself, and two runs of pip in one environment get in each other's way.
@@ -94,6 +94,10 @@ msrv: $(STAMPS)/venv ## check with the oldest Rust that Cargo.toml promises, whe
 	    { echo "Rust $(MSRV) isn't installed and couldn't be fetched: the promised minimum wasn't checked." >&2; exit 1; }
 	CARGO_TARGET_DIR="$(TARGET)/msrv" rustup run $(MSRV) cargo check $(CARGO_FLAGS) --workspace --all-targets
 
+licenses: ## write THIRD-PARTY-LICENSES.md, which wheels carry (needs `cargo install cargo-about --features cli`)
+	$(CARGO) about generate --manifest-path rust/fastpipe-python/Cargo.toml $(CARGO_FLAGS) \
+	    --config rust/fastpipe-python/about.toml --fail rust/fastpipe-python/about.hbs >THIRD-PARTY-LICENSES.md
+
 build: $(STAMPS)/extension ## build the extension into .venv
 
 deps: $(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint ## make .venv with everything that development needs
@@ -101,7 +105,7 @@ deps: $(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint ## make .venv
 clean: ## remove everything that was built, downloaded or generated
 	$(CARGO) clean
 	rm -rf .venv dist wheelhouse .hypothesis .mypy_cache .pytest_cache .ruff_cache benches/.cache benches/.envs
-	rm -f python/fastpipe/_fastpipe*.so
+	rm -f python/fastpipe/_fastpipe*.so THIRD-PARTY-LICENSES.md
 	find python tests benches -name __pycache__ -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:

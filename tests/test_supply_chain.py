@@ -1,0 +1,46 @@
+"""What is built and published depends on nothing that somebody else can change later."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_by_commit(path: Path) -> None:
+    used = re.findall(r"uses: (\S+)(.*)", path.read_text("utf-8"))
+    assert used
+    for action, comment in used:
+        if action.startswith("./"):
+            continue
+        assert re.fullmatch(r"[\w.-]+(/[\w.-]+)+@[0-9a-f]{40}", action), f"{action} can change: pin its commit"
+        assert re.fullmatch(r" # v\d+(\.\d+)+", comment), f"say which version {action} is"
+
+
+def test_nothing_is_published_untested_or_unlocked() -> None:
+    release = (ROOT / ".github/workflows/release.yml").read_text("utf-8")
+    publish = release[release.index("\n  publish:") :]
+    needed = re.search(r"needs: \[(.*)\]", publish)
+    assert needed
+    assert {"tests", "wheels", "sdist"} <= set(needed[1].split(", "))
+    assert re.search(r"\n  tests:\n(    .*\n)*?    uses: ./.github/workflows/ci.yml\n", release)
+    assert "workflow_call:" in (ROOT / ".github/workflows/ci.yml").read_text("utf-8")
+    builds = re.findall(r"args: --release.*", release)
+    assert builds
+    assert all("--locked" in build for build in builds)
+    assert "MATURIN_PEP517_ARGS=--locked python -m pip install dist/*.tar.gz" in release
+    assert "THIRD-PARTY-LICENSES" in release
+
+
+def test_the_schema_parser_comes_without_codecs() -> None:
+    workspace = tomllib.loads((ROOT / "Cargo.toml").read_text("utf-8"))["workspace"]["dependencies"]
+    avro = tomllib.loads((ROOT / "rust/fastpipe-avro/Cargo.toml").read_text("utf-8"))
+    assert workspace["apache-avro"] == "0.22", "features named here are those of the runtime"
+    assert avro["dependencies"]["apache-avro"] == {"workspace": True}
+    assert set(avro["dev-dependencies"]["apache-avro"]["features"]) == {"snappy", "zstandard"}
