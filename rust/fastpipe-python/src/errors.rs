@@ -29,7 +29,7 @@ pub(crate) const fn name(kind: ErrorKind) -> &'static str {
 }
 
 fn class(py: Python<'_>, kind: ErrorKind) -> PyResult<Bound<'_, PyType>> {
-    static CLASSES: [PyOnceLock<Py<PyType>>; 11] = [const { PyOnceLock::new() }; 10];
+    static CLASSES: [PyOnceLock<Py<PyType>>; 11] = [const { PyOnceLock::new() }; 11];
     let (i, name) = numbered(kind);
     CLASSES[i].import(py, "fastpipe.errors", name).cloned()
 }
