@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,7 @@ def rewritten(path: str, change: Any) -> None:
         table = pa.ipc.open_file(file).read_all()
     columns = {name: table[name].to_pylist() for name in table.column_names}
     said = json.loads(table.schema.metadata[b"fastpipe.interactions"])
+    said["version"] = 1  # Of which none has a checksum.
     change(columns, said)
     changed = pa.table({name: pa.array(columns[name], table[name].type) for name in columns})
     changed = changed.replace_schema_metadata({"fastpipe.interactions": json.dumps(said)})
@@ -167,7 +170,11 @@ def rewritten(path: str, change: Any) -> None:
         (lambda columns, said: said.update(num_users=-1), "what it says of itself is damaged"),
         (lambda columns, said: said.update(shards="1"), "what it says of itself is damaged"),
         (lambda columns, said: said.pop("num_users"), "what it says of itself is damaged"),
-        (lambda columns, said: said.update(version=2), "of a later fastpipe"),
+        (lambda columns, said: said.pop("version"), "what it says of itself is damaged"),
+        (lambda columns, said: said.update(version=2), "its checksum"),
+        (lambda columns, said: said.update(first_user=1), "doesn't begin behind"),
+        (lambda columns, said: said.update(first_positive=1), "doesn't begin behind"),
+        (lambda columns, said: said.update(version=3), "of a later fastpipe"),
     ],
 )
 def test_damaged_shards_are_refused(tmp_path: Path, change: Any, message: str) -> None:
@@ -177,6 +184,110 @@ def test_damaged_shards_are_refused(tmp_path: Path, change: Any, message: str) -
         Interactions.from_shards(tmp_path)
     assert isinstance(caught.value, ValueError)
     assert "some user" in message or "more than once" in message or str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_changed_value_is_noticed_by_the_checksum(tmp_path: Path, format: Any) -> None:
+    """That is well-formed: another user's id, which nothing else could tell."""
+    (path,) = make("bytes").write_shards(tmp_path, format=format)
+    whole = Path(path).read_bytes()
+    assert whole.count(b"009") == 1
+    Path(path).write_bytes(whole.replace(b"009", b"q09"))
+    with pytest.raises(fastpipe.MalformedFileError, match="its checksum") as caught:
+        Interactions.from_shards(tmp_path)
+    assert caught.value.path == path
+
+
+def test_shards_of_earlier_versions_have_no_checksum(tmp_path: Path) -> None:
+    (path,) = make().write_shards(tmp_path, format="arrow")
+    for name in (path, str(tmp_path / "items.arrow")):
+        rewritten(name, lambda columns, said: None)
+    same(Interactions.from_shards(tmp_path), make())
+
+
+# In a process of its own: what pyarrow believed of damaged files ended it.
+DAMAGING = r"""
+import random, sys
+from pathlib import Path
+import fastpipe
+from fastpipe import Interactions
+
+folder, kind, format, runs, at_least = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+name = {"int": lambda i: i * 3, "str": lambda i: f"\u00e4{i:03}"}[kind]
+choose = random.Random(7)
+data = Interactions.from_arrays(
+    [name(choose.randrange(20)) for _ in range(150)],
+    [name(choose.randrange(30)) for _ in range(150)],
+    [choose.randrange(30) for _ in range(150)],
+)
+data.write_shards(folder, format=format, shard_positives=80)
+loaded = Interactions.from_shards(folder)
+expected = loaded.fingerprint(), loaded.users.tolist(), loaded.items.tolist()
+assert expected == (data.fingerprint(), data.users.tolist(), data.items.tolist())
+files = sorted(folder.iterdir())
+refused = 0
+for run in range(runs):
+    path = files[run % len(files)]
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    if run % 5 == 0:
+        del damaged[choose.randrange(len(damaged)):]
+    elif run % 5 == 1:
+        at = choose.randrange(len(damaged) // 8) * 8
+        damaged[at : at + 8] = choose.choice([b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\xff" * 7 + b"\x7f", bytes(8)])
+    else:
+        for _ in range(choose.choice([1, 1, 4])):
+            damaged[choose.randrange(len(damaged))] ^= 1 << choose.randrange(8)
+    path.write_bytes(damaged)
+    try:
+        found = Interactions.from_shards(folder)
+    except fastpipe.FastpipeError:
+        refused += 1
+    else:
+        assert (found.fingerprint(), found.users.tolist(), found.items.tolist()) == expected, (run, path)
+    finally:
+        path.write_bytes(whole)
+assert refused >= at_least, refused
+print("done")
+"""
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kind", ["int", "str"])
+def test_damaged_files_load_the_same_or_are_refused(tmp_path: Path, format: str, kind: str) -> None:
+    runs = 400
+    arguments = [str(tmp_path / "shards"), kind, format, str(runs), str(runs // 3)]
+    ran = subprocess.run([sys.executable, "-c", DAMAGING, *arguments], capture_output=True, text=True, timeout=300)
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr[-2000:]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_shards_that_cannot_be_read(tmp_path: Path, format: Any) -> None:
+    (path,) = make().write_shards(tmp_path / "a", format=format)
+    Path(path).unlink()
+    Path(path).mkdir()
+    with pytest.raises(fastpipe.FastpipeError) as caught:
+        Interactions.from_shards([path])
+    assert isinstance(caught.value, OSError)
+    assert caught.value.errno
+
+
+def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
+    """Numbers that would wrap into 32 bits, for example."""
+    (path,) = make(times=False).write_shards(tmp_path, format="arrow")
+    with pa.OSFile(path) as file:
+        table = pa.ipc.open_file(file).read_all()
+    for name, type_ in (("items", pa.large_list(pa.int64())), ("items", pa.int64()), ("user", pa.float64())):
+        at = table.schema.get_field_index(name)
+        values = (
+            [0.0] * len(table) if name == "user" else [[0]] * len(table) if "list" in str(type_) else [0] * len(table)
+        )
+        other = table.set_column(at, name, pa.array(values, type_))
+        Path(path).unlink()
+        with open(path, "xb") as file, pa.ipc.new_file(file, other.schema) as writer:
+            writer.write_table(other)
+        with pytest.raises(InteractionsError, match=f"its column {name} is of type"):
+            Interactions.from_shards(path)
 
 
 def test_large_integers_are_for_arrow(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import zlib
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from fastpipe._csr import CSR
 from fastpipe._ids import Vocabulary
+from fastpipe._interaction_files import ArrowFiles, AvroFiles, put_arrow, put_avro, wrong
 from fastpipe._sources import Paths, expand
-from fastpipe.avro import AvroFile, read_avro
-from fastpipe.errors import InteractionsError, MalformedFileError, MissingFileError, UnsupportedError
-from fastpipe.specs import DenseSpec, Features, RaggedSpec
+from fastpipe.errors import MalformedFileError, MissingFileError, UnsupportedError
 
 __all__ = ["Format", "Part", "read", "write"]
 
@@ -24,9 +23,12 @@ Format: TypeAlias = Literal["avro", "arrow"]
 
 # Of the files' metadata, under which a JSON object says which shard of what it is.
 _KEY = "fastpipe.interactions"
-_VERSION = 1
+_VERSION = 2
 _ITEMS = "items"
-_ROWS = 1 << 14
+
+# Of the files' metadata as well: CRC-32 of the JSON object and of the columns, whatever the format. Neither Arrow nor
+# Avro without compression has one of its own. Files of version 1 don't have it.
+_CHECKSUM = "fastpipe.checksum"
 
 
 class Part(NamedTuple):
@@ -78,7 +80,7 @@ def write(folder: str, kind: str, most: int, users: Vocabulary, items: Vocabular
     """
     if kind not in ("avro", "arrow"):
         raise ValueError(f'format is "avro" or "arrow", not {kind!r}')
-    put = _put_avro if kind == "avro" else _put_arrow
+    put = put_avro if kind == "avro" else put_arrow
     os.makedirs(folder, exist_ok=True)
     there = sorted(name for name in os.listdir(folder) if name.endswith((".avro", ".arrow")))
     if there:
@@ -104,12 +106,36 @@ def write(folder: str, kind: str, most: int, users: Vocabulary, items: Vocabular
         if csr.sequence is not None:
             columns["sequence"] = csr.sequence[first:last], offsets
         path = os.path.join(folder, f"shard-{number:05}.{kind}")
-        put(path, columns, shard._asdict())
+        put(path, columns, _signed(shard._asdict(), columns))
         paths.append(path)
     # Last: without it no shard can be read, so a folder that wasn't finished isn't taken for a whole one.
     counts = np.bincount(csr.items, minlength=len(items))
-    put(os.path.join(folder, f"{_ITEMS}.{kind}"), {"item": items.ids, "positives": counts}, {"version": _VERSION})
+    columns = {"item": items.ids, "positives": counts}
+    put(os.path.join(folder, f"{_ITEMS}.{kind}"), columns, _signed({"version": _VERSION}, columns))
     return paths
+
+
+def _signed(said: dict[str, Any], columns: dict[str, Any]) -> dict[str, str]:
+    """A file's metadata."""
+    text = json.dumps(said)
+    parts = [(part[0], np.diff(part[1])) if isinstance(part, tuple) else part for part in columns.values()]
+    return {_KEY: text, _CHECKSUM: str(_checksum(text.encode(), parts))}
+
+
+def _checksum(said: bytes, columns: list[Any]) -> int:
+    """CRC-32 of what a file says of itself, and of its columns: of ids or numbers, or of values and lengths."""
+    checksum = zlib.crc32(said)
+    for column in columns:
+        if isinstance(column, tuple):
+            arrays = [column[0].astype("<u4"), column[1].astype("<i8")]
+        elif isinstance(column, np.ndarray) and column.dtype != object:
+            arrays = [column.astype("<u8")]
+        else:
+            entries = [entry.encode() if isinstance(entry, str) else entry for entry in column]
+            arrays = [np.array([len(entry) for entry in entries], "<i8"), np.frombuffer(b"".join(entries), np.uint8)]
+        for array in arrays:
+            checksum = zlib.crc32(array, checksum)
+    return checksum
 
 
 def _edges(indptr: npt.NDArray[np.int64], most: int) -> list[int]:
@@ -119,51 +145,6 @@ def _edges(indptr: npt.NDArray[np.int64], most: int) -> list[int]:
         full = np.searchsorted(indptr, indptr[edges[-1]] + most)
         edges.append(min(max(int(full), edges[-1] + 1), users))
     return edges
-
-
-def _put_avro(path: str, columns: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Writes a file of a record for each entry of the columns: of ids or numbers, or of values and offsets."""
-    try:
-        import fastavro
-    except ImportError as error:
-        raise ImportError('Avro is written with fastavro: pip install fastavro, or take format="arrow"') from error
-    fields = [{"name": name, "type": _avro_type(column)} for name, column in columns.items()]
-    schema = fastavro.parse_schema({"type": "record", "name": "Shard", "namespace": "fastpipe", "fields": fields})
-    rows = zip(*map(_entries, columns.values()), strict=True)
-    records = (dict(zip(columns, row, strict=True)) for row in rows)
-    with open(path, "xb") as file:
-        fastavro.writer(file, schema, records, codec="null", metadata={_KEY: json.dumps(metadata)})
-
-
-def _avro_type(column: Any) -> Any:
-    if isinstance(column, tuple):
-        return {"type": "array", "items": "int"}
-    if column.dtype == object:
-        return "bytes" if isinstance(column[0], bytes) else "string"
-    if column.dtype == np.uint64:
-        raise UnsupportedError('Avro has no integers of 2^63 or more: take format="arrow", or strings for ids')
-    return "long"
-
-
-def _entries(column: Any) -> Iterator[Any]:
-    if not isinstance(column, tuple):
-        return iter(column.tolist())
-    values, offsets = column
-    return (values[start:stop].tolist() for start, stop in pairwise(offsets.tolist()))
-
-
-def _put_arrow(path: str, columns: dict[str, Any], metadata: dict[str, Any]) -> None:
-    pa = _pyarrow()
-
-    def array(column: Any) -> Any:
-        if isinstance(column, tuple):
-            return pa.LargeListArray.from_arrays(pa.array(column[1]), pa.array(column[0]))
-        return pa.array(column)
-
-    table = pa.table({name: array(column) for name, column in columns.items()})
-    table = table.replace_schema_metadata({_KEY: json.dumps(metadata)})
-    with open(path, "xb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
 
 
 # --- Reading ---
@@ -182,23 +163,21 @@ def read(source: Paths) -> tuple[Vocabulary, Vocabulary, CSR, Part | None]:
     if not os.path.exists(beside):
         reason = "the items of the shards aren't beside them: either they were moved, or writing them was interrupted"
         raise MissingFileError(f"{reason} (file {beside})", path=beside, reason=reason)
-    get = _get_arrow if kind == "arrow" else _get_avro
-    shards = [_described(path, _metadata(path, kind)) for path in paths]
+    files = ArrowFiles if kind == "arrow" else AvroFiles
+    opened = files(paths)
+    shards = [_described(path, metadata) for path, metadata in zip(paths, opened.metadata, strict=True)]
     _check_row(paths, shards, whole)
     head = shards[0]
-    vocabulary, counts = _items(beside, get)
-    users, csr = _content(paths, head, get)
-    if len(vocabulary) != head.num_items:
-        raise _wrong(beside, f"it has {len(vocabulary)} items, and the shards are of {head.num_items}")
+    items = _items(beside, files([beside]), head)
+    columns = opened.columns(["user"], ["items", "sequence"] if head.sequence else ["items"])
+    users, csr = _content(paths[0], columns)
+    _check_places(paths, shards, csr)
+    _check_sums(paths, shards, csr.indptr, columns, opened.metadata)
     _check_content(csr, head.num_items, paths[0])
-    end = (shards[-1].shard, shards[-1].first_positive)
-    is_last = shards[-1].shard == head.shards - 1
-    if is_last and (head.first_user + csr.num_users, head.first_positive + len(csr.items)) != (
-        head.num_users,
-        head.num_positives,
-    ):
-        raise _wrong(paths[-1], f"it isn't whole: shard {end[0]} ends before the last user or positive")
-    if is_last and head.shard == 0:
+    vocabulary, counts = items
+    if shards[-1].shard == head.shards - 1 and head.shard == 0:
+        if not np.array_equal(counts, np.bincount(csr.items, minlength=len(vocabulary))):
+            raise wrong(beside, "it counts other positives than the shards have")
         return users, vocabulary, csr, None
     return users, vocabulary, csr, Part(head.first_user, head.first_positive, head.num_users, counts)
 
@@ -214,28 +193,30 @@ def _paths(source: Paths) -> list[str]:
     return expand(source)
 
 
-def _metadata(path: str, kind: str) -> bytes | None:
-    if kind == "avro":
-        return AvroFile(path).metadata.get(_KEY)
-    found: bytes | None = (_opened(path).schema.metadata or {}).get(_KEY.encode())
+def _said(path: str, metadata: dict[str, bytes]) -> dict[str, Any]:
+    """What a file says of itself: an object of a version that can be read."""
+    if _KEY not in metadata:
+        raise wrong(path, "it is no shard of interactions: write_shards writes them")
+    try:
+        found: dict[str, Any] = dict(json.loads(metadata[_KEY]))
+        version = found["version"]
+        if type(version) is not int or version < 1:
+            raise ValueError
+    except (KeyError, RecursionError, TypeError, ValueError):
+        raise wrong(path, "what it says of itself is damaged") from None
+    if version > _VERSION:
+        raise UnsupportedError(f"the shard is of version {version}, of a later fastpipe (file {path})")
     return found
 
 
-def _described(path: str, metadata: bytes | None) -> _Shard:
-    if metadata is None:
-        raise _wrong(path, "it is no shard of interactions: write_shards writes them")
-    try:
-        found = json.loads(metadata)
-        if found["version"] > _VERSION:
-            raise UnsupportedError(f"the shard is of version {found['version']}, of a later fastpipe (file {path})")
-        shard = _Shard(**found)
-        possible = all(type(value) in (int, bool) and value >= 0 for value in found.values())
-        if not possible or shard.num_users > 2**31 or shard.num_items > 2**31:
-            raise ValueError
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, UnsupportedError):
-            raise
-        raise _wrong(path, "what it says of itself is damaged") from None
+def _described(path: str, metadata: dict[str, bytes]) -> _Shard:
+    found = _said(path, metadata)
+    possible = all(type(value) in (int, bool) and value >= 0 for value in found.values())
+    if not possible or found.keys() != set(_Shard._fields):
+        raise wrong(path, "what it says of itself is damaged")
+    shard = _Shard(**found)
+    if shard.num_users > 2**31 or shard.num_items > 2**31:
+        raise wrong(path, "what it says of itself is damaged")
     return shard
 
 
@@ -245,31 +226,83 @@ def _check_row(paths: list[str], shards: list[_Shard], whole: bool) -> None:
     for path, before, shard in zip(paths[1:], shards[:-1], shards[1:], strict=True):
         common = ("shards", "num_users", "num_items", "num_positives", "sequence")
         if any(getattr(shard, name) != getattr(head, name) for name in common):
-            raise _wrong(path, f"it is a shard of other data than {paths[0]}")
+            raise wrong(path, f"it is a shard of other data than {paths[0]}")
         if shard.shard != before.shard + 1:
-            raise _wrong(
+            raise wrong(
                 path, f"shard {shard.shard} doesn't follow shard {before.shard}: name shards in a row, in order"
             )
     if whole and (head.shard, len(shards)) != (0, head.shards):
-        raise _wrong(paths[0], f"its folder has {len(shards)} of {head.shards} shards: name files to read some of them")
+        raise wrong(paths[0], f"its folder has {len(shards)} of {head.shards} shards: name files to read some of them")
 
 
-def _items(path: str, get: Callable[..., dict[str, Any]]) -> tuple[Vocabulary, npt.NDArray[np.int64]]:
-    columns = get([path], ["item", "positives"], [])
-    return Vocabulary.of(columns["item"], "item"), np.asarray(columns["positives"], np.int64)
+def _items(path: str, file: ArrowFiles | AvroFiles, head: _Shard) -> tuple[Vocabulary, npt.NDArray[np.int64]]:
+    """The items of all shards, and how many positives each has in them."""
+    _said(path, file.metadata[0])
+    columns = file.columns(["item", "positives"], [])
+    counts = columns["positives"]
+    if not isinstance(counts, np.ndarray) or counts.dtype.kind not in "iu":
+        raise wrong(path, "its column positives isn't of integers")
+    _check_sum(path, file.metadata[0], list(columns.values()))
+    vocabulary = Vocabulary.of(columns["item"], "item")
+    if len(vocabulary) != head.num_items:
+        raise wrong(path, f"it has {len(vocabulary)} items, and the shards are of {head.num_items}")
+    if counts.min() < 0 or counts.max() > 2**62 or sum(counts.tolist()) != head.num_positives:
+        raise wrong(path, f"it counts other positives than the {head.num_positives} that the shards are of")
+    return vocabulary, counts.astype(np.int64)
 
 
-def _content(paths: list[str], head: _Shard, get: Callable[..., dict[str, Any]]) -> tuple[Vocabulary, CSR]:
-    lists = ["items", "sequence"] if head.sequence else ["items"]
-    columns = get(paths, ["user"], lists)
+def _content(path: str, columns: dict[str, Any]) -> tuple[Vocabulary, CSR]:
+    """The users and the positives of shards, as far as each file alone can be right."""
     items, lengths = columns["items"]
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
     sequence = None
-    if head.sequence:
+    if "sequence" in columns:
         sequence, others = columns["sequence"]
         if not np.array_equal(lengths, others):
-            raise _wrong(paths[0], "a user has more or fewer places in the history than items")
+            raise wrong(path, "a user has more or fewer places in the history than items")
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
     return Vocabulary.of(columns["user"], "user"), CSR(indptr, items, sequence)
+
+
+def _check_places(paths: list[str], shards: list[_Shard], csr: CSR) -> None:
+    """Shards begin where those before them end, and the last of all ends with the last user and positive."""
+    head, last = shards[0], shards[-1]
+    before = -1
+    for path, shard in zip(paths, shards, strict=True):
+        user, begins = shard.first_user - head.first_user, shard.shard == 0
+        inside = before < user < csr.num_users and (not begins or shard.first_user == shard.first_positive == 0)
+        before = user
+        if not inside or csr.indptr[user] != shard.first_positive - head.first_positive:
+            raise wrong(path, "it doesn't begin behind the last user and positive before it")
+    end = (head.first_user + csr.num_users, head.first_positive + len(csr.items))
+    all_ = (head.num_users, head.num_positives)
+    if (last.shard == head.shards - 1 and end != all_) or end[0] > all_[0] or end[1] > all_[1]:
+        raise wrong(paths[-1], f"it isn't whole: shard {last.shard} doesn't end with its last user or positive")
+
+
+def _check_sums(
+    paths: list[str],
+    shards: list[_Shard],
+    indptr: npt.NDArray[np.int64],
+    columns: dict[str, Any],
+    metadata: list[dict[str, bytes]],
+) -> None:
+    """Holds each file to its checksum."""
+    starts = [shard.first_user - shards[0].first_user for shard in shards]
+    for path, said, (start, stop) in zip(paths, metadata, pairwise([*starts, len(indptr) - 1]), strict=True):
+        first, last = indptr[start], indptr[stop]
+        parts = [
+            (part[0][first:last], part[1][start:stop]) if isinstance(part, tuple) else part[start:stop]
+            for part in columns.values()
+        ]
+        _check_sum(path, said, parts)
+
+
+def _check_sum(path: str, metadata: dict[str, bytes], columns: list[Any]) -> None:
+    if _CHECKSUM not in metadata and _said(path, metadata)["version"] == 1:
+        return
+    if metadata.get(_CHECKSUM) != str(_checksum(metadata[_KEY], columns)).encode():
+        reason = "it is damaged: its content isn't what its checksum is of"
+        raise MalformedFileError(f"{reason} (file {path})", path=path, reason=reason)
 
 
 def _check_content(csr: CSR, num_items: int, path: str) -> None:
@@ -277,73 +310,11 @@ def _check_content(csr: CSR, num_items: int, path: str) -> None:
     inner = csr.indptr[1:-1]
     ascends[inner[(inner > 0) & (inner < len(csr.items))] - 1] = True  # From one user to the next they may fall.
     if not ascends.all() or (len(csr.items) and int(csr.items.max()) >= num_items):
-        raise _wrong(path, "items of a user of this shard, or one behind it, don't ascend or don't exist")
+        raise wrong(path, "items of a user of this shard, or one behind it, don't ascend or don't exist")
     if csr.sequence is not None:
         places = np.arange(len(csr.items)) - np.repeat(csr.indptr[:-1], csr.counts)
         history = np.lexsort((csr.sequence, csr.users()))
         if not np.array_equal(csr.sequence[history], places):
-            raise _wrong(
+            raise wrong(
                 path, "places in the history of a user of this shard, or one behind it, aren't 0, 1, 2 and so on"
             )
-
-
-def _get_avro(paths: list[str], scalars: list[str], lists: list[str]) -> dict[str, Any]:
-    """Columns of files: of ids or numbers as an array or list, of lists as uint32 values and lengths."""
-    inferred = read_avro(paths[:1], columns=scalars, batch_size=1).features
-    features = Features({name: DenseSpec((), inferred[name].dtype) for name in scalars})
-    features.update({name: RaggedSpec((None,), "uint32") for name in lists})
-    batches = list(read_avro(paths, features=features, batch_size=_ROWS))
-    columns: dict[str, Any] = {}
-    for name in scalars:
-        text = features[name].dtype in ("string", "bytes")
-        pieces = [batch[name] for batch in batches]
-        columns[name] = [entry for piece in pieces for entry in piece.to_list()] if text else np.concatenate(pieces)
-    for name in lists:
-        pieces = [batch[name] for batch in batches]
-        columns[name] = (
-            np.concatenate([piece.values for piece in pieces]),
-            np.concatenate([piece.lengths for piece in pieces]),
-        )
-    return columns
-
-
-def _get_arrow(paths: list[str], scalars: list[str], lists: list[str]) -> dict[str, Any]:
-    pa = _pyarrow()
-    tables = [_opened(path).read_all() for path in paths]
-    wanted = [*scalars, *lists]
-    for path, table in zip(paths, tables, strict=True):
-        if any(name not in table.column_names or table[name].null_count for name in wanted):
-            raise _wrong(path, f"it hasn't the columns {', '.join(wanted)}, or some of their values are null")
-    columns: dict[str, Any] = {}
-    for name in scalars:
-        column = pa.chunked_array([chunk for table in tables for chunk in table[name].chunks])
-        columns[name] = column.to_numpy() if pa.types.is_integer(column.type) else column.to_pylist()
-    for name in lists:
-        chunks = [chunk for table in tables for chunk in table[name].chunks]
-        values = [chunk.flatten().to_numpy().astype(np.uint32) for chunk in chunks]
-        lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in chunks]
-        columns[name] = np.concatenate(values), np.concatenate(lengths)
-    return columns
-
-
-def _opened(path: str) -> Any:
-    pa = _pyarrow()
-    if not os.path.exists(path):
-        raise MissingFileError(f"there is no such file (file {path})", path=path, reason="there is no such file")
-    try:
-        return pa.ipc.open_file(pa.memory_map(path))
-    except pa.ArrowInvalid as error:
-        reason = f"it is no Arrow file, or damaged: {error}"
-        raise MalformedFileError(f"{reason} (file {path})", path=path, reason=reason) from None
-
-
-def _wrong(path: str, reason: str) -> InteractionsError:
-    return InteractionsError(f"{reason} (file {path})", path=path, reason=reason)
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ImportError("Arrow files need pyarrow: pip install 'fastpipe-data[arrow]'") from error
-    return pyarrow
