@@ -23,11 +23,8 @@ OnFull: TypeAlias = Literal["error", "skip"]
 # well.
 _LARGEST_UINT16 = 65_535
 
-# Points of a window are counted in 32 bits. Of the memory limit, batches have the rest.
+# Points of a window are counted in 32 bits.
 _LARGEST_WINDOW = 2**31
-_WINDOW_SHARE = 0.75
-_PLACE_BYTES = 4
-_SHARD_BYTES = 64 << 10
 
 
 class PointLocation(NamedTuple):
@@ -109,24 +106,13 @@ class InteractionsData:
             del options["power"]
         return options | self._data.fingerprint()
 
-    def largest_window(self, batch_size: int, memory_limit: int | None) -> int:
-        """Points of a window that is the whole epoch; or, if that is too large, of the largest one that isn't.
+    def default_window(self, batch_size: int) -> int:
+        """Points of a window that is the whole epoch, up to 2^31.
 
-        It depends on nothing of the machine, so that the order doesn't, either.
+        It depends on the data alone, not on the machine or on the memory that may be taken: so the order doesn't,
+        either.
         """
-        rows = self.handle.num_rows
-        most = min(rows, _LARGEST_WINDOW)
-        if memory_limit is not None:
-            shards = self.handle.unit_rows()
-            negatives = self._options["negatives"]
-            # A positive's user, its item and those of its negatives; and the place of each point in the permutation.
-            width = 2 if self._data.num_items <= _LARGEST_UINT16 else 4
-            point = width * (2 + negatives) / (1 + negatives) + _PLACE_BYTES
-            fits = int(memory_limit * _WINDOW_SHARE / (point + _SHARD_BYTES * len(shards) / max(rows, 1)))
-            if fits < rows:
-                # Its edges cut two shards.
-                most = min(most, max(fits - 2 * int(shards.max(initial=0)), 0) // batch_size * batch_size)
-        return max(most, batch_size)
+        return max(min(self.handle.num_rows, _LARGEST_WINDOW), batch_size)
 
     def place(self, unit: int, record: int) -> PointLocation:
         """The user, the positive and the draw."""

@@ -407,8 +407,8 @@ def read_interactions(
             uniform permutation. False: users as they are numbered, and each positive with its negatives behind it.
             Others: as in `read_avro`, with shards of 32,000 positives, or more where there are many, for blocks.
         shuffle_buffer: points of a window, pool or buffer, rounded up to whole batches. By default all points of an
-            epoch, so that it is one uniform permutation; or, if these don't fit in `memory_limit`, as many as do,
-            where a fourth of the limit is left to batches.
+            epoch, up to 2^31, so that it is one uniform permutation. Where that doesn't fit in `memory_limit`, an error
+            names the largest number that does.
         drop_last: whether to leave out a last batch of fewer points.
         item_dtype: `"uint16"` or `"int32"`, whatever the number of items.
         repeats: whether the negatives of one positive are drawn independently, so that some may be the same; False for
@@ -426,8 +426,7 @@ def read_interactions(
         uneven: as in `read_avro`.
         num_threads: threads that draw and place points; as in `read_avro`.
         prefetch: as in `read_avro`.
-        memory_limit: as in `read_avro`; and it bounds the default of `shuffle_buffer`. The positives themselves come on
-            top.
+        memory_limit: as in `read_avro`. It changes no row. The positives themselves come on top.
         progress: whether to show a progress bar (extra `progress`).
 
     Returns:
@@ -436,7 +435,8 @@ def read_interactions(
 
     Raises:
         UnseenItemsError: if a user has too few unseen items; it names the user.
-        LimitError: from `iter(reader)`, if `memory_limit` is below the least with which this can be read.
+        LimitError: from `iter(reader)`, if `memory_limit` is below the least with which this can be read. It names the
+            largest `shuffle_buffer` that fits.
         TypeError: for arguments of the wrong type.
         ValueError: if arguments exclude each other or are out of range.
     """
@@ -454,7 +454,7 @@ def read_interactions(
     )
     size = within("batch_size", batch_size, 1, _LARGEST)
     if shuffle is not False and shuffle_buffer is None:
-        shuffle_buffer = source.largest_window(size, running.memory_limit)
+        shuffle_buffer = source.default_window(size)
     ordering = Ordering.checked(
         batch_size=size,
         drop_last=drop_last,
