@@ -513,9 +513,66 @@ def test_a_forked_child_goes_on_by_itself() -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint64])
+@pytest.mark.parametrize("batch_size", [127, 128, 129, 256, 257, 300])
+@pytest.mark.parametrize("shuffle_buffer", [0, 50])
+def test_row_numbers_do_not_wrap_in_narrow_indices(dtype: Any, batch_size: int, shuffle_buffer: int) -> None:
+    def column(first: int) -> Sparse:
+        indices = np.array([[row, (first + row) % 9] for row in range(100)], dtype)
+        return Sparse(indices, np.arange(first, first + 100), np.array([100, 9]))
+
+    batches = list(
+        rebatch(({"x": column(i * 100)} for i in range(6)), batch_size, shuffle_buffer=shuffle_buffer, seed=3)
+    )
+    for batch in batches:
+        found = batch["x"]
+        assert found.indices[:, 0].tolist() == list(range(len(found)))
+        assert found.indices[:, 1].tolist() == [value % 9 for value in found.values.tolist()]
+        assert found.indices.dtype == (dtype if batch_size - 1 <= np.iinfo(dtype).max else np.int64)
+    assert sorted(value for batch in batches for value in batch["x"].values.tolist()) == list(range(600))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (lambda indices, values, shape: Sparse(indices, np.append(values, 9), shape), "3 indices and 4 values"),
+        (lambda indices, values, shape: Sparse(indices, values[:-1], shape), "3 indices and 2 values"),
+        (
+            lambda indices, values, shape: SparseCSR([0, 2, 3], indices[:, 1], np.append(values, 9), shape),
+            "3 indices and 4",
+        ),
+        (
+            lambda indices, values, shape: SparseCSR([0, 2, 3], np.append(indices[:, 1], 0), values, shape),
+            "4 indices and 3",
+        ),
+        (lambda indices, values, shape: Sparse(indices, values, np.array([2, 4])), r"have \[4\], .* dense_shape \[4\]"),
+        (lambda indices, values, shape: Sparse(indices - [0, 1], values, shape), r"\[-1\], .* dense_shape \[5\]"),
+        (
+            lambda indices, values, shape: SparseCSR([0, 2, 3], indices[:, 1] + 1, values, shape),
+            r"\[5\], .* dense_shape",
+        ),
+        (
+            lambda indices, values, shape: SparseCSR([0, 2, 3], indices, values, np.array([2, 2, 4])),
+            r"\[0, 4\], .* \[2, 4\]",
+        ),
+        (lambda indices, values, shape: Sparse(indices, values, np.array([2, 5, 5])), "dense_shape 2 dimensions"),
+        (lambda indices, values, shape: SparseCSR([0, 2, 3], indices, values, shape), "dense_shape 1 dimensions"),
+    ],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_sparse_columns_that_cannot_be_are_refused(column: Any, message: str, masked: bool) -> None:
+    indices, values, shape = np.array([[0, 0], [0, 4], [1, 1]]), np.array([1.0, 2.0, 3.0]), np.array([2, 5])
+    made = column(indices, values, shape)
+    if isinstance(made, SparseCSR):
+        made = SparseCSR(np.array(made.offsets), made.indices, made.values, made.dense_shape)
+    batch = {"x": Masked(made, np.ones(2, bool)) if masked else made}
+    with pytest.raises(ValueError, match=f"column 'x'.*{message}"):
+        list(rebatch([batch], 2))
+
+
 def test_sizes_of_sparse_columns_grow_to_the_largest_seen() -> None:
     def column(*sizes: int) -> Sparse:
-        return Sparse(np.array([[0, 1, 2], [1, 0, 0]]), np.ones(2), np.array([2, *sizes]))
+        return Sparse(np.array([[0, 0, 0], [1, 0, 0]]), np.ones(2), np.array([2, *sizes]))
 
     batches = [{"x": column(5, 3)}, {"x": column(2, 9)}, {"x": column(1, 1)}]
     found = [batch["x"].dense_shape.tolist() for batch in rebatch(batches, 2)]

@@ -22,8 +22,15 @@ __all__ = ["Columns", "Layout", "Parts", "Taken"]
 
 
 class Layout(NamedTuple):
-    """The parts of all columns: level and width of lengths; level, dtype and shape of the elements of values."""
+    """The parts of all columns.
 
+    Attributes:
+        batch_size: rows of a batch that comes out, at most.
+        lengths: level and width of each part of lengths.
+        values: level of each part of values, dtype and shape of its elements.
+    """
+
+    batch_size: int
     lengths: list[tuple[int, int]]
     values: list[tuple[int, np.dtype[Any], tuple[int, ...]]]
 
@@ -48,12 +55,17 @@ class Taken(NamedTuple):
 
 
 class Columns:
-    """The columns of batches, as the first one has them; others are held to it."""
+    """The columns of batches, as the first one has them; others are held to it.
 
-    def __init__(self, first: Mapping[str, Any]) -> None:
+    Args:
+        first: that batch.
+        batch_size: rows of a batch that comes out, at most.
+    """
+
+    def __init__(self, first: Mapping[str, Any], batch_size: int) -> None:
         if not first:
             raise ValueError("a batch has no columns")
-        self.layout = Layout([], [])
+        self.layout = Layout(batch_size, [], [])
         self._nodes = {name: _node(form, f"column {name!r}", 0, self.layout) for name, form in first.items()}
 
     @property
@@ -217,7 +229,11 @@ class _Sparse(_Node):
             raise TypeError(f"{where} is {self.kind.__name__}: only whole columns can be, with or without a mask")
         inner = layout.open(level)
         self.sizes = np.zeros(len(form.dense_shape) - 1, dtype=np.int64)
-        self.indices = _Dense(self._coordinates(form), f"indices of {where}", inner, layout)
+        coordinates = self._coordinates(form)
+        self.indices = _Dense(coordinates, f"indices of {where}", inner, layout)
+        # Of coordinates of rows as well. They may come in too narrow a type for those of the batches that come out.
+        fits = layout.batch_size - 1 <= np.iinfo(coordinates.dtype).max
+        self.dtype = coordinates.dtype if fits else np.dtype(np.int64)
         self.values = _node(form.values, f"values of {where}", inner, layout)
 
     def _coordinates(self, form: Any) -> np.ndarray:
@@ -225,11 +241,17 @@ class _Sparse(_Node):
         coo = issubclass(self.kind, Sparse)
         if indices.ndim != 2 and (coo or indices.ndim != 1):
             raise ValueError(f"indices of {self.where} have {indices.ndim} dimensions")
-        return indices[:, 1:] if coo else indices
+        coordinates = indices[:, 1:] if coo else indices
+        width, rank = coordinates.shape[1] if coordinates.ndim > 1 else 1, len(form.dense_shape) - 1
+        if width != rank:
+            raise ValueError(f"indices of {self.where} have shape {indices.shape}, but dense_shape {rank} dimensions")
+        return coordinates
 
     def split(self, form: Any, rows: int, parts: Parts) -> None:
         self.same("dimensions", len(form.dense_shape) - 1, len(self.sizes))
         coordinates = self._coordinates(form)
+        if len(coordinates) != len(form.values):
+            raise ValueError(f"{self.where} has {len(coordinates)} indices and {len(form.values)} values")
         if isinstance(form, SparseCSR):
             lengths, first, last = _lengths(form.offsets, rows, len(form.values), self.where)
         else:
@@ -237,10 +259,20 @@ class _Sparse(_Node):
             if last and (row[0] < 0 or row[-1] >= rows or (np.diff(row) < 0).any()):
                 raise ValueError(f"indices of {self.where} aren't in the order of its {rows} rows")
             lengths = np.bincount(row, minlength=rows).astype(np.int64, copy=False)
+        sizes = _array(np.asarray(form.dense_shape), np.integer, f"dense_shape of {self.where}").astype(np.int64)[1:]
+        self._check_inside(coordinates, sizes)
         parts.lengths.append(lengths)
         self.inner(self.indices, coordinates[first:last], last - first, parts)
         self.inner(self.values, _cut(form.values, first, last), last - first, parts)
-        self.sizes = np.maximum(self.sizes, form.dense_shape[1:])
+        self.sizes = np.maximum(self.sizes, sizes)
+
+    def _check_inside(self, coordinates: np.ndarray, sizes: np.ndarray) -> None:
+        """Refuses coordinates outside of the dense shape."""
+        if len(coordinates) and ((coordinates.min(0) < 0) | (coordinates.max(0) >= sizes)).any():
+            table = coordinates.reshape(len(coordinates), -1)
+            wrong = ((table < 0) | (table >= sizes)).any(1)
+            found, shape = table[wrong][0].tolist(), sizes.tolist()
+            raise ValueError(f"indices of {self.where} have {found}, which is outside of its dense_shape {shape}")
 
     def join(self, rows: int, parts: Taken) -> Sparse | SparseCSR:
         offsets, indices = next(parts.offsets), next(parts.values)
@@ -248,7 +280,7 @@ class _Sparse(_Node):
         dense_shape = np.concatenate(([rows], self.sizes))
         if self.kind is SparseCSR:
             return SparseCSR(offsets, indices, values, dense_shape)
-        whole = np.empty((len(indices), indices.shape[1] + 1), dtype=indices.dtype)
+        whole = np.empty((len(indices), indices.shape[1] + 1), dtype=self.dtype)
         whole[:, 0] = np.repeat(np.arange(rows), np.diff(offsets))
         whole[:, 1:] = indices
         return Sparse(whole, values, dense_shape)

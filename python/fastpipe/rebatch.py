@@ -32,7 +32,8 @@ def rebatch(
     array `[rows, ...]` of any dtype that holds no Python objects, or to one of fastpipe's forms: `Ragged`, `Strings`,
     `Masked`, `Sparse`, `SparseCSR`, within each other as readers make them. All have the same columns, of the same
     forms, dtypes and shapes but for the rows. So do those that come out, in arrays of their own, which are the
-    caller's. `dense_shape` of sparse columns has the largest sizes seen so far.
+    caller's. `dense_shape` of sparse columns has the largest sizes seen so far. Where `indices` of `Sparse` are of a
+    type too narrow for the numbers of `batch_size` rows, those that come out are int64.
 
     Shuffled, batches are what `tf.data.Dataset.shuffle(shuffle_buffer).batch(batch_size)` yields, in distribution. Draw
     `i` of a Fisher-Yates shuffle swaps the row at position `i` with the one at a position drawn uniformly from
@@ -65,7 +66,8 @@ def rebatch(
         TypeError: if an argument has another type; and, by the iterator, if a batch isn't a dict, if a column isn't an
             array or a form, holds Python objects, or has another form or dtype than in the first batch.
         ValueError: if an argument is out of range; and, by the iterator, if a batch has other columns or shapes than
-            the first, if its columns have different numbers of rows, or if offsets or coordinates are out of order.
+            the first, if its columns have different numbers of rows, if offsets or coordinates are out of order, or if
+            those of a sparse column lie outside of `dense_shape` or are more or fewer than its values.
     """
     return Rebatcher(
         batches, batch_size, shuffle_buffer=shuffle_buffer, seed=seed, epoch=epoch, drop_last=drop_last, copy=copy
@@ -153,7 +155,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
             if self._rows is None:
                 self._rows = _Rows(
                     chunk,
-                    batch_size=self._batch_size,
+                    self._batch_size,
                     shuffle_buffer=self._shuffle_buffer,
                     seed=self._seed,
                     epoch=self._epoch,
@@ -166,11 +168,13 @@ class Rebatcher(Iterator[dict[str, Any]]):
 class _Rows:
     """The rows that wait."""
 
-    def __init__(self, first: Mapping[str, Any], **options: Any) -> None:
-        self._columns = Columns(first)
-        arrays = self._columns.arrays
+    def __init__(self, first: Mapping[str, Any], batch_size: int, **options: Any) -> None:
+        self._columns = Columns(first, batch_size)
+        arrays, layout = self._columns.arrays, self._columns.layout
         self._plain = arrays is not None
-        self._buffer = _fastpipe.RowBuffer(*self._columns.layout, arrays=arrays, **options)
+        self._buffer = _fastpipe.RowBuffer(
+            layout.lengths, layout.values, batch_size=batch_size, arrays=arrays, **options
+        )
 
     def push(self, batch: Mapping[str, Any]) -> None:
         if self._plain and self._buffer.push_arrays(batch):
