@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import logging
 import socket
+import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,14 +54,14 @@ def x64() -> Iterator[None]:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The NumPy batches that readers yield, as they yield them."""
     batches: list[dict[str, Any]] = []
-    start = fastpipe.Reader.__iter__
+    shown = fastpipe.Reader._shown
 
-    def recorded(reader: fastpipe.Reader) -> Iterator[dict[str, Any]]:
-        for batch in start(reader):
+    def recorded(reader: fastpipe.Reader, started: Any) -> Iterator[dict[str, Any]]:
+        for batch in shown(reader, started):
             batches.append(batch)
             yield batch
 
-    monkeypatch.setattr(fastpipe.Reader, "__iter__", recorded)
+    monkeypatch.setattr(fastpipe.Reader, "_shown", recorded)
     return batches
 
 
@@ -168,12 +171,14 @@ def test_nan_is_narrowed(tmp_path: Path) -> None:
 )
 def test_values_that_do_not_fit_are_errors(tmp_path: Path, long: int, double: float, column: str) -> None:
     batches = fastpipe.jax.iterator(numbers(tmp_path, long, double))
+    before = batches.get_state()
     with pytest.raises(fastpipe.ValueRangeError, match=rf"'{column}': .* doesn't fit .*jax_enable_x64") as caught:
         next(batches)
     assert caught.value.feature == column
     with pytest.raises(fastpipe.ValueRangeError) as again:
         next(batches)
     assert again.value is caught.value, "no batch is passed over"
+    assert batches.get_state() == before
 
 
 @pytest.mark.usefixtures("x64")
@@ -329,6 +334,198 @@ def test_a_state_of_another_reader_is_refused(data: Data) -> None:
         batches.set_state(other)
     assert first["id"].tolist() == list(range(7))
     assert next(batches)["id"].tolist() == list(range(7, 14)), "nothing has changed"
+
+
+def pass_of(data: Data, shuffle: Any = True) -> fastpipe.jax.DatasetIterator:
+    return fastpipe.jax.iterator(data.read(**DENSE, **order_of(shuffle), epochs=2, num_threads=2))
+
+
+def ids_of(batches: Any) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in batches]
+
+
+class Refused(Exception):
+    """For a batch that can't be made into arrays."""
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("raised", [Refused, KeyboardInterrupt])
+@pytest.mark.parametrize("step", [0, 1, 17])
+def test_a_batch_that_was_not_returned_is_not_lost(
+    data: Data, shuffle: Any, raised: type[BaseException], step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ids_of(pass_of(data, shuffle))
+    batches = pass_of(data, shuffle)
+    found = ids_of(itertools.islice(batches, step))
+    before = batches.get_state()
+
+    def convert(batch: Any) -> Any:
+        raise raised("here")
+
+    monkeypatch.setattr(batches, "_convert", convert)
+    with pytest.raises(raised, match="here") as caught:
+        next(batches)
+    assert batches.get_state() == before, "in the handler"
+    monkeypatch.undo()
+    for _ in range(2):
+        with pytest.raises(raised) as again:
+            next(batches)
+        assert again.value is caught.value
+    other = pass_of(data, shuffle)
+    other.set_state(through_json(batches.get_state()))
+    assert found + ids_of(other) == expected
+    batches.set_state(before)
+    assert found + ids_of(batches) == expected, "the state also makes it good again"
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_ctrl_c_while_a_batch_is_awaited(data: Data, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is lost, whether one had come or not."""
+    shown = fastpipe.Reader._shown
+
+    class Interrupted(Iterator[dict[str, Any]]):
+        def __init__(self, batches: Iterator[dict[str, Any]]) -> None:
+            self._batches, self._asked = batches, 0
+
+        def __next__(self) -> dict[str, Any]:
+            self._asked += 1
+            if self._asked == 3:
+                if drawn:
+                    next(self._batches)
+                raise KeyboardInterrupt
+            return next(self._batches)
+
+    expected = ids_of(pass_of(data))
+    monkeypatch.setattr(fastpipe.Reader, "_shown", lambda reader, started: Interrupted(shown(reader, started)))
+    batches = pass_of(data)
+    found = ids_of(itertools.islice(batches, 2))
+    before = batches.get_state()
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert batches.get_state() == before
+    monkeypatch.undo()
+    if drawn:
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        batches.set_state(before)
+    assert found + ids_of(batches) == expected
+
+
+def test_ctrl_c_at_any_line_loses_nothing(data: Data) -> None:
+    """Raised at each line of `next` in turn; but for the last, between which and the one before no signal comes."""
+    code = fastpipe.jax.DatasetIterator.__next__.__code__
+    last = max(line for *_, line in code.co_lines() if line)
+    expected = ids_of(pass_of(data))
+
+    def interrupting(at: int) -> Any:
+        seen = itertools.count()
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            if frame.f_code.co_filename != fastpipe.jax.__file__:
+                return None
+            here = event == "line" and (frame.f_code is not code or frame.f_lineno != last)
+            if here and next(seen) == at:
+                raise KeyboardInterrupt
+            return trace
+
+        return trace
+
+    for interrupted in itertools.count():
+        batches = pass_of(data)
+        found = ids_of(itertools.islice(batches, 2))
+        sys.settrace(interrupting(interrupted))
+        try:
+            next(batches)
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        finally:
+            sys.settrace(None)
+        other = pass_of(data)
+        other.set_state(batches.get_state())
+        assert found + ids_of(other) == expected, interrupted
+    assert interrupted > 15
+
+
+def test_the_state_stays_before_a_batch_that_another_thread_makes(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = ids_of(pass_of(data))
+    batches = pass_of(data)
+    next(batches)
+    before, convert = batches.get_state(), batches._convert
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(batch: Any) -> Any:
+        if threading.current_thread() is thread:
+            begun.set()
+            assert go_on.wait(60)
+        return convert(batch)
+
+    monkeypatch.setattr(batches, "_convert", slow)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(next(batches)))
+    thread.start()
+    assert begun.wait(60)
+    found.append(next(batches))
+    assert batches.get_state() == before, "the first of both hasn't been returned"
+    go_on.set()
+    thread.join()
+    assert sorted(ids_of(found)) == sorted(expected[1:3])
+    assert ids_of(batches) == expected[3:]
+
+
+def test_a_second_loop_over_a_pass_that_has_ended_is_an_error(data: Data) -> None:
+    batches = pass_of(data)
+    state = batches.get_state()
+    for _ in batches:
+        break
+    expected = ids_of(batches)
+    assert len(expected) == 29, "a loop goes on where another one was left"
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(batches)
+        with pytest.raises(RuntimeError, match=r"make another one, fastpipe\.jax\.iterator"):
+            list(batches)
+    batches.set_state(state)
+    assert ids_of(batches)[1:] == expected
+
+
+def test_states_go_through_grain_as_bytes(data: Data) -> None:
+    """What its handler does with iterators that aren't its own."""
+    batches = pass_of(data)
+    next(batches)
+    text = batches.get_state().decode()
+    assert json.loads(text) == batches.get_state()
+    again = pass_of(data)
+    again.set_state(text.encode())
+    again.start_prefetch()
+    assert again.get_state() == batches.get_state()
+    assert ids_of(again) == ids_of(batches)
+    for damaged in (b"", b"[1]", b"{}", b"\xff", text[:-1].encode(), b"[" * 100_000):
+        with pytest.raises(fastpipe.StateError):
+            again.set_state(damaged)
+
+
+def test_grain_saves_and_restores_it(data: Data, tmp_path: Path) -> None:
+    handler = pytest.importorskip("grain.checkpoint").CheckpointHandler()
+    epath = pytest.importorskip("etils.epath")
+    batches = pass_of(data)
+    next(batches)
+    handler.save(epath.Path(tmp_path), batches)
+    again = pass_of(data)
+    assert handler.restore(epath.Path(tmp_path), again) is again
+    assert ids_of(again) == ids_of(batches)
+
+
+def test_arguments_of_other_types_are_named(data: Data) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    reader = data.read(**DENSE, batch_size=7, drop_last=True)
+    for sharding in (PartitionSpec("data"), mesh, "data"):
+        with pytest.raises(TypeError, match=r"sharding is a jax\.sharding\.Sharding, such as"):
+            fastpipe.jax.iterator(reader, sharding=sharding)  # type: ignore[arg-type]
+    for other in (data.paths, iter(reader), None):
+        with pytest.raises(TypeError, match="reader is a Reader, as"):
+            fastpipe.jax.iterator(other)  # type: ignore[arg-type]
 
 
 class Awaited:

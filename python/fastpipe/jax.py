@@ -46,13 +46,14 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from fastpipe import _fastpipe
 from fastpipe._jax_forms import Masked, Ragged, Strings, leaves, narrow, pytree
 from fastpipe._jax_put import Put, Sharded, put
 from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, SparseSpec, Spec
 
-__all__ = ["DatasetIterator", "Masked", "Ragged", "Strings", "iterator"]
+__all__ = ["DatasetIterator", "IteratorState", "Masked", "Ragged", "Strings", "iterator"]
 
 _log = logging.getLogger("fastpipe")
 
@@ -75,9 +76,11 @@ def iterator(reader: Reader, *, sharding: jax.sharding.Sharding | None = None) -
         An iterator of batches, which can be checkpointed.
 
     Raises:
+        TypeError: if `reader` or `sharding` is of another type.
         UnsupportedError: if JAX has no array for a feature, or a sharding can't divide it.
         ValueError: if batches may differ in size under a sharding; or if processes would not read shares of one order.
     """
+    _check_types(reader, sharding)
     for name, spec in reader.features.items():
         _check_feature(name, spec)
     shares, index, scale = jax.process_count(), jax.process_index(), 1
@@ -108,15 +111,57 @@ def iterator(reader: Reader, *, sharding: jax.sharding.Sharding | None = None) -
     return DatasetIterator(own, reader, sharding, scale)
 
 
+class IteratorState(dict[str, Any]):
+    """A state as `DatasetIterator.get_state` returns it: a dict fit for JSON, and what Grain asks of one."""
+
+    def decode(self) -> str:
+        """The state as JSON: Grain's `CheckpointSave` takes states of other iterators than its own for bytes."""
+        return json.dumps(self)
+
+
+class _Passing:
+    """A pass, of which it is known what was left before each batch that has been asked for and isn't returned."""
+
+    def __init__(self, batches: Iterator[dict[str, Any]], position: _fastpipe.Position) -> None:
+        self._batches = batches
+        self._position = position
+        self.open: dict[int, dict[str, Any]] = {}
+        self.asked = 0
+
+    def draw(self) -> dict[str, Any]:
+        """The next batch, which stays open. Where it raises, one that was drawn stays open, too."""
+        number, delivered = self.asked, self._position.delivered
+        self.open[number] = self._position.progress()
+        self.asked = number + 1
+        try:
+            return next(self._batches)
+        except StopIteration:
+            del self.open[number]
+            raise
+        except BaseException as error:
+            # Ctrl-C while it waited: none is lost, and it can go on waiting.
+            if not isinstance(error, Exception) and self._position.delivered == delivered:
+                del self.open[number]
+            raise
+
+    def before_open(self) -> dict[str, Any] | None:
+        """What was left before the first open batch; None if there is none."""
+        return min(self.open.copy().items(), default=(0, None))[1]
+
+
 class DatasetIterator(Iterator[dict[str, Any]]):
     """Yields the batches of one pass as JAX arrays. `iterator` makes one.
 
     Its threads start with the first batch, and end with the pass, with `close`, or when it is dropped. Several threads
-    may draw from it. An error ends it: it is raised again by each further `next`.
+    may draw from it. An error ends it: it is raised again by each further `next`. So does Ctrl-C while a batch becomes
+    JAX arrays; while one is awaited it ends nothing. A state that is set makes the iterator usable again.
 
-    It has Grain's `get_state` and `set_state`. States are dicts fit for JSON, so in Orbax's `CheckpointManager` they
-    are an item of `orbax.checkpoint.args.JsonSave`. It is also what Orbax's newer interface calls a stateful
-    checkpointable (`save` and `load`): there `save_checkpointables(path, {"model": params, "data": iterator})` will do.
+    A second loop over it goes on where the first one was left. Over one that has ended it is a `RuntimeError`.
+
+    It has Grain's `get_state` and `set_state`, and Grain's `CheckpointSave` and `CheckpointRestore` take it. States are
+    dicts fit for JSON, so in Orbax's `CheckpointManager` they are an item of `orbax.checkpoint.args.JsonSave`. It is
+    also what Orbax's newer interface calls a stateful checkpointable (`save` and `load`): there
+    `save_checkpointables(path, {"model": params, "data": iterator})` will do.
     """
 
     def __init__(self, reader: Reader, origin: Reader, sharding: jax.sharding.Sharding | None, scale: int) -> None:
@@ -125,35 +170,55 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         self._origin = origin
         # `scale` times larger is the global batch.
         self._put: Put = put if sharding is None else Sharded(sharding, scale)
+        # Held while a batch is drawn, so that it is known what is left before each.
+        self._drawing = threading.Lock()
         self._lock = threading.Lock()
-        self._batches: Iterator[dict[str, Any]] | None = None
+        self._passing: _Passing | None = None
         self._ended = False
         self._error: BaseException | None = None
         self._narrowed = False
 
     def __iter__(self) -> Self:
+        if self._ended:
+            raise RuntimeError(
+                "the pass that this iterator is of has ended: make another one, fastpipe.jax.iterator(reader), for the"
+                " next epoch"
+            )
         return self
 
     def __next__(self) -> dict[str, Any]:
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            if self._batches is None:
-                self._batches = iter(self._reader)
-            batches = self._batches
+        passing, number = None, 0
         try:
-            batch = next(batches)
+            with self._drawing:
+                started = self._started()
+                passing, number = started, started.asked
+                batch = started.draw()
+            arrays = self._convert(batch)
         except StopIteration:
             self._end()
             raise
-        try:
-            return self._convert(batch)
         except BaseException as error:
-            # This batch counts as seen. To go on with the next one would lose it in silence.
-            with self._lock:
-                self._error = error
-            self._reader.close()
+            # To go on with the next batch would lose this one in silence.
+            if passing is not None and number in passing.open:
+                self._fail(error)
             raise
+        # It counts as seen from here on. Between these two statements no signal is looked for.
+        del started.open[number]
+        return arrays
+
+    def _started(self) -> _Passing:
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._passing is None:
+                started = self._reader._start()
+                self._passing = _Passing(self._reader._shown(started), started.position)
+            return self._passing
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._error = self._error or error
+        self._reader.close()
 
     def _end(self) -> None:
         with self._lock:
@@ -162,29 +227,40 @@ class DatasetIterator(Iterator[dict[str, Any]]):
             # As if it had been read itself: the next iterator reads the next epoch, with one process and with many.
             self._origin.set_epoch(self._reader.epoch)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> IteratorState:
         """How far it has come: that of `Reader.state_dict`. Only batches that `next` has returned count as seen.
+
+        Where several threads draw, the state is behind those batches before which all have been returned.
 
         Returns:
             A small dict that can be stored as JSON. With the orders and on the conditions that `Reader.state_dict`
             names it is the same in all processes, and can be gone on from with another number of them.
         """
-        return self._reader.state_dict()
+        # Without a lock, so that a signal's handler can save it.
+        left = None if self._passing is None else self._passing.before_open()
+        if left is None:
+            return IteratorState(self._reader.state_dict())
+        return IteratorState(self._reader._state_behind(left, ended=False))
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any] | bytes) -> None:
         """Goes on where a state was saved, whatever it has done before.
 
         Args:
-            state: as `get_state` returned it.
+            state: as `get_state` returned it; or that as JSON, as Grain's `CheckpointRestore` gives it.
 
         Raises:
             StateError: if it is of another data set, of other arguments, of a later fastpipe, or damaged. Nothing
                 changes then.
         """
+        if isinstance(state, bytes):
+            state = _parsed(state)
         with self._lock:
             self._reader.load_state_dict(state)
-            self._batches = self._error = None
+            self._passing = self._error = None
             self._ended = False
+
+    def start_prefetch(self) -> None:
+        """Does nothing. Grain's `CheckpointRestore` calls it; threads start with the first batch."""
 
     async def save(self, directory: Any) -> Coroutine[Any, Any, None]:
         """Saves the state for Orbax: `get_state()` of now, in a file `process_<index>-of-<count>.json`.
@@ -235,6 +311,16 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         return {name: pytree(node, placed) for name, node in batch.items()}
 
 
+def _parsed(state: bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(state)
+        if not isinstance(parsed, dict):
+            raise ValueError
+    except (RecursionError, ValueError):
+        raise StateError("this is no state of a reader, or it is damaged") from None
+    return parsed
+
+
 async def _write(directory: Any, state: str) -> None:
     path = await directory.await_creation()
     file = path / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
@@ -253,6 +339,16 @@ def _read(directory: Any) -> dict[str, Any]:
             " can't go on from there: restore with as many as saved them"
         )
     return states[0]
+
+
+def _check_types(reader: Any, sharding: Any) -> None:
+    if not isinstance(reader, Reader):
+        raise TypeError(f"reader is a Reader, as fastpipe.read_avro makes one, not {type(reader).__name__}")
+    if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
+        raise TypeError(
+            "sharding is a jax.sharding.Sharding, such as NamedSharding(mesh, PartitionSpec('data')), not"
+            f" {type(sharding).__name__}"
+        )
 
 
 def _check_feature(name: str, spec: Spec) -> None:
