@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -236,6 +238,9 @@ def avro(path: Path, **types: Any) -> str:
         {"user": ["null", "string"], "time": "double"},
         {"user": {"type": "enum", "name": "E", "symbols": ["cid", "bob", "ann"]}},
         {"time": {"type": "long", "logicalType": "local-timestamp-millis"}},
+        {"user": {"type": "string", "logicalType": "uuid"}, "item": {"type": "int", "logicalType": "date"}},
+        {"user": ["null", {"type": "string", "logicalType": "uuid"}]},
+        {"time": ["null", {"type": "long", "logicalType": "local-timestamp-millis"}]},
     ],
 )
 def test_from_avro(tmp_path: Path, types: dict[str, Any]) -> None:
@@ -257,6 +262,24 @@ def test_from_avro_of_what_it_cannot_be(tmp_path: Path) -> None:
         Interactions.from_avro(nulls, item="user")
     with pytest.raises(fastpipe.SchemaError, match="'item' isn't one id a record"):
         Interactions.from_avro(nulls)
+    with pytest.raises(fastpipe.SchemaError, match="'item' isn't one time a record"):
+        Interactions.from_avro(nulls, item="user", timestamp="item")
+
+
+@pytest.mark.parametrize(("column", "match"), [("user", "ids: integers, strings"), ("time", "times: numbers")])
+def test_from_avro_hints_at_nothing_that_it_does_not_have(tmp_path: Path, column: str, match: str) -> None:
+    path = avro(tmp_path / "a.avro", **{column: ["string", "long"]})
+    with pytest.raises(fastpipe.UnsupportedError, match=f"'{column}' isn't one of {match}.*from_arrays") as caught:
+        Interactions.from_avro(path, timestamp="time")
+    assert not re.search("columns=|features=|nulls=", str(caught.value))
+    assert (caught.value.path, caught.value.feature) == (path, column)
+
+
+def test_values_may_be_null_in_some_files_of_avro(tmp_path: Path) -> None:
+    paths = [avro(tmp_path / "a.avro"), avro(tmp_path / "b.avro", user=["null", "string"], item=["null", "int"])]
+    for order in (paths, paths[::-1]):
+        found = Interactions.from_avro(order)
+        assert found.fingerprint() == Interactions.from_arrays(USERS, ITEMS).fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -316,6 +339,35 @@ def test_from_csv_of_what_it_cannot_be(tmp_path: Path) -> None:
     path.write_text("user,item\n1,2\n3\n")
     with pytest.raises(InteractionsError, match=r"a\.csv"):
         Interactions.from_csv(path)
+    path.write_text("")
+    with pytest.raises(InteractionsError, match=r"a\.csv"):
+        Interactions.from_csv(path)
+
+
+@pytest.mark.parametrize("column", ["user", "item", "at"])
+def test_from_csv_takes_neither_of_two_equal_columns(tmp_path: Path, column: str) -> None:
+    names = ["user", "item", "at"]
+    (tmp_path / "a.csv").write_text(",".join([*names, column]) + "\n1,2,3,9\n4,5,6,9\n")
+    with pytest.raises(fastpipe.SchemaError, match=f"there are 2 columns '{column}'.*a.csv"):
+        Interactions.from_csv(tmp_path, timestamp="at")
+    with pytest.raises(fastpipe.SchemaError, match=f"there are 2 columns '{column}'"):
+        Interactions.from_csv(tmp_path, timestamp="at", column_names=[*names, column])
+
+
+def test_files_that_the_system_refuses(tmp_path: Path) -> None:
+    folder = tmp_path / "a.csv"
+    folder.mkdir()
+    for read in (lambda: Interactions.from_csv([folder]), lambda: Interactions.from_movielens(folder)):
+        with pytest.raises(fastpipe.FastpipeError, match=r"a\.csv") as caught:
+            read()
+        assert isinstance(caught.value, OSError)
+    packed = tmp_path / "b.csv.gz"
+    packed.write_bytes(gzip.compress(b"user,item\n" + b"1,2\n" * 1000)[:-20])
+    with pytest.raises(fastpipe.FastpipeError, match=r"b\.csv\.gz"):
+        Interactions.from_csv(packed)
+    packed.write_bytes(b"no gzip")
+    with pytest.raises(fastpipe.FastpipeError, match=r"b\.csv\.gz"):
+        Interactions.from_csv(packed)
 
 
 @pytest.mark.parametrize(

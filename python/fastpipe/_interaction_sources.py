@@ -12,7 +12,15 @@ from fastpipe._ids import Coded
 from fastpipe._sources import Paths, expand
 from fastpipe.avro import infer_features, read_avro
 from fastpipe.batch import Masked
-from fastpipe.errors import InteractionsError, MissingFileError, SchemaError, UnsupportedError
+from fastpipe.errors import (
+    FastpipeError,
+    InteractionsError,
+    MissingFileError,
+    SchemaError,
+    StorageError,
+    UnsupportedError,
+)
+from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, Features
 
 __all__ = ["Chunk", "Columns", "from_arrow", "from_avro", "from_csv", "from_movielens", "times_of"]
@@ -66,20 +74,70 @@ def times_of(values: Any) -> np.ndarray:
 def from_avro(source: Paths, names: Columns) -> Iterator[Chunk]:
     """Reads three columns of Avro files."""
     files = expand(source)
-    features = Features(infer_features(files, [names.user, names.item]))
-    for name in (names.user, names.item):
-        if name not in features or features[name].shape != ():
-            raise SchemaError(f"the column {name!r} isn't one id a record", feature=name)
+    readers: Iterable[Reader]
+    try:
+        readers = [_reader(files, names)]
+    except SchemaError:
+        if len(files) == 1:
+            raise
+        # One schema may let values be null, or have an enum, where another doesn't. What can't be is refused again.
+        readers = (_reader([file], names) for file in files)
+    for reader in readers:
+        for batch in reader:
+            users, items, *times = (_plain(name, batch[name], reader.symbols.get(name)) for name in names.wanted)
+            yield Chunk(users, items, times_of(times[0]) if times else None)
+
+
+def _reader(files: list[str], names: Columns) -> Reader:
+    features = Features({name: _id_spec(files, name) for name in (names.user, names.item)})
     if names.timestamp is not None:
-        try:
-            features.update(infer_features(files, [names.timestamp]))
-        except UnsupportedError:
-            # Of a logical type: what underlies times is a number.
-            features[names.timestamp] = DenseSpec((), "int64")
-    reader = read_avro(files, features=features, batch_size=_ROWS)
-    for batch in reader:
-        users, items, *times = (_plain(name, batch[name], reader.symbols.get(name)) for name in names.wanted)
-        yield Chunk(users, items, times_of(times[0]) if times else None)
+        features[names.timestamp] = _time_spec(files, names.timestamp)
+    return read_avro(files, features=features, batch_size=_ROWS)
+
+
+def _id_spec(files: list[str], name: str) -> DenseSpec:
+    """How to read a column of ids."""
+    try:
+        found = infer_features(files, [name])
+    except UnsupportedError as error:
+        # Of a logical type, such as uuid: ids are what underlies it.
+        for dtype in ("int64", "string", "bytes"):
+            if _fits(files, spec := DenseSpec((), dtype, nulls="mask"), name):
+                return spec
+        raise _no_column(error, name, "ids: integers, strings, bytes or an enum") from None
+    inferred = found.get(name)
+    if not isinstance(inferred, DenseSpec) or inferred.shape != ():
+        raise SchemaError(f"the column {name!r} isn't one id a record", feature=name)
+    return inferred
+
+
+def _time_spec(files: list[str], name: str) -> DenseSpec:
+    """How to read a column of times."""
+    try:
+        found = infer_features(files, [name])
+    except UnsupportedError as error:
+        # Of a logical type: what underlies times is a number.
+        if _fits(files, spec := DenseSpec((), "int64", nulls="mask"), name):
+            return spec
+        raise _no_column(error, name, "times: numbers") from None
+    inferred = found.get(name)
+    if not isinstance(inferred, DenseSpec) or inferred.shape != ():
+        raise SchemaError(f"the column {name!r} isn't one time a record", feature=name)
+    return inferred
+
+
+def _fits(files: list[str], spec: DenseSpec, name: str) -> bool:
+    try:
+        read_avro(files[:1], features={name: spec}, batch_size=1)
+    except (SchemaError, UnsupportedError):
+        return False
+    return True
+
+
+def _no_column(error: UnsupportedError, name: str, what: str) -> UnsupportedError:
+    reason = f"the column {name!r} isn't one of {what}: read it with read_avro, and give arrays to from_arrays"
+    where = "" if error.path is None else f" (file {error.path})"
+    return UnsupportedError(f"{reason}{where}", path=error.path, feature=name, reason=reason)
 
 
 def _plain(name: str, values: Any, symbols: list[str] | None) -> Any:
@@ -140,21 +198,45 @@ def from_csv(source: Paths, names: Columns, delimiter: str, column_names: list[s
     _pyarrow()
     from pyarrow import csv
 
+    read = csv.ReadOptions(column_names=column_names)
+    parse = csv.ParseOptions(delimiter=delimiter)
+    convert = csv.ConvertOptions(include_columns=names.wanted)
     for path in expand(source, ".csv"):
         _must_exist(path)
         try:
-            table = csv.read_csv(
-                path,
-                read_options=csv.ReadOptions(column_names=column_names),
-                parse_options=csv.ParseOptions(delimiter=delimiter),
-                convert_options=csv.ConvertOptions(include_columns=names.wanted),
-            )
-        except KeyError as error:
-            reason = f"{error.args[0]}; column_names= gives names to columns of files that begin without any"
-            raise SchemaError(f"{reason} (file {path})", path=path, reason=reason) from None
+            with csv.open_csv(path, read_options=read, parse_options=parse) as opened:
+                _check_names(path, opened.schema.names, names)
+            table = csv.read_csv(path, read_options=read, parse_options=parse, convert_options=convert)
+        except OSError as error:
+            raise _unreadable(path, error) from None
         except ValueError as error:  # pyarrow.ArrowInvalid
+            if isinstance(error, SchemaError):
+                raise
             raise InteractionsError(f"{error} (file {path})", path=path, reason=str(error)) from None
         yield from from_arrow(table, names)
+
+
+def _check_names(path: str, there: list[str], names: Columns) -> None:
+    """Each wanted column is there once."""
+    for name in names.wanted:
+        if (count := there.count(name)) != 1:
+            found = "no column" if not count else f"{count} columns"
+            reason = (
+                f"there {'is' if count == 0 else 'are'} {found} {name!r}; there are {', '.join(map(repr, there))};"
+                " column_names= gives names to columns of files that begin without any"
+            )
+            raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
+
+
+def _unreadable(path: str, error: OSError) -> FastpipeError:
+    """For what the system, or decompressing, says of a file."""
+    if error.errno is None:
+        reason = f"it can't be decompressed: {error}"
+        return InteractionsError(f"{reason} (file {path})", path=path, reason=reason)
+    reason = f"it can't be read: {error.strerror or error}"
+    refused = StorageError(f"{reason} (file {path})", path=path, reason=reason)
+    refused.errno = error.errno
+    return refused
 
 
 def from_movielens(path: str | os.PathLike[str]) -> Iterable[Chunk]:
@@ -164,9 +246,12 @@ def from_movielens(path: str | os.PathLike[str]) -> Iterable[Chunk]:
 
     path = os.fsdecode(path)
     _must_exist(path)
-    with open(path, "rb") as file:
-        first = file.readline()
-        rest = file.read()
+    try:
+        with open(path, "rb") as file:
+            first = file.readline()
+            rest = file.read()
+    except OSError as error:
+        raise _unreadable(path, error) from None
     if first.startswith(b"userId,movieId,"):
         delimiter = ","
     elif first.startswith(b"user_id:token\titem_id:token\t"):
