@@ -87,6 +87,10 @@ def test_forms(data: Data) -> None:
     assert nested.layout == torch.jagged
     assert nested.values().data_ptr() == batch["items"].values.ctypes.data
     assert [row.tolist() for row in nested.unbind()] == [row["items"] for row in wanted]
+    longest = max(len(row["items"]) for row in wanted)
+    padded = torch.nested.to_padded_tensor(nested, 0)
+    assert padded.shape == (50, longest), "not the sum of all lengths"
+    assert padded.tolist() == [row["items"] + [0] * (longest - len(row["items"])) for row in wanted]
 
     terms = adapter.tensors({"terms": batch["terms"]})["terms"]
     dense = np.zeros((50, 8), np.float32)

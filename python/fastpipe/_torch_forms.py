@@ -203,7 +203,14 @@ class _Conversion:
                 f"feature {name!r} is ragged over a {type(node.values).__name__}: nested tensors have one ragged"
                 ' dimension of numbers without nulls; ragged="offsets" takes any'
             )
-        return torch.nested.nested_tensor_from_jagged(self.tensor(node.values), self.tensor(node.offsets))
+        lengths = np.diff(node.offsets)
+        # Where they aren't given Torch takes the sum of all lengths for the longest, and pads to that.
+        return torch.nested.nested_tensor_from_jagged(
+            self.tensor(node.values),
+            self.tensor(node.offsets),
+            min_seqlen=int(lengths.min()) if len(lengths) else 0,
+            max_seqlen=int(lengths.max(initial=0)),
+        )
 
     def _numbers(self, name: str, values: Any) -> torch.Tensor:
         if not isinstance(values, np.ndarray):
