@@ -168,8 +168,125 @@ def test_slices_are_the_rows_in_the_same_form() -> None:
         assert form[key].to_list() == rows[key]
         assert form[key].offsets[0] == 0
     assert strings(list("abcdef"), shape=(3, 2))[1:].to_list() == [["c", "d"], ["e", "f"]]
-    with pytest.raises(ValueError, match="steps of 1"):
-        form[::2]
+    assert np.shares_memory(form[1:3].values, form.values)
+
+
+MORE_FORMS = [
+    *FORMS,
+    Masked(FORMS[7], np.array([True, False, True])),
+    Masked(FORMS[8], np.array([True, False, True])),
+    Masked(floats([1, 2, 3, 4]).reshape(2, 2), np.array([[True, False], [True, True]])),
+    Masked(Masked(FORMS[0], np.array([True, True, False])), np.array([True, False, True])),
+    Ragged(np.arange(12).reshape(4, 3), np.array([0, 1, 1, 4], np.int32)),
+    Sparse(np.array([[0, 3, 1], [2, 0, 0], [2, 4, 1]]), strings(["a", "", "c"]), np.array([3, 5, 2])),
+    SparseCSR(np.array([0, 0, 2, 3]), np.array([[3, 1], [0, 0], [4, 1]]), floats([1, 2, 3]), np.array([3, 5, 2])),
+]
+
+
+def _chosen(rows: list[Any], key: Any) -> list[Any]:
+    """What a list of rows gives for what a form is indexed by."""
+    if isinstance(key, slice):
+        return rows[key]
+    keys = np.asarray(key).tolist()
+    if keys and isinstance(keys[0], bool):
+        return [row for row, kept in zip(rows, keys, strict=True) if kept]
+    return [rows[i] for i in keys]
+
+
+def _keys(count: int) -> list[Any]:
+    """Slices, masks, and numbers of rows: empty ones, repeated ones, those from the end."""
+    rng = np.random.default_rng(count)
+    slices = [slice(None, None, step) for step in (2, 3, -1, -2)] + [
+        slice(count, None, -3),
+        slice(-2, 1, -1),
+        slice(1, -1),
+    ]
+    masks = [np.zeros(count, bool), np.ones(count, bool), rng.random(count) < 0.5]
+    numbers = [[], np.array([], np.int64), [-1, 0, 0], rng.permutation(count), rng.integers(-count, count, 20)]
+    unsigned = [np.arange(count, dtype=np.uint8)[::-1], np.array([count - 1], np.uint64)]
+    return [*slices, *masks, masks[2].tolist(), *numbers, *unsigned]
+
+
+@pytest.mark.parametrize("form", MORE_FORMS, ids=repr)
+def test_rows_are_chosen_as_from_a_list(form: Any) -> None:
+    rows = form.to_list()
+    for key in _keys(len(form)):
+        chosen = form[key]
+        assert type(chosen) is type(form)
+        assert chosen.to_list() == _chosen(rows, key), key
+        assert len(chosen) == len(_chosen(rows, key))
+        again = chosen[np.arange(len(chosen))]
+        assert again.to_list() == chosen.to_list(), "what is taken can be taken from"
+        for part, whole in zip(chosen, form, strict=True):
+            if isinstance(part, np.ndarray):
+                assert part.dtype == whole.dtype
+
+
+@pytest.mark.parametrize("form", MORE_FORMS, ids=repr)
+def test_rows_that_cannot_be_chosen(form: Any) -> None:
+    count = len(form)
+    for key in ([count], [-count - 1], np.array([0, count], np.uint64), np.array([2**40])):
+        with pytest.raises(IndexError, match=f"of {count}"):
+            form[key]
+    for mask in (np.ones(count + 1, bool), [True] * (count - 1)):
+        with pytest.raises(IndexError, match=f"one entry for each of the {count} rows, not {len(mask)}"):
+            form[mask]
+    for key in ([0.0], np.array(["a"]), np.zeros((2, 2), int), (0, 1), None, ..., "a", 0.5, True, np.True_, [None]):
+        with pytest.raises(TypeError, match="row"):
+            form[key]
+    for index in (count, -count - 1):
+        with pytest.raises(IndexError, match=f"row {index} of {count}"):
+            form[index]
+
+
+@pytest.mark.parametrize("form", MORE_FORMS, ids=repr)
+def test_single_rows(form: Any) -> None:
+    rows = form.to_list()
+    values = form.values if isinstance(form, Masked) else form
+    for i in range(-len(form), len(form)):
+        if isinstance(values, (Sparse, SparseCSR)):
+            if isinstance(form, Masked) and rows[i] is None:
+                continue
+            with pytest.raises(
+                TypeError, match=rf"\[{i % len(form)}:{i % len(form) + 1}\] is the row in the same form"
+            ):
+                form[i]
+            continue
+        row = form[np.int64(i)]
+        plain = row.to_list() if hasattr(row, "to_list") else row.tolist() if hasattr(row, "tolist") else row
+        assert plain == rows[i]
+        assert type(form.row(i)) is type(row)
+
+
+@given(st.data())
+def test_any_rows_of_any_nesting(data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.lists(st.lists(st.text(max_size=3), max_size=3), max_size=3), min_size=1, max_size=6))
+    form = ragged(rows, lambda items: ragged(items, strings))
+    valid = np.array(data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))))
+    masked = Masked(form, valid)
+    key: Any = data.draw(
+        st.slices(len(rows))
+        | st.lists(st.integers(-len(rows), len(rows) - 1), max_size=8)
+        | st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)).map(np.array)
+    )
+    assert form[key].to_list() == _chosen(rows, key)
+    assert masked[key].to_list() == _chosen(masked.to_list(), key)
+
+
+@pytest.mark.parametrize("levels", [31, 128])
+def test_deep_nesting_is_no_recursion_error(levels: int) -> None:
+    """128 levels are the most that a spec has; each may be masked, too."""
+    form: Any = np.array([1.5, 2.5])
+    rows: Any = [1.5, 2.5]
+    for _ in range(levels):
+        form = Ragged(Masked(form, np.array([True] * len(form))), np.array([0, 2] if len(form) == 2 else [0, 1]))
+        rows = [rows]
+    assert form.to_list() == rows
+    assert form[:1].to_list() == form[[0]].to_list() == rows
+    assert pickle.loads(pickle.dumps(form)).to_list() == rows
+    assert form.to_arrow().to_pylist() == rows
+    assert len(repr(form)) < 500
+    assert "Ragged(...)" in repr(form)
 
 
 def test_lengths() -> None:

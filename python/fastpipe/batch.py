@@ -9,17 +9,23 @@ The forms nest. `array<array<string>>` is `Ragged(Ragged(Strings, offsets), offs
 items that may be null, is `Masked(Ragged(Masked(ndarray, valid), offsets), valid)`. A level says something about the
 rows that the level around it holds and about nothing else, so every method here is a short recursion.
 
-Offsets begin with 0 and end with the number of items, in whatever comes out of a reader and in the views taken by `row`
-and by slices.
+Offsets begin with 0 and end with the number of items, in whatever comes out of a reader and in what is taken of it.
+
+All can be indexed by rows: slices, masks (bool `[rows]`) and integer arrays or lists give those rows in the same form,
+a number gives one row. Slices of step 1 are views; other rows are copied, as in NumPy.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
+
+from fastpipe._arguments import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Masked", "Ragged", "Sparse", "SparseCSR", "Strings"]
 
 Node: TypeAlias = "np.ndarray | Ragged | Masked | Sparse | SparseCSR"
+Rows: TypeAlias = "int | slice | Sequence[int] | Sequence[bool] | np.ndarray"
+
+_SHOWN_LEVELS = 8
 
 
 class _Form:
@@ -45,7 +54,37 @@ class _Form:
         return type(self), tuple(self)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={_describe(getattr(self, name))}' for name in self._parts)})"
+        return self._described(_SHOWN_LEVELS)
+
+    def _described(self, levels: int) -> str:
+        if not levels:
+            return f"{type(self).__name__}(...)"
+        parts = [f"{name}={_describe(getattr(self, name), levels - 1)}" for name in self._parts]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def __getitem__(self, key: Rows) -> Any:
+        """Rows: the same form for a slice, a mask or numbers of rows, and one row for a number."""
+        return _rows(self, key)
+
+    def row(self, index: int) -> Any:
+        """One row.
+
+        Args:
+            index: the row; negative ones count from the end.
+
+        Raises:
+            IndexError: if there is no such row.
+            TypeError: if it is no number.
+        """
+        raise NotImplementedError
+
+    def _slice(self, start: int, stop: int) -> Any:
+        """These rows, as a view."""
+        raise NotImplementedError
+
+    def _take(self, rows: np.ndarray) -> Any:
+        """These rows, copied. Numbers are int64, and in range."""
+        raise NotImplementedError
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         # Without this, NumPy takes the form for a sequence and makes an array of its parts.
@@ -90,16 +129,8 @@ class Ragged(_Form):
         return np.diff(self._offsets)
 
     def __len__(self) -> int:
+        """Rows."""
         return len(self._offsets) - 1
-
-    def __getitem__(self, key: int | slice) -> Any:
-        """`row(i)` for an int; for a slice of step 1, those rows in the same form. Items are never copied."""
-        if not isinstance(key, slice):
-            return self.row(key)
-        start, stop, step = key.indices(len(self))
-        if step != 1:
-            raise ValueError(f"rows can be sliced in steps of 1 only, not {step}")
-        return self._slice(start, max(start, stop))
 
     def row(self, index: int) -> Any:
         """The items of one row, as a view: an ndarray, or another form if the items are ragged, strings or masked.
@@ -109,6 +140,7 @@ class Ragged(_Form):
 
         Raises:
             IndexError: if there is no such row.
+            TypeError: if it is no number.
         """
         index = _row_index(index, len(self))
         return _slice(self._values, int(self._offsets[index]), int(self._offsets[index + 1]))
@@ -132,6 +164,10 @@ class Ragged(_Form):
         offsets = self._offsets[start : stop + 1]
         first = int(offsets[0])
         return Ragged(_slice(self._values, first, int(offsets[-1])), offsets - first)
+
+    def _take(self, rows: np.ndarray) -> Ragged:
+        items, offsets = _spans(self._offsets, rows)
+        return Ragged(_take(self._values, items), offsets)
 
 
 class Strings(Ragged):
@@ -170,13 +206,15 @@ class Strings(Ragged):
         return np.diff(self._offsets).reshape(self._shape)
 
     def __len__(self) -> int:
+        """Rows: the first dimension of `shape`."""
         return self._shape[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Strings, (self._values, self._offsets, self._shape, self._binary)
 
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, shape={self._shape}, binary={self._binary})"
+    def _described(self, levels: int) -> str:
+        parts = super()._described(levels)
+        return f"{parts[:-1]}, shape={self._shape}, binary={self._binary})" if levels else parts
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # type: ignore[override]
         if copy is False:
@@ -192,6 +230,7 @@ class Strings(Ragged):
 
         Raises:
             IndexError: if there is no such row.
+            TypeError: if it is no number.
         """
         index = _row_index(index, len(self))
         row = self._slice(index, index + 1)
@@ -245,6 +284,12 @@ class Strings(Ragged):
         values = self._values[first : int(offsets[-1])]
         return Strings(values, offsets - first, (stop - start, *self._shape[1:]), self._binary)
 
+    def _take(self, rows: np.ndarray) -> Strings:
+        entries = math.prod(self._shape[1:])
+        chosen = (rows[:, np.newaxis] * entries + np.arange(entries)).reshape(-1)
+        places, offsets = _spans(self._offsets, chosen)
+        return Strings(self._values[places], offsets, (len(rows), *self._shape[1:]), self._binary)
+
     def _entries(self) -> list[Any]:
         data = self._values.tobytes()
         spans = pairwise(self._offsets.tolist())
@@ -283,7 +328,23 @@ class Masked(_Form):
         return self._valid
 
     def __len__(self) -> int:
+        """Rows, null ones among them."""
         return len(self._valid)
+
+    def row(self, index: int) -> Any:
+        """One row: None if it is null, else as the values have it; `Masked` if entries within it may be null.
+
+        Args:
+            index: the row; negative ones count from the end.
+
+        Raises:
+            IndexError: if there is no such row.
+            TypeError: if it is no number, or the values are sparse.
+        """
+        index = _row_index(index, len(self))
+        if self._valid.ndim > 1:
+            return Masked(self._values[index], self._valid[index])
+        return self._values[index] if self._valid[index] else None
 
     def to_list(self) -> list[Any]:
         """The values as nested Python lists, with None for whatever is null."""
@@ -300,6 +361,9 @@ class Masked(_Form):
 
     def _slice(self, start: int, stop: int) -> Masked:
         return Masked(_slice(self._values, start, stop), self._valid[start:stop])
+
+    def _take(self, rows: np.ndarray) -> Masked:
+        return Masked(_take(self._values, rows), self._valid[rows])
 
 
 class Sparse(_Form):
@@ -335,7 +399,27 @@ class Sparse(_Form):
         return self._dense_shape
 
     def __len__(self) -> int:
+        """Rows: the first number of `dense_shape`."""
         return int(self._dense_shape[0])
+
+    def row(self, index: int) -> NoReturn:
+        """There is no form of one sparse row: `sparse[i:i + 1]` is that row among rows.
+
+        Raises:
+            TypeError: always.
+        """
+        raise _no_sparse_row(self, index)
+
+    def _slice(self, start: int, stop: int) -> Sparse:
+        return self._take(np.arange(start, stop))
+
+    def _take(self, rows: np.ndarray) -> Sparse:
+        # Entries are in row order.
+        offsets = np.searchsorted(self._indices[:, 0], np.arange(len(self) + 1))
+        entries, starts = _spans(offsets, rows)
+        indices = self._indices[entries]
+        indices[:, 0] = np.repeat(np.arange(len(rows)), np.diff(starts))
+        return Sparse(indices, _take(self._values, entries), _of_rows(self._dense_shape, len(rows)))
 
     def to_list(self) -> list[Any]:
         """For each row the list of its (index tuple, value)."""
@@ -385,7 +469,27 @@ class SparseCSR(_Form):
         return self._dense_shape
 
     def __len__(self) -> int:
+        """Rows."""
         return len(self._offsets) - 1
+
+    def row(self, index: int) -> NoReturn:
+        """There is no form of one sparse row: `sparse[i:i + 1]` is that row among rows.
+
+        Raises:
+            TypeError: always.
+        """
+        raise _no_sparse_row(self, index)
+
+    def _slice(self, start: int, stop: int) -> SparseCSR:
+        offsets = self._offsets[start : stop + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        values = _slice(self._values, first, last)
+        return SparseCSR(offsets - first, self._indices[first:last], values, _of_rows(self._dense_shape, stop - start))
+
+    def _take(self, rows: np.ndarray) -> SparseCSR:
+        entries, offsets = _spans(self._offsets, rows)
+        values = _take(self._values, entries)
+        return SparseCSR(offsets, self._indices[entries], values, _of_rows(self._dense_shape, len(rows)))
 
     def to_list(self) -> list[Any]:
         """For each row the list of its (index tuple, value)."""
@@ -394,14 +498,90 @@ class SparseCSR(_Form):
         return [entries[start:stop] for start, stop in pairwise(self._offsets.tolist())]
 
 
-def _describe(part: Any) -> str:
-    return f"{part.dtype}[{', '.join(map(str, part.shape))}]" if isinstance(part, np.ndarray) else repr(part)
+def described(parts: Any) -> str:
+    """A named tuple of arrays, by their dtypes and shapes."""
+    fields = [f"{name}={_describe(part)}" for name, part in zip(parts._fields, parts, strict=True)]
+    return f"{type(parts).__name__}({', '.join(fields)})"
+
+
+def _describe(part: Any, levels: int = _SHOWN_LEVELS) -> str:
+    if isinstance(part, np.ndarray):
+        return f"{part.dtype}[{', '.join(map(str, part.shape))}]"
+    return part._described(levels) if isinstance(part, _Form) else shown(part)
 
 
 def _row_index(index: int, rows: int) -> int:
-    if not -rows <= index < rows:
-        raise IndexError(f"row {index} of {rows}")
-    return index + rows if index < 0 else index
+    try:
+        if isinstance(index, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(index)
+    except TypeError:
+        raise TypeError(f"a row is a number, not {shown(index)}") from None
+    if not -rows <= number < rows:
+        raise IndexError(f"row {number} of {rows}")
+    return number + rows if number < 0 else number
+
+
+def _rows(form: Any, key: Any) -> Any:
+    """What `form[key]` is."""
+    count = len(form)
+    if isinstance(key, slice):
+        start, stop, step = key.indices(count)
+        if step == 1:
+            return form._slice(start, max(start, stop))
+        return form._take(np.arange(start, stop, step))
+    if isinstance(key, (list, np.ndarray)) and np.ndim(key) > 0:
+        return form._take(_chosen(key, count))
+    if isinstance(key, tuple) or key is None or key is Ellipsis:
+        raise TypeError(
+            f"{type(form).__name__} is indexed by rows alone, not by {shown(key)}; take items of a row: x[i][j]"
+        )
+    return form.row(key)
+
+
+def _chosen(key: Any, count: int) -> np.ndarray:
+    """The numbers of the rows that a mask or an array of numbers chooses."""
+    array = np.asarray(key)
+    if array.ndim != 1:
+        raise TypeError(f"rows are chosen by an array of one dimension, not of {array.ndim}")
+    if array.dtype == np.bool_:
+        if len(array) != count:
+            raise IndexError(f"a mask has one entry for each of the {count} rows, not {len(array)}")
+        return np.flatnonzero(array)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"rows are chosen by bools or integers, not {array.dtype}")
+    wrong = (array < -count) | (array >= count) if array.dtype.kind == "i" else array >= count
+    if wrong.any():
+        raise IndexError(f"row {array[wrong][0]} of {count}")
+    rows = array.astype(np.int64)
+    rows[rows < 0] += count
+    return rows
+
+
+def _no_sparse_row(form: Any, index: Any) -> TypeError:
+    at = _row_index(index, len(form))
+    return TypeError(
+        f"a sparse row has no form of its own: [{at}:{at + 1}] is the row in the same form, to_list() has them all"
+    )
+
+
+def _spans(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The places of the items of some rows, one row after the other, and the offsets of these rows."""
+    starts = offsets[rows]
+    lengths = offsets[rows + 1] - starts
+    taken = np.zeros(len(rows) + 1, offsets.dtype)
+    np.cumsum(lengths, out=taken[1:])
+    return np.arange(taken[-1], dtype=np.int64) + np.repeat(starts - taken[:-1], lengths), taken
+
+
+def _of_rows(dense_shape: np.ndarray, rows: int) -> np.ndarray:
+    shape = dense_shape.copy()
+    shape[0] = rows
+    return shape
+
+
+def _take(node: Any, rows: np.ndarray) -> Any:
+    return node[rows] if isinstance(node, np.ndarray) else node._take(rows)
 
 
 def _slice(node: Any, start: int, stop: int) -> Any:
