@@ -128,28 +128,33 @@ def leaves(root: Type) -> list[Leaf]:
     return list(_leaves(root, "" if root.kind == "record" else "value", 0, False))
 
 
-def _leaves(node: Type, name: str, dims: int, nullable: bool) -> Iterator[Leaf]:
+def _leaves(
+    node: Type, name: str, dims: int, nullable: bool, around: tuple[str, ...] = (), inside: bool = False
+) -> Iterator[Leaf]:
+    """The features below a type; `around` names the records on the way, `inside` says whether one is recursive."""
     if node.kind == "union":
         only = inner(node)
         if only is None:
             yield Leaf(name, node, dims)
         else:
-            yield from _leaves(only, name, dims, nullable or len(node.parts) == 2)
-    elif node.kind == "record" and recursive(node, node.name):
+            yield from _leaves(only, name, dims, nullable or len(node.parts) == 2, around, inside)
+    elif node.kind == "record" and inside and any(recursive(node, outer) for outer in (*around, node.name)):
         yield Leaf(name, Type("recursive"), dims)
     elif node.kind == "record":
         sparse = _sparse(node) if dims == 0 else None
         if sparse is not None:
             yield Leaf(name, Type("sparse", sparse, node.parts), dims, nullable)
             return
+        inside = inside or recursive(node, node.name)
         for field, part in node.parts:
-            yield from _leaves(part, f"{name}.{field}" if name else field, dims, nullable)
+            path = f"{name}.{field}" if name else field
+            yield from _leaves(part, path, dims, nullable, (*around, node.name), inside)
     elif node.kind == "array":
-        yield from _leaves(node.parts[0], name, dims + 1, nullable)
+        yield from _leaves(node.parts[0], name, dims + 1, nullable, around, inside)
     elif node.kind == "map":
         name = f"{name}." if name else ""
         yield Leaf(f"{name}keys", Type("string"), dims + 1, nullable)
-        yield from _leaves(node.parts[0], f"{name}values", dims + 1, nullable)
+        yield from _leaves(node.parts[0], f"{name}values", dims + 1, nullable, around, inside)
     else:
         yield Leaf(name, node, dims, nullable or node.kind == "null")
 
@@ -197,6 +202,45 @@ def _follow(node: Type, value: Any, path: tuple[str, ...]) -> Any:
         return [_follow(node.parts[0], item, path[1:]) for item in value.values()]
     assert not path
     return value
+
+
+def arrays(root: Type) -> list[tuple[str, int, bool]]:
+    """The arrays and maps of a schema: the path of each, how many others are around it, and whether nulls can be."""
+    return list(_arrays(root, "" if root.kind == "record" else "value", 0, False))
+
+
+def _arrays(node: Type, name: str, dims: int, nullable: bool) -> Iterator[tuple[str, int, bool]]:
+    if node.kind == "union":
+        only = inner(node)
+        if only is not None:
+            yield from _arrays(only, name, dims, nullable or len(node.parts) == 2)
+    elif node.kind == "record":
+        for field, part in node.parts:
+            yield from _arrays(part, f"{name}.{field}" if name else field, dims, nullable)
+    elif node.kind in ("array", "map"):
+        yield name, dims, nullable
+        below = f"{name}.values" if node.kind == "map" else name
+        yield from _arrays(node.parts[0], below, dims + 1, nullable)
+
+
+def lengths(root: Type, record: Any, name: str, dims: int) -> Any:
+    """The number of items of an array or map that lies within `dims` others, for each of their items."""
+    path = tuple(name.split("."))
+    return _lengths(root, record, path if root.kind == "record" else path[1:], dims)
+
+
+def _lengths(node: Type, value: Any, path: tuple[str, ...], dims: int) -> Any:
+    if node.kind == "union":
+        only = inner(node)
+        assert only is not None
+        return None if value is None else _lengths(only, value, path, dims)
+    if node.kind == "record":
+        return _lengths(dict(node.parts)[path[0]], value[path[0]], path[1:], dims)
+    if dims == 0:
+        return len(value)
+    if node.kind == "array":
+        return [_lengths(node.parts[0], item, path, dims - 1) for item in value]
+    return [_lengths(node.parts[0], item, path[1:], dims - 1) for item in value.values()]
 
 
 def entries(record: Mapping[str, Any]) -> list[tuple[tuple[int, ...], Any]]:

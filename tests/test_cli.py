@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import datetime
+import decimal
 import gc
 import json
 import os
@@ -67,6 +69,17 @@ AWKWARD = {
             },
         },
         {
+            "name": "prices",
+            "type": {
+                "type": "array",
+                "items": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2},
+            },
+        },
+        {
+            "name": "days",
+            "type": {"type": "map", "values": ["null", {"type": "int", "logicalType": "date"}]},
+        },
+        {
             "name": "tree",
             "type": {
                 "type": "record",
@@ -94,7 +107,9 @@ def user(i: int) -> dict[str, Any]:
 
 def awkward(i: int) -> dict[str, Any]:
     part = {"size": i, "either": "x"}
-    return {"id": i, "at": 1_700_000_000_000 + i, "part": part, "tree": {"size": i, "left": None}}
+    row = {"id": i, "at": 1_700_000_000_000 + i, "part": part, "tree": {"size": i, "left": None}}
+    days = {str(k): datetime.date(1970, 1, k + 1) if k else None for k in range(i % 3)}
+    return row | {"prices": [decimal.Decimal("1.25")] * (i % 4), "days": days}
 
 
 def write(path: Path, schema: Any, records: list[Any], codec: str = "deflate", **options: Any) -> Path:
@@ -284,7 +299,10 @@ def test_inspect_says_what_is_not_inferred(run: Run, tmp_path: Path) -> None:
     assert '"at": fastpipe.DenseSpec((), "int64", nulls="mask"),  # timestamp-millis, as it is stored\n' in out
     assert '"part.size": fastpipe.DenseSpec((), "int32"),\n' in out
     assert re.search(r"left out: part\.either: .+", out)
-    assert re.search(r"left out: tree: .+", out)
+    assert '"tree.size": fastpipe.DenseSpec((), "int32"),\n' in out
+    assert re.search(r"left out: tree\.left: .+", out)
+    assert '"prices": fastpipe.RaggedSpec((None,), "bytes"),  # decimal(10, 2), as it is stored\n' in out
+    assert '"days.values": fastpipe.RaggedSpec((None,), "int32", nulls="mask"),  # date, as it is stored\n' in out
     assert "columns=" not in out
     assert "record Tree (recursive)" in out
     features = eval(re.search(r"Features\n(.*?\n  \})", out, re.DOTALL)[1], {"fastpipe": fastpipe})  # type: ignore[index]
@@ -350,8 +368,9 @@ def test_head_leaves_out_what_it_can_not_read(run: Run, tmp_path: Path) -> None:
     path = write(tmp_path / "awkward.avro", AWKWARD, [awkward(i) for i in range(20)])
     code, out, err = run("head", path, "-n", "1")
     assert code == 0
-    assert out.splitlines()[0].split() == ["id", "at", "part.size"]
-    assert out.splitlines()[2].split() == ["0", "1700000000000", "0"]
+    header, _, row = out.splitlines()
+    assert header.split() == ["id", "at", "part.size", "prices", "days.keys", "days.values", "tree.size"]
+    assert row.split() == ["0", "1700000000000", "0", "[]", "[]", "[]", "0"]
     assert "at: timestamp-millis, as it is stored\n" in err
     assert re.search(r"^part\.either: left out: ", err, re.MULTILINE)
 

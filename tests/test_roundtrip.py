@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import json
@@ -19,7 +20,7 @@ from typing import Any
 import fastavro
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastpipe
@@ -210,7 +211,7 @@ seeds = st.integers(0, 2**32 - 1)
 counts = st.sampled_from([17, 40, 5, 2, 1, 0])
 writers = st.sampled_from([*CODECS, "oracle"])
 passes = st.fixed_dictionaries(
-    {"batch_size": st.integers(1, 45), "num_threads": st.integers(1, 3), "prefetch": st.integers(0, 3)}
+    {"batch_size": st.integers(1, 45), "num_threads": st.integers(1, 3), "prefetch": st.integers(1, 4)}
 )
 
 
@@ -253,6 +254,35 @@ def test_arrays_and_maps_in_several_blocks(
     with new_file(folder) as path:
         path.write_bytes(oracle.container(schema, records, random.Random(seed), codec))
         read_all_and_some(path, schema, records, options, random.Random(seed))
+
+
+@settings(max_examples=60)
+@given(schemas(), seeds, counts, passes)
+def test_fields_read_more_than_once(folder: Path, schema: Any, seed: int, count: int, options: dict[str, Any]) -> None:
+    """Each field twice, as it is inferred and with every array ragged, and the lengths of all arrays."""
+    root = oracle.resolve(schema)
+    records = Values(seed).rows(root, count)
+    found = {leaf.name: leaf for leaf in oracle.leaves(root)}
+    counted = {f"{path} {dims}": (path, dims, nullable) for path, dims, nullable in oracle.arrays(root)}
+    with new_file(folder) as path:
+        path.write_bytes(oracle.container(schema, records, random.Random(seed)))
+        features: dict[str, Any] = dict(fastpipe.infer_features(path))
+        for name, leaf in found.items():
+            again = features[name] if leaf.type.kind == "sparse" else leaf.spec()
+            features[f"again {name}"] = dataclasses.replace(again, field=name)
+        for name, (field_path, dims, nullable) in counted.items():
+            options_of: Any = {"field": field_path, "length": True, "nulls": "mask" if nullable else "error"}
+            make = fastpipe.RaggedSpec if dims else fastpipe.DenseSpec
+            features[name] = make((None,) * dims, "int64", **options_of)
+        names = random.Random(seed).sample(list(features), len(features))
+        reader = fastpipe.read_avro(path, features={name: features[name] for name in names}, **options)
+
+        def expected(name: str, record: Any) -> Any:
+            if name in counted:
+                return oracle.lengths(root, record, *counted[name][:2])
+            return oracle.follow(root, record, name.removeprefix("again "))
+
+        oracle.check(reader, records, expected)
 
 
 @given(schemas(), seeds, st.sampled_from(["null", "deflate"]))

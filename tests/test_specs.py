@@ -86,6 +86,10 @@ def test_shapes_become_tuples_of_python_ints() -> None:
         (lambda: RaggedSpec((3,), "int8"), ValueError, "DenseSpec"),
         (lambda: SparseSpec((), "int8"), ValueError, "at least one dimension"),
         (lambda: fastpipe.specs.Spec((), "int8"), TypeError, "use DenseSpec"),
+        (lambda: DenseSpec((1,) * 32, "int8"), ValueError, "no more than 31 .*RaggedSpec"),
+        (lambda: RaggedSpec((None, *(1,) * 32), "int8"), ValueError, "no more than 31"),
+        (lambda: RaggedSpec((None,) * 200, "int8"), ValueError, "at most 128 dimensions, not 200"),
+        (lambda: SparseSpec((None,) * 129, "int8"), ValueError, "at most 128 dimensions, not 129"),
     ],
 )
 def test_other_shapes_are_refused(make: Any, error: type[Exception], match: str) -> None:
@@ -218,13 +222,51 @@ def test_options_are_keyword_only() -> None:
 
 
 def test_lowered_specs_are_plain_values() -> None:
-    assert DenseSpec((2,), "int8", fill=3, pad=4)._lower() == ("dense", (2,), "int8", "fill", 3, 4, "", True)
-    assert RaggedSpec((None, 3), "string")._lower() == ("ragged", (-1, 3), "string", "error", None, None, "", True)
+    assert DenseSpec((2,), "int8", fill=3, pad=4)._lower() == (
+        "dense",
+        (2,),
+        "int8",
+        "fill",
+        3,
+        4,
+        "",
+        True,
+        None,
+        False,
+    )
+    string = RaggedSpec((None, 3), "string", field="a.b")
+    assert string._lower() == ("ragged", (-1, 3), "string", "error", None, None, "", True, "a.b", False)
+    assert DenseSpec((), "int64", length=True)._lower()[-2:] == (None, True)
     sparse = SparseSpec((None, 5), "float32", nulls="mask", layout="csr", check_indices=False)
-    assert sparse._lower() == ("sparse", (-1, 5), "float32", "mask", None, None, "csr", False)
+    assert sparse._lower() == ("sparse", (-1, 5), "float32", "mask", None, None, "csr", False, None, False)
 
 
 # --- Features ---
+
+
+def test_as_many_dimensions_as_arrays_have() -> None:
+    for spec in (
+        DenseSpec((1,) * 31, "int8"),
+        RaggedSpec((None, *(1,) * 31), "int8"),
+        RaggedSpec((None,) * 128, "int8"),
+    ):
+        assert pickle.loads(pickle.dumps(spec)) == eval(repr(spec), {"fastpipe": fastpipe}) == spec
+
+
+def test_fields_and_lengths() -> None:
+    spec = DenseSpec((), np.int64, field="clicks", length=np.True_)
+    assert repr(spec) == 'fastpipe.DenseSpec((), "int64", field="clicks", length=True)'
+    assert eval(repr(spec), {"fastpipe": fastpipe}) == spec
+    assert spec != DenseSpec((), np.int64, field="other", length=True)
+    for make, error, match in [
+        (lambda: DenseSpec((), "int32", length=True), ValueError, "the dtype is \"int64\", not 'int32'"),
+        (lambda: DenseSpec((3,), "int64", length=True, pad=0), ValueError, "pad"),
+        (lambda: DenseSpec((), "int64", length="yes"), TypeError, "length is True or False, not 'yes'"),
+        (lambda: DenseSpec((), "int64", field=3), TypeError, "field is the path of a field, a string, not 3"),
+        (lambda: SparseSpec((3,), "int64", field=""), ValueError, "field is empty"),
+    ]:
+        with pytest.raises(error, match=match):
+            make()
 
 
 def test_features_print_as_code() -> None:

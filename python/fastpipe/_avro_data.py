@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, cast
 
 from fastpipe import _fastpipe
+from fastpipe._arguments import names
 from fastpipe._data import Location
 from fastpipe._index_cache import IndexCache, cache_directory
 from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
@@ -40,11 +41,22 @@ class AvroData:
         self.features = features
 
     @classmethod
-    def inferring(cls, files: list[str], columns: Sequence[str] | None, index_cache: IndexCache) -> Self:
-        """Opens files for what is found in them, or for those columns of it."""
-        wanted = None if columns is None else list(columns)
+    def inferring(
+        cls, files: list[str], columns: Sequence[str] | None, index_cache: IndexCache, *, lenient: bool = False
+    ) -> Self:
+        """Opens files for what is found in them, or for those columns of it.
+
+        Args:
+            files: their paths.
+            columns: as in `read_avro`.
+            index_cache: as in `read_avro`.
+            lenient: whether to take logical types as what is stored, and to leave out what isn't read, instead of
+                raising an error.
+        """
+        wanted = None if columns is None else names("columns", columns)
         data = cls.__new__(cls)
-        data._open(files, _fastpipe.AvroDataset(files, None, wanted, cache_directory(index_cache)), index_cache)
+        handle = _fastpipe.AvroDataset(files, None, wanted, cache_directory(index_cache), lenient=lenient)
+        data._open(files, handle, index_cache)
         data.features = Features()
         for name, kind, shape, dtype, nulls in data.handle.features():
             data.features[name] = _KINDS[kind](tuple(shape), dtype, nulls=cast("Nulls", nulls))
@@ -60,6 +72,16 @@ class AvroData:
     def symbols(self) -> dict[str, list[str]]:
         """For each enum that is read as codes its symbols."""
         return dict(self.handle.symbols())
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """For each feature of a logical type that is read as what is stored (`lenient`): the logical type."""
+        return dict(self.handle.stored())
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """For each column that was left out (`lenient`): why."""
+        return dict(self.handle.left_out())
 
     def fingerprint(self) -> dict[str, Any]:
         """How many files, rows and bytes; and a digest of the files' names without folders, sizes and sync markers."""

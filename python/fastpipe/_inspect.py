@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 import fastpipe
+from fastpipe._avro_data import AvroData
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
 from fastpipe.errors import FastpipeError
-from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, Spec
+from fastpipe.specs import Features
 
 PRIMITIVES = {
     "null": None,
@@ -172,8 +173,8 @@ class Field:
     type: str
     nullable: bool
     doc: str
-    underlying: Spec | None
-    """For a logical type over a primitive: the spec that reads what is stored."""
+    logical: str
+    """The logical type of the values, or empty."""
 
     @property
     def full_type(self) -> str:
@@ -186,28 +187,26 @@ def schema_fields(schema: Any) -> list[Field]:
     names = Names(schema)
     fields: list[Field] = []
 
-    def walk(schema: Any, path: str, parent: str, doc: str, arrays: int, nulls: bool, around: tuple[int, ...]) -> None:
+    def walk(schema: Any, path: str, parent: str, doc: str, around: tuple[int, ...]) -> None:
         inner, nullable = names.value(schema)
-        spec = _underlying(names, inner, arrays, nulls or nullable)
-        fields.append(Field(path, parent, type_text(names, inner, around), nullable, doc, spec))
-        below, any_null, prefix = inner, nulls or nullable, path
+        fields.append(Field(path, parent, type_text(names, inner, around), nullable, doc, _logical(names, inner)))
+        below, prefix = inner, path
         while isinstance(below, dict) and below["type"] in ("array", "map"):
             prefix = f"{prefix}.values" if below["type"] == "map" else prefix
-            below, nullable = names.value(below.get("items") or below.get("values"))
-            arrays, any_null = arrays + 1, any_null or nullable
+            below = names.value(below.get("items") or below.get("values"))[0]
         if isinstance(below, dict) and "fields" in below and id(below) not in around:
-            record(below, prefix, path, arrays, any_null, (*around, id(below)))
+            record(below, prefix, path, (*around, id(below)))
 
-    def record(schema: Any, prefix: str, parent: str, arrays: int, nulls: bool, around: tuple[int, ...]) -> None:
+    def record(schema: Any, prefix: str, parent: str, around: tuple[int, ...]) -> None:
         for entry in schema["fields"]:
             path = f"{prefix}.{entry['name']}" if prefix else entry["name"]
-            walk(entry["type"], path, parent, str(entry.get("doc") or ""), arrays, nulls, around)
+            walk(entry["type"], path, parent, str(entry.get("doc") or ""), around)
 
     root = names.resolve(schema)
     if "fields" in root:
-        record(root, "", "", 0, False, (id(root),))
+        record(root, "", "", (id(root),))
     else:
-        walk(schema, "value", "", "", 0, False, ())
+        walk(schema, "value", "", "", ())
     return fields
 
 
@@ -229,23 +228,25 @@ def type_text(names: Names, schema: Any, around: tuple[int, ...] = ()) -> str:
         notes.append(plural(len(schema.get("symbols", ())), "symbol"))
     if kind == "fixed":
         notes.append(plural(schema.get("size", 0), "byte"))
-    if logical := schema.get("logicalType"):
-        digits = f"({schema.get('precision')}, {schema.get('scale', 0)})" if logical == "decimal" else ""
-        notes.append(f"{logical}{digits}")
+    if logical := logical_text(schema):
+        notes.append(logical)
     return clean(f"{kind} {name}".strip() + (f" ({', '.join(notes)})" if notes else ""))
 
 
-def _underlying(names: Names, schema: Any, arrays: int, nulls: bool) -> Spec | None:
-    while isinstance(schema, dict) and schema["type"] == "array":
-        schema, nullable = names.value(schema["items"])
-        arrays, nulls = arrays + 1, nulls or nullable
-    if not isinstance(schema, dict) or "logicalType" not in schema:
-        return None
-    dtype = "bytes" if schema["type"] == "fixed" else PRIMITIVES.get(schema["type"])
-    if dtype is None:
-        return None
-    policy: Nulls = "mask" if nulls else "error"
-    return RaggedSpec((None,) * arrays, dtype, nulls=policy) if arrays else DenseSpec((), dtype, nulls=policy)
+def _logical(names: Names, schema: Any) -> str:
+    """The logical type of the values below arrays and maps: `decimal(10, 2)`; empty if they have none."""
+    while isinstance(schema, dict) and schema["type"] in ("array", "map"):
+        schema = names.value(schema.get("items") or schema.get("values") or "null")[0]
+    return logical_text(schema) if isinstance(schema, dict) else ""
+
+
+def logical_text(schema: Any) -> str:
+    """The logical type of a resolved schema, empty if it has none."""
+    logical = schema.get("logicalType")
+    if not logical:
+        return ""
+    digits = f"({schema.get('precision')}, {schema.get('scale', 0)})" if logical == "decimal" else ""
+    return clean(f"{logical}{digits}")
 
 
 @dataclass
@@ -277,48 +278,21 @@ def infer_readable(paths: Sequence[str], schema: Any) -> Readable:
     """
     found = Readable()
     try:
-        found.features = fastpipe.infer_features(list(paths))
-        return found
+        data = AvroData.inferring(list(paths), None, None, lenient=True)
     except FastpipeError as error:
         found.error = error
-        if error.feature is None:  # Nothing to do with the type of a field.
-            return found
-    fields = schema_fields(schema)
-    columns: list[str] = []
-
-    def probe(parent: str) -> None:
-        for entry in fields:
-            if entry.parent != parent:
-                continue
-            try:
-                fastpipe.infer_features(paths[0], columns=[entry.path])
-                columns.append(entry.path)
-            except FastpipeError as error:
-                if entry.underlying is not None:
-                    columns.append(entry.path)
-                    found.notes[entry.path] = entry.type.rpartition(" (")[2].rstrip(")>?")
-                elif error.feature != entry.path and any(child.parent == entry.path for child in fields):
-                    probe(entry.path)
-                else:
-                    found.skipped[entry.path] = error.reason.partition(". columns=")[0]
-
-    probe("")
-    found.features = _gather(paths, fields, columns, found.notes)
+        return found
+    found.features, found.skipped = data.features, data.left_out
+    texts = {entry.path: entry.logical for entry in schema_fields(schema)}
+    for name, logical in data.stored.items():
+        # Values of maps have no line of their own in the table.
+        found.notes[name] = texts.get(name) or texts.get(name.removesuffix(".values")) or logical
+    if found.notes or found.skipped:
+        try:
+            fastpipe.infer_features(list(paths))
+        except FastpipeError as error:
+            found.error = error
     return found
-
-
-def _gather(paths: Sequence[str], fields: list[Field], columns: list[str], notes: dict[str, str]) -> Features:
-    """The features of the columns, in their order."""
-    inferable = [column for column in columns if column not in notes]
-    inferred = fastpipe.infer_features(list(paths), columns=inferable) if inferable else Features()
-    underlying = {entry.path: entry.underlying for entry in fields}
-    features = Features()
-    for column in columns:
-        spec = underlying[column] if column in notes else None
-        if spec is not None:
-            features[column] = spec
-        features.update((n, s) for n, s in inferred.items() if n == column or n.startswith(f"{column}."))
-    return features
 
 
 # --- Files ---

@@ -15,14 +15,20 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from fastpipe._arguments import flag, shown
+
 __all__ = ["DenseSpec", "Features", "RaggedSpec", "SparseSpec", "Spec"]
 
 Value: TypeAlias = "bool | int | float | str | bytes"
 Nulls: TypeAlias = Literal["error", "mask", "fill"]
-Lowered: TypeAlias = "tuple[str, tuple[int, ...], str, str, Value | None, Value | None, str, bool]"
+Lowered: TypeAlias = "tuple[str, tuple[int, ...], str, str, Value | None, Value | None, str, bool, str | None, bool]"
 
 _DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 _TEXT = {str: "string", bytes: "bytes"}
+# Of NumPy's 32 (before its version 2) one is for rows. Those of ragged and sparse features are no array's, but schemas
+# aren't read deeper.
+_MOST_FIXED = 31
+_MOST = 128
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,6 +40,7 @@ class Spec:
     _: KW_ONLY
     nulls: Nulls = "error"
     fill: Value | None = None
+    field: str | None = None
 
     _kind: ClassVar[str] = ""
 
@@ -43,6 +50,13 @@ class Spec:
         dtype = _dtype(self.dtype)
         self._set("dtype", dtype)
         self._set("shape", _shape(self.shape))
+        _check_dimensions(self._kind, self.shape)
+        if self.field is not None:
+            if not isinstance(self.field, str):
+                raise TypeError(f"field is the path of a field, a string, not {shown(self.field)}")
+            if not self.field:
+                raise ValueError("field is empty: name a field, or leave it out to take the feature's name")
+            self._set("field", str(self.field))
         if self.nulls not in ("error", "mask", "fill"):
             raise ValueError(f'nulls is "error", "mask" or "fill", not {self.nulls!r}')
         if self.fill is not None:
@@ -66,10 +80,19 @@ class Spec:
         object.__setattr__(self, name, value)
 
     def _lower(self) -> Lowered:
-        """Gives Rust plain values: kind, shape (-1 for None), dtype, nulls, fill, pad, layout, check_indices."""
+        """Gives Rust plain values.
+
+        Kind, shape (-1 for None), dtype, nulls, fill, pad, layout, check_indices, field and length.
+        """
         shape = tuple(-1 if size is None else size for size in self.shape)
         layout, check = getattr(self, "layout", ""), getattr(self, "check_indices", True)
-        return self._kind, shape, self.dtype, self.nulls, self.fill, getattr(self, "pad", None), layout, check
+        pad, length = getattr(self, "pad", None), getattr(self, "length", False)
+        return self._kind, shape, self.dtype, self.nulls, self.fill, pad, layout, check, self.field, length
+
+    def _check_length(self) -> None:
+        self._set("length", flag("length", getattr(self, "length", False)))
+        if getattr(self, "length", False) and self.dtype != "int64":
+            raise ValueError(f'length=True counts items: the dtype is "int64", not {self.dtype!r}')
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,14 +108,21 @@ class DenseSpec(Spec):
             null; "fill" puts the fill value there.
         fill: value in the place of a null; giving it implies `nulls="fill"`. Without it, "fill" takes 0, False or the
             empty string.
+        field: path of the field to read, if it isn't the feature's name. Several features may read one field:
+            `{"clicks": DenseSpec((20,), "int64", pad=0), "clicks_length": DenseSpec((), "int64", field="clicks",
+            length=True)}`.
+        length: True for the number of items in the array, or map, that lies below the dimensions of `shape`, instead of
+            its values: `()` counts an array's items, before they are padded or cut. The dtype is "int64".
 
     Raises:
-        ValueError: if a dimension, a dtype, or a fill or pad value can't be.
+        ValueError: if a dimension, a dtype, or a fill or pad value can't be, or there are more than 31 dimensions, all
+            that a NumPy array has beside the one for rows.
         TypeError: if one is of the wrong type.
     """
 
     _: KW_ONLY
     pad: Value | None = None
+    length: bool = False
 
     _kind: ClassVar[str] = "dense"
 
@@ -101,7 +131,10 @@ class DenseSpec(Spec):
         if None in self.shape:
             shape = _code(self.shape)
             raise ValueError(f"the shape {shape} has a ragged dimension: use RaggedSpec, or a number with pad=")
+        self._check_length()
         if self.pad is not None:
+            if self.length:
+                raise ValueError("pad fills up arrays with values, and length=True counts them: give one of the two")
             if not self.shape:
                 raise ValueError("pad is for arrays, and the shape () is a scalar; fill= is for nulls")
             if self.dtype in ("string", "bytes"):
@@ -120,11 +153,17 @@ class RaggedSpec(Spec):
         dtype: as for `DenseSpec`.
         nulls: as for `DenseSpec`, at each level that the schema lets be null; a null array that is filled is empty.
         fill: value in the place of a null item; giving it implies `nulls="fill"`.
+        field: as for `DenseSpec`.
+        length: as for `DenseSpec`: `RaggedSpec((None,), "int64", length=True)` counts the items of arrays in arrays.
 
     Raises:
-        ValueError: if a dimension, a dtype or a fill value can't be.
+        ValueError: if a dimension, a dtype or a fill value can't be, or there are more than 128 dimensions, or more
+            than 31 behind the last None.
         TypeError: if one is of the wrong type.
     """
+
+    _: KW_ONLY
+    length: bool = False
 
     _kind: ClassVar[str] = "ragged"
 
@@ -132,6 +171,7 @@ class RaggedSpec(Spec):
         super().__post_init__()
         if None not in self.shape:
             raise ValueError(f"the shape {_code(self.shape)} has no ragged dimension (None): use DenseSpec")
+        self._check_length()
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,9 +189,11 @@ class SparseSpec(Spec):
         nulls: as for `DenseSpec`; a null record that is filled has no entries.
         fill: value in the place of a null value; giving it implies `nulls="fill"`.
         check_indices: whether an index outside of the shape raises `ValueRangeError`; False trusts the file.
+        field: as for `DenseSpec`, of the record.
 
     Raises:
-        ValueError: if a dimension, a dtype, the layout or the fill value can't be.
+        ValueError: if a dimension, a dtype, the layout or the fill value can't be, or there are more than 128
+            dimensions.
         TypeError: if one is of the wrong type.
     """
 
@@ -167,9 +209,7 @@ class SparseSpec(Spec):
             raise ValueError("a sparse feature has at least one dimension: the shape is (size,) or (None,)")
         if self.layout not in ("coo", "csr"):
             raise ValueError(f'layout is "coo" or "csr", not {self.layout!r}')
-        if not isinstance(self.check_indices, (bool, np.bool_)):
-            raise TypeError(f"check_indices is True or False, not {self.check_indices!r}")
-        self._set("check_indices", bool(self.check_indices))
+        self._set("check_indices", flag("check_indices", self.check_indices))
 
 
 class Features(dict[str, Spec]):
@@ -180,12 +220,23 @@ class Features(dict[str, Spec]):
     """
 
     def __init__(self, features: Mapping[str, Spec] | None = None) -> None:
+        given: Any = features  # Users may give anything.
+        if given is not None and not isinstance(given, Mapping):
+            hint = ""
+            if isinstance(given, (list, tuple)) and given and all(isinstance(name, str) for name in given):
+                hint = f"; columns={shown(list(given))} reads them as they are inferred"
+            raise TypeError(f"features is a dict from name to spec, not {shown(given)}{hint}")
         super().__init__({} if features is None else features)
         for name, spec in self.items():
             if not isinstance(name, str):
-                raise TypeError(f"the name of a feature is a string, not {name!r}")
+                raise TypeError(
+                    f"features is a dict from name to spec; the name of a feature is a string, not {shown(name)}"
+                )
             if not isinstance(spec, Spec):
-                raise TypeError(f"feature {name!r}: expected a DenseSpec, RaggedSpec or SparseSpec, not {spec!r}")
+                raise TypeError(
+                    f"feature {name!r}: expected a DenseSpec, RaggedSpec or SparseSpec, such as "
+                    f'DenseSpec((), "float32"), not {shown(spec)}'
+                )
 
     def __repr__(self) -> str:
         lines = "".join(f"    {_code(name)}: {spec!r},\n" for name, spec in self.items())
@@ -220,6 +271,17 @@ def _shape(shape: Any) -> tuple[int | None, ...]:
         hint = f": write ({shape},)" if shape is None or isinstance(shape, (int, np.integer)) else ""
         raise TypeError(f"shape is a tuple, not {shape!r}{hint}")
     return tuple(None if size is None else _size(size, shape) for size in shape)
+
+
+def _check_dimensions(kind: str, shape: tuple[int | None, ...]) -> None:
+    fixed = 0 if kind == "sparse" else len(shape) - max((i + 1 for i, n in enumerate(shape) if n is None), default=0)
+    if fixed > _MOST_FIXED:
+        raise ValueError(
+            f"a NumPy array has no more than {_MOST_FIXED} dimensions beside the one for rows, and the shape has "
+            f"{fixed} fixed ones; RaggedSpec with None for the outer ones reads up to {_MOST} levels"
+        )
+    if len(shape) > _MOST:
+        raise ValueError(f"a shape has at most {_MOST} dimensions, not {len(shape)}: schemas aren't read deeper")
 
 
 def _size(size: Any, shape: Any) -> int:

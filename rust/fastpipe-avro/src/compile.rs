@@ -78,7 +78,7 @@ pub(crate) fn compile_steps(schema: &Schema, columns: &[Column]) -> Result<Plan,
     for column in columns {
         let name = &column.feature.name;
         check(schema, &column.feature).map_err(|e| e.at_feature(name))?;
-        paths.push(components(schema, name)?);
+        paths.push(components(schema, &column.feature.field).map_err(|e| e.at_feature(name))?);
     }
     let root = schema.root();
     let mut uses = vec![0; schema.len()];
@@ -230,9 +230,15 @@ impl<'a> Compiler<'a> {
             }
             Type::Array(item) => self.items(None, *item, wants, path, out),
             Type::Map(value) => {
-                let (keys, values): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| w.path[0] == "keys");
+                let (keys, values): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| w.path.first() == Some(&"keys"));
+                if keys.len() > 1 {
+                    let groups = keys.into_iter().map(|w| vec![w]);
+                    let passes = groups.chain((!values.is_empty()).then_some(values)).collect();
+                    return self.tee(passes, path, out, |c, wants, code| c.node(id, wants, path, code));
+                }
+                // Who counts the items has come to the end of its path.
                 let strip = |w: Want<'a>| Want {
-                    path: &w.path[1..],
+                    path: w.path.get(1..).unwrap_or(w.path),
                     ..w
                 };
                 let values = values.into_iter().map(strip).collect();
@@ -356,9 +362,14 @@ impl<'a> Compiler<'a> {
         for want in key_want.iter().chain(&values) {
             self.mark_valid(*want, at, out);
         }
-        // Columns that ask for different lengths read the array one after the other.
-        let rule = |c: &Self, w: &Want<'_>| c.columns[w.column].rule(w.level);
-        let mut groups: Vec<(Rule, Vec<Want<'a>>)> = Vec::new();
+        // Columns that ask for different lengths read the array one after the other; those that count its items, too.
+        let rule = |c: &Self, w: &Want<'_>| {
+            (
+                c.columns[w.column].rule(w.level),
+                c.columns[w.column].counts_at(w.level),
+            )
+        };
+        let mut groups: Vec<((Rule, bool), Vec<Want<'a>>)> = Vec::new();
         for want in key_want.iter().chain(&values) {
             let rule = rule(self, want);
             match groups.iter_mut().find(|g| g.0 == rule) {
@@ -367,7 +378,7 @@ impl<'a> Compiler<'a> {
             }
         }
         let mut spans = Vec::new();
-        for (rule, group) in groups {
+        for ((rule, _), group) in groups {
             let mut code = Code::default();
             let is_key = |w: &Want<'_>| key_want.is_some_and(|k| k.column == w.column);
             let group_key = key.map(|_| group.iter().copied().find(is_key));
@@ -398,15 +409,20 @@ impl<'a> Compiler<'a> {
         let wants: Vec<Want<'a>> = key.flatten().into_iter().chain(values.iter().copied()).collect();
         let mut lengths = Vec::new();
         let mut pads = Vec::new();
+        let counts = |c: &Self, w: &Want<'_>| c.columns[w.column].counts_at(w.level);
         for want in &wants {
             let column = &self.columns[want.column];
-            lengths.extend(column.parts.lengths.get(want.level));
+            match column.parts.values {
+                Target::Numbers(_, part) if counts(self, want) => lengths.push(part),
+                _ => lengths.extend(column.parts.lengths.get(want.level)),
+            }
             if let (Rule::Pad(_), Request::Dense { pad, .. }) = (rule, &column.feature.request) {
                 let emits = constants(column, want.level + 1, pad.as_ref(), false);
                 pads.extend(emits.map_err(|e| e.at_feature(&column.feature.name))?);
             }
         }
         let pad = self.emits(pads);
+        let values: Vec<Want<'a>> = values.into_iter().filter(|w| !counts(self, w)).collect();
         if let (None, [want]) = (key, &values[..])
             && let Some(wire) = wire(self.schema.ty(value))
         {

@@ -5,12 +5,17 @@ use fastpipe_batch::{DType, Error, ErrorKind, Leaf, SparseLayout};
 /// A wanted feature.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Feature {
-    /// The path of its field: names of nested record fields joined by dots; below a map `keys` or `values`.
+    /// What it is called in batches.
     pub name: String,
+    /// The path of its field: names of nested record fields joined by dots; below a map `keys` or `values`. Several
+    /// features may read one field.
+    pub field: String,
     /// Its form.
     pub request: Request,
     /// What nulls become.
     pub nulls: Nulls,
+    /// Whether the values are the numbers of items in the arrays, or maps, that lie below all of the dimensions.
+    pub counts: bool,
 }
 
 /// The form in which a feature is wanted.
@@ -46,6 +51,15 @@ pub enum Request {
 }
 
 impl Request {
+    /// The dimensions of a row.
+    pub fn rank(&self) -> usize {
+        match self {
+            Request::Dense { shape, .. } => shape.len(),
+            Request::Ragged { shape, .. } => shape.len(),
+            Request::Sparse { shape, .. } => shape.len(),
+        }
+    }
+
     /// The type of the values.
     pub fn leaf(&self) -> Leaf {
         match self {

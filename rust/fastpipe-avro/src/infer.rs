@@ -10,8 +10,8 @@ use fastpipe_batch::{
 };
 
 use crate::feature::{Feature, Nulls, Request};
-use crate::layout::{UnionShape, union_shape};
-use crate::limits::{MAX_COLUMNS, MAX_DEPTH, MAX_PATH_BYTES, MAX_SCHEMA_NODES};
+use crate::layout::{UnionShape, code, recursive, union_shape};
+use crate::limits::{MAX_COLUMNS, MAX_DEPTH, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, MAX_PATH_BYTES, MAX_SCHEMA_NODES};
 use crate::schema::{NodeId, Schema, Type};
 use crate::source::AvroSource;
 
@@ -22,6 +22,17 @@ pub struct Inferred {
     pub name: String,
     /// The feature, or why not.
     pub feature: Result<Feature>,
+    /// For a logical type, which isn't inferred: what is stored.
+    pub stored: Option<Stored>,
+}
+
+/// What a field of a logical type holds.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    /// The feature that reads the underlying values.
+    pub feature: Feature,
+    /// The logical type.
+    pub logical: String,
 }
 
 /// The features of a schema, in the order of its fields.
@@ -46,6 +57,8 @@ pub fn infer(schema: &Schema) -> Result<Vec<Inferred>> {
 struct Above {
     dims: usize,
     nullable: bool,
+    /// Whether a record around it holds its own type.
+    recursive: bool,
     depth: u32,
 }
 
@@ -62,6 +75,10 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn push(&mut self, feature: Result<(Request, Nulls)>) -> Result<()> {
+        self.push_stored(feature, None)
+    }
+
+    fn push_stored(&mut self, feature: Result<(Request, Nulls)>, stored: Option<Stored>) -> Result<()> {
         if self.found.len() >= MAX_COLUMNS {
             let reason = format!(
                 "the schema has more than {MAX_COLUMNS} columns, the most that are inferred; name those you want in features="
@@ -77,13 +94,20 @@ impl Walk<'_> {
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         let name = self.name.clone();
-        let feature = feature.map(|(request, nulls)| Feature {
-            name: name.clone(),
+        let feature = feature.map(|(request, nulls)| self.feature(request, nulls));
+        self.found.push(Inferred { name, feature, stored });
+        Ok(())
+    }
+
+    /// The feature of the field where the walk stands.
+    fn feature(&self, request: Request, nulls: Nulls) -> Feature {
+        Feature {
+            name: self.name.clone(),
+            field: self.name.clone(),
             request,
             nulls,
-        });
-        self.found.push(Inferred { name, feature });
-        Ok(())
+            counts: false,
+        }
     }
 
     fn refuse(&mut self, reason: String) -> Result<()> {
@@ -130,13 +154,21 @@ impl Walk<'_> {
                 ),
                 UnionShape::Several => {
                     let what = self.schema.describe(id);
-                    self.refuse(format!("{what} has several types besides null, which is not read"))
+                    self.refuse(format!(
+                        "{what} has several types besides null, which is not read; leave the field out, or write it as \
+                         one type"
+                    ))
                 }
             },
-            Type::Record(_) if schema.recursive(id) => {
-                self.refuse("a recursive type has no fixed set of columns, so it is not read".into())
+            // The outermost record of a recursive type has columns like others; those inside of it go on without end.
+            Type::Record(_) if above.recursive && schema.recursive(id) => {
+                self.refuse(recursive(schema, id, &self.name))
             }
             Type::Record(fields) => {
+                let above = Above {
+                    recursive: above.recursive || schema.recursive(id),
+                    ..above
+                };
                 if above.dims == 0
                     && let Some((dims, leaf)) = self.sparse(fields)
                 {
@@ -179,32 +211,34 @@ impl Walk<'_> {
         let Some(leaf) = leaf(self.schema.ty(id)) else {
             return Ok(());
         };
-        if let Some(logical) = self.schema.node(id).logical {
-            let shape = if above.dims == 0 {
-                "fastpipe.DenseSpec(()".to_owned()
-            } else {
-                format!("fastpipe.RaggedSpec(({})", "None, ".repeat(above.dims).trim_end())
-            };
-            let reason = format!(
-                "the logical type {logical} is not inferred; its underlying values can be asked for: \
-                 features={{\"{}\": {shape}, \"{leaf}\")}}",
-                self.name
-            );
-            return self.refuse(reason);
-        }
         // A value of type null is always null.
         let null = *self.schema.ty(id) == Type::Null;
         let nulls = nulls(Above {
             nullable: above.nullable || null,
             ..above
         });
-        self.push(Ok((request(above.dims, leaf), nulls)))
+        let request = request(above.dims, leaf);
+        let Some(logical) = self.schema.node(id).logical.map(|logical| logical.to_string()) else {
+            return self.push(Ok((request, nulls)));
+        };
+        let reason = format!(
+            "the logical type {logical} is not inferred; its underlying values can be asked for: \
+             features={{\"{}\": {}}}",
+            self.name,
+            code(above.dims, leaf, nulls == Nulls::Mask)
+        );
+        let feature = self.feature(request, nulls);
+        let error = Error::new(ErrorKind::Unsupported, reason);
+        self.push_stored(Err(error), Some(Stored { feature, logical }))
     }
 
     /// Dimensions and values, if the fields are those of a sparse record: exactly `indices0`, `indices1`, ... and `values`,
     /// arrays all.
     fn sparse(&self, fields: &[(String, NodeId)]) -> Option<(usize, Leaf)> {
-        let dims = fields.len().checked_sub(1).filter(|&d| d > 0)?;
+        let dims = fields
+            .len()
+            .checked_sub(1)
+            .filter(|d| (1..=MAX_DIMENSIONS).contains(d))?;
         let mut values = None;
         let mut seen = vec![false; dims];
         for (name, id) in fields {
@@ -269,7 +303,8 @@ fn request(dims: usize, leaf: Leaf) -> Request {
     }
 }
 
-fn leaf(ty: &Type) -> Option<Leaf> {
+/// The values of a type without parts.
+pub(crate) fn leaf(ty: &Type) -> Option<Leaf> {
     Some(match ty {
         Type::Null | Type::Boolean => Leaf::Fixed(DType::Bool),
         Type::Int | Type::Enum(_) => Leaf::Fixed(DType::I32),
@@ -370,15 +405,16 @@ impl<'a> Evidence<'a> {
         Ok(())
     }
 
-    /// The features with fixed dimensions where the evidence says so: from the innermost outwards, and no more than one
-    /// level that may be null among them, since the mask of a fixed shape can't tell the nulls of two levels apart.
+    /// The features with fixed dimensions where the evidence says so: from the innermost outwards, no more of them than an
+    /// array can have, and no more than one level that may be null among them, since the mask of a fixed shape can't tell
+    /// the nulls of two levels apart.
     pub fn refine(&self) -> Vec<Feature> {
         let refine = |(column, lengths): (&crate::Column, &Vec<Lengths>)| {
             let mut feature = column.feature.clone();
             if let (Request::Ragged { shape, leaf }, Form::Nested(form)) = (&feature.request, &column.spec.form) {
                 let mut nullable = usize::from(form.leaf_mask.is_some());
                 let mut shape: Vec<Option<usize>> = shape.clone();
-                for dim in (0..lengths.len()).rev() {
+                for dim in (0..lengths.len()).rev().take(MAX_FIXED_DIMENSIONS) {
                     nullable += usize::from(form.masks[dim]);
                     let Some(fixed) = lengths[dim].fixed().filter(|_| nullable <= 1) else {
                         break;

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use fastpipe_batch::{ColumnSpec, DType, Error, ErrorKind, Form, Leaf, NestedForm, SparseForm, SparseLayout};
 
 use crate::feature::{Feature, Nulls, Request};
+use crate::infer::leaf;
 use crate::plan::{PartId, Rule, TextParts};
 use crate::schema::{NodeId, Schema, Type};
+use crate::similar::nearest;
 
 /// A column: what is wanted, how it is laid out, and which parts it has.
 #[derive(Clone, Debug)]
@@ -109,10 +111,63 @@ fn list(names: &[&str]) -> String {
     format!("{}{more}", names[..names.len().min(SHOWN)].join(", "))
 }
 
+/// What to do about a feature that is a record as a whole.
+#[cold]
+fn whole_record(schema: &Schema, id: NodeId, fields: &[(String, NodeId)], path: &str) -> Error {
+    let names: Vec<_> = fields.iter().map(|f| f.0.as_str()).collect();
+    if schema.recursive(id) {
+        return Error::new(ErrorKind::Unsupported, recursive(schema, id, path));
+    }
+    let sparse = if names.contains(&"values") {
+        ", or for a SparseSpec"
+    } else {
+        ""
+    };
+    misfit(format!(
+        "the field is a record: ask for its fields as '{path}.<field>' ({}){sparse}",
+        list(&names)
+    ))
+}
+
+/// Why a record that holds its own type can't be read, and what can.
+pub(crate) fn recursive(schema: &Schema, id: NodeId, path: &str) -> String {
+    let names: Vec<_> = match schema.ty(id) {
+        Type::Record(fields) => fields.iter().map(|f| f.0.as_str()).collect(),
+        _ => Vec::new(),
+    };
+    format!(
+        "the field is a recursive record, which has no fixed set of columns; leave it out, or ask in features= for \
+         single fields of it, as deep as you need, as '{path}.<field>' ({})",
+        list(&names)
+    )
+}
+
+/// A path that leads nowhere. `named` is what was found of it, `rest` what comes behind the field that is missing.
+#[cold]
+fn no_field(fields: &[(String, NodeId)], named: &[&str], name: &str, rest: &[&str]) -> Error {
+    let names: Vec<_> = fields.iter().map(|f| f.0.as_str()).collect();
+    let meant = nearest(name, names.iter().copied()).map_or_else(String::new, |near| {
+        let whole: Vec<_> = named
+            .iter()
+            .copied()
+            .chain([near])
+            .chain(rest.iter().copied())
+            .collect();
+        format!("; did you mean '{}'?", whole.join("."))
+    });
+    let whose = if named.is_empty() {
+        "the schema".to_owned()
+    } else {
+        format!("'{}'", named.join("."))
+    };
+    misfit(format!("{whose} has no field '{name}', but {}{meant}", list(&names)))
+}
+
 /// Follows the path of a feature.
 pub(crate) fn trace(schema: &Schema, feature: &Feature) -> Result<Trace, Error> {
-    let path = components(schema, &feature.name)?;
+    let path = components(schema, &feature.field)?;
     let mut rest = &path[..];
+    let mut named: Vec<&str> = Vec::new();
     let mut nullable = vec![false];
     let mut id = schema.root();
     let sparse = matches!(feature.request, Request::Sparse { .. });
@@ -135,32 +190,32 @@ pub(crate) fn trace(schema: &Schema, feature: &Feature) -> Result<Trace, Error> 
             },
             Type::Record(fields) => {
                 let Some((&name, tail)) = rest.split_first() else {
-                    if sparse {
+                    if sparse && !schema.recursive(id) {
                         return Ok(Trace {
                             nullable,
                             end: End::Node(id),
                         });
                     }
-                    let names: Vec<_> = fields.iter().map(|f| f.0.as_str()).collect();
-                    return Err(misfit(format!(
-                        "the field is a record: ask for its fields as '{0}.<field>' ({1}){2}",
-                        feature.name,
-                        list(&names),
-                        if names.contains(&"values") {
-                            ", or for a SparseSpec"
-                        } else {
-                            ""
-                        }
-                    )));
+                    return Err(whole_record(schema, id, fields, &feature.field));
                 };
                 let Some(field) = fields.iter().find(|f| f.0 == name) else {
-                    let names: Vec<_> = fields.iter().map(|f| f.0.as_str()).collect();
-                    return Err(misfit(format!(
-                        "the schema has no field '{name}' there; it has {}",
-                        list(&names)
-                    )));
+                    return Err(no_field(fields, &named, name, tail));
                 };
+                named.push(name);
                 (id, rest) = (field.1, tail);
+            }
+            Type::Array(_) | Type::Map(_) if feature.counts && level == feature.request.rank() => {
+                if !rest.is_empty() {
+                    let reason = format!(
+                        "length=True counts the items of '{0}', whatever they hold: give field=\"{0}\"",
+                        named.join(".")
+                    );
+                    return Err(misfit(reason));
+                }
+                return Ok(Trace {
+                    nullable,
+                    end: End::Node(id),
+                });
             }
             Type::Array(item) => {
                 nullable.push(false);
@@ -175,10 +230,16 @@ pub(crate) fn trace(schema: &Schema, feature: &Feature) -> Result<Trace, Error> 
                             end: End::Keys,
                         });
                     }
-                    Some((&"values", tail)) => (id, rest) = (*value, tail),
+                    Some((&"values", tail)) => {
+                        named.push("values");
+                        (id, rest) = (*value, tail);
+                    }
                     _ => {
-                        let ask = "ask for its 'keys' and its 'values', each a feature of its own";
-                        return Err(misfit(format!("the field is a map: {ask}")));
+                        let at = named.join(".");
+                        return Err(misfit(format!(
+                            "the field is a map: ask for its keys as '{at}.keys', and for its values as '{at}.values', \
+                             each a feature of its own"
+                        )));
                     }
                 }
             }
@@ -202,6 +263,37 @@ fn end(schema: &Schema, rest: &[&str], nullable: Vec<bool>, id: NodeId) -> Resul
             schema.describe(id)
         ))),
     }
+}
+
+/// Python code of the spec that reads values below so many arrays.
+pub(crate) fn code(dims: usize, leaf: Leaf, nullable: bool) -> String {
+    let nulls = if nullable { ", nulls=\"mask\"" } else { "" };
+    match dims {
+        0 => format!("fastpipe.DenseSpec((), \"{leaf}\"{nulls})"),
+        1 => format!("fastpipe.RaggedSpec((None,), \"{leaf}\"{nulls})"),
+        _ => {
+            let shape = vec!["None"; dims].join(", ");
+            format!("fastpipe.RaggedSpec(({shape}), \"{leaf}\"{nulls})")
+        }
+    }
+}
+
+/// What to ask for instead: a spec that reads the field as it is.
+fn instead(schema: &Schema, trace: &Trace, feature: &Feature) -> String {
+    let leaf = match trace.end {
+        End::Keys => Leaf::Bytes { utf8: true },
+        End::Node(id) => match leaf(schema.ty(id)) {
+            Some(leaf) => leaf,
+            None => return String::new(),
+        },
+    };
+    let null = matches!(trace.end, End::Node(id) if *schema.ty(id) == Type::Null);
+    let nullable = null || trace.nullable.contains(&true);
+    format!(
+        "; features={{\"{}\": {}}} reads it",
+        feature.field,
+        code(trace.nullable.len() - 1, leaf, nullable)
+    )
 }
 
 /// Whether values of a type can become these values.
@@ -277,27 +369,28 @@ fn symbols(schema: &Schema, id: NodeId) -> Option<Arc<[String]>> {
 /// Checks that a schema can yield a feature in the form that is asked for.
 pub(crate) fn check(schema: &Schema, feature: &Feature) -> Result<Trace, Error> {
     let trace = trace(schema, feature)?;
-    let leaf = feature.request.leaf();
-    let rank = match &feature.request {
-        Request::Dense { shape, .. } => shape.len(),
-        Request::Ragged { shape, .. } => shape.len(),
-        Request::Sparse { .. } => {
-            return match trace.end {
-                End::Node(id) if matches!(schema.ty(id), Type::Record(_)) && trace.nullable.len() == 1 => Ok(trace),
-                End::Node(id) if matches!(schema.ty(id), Type::Record(_)) => Err(misfit(
-                    "sparse records inside arrays or maps are not read; ask for their fields one by one".into(),
-                )),
-                _ => Err(misfit(
-                    "a SparseSpec needs a record of indices0, indices1, ... and values".into(),
-                )),
-            };
-        }
-    };
-    check_leaf(schema, trace.end, leaf)?;
+    let asked = feature.request.leaf();
+    let rank = feature.request.rank();
+    if let Request::Sparse { .. } = &feature.request {
+        return match trace.end {
+            End::Node(id) if matches!(schema.ty(id), Type::Record(_)) && trace.nullable.len() == 1 => Ok(trace),
+            End::Node(id) if matches!(schema.ty(id), Type::Record(_)) => Err(misfit(
+                "sparse records inside arrays or maps are not read; ask for their fields one by one".into(),
+            )),
+            _ => Err(misfit(
+                "a SparseSpec needs a record of indices0, indices1, ... and values".into(),
+            )),
+        };
+    }
+    if feature.counts {
+        return check_counts(schema, trace, rank);
+    }
+    let hint = |e: Error| misfit(format!("{}{}", e.reason(), instead(schema, &trace, feature)));
+    check_leaf(schema, trace.end, asked).map_err(hint)?;
     let mut dims = trace.nullable.len() - 1;
     let mut last = None;
     if let End::Node(id) = trace.end
-        && let (Type::Fixed(n), Leaf::Fixed(_)) = (schema.ty(id), leaf)
+        && let (Type::Fixed(n), Leaf::Fixed(_)) = (schema.ty(id), asked)
     {
         dims += 1;
         last = Some(*n);
@@ -308,22 +401,36 @@ pub(crate) fn check(schema: &Schema, feature: &Feature) -> Result<Trace, Error> 
             End::Node(_) if dims == 0 => "no arrays".to_owned(),
             End::Node(_) => format!("arrays nested {dims} deep"),
         };
-        return Err(misfit(format!(
+        return Err(hint(misfit(format!(
             "the shape has {rank} dimensions, but the field has {what}, so {dims} are needed"
-        )));
+        ))));
     }
-    let asked = match &feature.request {
+    let size = match &feature.request {
         Request::Dense { shape, .. } => shape.last().copied(),
         Request::Ragged { shape, .. } => shape.last().copied().flatten(),
         Request::Sparse { .. } => None,
     };
-    if last.is_some() && last != asked {
-        let size = last.unwrap_or(0);
-        return Err(misfit(format!(
-            "the last dimension of a fixed of {size} bytes must be {size}"
-        )));
+    if let Some(whole) = last
+        && size != last
+    {
+        return Err(hint(misfit(format!(
+            "the last dimension of a fixed of {whole} bytes must be {whole}"
+        ))));
     }
     Ok(trace)
+}
+
+/// Checks that there are items to be counted below all dimensions.
+fn check_counts(schema: &Schema, trace: Trace, rank: usize) -> Result<Trace, Error> {
+    let what = match trace.end {
+        End::Node(id) if matches!(schema.ty(id), Type::Array(_) | Type::Map(_)) => return Ok(trace),
+        End::Node(id) => schema.describe(id),
+        End::Keys => "string".into(),
+    };
+    Err(misfit(format!(
+        "length=True counts the items of an array or a map below the {rank} dimensions of the shape, and there are values \
+         of type {what}"
+    )))
 }
 
 impl Column {
@@ -374,8 +481,16 @@ impl Column {
         })
     }
 
+    /// Whether the items of the array at this level are what is counted.
+    pub(crate) fn counts_at(&self, level: usize) -> bool {
+        self.feature.counts && level == self.feature.request.rank()
+    }
+
     /// What the length of the array of dimension `dim` must be.
     pub(crate) fn rule(&self, dim: usize) -> Rule {
+        if self.counts_at(dim) {
+            return Rule::Free;
+        }
         match &self.feature.request {
             Request::Dense { shape, pad: None, .. } => Rule::Exact(shape[dim]),
             Request::Dense { shape, .. } => Rule::Pad(shape[dim]),

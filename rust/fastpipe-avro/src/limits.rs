@@ -19,6 +19,13 @@ pub const MAX_ZERO_WIDTH: u64 = 1 << 24;
 /// Levels of nesting of a recursive type in data.
 pub const MAX_DEPTH: u32 = 128;
 
+/// Fixed dimensions of a feature: those of a NumPy array (32 before NumPy 2, and in what arrays are made with here), less the
+/// one for rows. What is inferred decides the form of a batch, so it doesn't depend on the NumPy at hand.
+pub const MAX_FIXED_DIMENSIONS: usize = 31;
+
+/// Dimensions of a ragged or a sparse feature.
+pub const MAX_DIMENSIONS: usize = MAX_DEPTH as usize;
+
 /// Columns inferred from one schema.
 pub const MAX_COLUMNS: usize = 10_000;
 

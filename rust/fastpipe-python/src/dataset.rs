@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fastpipe_avro::{AvroSource, Block, Evidence, Feature, FileInfo, Inferred, column_times, infer};
-use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, Pass as Reading, Source};
+use fastpipe_avro::{AvroSource, Block, Evidence, Feature, FileInfo, column_times};
+use fastpipe_batch::{Buffer, BufferPool, Error, Pass as Reading, Source};
 use fastpipe_engine::{Files, IndexCache};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -13,6 +13,7 @@ use crate::cached;
 use crate::data::Data;
 use crate::errors::IntoPy;
 use crate::features::{Described, Lowered, describe, feature};
+use crate::inferred::{self, Inferring};
 
 /// Data sets up to this many bytes are looked at as a whole when features are inferred; of larger ones a sample is.
 const LOOKED_AT_WHOLE: u64 = 16 << 20;
@@ -29,15 +30,17 @@ const LOOKED_AT: u64 = 16;
 pub(crate) struct AvroDataset {
     source: Arc<AvroSource>,
     features: Vec<Feature>,
+    inferring: Inferring,
     files: Vec<(String, u64, [u8; 16])>,
 }
 
 #[pymethods]
 impl AvroDataset {
     /// Opens files. `check` is called with the path and the schema of the first file, and of each that has another schema; what
-    /// it raises is raised.
+    /// it raises is raised. `lenient` infers what can be read, as it is stored, and leaves out the rest.
     #[new]
-    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None))]
+    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, lenient=false))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
         paths: Vec<String>,
@@ -45,6 +48,7 @@ impl AvroDataset {
         columns: Option<Vec<String>>,
         index_cache: Option<PathBuf>,
         check: Option<&Bound<'_, PyAny>>,
+        lenient: bool,
     ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let mut files: Vec<(FileInfo, Vec<Block>)> = Vec::with_capacity(paths.len());
@@ -58,14 +62,17 @@ impl AvroDataset {
             files.push((opened.info, opened.blocks));
             py.check_signals()?;
         }
+        let mut inferring = Inferring::default();
         let features = match features {
             Some(features) => features
                 .into_iter()
                 .map(|(name, spec)| feature(name, spec))
                 .collect::<PyResult<_>>()?,
             None => {
-                let ragged = inferred(&files, columns.as_deref()).py(py)?;
-                let source = AvroSource::new(&ragged, &files).py(py)?;
+                if let Some((first, _)) = files.first() {
+                    inferring = inferred::infer(first, columns.as_deref(), lenient).py(py)?;
+                }
+                let source = AvroSource::new(&inferring.features, &files).py(py)?;
                 refined(py, &source)?
             }
         };
@@ -78,6 +85,7 @@ impl AvroDataset {
             files: files.collect(),
             source: source.clone(),
             features,
+            inferring,
         };
         Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
     }
@@ -85,6 +93,16 @@ impl AvroDataset {
     /// Name, kind, shape, dtype and nulls of each feature.
     fn features(&self) -> Vec<Described> {
         self.features.iter().map(describe).collect()
+    }
+
+    /// For each feature of a logical type that `lenient` let be read as what is stored: the logical type.
+    fn stored(&self) -> Vec<(String, String)> {
+        self.inferring.stored.clone()
+    }
+
+    /// For each column that `lenient` left out: why.
+    fn left_out(&self) -> Vec<(String, String)> {
+        self.inferring.left_out.clone()
     }
 
     /// The symbols of enums that are read as codes.
@@ -139,59 +157,6 @@ impl AvroDataset {
 impl AvroDataset {
     fn units(&self) -> u64 {
         self.source.units().unwrap_or(0)
-    }
-}
-
-/// The features of the first file, or those among them that `columns` names.
-fn inferred(files: &[(FileInfo, Vec<Block>)], columns: Option<&[String]>) -> Result<Vec<Feature>, Error> {
-    let Some((first, _)) = files.first() else {
-        return Ok(Vec::new());
-    };
-    let at = |e: Error| e.at_path(&first.path);
-    let found = infer(&first.schema).map_err(at)?;
-    let mut wanted: Vec<&Inferred> = Vec::new();
-    match columns {
-        None => wanted.extend(&found),
-        Some(columns) => {
-            for column in columns {
-                let below = |name: &str| {
-                    name.strip_prefix(column.as_str())
-                        .is_some_and(|r| r.is_empty() || r.starts_with('.'))
-                };
-                let before = wanted.len();
-                for field in found.iter().filter(|f| below(&f.name)) {
-                    if !wanted.iter().any(|w| w.name == field.name) {
-                        wanted.push(field);
-                    }
-                }
-                if wanted.len() == before && !wanted.iter().any(|w| below(&w.name)) {
-                    let reason = format!("the schema has no column '{column}'; it has {}", readable(&found));
-                    return Err(at(Error::new(ErrorKind::Schema, reason).at_feature(column)));
-                }
-            }
-        }
-    }
-    let take = |field: &Inferred| {
-        field.feature.clone().map_err(|e| {
-            let reason = format!("{}. columns=[...] reads the others: {}", e.reason(), readable(&found));
-            at(Error::new(e.kind(), reason).at_feature(&field.name))
-        })
-    };
-    wanted.into_iter().map(take).collect()
-}
-
-/// The columns that can be inferred, for a message.
-fn readable(found: &[Inferred]) -> String {
-    const SHOWN: usize = 30;
-    let names: Vec<_> = found
-        .iter()
-        .filter(|f| f.feature.is_ok())
-        .map(|f| format!("{:?}", f.name))
-        .collect();
-    match names.len() {
-        0 => "none".into(),
-        n if n > SHOWN => format!("{} and {} more", names[..SHOWN].join(", "), n - SHOWN),
-        _ => names.join(", "),
     }
 }
 

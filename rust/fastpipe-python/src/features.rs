@@ -1,12 +1,14 @@
 //! Specs from Python to features and back. Python's specs lower themselves to plain tuples.
 
+use fastpipe_avro::limits::{MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS};
 use fastpipe_avro::{Feature, Nulls, Request, Scalar};
 use fastpipe_batch::{DType, Leaf, SparseLayout};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString};
 
-/// Kind, shape (-1 for open dimensions), dtype, nulls, fill, pad, layout, check_indices.
+/// Kind, shape (-1 for open dimensions), dtype, nulls, fill, pad, layout, check_indices; the field, if it is another than the
+/// name says, and whether its items are counted.
 pub(crate) type Lowered<'py> = (
     String,
     Vec<i64>,
@@ -16,10 +18,9 @@ pub(crate) type Lowered<'py> = (
     Option<Bound<'py, PyAny>>,
     String,
     bool,
+    Option<String>,
+    bool,
 );
-
-/// NumPy's limit of dimensions, less one for the batch.
-const MAX_DIMENSIONS: usize = 31;
 
 fn leaf(name: &str) -> PyResult<Leaf> {
     match name {
@@ -47,11 +48,12 @@ fn scalar(value: &Bound<'_, PyAny>) -> PyResult<Scalar> {
 
 /// A feature from its name and its lowered spec.
 pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
-    let (kind, shape, dtype, nulls, fill, pad, layout, check_indices) = lowered;
-    if shape.len() > MAX_DIMENSIONS {
+    let (kind, shape, dtype, nulls, fill, pad, layout, check_indices, field, counts) = lowered;
+    // Specs have checked it; arrays of more dimensions can't be made.
+    let fixed = shape.iter().rev().take_while(|&&d| d >= 0).count();
+    if shape.len() > MAX_DIMENSIONS || (kind != "sparse" && fixed > MAX_FIXED_DIMENSIONS) {
         let reason = format!(
-            "feature {name:?}: a shape has at most {MAX_DIMENSIONS} dimensions, found {}",
-            shape.len()
+            "feature {name:?}: a shape has at most {MAX_DIMENSIONS} dimensions, and {MAX_FIXED_DIMENSIONS} fixed ones at its end"
         );
         return Err(PyValueError::new_err(reason));
     }
@@ -88,7 +90,13 @@ pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
         "fill" => Nulls::Fill(fill.as_ref().map(scalar).transpose()?),
         _ => Nulls::Error,
     };
-    Ok(Feature { name, request, nulls })
+    Ok(Feature {
+        field: field.unwrap_or_else(|| name.clone()),
+        name,
+        request,
+        nulls,
+        counts,
+    })
 }
 
 /// Name, kind, shape, dtype and nulls of a feature.

@@ -10,6 +10,7 @@ mod errors;
 mod features;
 mod file;
 mod index;
+mod inferred;
 mod interactions;
 mod order;
 mod pass;
