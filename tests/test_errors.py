@@ -20,6 +20,7 @@ BUILTINS = {
     "ValueRangeError": ValueError,
     "NullValueError": ValueError,
     "OutOfMemoryError": MemoryError,
+    "PassClosedError": RuntimeError,
     "InteractionsError": ValueError,
     "UnseenItemsError": ValueError,
     "MissingFileError": FileNotFoundError,

@@ -75,7 +75,7 @@ def test_threads_and_prefetch_change_nothing(shuffle: Any, which: str, request: 
     expected = samples.digests(reader)
     assert len(expected) == len(reader)
     assert len(set(expected)) == len(expected)
-    for threads, prefetch in itertools.product((1, 2, 8), (0, 1, 7)):
+    for threads, prefetch in itertools.product((1, 2, 8), (1, 2, 7)):
         found = samples.digests(data.read(**order, num_threads=threads, prefetch=prefetch))
         assert found == expected, (threads, prefetch)
 
@@ -256,9 +256,9 @@ def test_what_is_out_of_range_is_an_index_error(data: Data, shuffle: Any) -> Non
     with pytest.raises(IndexError, match="an epoch has 0 batches"):
         data.read(shuffle=shuffle, seed=2, batch_size=1000, drop_last=True).batch_at(0)
     for bad in (-1, 2**63):
-        with pytest.raises(ValueError, match="step is between"):
+        with pytest.raises(IndexError, match="an epoch has 6 batches"):
             reader.batch_at(bad)
-    with pytest.raises(ValueError, match="row is between"):
+    with pytest.raises(IndexError, match="there is no row -1"):
         reader.locate(0, -1)
     with pytest.raises(ValueError, match="epoch is between"):
         reader.batch_at(0, epoch=-1)

@@ -121,7 +121,7 @@ def test_batches_are_the_rows_in_order(files: list[str], batch_size: int, drop_l
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 8])
-@pytest.mark.parametrize("prefetch", [0, 1, 5])
+@pytest.mark.parametrize("prefetch", [1, 2, 5])
 def test_threads_and_prefetch_change_nothing(files: list[str], num_threads: int, prefetch: int) -> None:
     expected = list(fastpipe.read_avro(files, batch_size=37, num_threads=1))
     found = list(fastpipe.read_avro(files, batch_size=37, num_threads=num_threads, prefetch=prefetch))

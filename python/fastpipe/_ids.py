@@ -68,6 +68,7 @@ class Vocabulary:
         return cls(ordered)
 
     def __len__(self) -> int:
+        """Ids."""
         return len(self.ids)
 
     def encode(self, ids: Any, what: str) -> Codes:

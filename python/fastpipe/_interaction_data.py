@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeA
 import numpy as np
 
 from fastpipe import _fastpipe
+from fastpipe._arguments import flag
 from fastpipe._ordering import within
 from fastpipe._sampling import check_unseen, weights_of
 from fastpipe.errors import UnseenItemsError
@@ -71,14 +72,14 @@ class InteractionsData:
         weights = weights_of(data.item_counts, sampling, power)
         if on_full not in ("error", "skip"):
             raise ValueError(f'on_full is "error" or "skip", not {on_full!r}')
-        how: dict[str, Any] = {"negatives": count, "repeats": bool(repeats), "weights": weights}
+        how: dict[str, Any] = {"negatives": count, "repeats": flag("repeats", repeats), "weights": weights}
         if on_full == "error":
             hint = ': on_full="skip" leaves such users out'
             check_unseen(data.users, data._positives, hint=hint, **how)
         self._options: dict[str, Any] = {
             "negatives": count,
             "item_dtype": dtype,
-            "repeats": bool(repeats),
+            "repeats": how["repeats"],
             "sampling": sampling,
             "power": float(power),
             "on_full": on_full,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import operator
 import secrets
 from dataclasses import dataclass, replace
-from typing import Literal, Self, SupportsIndex, TypeAlias
+from typing import Any, Literal, Self, SupportsIndex, TypeAlias
+
+import numpy as np
 
 from fastpipe import _fastpipe
+from fastpipe._arguments import flag, shown
 
-__all__ = ["LARGEST_BATCH", "LARGEST_WORLD", "Ordering", "ShardBy", "Shuffle", "Uneven", "within"]
+__all__ = ["LARGEST_BATCH", "LARGEST_WORLD", "Ordering", "ShardBy", "Shuffle", "Uneven", "integer", "within"]
 
 Shuffle: TypeAlias = Literal["window", "block", "buffer"]
 ShardBy: TypeAlias = Literal["window", "block", "batch"]
@@ -88,7 +91,7 @@ class Ordering:
             seed=secrets.randbits(48) if seed is None else within("seed", seed, 0, _LARGEST_SEED),
             seed_given=seed is not None,
             batch_size=size,
-            drop_last=bool(drop_last),
+            drop_last=flag("drop_last", drop_last),
             rank=within("rank", rank, 0, world - 1),
             world_size=world,
             shard_by=_shard_by(kind, shard_by),
@@ -124,11 +127,11 @@ class Ordering:
         )
 
 
-def _kind(shuffle: bool | str) -> str:
-    if isinstance(shuffle, bool):
+def _kind(shuffle: Any) -> str:
+    if isinstance(shuffle, (bool, np.bool_)):
         return "window" if shuffle else "sequential"
-    if shuffle not in ("window", "block", "buffer"):
-        raise ValueError(f'shuffle is True, False, "window", "block" or "buffer", not {shuffle!r}')
+    if not (isinstance(shuffle, str) and shuffle in ("window", "block", "buffer")):
+        raise ValueError(f'shuffle is True, False, "window", "block" or "buffer", not {shown(shuffle)}')
     return shuffle
 
 
@@ -142,6 +145,21 @@ def _shard_by(kind: str, shard_by: str | None) -> str:
     return shard_by
 
 
+def integer(name: str, value: SupportsIndex) -> int:
+    """An integer argument as an int.
+
+    Raises:
+        TypeError: if it is none; a bool isn't, either.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} is an integer, not a bool")
+    try:
+        return operator.index(value)
+    except TypeError:
+        kind = type(value).__name__
+        raise TypeError(f"{name} is an integer, not {kind}: {shown(value)}") from None
+
+
 def within(name: str, value: SupportsIndex, least: int, most: int) -> int:
     """An integer argument as an int.
 
@@ -149,12 +167,7 @@ def within(name: str, value: SupportsIndex, least: int, most: int) -> int:
         TypeError: if it is none; a bool isn't, either.
         ValueError: if it is out of range.
     """
-    if isinstance(value, bool):
-        raise TypeError(f"{name} is an integer, not a bool")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is an integer, not {type(value).__name__}") from None
+    number = integer(name, value)
     if not least <= number <= most:
         raise ValueError(f"{name} is between {least} and {most}, not {number}")
     return number

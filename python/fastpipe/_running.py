@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, Self, SupportsIndex
 
-from fastpipe._ordering import within
+from fastpipe._ordering import integer, within
 
 __all__ = ["Running", "memory_size"]
 
@@ -48,6 +48,7 @@ class Running:
         """Checks what a user gave.
 
         Raises:
+            TypeError: for arguments of the wrong type.
             ValueError: if a number is out of range, or a size can't be read.
         """
         if isinstance(num_threads, str):
@@ -56,17 +57,26 @@ class Running:
             num_threads = None
         return cls(
             num_threads=None if num_threads is None else within("num_threads", num_threads, 1, 4096),
-            prefetch=None if prefetch is None else within("prefetch", prefetch, 0, 1 << 20),
+            prefetch=None if prefetch is None else _prefetch(prefetch),
             memory_limit=None if memory_limit is None else memory_size("memory_limit", memory_limit),
         )
+
+
+def _prefetch(prefetch: SupportsIndex) -> int:
+    if integer("prefetch", prefetch) == 0:
+        raise ValueError("prefetch is at least 1: a batch is decoded before it is yielded; None keeps the threads busy")
+    return within("prefetch", prefetch, 1, 1 << 20)
 
 
 def memory_size(name: str, size: SupportsIndex | str) -> int:
     """Bytes of a size as a number, or with a unit: `"512MB"` (10^6), `"1.5 GiB"` (2^30).
 
     Raises:
+        TypeError: if it is neither an integer nor a string.
         ValueError: if it can't be read or isn't positive.
     """
+    if isinstance(size, float):
+        raise TypeError(f'{name} is a whole number of bytes or a size such as "512MB" or "1.5GiB", not {size!r}')
     if not isinstance(size, str):
         return within(name, size, 1, 2**63 - 1)
     found = _SIZE.fullmatch(size)

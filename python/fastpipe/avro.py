@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _fastpipe
+from fastpipe._arguments import flag, names, shown
 from fastpipe._avro_data import AvroData
 from fastpipe._index_cache import IndexCache
 from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven
@@ -56,7 +57,8 @@ def read_avro(
             for.
         features: spec of each wanted feature, by name. Fields of nested records are named with dots (`user.age`), below
             a map come `keys` and `values` (`scores.keys`, `scores.values`), items of arrays add nothing to the name. If
-            the files' records aren't of a record type, their only feature is `value`.
+            the files' records aren't of a record type, their only feature is `value`. A spec's `field` names the path
+            instead, so that several features can read one field.
         columns: names out of what `infer_features` finds, instead of `features`; a name stands for all that is nested
             in it. With neither, all of it is read. What isn't wanted is skipped, not decoded.
         batch_size: rows a batch.
@@ -107,16 +109,17 @@ def read_avro(
         SchemaError: if a feature isn't in a schema or its spec doesn't fit.
         UnsupportedError: for what isn't read: other codecs, unions of several types besides null.
         StorageError: if storage fails, or an index has to be kept and the cache's directory can't be written.
-        LimitError: from `iter(reader)`, if `memory_limit` is below the least with which this can be read; it names
-            that, and the largest `shuffle_buffer` that would fit.
+        LimitError: if a schema or a header exceeds a limit, such as that of columns which are inferred; and from
+            `iter(reader)`, if `memory_limit` is below the least with which this can be read: it names that, and the
+            largest `shuffle_buffer` that would fit.
+        TypeError: if an argument is of the wrong type; the message names it.
         ValueError: if arguments exclude each other or are out of range.
     """
     if features is not None and columns is not None:
         raise ValueError(
             "give features or columns, not both: features says the form of each, columns takes what is inferred"
         )
-    if isinstance(columns, str):
-        raise TypeError(f"columns is a list of names; did you mean [{columns!r}]?")
+    chosen = None if columns is None else names("columns", columns)
     ordering = Ordering.checked(
         batch_size=batch_size,
         drop_last=drop_last,
@@ -129,16 +132,17 @@ def read_avro(
         uneven=uneven,
     )
     running = Running.checked(num_threads=num_threads, prefetch=prefetch, memory_limit=memory_limit)
+    wanted = None if features is None else Features(features)
+    if wanted is not None and not wanted:
+        raise ValueError("features is empty: name at least one")
+    flag("progress", progress)
     files = expand(source)
-    if features is not None:
-        wanted = Features(features)
-        if not wanted:
-            raise ValueError("features is empty: name at least one")
+    if wanted is not None:
         data = AvroData(files, wanted, index_cache)
     else:
-        if columns is not None and not columns:
+        if chosen is not None and not chosen:
             raise ValueError("columns is empty: name at least one")
-        data = AvroData.inferring(files, columns, index_cache)
+        data = AvroData.inferring(files, chosen, index_cache)
     return Reader(data, ordering=ordering, running=running, progress=progress, epochs=epochs)
 
 
@@ -146,13 +150,14 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index
     """Finds the features of Avro files; printed, they are Python code to paste.
 
     Types and nulls follow from the first file's schema: nullable fields are masked, records of exactly `indices0`,
-    `indices1`, ... and `values` are sparse. Lengths of arrays are not in a schema, so data are looked at (all of it up
-    to 16 MiB, else 64 blocks spread over it): a dimension whose arrays all have the same length, 16 arrays at least, is
-    taken to be fixed. Where that turns out wrong later, `ShapeError` says so and a `RaggedSpec` reads it.
+    `indices1`, ... and `values` are sparse. A recursive record has the columns of its outermost level. Lengths of
+    arrays are not in a schema, so data are looked at (all of it up to 16 MiB, else 64 blocks spread over it): a
+    dimension whose arrays all have the same length, 16 arrays at least, is taken to be fixed, of the 31 innermost ones.
+    Where that turns out wrong later, `ShapeError` says so and a `RaggedSpec` reads it.
 
     Args:
         source: as in `read_avro`.
-        columns: only these, and what is nested in them.
+        columns: only these, and what is nested in them; at least one.
         index_cache: as in `read_avro`.
 
     Returns:
@@ -160,10 +165,17 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index
 
     Raises:
         UnsupportedError: if a wanted field is of a type that isn't inferred: a union of several types besides null, a
-            recursive type, or one with a logical type (whose underlying values can be asked for in `features`).
+            record within another of its own (recursive) type, or a logical type; the message says how underlying values
+            and single fields can be asked for in `features`.
+        LimitError: if the schema has more columns than are inferred, or nests deeper.
+        TypeError: if an argument is of the wrong type.
+        ValueError: if `columns` is empty.
         FastpipeError: as in `read_avro`.
     """
-    return AvroData.inferring(expand(source), columns, index_cache).features
+    chosen = None if columns is None else names("columns", columns)
+    if chosen is not None and not chosen:
+        raise ValueError("columns is empty: name at least one")
+    return AvroData.inferring(expand(source), chosen, index_cache).features
 
 
 class AvroFile:
@@ -173,15 +185,19 @@ class AvroFile:
         path: of the file.
 
     Raises:
+        TypeError: if the path is none.
         MissingFileError: if it isn't there.
         MalformedFileError: if it isn't an Avro container file, or its header is damaged.
         SchemaError: if its schema doesn't parse.
         UnsupportedError: if its codec isn't read.
+        LimitError: if its header or its schema exceeds a limit.
     """
 
     __slots__ = ("_blocks", "_file")
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"path is the path of a file, not {shown(path)}")
         self._file = _fastpipe.ContainerFile(os.fspath(path))
         self._blocks: npt.NDArray[Any] | None = None
 
@@ -248,6 +264,7 @@ class AvroFile:
         return self._file.sample_uncompressed(max_blocks)
 
     def __len__(self) -> int:
+        """Records in all blocks, as `num_records`."""
         return self.num_records
 
     def __repr__(self) -> str:

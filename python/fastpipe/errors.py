@@ -19,6 +19,7 @@ __all__ = [
     "MissingFileError",
     "NullValueError",
     "OutOfMemoryError",
+    "PassClosedError",
     "SchemaError",
     "ShapeError",
     "StateError",
@@ -128,6 +129,14 @@ class UnseenItemsError(InteractionsError):
 
 class StateError(FastpipeError, ValueError):
     """A saved state isn't one of this reader: the message says what differs."""
+
+
+class PassClosedError(FastpipeError, RuntimeError):
+    """`next` of a pass that was closed before its end; the message says by what.
+
+    A reader has one pass at a time: another `iter(reader)` closes it, and so do `close()`, `load_state_dict()` and the
+    end of a `with` block. A pass of another process counts as closed, too.
+    """
 
 
 class DeviceError(FastpipeError, RuntimeError):

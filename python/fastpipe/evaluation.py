@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _fastpipe
+from fastpipe._arguments import flag
 from fastpipe._csr import CSR
 from fastpipe._ordering import within
 from fastpipe._sampling import Sampling, check_unseen, weights_of
+from fastpipe.batch import described
 from fastpipe.errors import InteractionsError
 from fastpipe.interactions import HeldOut, Interactions
 
@@ -31,6 +33,9 @@ class Candidates(NamedTuple):
     users: npt.NDArray[np.int32]
     items: npt.NDArray[np.int32]
     valid: npt.NDArray[np.bool_]
+
+    def __repr__(self) -> str:
+        return described(self)
 
     def ranks(self, scores: Any) -> npt.NDArray[np.int64]:
         """How many of its negatives rank before each positive, int64 `[m]`: 0 if it is the first.
@@ -92,6 +97,7 @@ def evaluation_candidates(
     Raises:
         InteractionsError: if there is no such user or item, or nothing is held out.
         UnseenItemsError: if a user has no unseen items or, without repeats, fewer than `negatives`; it names the user.
+        TypeError: if an option is of the wrong type.
         ValueError: if an option is out of range.
     """
     count = within("negatives", negatives, 1, 2**31 - 1)
@@ -105,7 +111,7 @@ def evaluation_candidates(
     places = places.reshape(-1)
     seen = _seen(data._csr.take(distinct), places, items, data.num_items)
     positives = _fastpipe.Positives(seen.indptr, seen.items, data.num_items)
-    how: dict[str, Any] = {"negatives": count, "repeats": bool(repeats), "weights": weights}
+    how: dict[str, Any] = {"negatives": count, "repeats": flag("repeats", repeats), "weights": weights}
     check_unseen(data.users[distinct], positives, **how)
     drawn = positives.sample_unseen(places, np.full_like(places, -1), seed=key, **how)
     candidates = np.empty((len(users), 1 + count), np.int32)

@@ -22,6 +22,7 @@ from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven, within
 from fastpipe._running import Running
 from fastpipe._sampling import Sampling
 from fastpipe._sources import Paths
+from fastpipe.batch import described
 from fastpipe.errors import InteractionsError
 from fastpipe.reader import Reader
 
@@ -40,6 +41,9 @@ class HeldOut(NamedTuple):
 
     users: npt.NDArray[np.int64]
     items: npt.NDArray[np.int64]
+
+    def __repr__(self) -> str:
+        return described(self)
 
 
 class Interactions:
@@ -355,6 +359,7 @@ class Interactions:
         return digest.hexdigest()[:32]
 
     def __len__(self) -> int:
+        """Positives, as `num_positives`."""
         return self.num_positives
 
     def __repr__(self) -> str:

@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
 from fastpipe import _fastpipe, _state
+from fastpipe._arguments import flag
 from fastpipe._data import Data, Location
 from fastpipe._explain import explain
-from fastpipe._ordering import LARGEST_WORLD, Ordering, Uneven, within
+from fastpipe._ordering import LARGEST_WORLD, Ordering, Uneven, integer, within
 from fastpipe._progress import show
 from fastpipe._running import Running
 from fastpipe.errors import StateError
@@ -22,7 +23,8 @@ __all__ = ["Location", "Reader"]
 class Reader:
     """Yields the batches of a data set. `read_avro` makes one.
 
-    `iter(reader)` starts a pass; it is the one active pass of the reader, and a second one closes the first. Several
+    `iter(reader)` starts a pass; it is the one active pass of the reader, and a second one closes the first, whose
+    `next` then raises `PassClosedError`. (So `zip(reader, reader)` fails: two readers have two passes.) Several
     threads may draw from one pass: each batch goes to one of them. A pass that is dropped ends its threads. A pass that
     ends advances the epoch. An error ends a pass: it is raised again by each further `next`.
 
@@ -48,7 +50,7 @@ class Reader:
         self._ordering = ordering
         self._order = ordering.of(data.handle)
         self._running = running
-        self._progress = bool(progress)
+        self._progress = flag("progress", progress)
         self._epochs = None if epochs is None else within("epochs", epochs, 1, 2**31 - 1)
         self._epoch = 0
         self._resume: tuple[int, _state.State] | None = None
@@ -132,7 +134,9 @@ class Reader:
         closed before.
         """
         epoch, progress = self._resume or (self.epoch, None)
-        self.close()
+        self._close(
+            "another iter(reader) began a pass, and a reader has one at a time; take two readers for two passes"
+        )
         started = self._order.start(
             epoch=epoch,
             end_epoch=None if self._epochs is None else epoch + self._epochs,
@@ -272,7 +276,7 @@ class Reader:
         ordering = self._ordering if seed == self.seed else self._ordering.with_seed(seed)
         order = self._order if ordering is self._ordering else ordering.of(self._data.handle)
         self._check(order, progress)
-        self.close()
+        self._close("load_state_dict() was called; iter(reader) goes on where the state was saved")
         self._ordering, self._order = ordering, order
         self._position = None
         self._epoch = int(progress["epoch"])
@@ -286,10 +290,12 @@ class Reader:
             epoch: the current one by default.
 
         Raises:
-            IndexError: if the epoch has no such batch.
+            IndexError: if the epoch has no such batch; a negative number is none.
+            TypeError: if a number is no integer.
+            ValueError: if the epoch is out of range.
             FastpipeError: if it can't be read.
         """
-        at = within("step", step, 0, _state.LARGEST_EPOCH)
+        at = self._step(step)
         started = self._order.batch_at(self._at(epoch), at, self._running.num_threads)
         try:
             return next(started)
@@ -308,10 +314,21 @@ class Reader:
             A `Location`; of interactions a `PointLocation`.
 
         Raises:
-            IndexError: if there is no such batch or row.
+            IndexError: if there is no such batch or row; a negative number is none.
+            TypeError: if a number is no integer.
+            ValueError: if the epoch is out of range.
         """
-        at, slot = within("step", step, 0, _state.LARGEST_EPOCH), within("row", row, 0, 2**31 - 1)
+        at, slot = self._step(step), integer("row", row)
+        if not 0 <= slot < self.batch_size:
+            raise IndexError(f"there is no row {slot}: rows of a batch are counted from 0 to {self.batch_size - 1}")
         return self._data.place(*self._order.locate(self._at(epoch), at, slot))
+
+    def _step(self, step: SupportsIndex) -> int:
+        at, steps = integer("step", step), self._order.steps
+        if not 0 <= at < steps:
+            last = f", counted from 0 to {steps - 1}" if steps else ""
+            raise IndexError(f"an epoch has {steps} batches{last}: there is no batch {at}")
+        return at
 
     def _at(self, epoch: SupportsIndex | None) -> int:
         return self.epoch if epoch is None else within("epoch", epoch, 0, _state.LARGEST_EPOCH)
@@ -361,9 +378,13 @@ class Reader:
 
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""
+        self._close("close() was called; iter(reader) starts a new pass")
+
+    def _close(self, because: str) -> None:
+        """Ends the active pass, whose `next` then says why."""
         active, self._active = self._active, None
         if active is not None:
-            active.close()
+            active.close(f"the pass was closed: {because}")
 
     def __enter__(self) -> Self:
         return self
@@ -371,7 +392,7 @@ class Reader:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close("the with block of its reader ended; iter(reader) starts a new pass")
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._active is not None and self._active.active:

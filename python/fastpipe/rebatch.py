@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, SupportsIndex
 
 from fastpipe import _fastpipe
+from fastpipe._arguments import flag
 from fastpipe._ordering import LARGEST_BATCH, within
 from fastpipe._parts import Columns, Taken
 
@@ -96,8 +97,8 @@ class Rebatcher(Iterator[dict[str, Any]]):
         self._shuffle_buffer = within("shuffle_buffer", shuffle_buffer, 0, 2**31 - 1)
         self._seed = secrets.randbits(64) if seed is None else within("seed", seed, 0, 2**64 - 1)
         self._epoch = within("epoch", epoch, 0, 2**63 - 1)
-        self._drop_last = bool(drop_last)
-        self._copy = bool(copy)
+        self._drop_last = flag("drop_last", drop_last)
+        self._copy = flag("copy", copy)
         self._batches: Iterator[Mapping[str, Any]] | None = iter(batches)
         self._rows: _Rows | None = None
         self._error: BaseException | None = None
@@ -112,6 +113,10 @@ class Rebatcher(Iterator[dict[str, Any]]):
     def seed(self) -> int:
         """What the shuffling depends on, besides the epoch."""
         return self._seed
+
+    def __repr__(self) -> str:
+        shuffled = f", shuffle_buffer={self._shuffle_buffer}, seed={self._seed}, epoch={self._epoch}"
+        return f"<fastpipe.Rebatcher: batch_size={self._batch_size}{shuffled if self._shuffle_buffer else ''}>"
 
     def __iter__(self) -> Self:
         return self

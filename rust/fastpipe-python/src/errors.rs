@@ -18,8 +18,9 @@ const fn numbered(kind: ErrorKind) -> (usize, &'static str) {
         ErrorKind::NotFound => (7, "MissingFileError"),
         ErrorKind::Storage => (8, "StorageError"),
         ErrorKind::OutOfMemory => (9, "OutOfMemoryError"),
-        // Closed and internal ones, and kinds to come.
-        _ => (10, "FastpipeError"),
+        ErrorKind::Closed => (10, "PassClosedError"),
+        // Internal ones, and kinds to come.
+        _ => (11, "FastpipeError"),
     }
 }
 
@@ -29,7 +30,7 @@ pub(crate) const fn name(kind: ErrorKind) -> &'static str {
 }
 
 fn class(py: Python<'_>, kind: ErrorKind) -> PyResult<Bound<'_, PyType>> {
-    static CLASSES: [PyOnceLock<Py<PyType>>; 11] = [const { PyOnceLock::new() }; 11];
+    static CLASSES: [PyOnceLock<Py<PyType>>; 12] = [const { PyOnceLock::new() }; 12];
     let (i, name) = numbered(kind);
     CLASSES[i].import(py, "fastpipe.errors", name).cloned()
 }

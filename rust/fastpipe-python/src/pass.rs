@@ -1,9 +1,9 @@
 //! A pass as a Python iterator.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use fastpipe_batch::{ColumnSpec, Error, Source};
+use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Source};
 use fastpipe_engine::{Poll, Stream, Watch};
 use fastpipe_order::State;
 use pyo3::prelude::*;
@@ -59,12 +59,25 @@ pub(crate) struct Running {
     source: Arc<dyn Source>,
     end_epoch: Option<u64>,
     seen: Arc<Seen>,
+    /// What closed it, in words.
+    closed_by: OnceLock<String>,
 }
 
 impl Running {
     /// Looks for the next batch, waiting for a moment. Without the GIL.
     pub(crate) fn poll(&self) -> Result<Poll, Error> {
-        self.stream.poll(PATIENCE)
+        self.stream.poll(PATIENCE).map_err(|error| match self.closed_by.get() {
+            Some(by) if error.kind() == ErrorKind::Closed => Error::new(ErrorKind::Closed, by.as_str()),
+            _ => error,
+        })
+    }
+
+    /// Ends the pass and waits for its threads. Whoever draws from it afterwards is told why it ended.
+    fn close(&self, by: Option<String>) {
+        if let Some(by) = by {
+            self.closed_by.get_or_init(|| by);
+        }
+        self.stream.close();
     }
 
     /// The columns of its batches.
@@ -111,12 +124,13 @@ impl Position {
         self.running.strong_count() > 0
     }
 
-    /// Ends the pass, if there still is one, and waits for its threads.
-    fn close(&self, py: Python<'_>) {
+    /// Ends the pass, if there still is one, and waits for its threads. `by` is what `next` says of it from then on.
+    #[pyo3(signature = (by=None))]
+    fn close(&self, py: Python<'_>, by: Option<String>) {
         if let Some(running) = self.running.upgrade() {
             // It may be the last to drop it by now, and waits either way.
             py.detach(|| {
-                running.stream.close();
+                running.close(by);
                 drop(running);
             });
         }
@@ -186,6 +200,7 @@ impl Pass {
             source,
             end_epoch,
             seen: seen.clone(),
+            closed_by: OnceLock::new(),
         });
         let position = Position {
             seen,
@@ -231,10 +246,26 @@ impl Pass {
         }
     }
 
+    fn __repr__(&self) -> String {
+        let seen = self.position.get().seen();
+        let total = self.total.map_or_else(String::new, |total| format!(" of {total}"));
+        let closed = self
+            .running
+            .as_ref()
+            .is_some_and(|running| running.closed_by.get().is_some());
+        let end = match (seen.ended, closed) {
+            (true, _) => ", ended",
+            (false, true) => ", closed",
+            (false, false) => "",
+        };
+        let (batches, epoch) = (seen.batches, seen.state.epoch);
+        format!("<fastpipe pass: {batches}{total} batches yielded, epoch {epoch}{end}>")
+    }
+
     /// Ends the pass and waits for its threads.
     fn close(&self, py: Python<'_>) {
         if let Some(running) = &self.running {
-            py.detach(|| running.stream.close());
+            py.detach(|| running.close(None));
         }
     }
 

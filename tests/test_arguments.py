@@ -1,0 +1,211 @@
+"""Arguments of the wrong type or out of range: the call fails at once, and the message names argument and remedy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastpipe
+import wire
+from fastpipe import DenseSpec
+from fastpipe._arguments import names, shown
+
+SCHEMA = wire.record("R", user="long", clicks=wire.list_of("long"), label="float")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    rows = b"".join(
+        wire.long(i) + wire.array(*[wire.long(k) for k in range(i % 4)]) + wire.float_(i) for i in range(40)
+    )
+    file = tmp_path_factory.mktemp("arguments") / "a.avro"
+    file.write_bytes(wire.container(SCHEMA, [(40, rows)]))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"prefetch": 0}, ValueError, "prefetch is at least 1.*None keeps the threads busy"),
+        ({"prefetch": False}, TypeError, "prefetch is an integer, not a bool"),
+        ({"prefetch": "2"}, TypeError, "prefetch is an integer, not str: '2'"),
+        ({"drop_last": "no"}, TypeError, "drop_last is True or False, not 'no'"),
+        ({"drop_last": 1}, TypeError, "drop_last is True or False, not 1"),
+        ({"drop_last": None}, TypeError, "drop_last is True or False, not None"),
+        ({"progress": "yes"}, TypeError, "progress is True or False, not 'yes'"),
+        ({"features": ["user"]}, TypeError, r"features is a dict .*columns=\['user'\]"),
+        ({"features": "user"}, TypeError, "features is a dict from name to spec, not 'user'"),
+        (
+            {"features": DenseSpec((), "int64")},
+            TypeError,
+            "features is a dict from name to spec, not fastpipe.DenseSpec",
+        ),
+        ({"features": {1: DenseSpec((), "int64")}}, TypeError, "the name of a feature is a string, not 1"),
+        ({"features": {"user": "int64"}}, TypeError, r"feature 'user': expected a DenseSpec, .* not 'int64'"),
+        ({"columns": [1]}, TypeError, "columns is a list of names, and number 0 of them is 1, not a string"),
+        ({"columns": ["user", None]}, TypeError, "number 1 of them is None"),
+        ({"columns": 5}, TypeError, "columns is a list of names, not 5"),
+        ({"columns": {"user": DenseSpec((), "int64")}}, TypeError, "features= takes a dict"),
+        ({"columns": "user"}, TypeError, r"did you mean \['user'\]\?"),
+        ({"shuffle": 1}, ValueError, 'shuffle is True, False, "window"'),
+        ({"shuffle": np.array([1, 2])}, ValueError, 'shuffle is True, False, "window".* not a ndarray'),
+        ({"batch_size": "32"}, TypeError, "batch_size is an integer, not str: '32'"),
+        ({"batch_size": 4.0}, TypeError, "batch_size is an integer, not float: 4.0"),
+        ({"batch_size": np.True_}, TypeError, "batch_size is an integer, not a bool"),
+        ({"seed": "a", "shuffle": True}, TypeError, "seed is an integer, not str"),
+        ({"epochs": 1.5}, TypeError, "epochs is an integer"),
+        ({"num_threads": 2.0}, TypeError, "num_threads is an integer"),
+        ({"memory_limit": 1.5e9}, TypeError, 'memory_limit is a whole number of bytes or a size such as "512MB"'),
+        ({"memory_limit": "much"}, ValueError, "memory_limit must be"),
+        ({"index_cache": 3}, TypeError, "index_cache is"),
+        ({"columns": ["clicsk"]}, fastpipe.SchemaError, 'did you mean "clicks"'),
+        ({"columns": ["Label"]}, fastpipe.SchemaError, 'did you mean "label"'),
+        ({"features": {"usr": DenseSpec((), "int64")}}, fastpipe.SchemaError, "did you mean 'user'"),
+    ],
+)
+def test_the_message_names_the_argument(path: str, arguments: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        fastpipe.read_avro(path, **{"batch_size": 4} | arguments)
+
+
+def test_numbers_and_bools_may_be_those_of_numpy(path: str) -> None:
+    reader = fastpipe.read_avro(
+        path,
+        batch_size=np.int32(16),
+        drop_last=np.True_,
+        shuffle=np.bool_(True),
+        seed=np.uint64(3),
+        prefetch=np.int64(1),
+        num_threads=np.uint8(1),
+        columns=np.array(["user"]),
+    )
+    assert [len(batch["user"]) for batch in reader] == [16, 16]
+
+
+def test_other_calls_name_the_argument_too(path: str) -> None:
+    arrays = fastpipe.Interactions.from_arrays(np.array([0, 0, 1, 1]), np.array([0, 1, 2, 3]))
+    held_out = fastpipe.HeldOut(np.array([0]), np.array([3]))
+    for call, match in (
+        (lambda: fastpipe.infer_features(path, columns=[1]), "columns is a list of names"),
+        (lambda: fastpipe.AvroFile(3), "path is the path of a file, not 3"),
+        (lambda: fastpipe.rebatch([], 4, drop_last="no"), "drop_last is True or False"),
+        (lambda: fastpipe.rebatch([], 4, copy=1), "copy is True or False"),
+        (
+            lambda: fastpipe.read_interactions(arrays, batch_size=2, negatives=1, repeats="no"),
+            "repeats is True or False",
+        ),
+        (lambda: fastpipe.evaluation_candidates(arrays, held_out, 1, repeats=0), "repeats is True or False"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            call()
+    with pytest.raises(ValueError, match="columns is empty"):
+        fastpipe.infer_features(path, columns=[])
+
+
+def test_values_are_shown_in_short() -> None:
+    assert shown("x" * 100) == "a str"
+    assert shown(np.zeros(10**6)) == "a ndarray"
+    assert shown({"a": 1}) == "a dict"
+    assert shown([1, 2]) == "[1, 2]"
+    assert names("columns", (name for name in ["a", np.str_("b")])) == ["a", "b"]
+
+
+def test_reprs_are_short(path: str) -> None:
+    """However much data they hold, and with memory addresses in none of them."""
+    many = np.arange(100_000, dtype=np.int32)
+    wide = np.zeros((1000, 1000), np.int32)
+    candidates = fastpipe.Candidates(many, wide, wide == 0)
+    assert repr(candidates) == "Candidates(users=int32[100000], items=int32[1000, 1000], valid=bool[1000, 1000])"
+    assert repr(fastpipe.HeldOut(many, many)) == "HeldOut(users=int32[100000], items=int32[100000])"
+    with fastpipe.read_avro(path, batch_size=16) as reader:
+        batches = iter(reader)
+        assert repr(batches) == "<fastpipe pass: 0 of 3 batches yielded, epoch 0>"
+        next(batches)
+        assert repr(batches) == "<fastpipe pass: 1 of 3 batches yielded, epoch 0>"
+        assert len(list(batches)) == 2
+        assert repr(batches) == "<fastpipe pass: 3 of 3 batches yielded, epoch 1, ended>"
+        closed = iter(reader)
+        reader.close()
+        assert repr(closed) == "<fastpipe pass: 0 of 3 batches yielded, epoch 1, closed>"
+        plain = fastpipe.rebatch(iter(reader), 5)
+        assert repr(plain) == "<fastpipe.Rebatcher: batch_size=5>"
+        mixed = fastpipe.rebatch([], 5, shuffle_buffer=100, seed=3, epoch=2)
+        assert repr(mixed) == "<fastpipe.Rebatcher: batch_size=5, shuffle_buffer=100, seed=3, epoch=2>"
+        for thing in (reader, fastpipe.AvroFile(path), candidates, plain, reader.batch_at(0)["clicks"]):
+            assert len(repr(thing)) < 300
+            assert not re.search(r"0x[0-9a-f]{6}", repr(thing))
+
+
+def test_steps_and_rows_out_of_range(path: str) -> None:
+    reader = fastpipe.read_avro(path, batch_size=16)
+    for step in (-1, 3, 2**63, -(2**70)):
+        for call in (reader.batch_at, lambda step: reader.locate(step, 0)):
+            with pytest.raises(IndexError, match=f"an epoch has 3 batches.* there is no batch {step}"):
+                call(step)
+    for row in (-1, 16, 2**40):
+        with pytest.raises(IndexError, match=f"there is no row {row}"):
+            reader.locate(0, row)
+    with pytest.raises(IndexError, match="there is no row 8"):
+        reader.locate(2, 8)
+    for call in (reader.batch_at, lambda step: reader.locate(step, 0), lambda row: reader.locate(0, row)):
+        for bad in (1.0, "1", None, True, np.True_):
+            with pytest.raises(TypeError, match="is an integer"):
+                call(bad)
+    assert reader.locate(np.int64(1), np.uint8(2)) == (path, 0, 18)
+
+
+def test_who_closed_a_pass(path: str) -> None:
+    def fails(batches: Any, match: str) -> None:
+        for _ in range(2):
+            with pytest.raises(fastpipe.PassClosedError, match=match) as caught:
+                next(batches)
+            assert isinstance(caught.value, RuntimeError)
+
+    reader = fastpipe.read_avro(path, batch_size=4)
+    with pytest.raises(fastpipe.PassClosedError, match=r"another iter\(reader\) began a pass.*two readers"):
+        list(zip(reader, reader, strict=True))
+    first = iter(reader)
+    state = reader.state_dict()
+    reader.close()
+    fails(first, r"close\(\) was called; iter\(reader\) starts a new pass")
+    second = iter(reader)
+    reader.load_state_dict(state)
+    fails(second, r"load_state_dict\(\) was called")
+    with reader:
+        third = iter(reader)
+    fails(third, "with block")
+    assert len(list(reader)) == 10
+
+
+@pytest.mark.parametrize(
+    "name", ["Ragged", "Strings", "Masked", "Sparse", "SparseCSR", "AvroFile", "Interactions", "Reader"]
+)
+def test_lengths_say_of_what(name: str) -> None:
+    assert getattr(fastpipe, name).__len__.__doc__.strip()
+
+
+def test_missing_columns_are_told_from_those_there(tmp_path: Path) -> None:
+    """All columns are listed, those too that need features= or aren't read."""
+    schema = wire.record(
+        "R",
+        user="long",
+        day={"type": "int", "logicalType": "date"},
+        either=["int", "string"],
+        clicks=wire.list_of("long"),
+    )
+    path = tmp_path / "a.avro"
+    path.write_bytes(wire.container(schema, []))
+    with pytest.raises(fastpipe.SchemaError) as caught:
+        fastpipe.infer_features(path, columns=["dya"])
+    message = str(caught.value)
+    assert "the schema has no column 'dya'; did you mean \"day\"?" in message
+    assert (
+        'it has "user", "clicks"; "day" (of logical types, which features= reads); "either" (of types that' in message
+    )
+    with pytest.raises(fastpipe.SchemaError) as caught:
+        fastpipe.infer_features(path, columns=["q"])
+    assert "did you mean" not in str(caught.value)
