@@ -27,6 +27,8 @@ class AvroData:
         index_cache: as in `read_avro`.
         check: is called with the path and the schema, as JSON, of the first file, and of each whose schema is another
             one, before features are held to it. What it raises is raised.
+        damaged: is filled with the exceptions of damaged files, of which then the blocks in front of the damage are
+            read. They are raised by default.
     """
 
     def __init__(
@@ -35,9 +37,11 @@ class AvroData:
         features: Features,
         index_cache: IndexCache = None,
         check: Callable[[str, str], None] | None = None,
+        damaged: list[Exception] | None = None,
     ) -> None:
         lowered = [(name, spec._lower()) for name, spec in features.items()]
-        self._open(files, _fastpipe.AvroDataset(files, lowered, None, cache_directory(index_cache), check), index_cache)
+        handle = _fastpipe.AvroDataset(files, lowered, None, cache_directory(index_cache), check, damaged)
+        self._open(files, handle, index_cache)
         self.features = features
 
     @classmethod

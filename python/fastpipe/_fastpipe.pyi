@@ -31,7 +31,16 @@ _Kept: TypeAlias = Literal["nowhere", "before", "now", "unsettled", "changed"]
 def index_file(path: str, index_cache: str, progress: Callable[[int], object]) -> tuple[int, int, int, int, _Kept]: ...
 def register_tensorflow(
     libraries: list[str],
-    begin: Callable[..., tuple[Pass, list[tuple[str, list[int] | None]], dict[str, str] | None]],
+    begin: Callable[
+        ...,
+        tuple[
+            Pass | None,
+            list[tuple[str, list[int] | None]],
+            dict[str, str] | None,
+            list[tuple[Exception, str]],
+            bool,
+        ],
+    ],
 ) -> None: ...
 def leave_tensorflow() -> None: ...
 
@@ -69,6 +78,7 @@ class AvroDataset(Data):
         index_cache: str | None = None,
         check: Callable[[str, str], None] | None = None,
         lenient: bool = False,
+        damaged: list[Exception] | None = None,
     ) -> AvroDataset: ...
     def stored(self) -> list[tuple[str, str]]: ...
     def left_out(self) -> list[tuple[str, str]]: ...

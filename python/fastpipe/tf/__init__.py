@@ -15,9 +15,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from fastpipe._fastpipe import Pass
 from fastpipe.reader import Reader
 from fastpipe.tf._forms import Array, Masked, Node, column
-from fastpipe.tf._passes import Layout, from_passes, unconverted
+from fastpipe.tf._passes import Layout, Source, Told, from_passes, keep, unconverted
 
 __all__ = ["Masked", "dataset"]
 
@@ -55,9 +56,9 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
         FastpipeError: if a feature has `nulls="mask"`, and the reader's next batch can't be read: it tells which
             levels may be null.
 
-    Errors of reading fail the `next` that meets them, with `tf.errors.InvalidArgumentError` for what `ValueError`
-    stands for, `tf.errors.NotFoundError` for a missing file, and `tf.errors.UnknownError` for all others. The message
-    is fastpipe's.
+    Errors of reading fail the `next` that meets them, behind which the iteration is over: with
+    `tf.errors.InvalidArgumentError` for what `ValueError` is raised for, `tf.errors.NotFoundError` for a missing file,
+    and `tf.errors.UnknownError` for all others. The message is fastpipe's.
     """
     if not isinstance(reader, Reader):
         raise TypeError(f"reader is what fastpipe.read_avro returns, not {type(reader).__name__}")
@@ -69,7 +70,22 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return from_passes(reader._start, [], layout).with_options(options)
+    source = _Passes(reader, layout)
+    dataset = tf.data.experimental.from_variant(from_passes(source, [], layout), layout.element_spec)
+    keep(dataset, source)
+    return dataset.with_options(options)
+
+
+class _Passes(Source):
+    """A reader's passes."""
+
+    def __init__(self, reader: Reader, layout: Layout) -> None:
+        super().__init__(layout)
+        self._reader = reader
+
+    def start(self) -> tuple[Pass, list[Told]]:
+        """The reader's next pass."""
+        return self._reader._start(), []
 
 
 def _layout(reader: Reader) -> Layout:

@@ -39,8 +39,10 @@ class OpenedFiles:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, ...], tuple[list[_Stamp], AvroData]] = OrderedDict()
 
-    def open(self, paths: tuple[str, ...]) -> AvroData:
-        """The data set of these files, which several passes may read at a time.
+    def open(self, paths: tuple[str, ...]) -> tuple[AvroData, list[Exception]]:
+        """The data set of these files, and the errors of those that are damaged. Several passes may read it at a time.
+
+        Of a damaged file it has the blocks in front of the damage.
 
         Raises:
             FastpipeError: as `read_avro`, and what `check` raises.
@@ -51,14 +53,15 @@ class OpenedFiles:
             kept = self._kept.pop(paths, None)
             if kept is not None and kept[0] == stamps:
                 self._kept[paths] = kept
-                return kept[1]
-        data = AvroData(list(paths), self._features, check=self._check)
-        if stamps is not None:
+                return kept[1], []
+        damaged: list[Exception] = []
+        data = AvroData(list(paths), self._features, check=self._check, damaged=damaged)
+        if stamps is not None and not damaged:
             with self._lock:
                 self._kept[paths] = stamps, data
                 while len(self._kept) > _KEPT:
                     self._kept.popitem(last=False)
-        return data
+        return data, damaged
 
 
 def _stamps(paths: tuple[str, ...]) -> list[_Stamp] | None:

@@ -11,24 +11,24 @@ pass alive; so a pass ends when its iterator is dropped, whichever way that happ
 from __future__ import annotations
 
 import atexit
-import itertools
+import functools
 import os
+import secrets
 import sys
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import tensorflow as tf
 
 from fastpipe import _fastpipe
 from fastpipe.tf._forms import Coordinates, Masked, Node, Part
 
-__all__ = ["Layout", "from_passes", "unconverted"]
+__all__ = ["Layout", "Source", "Told", "from_passes", "keep", "restorers", "unconverted"]
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
-
-Start = Callable[..., _fastpipe.Pass]
 
 
 def unconverted(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
@@ -45,6 +45,7 @@ class Layout:
 
     def __init__(self, columns: dict[str, Node], rows: int | None) -> None:
         self.columns = {name: columns[name] for name in sorted(columns)}
+        self.rows = rows
         self.parts: list[Part] = [part for node in self.columns.values() for part in node.parts(rows)]
         self.element_spec = {name: _structure(*node.specs(rows)) for name, node in self.columns.items()}
 
@@ -65,27 +66,61 @@ class Layout:
         return {name: _structure(*node.build(parts)) for name, node in self.columns.items()}
 
 
-class _Source:
-    """What the first function of a dataset needs of Python."""
+Told = tuple[Exception, str]
 
-    def __init__(self, start: Start, layout: Layout, shapes: dict[str, str] | None) -> None:
-        self.number = next(_numbers)
-        self.start = start
+
+class Source(ABC):
+    """What an iteration over a dataset begins with.
+
+    Attributes:
+        number: of the dataset.
+        description: all that it takes to make this again; empty where nothing but the object itself will do.
+        wanted: as `Layout.wanted`.
+        shapes: by feature, as tensorflow-io writes them, to tell of nulls and lengths that don't fit in its words;
+            None: in fastpipe's own.
+        skips: whether iterations go on behind damaged blocks. Their passes are then of one epoch.
+    """
+
+    description = b""
+    shapes: dict[str, str] | None = None
+    skips = False
+
+    def __init__(self, layout: Layout, number: int | None = None) -> None:
+        self.number = secrets.randbits(62) if number is None else number
         self.wanted = layout.wanted()
-        self.shapes = shapes
         _sources[self.number] = self
 
+    @abstractmethod
+    def start(self, *args: Any) -> tuple[_fastpipe.Pass | None, list[Told]]:
+        """The pass of an iteration.
 
-_numbers = itertools.count()
+        None if there is nothing to be read. Besides, exceptions that fail the first `next`s, with their messages. What
+        it raises, and what the pass meets, fails the `next`: with `NotFoundError` for a `MissingFileError`, `InvalidArgumentError` for a
+        `ValueError`, else `UnknownError`.
+
+        Args:
+            args: values of the dataset's arguments: ints, bools, and lists of bytes for strings.
+        """
+
+
 # Datasets, and graphs that they were built in, keep them; the kernels don't.
-_sources: weakref.WeakValueDictionary[int, _Source] = weakref.WeakValueDictionary()
+_sources: weakref.WeakValueDictionary[int, Source] = weakref.WeakValueDictionary()
+
+restorers: dict[bytes, Callable[[bytes], Source]] = {}
+"""What makes a source again, by the first word of its description."""
+
+_Begun = tuple[_fastpipe.Pass | None, list[tuple[str, list[int] | None]], dict[str, str] | None, list[Told], bool]
 
 
-def _begin(number: int, *args: Any) -> tuple[_fastpipe.Pass, list[tuple[str, list[int] | None]], dict[str, str] | None]:
+def _begin(number: int, description: list[bytes], *args: Any) -> _Begun:
     source = _sources.get(number)
     if source is None:
-        raise RuntimeError("the dataset is gone: keep it, or the function that it was built in, while it is iterated")
-    return source.start(*args), source.wanted, source.shapes
+        restore = restorers.get(description[0].partition(b" ")[0])
+        if restore is None:
+            raise RuntimeError("the dataset is gone: keep it, or the function that built it, while it is iterated")
+        source = restore(description[0])
+    started, errors = source.start(*args)
+    return started, source.wanted, source.shapes, errors, source.skips
 
 
 def _libraries() -> list[str]:
@@ -106,76 +141,99 @@ def _op(kind: str, inputs: Sequence[tf.Tensor], listed: str, types: Sequence[tf.
     return tf.compat.v1.get_default_graph().create_op(kind, list(inputs), list(out), attrs=attrs).outputs
 
 
-def from_passes(
-    start: Start, args: Sequence[tf.Tensor], layout: Layout, shapes: dict[str, str] | None = None
-) -> tf.data.Dataset:
-    """A dataset of the batches of passes.
+class _Functions(NamedTuple):
+    """The functions of datasets that are alike."""
 
-    Args:
-        start: makes the pass of an iteration, of the values of `args`: ints, bools, and lists of bytes for strings.
-            What it raises, and what the pass meets, fails the `next`: with `NotFoundError` for a `MissingFileError`,
-            `InvalidArgumentError` for a `ValueError`, else `UnknownError`.
-        args: tensors of int64 and bool scalars, and of strings; symbolic ones, too.
-        layout: of the batches.
-        shapes: by feature, as tensorflow-io writes them, to tell of nulls and lengths that don't fit in its words;
-            in fastpipe's own by default.
+    iteration: Any
+    types: list[tf.DType]
+    shapes: list[tf.TensorShape]
+
+
+@functools.lru_cache(maxsize=256)
+def _functions(columns: tuple[tuple[str, Node], ...], rows: int | None, kinds: tuple[tf.DType, ...]) -> _Functions:
+    """The functions of datasets with these columns and these types of arguments.
+
+    Tracing them takes much longer than all else that is done to build a dataset.
     """
-    source = _Source(start, layout, shapes)
-    signature = [tf.TensorSpec(arg.shape, arg.dtype) for arg in args]
+    layout = Layout(dict(columns), rows)
+    # Strings may be scalars or vectors.
+    signature = [tf.TensorSpec(None if kind == tf.string else (), kind) for kind in kinds]
+    ticket = tf.TensorSpec((), tf.int64)
 
     @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
-    def begin(*args: tf.Tensor) -> tf.Tensor:
-        types = [arg.dtype for arg in args]
-        (ticket,) = _op("FastpipeBegin", [tf.constant(source.number, tf.int64), *args], "Targuments", types, [tf.int64])
+    def begin(number: tf.Tensor, *args: tf.Tensor) -> tf.Tensor:
+        (ticket,) = _op("FastpipeBegin", [number, *args], "Targuments", [arg.dtype for arg in args], [tf.int64])
         ticket.set_shape(())
         return ticket
 
-    @tf.function(input_signature=[tf.TensorSpec((), tf.int64)], autograph=False)  # type: ignore[untyped-decorator]
+    @tf.function(input_signature=[ticket], autograph=False)  # type: ignore[untyped-decorator]
     def advance(ticket: tf.Tensor) -> list[tf.Tensor]:
         types = [part.dtype for part in layout.parts]
         tensors = _op("FastpipeNext", [ticket], "Tparts", types, types)
         return [_component(value) for value in tf.nest.flatten(layout.build(tensors))]
 
-    @tf.function(input_signature=[tf.TensorSpec((), tf.int64)], autograph=False)  # type: ignore[untyped-decorator]
+    @tf.function(input_signature=[ticket], autograph=False)  # type: ignore[untyped-decorator]
     def finish(ticket: tf.Tensor) -> tf.Tensor:
         # The kernel wants one; what there is to do happens when the ticket dies.
         return tf.zeros((), tf.int64)
 
-    functions = [function.get_concrete_function() for function in (begin, advance, finish)]
-    outputs = functions[1].outputs
+    parts = [function.get_concrete_function() for function in (begin, advance, finish)]
+    outputs = parts[1].outputs
+    types, shapes = [output.dtype for output in outputs], [output.shape for output in outputs]
 
-    def iteration(*args: tf.Tensor) -> tf.data.Dataset:
-        variant = tf.raw_ops.GeneratorDataset(
-            init_func_other_args=args[: len(signature)],
+    @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
+    def iteration(*args: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.GeneratorDataset(
+            init_func_other_args=args,
             next_func_other_args=[],
             finalize_func_other_args=[],
-            init_func=functions[0],
-            next_func=functions[1],
-            finalize_func=functions[2],
-            output_types=[output.dtype for output in outputs],
-            output_shapes=[output.shape for output in outputs],
+            init_func=parts[0],
+            next_func=parts[1],
+            finalize_func=parts[2],
+            output_types=types,
+            output_shapes=shapes,
         )
-        return tf.data.experimental.from_variant(variant, layout.element_spec)
 
+    return _Functions(iteration.get_concrete_function(), types, shapes)
+
+
+def from_passes(source: Source, args: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
+    """A dataset of the batches of passes, as a variant tensor.
+
+    Args:
+        source: of its passes. Whoever has the dataset keeps it.
+        args: tensors of int64 and bool scalars, and of strings; symbolic ones, too.
+        layout: of the batches.
+    """
+    inputs = [tf.constant(source.number, tf.int64), tf.constant(source.description), *args]
+    with tf.init_scope():
+        # Not in the graph that is being built, which others don't share.
+        kinds = tuple(tensor.dtype for tensor in inputs)
+        functions = _functions(tuple(layout.columns.items()), layout.rows, kinds)
     # GeneratorDataset by itself can't be written as a graph, which TensorFlow wants of what it optimizes, and says so.
-    dataset = tf.data.Dataset.from_tensors(tuple(args) or (0,)).flat_map(iteration)
-    _keep(dataset, (source, functions))
-    return dataset
+    once = tf.raw_ops.TensorDataset(components=inputs, output_shapes=[tensor.shape for tensor in inputs])
+    return tf.raw_ops.FlatMapDataset(
+        input_dataset=once,
+        other_arguments=[],
+        f=functions.iteration,
+        output_types=functions.types,
+        output_shapes=functions.shapes,
+    )
 
 
-def _keep(dataset: tf.data.Dataset, what: Any) -> None:
+def keep(dataset: tf.data.Dataset, source: Source) -> None:
     """Keeps Python's side as long as the dataset can be iterated."""
-    dataset._fastpipe = what
-    graph = tf.compat.v1.get_default_graph()
+    dataset._fastpipe = source
     if tf.executing_eagerly():
         return
+    graph = tf.compat.v1.get_default_graph()
     # Built within a function, such as that of `interleave`, it is iterated as long as there is the outermost function.
     while getattr(graph, "outer_graph", None) is not None and hasattr(graph.outer_graph, "outer_graph"):
         graph = graph.outer_graph
     kept = getattr(graph, "_fastpipe", None)
     if kept is None:
         kept = graph._fastpipe = []
-    kept.append(what)
+    kept.append(source)
 
 
 def _component(value: Any) -> tf.Tensor:

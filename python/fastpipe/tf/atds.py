@@ -3,31 +3,35 @@
     from fastpipe.tf.atds import ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
 
 The same arguments give the same tensors; what this one does besides is asked for by keyword. Damaged files, which
-that one reads to an early end or to the end of the process, fail the `next` here. Messages of errors have that one's
-words in them, since programs look for those, and then say more.
+that one reads to an early end or to the end of the process, fail the `next` here. Messages of errors begin with that
+one's words, since programs look for those, and then say more.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import secrets
 import threading
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from fastpipe._fastpipe import Pass
 from fastpipe._ordering import LARGEST_BATCH, Ordering
 from fastpipe._running import Running
+from fastpipe.errors import MissingFileError, SchemaError
 from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
 from fastpipe.tf._atds_features import ATDS_SUPPORTED_DTYPES, DenseFeature, Feature, SparseFeature, VarlenFeature
 from fastpipe.tf._atds_files import OpenedFiles
 from fastpipe.tf._atds_schema import check
 from fastpipe.tf._forms import Array, Coordinates, Node
-from fastpipe.tf._passes import Layout, from_passes, unconverted
+from fastpipe.tf._passes import Layout, Source, Told, from_passes, keep, restorers, unconverted
 
 __all__ = [
     "ATDS_SUPPORTED_DTYPES",
@@ -45,19 +49,7 @@ class ArgumentTypeError(TypeError, ValueError):
     """An argument of the wrong type, for which tensorflow-io raises now the one and now the other."""
 
 
-@unconverted
-def ATDSDataset(
-    filenames: Any,
-    batch_size: Any,
-    features: dict[str, Feature],
-    drop_remainder: Any = False,
-    reader_buffer_size: Any = None,
-    shuffle_buffer_size: Any = None,
-    num_parallel_calls: Any = None,
-    *,
-    seed: int | None = None,
-    fill: Mapping[str, bool | int | float | str | bytes] | None = None,
-) -> tf.data.Dataset:
+class ATDSDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no types.
     """A dataset of the batches of Avro files.
 
     Elements are dicts, sorted by key: a Tensor `[rows, *shape]` for a `DenseFeature`, a SparseTensor for others.
@@ -66,15 +58,16 @@ def ATDSDataset(
     with the memory of their batches, until one of them changes.
 
     Args:
-        filenames: tf.string, a scalar or a vector; symbolic ones too, so that it can be built in `interleave`.
+        filenames: tf.string, a scalar or a vector; symbolic ones too, so that it can be built in `interleave`. Paths
+            that only TensorFlow's file systems know are copied to a temporary folder first.
         batch_size: rows a batch, at least 1.
         features: by name of a field of the records.
         drop_remainder: whether to leave out a last batch of fewer rows.
         reader_buffer_size: checked, and not needed: fastpipe reads whole blocks. At least 1.
         shuffle_buffer_size: records to draw from besides those of the batch, block by block (`shuffle="block"` of
             `read_avro`); 0, the default, doesn't shuffle. Each iteration has another order.
-        num_parallel_calls: threads; `tf.data.AUTOTUNE`: as many as pay. 1 by default. Changes nothing of what is
-            yielded.
+        num_parallel_calls: threads; `tf.data.AUTOTUNE`: as many as improve throughput. 1 by default. Changes nothing of
+            what is yielded.
         seed: of the shuffling, 0 to 2^64 - 1; the same one gives the same orders. One is drawn by default.
         fill: by name of a feature, the value that stands for nulls, which are errors otherwise.
 
@@ -86,7 +79,59 @@ def ATDSDataset(
     The `next` that meets it fails with `tf.errors.NotFoundError` for a file that isn't there, with
     `tf.errors.InvalidArgumentError` for features that a schema lacks or has otherwise, and for damage to files, and
     with `tf.errors.UnknownError` where storage fails. With symbolic arguments it is so for these as well.
+
+    An iteration goes on behind damage, as `ignore_errors` needs it: a record that can't be read costs the rest of its
+    block, and the rows that remain are cut into batches anew. A file that is cut short, or has a wrong sync marker,
+    fails the first `next`; its blocks in front of the damage are read then. Behind other errors the iteration is over.
     """
+
+    @unconverted
+    def __init__(
+        self,
+        filenames: Any,
+        batch_size: Any,
+        features: dict[str, Feature],
+        drop_remainder: Any = False,
+        reader_buffer_size: Any = None,
+        shuffle_buffer_size: Any = None,
+        num_parallel_calls: Any = None,
+        *,
+        seed: int | None = None,
+        fill: Mapping[str, bool | int | float | str | bytes] | None = None,
+    ) -> None:
+        _check_features(features)
+        fills = dict(fill or {})
+        if unknown := sorted(fills.keys() - features.keys()):
+            raise ValueError(f"fill names {unknown}, which features doesn't")
+        files = _tensor("filenames", filenames, tf.string)
+        if files.shape.rank not in (None, 0, 1):
+            raise _invalid(f"`filenames` must be a scalar or a vector. Its shape is {files.shape}.")
+        numbers = [
+            _scalar("batch_size", batch_size, tf.int64),
+            _scalar("drop_remainder", False if drop_remainder is None else drop_remainder, tf.bool),
+            _scalar("reader_buffer_size", 131072 if reader_buffer_size is None else reader_buffer_size, tf.int64),
+            _scalar("shuffle_buffer_size", 0 if shuffle_buffer_size is None else shuffle_buffer_size, tf.int64),
+            _scalar("num_parallel_calls", 1 if num_parallel_calls is None else num_parallel_calls, tf.int64),
+        ]
+        known = [tf.get_static_value(number) for number in numbers]
+        if (problem := _out_of_range(*known)) is not None:
+            raise _invalid(problem)
+        source = _Source(features, fills, seed)
+        layout = _layout(features, int(known[0]) if known[1] and known[0] is not None else None)
+        self._element_spec = layout.element_spec
+        super().__init__(from_passes(source, [files, *numbers], layout))
+        keep(self, source)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return []
+
+    @property
+    def element_spec(self) -> dict[str, tf.TypeSpec]:
+        """The spec of each feature's tensor."""
+        return self._element_spec
+
+
+def _check_features(features: Any) -> None:
     if not isinstance(features, dict):
         raise ValueError(
             "Features can only be a dict with feature name as key and ATDS feature configuration as value but found "
@@ -101,38 +146,29 @@ def ATDSDataset(
             raise ValueError(
                 f"Unknown ATDS feature configuration {feature}. Only {_FEATURES} are supported. It is feature {name!r}."
             )
-    fills = dict(fill or {})
-    if unknown := sorted(fills.keys() - features.keys()):
-        raise ValueError(f"fill names {unknown}, which features doesn't")
-    files = _tensor("filenames", filenames, tf.string)
-    if files.shape.rank not in (None, 0, 1):
-        raise _invalid(f"`filenames` must be a scalar or a vector. Its shape is {files.shape}.")
-    numbers = [
-        _scalar("batch_size", batch_size, tf.int64),
-        _scalar("drop_remainder", False if drop_remainder is None else drop_remainder, tf.bool),
-        _scalar("reader_buffer_size", 131072 if reader_buffer_size is None else reader_buffer_size, tf.int64),
-        _scalar("shuffle_buffer_size", 0 if shuffle_buffer_size is None else shuffle_buffer_size, tf.int64),
-        _scalar("num_parallel_calls", 1 if num_parallel_calls is None else num_parallel_calls, tf.int64),
-    ]
-    known = [tf.get_static_value(number) for number in numbers]
-    if (problem := _out_of_range(*known)) is not None:
-        raise _invalid(problem)
-    source = _Source(features, fills, seed)
-    rows = int(known[0]) if known[1] and known[0] is not None else None
-    layout = Layout({name: _node(feature) for name, feature in features.items()}, rows)
-    shapes = {name: _shape_text(feature) for name, feature in features.items()}
-    return from_passes(source.start, [files, *numbers], layout, shapes)
 
 
-class _Source:
-    """Makes the passes of a dataset."""
+class _OutOfRangeError(ValueError):
+    """A symbolic argument is out of range."""
 
-    def __init__(self, features: dict[str, Feature], fills: Mapping[str, Any], seed: int | None) -> None:
+
+class _Source(Source):
+    """Makes the passes of a dataset.
+
+    It can be made again of its description: graphs outlive the function that built a dataset in them.
+    """
+
+    skips = True
+
+    def __init__(
+        self, features: dict[str, Feature], fills: dict[str, Any], seed: int | None, number: int | None = None
+    ) -> None:
+        super().__init__(_layout(features, None), number)
         specs = Features({name: _spec(feature, fills.get(name)) for name, feature in features.items()})
+        self.shapes = {name: _shape_text(feature) for name, feature in features.items()}
         self._files = OpenedFiles(specs, lambda path, schema: check(path, schema, features))
         self._seed = secrets.randbits(48) if seed is None else seed
-        self._begun: Counter[tuple[str, ...]] = Counter()
-        self._lock = threading.Lock()
+        self.description = _described(features, fills, self._seed, self.number)
 
     def start(
         self,
@@ -142,18 +178,34 @@ class _Source:
         buffer_size: int,
         shuffle: int,
         threads: int,
-    ) -> Pass:
+    ) -> tuple[Pass | None, list[Told]]:
         """A pass over these files, in an order of its own if it is shuffled."""
+        try:
+            return self._start(filenames, batch_size, drop_remainder, buffer_size, shuffle, threads)
+        except MissingFileError as error:
+            return None, [(error, f"{error.path}; No such file or directory")]
+        except (SchemaError, _OutOfRangeError) as error:
+            return None, [(error, str(error))]
+
+    def _start(
+        self,
+        filenames: list[bytes],
+        batch_size: int,
+        drop_remainder: bool,
+        buffer_size: int,
+        shuffle: int,
+        threads: int,
+    ) -> tuple[Pass | None, list[Told]]:
         problem = _out_of_range(batch_size, drop_remainder, buffer_size, shuffle, threads)
         if problem is not None:
-            raise ValueError(problem)
+            raise _OutOfRangeError(problem)
         paths = tuple(os.fsdecode(name) for name in filenames)
         if not paths:
-            raise ValueError("filenames is empty: name at least one file")
-        data = self._files.open(paths)
-        with self._lock:
-            epoch = self._begun[paths]
-            self._begun[paths] += 1
+            raise _OutOfRangeError("filenames is empty: name at least one file")
+        data, errors = self._files.open(paths)
+        damaged = [(error, f"{type(error).__name__}: {error}") for error in errors]
+        if not data.handle.num_rows:
+            return None, damaged
         ordering = Ordering.checked(
             batch_size=min(batch_size, LARGEST_BATCH),
             drop_last=drop_remainder,
@@ -166,11 +218,56 @@ class _Source:
         )
         # A reader has one pass; iterations of a dataset may overlap.
         reader = Reader(data, ordering=ordering, running=running, progress=False, epochs=1)
-        reader.set_epoch(epoch)
-        return reader._start()
+        reader.set_epoch(_next_epoch(self.number, paths))
+        return reader._start(), damaged
+
+
+_begun: OrderedDict[tuple[int, tuple[str, ...]], int] = OrderedDict()
+"""How often a dataset began with files; of the last ones, so that who comes back behind thousands may get an old order."""
+_begun_lock = threading.Lock()
+_MOST_BEGUN = 10_000
+
+
+def _next_epoch(number: int, paths: tuple[str, ...]) -> int:
+    with _begun_lock:
+        epoch = _begun.pop((number, paths), 0)
+        _begun[number, paths] = epoch + 1
+        while len(_begun) > _MOST_BEGUN:
+            _begun.popitem(last=False)
+    return epoch
+
+
+def _described(features: Mapping[str, Feature], fills: Mapping[str, Any], seed: int, number: int) -> bytes:
+    kinds = {
+        name: [type(feature).__name__, [int(size) for size in feature.shape], tf.as_dtype(feature.dtype).name]
+        for name, feature in features.items()
+    }
+    filled = {}
+    for name, fill in fills.items():
+        value = fill.item() if isinstance(fill, np.generic) else fill
+        filled[name] = {"bytes": value.decode("latin-1")} if isinstance(value, bytes) else value
+    return _WORD + b" " + json.dumps([kinds, filled, seed, number]).encode()
+
+
+@functools.lru_cache(maxsize=4)
+def _restored(description: bytes) -> _Source:
+    """The source of a dataset whose Python object is gone."""
+    kinds, filled, seed, number = json.loads(description.partition(b" ")[2])
+    by_name = {kind.__name__: kind for kind in _FEATURES}
+    features = {name: by_name[kind](shape, tf.as_dtype(dtype)) for name, (kind, shape, dtype) in kinds.items()}
+    fills = {name: fill["bytes"].encode("latin-1") if isinstance(fill, dict) else fill for name, fill in filled.items()}
+    return _Source(features, fills, seed, number)
+
+
+_WORD = b"atds"
+restorers[_WORD] = _restored
 
 
 _MOST_THREADS = 4096
+
+
+def _layout(features: Mapping[str, Feature], rows: int | None) -> Layout:
+    return Layout({name: _node(feature) for name, feature in features.items()}, rows)
 
 
 def _node(feature: Feature) -> Node:
@@ -200,7 +297,7 @@ def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
     try:
         return tf.convert_to_tensor(value, dtype)
     except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(f"{name} is of dtype {dtype.name}, not {value!r}: {error}") from None
+        raise ArgumentTypeError(f"{error} ({name} is of dtype {dtype.name}, not {value!r})") from None
 
 
 def _scalar(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:

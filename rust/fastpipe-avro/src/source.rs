@@ -348,6 +348,7 @@ impl Source for AvroSource {
         error
             .at_block(number, self.blocks[unit as usize].offset)
             .at_path(&file.path)
+            .at_unit(unit)
     }
 }
 

@@ -105,6 +105,7 @@ struct Inner {
     location: Location,
     lengths: Option<Lengths>,
     os_error: Option<i32>,
+    unit: Option<u64>,
 }
 
 impl Error {
@@ -119,6 +120,7 @@ impl Error {
             location: Location::default(),
             lengths: None,
             os_error: None,
+            unit: None,
         }))
     }
 
@@ -167,6 +169,18 @@ impl Error {
     /// The operating system's number, for storage errors.
     pub fn os_error(&self) -> Option<i32> {
         self.0.os_error
+    }
+
+    /// The unit of the source that it was met in, where it is one unit's.
+    pub fn unit(&self) -> Option<u64> {
+        self.0.unit
+    }
+
+    /// Says which unit of the source it was met in.
+    #[must_use]
+    pub fn at_unit(mut self, unit: u64) -> Self {
+        self.0.unit = Some(unit);
+        self
     }
 
     /// Names the file, unless it is named already.

@@ -8,6 +8,7 @@ use fastpipe_random::Key;
 use crate::deal::{Deal, Left};
 use crate::packed::PackedRows;
 use crate::plan::Content;
+use crate::rest::RestWalker;
 use crate::sequential::SequentialWalker;
 use crate::sliding::{self, Grain, Sliding, SlidingWalker};
 use crate::units::Units;
@@ -303,7 +304,20 @@ impl Order {
             deal,
             taken: 0,
             before: 0,
+            rest: None,
         }
+    }
+
+    /// The same order, whose last batch isn't left out where it has fewer rows.
+    pub(crate) fn with_last(self: &Arc<Self>) -> Arc<Order> {
+        if !self.settings.drop_last {
+            return self.clone();
+        }
+        let settings = Settings {
+            drop_last: false,
+            ..self.settings
+        };
+        Arc::new(Order::new(&self.units, settings))
     }
 
     /// Goes on from a state.
@@ -355,6 +369,7 @@ impl Order {
             deal,
             taken,
             before: state.step - taken,
+            rest: None,
         })
     }
 }
@@ -389,6 +404,8 @@ pub struct Cursor {
     /// Steps of the epoch before the deal.
     before: u64,
     walker: Walker,
+    /// Goes through a part of the epoch alone, instead of all this.
+    pub(crate) rest: Option<Box<RestWalker>>,
 }
 
 impl Cursor {
@@ -458,6 +475,9 @@ impl Iterator for Cursor {
 
     /// The next batch of the epoch.
     fn next(&mut self) -> Option<BatchPlan> {
+        if let Some(rest) = &mut self.rest {
+            return rest.batch(&self.order);
+        }
         if self.left() == 0 {
             return None;
         }

@@ -9,7 +9,7 @@ use fastpipe_engine::{IndexCache, Key, LocalFile, Lookup, Stamp};
 use pyo3::prelude::*;
 
 use crate::errors::IntoPy;
-use crate::index::{BLOCKS_AT_ONCE, info, walk_telling};
+use crate::index::{BLOCKS_AT_ONCE, info, walk_front, walk_telling};
 
 /// What came of a file's entry in the cache.
 #[derive(Clone, Copy)]
@@ -71,6 +71,21 @@ pub(crate) fn open(
         log(py, "info", &format!("the block index of {path} wasn't kept: {why}"))?;
     }
     Ok(opened)
+}
+
+/// Opens a damaged file with the blocks in front of the damage; `None` if that is in its header.
+pub(crate) fn open_front(py: Python<'_>, path: &Arc<str>, known: Option<&FileInfo>) -> PyResult<Option<Opened>> {
+    let Ok((file, before, info)) = py.detach(|| look(path, known)) else {
+        return Ok(None);
+    };
+    let blocks = walk_front(py, &file, &info)?;
+    Ok(Some(Opened {
+        info,
+        blocks,
+        kept: Kept::Nowhere,
+        size: before.size(),
+        entry: 0,
+    }))
 }
 
 /// Opens a file. Its stamp is taken before anything is read of it: what changes from there on shows in the stamp after the

@@ -8,10 +8,11 @@ use fastpipe_batch::{Buffer, BufferPool, Error, Pass as Reading, Source};
 use fastpipe_engine::{Files, IndexCache};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 use crate::cached;
 use crate::data::Data;
-use crate::errors::IntoPy;
+use crate::errors::{self, IntoPy};
 use crate::features::{Described, Lowered, describe, feature};
 use crate::inferred::{self, Inferring};
 
@@ -37,9 +38,11 @@ pub(crate) struct AvroDataset {
 #[pymethods]
 impl AvroDataset {
     /// Opens files. `check` is called with the path and the schema of the first file, and of each that has another schema; what
-    /// it raises is raised. `lenient` infers what can be read, as it is stored, and leaves out the rest.
+    /// it raises is raised. `lenient` infers what can be read, as it is stored, and leaves out the rest. With a list `damaged`,
+    /// exceptions of damaged files are appended to it, and of such a file the blocks in front of the damage are read; of one
+    /// whose header is damaged none.
     #[new]
-    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, lenient=false))]
+    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, lenient=false, damaged=None))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
@@ -49,12 +52,23 @@ impl AvroDataset {
         index_cache: Option<PathBuf>,
         check: Option<&Bound<'_, PyAny>>,
         lenient: bool,
+        damaged: Option<&Bound<'_, PyList>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let mut files: Vec<(FileInfo, Vec<Block>)> = Vec::with_capacity(paths.len());
         for path in paths {
             let known = files.first().map(|f| &f.0);
-            let opened = cached::open(py, &path.into(), known, cache.as_ref(), &mut |_| Ok(()))?;
+            let path = path.into();
+            let opened = match (cached::open(py, &path, known, cache.as_ref(), &mut |_| Ok(())), damaged) {
+                (Err(error), Some(damaged)) if errors::is_damage(py, &error)? => {
+                    damaged.append(error.value(py))?;
+                    match cached::open_front(py, &path, known)? {
+                        Some(opened) => opened,
+                        None => continue,
+                    }
+                }
+                (opened, _) => opened?,
+            };
             let is_new = known.is_none_or(|known| !Arc::ptr_eq(&known.schema, &opened.info.schema));
             if let (Some(check), true) = (check, is_new) {
                 check.call1((&*opened.info.path, opened.info.header.schema().py(py)?))?;

@@ -57,6 +57,22 @@ pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     make().unwrap_or_else(|failed| failed)
 }
 
+/// Whether an exception is one of a file that was opened and isn't as it should be.
+pub(crate) fn is_damage(py: Python<'_>, error: &PyErr) -> PyResult<bool> {
+    let kinds = [
+        ErrorKind::Malformed,
+        ErrorKind::Limit,
+        ErrorKind::Schema,
+        ErrorKind::Unsupported,
+    ];
+    for kind in kinds {
+        if error.matches(py, class(py, kind)?)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Turns the error of a result into an exception.
 pub(crate) trait IntoPy<T> {
     fn py(self, py: Python<'_>) -> PyResult<T>;

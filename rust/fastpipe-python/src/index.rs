@@ -66,3 +66,26 @@ pub(crate) fn walk_telling(
         py.check_signals()?;
     }
 }
+
+/// The blocks in front of the first that is damaged, as far as a walk can tell. A block without records is taken as it is.
+pub(crate) fn walk_front(py: Python<'_>, file: &LocalFile, info: &FileInfo) -> PyResult<Vec<Block>> {
+    let mut blocks: Vec<Block> = Vec::new();
+    let Ok(mut walk) = Walk::new(file, &info.header) else {
+        return Ok(blocks);
+    };
+    loop {
+        let before = blocks.len();
+        py.detach(|| {
+            for block in walk.by_ref().take(BLOCKS_AT_ONCE).map_while(Result::ok) {
+                if info.check(blocks.len() as u64, &block).is_err() {
+                    break;
+                }
+                blocks.push(block);
+            }
+        });
+        if blocks.len() - before < BLOCKS_AT_ONCE {
+            return Ok(blocks);
+        }
+        py.check_signals()?;
+    }
+}

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use crate::arrays::VALID;
 use crate::data::Data;
 use crate::errors::IntoPy;
-use crate::pass::Pass;
+use crate::pass::{Origin, Pass};
 use crate::pass_memory::PassMemory;
 
 /// A window, a pool or a buffer of no given size has this many batches, or as many rows as this many average units have.
@@ -295,10 +295,15 @@ impl Order {
         let data = self.data.get();
         let (source, memory) = (data.source().clone(), memory.unwrap_or_else(|| data.memory()));
         let stream = py
-            .detach(|| Stream::start(source.clone(), cursor, options, memory))
+            .detach(|| Stream::start(source.clone(), cursor, options, memory.clone()))
             .py(py)?;
         let padded = self.order.settings().uneven == Uneven::Pad;
-        Pass::new(py, stream, source, padded, total, options.end_epoch, state)
+        let origin = Origin {
+            order: self.order.clone(),
+            options,
+            memory,
+        };
+        Pass::new(py, stream, source, padded, total, origin, state)
     }
 }
 

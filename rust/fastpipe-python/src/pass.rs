@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Source};
-use fastpipe_engine::{Poll, Stream, Watch};
-use fastpipe_order::State;
+use fastpipe_engine::{Memory, Options, Poll, Stream, Watch};
+use fastpipe_order::{Order, Rest, State};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -57,13 +57,61 @@ impl Position {
 pub(crate) struct Running {
     stream: Stream,
     source: Arc<dyn Source>,
-    end_epoch: Option<u64>,
+    origin: Origin,
     seen: Arc<Seen>,
     /// What closed it, in words.
     closed_by: OnceLock<String>,
 }
 
+/// What a pass was started with.
+pub(crate) struct Origin {
+    pub(crate) order: Arc<Order>,
+    pub(crate) options: Options,
+    pub(crate) memory: Arc<Memory>,
+}
+
 impl Running {
+    fn new(stream: Stream, source: Arc<dyn Source>, origin: Origin, state: State) -> Arc<Self> {
+        let delivered = Delivered {
+            batches: 0,
+            last: 0,
+            state,
+            ended: false,
+        };
+        let seen = Arc::new(Seen {
+            state: Mutex::new(delivered),
+        });
+        Arc::new(Running {
+            stream,
+            source,
+            origin,
+            seen,
+            closed_by: OnceLock::new(),
+        })
+    }
+
+    /// Another pass like this one, over what is left of `rest` behind the batches that the consumer has got, without a unit.
+    /// Of a rest that is a whole epoch, this pass has to be one of that epoch alone. Also the rest of that pass.
+    pub(crate) fn without(&self, rest: &Rest, unit: u64) -> Result<(Arc<Running>, Rest), Error> {
+        let Origin { order, options, memory } = &self.origin;
+        // All but the last one are of one size, and nothing fails behind the last.
+        let rows = self.seen.lock().batches * u64::from(order.settings().batch_size);
+        let rest = rest.behind(order, rows, unit);
+        let stream = Stream::start(self.source.clone(), order.rest(&rest), *options, memory.clone())?;
+        let origin = Origin {
+            order: order.clone(),
+            options: *options,
+            memory: memory.clone(),
+        };
+        let state = State::start(rest.epoch, order.settings().ranks);
+        Ok((Running::new(stream, self.source.clone(), origin, state), rest))
+    }
+
+    /// The epoch of the batch behind those that the consumer has got.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.seen.lock().state.epoch
+    }
+
     /// Looks for the next batch, waiting for a moment. Without the GIL.
     pub(crate) fn poll(&self) -> Result<Poll, Error> {
         self.stream.poll(PATIENCE).map_err(|error| match self.closed_by.get() {
@@ -99,7 +147,10 @@ impl Running {
     pub(crate) fn ended(&self) {
         let mut seen = self.seen.lock();
         // Others may still have batches of this epoch; for this rank it is over.
-        seen.state = State::start(self.end_epoch.unwrap_or(0).max(seen.state.epoch), seen.state.ranks);
+        seen.state = State::start(
+            self.origin.options.end_epoch.unwrap_or(0).max(seen.state.epoch),
+            seen.state.ranks,
+        );
         seen.ended = true;
     }
 }
@@ -182,28 +233,13 @@ impl Pass {
         source: Arc<dyn Source>,
         padded: bool,
         total: Option<u64>,
-        end_epoch: Option<u64>,
+        origin: Origin,
         state: State,
     ) -> PyResult<Self> {
-        let delivered = Delivered {
-            batches: 0,
-            last: 0,
-            state,
-            ended: false,
-        };
-        let seen = Arc::new(Seen {
-            state: Mutex::new(delivered),
-        });
         let watch = stream.watch();
-        let running = Arc::new(Running {
-            stream,
-            source,
-            end_epoch,
-            seen: seen.clone(),
-            closed_by: OnceLock::new(),
-        });
+        let running = Running::new(stream, source, origin, state);
         let position = Position {
-            seen,
+            seen: running.seen.clone(),
             watch,
             running: Arc::downgrade(&running),
         };

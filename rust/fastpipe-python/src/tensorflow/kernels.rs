@@ -1,6 +1,6 @@
 //! The two ops and their kernels.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -16,8 +16,9 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 use super::api::handle::{Context, ShapeContext, Status, Tensor};
 use super::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};
 use super::gate::Gate;
+use super::iteration::{Iteration, Turn};
 use super::outputs::{Outputs, Wanted, columns};
-use super::ticket::{self, Iteration};
+use super::ticket;
 use crate::errors;
 use crate::pass::Pass;
 
@@ -141,7 +142,9 @@ unsafe extern "C" fn begin_pass(_kernel: *mut c_void, context: *mut Context) {
     unsafe {
         guarded(context, |registered| {
             let _inside = GATE.enter().ok_or_else(ending)?;
-            let iteration = Python::try_attach(|py| start(py, registered, context)).ok_or_else(ending)??;
+            // TensorFlow would begin again and again what can't be begun: the failure is the first batch's.
+            let iteration = Python::try_attach(|py| start(py, registered, context).unwrap_or_else(Iteration::failed))
+                .ok_or_else(ending)?;
             let tensor = ticket::issue(&registered.api, iteration);
             Outputs::new(&registered.api, context).only(tensor)
         });
@@ -157,25 +160,33 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
             let number = Input::get(api, context, 0)?.number()?;
             let over = || Failure::new(Code::Internal, "the pass is over");
             let iteration = ticket::find(number).ok_or_else(over)?;
-            let running = &iteration.running;
+            let running = match iteration.turn() {
+                Turn::Fails(failure) => return Err(failure),
+                Turn::Draws(running) => running,
+                Turn::Over => return Err(end()),
+            };
             loop {
-                match running
-                    .poll()
-                    .map_err(|e| read_failure(&e, iteration.shapes.as_ref()))?
-                {
-                    Poll::Ready(number, mut batch) => {
+                match running.poll() {
+                    Ok(Poll::Ready(number, mut batch)) => {
                         let after = std::mem::take(&mut batch.about.after);
                         let outputs = Outputs::new(api, context);
                         outputs.batch(running.columns(), &iteration.columns, *batch)?;
                         running.delivered(number, after);
                         return Ok(());
                     }
-                    Poll::End => {
+                    Ok(Poll::End) => {
                         running.ended();
-                        return Err(Failure::new(Code::OutOfRange, "End of sequence"));
+                        return Err(end());
                     }
-                    Poll::Pending if GATE.is_closed() => return Err(ending()),
-                    Poll::Pending => {}
+                    Ok(Poll::Pending) if GATE.is_closed() => return Err(ending()),
+                    Ok(Poll::Pending) => {}
+                    Err(error) => {
+                        let failure = |error| read_failure(&error, iteration.shapes.as_ref());
+                        if let Err(next) = iteration.leave(&running, &error) {
+                            iteration.tell(failure(next));
+                        }
+                        return Err(failure(error));
+                    }
                 }
             }
         });
@@ -215,16 +226,28 @@ fn start(py: Python<'_>, registered: &Registered, context: *mut Context) -> Resu
     let failed = |error: PyErr| python_failure(py, &error);
     let arguments = PyTuple::new(py, arguments).map_err(failed)?;
     let made = registered.begin.bind(py).call1(arguments).map_err(failed)?;
-    let (pass, wanted, shapes): (Bound<'_, Pass>, Vec<Wanted>, _) = made.extract().map_err(failed)?;
+    let (pass, wanted, shapes, errors, skips): Begun<'_> = made.extract().map_err(failed)?;
+    let failure = |(error, told)| Failure::new(code(py, &PyErr::from_value(error)), told);
+    let failures = errors.into_iter().map(failure);
+    let failures: VecDeque<Failure> = failures.collect();
+    let Some(pass) = pass else {
+        return Ok(Iteration::new(None, Vec::new(), shapes, failures, skips));
+    };
     let closed = || Failure::new(Code::Internal, "the pass was closed before it began");
     let running = pass.get().running().ok_or_else(closed)?;
     let columns = columns(running.columns(), wanted)?;
-    Ok(Iteration {
-        running,
-        columns,
-        shapes,
-    })
+    Ok(Iteration::new(Some(running), columns, shapes, failures, skips))
 }
+
+/// What Python makes of a dataset: its pass, the columns of elements, shapes of features, exceptions with what is told of them,
+/// and whether it skips blocks.
+type Begun<'py> = (
+    Option<Bound<'py, Pass>>,
+    Vec<Wanted>,
+    Option<HashMap<String, String>>,
+    Vec<(Bound<'py, PyAny>, String)>,
+    bool,
+);
 
 /// An input of a kernel.
 struct Input<'a> {
@@ -334,10 +357,9 @@ fn read_failure(error: &Error, shapes: Option<&HashMap<String, String>>) -> Fail
         | ErrorKind::Null => Code::InvalidArgument,
         _ => Code::Unknown,
     };
-    let class = errors::name(error.kind());
     let message = match shapes.and_then(|shapes| undecoded(error, shapes)) {
-        Some(told) => format!("{class}: {told}{}", error.location()),
-        None => format!("{class}: {error}"),
+        Some(told) => format!("{told}{}", error.location()),
+        None => format!("{}: {error}", errors::name(error.kind())),
     };
     Failure::new(code, message)
 }
@@ -378,14 +400,22 @@ fn undecoded(error: &Error, shapes: &HashMap<String, String>) -> Option<String> 
 
 /// An exception of Python's, as TensorFlow raises it.
 fn python_failure(py: Python<'_>, error: &PyErr) -> Failure {
-    let code = if error.is_instance_of::<PyFileNotFoundError>(py) {
+    Failure::new(code(py, error), error.to_string())
+}
+
+/// TensorFlow's class of errors for one of Python's.
+fn code(py: Python<'_>, error: &PyErr) -> Code {
+    if error.is_instance_of::<PyFileNotFoundError>(py) {
         Code::NotFound
     } else if error.is_instance_of::<PyValueError>(py) {
         Code::InvalidArgument
     } else {
         Code::Unknown
-    };
-    Failure::new(code, error.to_string())
+    }
+}
+
+fn end() -> Failure {
+    Failure::new(Code::OutOfRange, "End of sequence")
 }
 
 #[cold]

@@ -9,6 +9,7 @@
 mod api;
 mod coordinates;
 mod gate;
+mod iteration;
 mod kernels;
 mod outputs;
 mod ticket;
@@ -20,9 +21,10 @@ use pyo3::prelude::*;
 
 /// Registers the ops, once in a process.
 ///
-/// `begin` is called with the number of a dataset and the values of its arguments (ints, bools, lists of bytes), and returns a
-/// pass, and for each column of an element its name and, where nested arrays are wanted as coordinates, the shape of a row with
-/// -1 for any length.
+/// `begin` is called with the number of a dataset and the values of its arguments (ints, bools, lists of bytes). It returns a
+/// pass, or None if there is nothing to be read; for each column of an element its name and, where nested arrays are wanted as
+/// coordinates, the shape of a row with -1 for any length; for errors in tensorflow-io's words the shape of each feature, or
+/// None; exceptions that are told of before the first batch, each with its text; and whether to go on behind damaged blocks.
 #[pyfunction]
 pub(crate) fn register_tensorflow(libraries: Vec<PathBuf>, begin: Py<PyAny>) -> PyResult<()> {
     // SAFETY: the Python package passes the libraries of the TensorFlow that it has imported.

@@ -11,17 +11,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::api::handle::Tensor;
 use super::api::{Api, TF_INT64};
-use super::outputs::Column;
-use crate::pass::Running;
-
-/// A pass under way, and what its elements consist of.
-pub(crate) struct Iteration {
-    pub(crate) running: Arc<Running>,
-    pub(crate) columns: Vec<Column>,
-    /// Where values that can't be decoded are to be told of as tensorflow-io does: the shape of each feature in its
-    /// notation.
-    pub(crate) shapes: Option<HashMap<String, String>>,
-}
+use super::iteration::Iteration;
 
 /// The memory of a ticket: aligned as TensorFlow wants it, which else would copy it and let go of it at once.
 #[repr(C, align(64))]

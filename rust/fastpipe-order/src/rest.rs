@@ -1,0 +1,347 @@
+//! The rest of an epoch without some of its units: what remains when blocks turn out to be damaged.
+//!
+//! The rows that remain keep their order and are cut into batches anew. So what is left is a function of the order, of the
+//! place and of the units that are left out, and of nothing else.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use crate::cursor::{BatchPlan, Cursor, Order};
+use crate::plan::{Content, Picks, Row, Run};
+
+/// A place in an epoch, and the units of which nothing is read from there on. For orders that aren't shared out among ranks.
+#[derive(Clone, Debug, Default)]
+pub struct Rest {
+    /// The epoch.
+    pub epoch: u64,
+    /// The batch of the whole epoch in which it begins, and how many of its rows lie before.
+    step: u64,
+    offset: u32,
+    without: Arc<HashSet<u64>>,
+}
+
+impl Rest {
+    /// All of an epoch.
+    pub fn of(epoch: u64) -> Rest {
+        Rest {
+            epoch,
+            ..Rest::default()
+        }
+    }
+
+    /// What is left behind so many rows of this rest, without one more unit.
+    #[must_use]
+    pub fn behind(&self, order: &Arc<Order>, rows: u64, unit: u64) -> Rest {
+        let mut pieces = Pieces::new(self, order);
+        let mut left = rows;
+        while left > 0
+            && let Some(piece) = pieces.next(left)
+        {
+            left -= u64::from(piece.rows);
+        }
+        let mut without = self.without.clone();
+        Arc::make_mut(&mut without).insert(unit);
+        pieces.without = without.clone();
+        // What is left out at once needn't be looked at again: there may be thousands of such blocks.
+        pieces.find();
+        Rest {
+            epoch: self.epoch,
+            step: pieces.step,
+            offset: pieces.offset,
+            without,
+        }
+    }
+}
+
+impl Order {
+    /// Goes through the rest of an epoch.
+    pub fn rest(self: &Arc<Self>, rest: &Rest) -> Cursor {
+        let mut cursor = self.epoch(rest.epoch);
+        cursor.rest = Some(Box::new(RestWalker {
+            pieces: Pieces::new(rest, self),
+            step: 0,
+            rows: 0,
+            released: VecDeque::new(),
+        }));
+        cursor
+    }
+}
+
+/// Goes through what remains of an epoch, batch by batch.
+#[derive(Debug)]
+pub(crate) struct RestWalker {
+    pieces: Pieces,
+    /// Batches and rows so far.
+    step: u64,
+    rows: u64,
+    /// Units that nobody needs behind so many rows.
+    released: VecDeque<(u64, Vec<u64>)>,
+}
+
+impl RestWalker {
+    /// The next batch.
+    pub(crate) fn batch(&mut self, order: &Order) -> Option<BatchPlan> {
+        let (size, drop_last) = (order.settings().batch_size.max(1), order.settings().drop_last);
+        let (mut batch, mut rows) = (Vec::new(), 0);
+        let before = self.rows;
+        while rows < size
+            && let Some(piece) = self.pieces.next(u64::from(size - rows))
+        {
+            // Rows of batches before may lie in front of the batch that lets go of a unit.
+            let released = self.pieces.released.drain(..);
+            self.released
+                .extend(released.map(|units| (before + u64::from(rows), units)));
+            batch.push((piece, rows));
+            rows += piece.rows;
+        }
+        if rows == 0 || drop_last && rows < size {
+            return None;
+        }
+        self.rows += u64::from(rows);
+        self.step += 1;
+        let mut released = Vec::new();
+        while self.released.front().is_some_and(|(behind, _)| *behind <= before) {
+            released.extend(self.released.pop_front().into_iter().flat_map(|(_, units)| units));
+        }
+        let after = self.pieces.state();
+        Some(BatchPlan {
+            epoch: self.pieces.cursor.current_epoch(),
+            step: self.step - 1,
+            rows,
+            valid: rows,
+            content: self.pieces.content(&batch),
+            window: None,
+            released,
+            after,
+        })
+    }
+}
+
+/// Consecutive records of a unit.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    unit: u64,
+    record: u32,
+    rows: u32,
+}
+
+/// What remains of an epoch, piece by piece.
+#[derive(Debug)]
+struct Pieces {
+    /// Through the epoch as it is.
+    cursor: Cursor,
+    without: Arc<HashSet<u64>>,
+    /// The batch whose rows come next, and how many of them lie behind.
+    step: u64,
+    offset: u32,
+    /// The rest of it.
+    batch: VecDeque<Piece>,
+    /// Whether pieces are stretches of units, and not single records.
+    runs: bool,
+    /// Units that batches have let go of since the last look.
+    released: Vec<Vec<u64>>,
+}
+
+impl Pieces {
+    fn new(rest: &Rest, order: &Arc<Order>) -> Pieces {
+        let mut cursor = order.with_last().epoch(rest.epoch);
+        cursor.seek(rest.step);
+        let mut pieces = Pieces {
+            cursor,
+            without: rest.without.clone(),
+            step: rest.step,
+            offset: 0,
+            batch: VecDeque::new(),
+            runs: true,
+            released: Vec::new(),
+        };
+        pieces.fill();
+        pieces.pass_over(rest.offset);
+        pieces
+    }
+
+    /// Gets the rows of the next batch of the epoch; false if there is none.
+    fn fill(&mut self) -> bool {
+        let Some(plan) = self.cursor.next() else { return false };
+        self.released.push(plan.released);
+        match plan.content {
+            Content::Runs(runs) => self.batch.extend(runs.iter().map(|run| Piece {
+                unit: run.unit,
+                record: run.record,
+                rows: run.rows,
+            })),
+            Content::Picks(picks) => {
+                self.runs = false;
+                self.batch.extend(picks.rows.iter().map(|row| Piece {
+                    unit: picks.units[row.unit as usize],
+                    record: row.record,
+                    rows: 1,
+                }));
+            }
+        }
+        true
+    }
+
+    fn pass_over(&mut self, mut rows: u32) {
+        while rows > 0
+            && let Some(piece) = self.take(u64::from(rows))
+        {
+            rows -= piece.rows;
+        }
+    }
+
+    /// Goes to the next row that isn't left out; false if there is none.
+    fn find(&mut self) -> bool {
+        loop {
+            match self.batch.front() {
+                Some(piece) if self.without.contains(&piece.unit) => {
+                    self.offset += piece.rows;
+                    self.batch.pop_front();
+                }
+                Some(_) => return true,
+                None => {
+                    let begun = self.offset > 0;
+                    if !self.fill() {
+                        return false;
+                    }
+                    (self.step, self.offset) = (self.step + u64::from(begun), 0);
+                }
+            }
+        }
+    }
+
+    /// The next piece that isn't left out, of at most so many rows.
+    fn next(&mut self, most: u64) -> Option<Piece> {
+        if !self.find() {
+            return None;
+        }
+        self.take(most)
+    }
+
+    fn take(&mut self, most: u64) -> Option<Piece> {
+        let front = self.batch.front_mut()?;
+        // At most what the piece has.
+        let rows = u64::from(front.rows).min(most) as u32;
+        let piece = Piece { rows, ..*front };
+        (front.record, front.rows) = (front.record + rows, front.rows - rows);
+        if front.rows == 0 {
+            self.batch.pop_front();
+        }
+        self.offset += rows;
+        Some(piece)
+    }
+
+    fn state(&mut self) -> crate::State {
+        self.cursor.state()
+    }
+
+    /// Pieces, each with its first slot, as what stands in a batch.
+    fn content(&self, batch: &[(Piece, u32)]) -> Content {
+        if self.runs {
+            let run = |&(piece, slot): &(Piece, u32)| Run {
+                unit: piece.unit,
+                record: piece.record,
+                slot,
+                rows: piece.rows,
+            };
+            return Content::Runs(batch.iter().map(run).collect());
+        }
+        let mut picks = Picks::default();
+        let mut numbers = HashMap::new();
+        for (piece, _) in batch {
+            let unit = *numbers.entry(piece.unit).or_insert_with(|| {
+                picks.units.push(piece.unit);
+                picks.units.len() as u32 - 1
+            });
+            let record = piece.record;
+            picks.rows.push(Row { unit, record });
+        }
+        Content::Picks(picks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Kind, Settings, ShardBy, Uneven, Units};
+
+    fn order(kind: Kind, counts: &[u32], batch_size: u32, drop_last: bool) -> Arc<Order> {
+        let settings = Settings {
+            kind,
+            batch_size,
+            drop_last,
+            shuffle_buffer: 20,
+            seed: 3,
+            rank: 0,
+            ranks: 1,
+            shard_by: ShardBy::Batch,
+            uneven: Uneven::Drop,
+        };
+        Arc::new(Order::new(
+            &Arc::new(Units::new(counts.iter().copied()).unwrap()),
+            settings,
+        ))
+    }
+
+    fn rows(cursor: Cursor) -> Vec<Vec<(u64, u32)>> {
+        let plans = cursor.map(|plan| {
+            assert_eq!(plan.content.len(), plan.rows as usize);
+            (0..plan.rows as usize)
+                .filter_map(|slot| plan.content.at(slot))
+                .collect()
+        });
+        plans.collect()
+    }
+
+    /// Units aren't let go of before their last row, and all are but the last ones.
+    fn check_released(cursor: Cursor) {
+        let mut gone = HashSet::new();
+        for plan in cursor {
+            gone.extend(plan.released);
+            let used = (0..plan.rows as usize).filter_map(|slot| plan.content.at(slot));
+            assert!(used.into_iter().all(|(unit, _)| !gone.contains(&unit)));
+        }
+    }
+
+    proptest! {
+        /// Whatever fails where, what remains are the rows of the epoch without those of the damaged units, in their order.
+        #[test]
+        fn what_remains_keeps_its_order(
+            counts in prop::collection::vec(0..9u32, 1..30),
+            batch_size in 1..12u32,
+            drop_last: bool,
+            kind in prop_oneof![Just(Kind::Sequential), Just(Kind::Block), Just(Kind::Buffer)],
+            failures in prop::collection::vec((0..6u64, 0..30u64), 1..6),
+        ) {
+            let order = order(kind, &counts, batch_size, drop_last);
+            let all = rows(order.with_last().epoch(2)).concat();
+            let (mut rest, mut expected) = (Rest::of(2), all);
+            for (batches, unit) in failures {
+                let unit = unit % counts.len() as u64;
+                let behind = (batches * u64::from(batch_size)).min(expected.len() as u64);
+                rest = rest.behind(&order, behind, unit);
+                expected.drain(..behind as usize);
+                expected.retain(|row| row.0 != unit);
+                let mut batches: Vec<_> = expected.chunks(batch_size as usize).map(<[_]>::to_vec).collect();
+                if drop_last && batches.last().is_some_and(|last| last.len() < batch_size as usize) {
+                    batches.pop();
+                }
+                prop_assert_eq!(rows(order.rest(&rest)), batches);
+                check_released(order.rest(&rest));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_at_once_is_not_looked_at_again() {
+        let order = order(Kind::Sequential, &[10; 1000], 10, false);
+        let mut rest = Rest::of(0);
+        for unit in 0..999 {
+            rest = rest.behind(&order, 0, unit);
+            assert_eq!(rest.step, unit + 1 - u64::from(rest.offset == 10));
+        }
+        assert_eq!(rows(order.rest(&rest)).concat().len(), 10);
+    }
+}
