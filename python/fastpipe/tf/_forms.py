@@ -39,10 +39,12 @@ class Part:
     Attributes:
         dtype: of the tensor.
         shape: what is known of it; None for a dimension that differs from batch to batch.
+        least: what such dimensions are where there are no rows.
     """
 
     dtype: tf.DType
     shape: tuple[int | None, ...]
+    least: int = 0
 
 
 class Node(ABC):
@@ -105,7 +107,7 @@ class Rows(Node):
     inner: Node
 
     def parts(self, rows: int | None) -> list[Part]:
-        return [Part(tf.int64, (None if rows is None else rows + 1,)), *self.inner.parts(None)]
+        return [Part(tf.int64, (None if rows is None else rows + 1,), least=1), *self.inner.parts(None)]
 
     def build(self, parts: Iterator[tf.Tensor]) -> tuple[Any, list[Any]]:
         offsets = next(parts)

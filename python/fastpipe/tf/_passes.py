@@ -1,11 +1,15 @@
 """A `tf.data.Dataset` each iteration of which is a pass.
 
-TensorFlow's GeneratorDataset calls one function at the start of an iteration and one for each element. Both consist of
-an op of fastpipe's own, whose kernels are in `rust/fastpipe-python/src/tensorflow`: the first calls into Python, which
-makes a pass; the second waits for a batch, and needs neither Python nor its lock.
+It is a scan, whose state is a *ticket*, over numbers that nobody looks at. Its function is an op of fastpipe's own,
+whose kernel is in `rust/fastpipe-python/src/tensorflow`: for the first element it calls into Python, which makes a
+pass, and returns the ticket of that and no rows, which are skipped; for others it waits for a batch, and needs neither
+Python nor its lock.
 
-What the first function returns, the *ticket*, is kept by the iterator and by nobody else. It is a tensor that keeps the
-pass alive; so a pass ends when its iterator is dropped, whichever way that happens.
+The ticket is kept by the iterator and by nobody else. It is a tensor that keeps the pass alive; so a pass ends when its
+iterator is dropped, whichever way that happens. Behind an error the iterator has the same ticket.
+
+Not a GeneratorDataset, which has three functions, and a flat_map around it has a fourth: TensorFlow takes 3 to 5 ms for
+each of them, whenever an iteration begins.
 """
 
 from __future__ import annotations
@@ -45,7 +49,6 @@ class Layout:
 
     def __init__(self, columns: dict[str, Node], rows: int | None) -> None:
         self.columns = {name: columns[name] for name in sorted(columns)}
-        self.rows = rows
         self.parts: list[Part] = [part for node in self.columns.values() for part in node.parts(rows)]
         self.element_spec = {name: _structure(*node.specs(rows)) for name, node in self.columns.items()}
 
@@ -57,6 +60,12 @@ class Layout:
             else (name, None)
             for name, node in self.columns.items()
         ]
+
+    def nothing(self) -> list[int]:
+        """For each part of an element without rows its rank and its dimensions."""
+        parts = [part for node in self.columns.values() for part in node.parts(0)]
+        shapes = [[part.least if size is None else size for size in part.shape] for part in parts]
+        return [number for shape in shapes for number in (len(shape), *shape)]
 
     def build(self, tensors: Sequence[tf.Tensor]) -> dict[str, Any]:
         """The element, in a graph."""
@@ -95,15 +104,15 @@ class Source(ABC):
         """The pass of an iteration.
 
         None if there is nothing to be read. Besides, exceptions that fail the first `next`s, with their messages. What
-        it raises, and what the pass meets, fails the `next`: with `NotFoundError` for a `MissingFileError`, `InvalidArgumentError` for a
-        `ValueError`, else `UnknownError`.
+        it raises, and what the pass meets, fails the `next`: with `NotFoundError` for a `MissingFileError`,
+        `InvalidArgumentError` for a `ValueError`, else `UnknownError`.
 
         Args:
             args: values of the dataset's arguments: ints, bools, and lists of bytes for strings.
         """
 
 
-# Datasets, and graphs that they were built in, keep them; the kernels don't.
+# Datasets, and graphs that they were built in, keep them; the kernel doesn't.
 _sources: weakref.WeakValueDictionary[int, Source] = weakref.WeakValueDictionary()
 
 restorers: dict[bytes, Callable[[bytes], Source]] = {}
@@ -134,67 +143,47 @@ _fastpipe.register_tensorflow(_libraries(), _begin)
 atexit.register(_fastpipe.leave_tensorflow)
 
 
-def _op(kind: str, inputs: Sequence[tf.Tensor], listed: str, types: Sequence[tf.DType], out: Sequence[tf.DType]) -> Any:
-    """A node of one of the ops, in the graph that is being built."""
-    kinds = tf.compat.v1.AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in types])
-    attrs = {listed: tf.compat.v1.AttrValue(list=kinds)}
-    return tf.compat.v1.get_default_graph().create_op(kind, list(inputs), list(out), attrs=attrs).outputs
+def _op(kind: str, inputs: Sequence[tf.Tensor], lists: dict[str, Any], out: Sequence[tf.DType]) -> Any:
+    """A node of the op, in the graph that is being built."""
+    attrs = {}
+    for name, types in lists.items():
+        kinds = tf.compat.v1.AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in types])
+        attrs[name] = tf.compat.v1.AttrValue(list=kinds)
+    graph = tf.compat.v1.get_default_graph()
+    return graph.create_op(kind, list(inputs), [tf.int64, *out], attrs=attrs).outputs
 
 
-class _Functions(NamedTuple):
-    """The functions of datasets that are alike."""
+class _Step(NamedTuple):
+    """The function of datasets that are alike."""
 
-    iteration: Any
+    function: Any
     types: list[tf.DType]
     shapes: list[tf.TensorShape]
 
 
 @functools.lru_cache(maxsize=256)
-def _functions(columns: tuple[tuple[str, Node], ...], rows: int | None, kinds: tuple[tf.DType, ...]) -> _Functions:
-    """The functions of datasets with these columns and these types of arguments.
+def _step(columns: tuple[tuple[str, Node], ...], kinds: tuple[tf.DType, ...]) -> _Step:
+    """The function of datasets with these columns and these types of arguments.
 
-    Tracing them takes much longer than all else that is done to build a dataset.
+    Tracing it takes much longer than all else that is done to build a dataset.
     """
-    layout = Layout(dict(columns), rows)
+    # The first element has no rows, so their number isn't known in there.
+    layout = Layout(dict(columns), None)
+    number = tf.TensorSpec((), tf.int64)
     # Strings may be scalars or vectors.
-    signature = [tf.TensorSpec(None if kind == tf.string else (), kind) for kind in kinds]
-    ticket = tf.TensorSpec((), tf.int64)
+    arguments = [tf.TensorSpec(None if kind == tf.string else (), kind) for kind in kinds]
+    signature = [number, number, tf.TensorSpec((None,), tf.int64), number, *arguments]
 
     @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
-    def begin(number: tf.Tensor, *args: tf.Tensor) -> tf.Tensor:
-        (ticket,) = _op("FastpipeBegin", [number, *args], "Targuments", [arg.dtype for arg in args], [tf.int64])
-        ticket.set_shape(())
-        return ticket
-
-    @tf.function(input_signature=[ticket], autograph=False)  # type: ignore[untyped-decorator]
-    def advance(ticket: tf.Tensor) -> list[tf.Tensor]:
+    def step(ticket: tf.Tensor, unused: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
         types = [part.dtype for part in layout.parts]
-        tensors = _op("FastpipeNext", [ticket], "Tparts", types, types)
-        return [_component(value) for value in tf.nest.flatten(layout.build(tensors))]
+        kept, *tensors = _op("FastpipeNext", [ticket, *others], {"Targuments": kinds, "Tparts": types}, types)
+        kept.set_shape(())
+        return [kept, *(_component(value) for value in tf.nest.flatten(layout.build(tensors)))]
 
-    @tf.function(input_signature=[ticket], autograph=False)  # type: ignore[untyped-decorator]
-    def finish(ticket: tf.Tensor) -> tf.Tensor:
-        # The kernel wants one; what there is to do happens when the ticket dies.
-        return tf.zeros((), tf.int64)
-
-    parts = [function.get_concrete_function() for function in (begin, advance, finish)]
-    outputs = parts[1].outputs
-    types, shapes = [output.dtype for output in outputs], [output.shape for output in outputs]
-
-    @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
-    def iteration(*args: tf.Tensor) -> tf.Tensor:
-        return tf.raw_ops.GeneratorDataset(
-            init_func_other_args=args,
-            next_func_other_args=[],
-            finalize_func_other_args=[],
-            init_func=parts[0],
-            next_func=parts[1],
-            finalize_func=parts[2],
-            output_types=types,
-            output_shapes=shapes,
-        )
-
-    return _Functions(iteration.get_concrete_function(), types, shapes)
+    function = step.get_concrete_function()
+    outputs = function.outputs[1:]
+    return _Step(function, [output.dtype for output in outputs], [output.shape for output in outputs])
 
 
 def from_passes(source: Source, args: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
@@ -205,20 +194,27 @@ def from_passes(source: Source, args: Sequence[tf.Tensor], layout: Layout) -> tf
         args: tensors of int64 and bool scalars, and of strings; symbolic ones, too.
         layout: of the batches.
     """
-    inputs = [tf.constant(source.number, tf.int64), tf.constant(source.description), *args]
+    arguments = [tf.constant(source.description), *args]
     with tf.init_scope():
         # Not in the graph that is being built, which others don't share.
-        kinds = tuple(tensor.dtype for tensor in inputs)
-        functions = _functions(tuple(layout.columns.items()), layout.rows, kinds)
-    # GeneratorDataset by itself can't be written as a graph, which TensorFlow wants of what it optimizes, and says so.
-    once = tf.raw_ops.TensorDataset(components=inputs, output_shapes=[tensor.shape for tensor in inputs])
-    return tf.raw_ops.FlatMapDataset(
-        input_dataset=once,
-        other_arguments=[],
-        f=functions.iteration,
-        output_types=functions.types,
-        output_shapes=functions.shapes,
+        step = _step(tuple(layout.columns.items()), tuple(tensor.dtype for tensor in arguments))
+    scan = tf.raw_ops.ScanDataset(
+        input_dataset=tf.raw_ops.RangeDataset(
+            start=_int64(0), stop=_int64(tf.int64.max), step=_int64(1), output_types=[tf.int64], output_shapes=[()]
+        ),
+        initial_state=[_int64(0)],
+        other_arguments=[_int64(layout.nothing()), _int64(source.number), *arguments],
+        f=step.function,
+        output_types=step.types,
+        output_shapes=step.shapes,
     )
+    return tf.raw_ops.SkipDataset(
+        input_dataset=scan, count=_int64(1), output_types=step.types, output_shapes=step.shapes
+    )
+
+
+def _int64(value: int | list[int]) -> tf.Tensor:
+    return tf.constant(value, tf.int64)
 
 
 def keep(dataset: tf.data.Dataset, source: Source) -> None:

@@ -223,7 +223,7 @@ class _Source(Source):
 
 
 _begun: OrderedDict[tuple[int, tuple[str, ...]], int] = OrderedDict()
-"""How often a dataset began with files; of the last ones, so that who comes back behind thousands may get an old order."""
+"""How often a dataset began with files; of the last ones. Behind thousands of others an old order comes again."""
 _begun_lock = threading.Lock()
 _MOST_BEGUN = 10_000
 

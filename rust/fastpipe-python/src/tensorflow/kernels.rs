@@ -1,4 +1,4 @@
-//! The two ops and their kernels.
+//! The op and its kernel.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_int, c_void};
@@ -34,10 +34,9 @@ struct Registered {
 
 static REGISTERED: OnceLock<Registered> = OnceLock::new();
 
-const BEGIN: &CStr = c"FastpipeBegin";
 const NEXT: &CStr = c"FastpipeNext";
 
-/// Registers the ops and their kernels; again, it does nothing.
+/// Registers the op and its kernel; again, it does nothing.
 ///
 /// # Safety
 ///
@@ -50,29 +49,18 @@ pub(crate) unsafe fn register(libraries: &[PathBuf], begin: Py<PyAny>) -> Result
     }
     // SAFETY: the caller's promise.
     let api = unsafe { Api::load(libraries) }?;
-    let failed = |failure: Failure| format!("TensorFlow refuses fastpipe's ops: {}", failure.message);
+    let failed = |failure: Failure| format!("TensorFlow refuses fastpipe's op: {}", failure.message);
     // SAFETY: `add` calls it with the API that was just loaded. The texts end in zero bytes.
     unsafe {
-        let inputs = [c"dataset: int64", c"arguments: Targuments"];
-        add(
-            &api,
-            BEGIN,
-            &[c"Targuments: list(type) >= 0"],
-            &inputs,
+        let attributes = [c"Targuments: list(type) >= 0", c"Tparts: list(type) >= 1"];
+        let inputs = [
             c"ticket: int64",
-            begin_pass,
-        )
-        .map_err(failed)?;
-        let attributes = [c"Tparts: list(type) >= 1"];
-        add(
-            &api,
-            NEXT,
-            &attributes,
-            &[c"ticket: int64"],
-            c"parts: Tparts",
-            next_batch,
-        )
-        .map_err(failed)?;
+            c"nothing: int64",
+            c"dataset: int64",
+            c"arguments: Targuments",
+        ];
+        let outputs = [c"kept: int64", c"parts: Tparts"];
+        add(&api, NEXT, &attributes, &inputs, &outputs, next_batch).map_err(failed)?;
     }
     let _ = REGISTERED.set(Registered {
         api,
@@ -92,7 +80,7 @@ unsafe fn add(
     name: &CStr,
     attributes: &[&CStr],
     inputs: &[&CStr],
-    output: &CStr,
+    outputs: &[&CStr],
     compute: unsafe extern "C" fn(*mut c_void, *mut Context),
 ) -> Result<(), Failure> {
     let status = OwnStatus::new(api);
@@ -106,7 +94,9 @@ unsafe fn add(
         for input in inputs {
             (api.add_input)(op, input.as_ptr());
         }
-        (api.add_output)(op, output.as_ptr());
+        for output in outputs {
+            (api.add_output)(op, output.as_ptr());
+        }
         // Else two nodes could be taken for one, or its value for a constant.
         (api.set_stateful)(op, true);
         (api.set_shape_function)(op, shapes);
@@ -136,30 +126,29 @@ pub(crate) fn leave() {
     }
 }
 
-/// `FastpipeBegin`.
-unsafe extern "C" fn begin_pass(_kernel: *mut c_void, context: *mut Context) {
-    // SAFETY: TensorFlow calls this with the context of the call.
-    unsafe {
-        guarded(context, |registered| {
-            let _inside = GATE.enter().ok_or_else(ending)?;
-            // TensorFlow would begin again and again what can't be begun: the failure is the first batch's.
-            let iteration = Python::try_attach(|py| start(py, registered, context).unwrap_or_else(Iteration::failed))
-                .ok_or_else(ending)?;
-            let tensor = ticket::issue(&registered.api, iteration);
-            Outputs::new(&registered.api, context).only(tensor)
-        });
-    }
-}
-
-/// `FastpipeNext`: waits for a batch, without Python.
+/// `FastpipeNext`: with the ticket 0 begins a pass, which takes Python, and makes its ticket and an element of no rows; with that
+/// ticket waits for a batch, without Python.
 unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
     // SAFETY: TensorFlow calls this with the context of the call.
     unsafe {
         guarded(context, |registered| {
             let api = &registered.api;
-            let number = Input::get(api, context, 0)?.number()?;
+            let ticket = Input::get(api, context, 0)?;
+            let mut outputs = Outputs::new(api, context);
+            let number = ticket.number()?;
+            if number == 0 {
+                let _inside = GATE.enter().ok_or_else(ending)?;
+                // The element isn't handed out, and can't fail: its ticket would be lost. A failure is the first batch's.
+                let iteration =
+                    Python::try_attach(|py| start(py, registered, context).unwrap_or_else(Iteration::failed))
+                        .ok_or_else(ending)?;
+                outputs.put(ticket::issue(api, iteration))?;
+                let shapes = Input::get(api, context, 1)?;
+                return outputs.nothing(shapes.elements::<i64>(TF_INT64).unwrap_or_default());
+            }
             let over = || Failure::new(Code::Internal, "the pass is over");
             let iteration = ticket::find(number).ok_or_else(over)?;
+            outputs.put(ticket.into_tensor())?;
             let running = match iteration.turn() {
                 Turn::Fails(failure) => return Err(failure),
                 Turn::Draws(running) => running,
@@ -169,7 +158,6 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
                 match running.poll() {
                     Ok(Poll::Ready(number, mut batch)) => {
                         let after = std::mem::take(&mut batch.about.after);
-                        let outputs = Outputs::new(api, context);
                         outputs.batch(running.columns(), &iteration.columns, *batch)?;
                         running.delivered(number, after);
                         return Ok(());
@@ -219,7 +207,8 @@ fn start(py: Python<'_>, registered: &Registered, context: *mut Context) -> Resu
     let api = &registered.api;
     // SAFETY: the context is that of the call under way.
     let count = unsafe { (api.inputs)(context) };
-    let arguments = (0..count)
+    // Behind the ticket and the shapes.
+    let arguments = (2..count)
         // SAFETY: as above, and there are as many inputs.
         .map(|i| unsafe { Input::get(api, context, i) }?.to_python(py))
         .collect::<Result<Vec<_>, _>>()?;
@@ -266,6 +255,11 @@ impl<'a> Input<'a> {
         unsafe { (api.input)(context, index, &mut tensor, status.as_ptr()) };
         status.result()?;
         Ok(Input { api, tensor })
+    }
+
+    /// The tensor, which whoever gets it has to delete.
+    fn into_tensor(self) -> *mut Tensor {
+        std::mem::ManuallyDrop::new(self).tensor
     }
 
     /// The elements, if they are of this type.

@@ -1,9 +1,9 @@
 //! Batches as TensorFlow's tensors, made by kernels of its own: no call into Python and no GIL between a batch and the graph.
 //!
-//! Two ops are registered through TensorFlow's C API for kernels. `FastpipeBegin` asks Python for a pass and returns a
-//! *ticket*, a tensor that whoever keeps it keeps the pass alive with. `FastpipeNext` waits for the pass's next batch and
-//! returns tensors over the batch's own memory, which goes back to its pool when the last of them dies. Strings are copied,
-//! since TensorFlow has its own; so are shapes of sparse tensors.
+//! One op is registered through TensorFlow's C API for kernels. Without a *ticket* it asks Python for a pass and returns one: a
+//! tensor that whoever keeps it keeps the pass alive with. With a ticket it waits for the pass's next batch and returns tensors
+//! over the batch's own memory, which goes back to its pool when the last of them dies. Strings are copied, since TensorFlow has
+//! its own; so are shapes of sparse tensors.
 #![allow(unsafe_code)]
 
 mod api;
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
-/// Registers the ops, once in a process.
+/// Registers the op, once in a process.
 ///
 /// `begin` is called with the number of a dataset and the values of its arguments (ints, bools, lists of bytes). It returns a
 /// pass, or None if there is nothing to be read; for each column of an element its name and, where nested arrays are wanted as

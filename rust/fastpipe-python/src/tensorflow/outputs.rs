@@ -350,7 +350,7 @@ impl<'a> Outputs<'a> {
     /// # Safety
     ///
     /// It is a tensor or null, and ours.
-    unsafe fn put(&mut self, tensor: *mut Tensor) -> Result<(), Failure> {
+    pub(crate) unsafe fn put(&mut self, tensor: *mut Tensor) -> Result<(), Failure> {
         if tensor.is_null() {
             return Err(Failure::new(Code::Internal, "TensorFlow made no tensor over a batch"));
         }
@@ -365,14 +365,41 @@ impl<'a> Outputs<'a> {
         self.status.result()
     }
 
-    /// Makes a tensor the only output.
-    ///
-    /// # Safety
-    ///
-    /// It is a tensor or null, and ours.
-    pub(crate) unsafe fn only(mut self, tensor: *mut Tensor) -> Result<(), Failure> {
-        // SAFETY: the caller's promise.
-        unsafe { self.put(tensor) }
+    /// Fills the outputs that are left with zeros, given for each its rank and its dimensions, one behind the other.
+    pub(crate) fn nothing(mut self, mut shapes: &[i64]) -> Result<(), Failure> {
+        while let Some((&rank, rest)) = shapes.split_first() {
+            let (dims, rest) = usize::try_from(rank)
+                .ok()
+                .and_then(|rank| rest.split_at_checked(rank))
+                .ok_or_else(fault)?;
+            shapes = rest;
+            let dims: Vec<usize> = dims.iter().map(|&size| size as usize).collect();
+            // SAFETY: the context is that of the call under way.
+            let dtype = unsafe { (self.api.output_type)(self.context, self.next) };
+            let each = match dtype {
+                TF_BOOL | 4 | 6 => 1,
+                5 | 17 => 2,
+                1 | 3 | 22 => 4,
+                // Strings aren't written: there are none.
+                TF_STRING => STRING_SIZE,
+                _ => 8,
+            };
+            let elements = product(&dims)?;
+            if dtype == TF_STRING && elements > 0 {
+                return Err(fault());
+            }
+            let size = elements.checked_mul(each).ok_or_else(fault)?;
+            let tensor = self.allocated(dtype, &dims, size)?;
+            // SAFETY: the tensor has `size` bytes (`allocated` looked), which nobody else has as long as this kernel runs; it is
+            // an output already.
+            unsafe {
+                if size > 0 {
+                    (self.api.tensor_data)(tensor).cast::<u8>().write_bytes(0, size);
+                }
+                (self.api.delete_tensor)(tensor);
+            }
+        }
+        if self.next == self.count { Ok(()) } else { Err(fault()) }
     }
 
     fn index(&mut self) -> Result<c_int, Failure> {

@@ -1,7 +1,6 @@
 //! Tickets: tensors that keep a pass alive.
 //!
-//! TensorFlow's iterator keeps the ticket that the first function returned, and hands it to the second one for each element. It
-//! is a scalar over memory of ours, of which the deallocator ends the pass. So a pass ends when its iterator is dropped,
+//! TensorFlow's iterator keeps the ticket of its first element as its state, and hands it over for each further one. It is a scalar over memory of ours, of which the deallocator ends the pass. So a pass ends when its iterator is dropped,
 //! whichever way that happens, and without Python.
 
 use std::collections::HashMap;
