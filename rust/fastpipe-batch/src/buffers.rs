@@ -42,7 +42,7 @@ impl DerefMut for Buffer {
     }
 }
 
-/// Buffers kept for the next use. Fresh memory costs a page fault for each 4 KB, which is more than reading into it.
+/// Buffers kept for the next use. Fresh memory costs a page fault for each page, which is more than reading into it.
 ///
 /// As many buffers are kept as were in use at once: shuffled passes hold dozens of units, and come back for as many.
 #[derive(Debug, Default)]
@@ -86,10 +86,14 @@ const LARGEST_WASTE: usize = 2;
 /// Sizes are rounded up to a multiple of this, so that units of similar sizes share buffers.
 const GRAIN: usize = 64 << 10;
 
+/// Small sizes are rounded up to a multiple of this. Those are pages on most systems; where they are larger, small buffers are
+/// allocated, not mapped.
+const SMALL_GRAIN: usize = 4096;
+
 /// Bytes of a new buffer for `len`: a little more, since units vary in size.
 fn size(len: usize) -> usize {
     match len {
-        len if len < GRAIN / 2 => len.next_multiple_of(4096).max(4096),
+        len if len < GRAIN / 2 => len.next_multiple_of(SMALL_GRAIN).max(SMALL_GRAIN),
         len => len
             .saturating_add(len / 16)
             .checked_next_multiple_of(GRAIN)
@@ -262,7 +266,7 @@ mod tests {
         let many: Vec<_> = (0..3 * KEPT).map(|_| pool.take(100).unwrap()).collect();
         many.into_iter().for_each(|b| pool.put(b));
         assert_eq!(free(), 3 * KEPT);
-        pool.keep(Some(5 * 4096));
-        assert_eq!((free(), pool.free_bytes()), (5, 5 * 4096));
+        pool.keep(Some(5 * SMALL_GRAIN));
+        assert_eq!((free(), pool.free_bytes()), (5, 5 * SMALL_GRAIN));
     }
 }

@@ -9,16 +9,13 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use fastpipe_memory::LARGE_PAGE;
+use fastpipe_memory::{LARGE_PAGE, page_size};
 
 use crate::allocator::Region;
 use crate::left;
 
 /// Alignment of slabs and of every array in them: a cache line, and the widest vector registers.
 pub const ALIGNMENT: usize = 64;
-
-/// Bytes of a small page.
-const PAGE: usize = 4096;
 
 /// Pieces from this size on are mapped.
 const MAPPED: usize = 64 << 10;
@@ -143,7 +140,7 @@ impl Drop for Memory {
     }
 }
 
-/// Whole pages of nobody else's. Given back to the system when dropped.
+/// A part of pages, or all of them, that is nobody else's. Given back to the system when dropped.
 #[derive(Debug)]
 pub(crate) struct Piece {
     start: NonNull<u8>,
@@ -156,7 +153,7 @@ pub(crate) struct Piece {
 enum Of {
     /// All of them.
     Own(#[allow(dead_code)] Pages),
-    /// Some of them.
+    /// Some of them, from anywhere to anywhere.
     Shared(#[allow(dead_code)] Arc<Pages>),
 }
 
@@ -168,7 +165,7 @@ unsafe impl Sync for Piece {}
 impl Piece {
     /// `None` where the system has no such memory, or doesn't map any.
     pub(crate) fn map(size: usize) -> Option<Self> {
-        let pages = Pages::map(size)?;
+        let pages = Pages::map(size, page_size())?;
         Some(Piece {
             start: pages.start,
             size,
@@ -193,9 +190,9 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        if self.is_carved() {
-            // SAFETY: whole pages of what is shared, which is kept alive until behind this, and which nobody else uses.
-            unsafe { mapping::forget(self.start, self.size) };
+        if let Of::Shared(pages) = &self.pages {
+            // SAFETY: a part of what is shared, which is kept alive until behind this, and which nobody else uses.
+            unsafe { mapping::forget(self.start, self.size, pages.page) };
         }
     }
 }
@@ -205,6 +202,8 @@ impl Drop for Piece {
 struct Pages {
     start: NonNull<u8>,
     size: usize,
+    /// Bytes of a page.
+    page: usize,
 }
 
 // SAFETY: it gives access to no byte.
@@ -213,36 +212,50 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    fn map(size: usize) -> Option<Self> {
-        let start = mapping::map(size)?;
-        Some(Pages { start, size })
+    fn map(size: usize, page: usize) -> Option<Self> {
+        let start = mapping::map(size, page)?;
+        Some(Pages { start, size, page })
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: `map` returned this address for this size, and whoever had references to it kept this as well.
-        unsafe { mapping::unmap(self.start, self.size) };
+        unsafe { mapping::unmap(self.start, self.size, self.page) };
     }
 }
 
 /// Large pages that pieces are carved from, one behind the other. What is read in random order from many pieces of less than a
 /// large page would lie on more pages than the processor remembers the places of.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Carver {
     /// A chunk, and how much of it is given out.
     current: Option<(Arc<Pages>, usize)>,
+    /// Bytes of a page.
+    page: usize,
+}
+
+impl Default for Carver {
+    fn default() -> Self {
+        Carver::with_pages(page_size())
+    }
 }
 
 /// Bytes of a chunk, of which pages are taken as they are written.
 const CHUNK: usize = 8 * LARGE_PAGE;
 
 impl Carver {
-    /// A piece of at least so many whole pages, new or left by another reader, for a pool that holds so many bytes. `None` if it is too large to be carved, or
+    /// Carves from pages of so many bytes.
+    fn with_pages(page: usize) -> Self {
+        Carver { current: None, page }
+    }
+
+    /// A piece of at least so many bytes, which are whole pages, new or left by another reader, for a pool that holds so
+    /// many bytes. `None` if it is too large to be carved, if it isn't whole pages, of which the rest would be nobody's, or if
     /// the system has no such memory; and for pools that hold little, or whose memory is limited: of a large page there is all
     /// as soon as a part is used, and what is given back of it the system may fill up again.
     pub(crate) fn carve(&mut self, size: usize, held: usize, limited: bool) -> Option<Memory> {
-        if size == 0 || size > LARGE_PAGE || !size.is_multiple_of(PAGE) {
+        if size == 0 || size > LARGE_PAGE || !size.is_multiple_of(self.page) {
             return None;
         }
         if held < LARGE_PAGE || limited {
@@ -252,11 +265,11 @@ impl Carver {
         Some(Memory::mapped(piece, false))
     }
 
-    /// A new piece of so many whole pages, zero until it is written.
+    /// A new piece of so many bytes, zero until it is written.
     pub(crate) fn cut(&mut self, size: usize) -> Option<Piece> {
         let (chunk, used) = match self.current.take() {
             Some((chunk, used)) if used + size <= CHUNK => (chunk, used),
-            _ => (Arc::new(Pages::map(CHUNK)?), 0),
+            _ => (Arc::new(Pages::map(CHUNK, self.page)?), 0),
         };
         self.current = Some((chunk.clone(), used + size));
         Some(Piece {
@@ -272,14 +285,12 @@ impl Carver {
 mod mapping {
     use std::ptr::{NonNull, null_mut};
 
-    use fastpipe_memory::{LARGE_PAGE, advise};
+    use fastpipe_memory::{LARGE_PAGE, advise, whole_pages};
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-    use super::PAGE;
-
-    /// Fresh pages for `size` bytes; those of large ones begin where a large page does.
-    pub(super) fn map(size: usize) -> Option<NonNull<u8>> {
-        let size = size.checked_next_multiple_of(PAGE)?;
+    /// Fresh pages, of `page` bytes each, for `size` bytes; those of large ones begin where a large page does.
+    pub(super) fn map(size: usize, page: usize) -> Option<NonNull<u8>> {
+        let size = size.checked_next_multiple_of(page)?;
         let extra = if size >= LARGE_PAGE { LARGE_PAGE } else { 0 };
         let all = size.checked_add(extra)?;
         // SAFETY: fresh pages at an address of the system's choice: nobody's memory is replaced.
@@ -306,20 +317,34 @@ mod mapping {
     ///
     /// # Safety
     ///
-    /// `start` is what [`map`] returned for `size`, and nobody uses the memory any more.
-    pub(super) unsafe fn unmap(start: NonNull<u8>, size: usize) {
+    /// `start` is what [`map`] returned for `size` and `page`, and nobody uses the memory any more.
+    pub(super) unsafe fn unmap(start: NonNull<u8>, size: usize, page: usize) {
         // SAFETY: the caller's promise.
-        let _ = unsafe { munmap(start.as_ptr().cast(), size.next_multiple_of(PAGE)) };
+        let _ = unsafe { munmap(start.as_ptr().cast(), size.next_multiple_of(page)) };
     }
 
-    /// Gives the memory of pages back, but not the pages.
+    /// Gives the memory of the whole pages within `size` bytes back, but not the pages. The kernel would take all of the
+    /// last page, whoever else has a part of it.
     ///
     /// # Safety
     ///
-    /// They are part of what [`map`] returned, and nobody uses what they hold any more.
-    pub(super) unsafe fn forget(start: NonNull<u8>, size: usize) {
+    /// The bytes are part of what [`map`] returned for `page`, and nobody uses what they hold any more.
+    pub(super) unsafe fn forget(start: NonNull<u8>, size: usize, page: usize) {
+        let pages = whole_pages(start.addr().get(), size, page);
+        if !pages.is_empty() {
+            // SAFETY: within the bytes of the caller's.
+            unsafe { dont_need(start.add(pages.start), pages.len(), page) };
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `len` bytes rounded up to pages are part of what [`map`] returned, and nobody uses what they hold any more.
+    unsafe fn dont_need(start: NonNull<u8>, len: usize, page: usize) {
+        // A kernel with such pages does this by itself. Tests run on kernels with smaller ones, too.
+        let len = if cfg!(test) { len.next_multiple_of(page) } else { len };
         // SAFETY: the caller's promise.
-        let _ = unsafe { madvise(start.as_ptr().cast(), size, Advice::LinuxDontNeed) };
+        let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) };
     }
 }
 
@@ -327,19 +352,19 @@ mod mapping {
 mod mapping {
     use std::ptr::NonNull;
 
-    pub(super) fn map(_size: usize) -> Option<NonNull<u8>> {
+    pub(super) fn map(_size: usize, _page: usize) -> Option<NonNull<u8>> {
         None
     }
 
     /// # Safety
     ///
     /// Never called, since nothing is mapped.
-    pub(super) unsafe fn unmap(_start: NonNull<u8>, _size: usize) {}
+    pub(super) unsafe fn unmap(_start: NonNull<u8>, _size: usize, _page: usize) {}
 
     /// # Safety
     ///
     /// Never called, since nothing is mapped.
-    pub(super) unsafe fn forget(_start: NonNull<u8>, _size: usize) {}
+    pub(super) unsafe fn forget(_start: NonNull<u8>, _size: usize, _page: usize) {}
 }
 
 #[cfg(test)]
@@ -399,7 +424,8 @@ mod tests {
     #[cfg(all(target_os = "linux", not(miri)))]
     fn a_pool_gets_what_was_carved_for_another() {
         // A size of its own, since other tests leave memory as well. They may be at it just now; then it goes back.
-        let carve = || Carver::default().carve(75 * PAGE, LARGE_PAGE, false).unwrap();
+        let size = 3 * LARGE_PAGE / 4 + page_size();
+        let carve = || Carver::default().carve(size, LARGE_PAGE, false).unwrap();
         let found = (0..1000).any(|_| {
             carve().bytes_mut().fill(7);
             carve().bytes().iter().all(|&byte| byte == 7)
@@ -409,15 +435,41 @@ mod tests {
 
     #[test]
     fn what_is_no_whole_pages_or_larger_than_a_large_one_is_not_carved() {
-        for size in [0, 100, 4097, LARGE_PAGE + 4096] {
-            assert!(Carver::default().carve(size, LARGE_PAGE, false).is_none());
+        for page in [4096, 16 << 10, 64 << 10] {
+            let carve = |size| Carver::with_pages(page).carve(size, LARGE_PAGE, false);
+            for size in [0, 100, page / 4, page / 2, page + 4097, LARGE_PAGE + page] {
+                assert!(carve(size).is_none(), "{size} of {page}");
+            }
+        }
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn what_is_given_back_leaves_its_neighbours_alone_whatever_pages_the_system_has() {
+        for page in [4096, 16 << 10, 64 << 10] {
+            // Each begins and ends within a page of the larger ones.
+            for size in [4096, 20 << 10, 68 << 10, 100 << 10] {
+                let mut carver = Carver::with_pages(page);
+                let cut = |number| {
+                    let mut piece = Memory::mapped(carver.cut(size).unwrap(), true);
+                    piece.bytes_mut().fill(number);
+                    piece
+                };
+                let mut pieces: Vec<_> = (1..8).map(cut).collect();
+                for gone in [3, 1] {
+                    drop(pieces.remove(gone));
+                }
+                for (number, piece) in [1, 3, 5, 6, 7].into_iter().zip(&pieces) {
+                    assert!(piece.bytes().iter().all(|&byte| byte == number), "{size} of {page}");
+                }
+            }
         }
     }
 
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
     fn a_pool_that_holds_little_or_is_limited_gets_no_large_pages() {
-        let carves = |held, limited| Carver::default().carve(PAGE, held, limited).is_some();
+        let carves = |held, limited| Carver::default().carve(page_size(), held, limited).is_some();
         assert!(carves(LARGE_PAGE, false));
         assert!(!carves(LARGE_PAGE - 1, false) && !carves(LARGE_PAGE, true));
     }

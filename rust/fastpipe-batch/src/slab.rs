@@ -157,6 +157,10 @@ const CARVED: usize = 4 << 20;
 /// Sizes are rounded up to a multiple of this, so that batches of similar sizes share slabs.
 const GRAIN: usize = 64 * 1024;
 
+/// Small sizes are rounded up to a multiple of this. Those are pages on most systems; where they are larger, small slabs are
+/// allocated, not mapped.
+const SMALL_GRAIN: usize = 4096;
+
 impl SlabPool {
     /// A pool that keeps at most `kept` free slabs.
     pub fn new(kept: usize) -> Arc<Self> {
@@ -262,7 +266,7 @@ impl SlabPool {
     /// Bytes that a new slab takes for `len` in use: an eighth more, since ragged batches vary in size.
     pub fn size(len: usize) -> usize {
         let (ample, grain) = match len {
-            len if len < GRAIN => (len.max(1), 4096),
+            len if len < GRAIN => (len.max(1), SMALL_GRAIN),
             len => (len.saturating_add(len / 8), GRAIN),
         };
         ample.checked_next_multiple_of(grain).unwrap_or(usize::MAX)
@@ -497,7 +501,7 @@ mod tests {
         let pool = SlabPool::new(2);
         assert_eq!(
             pool.take(usize::MAX / 2).err().map(|e| e.kind()),
-            Some(ErrorKind::Limit)
+            Some(ErrorKind::OutOfMemory)
         );
     }
 

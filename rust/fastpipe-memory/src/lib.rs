@@ -6,5 +6,5 @@ mod pages;
 mod prefetch;
 
 pub use copy::copy_and_prefetch;
-pub use pages::{LARGE_PAGE, advise, reserve_large, try_reserve_large};
+pub use pages::{LARGE_PAGE, advise, page_size, reserve_large, try_reserve_large, whole_pages};
 pub use prefetch::{LINE, LINES, hint, prefetch_of};
