@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import pickle
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ import pyarrow as pa
 import pytest
 
 import fastpipe
+import interaction_oracle
 from fastpipe import Interactions, InteractionsError
+from fastpipe._ids import IdEncoder
 
 NAN = float("nan")
 
@@ -202,6 +206,110 @@ def test_nobody_can_write_to_it() -> None:
     for array in (data.indptr, data.indices, data.users, data.items):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
+
+
+# --- As the naive way does it ---
+
+
+def check_against_the_naive_way(users: Any, items: Any, times: Any, **options: Any) -> None:
+    found = Interactions.from_arrays(users, items, times, **options)
+    naive = interaction_oracle.prepare(users, items, times, **({"duplicates": "first"} | options))
+    sequence = found._csr.sequence
+    assert found.users.tolist() == naive.users.tolist()
+    assert found.items.tolist() == naive.items.tolist()
+    assert np.array_equal(found.indptr, naive.indptr)
+    assert np.array_equal(found.indices, naive.indices)
+    assert (sequence is None) == (naive.sequence is None)
+    assert sequence is None or np.array_equal(sequence, naive.sequence)
+    dtypes = found.indptr.dtype, found.indices.dtype, None if sequence is None else sequence.dtype
+    assert dtypes == (np.int64, np.uint32, None if sequence is None else np.uint32)
+
+
+# Some thousand are done by one thread, more by several.
+COUNTS = [2000, 150_000]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("duplicates", ["first", "last"])
+@pytest.mark.parametrize("spread", [1, 7919, 2**40 + 15], ids=["dense", "wide", "sparse"])
+@pytest.mark.parametrize("time", [None, "int64", "float32", "datetime64[s]"])
+def test_it_is_what_the_naive_way_yields(count: int, duplicates: str, spread: int, time: str | None) -> None:
+    random = np.random.default_rng(count + spread)
+    users = (random.random(count) ** 3 * count / 30).astype(np.int64) * spread
+    items = (random.random(count) ** 2 * count / 50).astype(np.int64) * spread
+    # Many are at the same time.
+    times = None if time is None else random.integers(-50, 50, count).astype(time)
+    check_against_the_naive_way(users, items, times, duplicates=duplicates)
+    check_against_the_naive_way(users, items, times, duplicates=duplicates, min_per_user=3, min_per_item=3)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, ">i2", np.int32, np.uint32, ">i8", np.uint64])
+def test_ids_and_times_of_any_type(dtype: Any) -> None:
+    random = np.random.default_rng(2)
+    users, items, times = (random.integers(0, 100, 3000).astype(dtype) for _ in range(3))
+    check_against_the_naive_way(users, items, times)
+    check_against_the_naive_way(users[::-2], items[::-2], times[::-2])
+    check_against_the_naive_way(np.stack([users, items], 1)[:, 0], items, times)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ">f4", np.float64, np.longdouble])
+def test_times_of_any_float(dtype: Any) -> None:
+    random = np.random.default_rng(3)
+    users, items = random.integers(0, 30, 3000), random.integers(0, 40, 3000)
+    values = [-np.inf, -1e3, -0.5, -0.0, 0.0, 0.5, 7e2, np.inf]
+    check_against_the_naive_way(users, items, random.choice(values, 3000).astype(dtype))
+
+
+def test_ids_at_the_ends_of_what_64_bits_hold() -> None:
+    users = np.array([2**64 - 1, 0, 2**63, 2**64 - 1, 2**63 - 1], np.uint64)
+    check_against_the_naive_way(users, np.array([1, 2, 3, 1, 5]), np.array([5, 4, 3, 2, 1]))
+    mixed = [np.array([1, 2**63], np.uint64), np.array([1, 5], np.int64)]
+    table = pa.chunked_array([pa.array([7, 8]), pa.array([9, 7])])
+    chunks = [
+        pa.table({"user": mixed[0], "item": table.chunk(0)}),
+        pa.table({"user": mixed[1], "item": table.chunk(1)}),
+    ]
+    for chunk in chunks:
+        assert Interactions.from_arrow(chunk).num_positives == 2
+    encoder = IdEncoder("user")
+    assert [encoder.add(piece) for piece in mixed] == [2, 2]
+    found, codes = encoder.finish()
+    assert found.ids.tolist() == [1, 5, 2**63], "as integers, not as floats"
+    assert codes.tolist() == [0, 2, 0, 1]
+
+
+# In a process of its own, in which nothing else has taken memory and given it back.
+MEMORY = """
+import sys, numpy as np
+from fastpipe import Interactions
+
+count, spread, timed = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
+random = np.random.default_rng(1)
+def column(most):
+    made = np.empty(count, np.int64)
+    for i in range(0, count, 1 << 16):
+        made[i : i + (1 << 16)] = random.integers(0, most, len(made[i : i + (1 << 16)])) * spread
+    return made
+users, items, times = column(count // 200), column(count // 1000), column(10**9) if timed else None
+given = users.nbytes + items.nbytes + (times.nbytes if timed else 0)
+few = Interactions.from_arrays(users[:1000], items[:1000], times[:1000] if timed else None)
+def used(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+before = used("VmRSS")
+made = Interactions.from_arrays(users, items, times)
+print((used("VmHWM") - before + given) / given)
+assert made.num_positives > count * 0.9
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system doesn't say how much memory was used")
+@pytest.mark.parametrize("spread", [1, 2**40 + 15], ids=["dense", "sparse"])
+@pytest.mark.parametrize("timed", [False, True])
+def test_it_takes_no_more_than_two_and_a_half_times_its_input(spread: int, timed: bool) -> None:
+    arguments = ["4000000", str(spread), str(timed)]
+    ran = subprocess.run([sys.executable, "-c", MEMORY, *arguments], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout) <= 2.5
 
 
 # --- Where they come from ---

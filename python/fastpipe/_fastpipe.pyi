@@ -20,14 +20,41 @@ __all__ = [
     "Positives",
     "RowBuffer",
     "__version__",
+    "compress_interactions",
+    "core_of",
     "index_file",
+    "keep_positives",
     "leave_tensorflow",
+    "number_ids",
     "register_tensorflow",
 ]
 __version__: str
 
 _Kept: TypeAlias = Literal["nowhere", "before", "now", "unsettled", "changed"]
 
+_Rows: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint32] | None]
+
+def compress_interactions(
+    users: npt.NDArray[np.uint32],
+    items: npt.NDArray[np.uint32],
+    times: npt.NDArray[Any] | None,
+    *,
+    num_users: int,
+    duplicates: str,
+    num_threads: int | None = None,
+) -> _Rows: ...
+def core_of(
+    indptr: npt.NDArray[np.int64], items: npt.NDArray[np.uint32], num_items: int, least_user: int, least_item: int
+) -> npt.NDArray[np.bool_]: ...
+def keep_positives(
+    indptr: npt.NDArray[np.int64],
+    items: npt.NDArray[np.uint32],
+    sequence: npt.NDArray[np.uint32] | None,
+    kept: npt.NDArray[np.bool_],
+) -> _Rows: ...
+def number_ids(
+    ids: npt.NDArray[Any], *, num_threads: int | None = None
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
 def index_file(path: str, index_cache: str, progress: Callable[[int], object]) -> tuple[int, int, int, int, _Kept]: ...
 def register_tensorflow(
     libraries: list[str],

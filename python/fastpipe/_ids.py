@@ -8,17 +8,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe import _fastpipe
 from fastpipe.batch import Strings
 from fastpipe.errors import InteractionsError
 
 __all__ = ["Coded", "Codes", "IdEncoder", "Vocabulary"]
 
-Codes: TypeAlias = npt.NDArray[np.int64]
-
-# Up to so many times as many numbers as there are ids are marked in a table, which takes less than sorting the ids
-# does.
-_TABLE = 8
-_SMALL = 1 << 20
+Codes: TypeAlias = npt.NDArray[np.uint32]
 
 _IDS = (str, bytes, int, np.integer)
 
@@ -27,11 +23,11 @@ class Coded(NamedTuple):
     """Ids as a dictionary-encoded column has them.
 
     Attributes:
-        codes: int64 `[n]`, places in `values`.
+        codes: integers `[n]`, places in `values`.
         values: the ids, possibly some that no code names.
     """
 
-    codes: Codes
+    codes: npt.NDArray[np.integer[Any]]
     values: list[Any]
 
 
@@ -45,7 +41,7 @@ class Vocabulary:
     def __init__(self, ids: np.ndarray) -> None:
         self.ids = ids
         self.ids.flags.writeable = False
-        self._order: Codes | None = None
+        self._order: npt.NDArray[np.int64] | None = None
         self._numbers: dict[Any, int] | None = None
 
     @classmethod
@@ -61,7 +57,7 @@ class Vocabulary:
         if len(found) < len(codes):
             repeated = found.ids[np.bincount(codes) > 1][0]
             raise InteractionsError(f"the {what} {_shown(repeated)} is listed more than once")
-        places = np.empty_like(codes)
+        places = np.empty(len(codes), np.int64)
         places[codes] = np.arange(len(codes))
         ordered = np.empty_like(found.ids)
         ordered[places] = found.ids
@@ -71,8 +67,8 @@ class Vocabulary:
         """Ids."""
         return len(self.ids)
 
-    def encode(self, ids: Any, what: str) -> Codes:
-        """The place of each id.
+    def encode(self, ids: Any, what: str) -> npt.NDArray[np.int64]:
+        """The place of each id, int64 `[n]`.
 
         Raises:
             InteractionsError: if one isn't there; it names the first.
@@ -82,8 +78,8 @@ class Vocabulary:
         found, codes = encoder.finish()
         return self.places_of(found, what)[codes]
 
-    def places_of(self, others: Vocabulary, what: str) -> Codes:
-        """The place of each id of another vocabulary.
+    def places_of(self, others: Vocabulary, what: str) -> npt.NDArray[np.int64]:
+        """The place of each id of another vocabulary, int64 `[n]`.
 
         Raises:
             InteractionsError: if one isn't there; it names the first.
@@ -126,7 +122,7 @@ class IdEncoder:
     def __init__(self, what: str) -> None:
         self._what = what
         self._integers: list[np.ndarray] = []
-        self._codes: list[Codes] = []
+        self._codes: list[npt.NDArray[np.int64]] = []
         self._seen: dict[Any, int] = {}
         self._type: type | None = None
 
@@ -166,24 +162,25 @@ class IdEncoder:
     def finish(self) -> tuple[Vocabulary, Codes]:
         """All ids that came, sorted, each once; and for each that came its place among them."""
         if self._integers:
-            return _numbered(np.concatenate(self._integers))
+            pieces, self._integers = self._integers, []
+            return _numbered(_joined(pieces))
         if not self._seen:
-            return Vocabulary(np.empty(0, np.int64)), np.empty(0, np.int64)
+            return Vocabulary(np.empty(0, np.int64)), np.empty(0, np.uint32)
         codes = np.concatenate(self._codes)
         used = np.bincount(codes, minlength=len(self._seen)) > 0
         values = [value for value, wanted in zip(self._seen, used.tolist(), strict=True) if wanted]
         order = sorted(range(len(values)), key=values.__getitem__)
         ids = np.empty(len(values), object)
         ids[:] = [values[i] for i in order]
-        ranks = np.empty(len(values), np.int64)
+        ranks = np.empty(len(values), np.uint32)
         ranks[order] = np.arange(len(values))
-        places = np.full(len(used), -1)
+        places = np.zeros(len(used), np.uint32)
         places[used] = ranks
         return Vocabulary(ids), places[codes]
 
 
 def _integers_or_values(ids: Any, what: str) -> tuple[np.ndarray | None, list[Any] | None]:
-    """Integers as uint64 `[n]`, or else strings or bytes as a list.
+    """Integers `[n]`, of any type, or else strings or bytes as a list.
 
     Raises:
         InteractionsError: if they are neither, or negative.
@@ -213,7 +210,7 @@ def _integers_or_values(ids: Any, what: str) -> tuple[np.ndarray | None, list[An
     if array.dtype.kind in "iu":
         if len(array) and array.dtype.kind == "i" and (least := array.min()) < 0:
             raise _negative(what, int(least))
-        return array.astype(np.uint64), None
+        return array, None
     if array.dtype.kind == "f" and np.isnan(array).any():
         at = int(np.isnan(array).argmax())
         raise InteractionsError(f"{what} ids are integers or strings, and number {at} is NaN: drop what has no {what}")
@@ -248,19 +245,21 @@ def _missing(value: Any) -> str:
     return ": drop what has no id" if value is None or is_nan else ""
 
 
+def _joined(pieces: list[np.ndarray]) -> np.ndarray:
+    """One contiguous array of several of integers, which may be of different types; the array itself, if it is one."""
+    if len(pieces) == 1:
+        return np.ascontiguousarray(pieces[0], pieces[0].dtype.newbyteorder("="))
+    if any(piece.dtype != pieces[0].dtype for piece in pieces):
+        # Of int64 and uint64 NumPy would make floats; and none is negative.
+        pieces = [piece.astype(np.uint64) for piece in pieces]
+    return np.concatenate(pieces, dtype=pieces[0].dtype.newbyteorder("="))
+
+
 def _numbered(ids: np.ndarray) -> tuple[Vocabulary, Codes]:
-    """The distinct ones of uint64 ids in order, and the place of each id among them."""
-    if not len(ids):
-        return Vocabulary(np.empty(0, np.int64)), np.empty(0, np.int64)
-    most = int(ids.max())
-    if most < max(_TABLE * len(ids), _SMALL):
-        present = np.zeros(most + 1, bool)
-        present[ids] = True
-        codes = (np.cumsum(present, dtype=np.int64) - 1)[ids]
-        return Vocabulary(np.flatnonzero(present)), codes
-    distinct, places = np.unique(ids, return_inverse=True)
-    fits = most < 2**63
-    return Vocabulary(distinct.astype(np.int64) if fits else distinct), places.reshape(-1).astype(np.int64, copy=False)
+    """The distinct ones of integer ids in order, and the place of each id among them."""
+    distinct, codes = _fastpipe.number_ids(ids)
+    fits = not len(distinct) or int(distinct[-1]) < 2**63
+    return Vocabulary(distinct.view(np.int64) if fits else distinct), codes
 
 
 def _kind(value: Any) -> str:

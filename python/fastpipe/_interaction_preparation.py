@@ -59,9 +59,9 @@ def prepare(
         item_codes,
         times,
         num_users=len(user_numbers),
-        num_items=len(item_numbers),
         duplicates=duplicates,
     )
+    del user_codes, item_codes, times
     if least_user > 1 or least_item > 1:
         csr = csr.keep(core(csr, len(item_numbers), least_user, least_item))
         if users is None:
@@ -70,7 +70,7 @@ def prepare(
             user_numbers = Vocabulary(user_numbers.ids[left])
         if items is None:
             left = np.bincount(csr.items, minlength=len(item_numbers)) > 0
-            csr = csr._replace(items=(np.cumsum(left) - 1)[csr.items].astype(np.uint32))
+            csr = csr._replace(items=(np.cumsum(left) - 1).astype(np.uint32)[csr.items])
             item_numbers = Vocabulary(item_numbers.ids[left])
         if len(csr.items) == 0:
             raise InteractionsError(
@@ -92,11 +92,15 @@ def _encode(chunks: Iterable[Chunk]) -> tuple[Vocabulary, Codes, Vocabulary, Cod
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
             raise InteractionsError(f"there must be as many of each: these are {counts}")
-    return *users.finish(), *items.finish(), np.concatenate(times) if times else None
+    return *users.finish(), *items.finish(), _joined(times) if times else None
+
+
+def _joined(times: list[np.ndarray]) -> np.ndarray:
+    return times[0] if len(times) == 1 else np.concatenate(times)
 
 
 def _renumbered(found: Vocabulary, codes: Codes, known: Vocabulary | None, what: str) -> tuple[Vocabulary, Codes]:
-    return (found, codes) if known is None else (known, known.places_of(found, what)[codes])
+    return (found, codes) if known is None else (known, known.places_of(found, what).astype(np.uint32)[codes])
 
 
 def _check_counts(positives: int, users: int, items: int) -> None:

@@ -141,12 +141,15 @@ def _no_column(error: UnsupportedError, name: str, what: str) -> UnsupportedErro
 
 
 def _plain(name: str, values: Any, symbols: list[str] | None) -> Any:
-    """Values of a column none of which is null."""
+    """Values of a column none of which is null, in memory of their own."""
     if isinstance(values, Masked):
         if not values.valid.all():
             raise InteractionsError(f"a value of the column {name!r} is null: drop such records", feature=name)
         values = values.values
-    return values if symbols is None else Coded(values.astype(np.int64), list(symbols))
+    if symbols is not None:
+        return Coded(values.astype(np.int64), list(symbols))
+    # Batches would keep the memory of all of their columns.
+    return values.copy() if isinstance(values, np.ndarray) else values
 
 
 def from_arrow(source: Any, names: Columns) -> Iterator[Chunk]:

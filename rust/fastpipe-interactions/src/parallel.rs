@@ -1,9 +1,33 @@
 //! Tasks on several threads, for calls that end when all are done.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::{Error, Result};
+
+/// Of elements that take some nanoseconds each so many are worth a thread.
+pub(crate) const AT_ONCE: usize = 1 << 16;
+
+/// As many threads of those that there may be as are worth it for so many elements, at least one.
+pub(crate) fn threads_for(count: usize, threads: usize) -> usize {
+    threads.clamp(1, 1 + count / AT_ONCE)
+}
+
+/// Stretches of so many elements, one for each thread.
+pub(crate) fn shares(count: usize, threads: usize) -> impl Iterator<Item = Range<usize>> {
+    let each = count.div_ceil(threads_for(count, threads)).max(1);
+    (0..count).step_by(each).map(move |from| from..count.min(from + each))
+}
+
+/// An empty list with room for so many elements.
+pub(crate) fn room<T>(count: usize, what: &str) -> Result<Vec<T>> {
+    let mut room = Vec::new();
+    match room.try_reserve_exact(count) {
+        Ok(()) => Ok(room),
+        Err(_) => Err(Error::out_of_memory(count.saturating_mul(size_of::<T>()), what)),
+    }
+}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -15,6 +15,7 @@ mod interactions;
 mod order;
 mod pass;
 mod pass_memory;
+mod preparation;
 mod raw;
 mod rebatch;
 mod stats;
@@ -43,6 +44,8 @@ mod _fastpipe {
     use super::pass::{Pass, Position};
     #[pymodule_export]
     use super::pass_memory::PassMemory;
+    #[pymodule_export]
+    use super::preparation::{compress_interactions, core_of, keep_positives, number_ids};
     #[pymodule_export]
     use super::rebatch::RowBuffer;
     #[pymodule_export]

@@ -1,0 +1,392 @@
+//! Interactions to compressed sparse rows: by user, by item within a user, each pair once.
+//!
+//! A counting sort by user, and then each user's items by themselves. Each thread has users of its own, so what it writes is a
+//! stretch of the result, and reads all interactions for them: reading in order is what memory does best. With times, an entry
+//! is an item and the number of its interaction, which says where its time is: so times are neither copied nor sorted as a
+//! whole.
+
+use fastpipe_batch::{Error, ErrorKind, Result};
+
+use crate::parallel::{do_all, room, threads_for};
+
+/// Bits of the number of an interaction in an entry; the other 31 are of its item.
+const NUMBER: u32 = 33;
+
+/// The items of user `u` are `items[offsets[u]..offsets[u + 1]]`, ascending.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Compressed {
+    /// Where the items of each user start, and where the last one's end.
+    pub offsets: Vec<i64>,
+    /// Items.
+    pub items: Vec<u32>,
+    /// The place of each in its user's history, from 0 for the earliest; if there are times.
+    pub sequence: Option<Vec<u32>>,
+}
+
+/// Interactions: a user and an item each, and perhaps a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Interactions<'a, T> {
+    /// Users, below their number.
+    pub users: &'a [u32],
+    /// Items, below 2^31.
+    pub items: &'a [u32],
+    /// Times, as many if they are known.
+    pub times: Option<&'a [T]>,
+}
+
+/// Which of several interactions of the same user and item stays; of those at the same time (or without times) the first or
+/// last in the input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stays {
+    /// The earliest.
+    First,
+    /// The latest.
+    Last,
+}
+
+/// A time: only the order matters.
+pub trait Time: Copy + Send + Sync {
+    /// A number that orders as the time does. Equal times have equal ones.
+    fn key(self) -> u64;
+}
+
+macro_rules! times {
+    ($($t:ty),*) => {$(
+        impl Time for $t {
+            #[inline(always)]
+            fn key(self) -> u64 {
+                (i128::from(self) - i128::from(<$t>::MIN)) as u64
+            }
+        }
+    )*};
+}
+times!(i32, i64, u32, u64);
+
+impl Time for f64 {
+    #[inline(always)]
+    fn key(self) -> u64 {
+        let bits = (self + 0.0).to_bits(); // -0.0 is 0.0.
+        bits ^ (((bits as i64) >> 63) as u64 | 1 << 63)
+    }
+}
+
+impl Time for f32 {
+    #[inline(always)]
+    fn key(self) -> u64 {
+        f64::from(self).key()
+    }
+}
+
+/// Sorts interactions by user and item, and leaves one of several of the same user and item.
+pub fn compress<T: Time>(all: Interactions<'_, T>, users: usize, stays: Stays, threads: usize) -> Result<Compressed> {
+    check(&all, users)?;
+    let threads = threads_for(all.users.len(), threads);
+    let offsets = starts(all.users, users, threads)?;
+    let Some(times) = all.times else {
+        let rows = scattered(
+            all,
+            &offsets,
+            threads,
+            |item, _| item,
+            |row| deduplicated(row, |item| item),
+        )?;
+        let (mut items, lengths, stretches) = rows;
+        let mut end = 0;
+        for (start, kept) in stretches {
+            items.copy_within(start..start + kept, end);
+            end += kept;
+        }
+        items.truncate(end);
+        items.shrink_to_fit();
+        return Ok(Compressed {
+            offsets: summed(offsets, &lengths),
+            items,
+            sequence: None,
+        });
+    };
+    let entry = |item, number| u64::from(item) << NUMBER | number as u64;
+    let settle = |row: &mut [u64]| placed(row, times, stays);
+    let (entries, lengths, stretches) = scattered(all, &offsets, threads, entry, settle)?;
+    let total = stretches.iter().map(|(_, kept)| kept).sum();
+    let (mut items, mut sequence) = (room(total, "items")?, room(total, "their places in histories")?);
+    items.resize(total, 0);
+    sequence.resize(total, 0);
+    let (mut tasks, mut to) = (Vec::new(), (&mut items[..], &mut sequence[..]));
+    for (start, kept) in stretches {
+        let (items, items_left) = to.0.split_at_mut(kept);
+        let (sequence, sequence_left) = to.1.split_at_mut(kept);
+        to = (items_left, sequence_left);
+        tasks.push((&entries[start..start + kept], items, sequence));
+    }
+    do_all(
+        tasks,
+        threads,
+        || (),
+        |(), _, (entries, items, sequence)| {
+            for ((&entry, item), place) in entries.iter().zip(items).zip(sequence) {
+                (*item, *place) = ((entry >> 32) as u32, entry as u32);
+            }
+            Ok(())
+        },
+    )?;
+    Ok(Compressed {
+        offsets: summed(offsets, &lengths),
+        items,
+        sequence: Some(sequence),
+    })
+}
+
+fn check<T>(all: &Interactions<'_, T>, users: usize) -> Result<()> {
+    let count = all.users.len();
+    if all.items.len() != count || all.times.is_some_and(|times| times.len() != count) {
+        return Err(Error::new(ErrorKind::Shape, "expected as many users, items and times"));
+    }
+    if count as u64 >= 1 << NUMBER || users as u64 >= 1 << 31 {
+        let reason = format!("expected less than 2^{NUMBER} interactions of less than 2^31 users");
+        return Err(Error::new(ErrorKind::Limit, reason));
+    }
+    let wrong = all.users.iter().any(|&user| user as usize >= users) || all.items.iter().any(|&item| item >> 31 != 0);
+    match wrong {
+        true => Err(Error::new(
+            ErrorKind::ValueRange,
+            "a user or an item has a number that is too large",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Where each user's entries start, and where the last one's end, before any is left out.
+fn starts(all: &[u32], users: usize, threads: usize) -> Result<Vec<i64>> {
+    let mut offsets = room(users + 1, "users")?;
+    offsets.resize(users + 1, 0_i64);
+    let each = users.div_ceil(threads).max(1);
+    let tasks = offsets[1..].chunks_mut(each).collect();
+    do_all(
+        tasks,
+        threads,
+        || (),
+        |(), number, counts: &mut [i64]| {
+            let first = (number * each) as u32;
+            for user in all {
+                if let Some(count) = counts.get_mut(user.wrapping_sub(first) as usize) {
+                    *count += 1;
+                }
+            }
+            Ok(())
+        },
+    )?;
+    for user in 1..=users {
+        offsets[user] += offsets[user - 1];
+    }
+    Ok(offsets)
+}
+
+/// All entries by user; how many of each user's are left; and of each thread's stretch where it starts, and how many entries it
+/// has, which are its first.
+type Scattered<E> = (Vec<E>, Vec<u32>, Vec<(usize, usize)>);
+
+/// Brings entries together by user, and has each user's settled: `settle` says how many are left, which are then the first.
+fn scattered<T: Time, E: Copy + Default + Send>(
+    all: Interactions<'_, T>,
+    offsets: &[i64],
+    threads: usize,
+    entry: impl Fn(u32, usize) -> E + Sync,
+    settle: impl Fn(&mut [E]) -> Result<usize> + Sync,
+) -> Result<Scattered<E>> {
+    let users = offsets.len() - 1;
+    let mut entries = room(all.users.len(), "interactions")?;
+    entries.resize(all.users.len(), E::default());
+    let mut lengths = room(users, "users")?;
+    lengths.resize(users, 0_u32);
+    let mut stretches = Vec::new();
+    let (mut tasks, mut entries_left, mut lengths_left, mut first) =
+        (Vec::new(), &mut entries[..], &mut lengths[..], 0);
+    let mut kept = vec![0; threads];
+    for (number, kept) in (1..).zip(&mut kept) {
+        // Of each about as many entries.
+        let until = (all.users.len() as u128 * number / threads as u128) as i64;
+        let end = if number == threads as u128 {
+            users
+        } else {
+            offsets.partition_point(|&at| at < until).min(users)
+        };
+        let end = end.max(first);
+        let (mine, others) = entries_left.split_at_mut((offsets[end] - offsets[first]) as usize);
+        let (counts, rest) = lengths_left.split_at_mut(end - first);
+        (entries_left, lengths_left) = (others, rest);
+        stretches.push(offsets[first] as usize);
+        tasks.push((first, mine, counts, kept));
+        first = end;
+    }
+    do_all(
+        tasks,
+        threads,
+        || (),
+        |(), _, (first, mine, counts, kept)| {
+            let base = offsets[first];
+            for (number, (&user, &item)) in all.users.iter().zip(all.items).enumerate() {
+                let own = (user as usize).wrapping_sub(first);
+                if let Some(count) = counts.get_mut(own) {
+                    mine[(offsets[user as usize] - base) as usize + *count as usize] = entry(item, number);
+                    *count += 1;
+                }
+            }
+            for (user, count) in (first..).zip(counts) {
+                let start = (offsets[user] - base) as usize;
+                let left = settle(&mut mine[start..start + *count as usize])?;
+                mine.copy_within(start..start + left, *kept);
+                *kept += left;
+                *count = left as u32;
+            }
+            Ok(())
+        },
+    )?;
+    let stretches = stretches.into_iter().zip(kept).collect();
+    Ok((entries, lengths, stretches))
+}
+
+/// Where each user's items start once these are so many.
+fn summed(mut offsets: Vec<i64>, lengths: &[u32]) -> Vec<i64> {
+    let mut end = 0;
+    for (offset, &length) in offsets[1..].iter_mut().zip(lengths) {
+        end += i64::from(length);
+        *offset = end;
+    }
+    offsets
+}
+
+/// Sorts, and leaves the first of equal entries; how many are left.
+fn deduplicated<E: Ord + Copy>(row: &mut [E], what: impl Fn(E) -> u32) -> Result<usize> {
+    row.sort_unstable();
+    let mut left = 0;
+    for i in 0..row.len() {
+        if left == 0 || what(row[i]) != what(row[left - 1]) {
+            row[left] = row[i];
+            left += 1;
+        }
+    }
+    Ok(left)
+}
+
+/// Sorts a user's entries by item, leaves one of each, and puts its place in the history where the number of its interaction
+/// was; how many are left.
+fn placed<T: Time>(row: &mut [u64], times: &[T], stays: Stays) -> Result<usize> {
+    let number = |entry: u64| entry & ((1 << NUMBER) - 1);
+    // Entries of an item are in the order of the input.
+    let age = |entry: u64| (times[number(entry) as usize].key(), number(entry));
+    row.sort_unstable();
+    let mut left = 0;
+    for i in 0..row.len() {
+        let entry = row[i];
+        if left == 0 || row[left - 1] >> NUMBER != entry >> NUMBER {
+            row[left] = entry;
+            left += 1;
+        } else if (age(entry) < age(row[left - 1])) == (stays == Stays::First) {
+            row[left - 1] = entry;
+        }
+    }
+    let mut history = room(left, "a user's history")?;
+    history.extend(row[..left].iter().zip(0_u32..).map(|(&entry, at)| (age(entry), at)));
+    history.sort_unstable();
+    for (&(_, at), place) in history.iter().zip(0_u64..) {
+        let entry = &mut row[at as usize];
+        *entry = (*entry >> NUMBER) << 32 | place;
+    }
+    Ok(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn naive(users: &[u32], items: &[u32], times: Option<&[f64]>, count: usize, stays: Stays) -> Compressed {
+        let age = |i: usize| (times.map_or(0.0, |times| times[i]), i);
+        let mut chosen: BTreeMap<(u32, u32), usize> = BTreeMap::new();
+        for i in 0..users.len() {
+            let one = chosen.entry((users[i], items[i])).or_insert(i);
+            if (age(i) < age(*one)) == (stays == Stays::First) {
+                *one = i;
+            }
+        }
+        let mut offsets = vec![0; count + 1];
+        for &(user, _) in chosen.keys() {
+            offsets[user as usize + 1..].iter_mut().for_each(|end| *end += 1);
+        }
+        let before = |user: u32, i: usize| {
+            chosen
+                .iter()
+                .filter(|&(&(u, _), &j)| u == user && age(j) < age(i))
+                .count() as u32
+        };
+        Compressed {
+            offsets,
+            items: chosen.keys().map(|&(_, item)| item).collect(),
+            sequence: times.map(|_| chosen.iter().map(|(&(user, _), &i)| before(user, i)).collect()),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn rows_are_those_of_the_naive_way(
+            rows in prop::collection::vec((0..6_u32, 0..8_u32, prop::sample::select(vec![-1.5, -0.0, 0.0, 2.0, 1e300])), 0..60),
+            last in any::<bool>(),
+            threads in 1..6_usize,
+        ) {
+            let users: Vec<_> = rows.iter().map(|row| row.0).collect();
+            let items: Vec<_> = rows.iter().map(|row| row.1).collect();
+            let times: Vec<f64> = rows.iter().map(|row| row.2).collect();
+            let stays = if last { Stays::Last } else { Stays::First };
+            for times in [None, Some(&times[..])] {
+                let all = Interactions { users: &users, items: &items, times };
+                prop_assert_eq!(compress(all, 7, stays, threads).unwrap(), naive(&users, &items, times, 7, stays));
+            }
+        }
+
+        #[test]
+        fn keys_order_as_times_do(a in any::<i64>(), b in any::<i64>(), x in any::<f64>(), y in any::<f64>()) {
+            prop_assert_eq!(a.cmp(&b), a.key().cmp(&b.key()));
+            prop_assert_eq!((a as i32).cmp(&(b as i32)), (a as i32).key().cmp(&(b as i32).key()));
+            prop_assert_eq!((a as u64).cmp(&(b as u64)), (a as u64).key().cmp(&(b as u64).key()));
+            if let Some(order) = x.partial_cmp(&y) {
+                prop_assert_eq!(order, x.key().cmp(&y.key()));
+            }
+        }
+    }
+
+    #[test]
+    fn several_threads_have_users_of_their_own() {
+        let word = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) as u32;
+        let count = 300_000;
+        let users: Vec<u32> = (0..count).map(|i| word(i) % 50 * (word(i + 7) % 40)).collect();
+        let items: Vec<u32> = (0..count).map(|i| word(i * 3) % 3000).collect();
+        let times: Vec<i64> = (0..count).map(|i| i64::from(word(i * 5) % 1000)).collect();
+        for times in [None, Some(&times[..])] {
+            let all = Interactions {
+                users: &users,
+                items: &items,
+                times,
+            };
+            let one = compress(all, 2000, Stays::First, 1).unwrap();
+            for threads in [2, 3, 16] {
+                assert!(compress(all, 2000, Stays::First, threads).unwrap() == one);
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_too_large_are_refused() {
+        let of = |users, items, times| Interactions::<i64> { users, items, times };
+        for wrong in [
+            of(&[2], &[0], None),
+            of(&[0], &[1 << 31], None),
+            of(&[0], &[], None),
+            of(&[0], &[0], Some(&[])),
+        ] {
+            assert!(compress(wrong, 2, Stays::First, 1).is_err());
+        }
+    }
+}
