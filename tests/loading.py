@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -58,6 +59,86 @@ def passes(paths: list[str], workers: int, method: str) -> Any:
         refused = str(error)
     del left
     return {"passes": found, "again": rows(early), "refused": refused}
+
+
+def late(worker: int) -> None:
+    """Workers begin their passes one after the other."""
+    time.sleep(0.2 * worker)
+
+
+def meanwhile(paths: list[str], method: str, kept: bool) -> Any:
+    """Passes while whose workers begin the epoch is set, or the data set is read here."""
+    found = {}
+    for what in ("set at once", "set in the loop", "read"):
+        data = dataset(paths)
+        loader = DataLoader(
+            data,
+            batch_size=None,
+            num_workers=2,
+            worker_init_fn=late,
+            multiprocessing_context=method,
+            persistent_workers=kept,
+        )
+        batches = iter(loader)
+        first = rows([next(batches)]) if what == "set in the loop" else []
+        here = rows(data) if what == "read" else data.set_epoch(4)
+        first += rows(batches)
+        found[what] = [first, here, *(rows(loader) for _ in range(2)), data.state_dict()["progress"]["epoch"]]
+    return found
+
+
+def alike(paths: list[str]) -> Any:
+    """Passes of loaders that are seeded alike; one of them is left."""
+    data = dataset(paths)
+    found = []
+    for number in range(4):
+        torch.manual_seed(0)
+        loader = DataLoader(data, batch_size=None, num_workers=3, multiprocessing_context="fork")
+        if number == 1:
+            next(iter(loader))
+            torch.manual_seed(0)
+        found.append(rows(loader))
+    return found
+
+
+def beside(paths: list[str]) -> Any:
+    """Two loaders over one data set, of which one ends before the other's workers have begun."""
+    data = dataset(paths)
+    slow = iter(DataLoader(data, batch_size=None, num_workers=2, worker_init_fn=late, multiprocessing_context="fork"))
+    first = rows([next(slow)])
+    quick = rows(DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork"))
+    return [first + rows(slow), quick, rows(data)]
+
+
+def shares(paths: list[str], workers: int, more: dict[str, Any]) -> Any:
+    """For each rank the length, and the rows that are valid of each batch, with workers and without."""
+    found = []
+    os.environ["WORLD_SIZE"] = "2"
+    for rank in range(2):
+        os.environ["RANK"] = str(rank)
+        data = dataset(paths, **more)
+        loader = DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context="fork")
+        each = [batch["id"][batch["valid"]].tolist() if "valid" in batch else batch["id"].tolist() for batch in loader]
+        found.append([len(loader), each, rows(DataLoader(dataset(paths, **more), batch_size=None))])
+    return found
+
+
+def damaged(paths: list[str]) -> Any:
+    """What errors say in the process that trains."""
+    found = []
+    for number in (0, 1):
+        data = dataset(paths, shuffle=False, shuffle_buffer=None)
+        batches = iter(DataLoader(data, batch_size=None, num_workers=number, multiprocessing_context=None))
+        errors: list[fastpipe.FastpipeError] = []
+        while len(errors) < 2:
+            try:
+                next(batches)
+            except fastpipe.FastpipeError as error:
+                errors.append(pickle.loads(pickle.dumps(error)))
+        for error in errors:
+            what = error.path, error.block, error.offset, error.record, error.feature, error.reason
+            found.append([type(error).__name__, isinstance(error, ValueError), str(error), *what])
+    return found
 
 
 def stateful(paths: list[str], workers: int, steps: list[int], shuffle: bool | str) -> Any:
@@ -142,7 +223,8 @@ def main() -> None:
     # A shell that runs tests in its background has them ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     request = json.loads(sys.argv[1])
-    programs = {"passes": passes, "stateful": stateful, "ended": ended, "rank": rank}
+    programs = {"passes": passes, "stateful": stateful, "ended": ended, "rank": rank, "meanwhile": meanwhile}
+    programs |= {"alike": alike, "beside": beside, "shares": shares, "damaged": damaged}
     answer = programs[request.pop("program")](**request)
     if answer is not None:
         print(json.dumps(answer))

@@ -276,6 +276,166 @@ def test_ranks_of_the_environment(
         len(adapter.IterableDataset(data.read(batch_size=7, shuffle=True)))
 
 
+class Interrupt(BaseException):
+    """Ctrl-C, where it can't be mistaken for the tests' own."""
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_what_next_did_not_return_is_not_seen(data: Data, shuffle: Any) -> None:
+    options = samples.order_of(shuffle)
+    expected = rows(data.read(**options))
+
+    def failing(batch: Any) -> Any:
+        if batch["id"].tolist() == expected[3]:
+            raise ZeroDivisionError("the map failed")
+        return batch
+
+    dataset = adapter.IterableDataset(data.read(**options), map=failing)
+    batches = iter(dataset)
+    assert rows(next(batches) for _ in range(3)) == expected[:3]
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError, match="the map failed"):
+            next(batches)
+    other = adapter.IterableDataset(data.read(**options))
+    other.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+    assert rows(other) == expected[3:]
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_an_interrupt_loses_nothing(data: Data, shuffle: Any) -> None:
+    options = samples.order_of(shuffle)
+    expected = rows(data.read(**options))
+    interrupts = {0, 2, 3, len(expected) - 1}
+
+    def interrupted(batch: Any) -> Any:
+        number = expected.index(batch["id"].tolist())
+        if number in interrupts:
+            interrupts.remove(number)
+            raise Interrupt
+        return batch
+
+    dataset = adapter.IterableDataset(data.read(**options), map=interrupted)
+    batches, found = iter(dataset), []
+    while (batch := next_or_interrupt(batches)) is not None:
+        other = adapter.IterableDataset(data.read(**options))
+        other.load_state_dict(dataset.state_dict())
+        if batch is not Interrupt:
+            found += rows([batch])
+        assert rows(other) == expected[len(found) :]
+    assert found == expected
+    assert not interrupts
+    # The epoch advances all the same.
+    assert dataset.state_dict()["progress"]["epoch"] == 1
+
+
+def next_or_interrupt(batches: Any) -> Any:
+    try:
+        return next(batches, None)
+    except Interrupt:
+        return Interrupt
+
+
+def test_an_interrupted_pass_is_not_begun_again_behind_the_next(data: Data) -> None:
+    def interrupted(_batch: Any) -> Any:
+        raise Interrupt
+
+    dataset = adapter.IterableDataset(data.read(**samples.order_of(True)), map=interrupted)
+    batches = iter(dataset)
+    with pytest.raises(Interrupt):
+        next(batches)
+    dataset.set_epoch(2)
+    with pytest.raises(fastpipe.FastpipeError, match=r"iter\(\) starts it"):
+        next(batches)
+
+
+def test_a_map_that_says_stop_does_not_end_the_pass(data: Data) -> None:
+    def stop(_batch: Any) -> Any:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        rows(adapter.IterableDataset(data.read(batch_size=7), map=stop))
+
+
+def test_an_epoch_that_is_set_in_a_pass_is_the_next_ones(data: Data) -> None:
+    reader = data.read(**samples.order_of(True))
+    dataset = adapter.IterableDataset(data.read(**samples.order_of(True)))
+    found = []
+    for each in (reader, dataset):
+        first = [rows([batch])[0] for k, batch in enumerate(each) if k or each.set_epoch(4) is None]
+        found.append([first, rows(each), rows(each)])
+    assert found[0] == found[1]
+
+
+def test_loaders_that_would_batch_batches_warn(data: Data) -> None:
+    dataset = adapter.IterableDataset(data.read(batch_size=7), select="id")
+    with pytest.warns(UserWarning, match=r"DataLoader\(dataset, batch_size=None\)"):
+        assert next(iter(DataLoader(dataset))).shape == (1, 7)
+    # And not otherwise: warnings are errors.
+    assert next(iter(DataLoader(dataset, batch_size=None))).shape == (7,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"select": 3}, TypeError, "select is the name of a feature, .* not 3"),
+        ({"select": (["id", ["items"]], "id")}, TypeError, "select is .* not "),
+        ({"select": {"id": "id"}}, TypeError, "select is .* not "),
+        ({"select": "vektor"}, ValueError, r"select names 'vektor' \(did you mean 'vector'\?\)"),
+        ({"map": 3}, TypeError, "map is a function of what select picks, not int"),
+        ({"sparse": "COO"}, ValueError, 'sparse is "coo", "csr" or "bag", not \'COO\''),
+        ({"ragged": "offset"}, ValueError, 'ragged is "offsets" or "nested", not \'offset\''),
+        ({"strings": None}, ValueError, 'strings is "tensors" or "lists", not None'),
+    ],
+)
+def test_arguments_are_checked_where_they_are_given(
+    data: Data, arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    reader = data.read(batch_size=7)
+    with pytest.raises(error, match=text):
+        adapter.IterableDataset(reader, **arguments)
+    if error is ValueError and "select" not in arguments:
+        with pytest.raises(error, match=text):
+            adapter.tensors(next(iter(reader)), **arguments)
+
+
+def test_a_path_is_no_reader(data: Data) -> None:
+    with pytest.raises(TypeError, match=r"reader is .* not str: IterableDataset\(fastpipe.read_avro\(path"):
+        adapter.IterableDataset(data.paths[0])
+
+
+def test_strings_are_no_ids(data: Data) -> None:
+    batch = next(iter(data.read(batch_size=20)))
+    text = fastpipe.Strings(np.frombuffer(bytearray(b"abc"), np.uint8), np.array([0, 1, 3]), (2,), False)
+    with pytest.raises(fastpipe.UnsupportedError, match="'x' is a Strings"):
+        adapter.keyed_jagged(batch | {"x": text}, ["x"])
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "text"),
+    [
+        ("", "2", "RANK is '' in the environment"),
+        ("0", "two", "WORLD_SIZE is 'two'"),
+        ("2", "2", "RANK is 2 and WORLD"),
+    ],
+)
+def test_an_environment_that_names_no_rank(
+    data: Data, monkeypatch: pytest.MonkeyPatch, rank: str, ranks: str, text: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    dataset = adapter.IterableDataset(data.read(batch_size=7))
+    with pytest.raises(ValueError, match=text):
+        iter(dataset)
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")
+def test_the_state_of_a_loader_is_no_state_of_its_data_set(data: Data) -> None:
+    loader = StatefulDataLoader(adapter.IterableDataset(data.read(batch_size=7)), batch_size=None)
+    next(iter(loader))
+    with pytest.raises(fastpipe.StateError, match="state of a StatefulDataLoader"):
+        adapter.IterableDataset(data.read(batch_size=7)).load_state_dict(loader.state_dict())
+
+
 def test_importing_fastpipe_imports_no_torch() -> None:
     code = "import sys, fastpipe; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -71,6 +71,81 @@ def test_workers_read_every_row_once_each_epoch(data: Data, method: str, workers
     assert "StatefulDataLoader" in found["refused"]
 
 
+def batches_of(data: Data, epoch: int) -> list[list[int]]:
+    """The batches of an epoch that two workers share, in any order."""
+    shares = [data.read(**loading.OPTIONS | {"uneven": "allow", "world_size": 2}, rank=rank) for rank in range(2)]
+    for share in shares:
+        share.set_epoch(epoch)
+    return sorted(batch for share in shares for batch in loading.rows(share))
+
+
+@SLOW
+@pytest.mark.parametrize(("method", "kept"), [("fork", False), ("fork", True), ("spawn", False)])
+def test_all_workers_of_a_pass_read_one_epoch(data: Data, method: str, kept: bool) -> None:
+    found = run(program="meanwhile", paths=data.paths, method=method, kept=kept)
+    for what, (first, here, second, third, next_epoch) in found.items():
+        later = 1 if what == "read" else 4
+        for epoch, batches in ((0, first), (later, second), (later + 1, third)):
+            assert sorted(flat(batches)) == list(range(data.total))
+            assert sorted(batches) == batches_of(data, epoch), (what, epoch)
+        assert here is None or sorted(here) == batches_of(data, 0)
+        assert next_epoch == later + 2
+
+
+@SLOW
+def test_seeds_that_repeat_dont_repeat_epochs(data: Data) -> None:
+    for epoch, batches in enumerate(run(program="alike", paths=data.paths)):
+        alone = data.read(**loading.OPTIONS)
+        alone.set_epoch(epoch)
+        assert sorted(batches) == sorted(loading.rows(alone))
+
+
+@SLOW
+def test_loaders_beside_each_other(data: Data) -> None:
+    slow, quick, here = run(program="beside", paths=data.paths)
+    assert sorted(slow) == sorted(quick) == batches_of(data, 0)
+    assert sorted(here) == batches_of(data, 1)
+
+
+@SLOW
+@pytest.mark.parametrize("uneven", ["drop", "pad", "allow"])
+@pytest.mark.parametrize(("batch_size", "more"), [(7, {}), (70, {"shuffle_buffer": 70}), (20, {"shuffle": "block"})])
+def test_workers_share_what_their_rank_has(data: Data, uneven: str, batch_size: int, more: dict[str, Any]) -> None:
+    """203 rows are 29 batches of 7, 3 of 70; and 2 ranks have 5 workers each."""
+    more = {"batch_size": batch_size, "uneven": uneven, **more}
+    found = run(program="shares", paths=data.paths, workers=5, more=more)
+    seen: list[int] = []
+    for length, batches, alone in found:
+        if more.get("shuffle") != "block":
+            # By blocks each worker's last batch may be short.
+            assert length == len(batches) == len(alone)
+        assert any(batches)
+        seen += flat(batches)
+    assert len(set(seen)) == len(seen)
+    if uneven != "allow":
+        assert len({len(batches) for _, batches, _ in found}) == 1
+    if uneven != "drop":
+        assert sorted(seen) == list(range(data.total))
+
+
+@SLOW
+def test_errors_of_workers_say_where(data: Data, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.avro"
+    content = bytearray(Path(data.paths[0]).read_bytes())
+    content[-1] ^= 1  # The last sync marker.
+    broken.write_bytes(content)
+    first, again, remote, remote_again = run(program="damaged", paths=[str(broken)])
+    assert first == again
+    assert first[:2] == ["MalformedFileError", True]
+    assert first[3] == str(broken)
+    assert first[4] is not None
+    assert first[5] is not None
+    for each in (remote, remote_again):
+        assert [*each[:2], *each[3:]] == [*first[:2], *first[3:]]
+        assert first[2] in each[2]
+        assert "in DataLoader worker process 0" in each[2]
+
+
 @SLOW
 @pytest.mark.parametrize(("workers", "shuffle"), [(1, True), (2, True), (2, "block")])
 def test_stateful_loaders_with_workers_go_on(

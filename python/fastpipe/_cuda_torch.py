@@ -155,8 +155,10 @@ def _dtype(dtype: np.dtype[Any]) -> torch.dtype:
 def _gpu(device: Any) -> torch.device:
     try:
         found = torch.device(device)
-    except RuntimeError as error:
-        raise DeviceError(f'device names a GPU, as "cuda:0" does: {error}') from None
+    except (RuntimeError, TypeError) as error:
+        # What isn't of any type that it takes, Torch answers with a list of those.
+        reason = error if isinstance(error, RuntimeError) else f"not {device!r}"
+        raise DeviceError(f'device names a GPU, as "cuda:0" does: {reason}') from None
     if found.type != "cuda":
         raise DeviceError(f'device names a GPU, as "cuda:0" does, not {str(found)!r}: fastpipe.torch needs none')
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]

@@ -186,6 +186,7 @@ class Order:
         world_size: int,
         shard_by: str,
         uneven: str,
+        in_step: int | None = None,
     ) -> Order: ...
     @property
     def shuffle_buffer(self) -> int: ...

@@ -39,6 +39,8 @@ class Ordering:
         world_size: number of ranks.
         shard_by: what ranks share out.
         uneven: what becomes of the rest.
+        in_step: how many ranks have equally many batches, as `uneven` says; None for all. With workers it is the ranks
+            of which these are the workers.
     """
 
     shuffle: str
@@ -51,6 +53,7 @@ class Ordering:
     world_size: int
     shard_by: str
     uneven: str
+    in_step: int | None = None
 
     @classmethod
     def checked(
@@ -111,6 +114,18 @@ class Ordering:
         world = within("world_size * num_shards", self.world_size * shards, 1, LARGEST_WORLD)
         return replace(self, rank=self.rank * shards + index, world_size=world)
 
+    def worker(self, workers: int, worker: int) -> Self:
+        """The share of one of so many workers of this rank.
+
+        All shares are this rank's batches, so they are as many with any number of workers. Workers take them in turn,
+        and some may have one more than others, or none: nobody waits for them but their own rank.
+
+        Raises:
+            ValueError: if there would be too many ranks.
+        """
+        world = within("world_size * num_workers", self.world_size * workers, 1, LARGEST_WORLD)
+        return replace(self, rank=worker * self.world_size + self.rank, world_size=world, in_step=self.world_size)
+
     def of(self, data: _fastpipe.Data) -> _fastpipe.Order:
         """The order of a data set."""
         return _fastpipe.Order(
@@ -124,6 +139,7 @@ class Ordering:
             world_size=self.world_size,
             shard_by=self.shard_by,
             uneven=self.uneven,
+            in_step=self.in_step,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -28,6 +28,12 @@ __all__ = [
 RaggedAs: TypeAlias = Literal["offsets", "nested"]
 SparseAs: TypeAlias = Literal["coo", "csr", "bag"]
 StringsAs: TypeAlias = Literal["tensors", "lists"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "ragged": get_args(RaggedAs),
+    "sparse": get_args(SparseAs),
+    "strings": get_args(StringsAs),
+}
 
 
 class Jagged(NamedTuple):
@@ -107,6 +113,7 @@ def tensors(
 
     Raises:
         UnsupportedError: if a feature has no such form.
+        ValueError: if there is no such form at all.
     """
     return Forms(ragged, sparse, strings).convert(batch, torch.from_numpy)
 
@@ -134,7 +141,7 @@ def keyed_jagged(batch: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
             values.append(torch.from_numpy(indices))
             lengths.append(torch.from_numpy(np.diff(offsets)))
             weights.append(torch.from_numpy(node.values))
-        elif isinstance(node, forms.Ragged) and isinstance(node.values, np.ndarray) and node.values.dtype.kind in "iu":
+        elif _is_ragged_ids(node):
             values.append(torch.from_numpy(node.values))
             lengths.append(torch.from_numpy(node.lengths))
         else:
@@ -152,6 +159,12 @@ def keyed_jagged(batch: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
     }
 
 
+def _is_ragged_ids(node: Any) -> bool:
+    # Strings have values and offsets, too: of bytes, which are no ids.
+    ragged = isinstance(node, forms.Ragged) and not isinstance(node, forms.Strings)
+    return ragged and isinstance(node.values, np.ndarray) and node.values.ndim == 1 and node.values.dtype.kind in "iu"
+
+
 @dataclass(frozen=True, slots=True)
 class Forms:
     """What forms become: the arguments of `tensors`."""
@@ -159,6 +172,13 @@ class Forms:
     ragged: RaggedAs = "offsets"
     sparse: SparseAs = "coo"
     strings: StringsAs = "tensors"
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                *others, last = map('"{}"'.format, choices)
+                raise ValueError(f"{name} is {', '.join(others)} or {last}, not {value!r}")
 
     def convert(self, batch: Mapping[str, Any], tensor: Callable[[np.ndarray], torch.Tensor]) -> dict[str, Any]:
         """The batch in these forms, of tensors that `tensor` makes of its arrays, and of arrays made of these."""
@@ -238,7 +258,7 @@ class _Conversion:
 
     def _bag(self, name: str, node: forms.Sparse | forms.SparseCSR) -> Bag:
         offsets, indices = _rows(name, node)
-        values = _Conversion(Forms(strings=self.wanted.strings), self.tensor).node(name, node.values)
+        values = self.node(name, node.values)
         return Bag(self.tensor(indices), self.tensor(offsets), values)
 
 

@@ -11,7 +11,7 @@ from fastpipe import _fastpipe, _state
 from fastpipe._arguments import flag
 from fastpipe._data import Data, Location
 from fastpipe._explain import explain
-from fastpipe._ordering import LARGEST_WORLD, Ordering, Uneven, integer, within
+from fastpipe._ordering import LARGEST_WORLD, Ordering, integer, within
 from fastpipe._progress import show
 from fastpipe._running import Running
 from fastpipe.errors import StateError
@@ -196,10 +196,21 @@ class Reader:
         """Takes no more than this share of the processors from now on, unless it was told how many threads to take."""
         self._running = replace(self._running, sharers=sharers)
 
-    def _with_uneven(self, uneven: Uneven) -> Reader:
-        """The same with another rule for what can't be shared out evenly."""
-        options = self._options() | {"ordering": replace(self._ordering, uneven=uneven)}
-        return _rebuild(self._data, options, self.epoch, self._resume)
+    def _worker(self, workers: int, worker: int) -> Reader:
+        """The share of one of this rank's workers; at this reader's epoch, or where a loaded state stands.
+
+        Raises:
+            StateError: if a state was loaded that can't be shared out so.
+        """
+        options = self._options() | {"ordering": self._ordering.worker(workers, worker)}
+        reader = _rebuild(self._data, options, self.epoch, self._resume)
+        if self._resume is not None:
+            reader._check(reader._order, self._resume[1])
+        return reader
+
+    def _rebuilt(self) -> Reader:
+        """Another one that starts where this one's next pass would."""
+        return _rebuild(self._data, self._options(), self.epoch, self._resume)
 
     @property
     def _pass_epoch(self) -> int:

@@ -7,19 +7,28 @@ between processes, and which `.to` is easily mapped over.
 
 from __future__ import annotations
 
+import difflib
 import logging
+import multiprocessing
+import multiprocessing.context
 import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any, TypeAlias
 
 from fastpipe._ordering import within
-from fastpipe.errors import StateError
+from fastpipe.errors import FastpipeError, StateError
 from fastpipe.reader import Reader
 
 try:
     import torch
     import torch.utils.data
+    from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
+    from fastpipe._torch_batches import Batches, Seen
+    from fastpipe._torch_errors import carrying
     from fastpipe._torch_forms import (
         Bag,
         Forms,
@@ -32,6 +41,7 @@ try:
         keyed_jagged,
         tensors,
     )
+    from fastpipe._torch_passes import Joiner, LedgerFile, Version
     from fastpipe._torch_ranks import local_ranks, world
 except ImportError as error:
     raise ImportError("fastpipe.torch needs PyTorch: pip install 'fastpipe-data[torch]'") from error
@@ -50,19 +60,24 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
         DataLoader(fastpipe.torch.IterableDataset(reader), batch_size=None, num_workers=2, pin_memory=True)
 
-    In each of a loader's workers it reads another share, which is all of it once; with several ranks, all ranks have
-    equally many batches, as the reader's `uneven` says. One rank alone loses nothing, whatever `uneven` says. Workers
-    take their share of the processors, and copy what they read to the process that trains: `num_workers=0` needs no
-    copy, and the reader's own threads decode ahead all the same.
+    With several ranks all have equally many batches, as the reader's `uneven` says; with workers, a rank's workers
+    share its batches, which are as many as without (with `shuffle="block"` and `"buffer"` as many but for short last
+    batches, since blocks are shared out). Workers take their share of the processors, and copy what they read to the
+    process that trains: `num_workers=0` needs no copy, and the reader's own threads decode ahead all the same.
 
     In `torch.distributed` a reader of one rank is divided among the ranks of the default process group or, before there
     is one, as RANK and WORLD_SIZE of the environment (torchrun's) say. That is logged (logger `fastpipe`, INFO). A
     reader that has a rank already is left as it is.
 
-    A pass that ends advances the epoch, in workers too; `set_epoch` overrides.
+    All workers of a pass read the same epoch: the one that was next when the loader's `iter` was called. (With workers
+    that are kept, that may be as late as when the first of them begins.) A pass that ends advances the epoch, in
+    workers too; `set_epoch` overrides, also while a pass is active, which goes on as it is.
+
+    An error ends a pass: it is raised again by each further `next`. Those of fastpipe arrive from workers with all
+    their attributes. Ctrl-C ends no pass.
 
     Args:
-        reader: of any source. The data set has it to itself.
+        reader: of any source, as `fastpipe.read_avro` returns it. The data set has it to itself.
         select: what to yield: a name for that feature, a list of names for a dict of these, a tuple for a tuple of
             such, as `select=(["age", "terms"], "label")`. None for all, as a dict.
         map: a function of what was selected, whose result is yielded; it must be picklable for workers that are
@@ -73,7 +88,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         strings: as in `tensors`.
 
     Raises:
-        ValueError: from the first use, if ranks shall share out a shuffled reader whose seed was drawn.
+        TypeError: if `reader` is no reader, `map` can't be called, or `select` is not made of names, lists and tuples.
+        ValueError: if `select` names what isn't a feature, or there is no such form; from the first use, if ranks shall
+            share out a shuffled reader whose seed was drawn, or RANK or WORLD_SIZE is no number.
     """
 
     def __init__(
@@ -88,47 +105,91 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         strings: StringsAs = "tensors",
     ) -> None:
         super().__init__()
+        if not isinstance(reader, Reader):
+            raise TypeError(
+                f"reader is what fastpipe.read_avro returns, not {type(reader).__name__}:"
+                " IterableDataset(fastpipe.read_avro(path, batch_size=1024))"
+            )
+        if map is not None and not callable(map):
+            raise TypeError(f"map is a function of what select picks, not {type(map).__name__}")
         self._reader = reader
-        self._select = select
+        self._select = _checked(select, reader)
         self._map = map
         self._distributed = distributed
         self._forms = Forms(ragged, sparse, strings)
-        for name in _names(select):
-            if name not in reader.features and name != "valid":
-                raise ValueError(f"select names {name!r}, and the reader's features are {', '.join(reader.features)}")
-        self._passes = _Passes(reader._pass_epoch)
+        # How far the active or last pass of this process has come.
+        self._seen: Seen | None = None
+        # What this process says to workers, and where they note what becomes of it.
+        self._version = Version(0, _next_epoch(reader), reader._resume is not None)
+        self._passes = LedgerFile()
+        # In a worker: the process that a state was loaded in, its share, and the passes that it has begun.
         self._loaded: int | None = None
         self._share: tuple[tuple[int, int], Reader] | None = None
         self._iterations = 0
 
     def __iter__(self) -> Iterator[Any]:
         """Starts a pass; it is the one active pass of this process."""
-        reader = self._here()
+        _warn_of_batching(sys._getframe(1))
         worker = torch.utils.data.get_worker_info()
-        # Workers of one loader's pass have this in common; those that are kept for the next passes count.
-        generation = 0 if worker is None else hash((worker.seed - worker.id, self._iterations))
-        self._iterations += 1
-        if self._loaded == os.getpid():
-            self._loaded = None
-            self._passes.write(generation, reader._pass_epoch, reader._at_end)
-        else:
-            reader._begin(self._passes.begin(generation, reader._epochs))
-        return self._batches(reader, generation)
+        return self._begin_here() if worker is None else self._begin_in_worker(worker)
 
-    def _batches(self, reader: Reader, generation: int) -> Iterator[Any]:
-        select, function, convert = self._select, self._map, self._forms.convert
-        started = reader._pass_epoch
-        for batch in reader:
-            if select is None:
-                out: Any = convert(batch, torch.from_numpy)
+    def _begin_here(self) -> Iterator[Any]:
+        reader = self._of_rank()
+        self._go_on()
+        self._say(Version(0, _next_epoch(reader), False))
+        begun = self._version
+
+        def end() -> None:
+            # Unless the next epoch was set meanwhile.
+            if self._version == begun:
+                self._say(Version(0, reader.epoch, False))
+
+        batches = Batches(reader, self._make, lambda error: error, end)
+        self._seen = batches.seen
+        return batches
+
+    def _begin_in_worker(self, worker: Any) -> Iterator[Any]:
+        reader = self._here()
+        parent = multiprocessing.parent_process()
+        main = os.getppid() if parent is None or parent.pid is None else parent.pid
+        key, kept = f"{worker.seed - worker.id}/{self._iterations}", self._iterations > 0
+        self._iterations += 1
+        # Torchdata loads states in workers.
+        own = reader._pass_epoch if self._loaded == os.getpid() else None
+        self._loaded = None
+        joiner = Joiner(main, self._version, kept, key, worker.id, worker.num_workers, own)
+        with self._passes.open() as ledger:
+            joined = ledger.join(joiner)
+            if own is not None and reader._at_end:
+                ledger.end(joined.serial, worker.id, joined.epoch + (reader._epochs or 0))
+        if own is None:
+            if joined.loaded:
+                reader._begin(joined.epoch)
             else:
-                out = convert({name: batch[name] for name in dict.fromkeys(_names(select))}, torch.from_numpy)
-                out = _pick(out, select)
-            yield out if function is None else function(out)
-        self._passes.write(generation, started, True)
+                reader.set_epoch(joined.epoch)
+
+        def end() -> None:
+            with self._passes.open() as ledger:
+                ledger.end(joined.serial, worker.id, joined.epoch + (reader._epochs or 0))
+
+        batches = Batches(reader, self._make, _carried, end)
+        self._seen = batches.seen
+        return batches
+
+    def _make(self, batch: dict[str, Any]) -> Any:
+        """What is yielded for a batch of the reader."""
+        select = self._select
+        if select is None:
+            out: Any = self._forms.convert(batch, torch.from_numpy)
+        else:
+            wanted = {name: batch[name] for name in dict.fromkeys(_names(select))}
+            out = _pick(self._forms.convert(wanted, torch.from_numpy), select)
+        return out if self._map is None else self._map(out)
 
     def __len__(self) -> int:
-        """Batches of this rank. Workers may have fewer, or more, as `uneven` says.
+        """Batches of this rank, with any number of workers.
+
+        (With `shuffle="block"` and `"buffer"` workers may have a short last batch each, and so a few batches more.)
 
         Raises:
             TypeError: if passes have no end.
@@ -136,47 +197,77 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return len(self._of_rank())
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next pass start with this epoch, from its beginning; in workers too, whether kept or not."""
+        """Lets the next pass start with this epoch, from its beginning; in workers too, whether kept or not.
+
+        The active pass goes on as it is.
+        """
         number = within("epoch", epoch, 0, 2**31 - 1)
-        self._loaded = None
-        self._of_rank().set_epoch(number)
-        self._passes.write(0, number, False)
+        self._here().set_epoch(number)
+        if torch.utils.data.get_worker_info() is None:
+            self._say(Version(0, number, False))
+        else:
+            self._loaded = os.getpid()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far this process has come, as `Reader.state_dict`.
+        """How far this process has come, as `Reader.state_dict`: only batches that `next` has returned count as seen.
 
         So `torchdata`'s `StatefulDataLoader` keeps it, with workers too, and so does `torch.distributed.checkpoint`,
         since this makes it a `Stateful`. Without workers, states of all ranks are equal, and may be loaded on another
-        number of ranks, where the reader's can.
+        number of ranks, where the reader's can. (The states of a `StatefulDataLoader` itself are for as many workers as
+        it had: with another `num_workers` it fails in an `assert`.)
 
         Raises:
             StateError: if workers of a plain `DataLoader` are in the midst of a pass: how far they are is not known
                 here.
         """
         if torch.utils.data.get_worker_info() is not None:
-            return self._here()._state(ended_stays=True)
-        generation, epoch, finished = self._passes.read()
-        reader = self._of_rank()
-        if generation == 0:
-            return reader.state_dict()
-        if not finished:
-            raise StateError(
-                "batches are read by a DataLoader's workers, and how many of them were seen isn't known here:"
-                " torchdata's StatefulDataLoader knows, or num_workers=0"
-            )
-        reader._begin(epoch + (reader._epochs or 0))
-        return reader.state_dict()
+            reader, ended_stays = self._here(), True
+        else:
+            reader, ended_stays = self._of_rank(), False
+            if self._go_on():
+                raise StateError(
+                    "batches are read by a DataLoader's workers, and how many of them were seen isn't known here:"
+                    " torchdata's StatefulDataLoader knows, or num_workers=0"
+                )
+        if self._seen is None:
+            return reader._state(ended_stays=ended_stays)
+        return self._seen.state(ended_stays=ended_stays)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Lets the next pass go on where a state was saved.
 
+        Workers that a loader keeps (`persistent_workers`) don't get it once they are started: the next pass raises
+        `StateError` then.
+
         Raises:
-            StateError: as `Reader.load_state_dict` does.
+            StateError: as `Reader.load_state_dict` does; and if it is one of a `StatefulDataLoader`, which loads these
+                itself.
         """
+        if isinstance(state_dict, dict) and not {"_snapshot", "fetcher_state"}.isdisjoint(state_dict):
+            raise StateError(
+                "this is the state of a StatefulDataLoader, not of its data set: give it to the load_state_dict of one"
+                " with as many workers"
+            )
         reader = self._here()
         reader.load_state_dict(state_dict)
-        self._loaded = os.getpid()
-        self._passes.write(0, reader._pass_epoch, reader._at_end)
+        if torch.utils.data.get_worker_info() is not None:
+            self._loaded = os.getpid()
+        else:
+            self._say(Version(0, _next_epoch(reader), not reader._at_end))
+
+    def _say(self, version: Version) -> None:
+        """Says in this process, which is no worker, what the next pass is."""
+        self._version = version._replace(number=self._version.number + 1)
+        self._passes.announce(self._version)
+
+    def _go_on(self) -> bool:
+        """Takes notice of passes that workers have ended; says whether they are in the midst of one."""
+        epoch, under_way = self._passes.next(self._version)
+        if epoch != self._version.epoch:
+            self._of_rank().set_epoch(epoch)
+            if not under_way:
+                self._say(Version(0, epoch, False))
+        return under_way
 
     def _here(self) -> Reader:
         """This process's reader: a worker's share, or the rank's."""
@@ -185,13 +276,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             return self._of_rank()
         key = os.getpid(), worker.id
         if self._share is None or self._share[0] != key:
-            reader = self._of_rank()
-            if reader.world_size == 1:
-                # No other rank waits for this one, so no batch need be left out.
-                reader = reader._with_uneven("allow")
-            share = reader.shard(worker.num_workers, worker.id)
+            share = self._of_rank()._worker(worker.num_workers, worker.id)
             share._sharing(worker.num_workers * local_ranks())
-            self._share = key, share
+            self._share, self._seen = (key, share), None
         return self._share[1]
 
     def _of_rank(self) -> Reader:
@@ -207,16 +294,65 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is spawned has no process group to ask.
-        self._of_rank()
-        return self.__dict__ | {"_share": None, "_loaded": None}
+        reader = self._of_rank()
+        state = self.__dict__ | {"_share": None, "_loaded": None, "_seen": None, "_iterations": 0}
+        if multiprocessing.context.get_spawning_popen() is None:
+            # Another data set, of which this one's workers know nothing.
+            epoch = self._passes.next(self._version)[0]
+            return state | {"_passes": None, "_version": Version(0, epoch, self._version.loaded)}
+        # A worker begins with what the ledger says, whatever is being read here meanwhile.
+        return state | {"_reader": reader._rebuilt()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state if state["_passes"] is not None else state | {"_passes": LedgerFile()})
 
 
-def _names(selection: Selection | None) -> Iterator[str]:
+def _next_epoch(reader: Reader) -> int:
+    """The epoch with which the next pass begins that has a batch."""
+    return reader.epoch if reader._resume is None or reader._at_end else reader._pass_epoch
+
+
+def _carried(error: Exception) -> Exception:
+    return carrying(error) if isinstance(error, FastpipeError) else error
+
+
+def _warn_of_batching(caller: FrameType) -> None:
+    """Warns if a `DataLoader` is about to make batches of batches, as it does unless it is told not to."""
+    fetcher = caller.f_locals.get("self")
+    if isinstance(fetcher, _IterableDatasetFetcher) and fetcher.auto_collation:
+        worker = torch.utils.data.get_worker_info()
+        if worker is None or worker.id == 0:
+            warnings.warn(
+                "the DataLoader takes what this data set yields for single samples, and makes batches of them, with a"
+                " dimension more. They are batches already: DataLoader(dataset, batch_size=None)",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def _checked(select: Any, reader: Reader) -> Any:
+    """A selection, if it is one."""
+    if select is None:
+        return None
+    for name in _names(select):
+        if name not in reader.features and name != "valid":
+            close = difflib.get_close_matches(name, reader.features, 1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ValueError(f"select names {name!r}{hint}, and the reader's features are {', '.join(reader.features)}")
+    return select
+
+
+def _names(selection: Any) -> Iterator[str]:
     if isinstance(selection, str):
         yield selection
-    else:
-        for part in selection or ():
+    elif isinstance(selection, tuple) or (isinstance(selection, list) and all(isinstance(x, str) for x in selection)):
+        for part in selection:
             yield from _names(part)
+    else:
+        raise TypeError(
+            "select is the name of a feature, a list of names, or a tuple of these, as"
+            f' (["age", "terms"], "label"), not {selection!r}'
+        )
 
 
 def _pick(batch: dict[str, Any], selection: Selection) -> Any:
@@ -225,41 +361,3 @@ def _pick(batch: dict[str, Any], selection: Selection) -> Any:
     if isinstance(selection, list):
         return {name: batch[name] for name in selection}
     return tuple(_pick(batch, part) for part in selection)
-
-
-_GENERATIONS = (1 << 31) - 1
-
-
-class _Passes:
-    """The pass that a data set is in, known to all processes that have it: its first epoch, and whether it has ended.
-
-    A loader's workers have copies of the data set, and new ones for each pass unless they are kept. So that the next
-    pass has the next epoch, it is noted in shared memory, together with which workers began it (their *generation*):
-    all in one word, which is written whole. Workers that begin at once find the same, and write the same.
-    """
-
-    def __init__(self, epoch: int) -> None:
-        self._word = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self.write(0, epoch, False)
-
-    def read(self) -> tuple[int, int, bool]:
-        """Generation, 0 for none; first epoch; whether its end was seen."""
-        word = int(self._word)
-        return word >> 32, word >> 1 & _GENERATIONS, bool(word & 1)
-
-    def write(self, generation: int, epoch: int, ended: bool) -> None:
-        self._word.fill_(_short(generation) << 32 | min(epoch, _GENERATIONS) << 1 | ended)
-
-    def begin(self, generation: int, epochs: int | None) -> int:
-        """Begins a pass, or joins in one that workers of the same generation have begun; says its first epoch."""
-        begun, epoch, ended = self.read()
-        if generation and begun == _short(generation):
-            return epoch
-        epoch += (epochs or 0) if ended else 0
-        self.write(generation, epoch, False)
-        return epoch
-
-
-def _short(generation: int) -> int:
-    """Never 0 but for 0."""
-    return 1 + generation % (_GENERATIONS - 1) if generation else 0

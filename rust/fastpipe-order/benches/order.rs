@@ -55,6 +55,7 @@ fn settings(kind: Kind) -> Settings {
         ranks: 1,
         shard_by: ShardBy::Window,
         uneven: Uneven::Drop,
+        in_step: 1,
     }
 }
 

@@ -71,6 +71,9 @@ pub struct Settings {
     pub shard_by: ShardBy,
     /// What becomes of the rest.
     pub uneven: Uneven,
+    /// How many ranks have equally many batches, as `uneven` says: `ranks`, or a divisor of it. Then ranks `m`, `m + in_step`,
+    /// `m + 2 * in_step`, ... share what would be rank `m`'s of `in_step`, and among themselves may have differently many.
+    pub in_step: u64,
 }
 
 /// An order of the rows of a data set.
@@ -183,13 +186,11 @@ impl Order {
             order.units = Arc::new(units.share(settings.rank as usize, ranks));
             let batches: Vec<u64> = totals.iter().map(|&rows| order.batches_of(rows)).collect();
             let all = || batches.iter().copied();
-            order.fair = all().all(|batches| batches > 0) || all().all(|batches| batches == 0);
-            let most = all().max().unwrap_or(0);
-            order.own_steps = Some(match settings.uneven {
-                Uneven::Drop => all().min().map_or((0, 0), |least| (least, least)),
-                Uneven::Pad => (most, most),
-                Uneven::Allow => (all().nth(settings.rank as usize).unwrap_or(0), most),
-            });
+            let each = all().all(|batches| batches > 0) || all().all(|batches| batches == 0);
+            order.fair = each || settings.in_step < settings.ranks;
+            let steps = own_steps(&batches, settings.in_step.max(1) as usize, settings.uneven);
+            let own = steps.get(settings.rank as usize).copied().unwrap_or(0);
+            order.own_steps = Some((own, steps.into_iter().max().unwrap_or(0)));
         }
         order.batches = order.batches_of(order.units.total());
         order
@@ -237,11 +238,17 @@ impl Order {
             return (own.saturating_sub(before), most.saturating_sub(before));
         }
         let (even, odd) = deal.steps();
-        let more = even + u64::from(odd > 0);
-        match self.settings.uneven {
-            Uneven::Drop => (even, even),
-            Uneven::Pad => (more, more),
-            Uneven::Allow => (even + u64::from(self.settings.rank < odd), more),
+        let more = |rank: u64| even + u64::from(rank < odd);
+        let Settings {
+            rank, in_step, uneven, ..
+        } = self.settings;
+        // The `odd` batches are for as many ranks from the first: whether those in step with this one all have one, or any.
+        let first = rank - rank % in_step.max(1);
+        let last = first + in_step.max(1) - 1;
+        match uneven {
+            Uneven::Drop => (more(last), more(in_step.max(1) - 1)),
+            Uneven::Pad => (more(first), more(0)),
+            Uneven::Allow => (more(rank), more(0)),
         }
     }
 
@@ -372,6 +379,54 @@ impl Order {
             rest: None,
         })
     }
+}
+
+/// Steps of all ranks that have units of their own, and so many batches of these.
+fn own_steps(batches: &[u64], in_step: usize, uneven: Uneven) -> Vec<u64> {
+    let members = |member: usize| batches.iter().copied().skip(member).step_by(in_step);
+    let totals = (0..in_step.min(batches.len())).map(|member| members(member).sum::<u64>());
+    let mut steps = batches.to_vec();
+    let Some(total) = (match uneven {
+        Uneven::Drop => totals.min(),
+        Uneven::Pad => totals.max(),
+        Uneven::Allow => None,
+    }) else {
+        return steps;
+    };
+    for member in 0..in_step {
+        let own: Vec<u64> = members(member).collect();
+        let leveled = match uneven {
+            // One without a row has none to repeat.
+            Uneven::Pad => level(&own, total, |own, level| if own == 0 { 0 } else { own.max(level) }),
+            _ => level(&own, total, u64::min),
+        };
+        for (steps, leveled) in steps.iter_mut().skip(member).step_by(in_step).zip(leveled) {
+            *steps = leveled;
+        }
+    }
+    steps
+}
+
+/// Cuts or lifts numbers to a level, so that they add up to `total`. `at` says what one is at a level.
+fn level(numbers: &[u64], total: u64, at: fn(u64, u64) -> u64) -> Vec<u64> {
+    let sum = |level: u64| numbers.iter().map(|&number| at(number, level)).sum::<u64>();
+    let (mut low, mut high) = (0, total + 1);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if sum(middle) <= total {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    let mut missing = total.saturating_sub(sum(low));
+    let mut leveled = Vec::with_capacity(numbers.len());
+    for &number in numbers {
+        let more = u64::from(missing > 0 && at(number, low + 1) > at(number, low));
+        missing -= more;
+        leveled.push(at(number, low) + more);
+    }
+    leveled
 }
 
 #[derive(Debug)]
@@ -537,9 +592,63 @@ mod tests {
             ranks: 1,
             shard_by: ShardBy::Batch,
             uneven: Uneven::Allow,
+            in_step: 1,
         };
         let units = Units::new(units.iter().copied()).unwrap();
         Order::new(&Arc::new(units), settings).memory(shuffle_buffer)
+    }
+
+    fn steps(rows: u32, in_step: u64, workers: u64, shard_by: ShardBy, uneven: Uneven) -> Vec<u64> {
+        let units = Arc::new(Units::new((0..rows).map(|_| 1)).unwrap());
+        let ranks = in_step * workers;
+        let of = |rank| {
+            let settings = Settings {
+                kind: if shard_by == ShardBy::Unit {
+                    Kind::Block
+                } else {
+                    Kind::Sequential
+                },
+                batch_size: 1,
+                drop_last: false,
+                shuffle_buffer: 2,
+                seed: 1,
+                rank,
+                ranks,
+                shard_by,
+                uneven,
+                in_step,
+            };
+            let order = Arc::new(Order::new(&units, settings));
+            assert_eq!(order.epoch(0).count() as u64, order.steps());
+            assert!(order.is_fair() || workers == 1);
+            order.steps()
+        };
+        let each: Vec<u64> = (0..ranks).map(of).collect();
+        (0..in_step as usize)
+            .map(|member| each.iter().skip(member).step_by(in_step as usize).sum())
+            .collect()
+    }
+
+    /// Ranks have as many batches with workers as without, and equally many but for `Allow`.
+    #[test]
+    fn workers_of_ranks_keep_ranks_in_step() {
+        for uneven in [Uneven::Drop, Uneven::Pad, Uneven::Allow] {
+            for shard_by in [ShardBy::Window, ShardBy::Batch, ShardBy::Unit] {
+                for rows in 0..40 {
+                    // Others are refused.
+                    for ranks in (1..4).filter(|&ranks| shard_by != ShardBy::Unit || u64::from(rows) >= ranks) {
+                        let alone = steps(rows, ranks, 1, shard_by, uneven);
+                        for workers in 2..6 {
+                            let shared = steps(rows, ranks, workers, shard_by, uneven);
+                            assert_eq!(
+                                shared, alone,
+                                "{rows} rows, {ranks} ranks, {workers}, {uneven:?}, {shard_by:?}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -70,7 +70,7 @@ prop_compose! {
     ) -> Settings {
         let streamed = matches!(kind, Kind::Block | Kind::Buffer);
         Settings {
-            kind, batch_size, drop_last, seed, rank: 0, ranks, uneven,
+            kind, batch_size, drop_last, seed, rank: 0, ranks, uneven, in_step: ranks,
             shuffle_buffer: windows * u64::from(batch_size) + if streamed { odd } else { 0 },
             shard_by: match (by_batch, streamed) {
                 (true, _) => ShardBy::Batch,
@@ -239,6 +239,7 @@ proptest! {
         let settings = Settings {
             shard_by: if settings.shard_by == ShardBy::Unit { ShardBy::Batch } else { settings.shard_by },
             uneven: Uneven::Allow,
+            in_step: 1,
             ..settings
         };
         let whole = order(&counts, settings);
@@ -281,6 +282,7 @@ fn ranks_with_units_of_their_own_stay_as_many() {
         ranks: 2,
         shard_by: ShardBy::Unit,
         uneven: Uneven::Drop,
+        in_step: 1,
     };
     let two = order(&[4; 8], settings);
     let state = two.epoch(0).next().unwrap().after;
@@ -301,6 +303,7 @@ fn states_of_other_data_are_refused() {
         ranks: 1,
         shard_by: ShardBy::Window,
         uneven: Uneven::Drop,
+        in_step: 1,
     };
     let long = order(&[100; 8], settings);
     let state = long.epoch(0).nth(300).unwrap().after;

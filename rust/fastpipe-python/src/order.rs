@@ -88,7 +88,7 @@ pub(crate) struct Order {
 #[pymethods]
 impl Order {
     #[new]
-    #[pyo3(signature = (data, *, shuffle, shuffle_buffer, batch_size, drop_last, seed, rank, world_size, shard_by, uneven))]
+    #[pyo3(signature = (data, *, shuffle, shuffle_buffer, batch_size, drop_last, seed, rank, world_size, shard_by, uneven, in_step=None))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
@@ -102,6 +102,7 @@ impl Order {
         world_size: u64,
         shard_by: &str,
         uneven: &str,
+        in_step: Option<u64>,
     ) -> PyResult<Self> {
         let units = data.get().units().py(py)?;
         let unknown = |name: &str, value: &str| PyValueError::new_err(format!("{name} can't be {value:?}"));
@@ -132,6 +133,7 @@ impl Order {
                 "allow" => Uneven::Allow,
                 _ => return Err(unknown("uneven", uneven)),
             },
+            in_step: in_step.unwrap_or(world_size).max(1),
         };
         let order = py.detach(|| fastpipe_order::Order::new(&units, settings));
         if !order.is_fair() && settings.uneven != Uneven::Allow {

@@ -1,0 +1,202 @@
+"""The ledger of passes: whatever comes when, all workers of a pass have one epoch, and what ended advances it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+import fastpipe
+
+# Not needed for what is tested, but for the module that has it.
+pytest.importorskip("torch")
+
+from fastpipe._torch_passes import Joined, Joiner, Ledger, LedgerFile, Version
+
+MAIN = 1000
+START = Version(0, 0, False)
+
+
+def through(ledger: Ledger) -> Ledger:
+    """As the next process finds it."""
+    return Ledger.parse(ledger.text())
+
+
+class Loop:
+    """A loader's pass: its workers have what the main process had said when it was begun."""
+
+    def __init__(self, version: Version, key: str, workers: int, *, kept: bool = False, main: int = MAIN) -> None:
+        self.version, self.key, self.workers, self.kept, self.main = version, key, workers, kept, main
+        self.joined: dict[int, Joined] = {}
+        self.ended: set[int] = set()
+
+    def join(self, ledger: Ledger, worker: int) -> int:
+        joiner = Joiner(self.main, self.version, self.kept, self.key, worker, self.workers)
+        self.joined[worker] = ledger.join(joiner)
+        return self.joined[worker].epoch
+
+    def end(self, ledger: Ledger, worker: int) -> None:
+        self.ended.add(worker)
+        ledger.end(self.joined[worker].serial, worker, self.joined[worker].epoch + 1)
+
+    def run(self, ledger: Ledger) -> int:
+        epochs = {self.join(ledger, worker) for worker in range(self.workers)}
+        for worker in range(self.workers):
+            self.end(ledger, worker)
+        (epoch,) = epochs
+        return epoch
+
+
+steps = st.one_of(
+    st.tuples(st.just("begin"), st.integers(1, 3), st.booleans()),
+    st.tuples(st.just("worker"), st.integers(0, 3), st.integers(0, 5)),
+    st.tuples(st.just("set"), st.integers(0, 9), st.none()),
+)
+
+
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(st.lists(steps, max_size=60))
+def test_workers_of_a_pass_have_one_epoch(script: list[tuple[str, int, Any]]) -> None:
+    """Several loaders at once, whose workers begin and end in any order, while the epoch is set in between.
+
+    Seeds repeat in loaders that are begun one after the other, when all workers of the earlier one have begun.
+    """
+    ledger, version, loops, seed = Ledger(), START, [], 0
+    for step, number, more in script:
+        ledger = through(ledger)
+        if step == "set":
+            version = Version(version.number + 1, number, False)
+            ledger.announce(MAIN, version)
+        elif step == "begin":
+            alike = more and all(len(loop.joined) == loop.workers for loop in loops)
+            seed += not alike
+            loops.append(Loop(version, f"{seed}/0", number))
+            loops[-1].expected = ledger.next(MAIN, version)[0]
+            loops[-1].alone = all(len(loop.ended) == loop.workers for loop in loops[:-1])
+        elif loops:
+            loop = loops[-1 - number % len(loops)]
+            worker = more % loop.workers
+            if worker not in loop.joined:
+                loop.join(ledger, worker)
+            elif worker not in loop.ended:
+                loop.end(ledger, worker)
+        for loop in loops:
+            epochs = {joined.epoch for joined in loop.joined.values()}
+            assert len(epochs) <= 1
+            if loop.alone and len(loop.joined) == loop.workers and loop is loops[-1]:
+                # No other loader was under way: it is the epoch that was next when it was begun.
+                assert epochs == {loop.expected}
+    for loop in loops:
+        if len(loop.ended) == loop.workers and loop.version == version:
+            assert ledger.next(MAIN, version)[0] > loop.joined[0].epoch
+
+
+def test_passes_advance_the_epoch_when_all_workers_ended() -> None:
+    ledger = Ledger()
+    assert Loop(START, "1/0", 2).run(ledger) == 0
+    left = Loop(START, "2/0", 2)
+    left.join(ledger, 0)
+    left.end(ledger, 0)
+    # Worker 1 is late, or was killed.
+    assert ledger.next(MAIN, START) == (1, True)
+    assert Loop(START, "3/0", 3).run(ledger) == 1
+    assert ledger.next(MAIN, START) == (2, False)
+
+
+def test_seeds_alike_are_other_passes() -> None:
+    ledger = Ledger()
+    assert [Loop(START, "7/0", 2).run(ledger) for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_what_is_set_while_workers_start_is_for_the_next_pass() -> None:
+    ledger, later = Ledger(), Version(1, 9, False)
+    early = Loop(START, "1/0", 3)
+    assert early.join(ledger, 2) == 0
+    ledger.announce(MAIN, later)
+    assert (early.join(ledger, 0), early.join(ledger, 1)) == (0, 0)
+    # Nobody of this one had begun, and still it is of the version in which it was started.
+    assert Loop(START, "2/0", 2).run(ledger) == 0
+    assert Loop(later, "3/0", 2).run(ledger) == 9
+
+
+def test_kept_workers_take_the_newest_version() -> None:
+    ledger = Ledger()
+    assert Loop(START, "1/0", 2).run(ledger) == 0
+    assert Loop(START, "1/1", 2, kept=True).run(ledger) == 1
+    ledger.announce(MAIN, Version(1, 5, False))
+    third = Loop(START, "1/2", 2, kept=True)
+    assert third.join(ledger, 1) == 5
+    ledger.announce(MAIN, Version(2, 7, False))
+    assert third.join(ledger, 0) == 5
+    third.end(ledger, 0)
+    third.end(ledger, 1)
+    assert Loop(START, "1/3", 2, kept=True).run(ledger) == 7
+
+
+def test_a_loaded_state_is_for_one_pass() -> None:
+    ledger, loaded = Ledger(), Version(1, 3, True)
+    first = Loop(loaded, "1/0", 2)
+    assert [first.join(ledger, worker) for worker in (0, 1)] == [3, 3]
+    assert [joined.loaded for joined in first.joined.values()] == [True, True]
+    again = Loop(loaded, "2/0", 1)
+    assert again.join(ledger, 0) == 3
+    assert not again.joined[0].loaded
+    ledger.announce(MAIN, Version(2, 4, True))
+    with pytest.raises(fastpipe.StateError, match="make a new DataLoader"):
+        Loop(loaded, "1/1", 2, kept=True).join(ledger, 0)
+
+
+def test_main_processes_have_lines_of_their_own() -> None:
+    ledger = Ledger()
+    assert Loop(START, "1/0", 2).run(ledger) == 0
+    assert Loop(START, "1/0", 2, main=2000).run(ledger) == 0
+    assert Loop(START, "2/0", 2, main=2000).run(ledger) == 1
+    assert ledger.next(MAIN, START) == (1, False)
+
+
+def test_it_stays_small_and_keeps_what_is_newest() -> None:
+    ledger = Ledger()
+    ledger.announce(2000, Version(4, 17, False))
+    for number in range(500):
+        version = Version(number, number, False)
+        ledger.announce(MAIN, version)
+        assert Loop(version, f"{number}/0", 4).run(ledger) == number
+    assert len(ledger.text()) < 30_000
+    assert Loop(START, "kept/1", 2, kept=True, main=2000).run(ledger) == 17
+    # What was forgotten of an old version is what its workers know of it.
+    assert Loop(Version(3, 3, False), "late/0", 2).run(ledger) == 3
+
+
+def add(file: LedgerFile, worker: int, epochs: Any) -> None:
+    with file.open() as ledger:
+        epochs.put(ledger.join(Joiner(MAIN, START, False, "1/0", worker, 20)).epoch)
+
+
+def test_processes_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = LedgerFile()
+    assert file.next(START) == (0, False)
+    file.announce(START)
+    assert os.listdir(tmp_path) == [], "without workers there is no file"
+    context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    epochs = context.Queue()
+    workers = [context.Process(target=add, args=(file, worker, epochs)) for worker in range(4)]
+    for worker in workers:
+        worker.start()
+    assert [epochs.get(timeout=60) for _ in workers] == 4 * [0]
+    for worker in workers:
+        worker.join()
+    (path,) = tmp_path.iterdir()
+    (noted,) = json.loads(path.read_text())["passes"]
+    assert sorted(noted["joined"]) == [0, 1, 2, 3]
+    # A longer one that stood there before, and of which a worker that was killed has left the end.
+    path.write_bytes(path.read_bytes() + b"left\n")
+    assert file.next(START) == (0, False)
+    del workers, worker, file
+    assert os.listdir(tmp_path) == []
