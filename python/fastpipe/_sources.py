@@ -4,34 +4,50 @@ from __future__ import annotations
 
 import glob
 import os
+import re
+import urllib.request
 from collections.abc import Iterable
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
-from fastpipe.errors import MissingFileError
+from fastpipe._folders import broken_link, files_below, matching
+from fastpipe.errors import MissingFileError, UnsupportedError
 
 __all__ = ["Paths", "expand"]
 
 Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
+# One letter is a drive of Windows.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
 
 def expand(source: Paths, suffix: str = ".avro") -> list[str]:
     """Lists the files that a source names.
 
+    Directories and globs leave out files and folders that begin with `_` or `.`, as Hadoop's readers do: they hold what
+    isn't committed. A glob's component that begins so itself matches them, and what is named outright is read whatever
+    its name. Links are followed; each real folder is visited once, under its own name if it has one there, so loops
+    end. A file that is linked twice is read twice.
+
     Args:
         source: a path, a glob (`**` for any depth), a directory (all files below it that end in `suffix`), or a list of
             these. What a list names keeps its order; what a glob or directory holds is sorted. A path that exists is
-            taken as it is, even if it looks like a glob.
+            taken as it is, even if it looks like a glob or begins with `~`, which else is the home directory.
         suffix: of the files that are taken from directories.
 
     Returns:
         Paths as they will be named in errors.
 
     Raises:
-        MissingFileError: if a glob matches nothing, a directory holds no such file, or the list is empty.
+        MissingFileError: if a glob matches nothing, a directory holds no such file, the list is empty, or a link leads
+            nowhere.
+        StorageError: if a folder can't be read.
         TypeError: for anything else than paths.
+        UnsupportedError: for a URL of anything but a local file.
     """
     if isinstance(source, str | os.PathLike):
         return _expand_one(source, suffix)
+    _refuse_contents(source)
     try:
         items = iter(source)
     except TypeError:
@@ -43,20 +59,48 @@ def expand(source: Paths, suffix: str = ".avro") -> list[str]:
     return files
 
 
+def _refuse_contents(source: object) -> None:
+    """Raises a TypeError for files that are open, and for what was read of them."""
+    if isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
+        kind = type(source).__name__
+        raise TypeError(f"source is a path, not {kind}: open files and bytes aren't read yet; write them to a file")
+
+
 def _expand_one(item: str | os.PathLike[str], suffix: str) -> list[str]:
-    path = os.fsdecode(item)
+    path = _local(item)
     if os.path.isdir(path):
-        found = [
-            os.path.join(folder, name)
-            for folder, _, names in os.walk(path)
-            for name in names
-            if name.endswith(suffix) and not name.startswith(".")
-        ]
-        return _nonempty(sorted(found), path, f"the directory holds no *{suffix} file")
-    if not glob.has_magic(path) or os.path.exists(path):
+        return _nonempty(files_below(path, suffix), path, f"the directory holds no *{suffix} file")
+    if os.path.exists(path):
         return [path]
-    found = [name for name in glob.glob(path, recursive=True) if not os.path.isdir(name)]
-    return _nonempty(sorted(found), path, "no file matches the pattern")
+    if os.path.islink(path):
+        raise broken_link(path)
+    if not glob.has_magic(path):
+        return [path]
+    return _nonempty(matching(path), path, "no file matches the pattern")
+
+
+def _local(item: str | os.PathLike[str]) -> str:
+    """The path of a local file or folder."""
+    _refuse_contents(item)
+    if not isinstance(item, str | os.PathLike):
+        raise TypeError(f"source is a path, a glob, a directory or a list of these; the list has {item!r}")
+    path = os.fsdecode(item)
+    if os.path.lexists(path):
+        return path
+    if url := _URL.match(path):
+        return _of_url(path, url[1])
+    return os.path.expanduser(path)
+
+
+def _of_url(url: str, scheme: str) -> str:
+    host, path = urlsplit(url)[1:3]
+    if scheme.lower() == "file" and host in ("", "localhost"):
+        return urllib.request.url2pathname(path)
+    reason = (
+        f"only local files are read, and this is a URL of {scheme}://; copy the data to a local disk, or mount them "
+        "there, and give the path"
+    )
+    raise UnsupportedError(f"{reason} (file {url})", path=url, reason=reason)
 
 
 def _nonempty(found: list[str], path: str, reason: str) -> list[str]:

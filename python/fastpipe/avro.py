@@ -52,9 +52,10 @@ def read_avro(
     that a schema lacks and a spec that doesn't fit are errors here, damage inside of blocks is one where it stands.
 
     Args:
-        source: a path, a glob (`"data/*.avro"`), a directory (all `*.avro` below it), or a list of these. Files may
-            have different schemas, as long as each has the features; the first decides which symbols enum codes stand
-            for.
+        source: a path, a glob (`"data/*.avro"`), a directory (all `*.avro` below it), or a list of these. Directories
+            and globs leave out files and folders that begin with `_` or `.` (what isn't committed), follow links, and
+            visit each folder once. `~` is the home directory. Files may have different schemas, as long as each has the
+            features; the first decides which symbols enum codes stand for.
         features: spec of each wanted feature, by name. Fields of nested records are named with dots (`user.age`), below
             a map come `keys` and `values` (`scores.keys`, `scores.values`), items of arrays add nothing to the name. If
             the files' records aren't of a record type, their only feature is `value`. A spec's `field` names the path
@@ -104,11 +105,12 @@ def read_avro(
         A `Reader`; iterating over it yields dicts from feature name to array or batch form (`fastpipe.batch`).
 
     Raises:
-        MissingFileError: if a file isn't there.
+        MissingFileError: if a file isn't there, or a link leads nowhere.
         MalformedFileError: if a header is damaged or a file cut short.
         SchemaError: if a feature isn't in a schema or its spec doesn't fit.
-        UnsupportedError: for what isn't read: other codecs, unions of several types besides null.
-        StorageError: if storage fails, or an index has to be kept and the cache's directory can't be written.
+        UnsupportedError: for what isn't read: other codecs, unions of several types besides null, URLs.
+        StorageError: if storage fails, a folder can't be read, a file changed, or an index has to be kept and the
+            cache's directory can't be written.
         LimitError: if a schema or a header exceeds a limit, such as that of columns which are inferred; and from
             `iter(reader)`, if `memory_limit` is below the least with which this can be read: it names that, and the
             largest `shuffle_buffer` that would fit.

@@ -90,7 +90,7 @@ class SchemaError(FastpipeError, ValueError):
 
 
 class UnsupportedError(FastpipeError, ValueError):
-    """Well-formed, but of a codec or type that fastpipe doesn't read; the message says what to do instead."""
+    """Well-formed, but of a codec, type or storage that fastpipe doesn't read; the message says what to do instead."""
 
 
 class ShapeError(FastpipeError, ValueError):

@@ -1,0 +1,208 @@
+"""From what users name to files: folders, globs, links, and what isn't a path."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastpipe
+import wire
+from fastpipe._sources import expand
+
+links = pytest.mark.skipif(sys.platform == "win32", reason="symbolic links need a privilege")
+
+Tree = Callable[..., Path]
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    """Makes a folder of files and links (`name -> target`), and goes there."""
+
+    def make(*names: str) -> Path:
+        for name in names:
+            path, _, target = name.partition(" -> ")
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            if target:
+                (tmp_path / path).symlink_to(target, target_is_directory=True)
+            else:
+                (tmp_path / path).write_bytes(b"")
+        monkeypatch.chdir(tmp_path)
+        return tmp_path
+
+    return make
+
+
+COMMITTED = ("d/a.avro", "d/date=1/b.avro", "d/date=1/c.avro", "d/date=2/part/e.avro")
+NOT_COMMITTED = (
+    "d/_SUCCESS",
+    "d/_x.avro",
+    "d/.x.avro",
+    "d/_temporary/0/x.avro",
+    "d/.hive-staging_x/x.avro",
+    "d/date=1/_temporary/x.avro",
+    "d/date=1/.x/x.avro",
+    "d/date=1/note.txt",
+)
+
+
+def test_a_directory_leaves_out_what_is_not_committed(tree: Tree) -> None:
+    tree(*COMMITTED, *NOT_COMMITTED)
+    assert expand("d") == list(COMMITTED)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("d/**/*.avro", COMMITTED),
+        ("./d/**/*.avro", [f"./{name}" for name in COMMITTED]),
+        ("d/**/**/*.avro", COMMITTED),
+        ("d/**", [*COMMITTED[:3], "d/date=1/note.txt", COMMITTED[3]]),
+        ("d/*", COMMITTED[:1]),
+        ("*/*.avro", COMMITTED[:1]),
+        ("d/*/*.avro", COMMITTED[1:3]),
+        ("d/**/part/*.avro", COMMITTED[3:]),
+        ("d/**/part/**/*.avro", COMMITTED[3:]),
+        ("d/date=[12]/[bx].avro", COMMITTED[1:2]),
+        ("d/date=?/b.avro", COMMITTED[1:2]),
+        ("d/_*", ["d/_SUCCESS", "d/_x.avro"]),
+        ("d/.*", ["d/.x.avro"]),
+        ("d/_*/**/*.avro", ["d/_temporary/0/x.avro"]),
+        ("d/.hive-staging_x/*.avro", ["d/.hive-staging_x/x.avro"]),
+        ("d/*/_temporary/*.avro", ["d/date=1/_temporary/x.avro"]),
+    ],
+)
+def test_a_glob_leaves_out_what_is_not_committed_unless_it_says_so(tree: Tree, pattern: str, expected: Any) -> None:
+    folder = tree(*COMMITTED, *NOT_COMMITTED)
+    assert expand(pattern) == list(expected)
+    if not pattern.startswith("."):
+        assert expand(folder / pattern) == [str(folder / name) for name in expected]
+
+
+@pytest.mark.parametrize("name", [name for name in NOT_COMMITTED if name.endswith(".avro")])
+def test_what_is_named_outright_is_read_whatever_its_name(tree: Tree, name: str) -> None:
+    tree(*COMMITTED, *NOT_COMMITTED)
+    assert expand(name) == [name]
+    assert name in expand(os.path.dirname(name)) or os.path.basename(name).startswith(("_", "."))
+
+
+@links
+@pytest.mark.parametrize("source", ["d", "d/**/*.avro"])
+def test_links_are_followed_and_each_folder_is_visited_once(tree: Tree, source: str) -> None:
+    tree("d/a/x.avro", "d/a/loop -> ../..", "d/b -> a", "d/0 -> ../e", "d/1 -> ../e", "e/y.avro", "e/deep/z.avro")
+    # A folder has its own name if there is one, else the first of its links; files of the loop have their first, too.
+    assert expand(source) == ["d/0/deep/z.avro", "d/0/y.avro", "d/a/x.avro"]
+
+
+@links
+def test_a_glob_and_a_directory_agree_on_links(tree: Tree) -> None:
+    tree("real/x.avro", "d/b -> ../real", "d/a -> ../real", "d/y.avro -> ../real/x.avro", "d/z.avro -> ../real/x.avro")
+    # A file that is linked twice is read twice, as by Hadoop; a folder isn't.
+    assert expand("d") == expand("d/**/*.avro") == ["d/a/x.avro", "d/y.avro", "d/z.avro"]
+    assert expand("d/*/x.avro") == ["d/a/x.avro"]
+    assert expand(["d/a", "d/b"]) == ["d/a/x.avro", "d/b/x.avro"], "what is named twice is read twice"
+
+
+@links
+def test_rows_behind_links_are_read_once(tmp_path: Path) -> None:
+    schema = wire.record("R", id="long")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "x.avro").write_bytes(wire.container(schema, [(200, wire.longs(*range(200)))]))
+    (tmp_path / "d" / "again").symlink_to(tmp_path / "d", target_is_directory=True)
+    (tmp_path / "d" / "_temporary").mkdir()
+    (tmp_path / "d" / "_temporary" / "x.avro").write_bytes((tmp_path / "d" / "x.avro").read_bytes())
+    for source in (tmp_path / "d", tmp_path / "d" / "**" / "*.avro"):
+        assert fastpipe.read_avro(source, batch_size=10).num_rows == 200
+
+
+@links
+@pytest.mark.parametrize("target", ["gone", "x.avro"])
+@pytest.mark.parametrize("source", ["d", "d/**/*.avro", "d/*.avro", "d/x.avro", ["d/x.avro"], "*/x.avro"])
+def test_a_link_that_leads_nowhere_is_named_with_its_target(tree: Tree, source: Any, target: str) -> None:
+    tree(f"d/x.avro -> {target}", "d/y.avro")
+    with pytest.raises(fastpipe.MissingFileError, match=f"leads to '{target}', which isn't there.*d/x.avro") as error:
+        expand(source)
+    assert error.value.path == "d/x.avro"
+
+
+@links
+def test_hidden_links_may_lead_nowhere(tree: Tree) -> None:
+    tree("d/.#x.avro -> someone@host.1", "d/_current -> gone", "d/y.avro", "d/readme.txt -> gone")
+    assert expand("d/*.avro") == ["d/y.avro"]
+    os.unlink("d/readme.txt")
+    assert expand("d") == ["d/y.avro"]
+
+
+@pytest.mark.parametrize("source", ["d", "d/**/*.avro", "d/*/x.avro"])
+def test_a_folder_that_can_not_be_read_is_an_error(tree: Tree, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree("d/a.avro", "d/locked/x.avro")
+    scandir = os.scandir
+    locked = os.path.join("d", "locked") if source != "d/*/x.avro" else "d"
+
+    def refusing(path: str) -> Any:
+        if path == locked:
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(fastpipe.StorageError, match=f"can't be read: Permission denied .folder {locked}") as error:
+        expand(source)
+    assert (error.value.errno, error.value.path) == (13, locked)
+    assert isinstance(pickle.loads(pickle.dumps(error.value)), OSError)
+
+
+@pytest.mark.parametrize("source", ["d", "d/*.avro", "e/*.avro", [], "d/*/"])
+def test_nothing_found_is_an_error(tree: Tree, source: Any) -> None:
+    tree("d/_x.avro", "d/e/x.txt")
+    with pytest.raises(fastpipe.MissingFileError, match=r"holds no|no file matches|is empty"):
+        expand(source)
+
+
+def test_the_home_directory(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tree("x.avro", "d/y.avro")
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(folder))
+    assert expand("~/x.avro") == expand(Path("~") / "x.avro") == [str(folder / "x.avro")]
+    assert expand("~/d") == expand("~/*/*.avro") == [str(folder / "d" / "y.avro")]
+    tree("~/x.avro")
+    assert expand("~/x.avro") == ["~/x.avro"], "a path that exists is taken as it is"
+    assert expand("~nobody-of-this-name/x.avro") == ["~nobody-of-this-name/x.avro"]
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x.avro", "gs://b/*.avro", "HDFS://n:1/x", "file://host/x.avro"])
+def test_urls_are_refused_by_their_scheme(url: str) -> None:
+    with pytest.raises(fastpipe.UnsupportedError, match=f"only local files are read.*{url.split(':')[0]}://") as error:
+        fastpipe.read_avro(url, batch_size=1)
+    assert error.value.path == url
+    assert isinstance(error.value, ValueError)
+
+
+def test_urls_of_local_files_are_read(tree: Tree) -> None:
+    folder = tree("a b.avro")
+    assert expand((folder / "a b.avro").as_uri()) == [str(folder / "a b.avro")]
+    if sys.platform != "win32":
+        assert expand(f"file://localhost{folder}/*.avro") == [str(folder / "a b.avro")]
+        tree("s3:/x.avro")
+        assert expand("s3://x.avro") == ["s3://x.avro"], "a path that exists is taken as it is"
+
+
+@pytest.mark.parametrize("source", [b"Obj", bytearray(3), memoryview(b"x"), io.BytesIO(), io.StringIO()])
+@pytest.mark.parametrize("listed", [False, True])
+def test_contents_are_not_read_yet(source: Any, listed: bool) -> None:
+    with pytest.raises(TypeError, match="aren't read yet; write them to a file"):
+        fastpipe.read_avro([source] if listed else source, batch_size=1)
+
+
+def test_what_is_no_path(tmp_path: Path) -> None:
+    with (tmp_path / "x").open("wb") as file, pytest.raises(TypeError, match="not BufferedWriter"):
+        expand(file)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a list of these, not int"):
+        expand(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the list has 3"):
+        expand(["x", 3])  # type: ignore[list-item]
