@@ -101,6 +101,7 @@ CHILD = textwrap.dedent(
                 num_threads=case["threads"],
             )
             opening = False
+            modified = os.stat(path).st_mtime_ns
             match case["then"]:
                 case ("truncate", size):
                     os.truncate(path, size)
@@ -108,6 +109,8 @@ CHILD = textwrap.dedent(
                     with open(path, "r+b") as file:
                         file.write(data)
                         file.truncate()
+                    # The file system's clock may not have ticked since.
+                    os.utime(path, ns=(modified + 10**9, modified + 10**9))
                 case ("remove", _):
                     os.remove(path)
             batches = iter(reader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import multiprocessing
@@ -100,7 +101,9 @@ def arrays(value: object) -> list[np.ndarray]:
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 450, 1000, 5000])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_batches_are_the_rows_in_order(files: list[str], batch_size: int, drop_last: bool) -> None:
-    reader = fastpipe.read_avro(files, batch_size=batch_size, drop_last=drop_last)
+    nothing = drop_last and batch_size > 1000
+    with pytest.warns(fastpipe.RowsLeftOutWarning) if nothing else contextlib.nullcontext():
+        reader = fastpipe.read_avro(files, batch_size=batch_size, drop_last=drop_last)
     expected = rows(0, 1000)
     if drop_last:
         expected = expected[: 1000 // batch_size * batch_size]
@@ -599,11 +602,15 @@ def test_signals_are_those_of_the_main_thread() -> None:
 
 
 def test_a_file_that_changes_between_epochs_is_an_error(tmp_path: Path) -> None:
-    """Where records start is kept from epoch to epoch, and held against what is read."""
+    """Where records start is kept from epoch to epoch, and held against what is read.
+
+    That is the second line: a change that shows in the file's size or time is told as such (test_changed_files.py).
+    """
     path = tmp_path / "texts.avro"
 
     def write(*values: str) -> None:
         path.write_bytes(wire.container('"string"', [(len(values), b"".join(map(wire.text, values)))]))
+        os.utime(path, ns=(10**18, 10**18))
 
     write("a", "bbb", "cc")
     reader = fastpipe.read_avro(path, batch_size=3, shuffle=True, seed=1)

@@ -204,5 +204,47 @@ def test_what_is_no_path(tmp_path: Path) -> None:
         expand(file)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a list of these, not int"):
         expand(3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="the list has 3"):
+    with pytest.raises(TypeError, match="found 3"):
         expand(["x", 3])  # type: ignore[list-item]
+
+
+def test_what_reads_one_file_takes_the_same(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tree()
+    (folder / "x.avro").write_bytes(wire.container('"long"', [(1, wire.long(1))]))
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(folder))
+    for path in ("~/x.avro", (folder / "x.avro").as_uri(), folder / "x.avro"):
+        assert len(fastpipe.AvroFile(path)) == 1
+    with pytest.raises(TypeError, match="aren't read yet"):
+        fastpipe.AvroFile(io.BytesIO())  # type: ignore[arg-type]
+    with pytest.raises(fastpipe.UnsupportedError, match="s3://"):
+        fastpipe.AvroFile("s3://x.avro")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file systems elsewhere have UTF-8 names alone, or others")
+@pytest.mark.parametrize("name", [b"\xe4.avro", b"\xc3.avro", "ä😀.avro".encode()])
+def test_names_that_are_not_utf_8(tmp_path: Path, name: bytes) -> None:
+    path = os.path.join(os.fsencode(tmp_path), name)
+    with open(path, "wb") as file:
+        file.write(wire.container(wire.record("R", id="long"), [(3, wire.longs(1, 2, 3)), (1, b"\xff" * 10)]))
+    text = os.fsdecode(path)
+    cache = tmp_path / "cache"
+    for source in (text, [text], str(tmp_path), str(tmp_path / "*.avro"), Path(text)):
+        reader = fastpipe.read_avro(source, batch_size=3, columns=["id"], index_cache=cache)
+        batches = iter(reader)
+        assert next(batches)["id"].tolist() == [1, 2, 3]
+        assert reader.files == [text]
+        assert reader.locate(0, 1).file == text
+        assert reader.state_dict() == pickle.loads(pickle.dumps(reader.state_dict()))
+        with pytest.raises(fastpipe.MalformedFileError) as error:
+            next(batches)
+        assert error.value.path == text
+        shown = os.path.basename(text).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        assert shown in str(error.value)
+    assert fastpipe.AvroFile(text).path == text
+    os.unlink(path)
+    with pytest.raises(fastpipe.MissingFileError) as missing:
+        fastpipe.AvroFile(text)
+    assert missing.value.filename == text
+    with pytest.raises(fastpipe.StorageError):
+        fastpipe.AvroFile("a\0b")

@@ -21,6 +21,9 @@ import samples
 from samples import SHUFFLES, Data, order_of, through_json
 from strategies import SOME, layouts, orders
 
+# Data sets here are so small that a last batch is much of them.
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:

@@ -11,6 +11,7 @@ from fastpipe import _fastpipe
 from fastpipe._arguments import names
 from fastpipe._data import Location
 from fastpipe._index_cache import IndexCache, cache_directory
+from fastpipe._state import VERSION
 from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
 
 __all__ = ["AvroData"]
@@ -40,7 +41,7 @@ class AvroData:
         damaged: list[Exception] | None = None,
     ) -> None:
         lowered = [(name, spec._lower()) for name, spec in features.items()]
-        handle = _fastpipe.AvroDataset(files, lowered, None, cache_directory(index_cache), check, damaged)
+        handle = _fastpipe.AvroDataset(files, lowered, None, cache_directory(index_cache), check, damaged=damaged)
         self._open(files, handle, index_cache)
         self.features = features
 
@@ -70,7 +71,7 @@ class AvroData:
         self.files = files
         self.handle = handle
         self._index_cache = index_cache
-        self._fingerprint: dict[str, Any] | None = None
+        self._fingerprints: dict[int, dict[str, Any]] = {}
 
     @property
     def symbols(self) -> dict[str, list[str]]:
@@ -87,22 +88,30 @@ class AvroData:
         """For each column that was left out (`lenient`): why."""
         return dict(self.handle.left_out())
 
-    def fingerprint(self) -> dict[str, Any]:
-        """How many files, rows and bytes; and a digest of the files' names without folders, sizes and sync markers."""
-        if self._fingerprint is not None:
-            return self._fingerprint
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """How many files, rows and bytes; and a digest of the files.
+
+        Of each it has the name without folders, the size, the sync marker, and, but for version 1, where its blocks lie
+        and how many rows these have.
+        """
+        if version not in self._fingerprints:
+            self._fingerprints[version] = self._fingerprint(version)
+        return self._fingerprints[version]
+
+    def _fingerprint(self, version: int) -> dict[str, Any]:
         digest = hashlib.sha256()
         files = self.handle.files()
         for path, size, marker in files:
             name = os.path.basename(path).encode(errors="surrogateescape")
             digest.update(len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + bytes(marker))
-        self._fingerprint = {
+        if version > 1:
+            digest.update(self.handle.layout())
+        return {
             "files": len(files),
             "rows": self.handle.num_rows,
             "bytes": sum(size for _, size, _ in files),
             "digest": digest.hexdigest()[:32],
         }
-        return self._fingerprint
 
     def place(self, unit: int, record: int) -> Location:
         """The file, the block and the record."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from fastpipe import _fastpipe
+from fastpipe._state import VERSION
 from fastpipe.specs import Features
 
 __all__ = ["Data", "Location"]
@@ -43,8 +44,11 @@ class Data(Protocol):
     def symbols(self) -> dict[str, list[str]]:
         """For each enum that is read as codes its symbols."""
 
-    def fingerprint(self) -> dict[str, Any]:
-        """What tells it from other data sets, fit for JSON: a few numbers that say something, and a `digest`."""
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """What tells it from other data sets, fit for JSON: a few numbers that say something, and a `digest`.
+
+        States of a version have that of their version.
+        """
 
     def place(self, unit: int, record: int) -> tuple[Any, ...]:
         """Where a row of a unit comes from, as a named tuple of the source's own."""

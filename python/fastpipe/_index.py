@@ -18,7 +18,7 @@ __all__ = ["IndexedFile", "build", "table"]
 # A file that was modified more recently isn't indexed: see rust/fastpipe-engine/src/index_cache.rs.
 _SETTLING_SECONDS = 2.0
 
-_STATES = {"before": "was there", "now": "written"}
+_STATES = {"before": "was there", "now": "written", "small": "needs none"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class IndexedFile:
         rows: of the file.
         size: bytes of the file.
         index_size: bytes of its index.
-        state: "was there", "written" or "failed".
+        state: "was there", "written", "needs none" (so small a file is read as fast as its index) or "failed".
         error: why it failed.
     """
 

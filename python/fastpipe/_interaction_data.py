@@ -10,6 +10,7 @@ from fastpipe import _fastpipe
 from fastpipe._arguments import flag
 from fastpipe._ordering import within
 from fastpipe._sampling import check_unseen, weights_of
+from fastpipe._state import VERSION
 from fastpipe.errors import UnseenItemsError
 from fastpipe.specs import DenseSpec, Features
 
@@ -100,8 +101,11 @@ class InteractionsData:
         self.files: list[str] = []
         self.symbols: dict[str, list[str]] = {}
 
-    def fingerprint(self) -> dict[str, Any]:
-        """How many users, items and positives, and how negatives are drawn; and a digest of the positives."""
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """How many users, items and positives, and how negatives are drawn; and a digest of the positives.
+
+        It is the same in states of all versions.
+        """
         options = {name: value for name, value in self._options.items() if name != "item_dtype"}
         if options["sampling"] == "uniform":
             del options["power"]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from fastpipe._folders import broken_link, files_below, matching
 from fastpipe.errors import MissingFileError, UnsupportedError
 
-__all__ = ["Paths", "expand"]
+__all__ = ["Paths", "expand", "local"]
 
 Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
@@ -67,7 +67,7 @@ def _refuse_contents(source: object) -> None:
 
 
 def _expand_one(item: str | os.PathLike[str], suffix: str) -> list[str]:
-    path = _local(item)
+    path = local(item)
     if os.path.isdir(path):
         return _nonempty(files_below(path, suffix), path, f"the directory holds no *{suffix} file")
     if os.path.exists(path):
@@ -79,11 +79,16 @@ def _expand_one(item: str | os.PathLike[str], suffix: str) -> list[str]:
     return _nonempty(matching(path), path, "no file matches the pattern")
 
 
-def _local(item: str | os.PathLike[str]) -> str:
-    """The path of a local file or folder."""
+def local(item: str | os.PathLike[str]) -> str:
+    """The path of a local file or folder, of which the user may have given a URL or one that begins with `~`.
+
+    Raises:
+        TypeError: if it is no path.
+        UnsupportedError: for a URL of anything but a local file.
+    """
     _refuse_contents(item)
     if not isinstance(item, str | os.PathLike):
-        raise TypeError(f"source is a path, a glob, a directory or a list of these; the list has {item!r}")
+        raise TypeError(f"source is a path, a glob, a directory or a list of these; found {item!r}")
     path = os.fsdecode(item)
     if os.path.lexists(path):
         return path

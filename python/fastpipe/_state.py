@@ -23,17 +23,17 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from fastpipe._ordering import Ordering
 from fastpipe.errors import StateError
 
-__all__ = ["LARGEST_EPOCH", "State", "fresh", "parts", "state"]
+__all__ = ["LARGEST_EPOCH", "VERSION", "State", "fresh", "parts", "state"]
 
 State: TypeAlias = dict[str, Any]
 
-_VERSION = 1
+VERSION = 2
 
 # Far from where adding to it would leave 64 bits.
 LARGEST_EPOCH = 2**62
@@ -48,7 +48,7 @@ def fresh(epoch: int, world_size: int) -> State:
 def state(data: State, ordering: Ordering, shuffle_buffer: int, pass_epoch: int, progress: State) -> State:
     """A state to be stored."""
     stored = {
-        "version": _VERSION,
+        "version": VERSION,
         "data": dict(data),
         "order": _order(ordering, shuffle_buffer),
         "pass_epoch": pass_epoch,
@@ -57,8 +57,16 @@ def state(data: State, ordering: Ordering, shuffle_buffer: int, pass_epoch: int,
     return stored | {"checksum": _checksum(stored)}
 
 
-def parts(stored: Mapping[str, Any], here: State, ordering: Ordering, shuffle_buffer: int) -> tuple[int, State, int]:
+def parts(
+    stored: Mapping[str, Any], fingerprint: Callable[[int], State], ordering: Ordering, shuffle_buffer: int
+) -> tuple[int, State, int]:
     """Takes a stored state apart.
+
+    Args:
+        stored: the state.
+        fingerprint: what tells the data set from others, as states of a version have it.
+        ordering: of the reader.
+        shuffle_buffer: of the reader.
 
     Returns:
         The epoch with which the pass began, the progress, and the seed.
@@ -69,10 +77,19 @@ def parts(stored: Mapping[str, Any], here: State, ordering: Ordering, shuffle_bu
     """
     if not isinstance(stored, Mapping):
         raise TypeError(f"a state is a dict as state_dict() returns it, not {type(stored).__name__}")
+    try:
+        return _parts(stored, fingerprint, ordering, shuffle_buffer)
+    except RecursionError:
+        raise StateError("this is no state of a reader: it is nested too deeply") from None
+
+
+def _parts(
+    stored: Mapping[str, Any], fingerprint: Callable[[int], State], ordering: Ordering, shuffle_buffer: int
+) -> tuple[int, State, int]:
     version = stored.get("version")
-    if isinstance(version, int) and version > _VERSION:
+    if isinstance(version, int) and version > VERSION:
         raise StateError(
-            f"the state is of version {version}, and this fastpipe reads versions up to {_VERSION}: it was saved by a"
+            f"the state is of version {version}, and this fastpipe reads versions up to {VERSION}: it was saved by a"
             " later fastpipe, which reads it"
         )
     try:
@@ -82,7 +99,8 @@ def parts(stored: Mapping[str, Any], here: State, ordering: Ordering, shuffle_bu
         possible = 0 <= pass_epoch <= int(progress["epoch"]) <= LARGEST_EPOCH and 0 <= seed < 2**64
         # Numbers that are wrong alone would be believed, and yield other rows.
         whole = stored["checksum"] == _checksum({name: stored[name] for name in stored if name != "checksum"})
-        if version != _VERSION or not possible or not whole:
+        # True is 1, and 2.0 is 2, to ==.
+        if type(version) is not int or version < 1 or not possible or not whole:
             raise ValueError
     except (KeyError, OverflowError, TypeError, ValueError):
         raise StateError("this is no state of a reader, or it is damaged") from None
@@ -90,7 +108,7 @@ def parts(stored: Mapping[str, Any], here: State, ordering: Ordering, shuffle_bu
     if not ordering.seed_given:
         # One that was drawn is part of what is restored.
         expected["seed"] = seed
-    differing = _differences(data, here, "the data set's ") + _differences(order, expected, "")
+    differing = _differences(data, fingerprint(version), "the data set's ") + _differences(order, expected, "")
     if differing:
         raise StateError(f"the state is of another reader: {'; '.join(differing)}")
     return pass_epoch, progress, seed
@@ -114,6 +132,6 @@ def _order(ordering: Ordering, shuffle_buffer: int) -> State:
 def _differences(saved: State, here: State, whose: str) -> list[str]:
     names = [name for name in here if saved.get(name) != here[name]]
     if names == ["digest"]:
-        files = " (files: sync markers), or its files other names or another order" if "files" in here else ""
+        files = " (files: sync markers or blocks), or its files other names or another order" if "files" in here else ""
         return [f"the data set has other contents{files}"]
     return [f"{whose}{name} was {saved.get(name)!r} and is {here[name]!r}" for name in names if name != "digest"]

@@ -13,8 +13,8 @@ goes on: it sets the epoch, reads the data set itself, or begins another pass. S
    one that has the key and the worker already is an earlier one.
 3. The first worker that begins a pass notes its epoch in the ledger; the others take what is noted. It is the epoch
    that its version begins with or, if passes of that version have ended, the one behind them.
-4. A pass has ended when all its workers have seen the end of their shares. Only then has its version a later epoch. (One
-   that is left early begins again; one whose worker was killed, too.)
+4. A pass has ended when all its workers have seen the end of their shares. Only then has its version a later epoch.
+   (One that is left early begins again; one whose worker was killed, too.)
 5. A state that was loaded in the main process holds for the first pass of its version.
 
 The ledger is a file, since locks on files end with the process that has them, however it ends: a worker that is killed

@@ -16,7 +16,7 @@ from fastpipe._avro_data import AvroData
 from fastpipe._index_cache import IndexCache
 from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven
 from fastpipe._running import Running
-from fastpipe._sources import Paths, expand
+from fastpipe._sources import Paths, expand, local
 from fastpipe.reader import Reader
 from fastpipe.specs import Features, Spec
 
@@ -99,7 +99,8 @@ def read_avro(
             them again; True for one in the user's cache directory. A file's entry is keyed by its path, size and time
             of modification, and made anew when these or the file's sync marker are others, or when it is damaged
             (which is logged as a warning to the logger `fastpipe`). None is kept of files that were modified less than
-            two seconds ago, whose next change could go unnoticed. None for no cache.
+            two seconds ago, whose next change could go unnoticed, nor of files up to 64 KiB, which are read whole with
+            their header anyway. None for no cache.
 
     Returns:
         A `Reader`; iterating over it yields dicts from feature name to array or batch form (`fastpipe.batch`).
@@ -145,7 +146,7 @@ def read_avro(
         if chosen is not None and not chosen:
             raise ValueError("columns is empty: name at least one")
         data = AvroData.inferring(files, chosen, index_cache)
-    return Reader(data, ordering=ordering, running=running, progress=progress, epochs=epochs)
+    return Reader(data, ordering=ordering, running=running, progress=progress, epochs=epochs)._warned()
 
 
 def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index_cache: IndexCache = None) -> Features:
@@ -155,7 +156,8 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index
     `indices1`, ... and `values` are sparse. A recursive record has the columns of its outermost level. Lengths of
     arrays are not in a schema, so data are looked at (all of it up to 16 MiB, else 64 blocks spread over it): a
     dimension whose arrays all have the same length, 16 arrays at least, is taken to be fixed, of the 31 innermost ones.
-    Where that turns out wrong later, `ShapeError` says so and a `RaggedSpec` reads it.
+    Where that turns out wrong later, `ShapeError` says so and a `RaggedSpec` reads it. Damaged blocks are passed over,
+    with a warning to the logger `fastpipe`; where storage fails, so does this.
 
     Args:
         source: as in `read_avro`.
@@ -200,7 +202,7 @@ class AvroFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"path is the path of a file, not {shown(path)}")
-        self._file = _fastpipe.ContainerFile(os.fspath(path))
+        self._file = _fastpipe.ContainerFile(local(path))
         self._blocks: npt.NDArray[Any] | None = None
 
     @property

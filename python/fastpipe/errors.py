@@ -20,6 +20,7 @@ __all__ = [
     "NullValueError",
     "OutOfMemoryError",
     "PassClosedError",
+    "RowsLeftOutWarning",
     "SchemaError",
     "ShapeError",
     "StateError",
@@ -168,4 +169,12 @@ class StorageError(_OSError):
     """The storage failed: no permission, a read error, a file that changed while it was read.
 
     `errno` is the operating system's number, and None where it isn't known.
+    """
+
+
+class RowsLeftOutWarning(UserWarning):
+    """More than a tenth of the rows stand in no batch, since batches are left out that are short or uneven.
+
+    A reader warns once, where it is made. `warnings.filterwarnings("ignore", category=fastpipe.RowsLeftOutWarning)`
+    silences it, `"error"` makes an error of it.
     """

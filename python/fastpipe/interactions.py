@@ -471,4 +471,4 @@ def read_interactions(
         shard_by=shard_by,
         uneven=uneven,
     )
-    return Reader(source, ordering=ordering, running=running, progress=progress, epochs=epochs)
+    return Reader(source, ordering=ordering, running=running, progress=progress, epochs=epochs)._warned()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
-from fastpipe import _fastpipe, _state
+from fastpipe import _fastpipe, _left_out, _state
 from fastpipe._arguments import flag
 from fastpipe._data import Data, Location
 from fastpipe._explain import explain
@@ -56,6 +56,12 @@ class Reader:
         self._resume: tuple[int, _state.State] | None = None
         self._position: _fastpipe.Position | None = None
         self._active: _fastpipe.Position | None = None
+        _left_out.check(self._order, ordering, self.num_rows)
+
+    def _warned(self) -> Self:
+        """The same, once the user was told of the rows that it leaves out, if these are many."""
+        _left_out.warn(self._order, self._ordering, self.num_rows)
+        return self
 
     @property
     def features(self) -> Features:
@@ -171,7 +177,7 @@ class Reader:
             index: which of them, 0 to `num_shards - 1`.
 
         Raises:
-            ValueError: if there is no such share, or some shares would have no batch of their own.
+            ValueError: if there is no such share, or shares would have no batch of their own; it names what would do.
             StateError: if a state was loaded that can't be shared out so.
         """
         shards = within("num_shards", num_shards, 1, LARGEST_WORLD)
@@ -179,7 +185,7 @@ class Reader:
         reader = _rebuild(self._data, self._options() | {"ordering": ordering}, self.epoch, self._resume)
         if self._resume is not None:
             reader._check(reader._order, self._resume[1])
-        return reader
+        return reader._warned()
 
     def _share(self, processes: int, index: int) -> Reader:
         """The same among processes, each of which has made its reader itself: so they must have agreed on the seed.
@@ -237,13 +243,17 @@ class Reader:
     def state_dict(self) -> dict[str, Any]:
         """How far the pass has come: with it another reader goes on exactly where this one is.
 
-        Only batches that `next` has returned count as seen, not those that are decoded ahead. Threads, look-ahead and
+        Only batches that `next` has returned count as seen, not those that are decoded ahead. A state that is saved
+        behind a pass's last batch, before `next` has said that there are no more, stands at the end of that pass: the
+        first loop after loading it is the rest of the pass, without a batch, and the second one is the next epoch. To
+        begin the next epoch at once, save behind the loop. Threads, look-ahead and
         columns may differ between saving and loading, folders of files too; with `shuffle=True` or without shuffling
         also `rank` and `world_size`, if all ranks had the same number of batches when it was saved. (With `"block"` and
         `"buffer"`, only if `shard_by="batch"`.) States of all ranks are then equal: any one of them serves all.
 
         Returns:
-            A small dict that can be stored as JSON. Later versions of fastpipe will read it.
+            A small dict that can be stored as JSON. Later versions of fastpipe will read it. It refers to the data set
+            by a digest: of files by their names without folders, sizes, sync markers and the places of their blocks.
         """
         return self._state(ended_stays=False)
 
@@ -272,7 +282,8 @@ class Reader:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Lets the next pass go on where a state was saved; the active one is closed.
 
-        A seed that was not given to `read_avro` is taken from the state.
+        A seed that was not given to `read_avro` is taken from the state. If it was saved behind the last batch of a
+        pass, what is left of that pass is empty: see `state_dict`.
 
         Args:
             state_dict: as `state_dict` returned it.
@@ -282,7 +293,7 @@ class Reader:
                 changes then.
         """
         pass_epoch, progress, seed = _state.parts(
-            state_dict, self._data.fingerprint(), self._ordering, self._order.shuffle_buffer
+            state_dict, self._data.fingerprint, self._ordering, self._order.shuffle_buffer
         )
         ordering = self._ordering if seed == self.seed else self._ordering.with_seed(seed)
         order = self._order if ordering is self._ordering else ordering.of(self._data.handle)
@@ -309,7 +320,10 @@ class Reader:
         at = self._step(step)
         started = self._order.batch_at(self._at(epoch), at, self._running.num_threads)
         try:
-            return next(started)
+            batch = next(started)
+            # Its end says whether files changed while it was read.
+            next(started, None)
+            return batch
         finally:
             started.close()
 

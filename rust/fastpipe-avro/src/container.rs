@@ -264,7 +264,7 @@ fn read_exact(file: &dyn ReadAt, offset: u64, n: usize, glance: bool) -> Result<
     };
     if found < n {
         let reason = format!("expected {n} bytes, found {found}: the file became shorter while it was read");
-        return Err(Error::new(ErrorKind::Malformed, reason)
+        return Err(Error::new(ErrorKind::Storage, reason)
             .at_offset(offset)
             .at_path(file.location()));
     }

@@ -115,7 +115,7 @@ mod tests {
             sync: [7; SYNC_BYTES],
             size: 60,
         };
-        FileInfo::new(Arc::from("x.avro"), header, None).unwrap()
+        FileInfo::new(Arc::from("x.avro"), header).unwrap()
     }
 
     /// Blocks behind one another, and the end of the last.

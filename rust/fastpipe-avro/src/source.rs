@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
-    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Mark, Pass, Pick, Result, Row, Sink, Source, Starts,
-    Unit, UnitInfo, Unpicked, Work,
+    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, FileStamp, Mark, Pass, Pick, Result, Row, Sink,
+    Source, Starts, Unit, UnitInfo, Unpicked, Work,
 };
 
 use crate::codec::{Codec, decompress};
@@ -33,15 +33,17 @@ pub struct FileInfo {
 }
 
 impl FileInfo {
-    /// Parses what a header holds. A schema that was parsed before, for a file with the same text, can be handed in.
-    pub fn new(path: Arc<str>, header: Header, known: Option<&FileInfo>) -> Result<FileInfo> {
+    /// Parses what a header holds.
+    pub fn new(path: Arc<str>, header: Header) -> Result<FileInfo> {
+        Self::parsed(path, header, |json| Schema::parse(json).map(Arc::new))
+    }
+
+    /// The same with another way to a schema than to parse it: other files may have had the same text.
+    pub fn parsed(path: Arc<str>, header: Header, parse: impl FnOnce(&str) -> Result<Arc<Schema>>) -> Result<FileInfo> {
         let at = |e: Error| e.at_path(&path);
         let codec = header.codec().map_err(at)?;
         let json = header.schema().map_err(at)?;
-        let schema = match known {
-            Some(known) if known.header.schema().is_ok_and(|k| k == json) => known.schema.clone(),
-            _ => Arc::new(Schema::parse(json).map_err(|e| at(e.at_offset(4)))?),
-        };
+        let schema = parse(json).map_err(|e| at(e.at_offset(4)))?;
         Ok(FileInfo {
             path,
             header,
@@ -110,6 +112,7 @@ pub struct AvroSource {
     specs: Vec<ColumnSpec>,
     files: Vec<File>,
     locations: Vec<Arc<str>>,
+    stamps: Vec<FileStamp>,
     classes: Vec<Arc<str>>,
     blocks: Vec<Entry>,
 }
@@ -125,6 +128,7 @@ impl AvroSource {
             specs: Vec::new(),
             files: Vec::with_capacity(files.len()),
             locations: files.iter().map(|(info, _)| info.path.clone()).collect(),
+            stamps: Vec::new(),
             classes: Vec::new(),
             blocks: Vec::new(),
         };
@@ -191,6 +195,29 @@ impl AvroSource {
         Ok(source)
     }
 
+    /// The same, with what each file looked like before its blocks were found: whoever reads them can tell then whether it
+    /// was changed since.
+    #[must_use]
+    pub fn with_stamps(self, stamps: Vec<FileStamp>) -> AvroSource {
+        AvroSource { stamps, ..self }
+    }
+
+    /// Writes where all blocks lie and how many records each has, for a digest: of each file the number of its blocks, then
+    /// of each block its offset, its bytes and its records, little-endian.
+    pub fn write_layout(&self, mut out: impl FnMut(&[u8])) {
+        let mut blocks = self.blocks.iter();
+        for count in self.units_by_file() {
+            out(&count.to_le_bytes());
+            for block in blocks.by_ref().take(count as usize) {
+                let mut bytes = [0; 16];
+                bytes[..8].copy_from_slice(&block.offset.to_le_bytes());
+                bytes[8..12].copy_from_slice(&block.len.to_le_bytes());
+                bytes[12..].copy_from_slice(&block.rows.to_le_bytes());
+                out(&bytes);
+            }
+        }
+    }
+
     /// What is read, and how it is laid out.
     pub fn avro_columns(&self) -> &[Column] {
         &self.columns
@@ -226,7 +253,7 @@ impl AvroSource {
         let block = Block::parse(&bytes, entry.offset)?;
         if block.rows != entry.rows || block.len() != u64::from(entry.len) || bytes.len() != entry.len as usize {
             return Err(Error::new(
-                ErrorKind::Malformed,
+                ErrorKind::Storage,
                 "the block is not what it was when the file was indexed: the file changed",
             ));
         }
@@ -318,6 +345,10 @@ impl Source for AvroSource {
 
     fn locations(&self) -> &[Arc<str>] {
         &self.locations
+    }
+
+    fn stamps(&self) -> &[FileStamp] {
+        &self.stamps
     }
 
     fn open(&self, unit: u64, _pass: Pass, bytes: Buffer, pool: &BufferPool) -> Result<Box<dyn Unit>> {

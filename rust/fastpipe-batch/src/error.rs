@@ -39,7 +39,7 @@ pub enum ErrorKind {
 /// Where an error was met. Unknown parts are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Location {
-    /// The file.
+    /// The file, as [`path_text`](crate::path_text) has it.
     pub path: Option<Arc<str>>,
     /// The block's number within its file.
     pub block: Option<u64>,
@@ -256,7 +256,7 @@ impl fmt::Display for Location {
             r
         };
         if let Some(path) = &self.path {
-            part(f, "file", path)?;
+            part(f, "file", &crate::paths::shown_path(path))?;
         }
         if let Some(block) = self.block {
             part(f, "block", &block)?;

@@ -25,6 +25,15 @@ pub struct ByteRange {
     pub len: u64,
 }
 
+/// What a file looked like when its units were found. Where it looks otherwise later, it was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStamp {
+    /// Its bytes.
+    pub size: u64,
+    /// When it was modified, in nanoseconds since 1970.
+    pub modified: i128,
+}
+
 /// What is known of a unit before it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnitInfo {
@@ -122,6 +131,11 @@ pub trait Source: Send + Sync + 'static {
 
     /// The files that [`ByteRange::location`] counts.
     fn locations(&self) -> &[Arc<str>];
+
+    /// What these files looked like before their units were found; empty where nobody looked.
+    fn stamps(&self) -> &[FileStamp] {
+        &[]
+    }
 
     /// Makes a unit ready to be placed: decompresses it, say. Pure in `(unit, pass, bytes)`; memory comes from `pool`.
     fn open(&self, unit: u64, pass: Pass, bytes: Buffer, pool: &BufferPool) -> Result<Box<dyn Unit>, Error>;

@@ -25,11 +25,11 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
-use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
+use fastpipe_batch::{Error, ErrorKind, FileStamp, Result, text_path};
 use serde::{Deserialize, Serialize};
 use siphasher::sip128::SipHasher24;
 
-use crate::storage::LocalFile;
+use crate::storage::{LocalFile, nanoseconds};
 
 /// What an entry starts with.
 const MAGIC: [u8; 8] = *b"FPINDEX\x01";
@@ -52,48 +52,39 @@ const ATTEMPTS: u32 = if cfg!(windows) { 8 } else { 1 };
 /// What can be seen of whether a local file changed.
 #[derive(Clone, Copy, Debug)]
 pub struct Stamp {
-    size: u64,
-    /// Nanoseconds since 1970.
-    modified: i128,
-    /// When it was looked at, in the same unit.
+    file: FileStamp,
+    /// When it was looked at, in nanoseconds since 1970.
     seen: i128,
 }
 
 impl Stamp {
     /// Looks at a file.
     pub fn of(file: &LocalFile) -> Result<Stamp> {
-        let io = |e: io::Error| Error::io(file.location(), &e);
         // The clock first: a file that is changed in between then looks younger than it is, never older.
         let seen = nanoseconds(SystemTime::now());
-        let metadata = file.metadata().map_err(io)?;
-        Ok(Stamp {
-            size: metadata.len(),
-            modified: nanoseconds(metadata.modified().map_err(io)?),
-            seen,
-        })
+        let file = file.stamp()?;
+        Ok(Stamp { file, seen })
+    }
+
+    /// What the file looked like.
+    pub fn file(&self) -> FileStamp {
+        self.file
     }
 
     /// Bytes of the file.
     pub fn size(&self) -> u64 {
-        self.size
+        self.file.size
     }
 
     /// Whether both were taken of the same contents, as far as size and time can tell.
     pub fn same(&self, other: &Stamp) -> bool {
-        (self.size, self.modified) == (other.size, other.modified)
+        self.file == other.file
     }
 
     /// Whether every change after this look is bound to show in the time of modification. A time in the future doesn't
     /// say so: the clocks of file servers may go ahead of ours.
     pub fn is_settled(&self) -> bool {
-        self.seen - self.modified > COARSEST_CLOCK.as_nanos() as i128
-    }
-}
-
-fn nanoseconds(time: SystemTime) -> i128 {
-    match time.duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(since) => since.as_nanos() as i128,
-        Err(before) => -(before.duration().as_nanos() as i128),
+        self.seen - self.file.modified > COARSEST_CLOCK.as_nanos() as i128
     }
 }
 
@@ -116,13 +107,14 @@ impl Key {
     /// The key of a local file that was looked at.
     pub fn local(path: &str, stamp: &Stamp) -> Result<Key> {
         // Several names of one file share an entry. What is open but has no name any more still has the one it was given.
-        let path = std::fs::canonicalize(path)
-            .or_else(|_| std::path::absolute(path))
+        let real = text_path(path);
+        let path = std::fs::canonicalize(&*real)
+            .or_else(|_| std::path::absolute(&*real))
             .map_err(|e| Error::io(path, &e))?;
         Ok(Key::Local {
             path: path.into_os_string().into_encoded_bytes(),
-            size: stamp.size,
-            modified: stamp.modified,
+            size: stamp.file.size,
+            modified: stamp.file.modified,
         })
     }
 
@@ -376,9 +368,9 @@ mod tests {
     #[test]
     fn only_what_was_modified_long_ago_is_settled() {
         for (age, settled) in [(-5, false), (0, false), (1_999_999_999, false), (2_000_000_001, true)] {
+            let modified = 100 - age;
             let stamp = Stamp {
-                size: 1,
-                modified: 100 - age,
+                file: FileStamp { size: 1, modified },
                 seen: 100,
             };
             assert_eq!(stamp.is_settled(), settled, "{age}");

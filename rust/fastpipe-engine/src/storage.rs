@@ -1,12 +1,12 @@
 //! Local files, read by position: several threads read one file without sharing a cursor.
 
-use std::collections::VecDeque;
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
-use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, ReadAt, Result};
+use fastpipe_batch::{Error, ErrorKind, FileStamp, ReadAt, Result, text_path};
 
 /// An open file.
 #[derive(Debug)]
@@ -18,10 +18,11 @@ pub struct LocalFile {
 }
 
 impl LocalFile {
-    /// Opens a file.
+    /// Opens the file whose path has this text: see [`path_text`](fastpipe_batch::path_text).
     pub fn open(path: &str) -> Result<Self> {
+        let real = text_path(path);
         // Looked at before it is opened: to open a pipe is to wait for who writes to it.
-        let metadata = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?;
+        let metadata = std::fs::metadata(&*real).map_err(|e| Error::io(path, &e))?;
         if !metadata.is_file() {
             let what = if metadata.is_dir() {
                 "a directory"
@@ -30,7 +31,7 @@ impl LocalFile {
             };
             return Err(Error::new(ErrorKind::Storage, format!("expected a file, found {what}")).at_path(path));
         }
-        let file = File::open(path).map_err(|e| Error::io(path, &e))?;
+        let file = File::open(&*real).map_err(|e| Error::io(path, &e))?;
         Ok(LocalFile {
             path: path.into(),
             file,
@@ -38,9 +39,19 @@ impl LocalFile {
         })
     }
 
-    /// What the system says of the file that is open, whatever has its name by now.
-    pub(crate) fn metadata(&self) -> io::Result<Metadata> {
-        self.file.metadata()
+    /// What the file that is open looks like, whatever has its name by now.
+    pub fn stamp(&self) -> Result<FileStamp> {
+        let look = || {
+            let metadata = self.file.metadata()?;
+            let (size, modified) = (metadata.len(), nanoseconds(metadata.modified()?));
+            Ok(FileStamp { size, modified })
+        };
+        look().map_err(|e| Error::io(&self.path, &e))
+    }
+
+    /// Lets the system begin to read a range that is needed soon.
+    pub(crate) fn will_need(&self, offset: u64, len: u64) {
+        will_need(&self.file, offset, len);
     }
 
     /// Reads on where something was read already.
@@ -124,64 +135,11 @@ impl ReadAt for LocalFile {
     }
 }
 
-/// The files of a source, opened when they are needed; a bounded number stays open.
-#[derive(Debug)]
-pub struct Files {
-    paths: Vec<Arc<str>>,
-    open: Mutex<VecDeque<(u32, Arc<LocalFile>)>>,
-}
-
-/// Files kept open: enough that neighbouring blocks find theirs open, far below any limit of descriptors.
-const KEPT_OPEN: usize = 32;
-
-impl Files {
-    /// The files with these paths.
-    pub fn new(paths: &[Arc<str>]) -> Self {
-        Files {
-            paths: paths.to_vec(),
-            open: Mutex::default(),
-        }
-    }
-
-    /// Reads a range into memory of the pool.
-    pub fn read(&self, range: ByteRange, pool: &BufferPool) -> Result<Buffer> {
-        let file = self.get(range.location)?;
-        let len = usize::try_from(range.len)
-            .map_err(|_| Error::new(ErrorKind::Limit, "a unit is larger than memory can be addressed"))?;
-        let mut bytes = pool.take(len)?;
-        let found = file.read_at(range.offset, &mut bytes)?;
-        if found < len {
-            let reason = format!("expected {len} bytes, found {found}: the file became shorter");
-            return Err(Error::new(ErrorKind::Malformed, reason));
-        }
-        Ok(bytes)
-    }
-
-    /// Lets the system begin to read a range that is needed soon.
-    pub fn will_need(&self, range: ByteRange) {
-        if let Ok(file) = self.get(range.location) {
-            will_need(&file.file, range.offset, range.len);
-        }
-    }
-
-    /// File `number`.
-    pub fn get(&self, number: u32) -> Result<Arc<LocalFile>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, file)) = open.iter().find(|(n, _)| *n == number) {
-            return Ok(file.clone());
-        }
-        let path = self.paths.get(number as usize).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Internal,
-                format!("a source named file {number} of {}", self.paths.len()),
-            )
-        })?;
-        let file = Arc::new(LocalFile::open(path)?);
-        if open.len() >= KEPT_OPEN {
-            open.pop_front();
-        }
-        open.push_back((number, file.clone()));
-        Ok(file)
+/// Nanoseconds from 1970 to a time.
+pub(crate) fn nanoseconds(time: SystemTime) -> i128 {
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => since.as_nanos() as i128,
+        Err(before) => -(before.duration().as_nanos() as i128),
     }
 }
 
@@ -217,22 +175,5 @@ mod tests {
             LocalFile::open(folder.path().to_str().unwrap()).unwrap_err().kind(),
             ErrorKind::Storage
         );
-    }
-
-    #[test]
-    fn a_bounded_number_of_files_stays_open() {
-        let folder = tempfile::tempdir().unwrap();
-        let paths: Vec<Arc<str>> = (0..3 * KEPT_OPEN)
-            .map(|i| {
-                let path = folder.path().join(i.to_string());
-                std::fs::write(&path, i.to_string()).unwrap();
-                path.to_str().unwrap().into()
-            })
-            .collect();
-        let files = Files::new(&paths);
-        for (i, path) in paths.iter().enumerate() {
-            assert_eq!(files.get(i as u32).unwrap().location(), &**path);
-        }
-        assert_eq!(files.open.lock().unwrap().len(), KEPT_OPEN);
     }
 }

@@ -17,10 +17,10 @@ use crate::hand_over::HandOver;
 use crate::job::{Job, Left};
 use crate::least;
 use crate::memory::Memory;
+use crate::open_files::Files;
 use crate::schedule::{self, End, Schedule, Urgency};
 use crate::sequence::Parked;
 use crate::stats::Stats;
-use crate::storage::Files;
 use crate::telemetry::{Activity, Span, Telemetry};
 use crate::threads::{Chooser, Measured};
 use crate::unit::OpenUnit;
@@ -111,7 +111,7 @@ impl Stream {
         let hand_over = HandOver::new(options.num_threads.is_none().then(|| Chooser::new(threads)));
         let shared = Arc::new(Shared {
             parts: source.columns().iter().flat_map(|c| c.parts()).collect(),
-            files: Files::new(source.locations()),
+            files: Files::of(&*source),
             seed: settings.seed,
             memory,
             parked: Parked::default(),
@@ -189,6 +189,7 @@ impl Stream {
             return Err(error.clone());
         }
         if state.is_over() {
+            shared.check_files(&mut state)?;
             shared.telemetry.end();
             return Ok(Poll::End);
         }
@@ -202,6 +203,10 @@ impl Stream {
                 Err(error)
             }
             Some(Ok((mut batch, reserved))) => {
+                if state.end == Some(number + 1) {
+                    // Some consumers count, and never see the end.
+                    shared.check_files(&mut state)?;
+                }
                 state.next += 1;
                 let start = shared.choose_threads(&mut state);
                 state.left = Some(Instant::now());
@@ -315,12 +320,26 @@ impl Shared {
         state.failed.is_some() || state.is_over() || self.is_closed() || state.is_ready()
     }
 
-    /// The error, or the allocator's where that had no memory: arenas that can't grow only say that there is none.
+    /// The error, or what is behind it: the allocator's where that had no memory, since arenas that can't grow only say that
+    /// there is none; and the change of a file where that looks like damage.
     fn explained(&self, error: Error) -> Error {
         match error.kind() {
             ErrorKind::Limit => self.memory.slabs.take_failure().unwrap_or(error),
+            ErrorKind::Malformed | ErrorKind::Shape | ErrorKind::ValueRange | ErrorKind::Null => {
+                self.files.change_behind(&error).unwrap_or(error)
+            }
             _ => error,
         }
+    }
+
+    /// Ends the pass with an error if a file was changed while it was read.
+    fn check_files(&self, state: &mut HandOver) -> Result<()> {
+        let checked = self.files.check();
+        if let Err(error) = &checked {
+            state.failed = Some(error.clone());
+            self.changed.notify_all();
+        }
+        checked
     }
 
     /// Ends the pass with an error, at the batch that would have come next.
@@ -427,6 +446,10 @@ impl Shared {
 
     /// Fetches and opens a unit.
     pub(crate) fn open(&self, unit: u64, epoch: u64) -> Result<OpenUnit> {
+        if let Err(error) = self.files.check_before(epoch) {
+            // Not of this unit, or not only.
+            self.fail(error);
+        }
         let info = self.source.describe(unit);
         let (bytes, reading) = self.telemetry.time(Activity::Read, || match info.range {
             Some(range) => self.files.read(range, &self.memory.buffers),

@@ -1,6 +1,7 @@
 //! An order, and going through it batch by batch.
 
 use std::fmt;
+use std::iter::zip;
 use std::sync::Arc;
 
 use fastpipe_random::Key;
@@ -87,6 +88,10 @@ pub struct Order {
     /// Steps of an epoch where ranks have units of their own: of this rank, and of the one that has most.
     own_steps: Option<(u64, u64)>,
     fair: bool,
+    /// Rows of an epoch that stand in no batch of any rank.
+    left_out: u64,
+    /// Rows of the rank that has fewest, where ranks have units of their own.
+    own_rows: Option<u64>,
 }
 
 /// How far an epoch has come: all that is needed to go on. It is the same for all ranks.
@@ -177,6 +182,8 @@ impl Order {
             batches: 0,
             own_steps: None,
             fair: true,
+            left_out: 0,
+            own_rows: None,
         };
         if settings.shard_by == ShardBy::Unit && ranks > 1 {
             let mut totals = vec![0u64; ranks];
@@ -190,10 +197,27 @@ impl Order {
             order.fair = each || settings.in_step < settings.ranks;
             let steps = own_steps(&batches, settings.in_step.max(1) as usize, settings.uneven);
             let own = steps.get(settings.rank as usize).copied().unwrap_or(0);
+            order.own_rows = totals.iter().copied().min();
+            order.left_out = zip(&totals, &steps)
+                .map(|(&rows, &steps)| order.outside(rows, steps))
+                .sum();
             order.own_steps = Some((own, steps.into_iter().max().unwrap_or(0)));
+        } else {
+            let (all, in_step) = (order.batches_of(units.total()), settings.in_step.max(1));
+            // What is dropped are the batches of the last round that not all ranks in step have.
+            let dealt = match settings.uneven {
+                Uneven::Drop => all / in_step * in_step,
+                Uneven::Pad | Uneven::Allow => all,
+            };
+            order.left_out = order.outside(units.total(), dealt);
         }
         order.batches = order.batches_of(order.units.total());
         order
+    }
+
+    /// Of so many rows those that stand in none of so many batches.
+    fn outside(&self, rows: u64, batches: u64) -> u64 {
+        rows.saturating_sub(batches.saturating_mul(u64::from(self.settings.batch_size.max(1))))
     }
 
     fn batches_of(&self, rows: u64) -> u64 {
@@ -225,6 +249,17 @@ impl Order {
     /// Whether there is a batch for every rank, or none for any.
     pub fn is_fair(&self) -> bool {
         self.fair
+    }
+
+    /// Rows of an epoch that stand in no batch of any rank: those of a last batch that is left out, and of batches that
+    /// can't be shared out evenly.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// Rows of the rank that has fewest, where ranks have units of their own.
+    pub fn own_rows(&self) -> Option<u64> {
+        self.own_rows
     }
 
     /// Batches that this rank gets in an epoch.

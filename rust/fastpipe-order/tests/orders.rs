@@ -219,6 +219,7 @@ proptest! {
             Uneven::Allow if settings.shard_by != ShardBy::Unit => prop_assert!(steps.last().unwrap() - steps.first().unwrap() <= 1),
             Uneven::Allow => {}
         }
+        prop_assert_eq!(orders[0].left_out() as usize, total - seen.len());
         if settings.uneven != Uneven::Drop && !settings.drop_last {
             prop_assert_eq!(seen.len(), total);
         } else if settings.uneven == Uneven::Drop && settings.shard_by != ShardBy::Unit {

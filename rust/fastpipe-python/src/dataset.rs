@@ -1,20 +1,26 @@
 //! Avro files as a data set: opened, indexed, and compiled for a set of features.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::hash::Hasher;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fastpipe_avro::{AvroSource, Block, Evidence, Feature, FileInfo, column_times};
-use fastpipe_batch::{Buffer, BufferPool, Error, Pass as Reading, Source};
+use fastpipe_avro::{AvroSource, Evidence, Feature, column_times};
+use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, Pass as Reading, Source, path_text, text_path};
 use fastpipe_engine::{Files, IndexCache};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBytes, PyList};
+use siphasher::sip128::{Hasher128, SipHasher24};
 
-use crate::cached;
+use crate::cached::{self, Schemas};
 use crate::data::Data;
-use crate::errors::{self, IntoPy};
+use crate::errors::{IntoPy, to_py};
 use crate::features::{Described, Lowered, describe, feature};
 use crate::inferred::{self, Inferring};
+use crate::opening::open_all;
 
 /// Data sets up to this many bytes are looked at as a whole when features are inferred; of larger ones a sample is.
 const LOOKED_AT_WHOLE: u64 = 16 << 20;
@@ -32,7 +38,7 @@ pub(crate) struct AvroDataset {
     source: Arc<AvroSource>,
     features: Vec<Feature>,
     inferring: Inferring,
-    files: Vec<(String, u64, [u8; 16])>,
+    files: Vec<(Arc<str>, u64, [u8; 16])>,
 }
 
 #[pymethods]
@@ -46,7 +52,7 @@ impl AvroDataset {
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
-        paths: Vec<String>,
+        paths: Vec<OsString>,
         features: Option<Vec<(String, Lowered<'_>)>>,
         columns: Option<Vec<String>>,
         index_cache: Option<PathBuf>,
@@ -55,26 +61,28 @@ impl AvroDataset {
         damaged: Option<&Bound<'_, PyList>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
-        let mut files: Vec<(FileInfo, Vec<Block>)> = Vec::with_capacity(paths.len());
-        for path in paths {
-            let known = files.first().map(|f| &f.0);
-            let path = path.into();
-            let opened = match (cached::open(py, &path, known, cache.as_ref(), &mut |_| Ok(())), damaged) {
-                (Err(error), Some(damaged)) if errors::is_damage(py, &error)? => {
-                    damaged.append(error.value(py))?;
-                    match cached::open_front(py, &path, known)? {
-                        Some(opened) => opened,
-                        None => continue,
-                    }
-                }
-                (opened, _) => opened?,
-            };
-            let is_new = known.is_none_or(|known| !Arc::ptr_eq(&known.schema, &opened.info.schema));
-            if let (Some(check), true) = (check, is_new) {
-                check.call1((&*opened.info.path, opened.info.header.schema().py(py)?))?;
+        let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
+        let schemas = Schemas::default();
+        let (found, failed) = open_all(py, &paths, &schemas, cache.as_ref(), damaged.is_some())?;
+        let texts = schemas.texts();
+        let mut files = Vec::with_capacity(found.len());
+        let mut stamps = Vec::with_capacity(found.len());
+        let mut checked = HashSet::new();
+        for file in found {
+            if let (Some(damage), Some(damaged)) = (&file.damage, damaged) {
+                damaged.append(to_py(py, damage).value(py))?;
             }
-            files.push((opened.info, opened.blocks));
-            py.check_signals()?;
+            let Some(file) = file.opened else { continue };
+            cached::log(py, &file.notes)?;
+            let schema = Arc::as_ptr(&file.info.schema);
+            if let Some(check) = check.filter(|_| checked.insert(schema)) {
+                check.call1((text_path(&file.info.path), texts.get(&schema).map(|text| &**text)))?;
+            }
+            stamps.push(file.stamp);
+            files.push((file.info, file.blocks));
+        }
+        if let Some(error) = failed {
+            return Err(to_py(py, &error));
         }
         let mut inferring = Inferring::default();
         let features = match features {
@@ -87,13 +95,13 @@ impl AvroDataset {
                     inferring = inferred::infer(first, columns.as_deref(), lenient).py(py)?;
                 }
                 let source = AvroSource::new(&inferring.features, &files).py(py)?;
-                refined(py, &source)?
+                refined(py, &source.with_stamps(stamps.clone()))?
             }
         };
-        let source = Arc::new(AvroSource::new(&features, &files).py(py)?);
+        let source = Arc::new(AvroSource::new(&features, &files).py(py)?.with_stamps(stamps));
         let files = files.iter().map(|(info, blocks)| {
             let size = blocks.last().map_or(info.header.size, |last| last.offset + last.len());
-            (info.path.to_string(), size, info.header.sync)
+            (info.path.clone(), size, info.header.sync)
         });
         let dataset = AvroDataset {
             files: files.collect(),
@@ -128,8 +136,19 @@ impl AvroDataset {
     }
 
     /// Path, size in bytes and sync marker of each file.
-    fn files(&self) -> Vec<(String, u64, [u8; 16])> {
-        self.files.clone()
+    fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, [u8; 16])> {
+        let files = self.files.iter();
+        files
+            .map(|(path, size, sync)| (text_path(path), *size, *sync))
+            .collect()
+    }
+
+    /// A digest of where all blocks lie and of how many rows each has, in 16 bytes. SipHash has a specification, so it stays
+    /// the same over versions.
+    fn layout<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let mut hasher = SipHasher24::new();
+        py.detach(|| self.source.write_layout(|bytes| hasher.write(bytes)));
+        PyBytes::new(py, &hasher.finish128().as_bytes())
     }
 
     /// For each file the number of its blocks.
@@ -149,7 +168,7 @@ impl AvroDataset {
             let range = source.describe(unit).range;
             let bytes = range.map_or_else(
                 || Ok(Buffer::default()),
-                |range| Files::new(source.locations()).read(range, &BufferPool::default()),
+                |range| Files::of(&**source).read(range, &BufferPool::default()),
             )?;
             column_times(source, unit, bytes).map_err(|e| source.locate(unit, e))
         });
@@ -159,12 +178,12 @@ impl AvroDataset {
     }
 
     /// The file of a block, and its number there.
-    fn place_of(&self, unit: u64) -> PyResult<(String, u64)> {
+    fn place_of(&self, unit: u64) -> PyResult<(Cow<'_, OsStr>, u64)> {
         if unit >= self.units() {
             return Err(PyIndexError::new_err(format!("there is no block {unit}")));
         }
         let (path, block) = self.source.place_of(unit);
-        Ok((path.to_string(), block))
+        Ok((text_path(path), block))
     }
 }
 
@@ -174,8 +193,8 @@ impl AvroDataset {
     }
 }
 
-/// Features with the fixed shapes that a look at the data suggests. A block that can't be read says nothing here: reading
-/// it reports its error where it stands.
+/// Features with the fixed shapes that a look at the data suggests. A damaged block says nothing here: reading it reports its
+/// error where it stands. Where storage or memory fails, so does this: what is inferred follows from the data alone.
 fn refined(py: Python<'_>, source: &AvroSource) -> PyResult<Vec<Feature>> {
     let mut evidence = Evidence::new(source);
     let units = source.units().unwrap_or(0);
@@ -184,23 +203,59 @@ fn refined(py: Python<'_>, source: &AvroSource) -> PyResult<Vec<Feature>> {
     let whole = stored <= LOOKED_AT_WHOLE;
     let samples = if whole { units } else { units.min(SAMPLED_BLOCKS) };
     let records = if whole { u32::MAX } else { SAMPLED_RECORDS };
-    let files = Files::new(source.locations());
+    let files = Files::of(source);
     let pool = BufferPool::default();
+    let mut damaged = Vec::new();
     for i in 0..samples {
         if !evidence.is_open() {
             break;
         }
         let unit = (u128::from(i) * u128::from(units) / u128::from(samples)) as u64;
-        py.detach(|| -> Result<(), Error> {
+        let looked = py.detach(|| -> Result<(), Error> {
             let Some(range) = info(unit).range else { return Ok(()) };
             let bytes = files.read(range, &pool)?;
             let mut open = source.open(unit, Reading::default(), bytes, &pool)?;
             evidence.observe(&*open, records)?;
             open.recycle(&pool);
             Ok(())
-        })
-        .ok();
+        });
+        if let Err(error) = looked {
+            let error = source.locate(unit, error);
+            let error = files.change_behind(&error).unwrap_or(error);
+            if !says_nothing(error.kind()) {
+                return Err(to_py(py, &error));
+            }
+            damaged.push(error);
+        }
         py.check_signals()?;
     }
+    files.check().py(py)?;
+    cached::log(py, &passed_over(&damaged))?;
     Ok(evidence.refine())
+}
+
+/// Whether an error is about the data of a block, which is then as good as not there.
+fn says_nothing(kind: ErrorKind) -> bool {
+    use ErrorKind::{Malformed, Null, Shape, ValueRange};
+    matches!(kind, Malformed | Shape | ValueRange | Null)
+}
+
+/// Warnings about blocks that inference passed over.
+fn passed_over(damaged: &[Error]) -> Vec<(&'static str, String)> {
+    const SHOWN: usize = 3;
+    let warning = |error: &Error| {
+        (
+            "warning",
+            format!("a block says nothing of the features, since it is damaged: {error}"),
+        )
+    };
+    let mut notes: Vec<_> = damaged.iter().take(SHOWN).map(warning).collect();
+    if damaged.len() > SHOWN {
+        let more = damaged.len() - SHOWN;
+        notes.push((
+            "warning",
+            format!("{more} more damaged blocks say nothing of the features"),
+        ));
+    }
+    notes
 }

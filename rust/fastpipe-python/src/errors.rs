@@ -1,6 +1,6 @@
 //! The one place where errors become Python exceptions.
 
-use fastpipe_batch::{Error, ErrorKind};
+use fastpipe_batch::{Error, ErrorKind, text_path};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
@@ -40,7 +40,7 @@ pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     let make = || -> PyResult<PyErr> {
         let at = error.location();
         let kwargs = PyDict::new(py);
-        kwargs.set_item("path", at.path.as_deref())?;
+        kwargs.set_item("path", at.path.as_deref().map(text_path))?;
         kwargs.set_item("block", at.block)?;
         kwargs.set_item("offset", at.offset)?;
         kwargs.set_item("record", at.record)?;
@@ -57,20 +57,10 @@ pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     make().unwrap_or_else(|failed| failed)
 }
 
-/// Whether an exception is one of a file that was opened and isn't as it should be.
-pub(crate) fn is_damage(py: Python<'_>, error: &PyErr) -> PyResult<bool> {
-    let kinds = [
-        ErrorKind::Malformed,
-        ErrorKind::Limit,
-        ErrorKind::Schema,
-        ErrorKind::Unsupported,
-    ];
-    for kind in kinds {
-        if error.matches(py, class(py, kind)?)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+/// Whether an error says that a file which was opened isn't as it should be.
+pub(crate) const fn is_damage(kind: ErrorKind) -> bool {
+    use ErrorKind::{Limit, Malformed, Schema, Unsupported};
+    matches!(kind, Malformed | Limit | Schema | Unsupported)
 }
 
 /// Turns the error of a result into an exception.

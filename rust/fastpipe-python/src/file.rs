@@ -1,17 +1,19 @@
 //! One container file, to look at.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, OnceLock};
 
 use fastpipe_avro::{Block, Codec, FileInfo, decompress};
-use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt};
+use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, path_text, text_path};
 use fastpipe_engine::LocalFile;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::IntoPy;
-use crate::index::{read_header, walk};
+use crate::index::{read_header, signals, walk};
 
 /// One container file: its header, and its blocks when they are asked for.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -26,7 +28,8 @@ impl ContainerFile {
         if let Some(blocks) = self.blocks.get() {
             return Ok(blocks);
         }
-        let blocks = walk(py, &self.file, &self.info)?;
+        let walked = py.detach(|| walk(&self.file, &self.info, &mut signals()));
+        let blocks = walked.map_err(|halt| halt.raise(py))?;
         Ok(self.blocks.get_or_init(|| blocks))
     }
 
@@ -38,7 +41,7 @@ impl ContainerFile {
         let found = self.file.read_at(block.offset + u64::from(block.header), &mut stored)?;
         let data = if found < stored.len() {
             Err(Error::new(
-                ErrorKind::Malformed,
+                ErrorKind::Storage,
                 "the file became shorter while it was read",
             ))
         } else {
@@ -61,8 +64,9 @@ type Columns<'py> = (
 #[pymethods]
 impl ContainerFile {
     #[new]
-    fn new(py: Python<'_>, path: &str) -> PyResult<Self> {
-        let (file, info) = read_header(py, &Arc::from(path))?;
+    fn new(py: Python<'_>, path: OsString) -> PyResult<Self> {
+        let path = Arc::from(path_text(&path));
+        let (file, info) = py.detach(|| read_header(&path)).py(py)?;
         Ok(ContainerFile {
             file,
             info,
@@ -71,8 +75,8 @@ impl ContainerFile {
     }
 
     #[getter]
-    fn path(&self) -> &str {
-        &self.info.path
+    fn path(&self) -> Cow<'_, OsStr> {
+        text_path(&self.info.path)
     }
 
     #[getter]

@@ -12,6 +12,7 @@ mod file;
 mod index;
 mod inferred;
 mod interactions;
+mod opening;
 mod order;
 mod pass;
 mod pass_memory;

@@ -161,6 +161,18 @@ impl Order {
         self.order.settings().shuffle_buffer
     }
 
+    /// Rows of an epoch that stand in no batch of any rank.
+    #[getter]
+    fn left_out(&self) -> u64 {
+        self.order.left_out()
+    }
+
+    /// Rows of the rank that has fewest, where ranks have units of their own; else None.
+    #[getter]
+    fn own_rows(&self) -> Option<u64> {
+        self.order.own_rows()
+    }
+
     /// Batches that this rank gets in an epoch.
     #[getter]
     fn steps(&self) -> u64 {

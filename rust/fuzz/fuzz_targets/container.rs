@@ -35,7 +35,7 @@ fn read(bytes: &[u8]) -> Result<(), Error> {
     let file = Memory(bytes);
     let header = Header::read(&file)?;
     let blocks = Walk::new(&file, &header)?.collect::<Result<Vec<_>, _>>()?;
-    let info = FileInfo::new("memory".into(), header, None)?;
+    let info = FileInfo::new("memory".into(), header)?;
     let features: Vec<_> = infer(&info.schema)?
         .into_iter()
         .filter_map(|f| f.feature.ok())

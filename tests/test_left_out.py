@@ -1,0 +1,144 @@
+"""Rows that stand in no batch: refused where ranks would get none, said where they are many, for every source."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastpipe
+import samples
+from samples import SHUFFLES
+
+ROWS = 200
+
+Make = Callable[..., fastpipe.Reader]
+
+
+@pytest.fixture(scope="module", params=["avro", "interactions"])
+def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Makes readers of 200 rows."""
+    if request.param == "avro":
+        data = samples.write(tmp_path_factory.mktemp("left-out"), [[20] * 5, [20] * 5])
+        return lambda **options: data.read(**options, columns=["id"])
+    ids = np.arange(100)
+    positives = fastpipe.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
+    return lambda **options: fastpipe.read_interactions(positives, negatives=1, **{"shuffle": False, **options})
+
+
+def yielded(reader: fastpipe.Reader) -> int:
+    return sum(int(batch.get("valid", np.ones(len(next(iter(batch.values()))))).sum()) for batch in reader)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_ranks_without_a_batch_are_refused(make: Make, shuffle: bool, shared: bool) -> None:
+    order = {"shuffle": shuffle, "seed": 1} if shuffle else {}
+
+    def ranks(world: int, **options: Any) -> list[fastpipe.Reader]:
+        options = order | options
+        if shared:
+            whole = make(**options)
+            return [whole.shard(world, rank) for rank in range(world)]
+        return [make(**options, rank=rank, world_size=world) for rank in range(world)]
+
+    with pytest.raises(ValueError, match="would leave every rank without a batch") as error:
+        ranks(8, batch_size=64)
+    text = str(error.value)
+    assert text.startswith('200 rows make 4 batches of batch_size=64, and there are 8 ranks: uneven="drop"')
+    assert re.findall(r"(?:What would do: |; )(\S+)", text) == [
+        'uneven="pad",',
+        'uneven="allow",',
+        "world_size=4",
+        "batch_size=25",
+    ]
+    # Each of these does.
+    for world, options in [
+        (8, {"batch_size": 64, "uneven": "pad"}),
+        (8, {"batch_size": 64, "uneven": "allow"}),
+        (4, {"batch_size": 64}),
+        (8, {"batch_size": 25}),
+    ]:
+        readers = ranks(world, **options)
+        assert sum(map(yielded, readers)) == ROWS
+        assert all(map(len, readers)) or options.get("uneven") == "allow"
+
+
+def test_what_drop_last_leaves_out_is_named(make: Make) -> None:
+    with pytest.raises(ValueError, match=r"leaves out a shorter one.*batch_size=66 or less; drop_last=False") as error:
+        make(batch_size=80, drop_last=True, rank=0, world_size=3)
+    assert "200 rows make 2 batches" in str(error.value)
+    with pytest.raises(ValueError, match="fewer rows than ranks") as error:
+        make(batch_size=300, drop_last=True, rank=0, world_size=300)
+    assert "200 rows make 0 batches" in str(error.value)
+
+
+@pytest.mark.parametrize("shuffle", ["block", "buffer"])
+def test_ranks_that_have_blocks_of_their_own(tmp_path: Path, shuffle: Any) -> None:
+    data = samples.write(tmp_path, [[20] * 10])
+    options = {"shuffle": shuffle, "seed": 1, "columns": ["id"], "rank": 0, "world_size": 5, "drop_last": True}
+    with pytest.raises(ValueError, match="no rank's blocks have the rows of a batch") as error:
+        data.read(batch_size=40 + 1, **options)
+    assert "batch_size=40 or less; drop_last=False" in str(error.value)
+    assert "uneven=" not in str(error.value).partition("What would do")[2], "it would be empty, too"
+    assert len(data.read(batch_size=40, **options)) == 1
+    assert len(data.read(batch_size=40, **options | {"shard_by": "batch"})) == 1
+
+
+def test_no_rows_are_no_error(tmp_path: Path) -> None:
+    data = samples.write(tmp_path, [[], [0, 0]])
+    for shuffle in SHUFFLES:
+        order = {"shuffle": shuffle, "seed": 1} if shuffle else {}
+        reader = data.read(batch_size=4, rank=1, world_size=3, **order)
+        assert list(reader) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "left_out", "words"),
+    [
+        ({"batch_size": 112, "drop_last": True}, 88, r"88 of 200 rows \(44%\).*drop_last=True.*drop_last=False"),
+        ({"batch_size": 300, "drop_last": True}, 200, r"all 200 rows \(100%\) stand in no batch"),
+        ({"batch_size": 60, "world_size": 3}, 20, None),
+        (
+            {"batch_size": 58, "world_size": 3},
+            26,
+            r'26 of 200 rows \(13%\).*world_size=3, uneven="drop".*"pad" or "allow"',
+        ),
+        ({"batch_size": 60, "drop_last": True}, 20, None),
+        ({"batch_size": 112}, 0, None),
+        ({"batch_size": 58, "world_size": 3, "uneven": "pad"}, 0, None),
+        ({"batch_size": 112, "world_size": 1, "drop_last": True, "uneven": "allow"}, 88, "88 of 200"),
+    ],
+)
+def test_more_than_a_tenth_is_warned_of_once(make: Make, options: dict[str, Any], left_out: int, words: Any) -> None:
+    if not words:
+        reader = make(**options)  # Warnings are errors.
+    else:
+        with pytest.warns(fastpipe.RowsLeftOutWarning, match=words) as warned:
+            reader = make(**options)
+        (warning,) = warned
+        assert warning.filename in (__file__, samples.__file__), "it names the user's line"
+    assert reader._order.left_out == left_out
+    world = options.get("world_size", 1)
+    with warnings.catch_warnings():
+        # Neither passes nor copies say it again.
+        warnings.simplefilter("error")
+        again = pickle.loads(pickle.dumps(reader))
+        assert len(list(again)) == len(list(reader)) == len(reader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fastpipe.RowsLeftOutWarning)
+        rest = [make(**options | {"rank": rank}) for rank in range(1, world)]
+    assert sum(map(yielded, [again, *rest])) == ROWS - left_out
+
+
+def test_shares_say_it_too(make: Make) -> None:
+    whole = make(batch_size=58)
+    with pytest.warns(fastpipe.RowsLeftOutWarning, match="26 of 200") as warned:
+        whole.shard(3, 0)
+    assert [warning.filename for warning in warned] == [__file__]
