@@ -5,8 +5,10 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::panic::catch_unwind;
 
-use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind};
+use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, try_with_capacity};
+use zstd::zstd_safe::zstd_sys::ZSTD_ErrorCode;
 use zstd::zstd_safe::{self, DCtx, InBuffer, OutBuffer, ResetDirective};
 
 use crate::limits::MAX_BLOCK_BYTES;
@@ -56,8 +58,43 @@ impl fmt::Display for Codec {
 }
 
 thread_local! {
-    static INFLATER: RefCell<libdeflater::Decompressor> = RefCell::new(libdeflater::Decompressor::new());
-    static ZSTD: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+    static INFLATER: RefCell<Option<libdeflater::Decompressor>> = const { RefCell::new(None) };
+    static ZSTD: RefCell<Option<DCtx<'static>>> = const { RefCell::new(None) };
+}
+
+/// Uses what a thread keeps for a codec, which is made when it is first needed. `make` returns `None` without memory.
+fn with_kept<K, T>(
+    kept: &RefCell<Option<K>>,
+    codec: Codec,
+    make: impl FnOnce() -> Option<K>,
+    apply: impl FnOnce(&mut K) -> T,
+) -> Result<T, Error> {
+    let mut kept = kept.borrow_mut();
+    if kept.is_none() {
+        *kept = make();
+    }
+    match &mut *kept {
+        Some(kept) => Ok(apply(kept)),
+        // How much it takes only the codec's library knows: some ten or hundred kilobytes.
+        None => Err(no_memory(codec)),
+    }
+}
+
+/// libdeflater has no other way to make one, and panics without memory. So it is looked for first.
+fn new_inflater() -> Option<libdeflater::Decompressor> {
+    /// More than one takes.
+    const ENOUGH: usize = 64 << 10;
+    drop(try_with_capacity::<u8>(ENOUGH, "a decompressor").ok()?);
+    catch_unwind(libdeflater::Decompressor::new).ok()
+}
+
+/// What zstandard says when it gets no memory for the window of a frame.
+const ZSTD_NO_MEMORY: usize = (ZSTD_ErrorCode::ZSTD_error_memory_allocation as usize).wrapping_neg();
+
+#[cold]
+fn no_memory(codec: Codec) -> Error {
+    let reason = format!("out of memory: a decompressor for {codec} blocks could not be allocated");
+    Error::new(ErrorKind::OutOfMemory, reason)
 }
 
 /// Decompresses a block. `guess` is how large the output is expected to be: only a hint. `Codec::Null` copies.
@@ -102,7 +139,12 @@ fn inflate(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Erro
     let mut size = first_size(input.len(), guess, RATIO);
     loop {
         let mut out = pool.take(size)?;
-        match INFLATER.with_borrow_mut(|d| d.deflate_decompress(input, &mut out)) {
+        let inflated = INFLATER.with(|kept| {
+            with_kept(kept, Codec::Deflate, new_inflater, |inflater| {
+                inflater.deflate_decompress(input, &mut out)
+            })
+        });
+        match inflated.inspect_err(|_| pool.put(std::mem::take(&mut out)))? {
             Ok(n) => {
                 out.truncate(n);
                 return Ok(out);
@@ -156,11 +198,14 @@ fn unsnap(input: &[u8], pool: &BufferPool) -> Result<Buffer, Error> {
 }
 
 fn unzstd(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Error> {
-    let failed = |code| malformed(Codec::Zstandard, zstd_safe::get_error_name(code));
+    let failed = |code| match code {
+        ZSTD_NO_MEMORY => no_memory(Codec::Zstandard),
+        _ => malformed(Codec::Zstandard, zstd_safe::get_error_name(code)),
+    };
     let mut out = pool.take(first_size(input.len(), guess, 1 << 16))?;
     let mut source = InBuffer::around(input);
     let mut written = 0;
-    ZSTD.with_borrow_mut(|context| {
+    let mut read_all = |context: &mut DCtx<'static>| {
         context.reset(ResetDirective::SessionOnly).map_err(failed)?;
         loop {
             let mut target = OutBuffer::around_pos(&mut out[..], written);
@@ -184,7 +229,8 @@ fn unzstd(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Error
             }
         }
         Ok(())
-    })?;
+    };
+    ZSTD.with(|kept| with_kept(kept, Codec::Zstandard, DCtx::try_create, &mut read_all))??;
     out.truncate(written);
     Ok(out)
 }

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fastpipe_batch::{Error, Fragment, Mark, Pick, Rows, Sink, SlabPool};
+use fastpipe_batch::{Error, Fragment, Mark, Pick, Rows, Sink, SlabPool, try_collect, try_with_capacity};
 
 use crate::cursor::Cursor;
 use crate::fault::Fault;
@@ -81,7 +81,10 @@ pub(crate) fn place(
     let mut nowhere = Sink::new(&rows, Fragment::default())?;
     let record = |pick: &Pick| pick.record;
     let picks = (0..).zip(picks.iter().map(record));
-    let picks: Vec<Pick> = picks.map(|(slot, record)| Pick { record, slot }).collect();
+    let picks: Vec<Pick> = try_collect(
+        picks.map(|(slot, record)| Pick { record, slot }),
+        "the records of a block",
+    )?;
     let again = place_rows(block, from, &picks, &mut nowhere, true);
     Err(again.err().unwrap_or_else(text::not_found_again))
 }
@@ -144,7 +147,7 @@ pub(crate) fn advance(block: &Block<'_>, from: Mark, to: u32) -> std::result::Re
 
 /// Where each record of a block starts, and where the last one ends.
 pub(crate) fn starts(block: &Block<'_>) -> std::result::Result<Vec<u32>, Error> {
-    let mut starts = Vec::with_capacity((block.rows as usize).min(block.data.len()) + 1);
+    let mut starts = try_with_capacity(block.rows as usize + 1, "where the records of a block start")?;
     let nowhere = Rows::new(Arc::new([]), 0, &SlabPool::new(0))?;
     let mut out = Sink::new(&nowhere, Fragment::default())?;
     let mut decoder = block.decoder(0, &mut out);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
     Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, FileStamp, Mark, Pass, Pick, Result, Row, Sink,
-    Source, Starts, Unit, UnitInfo, Unpicked, Work,
+    Source, Starts, Unit, UnitInfo, Unpicked, Work, try_with_capacity,
 };
 
 use crate::codec::{Codec, decompress};
@@ -285,7 +285,7 @@ impl AvroSource {
         let zero_width_left = AtomicU64::new(MAX_ZERO_WIDTH);
         Ok(AvroBlock {
             zero_width_left,
-            starts: Arc::new([]),
+            starts: Starts::default(),
             plan: file.plan.clone(),
             data,
             start,
@@ -366,11 +366,16 @@ impl Source for AvroSource {
             let block: &AvroBlock = (unit as &dyn Any).downcast_ref()?;
             Some(decode::Indexed::new(block.block(), &block.starts))
         });
-        let blocks: Option<Vec<_>> = blocks.collect();
-        let mut blocks = blocks.ok_or_else(|| Unpicked {
+        let at_start = |error| Unpicked {
             slot: slots.start,
-            error: Error::new(ErrorKind::Internal, "a unit isn't an Avro block"),
-        })?;
+            error,
+        };
+        let mut found = try_with_capacity(units.len(), "the blocks of a batch").map_err(at_start)?;
+        for block in blocks {
+            let lost = || Error::new(ErrorKind::Internal, "a unit isn't an Avro block");
+            found.push(block.ok_or_else(lost).map_err(at_start)?);
+        }
+        let mut blocks = found;
         decode::pick(&mut blocks, rows, slots, out)
     }
 
@@ -441,7 +446,7 @@ impl Unit for AvroBlock {
                     zero_width_left: &zero_width_left,
                     ..self.block()
                 };
-                decode::starts(&block)?.into()
+                Arc::new(decode::starts(&block)?)
             }
         };
         Ok(self.starts.clone())

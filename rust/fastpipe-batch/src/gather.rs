@@ -10,6 +10,8 @@ use std::fmt;
 
 use fastpipe_memory::{LINE, LINES, copy_and_prefetch, hint};
 
+use crate::error::{Error, ErrorKind};
+
 /// An index or span beyond the rows, or a target of another size than what it was to get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfBounds;
@@ -21,6 +23,13 @@ impl fmt::Display for OutOfBounds {
 }
 
 impl std::error::Error for OutOfBounds {}
+
+impl From<OutOfBounds> for Error {
+    #[cold]
+    fn from(out: OutOfBounds) -> Error {
+        Error::new(ErrorKind::Internal, out.to_string())
+    }
+}
 
 /// Consecutive rows: the first, and how many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,10 +6,12 @@
 //!
 //! So pages of pools without a memory limit aren't given back at once. At most [`MOST`] bytes of them are kept, those that came
 //! last. A reader with a limit uses them, too, but leaves none, and before it begins they are all given back, since its user
-//! wants to know what the process takes.
+//! wants to know what the process takes. When the system has refused memory, they are given back as well, and from then on none
+//! are kept: others need them more.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::owned::Piece;
 
@@ -20,6 +22,9 @@ const MOST: usize = 128 << 20;
 const WASTE: usize = 4;
 
 static LEFT: Mutex<Left> = Mutex::new(Left::new());
+
+/// Whether the system has refused memory.
+static RAN_OUT: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug)]
 struct Left {
@@ -72,10 +77,19 @@ pub(crate) fn take(size: usize, carved: bool) -> Option<Piece> {
 
 /// Leaves pages to others.
 pub(crate) fn put(piece: Piece) {
+    if RAN_OUT.load(Ordering::Relaxed) {
+        return;
+    }
     let Ok(mut left) = LEFT.try_lock() else { return };
     let dropped = left.put(piece);
     drop(left);
     drop(dropped);
+}
+
+/// The system has refused memory: gives back what was left, and keeps nothing any more.
+pub(crate) fn run_out() {
+    RAN_OUT.store(true, Ordering::Relaxed);
+    give_back();
 }
 
 /// Gives back to the system what was left.

@@ -20,6 +20,7 @@ mod buffers;
 mod cells;
 mod dtype;
 mod error;
+mod fallible;
 mod gather;
 mod left;
 mod owned;
@@ -35,7 +36,10 @@ pub use buffers::{Buffer, BufferPool, Reuse};
 pub use cells::{Cells, Columns};
 pub use dtype::{DType, Leaf};
 pub use error::{Error, ErrorKind, Lengths, Location};
-pub use fastpipe_memory::{LINE, LINES, hint, prefetch_of, reserve_large};
+pub use fallible::{try_collect, try_filled, try_reserve, try_with_capacity};
+pub use fastpipe_memory::{
+    LINE, LINES, give_up_spare, hint, prefetch_of, put_spare_by, reserve_large, room_for, try_reserve_large,
+};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
 pub use left::give_back;
 pub use owned::ALIGNMENT;

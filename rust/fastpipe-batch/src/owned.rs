@@ -5,7 +5,7 @@
 //! limit leaves its pieces to [those who come next](crate::left).
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -50,14 +50,22 @@ impl Memory {
     /// At least so many bytes; `None` where the system has no such memory. `limited` if what isn't in use any more must go back to
     /// the system at once.
     pub(crate) fn new(capacity: usize, limited: bool) -> Option<Self> {
+        Memory::of_system(capacity, limited).or_else(|| {
+            left::run_out();
+            Memory::of_system(capacity, limited)
+        })
+    }
+
+    fn of_system(capacity: usize, limited: bool) -> Option<Self> {
         if capacity >= MAPPED
             && let Some(piece) = left::take(capacity, false).or_else(|| Piece::map(capacity))
         {
             return Some(Memory::mapped(piece, limited));
         }
         let layout = Memory::layout(capacity)?;
+        // By itself, since a program's allocator may have a reserve, which isn't for batches.
         // SAFETY: the size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let start = NonNull::new(unsafe { System.alloc_zeroed(layout) })?;
         Some(Memory {
             start,
             capacity: layout.size(),
@@ -132,7 +140,7 @@ impl Drop for Memory {
             Origin::Allocated => {
                 if let Some(layout) = Memory::layout(self.capacity) {
                     // SAFETY: `new` made this layout, of the same capacity, and allocated with it. The allocation is ours.
-                    unsafe { dealloc(self.start.as_ptr(), layout) };
+                    unsafe { System.dealloc(self.start.as_ptr(), layout) };
                 }
             }
             Origin::Elsewhere(_) => {}

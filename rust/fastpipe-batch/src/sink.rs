@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::cells::{Cell, Cells, Columns};
 use crate::error::{Error, ErrorKind};
+use crate::fallible::{try_collect, try_filled, try_with_capacity};
 use crate::owned::ALIGNMENT;
 use crate::slab::{Slab, SlabPool};
 use crate::spec::{Part, PartKind};
@@ -50,7 +51,7 @@ impl Rows {
     pub fn new(parts: Arc<[Part]>, rows: usize, pool: &Arc<SlabPool>) -> Result<Self, Error> {
         let (placed, end) = Rows::layout(&parts, rows)?;
         let slab = pool.take(end)?;
-        let claimed = (0..rows.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        let claimed = try_collect((0..rows.div_ceil(64)).map(|_| AtomicU64::new(0)), BOOKKEEPING)?;
         Ok(Rows {
             slab,
             pool: pool.clone(),
@@ -76,7 +77,7 @@ impl Rows {
             )
         };
         let mut end = 0usize;
-        let mut placed = Vec::with_capacity(parts.len());
+        let mut placed = try_with_capacity(parts.len(), BOOKKEEPING)?;
         for part in parts.iter() {
             let Some(per_row) = part.per_row else {
                 placed.push(None);
@@ -264,6 +265,26 @@ impl Fragment {
     }
 }
 
+/// What memory is for that says where rows are.
+const BOOKKEEPING: &str = "what is noted of a batch's rows; a smaller batch_size needs less";
+
+/// Appends an element, where there is memory.
+#[inline(always)]
+fn push<T>(table: &mut Vec<T>, element: T) -> Result<(), Overflow> {
+    if table.len() == table.capacity() {
+        make_room(table, 1)?;
+    }
+    table.push(element);
+    Ok(())
+}
+
+/// Makes room for more elements.
+#[cold]
+#[inline(never)]
+fn make_room<T>(table: &mut Vec<T>, more: usize) -> Result<(), Overflow> {
+    table.try_reserve(more).map_err(|_| Overflow::Memory)
+}
+
 /// One task's access to a batch.
 pub struct Sink<'a> {
     rows: &'a Rows,
@@ -305,7 +326,7 @@ impl<'a> Sink<'a> {
                     Writer::arena(p, &rows.pool)
                 }
             };
-            fragment.writers = rows.parts.iter().map(writer).collect();
+            fragment.writers = try_collect(rows.parts.iter().map(writer), BOOKKEEPING)?;
         }
         fragment.clear();
         for writer in &mut fragment.writers {
@@ -326,15 +347,18 @@ impl<'a> Sink<'a> {
             chosen: None,
             written: 0,
         };
-        sink.sort_parts(&[]);
+        sink.sort_parts(&[])?;
         Ok(sink)
     }
 
-    fn sort_parts(&mut self, cells: &[u32]) {
-        let mut appended = vec![true; self.rows.placed.len()];
+    fn sort_parts(&mut self, cells: &[u32]) -> Result<(), Overflow> {
+        let count = self.rows.placed.len();
+        let mut appended = try_filled(true, count, BOOKKEEPING).map_err(|_| Overflow::Memory)?;
         cells.iter().for_each(|&part| appended[part as usize] = false);
         self.parts.placed.clear();
         self.parts.arenas.clear();
+        make_room(&mut self.parts.placed, count)?;
+        make_room(&mut self.parts.arenas, count)?;
         for (i, (placed, appended)) in (0..).zip(self.rows.placed.iter().zip(appended)) {
             match placed {
                 Some(placed) if appended => self.parts.placed.push((i, *placed)),
@@ -342,6 +366,7 @@ impl<'a> Sink<'a> {
                 None => self.parts.arenas.push(i),
             }
         }
+        Ok(())
     }
 
     /// From the next row on these parts, which have one value a row, are written as [`Sink::cells`], counted in this order.
@@ -353,7 +378,8 @@ impl<'a> Sink<'a> {
         {
             return Ok(());
         }
-        let mut cells = Vec::with_capacity(parts.len());
+        let mut cells = Vec::new();
+        make_room(&mut cells, parts.len())?;
         for &part in parts.iter() {
             let spec = self.rows.parts.get(part as usize).ok_or(Overflow::Row)?;
             let placed = self.rows.placed[part as usize].ok_or(Overflow::Row)?;
@@ -364,8 +390,8 @@ impl<'a> Sink<'a> {
             let start = unsafe { self.rows.slab.as_ptr().add(placed.offset) };
             cells.push(Cell::new(start, part, placed.stride, self.rows.rows));
         }
-        self.sort_parts(parts);
         self.begun = false;
+        self.sort_parts(parts)?;
         self.cells = cells;
         self.chosen = Some(parts.clone());
         Ok(())
@@ -389,6 +415,7 @@ impl<'a> Sink<'a> {
             return Err(Overflow::Row);
         }
         let (first, end) = (slots.start as usize, slots.end as usize);
+        make_room(&mut self.fragment.slots, end.saturating_sub(first))?;
         self.rows.claim_all(first..end)?;
         self.fragment.slots.extend(slots);
         // SAFETY: the slots are claimed by this sink, which is borrowed exclusively; the cells are those of `rows`.
@@ -424,8 +451,20 @@ impl<'a> Sink<'a> {
     /// threads that fill other slots of the batch would wait.
     pub fn claim(&mut self, slots: Range<u32>) -> Result<(), Overflow> {
         self.rows.claim_all(slots.start as usize..slots.end as usize)?;
+        self.make_room(slots.len())?;
         self.coming = slots;
         Ok(())
+    }
+
+    /// Makes room for what is noted of so many more rows.
+    fn make_room(&mut self, rows: usize) -> Result<(), Overflow> {
+        make_room(&mut self.fragment.slots, rows)?;
+        let mut arenas = self
+            .fragment
+            .writers
+            .iter_mut()
+            .filter_map(|writer| writer.arena.as_mut());
+        arenas.try_for_each(|arena| make_room(&mut arena.starts, rows))
     }
 
     /// From now on memory is asked for one row before it is written to. That pays where records come from all over the memory,
@@ -446,7 +485,7 @@ impl<'a> Sink<'a> {
             self.rows.claim(slot)?;
         }
         (self.slot, self.begun, self.written) = (slot, true, 0);
-        self.fragment.slots.push(slot);
+        push(&mut self.fragment.slots, slot)?;
         let slab = self.rows.slab.as_ptr();
         for &(part, p) in &self.parts.placed {
             let writer = &mut self.fragment.writers[part as usize];
@@ -458,7 +497,7 @@ impl<'a> Sink<'a> {
         for &part in &self.parts.arenas {
             let writer = &mut self.fragment.writers[part as usize];
             if let Some(arena) = &mut writer.arena {
-                arena.starts.push(writer.len - arena.lead);
+                push(&mut arena.starts, writer.len - arena.lead)?;
             }
         }
         Ok(())

@@ -109,7 +109,7 @@ impl Mark {
 }
 
 /// Where the records of a unit start, as the unit itself counts; and where the last one ends.
-pub type Starts = Arc<[u32]>;
+pub type Starts = Arc<Vec<u32>>;
 
 /// Something that yields rows by units.
 pub trait Source: Send + Sync + 'static {

@@ -46,8 +46,9 @@ impl From<Overflow> for Error {
                 "a source wrote more values to a row than its columns hold",
             ),
             Overflow::Memory => Error::new(
-                ErrorKind::Limit,
-                "no memory is left for the ragged values of this batch; a smaller batch_size or prefetch needs less",
+                ErrorKind::OutOfMemory,
+                "out of memory: no more could be allocated for the values of this batch; a smaller batch_size or prefetch \
+                 needs less",
             ),
         }
     }

@@ -370,7 +370,9 @@ impl Shared {
                 Content::Picks(picks) => {
                     let room = self.batch_bytes.get().copied().unwrap_or(0);
                     let (epoch, number) = (plan.epoch, admission.next + i as u64);
-                    for unit in admission.scatter.want(epoch, number, &picks.units) {
+                    // Without memory for the list, the batch itself says so when it is begun.
+                    let wanted = admission.scatter.want(epoch, number, &picks.units);
+                    for unit in wanted.unwrap_or_default() {
                         if !self.budget.fits_ahead(self.unit_bytes(unit), room) {
                             return;
                         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fastpipe_batch::{
     ALIGNMENT, ColumnSpec, DType, Error, ErrorKind, Form, Fragment, Part, PartKind, Result, Rows, Slab, SlabPool,
-    SparseForm, SparseLayout,
+    SparseForm, SparseLayout, try_filled, try_with_capacity,
 };
 
 use crate::batch::{About, Batch, Stretch};
@@ -26,7 +26,7 @@ pub fn assemble(
     fragments.sort_by_key(|f| f.slots().first().copied());
     let order = Order::new(fragments, count)?;
 
-    let mut stretches = Vec::with_capacity(parts.len());
+    let mut stretches = try_with_capacity(parts.len(), "the parts of a batch")?;
     for (i, part) in parts.iter().enumerate() {
         let place = filled.place(i).unwrap_or(0..0);
         if part.kind == PartKind::Lengths {
@@ -173,7 +173,11 @@ impl Order {
         if consecutive {
             return Ok(Order::Whole);
         }
-        let mut owners = vec![(u32::MAX, 0); rows];
+        let mut owners = try_filled(
+            (u32::MAX, 0),
+            rows,
+            "the order of a batch's rows; a smaller batch_size needs less",
+        )?;
         for (f, fragment) in fragments.iter().enumerate() {
             for (i, &slot) in fragment.slots().iter().enumerate() {
                 let owner = owners.get_mut(slot as usize).ok_or_else(lost)?;

@@ -57,6 +57,6 @@ pub use open_files::Files;
 pub use rebatch::{Array, Byte, Chunk, Ends, Part, Ready, Recut, RowLayout, Shuffled, Targets};
 pub use stats::Stats;
 pub use storage::LocalFile;
-pub use stream::{Options, Poll, Stream, Watch};
+pub use stream::{Options, Poll, Stream, Watch, panicked};
 pub use telemetry::{Activity, Span};
 pub use workers::default_threads;

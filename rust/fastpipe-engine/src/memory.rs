@@ -81,6 +81,10 @@ impl Memory {
         // 4 bytes each: a thirty-second of the memory.
         let most = limit.map_or(MOST_STARTS, |limit| MOST_STARTS.min((limit / 128) as usize));
         let mut known = lock(&self.starts);
+        // What can't be kept is found again.
+        if known.units.try_reserve(1).is_err() {
+            return;
+        }
         if known.records + starts.len() <= most && known.units.insert(unit, starts.clone()).is_none() {
             known.records += starts.len();
         }

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fastpipe_batch::{Error, ErrorKind, Result, Row, Sink, Unit, Unpicked};
+use fastpipe_batch::{Error, ErrorKind, Result, Row, Sink, Unit, Unpicked, try_collect, try_reserve};
 use fastpipe_order::Picks;
 
 use crate::batch::About;
@@ -30,6 +30,9 @@ pub(crate) struct Scatter {
     /// Those that were let go of lately.
     released: VecDeque<(u64, u64)>,
 }
+
+/// What memory is for that says which units a batch needs.
+const UNITS: &str = "the list of a batch's units; a smaller batch_size or shuffle_buffer needs less";
 
 /// Units that are remembered after they were let go of: more than the edge of a window cuts, for many ranks.
 const REMEMBERED: usize = 64;
@@ -71,15 +74,20 @@ impl Scatter {
     }
 
     /// Notes that batch `number` needs units. Returns those that aren't open.
-    pub(crate) fn want(&mut self, epoch: u64, number: u64, units: &[u64]) -> Vec<u64> {
+    pub(crate) fn want(&mut self, epoch: u64, number: u64, units: &[u64]) -> Result<Vec<u64>> {
         let mut new = Vec::new();
         for &unit in units {
             match self.units.get_mut(&(epoch, unit)) {
                 Some((_, last)) => *last = number.max(*last),
-                None => new.push(unit),
+                None => {
+                    try_reserve(&mut new, 1, UNITS)?;
+                    new.push(unit);
+                }
             }
         }
-        new
+        let room = self.units.try_reserve(new.len());
+        room.map_err(|_| Error::out_of_memory(new.len() * size_of::<(u64, Arc<RandomCell>)>(), UNITS))?;
+        Ok(new)
     }
 }
 
@@ -135,7 +143,7 @@ impl Shared {
         picks: Picks,
         reserved: Reserved,
     ) -> Result<()> {
-        for unit in scatter.want(about.epoch, number, &picks.units) {
+        for unit in scatter.want(about.epoch, number, &picks.units)? {
             self.open_ahead(scatter, about.epoch, number, unit);
         }
         let slots = picks.rows.len();
@@ -145,7 +153,7 @@ impl Shared {
         let class = picks.units.first().map_or(0, |&unit| self.source.describe(unit).class);
         let units = picks.units.iter();
         let units = units.filter_map(|&unit| Some(scatter.units.get(&(about.epoch, unit))?.0.clone()));
-        let units = units.collect();
+        let units = try_collect(units, UNITS)?;
         let picked = picks.rows.into_iter().map(|row| Row {
             unit: row.unit,
             record: row.record,
@@ -153,7 +161,7 @@ impl Shared {
         let batch = Arc::new(Waiting {
             job: Arc::new(Job::new(number, about, tasks.len(), class, reserved)),
             units,
-            rows: picked.collect(),
+            rows: try_collect(picked, "where a batch's rows are; a smaller batch_size needs less")?,
             cost: cost / tasks.len() as u64,
             tasks,
             missing: AtomicUsize::new(1),
@@ -164,8 +172,7 @@ impl Shared {
                 batch.missing.fetch_sub(1, Ordering::Relaxed);
             }
         }
-        self.arrived(&batch);
-        Ok(())
+        self.arrived(&batch)
     }
 
     /// Opens a unit that batch `number` needs.
@@ -228,16 +235,17 @@ impl Shared {
         }
         let opened: Opened = opened.unwrap_or_else(|panic| Err(panicked(&*panic)));
         let opened = opened.map_err(|error| self.source.locate(cell.unit, error));
+        let mut result = Ok(());
         for batch in cell.open(opened) {
-            self.arrived(&batch);
+            result = result.and(self.arrived(&batch));
         }
-        Ok(())
+        result
     }
 
     /// A unit of a batch is open. With the last one its tasks start.
-    fn arrived(self: &Arc<Self>, batch: &Arc<Waiting>) {
+    fn arrived(self: &Arc<Self>, batch: &Arc<Waiting>) -> Result<()> {
         if batch.missing.fetch_sub(1, Ordering::AcqRel) != 1 {
-            return;
+            return Ok(());
         }
         let lost = || Err(Error::new(ErrorKind::Internal, "a unit was used before it was open"));
         let units = batch
@@ -246,7 +254,7 @@ impl Shared {
             .map(|cell| (cell.unit, cell.opened().unwrap_or_else(lost)));
         let ready = Arc::new(Ready {
             job: batch.job.clone(),
-            units: units.collect(),
+            units: try_collect(units, UNITS)?,
             batch: batch.clone(),
         });
         let urgency = Urgency {
@@ -257,6 +265,7 @@ impl Shared {
             let ready = ready.clone();
             self.spawn(urgency, move |shared| shared.pick(&ready, slots));
         }
+        Ok(())
     }
 
     /// Fills slots of a batch.
@@ -292,7 +301,11 @@ impl Shared {
         };
         // Another one stands for a unit that couldn't be opened: no row of that is among the slots.
         let units = ready.units.iter().map(|(_, unit)| unit.as_ref().unwrap_or(any).get());
-        let units: Vec<&dyn Unit> = units.collect();
+        let at_start = |error| Unpicked {
+            slot: slots.start,
+            error,
+        };
+        let units: Vec<&dyn Unit> = try_collect(units, UNITS).map_err(at_start)?;
         let at_once = RECORDS_AT_ONCE.max(ROWS_A_UNIT * units.len());
         for start in slots.clone().step_by(at_once) {
             if self.is_closed() {

@@ -11,7 +11,9 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
-use fastpipe_batch::{Error, ErrorKind, Fragment, Mark, Pick, Result, Rows, Sink};
+use fastpipe_batch::{
+    Error, ErrorKind, Fragment, Mark, Pick, Result, Rows, Sink, try_collect, try_reserve, try_with_capacity,
+};
 use fastpipe_order::Run;
 
 use crate::batch::About;
@@ -28,6 +30,9 @@ pub(crate) struct Sequence {
     /// Cells made so far.
     cells: u64,
 }
+
+/// What memory is for that says which stretches of units a batch is made of.
+const RUNS: &str = "the list of a batch's blocks; a smaller batch_size needs less";
 
 /// Tasks whose turn hasn't come, by the cell and the piece of it that they wait for. (Cells don't hold them, since tasks hold
 /// cells: what holds each other is never freed when a pass is left early.)
@@ -99,7 +104,7 @@ impl Shared {
         runs: &[Run],
         reserved: Reserved,
     ) -> Result<()> {
-        let costs: Vec<u64> = runs.iter().map(|run| self.run_cost(run)).collect();
+        let costs: Vec<u64> = try_collect(runs.iter().map(|run| self.run_cost(run)), RUNS)?;
         let total: u64 = costs.iter().sum();
         let tasks = self.tasks_of(total);
         let target = total / tasks + 1;
@@ -128,6 +133,7 @@ impl Shared {
                 }
                 let last = taken.record + taken.rows >= rows;
                 if let Some(group) = groups.last_mut() {
+                    try_reserve(group, 1, RUNS)?;
                     group.push(units.piece(taken, about.epoch, last, taken_cost));
                 }
                 filled += taken_cost;
@@ -394,7 +400,7 @@ impl Shared {
 
     fn place(&self, unit: &OpenUnit, mut mark: Mark, piece: &Piece, sink: &mut Sink<'_>) -> Result<Mark> {
         let run = piece.run;
-        let mut picks = Vec::with_capacity(RECORDS_AT_ONCE.min(run.rows as usize));
+        let mut picks = try_with_capacity(RECORDS_AT_ONCE.min(run.rows as usize), "the records of a block")?;
         let mut done = 0;
         while done < run.rows {
             if self.is_closed() {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use fastpipe_batch::{Buffer, Error, ErrorKind, Part, Pass, Result, Slab, Source, Work, give_back};
+use fastpipe_batch::{Buffer, Error, ErrorKind, Part, Pass, Result, Slab, Source, Work, give_back, put_spare_by};
 use fastpipe_order::Cursor;
 
 use crate::admission::Admission;
@@ -130,6 +130,8 @@ impl Stream {
             options,
             threads,
         });
+        // For whoever tells of it when memory runs out.
+        put_spare_by();
         shared.memory.keep_batches(shared.ahead());
         let most = options
             .memory_limit
@@ -223,6 +225,13 @@ impl Stream {
                 self.start_admitting();
                 Ok(Poll::Ready(number, batch))
             }
+        }
+    }
+
+    /// Ends the pass with an error: a batch that was handed over is lost, and those behind it are no substitute.
+    pub fn fail(&self, error: Error) {
+        if self.process == std::process::id() {
+            self.shared.fail(error);
         }
     }
 
@@ -324,7 +333,7 @@ impl Shared {
     /// there is none; and the change of a file where that looks like damage.
     fn explained(&self, error: Error) -> Error {
         match error.kind() {
-            ErrorKind::Limit => self.memory.slabs.take_failure().unwrap_or(error),
+            ErrorKind::Limit | ErrorKind::OutOfMemory => self.memory.slabs.take_failure().unwrap_or(error),
             ErrorKind::Malformed | ErrorKind::Shape | ErrorKind::ValueRange | ErrorKind::Null => {
                 self.files.change_behind(&error).unwrap_or(error)
             }
@@ -535,8 +544,9 @@ impl Shared {
     }
 }
 
+/// The error for a panic: a fault in fastpipe.
 #[cold]
-pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
+pub fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
     let text = panic
         .downcast_ref::<&str>()
         .map(|s| (*s).to_owned())

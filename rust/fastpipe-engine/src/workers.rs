@@ -3,11 +3,18 @@
 //! A pass has threads of its own and waits for them when it ends, so that leaving early leaves nothing behind. After
 //! `fork` a child has none of its parent's threads: it must neither use nor wait for them, and starts its own.
 
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use fastpipe_batch::{Error, ErrorKind, Result};
+use fastpipe_batch::{Error, ErrorKind, Result, room_for};
 use rayon::{ThreadPool, ThreadPoolBuilder};
+
+/// Bytes of a thread's stack.
+const STACK: usize = 4 << 20;
+
+/// Bytes that a thread takes besides, before it does anything: where the system has none for them it ends the process.
+const BESIDES: usize = 256 << 10;
 
 /// As many threads as the process may use processors: affinity and control groups are respected.
 pub fn default_threads() -> usize {
@@ -23,26 +30,45 @@ pub(crate) struct Workers {
 
 impl Workers {
     pub(crate) fn new(threads: usize) -> Result<Self> {
+        let threads = threads.max(1);
+        let bytes = threads.saturating_mul(STACK + BESIDES);
+        if !room_for(bytes) {
+            let what = format!("{threads} threads; a smaller num_threads needs less");
+            return Err(Error::out_of_memory(bytes, &what));
+        }
         let handles = Arc::new(Mutex::new(Vec::new()));
+        let mut failed = None;
         let pool = ThreadPoolBuilder::new()
-            .num_threads(threads.max(1))
+            .num_threads(threads)
             .thread_name(|i| format!("fastpipe-{i}"))
             // Tasks catch their panics; what escapes all the same must not abort the process.
             .panic_handler(|_| ())
             .spawn_handler(|thread| {
                 let builder = std::thread::Builder::new().name(thread.name().unwrap_or("fastpipe").to_owned());
-                let handle = builder.stack_size(4 << 20).spawn(|| thread.run())?;
+                let spawned = builder.stack_size(STACK).spawn(|| thread.run());
+                let handle = spawned.inspect_err(|error| failed = Some(error.kind()))?;
                 handles.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
                 Ok(())
             })
             .build();
         let handles = std::mem::take(&mut *handles.lock().unwrap_or_else(PoisonError::into_inner));
-        let pool = pool.map_err(|e| Error::new(ErrorKind::Storage, format!("can't start {threads} threads: {e}")))?;
-        Ok(Workers {
-            pool: Some(pool),
-            handles,
-            process: std::process::id(),
-        })
+        match pool {
+            Ok(pool) => Ok(Workers {
+                pool: Some(pool),
+                handles,
+                process: std::process::id(),
+            }),
+            Err(error) => {
+                // Those that were started end.
+                handles.into_iter().for_each(|handle| drop(handle.join()));
+                let kind = match failed {
+                    Some(io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock) => ErrorKind::OutOfMemory,
+                    _ => ErrorKind::Storage,
+                };
+                let reason = format!("can't start {threads} threads: {error}; a smaller num_threads needs fewer");
+                Err(Error::new(kind, reason))
+            }
+        }
     }
 
     /// Whether these are threads of this process.
@@ -79,6 +105,15 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn threads_that_there_is_no_memory_for_are_an_error() {
+        // More than 2^47 bytes, which is all that a process has.
+        let error = Workers::new(1 << 26).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert!(error.reason().contains("67108864 threads"), "{error}");
+    }
 
     #[test]
     fn dropping_waits_for_what_was_started() {

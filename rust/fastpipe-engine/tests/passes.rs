@@ -208,7 +208,7 @@ impl Unit for MadeUnit {
     }
 
     fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
-        Ok(known.unwrap_or_else(|| (0..=self.rows).map(|record| 4 * record).collect()))
+        Ok(known.unwrap_or_else(|| Arc::new((0..=self.rows).map(|record| 4 * record).collect())))
     }
 }
 

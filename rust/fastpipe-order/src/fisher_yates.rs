@@ -1,5 +1,7 @@
 //! A shuffle through a window of bounded length.
 
+use std::collections::TryReserveError;
+
 use fastpipe_random::{Draws, Key, Purpose};
 
 /// A Fisher-Yates shuffle of a sequence that comes in piece by piece, of which only a window is known at a time.
@@ -52,6 +54,15 @@ impl<T: Copy> FisherYates<T> {
     /// Whether all that came in was drawn.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Makes room for so many more items.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no such memory.
+    pub fn try_reserve(&mut self, more: usize) -> Result<(), TryReserveError> {
+        self.items.try_reserve(more)
     }
 
     /// Adds what comes next in the input.

@@ -276,6 +276,7 @@ mod tests {
             seed: 3,
             rank: 0,
             ranks: 1,
+            in_step: 1,
             shard_by: ShardBy::Batch,
             uneven: Uneven::Drop,
         };

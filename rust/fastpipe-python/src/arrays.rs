@@ -4,17 +4,39 @@
 //! live as long as any array over them, and then go back to their pool.
 #![allow(unsafe_code)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice::Iter;
 
 use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, SparseLayout};
-use fastpipe_engine::{About, Batch, Stretch};
-use numpy::ndarray::{ArrayView, IxDyn};
-use numpy::{Element, PyArray, PyArray1, PyUntypedArray};
+use fastpipe_engine::{About, Batch, Byte, Stretch, panicked};
+use numpy::{Element, PyArray1, PyArrayMethods, PyUntypedArray, dtype};
+use pyo3::exceptions::{PyImportError, PyKeyboardInterrupt};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
-use crate::raw::extent;
+use crate::raw::{Fresh, extent, view};
+
+/// Loads NumPy and its C API, which the numpy crate would do when it is first needed: it runs Python, where Ctrl-C may land,
+/// and panics if that fails. Here it is an exception like any other.
+pub(crate) fn load_numpy(py: Python<'_>) -> PyResult<()> {
+    py.import("numpy")?;
+    let loaded = catch_unwind(AssertUnwindSafe(|| {
+        // The API for arrays, and the one by which the crate notes who has borrowed one.
+        Fresh::zeros(&dtype::<i64>(py), &[1])?
+            .into_array()
+            .cast::<PyArray1<i64>>()?
+            .try_readonly()?;
+        Ok(())
+    }));
+    loaded.unwrap_or_else(|panic| {
+        let error = panicked(&*panic);
+        Err(match error.reason() {
+            reason if reason.contains("KeyboardInterrupt") => PyKeyboardInterrupt::new_err(()),
+            reason => PyImportError::new_err(format!("NumPy can't be used: {reason}")),
+        })
+    })
+}
 
 /// The memory of a batch: the base of its arrays.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -32,17 +54,13 @@ impl Memory {
 
     /// The slabs, uint8, and where each begins in a stretch of memory with room for all of them: what copies a batch elsewhere
     /// copies these.
-    fn pieces<'py>(slf: &Bound<'py, Self>) -> Vec<(Bound<'py, PyArray1<u8>>, usize)> {
-        let array = |slab: &Slab| {
-            // SAFETY: so many initialised bytes, which stay where they are until `slf`, the base of the array, dies. Other
-            // arrays over them are views of the same memory, as NumPy's own are.
-            unsafe {
-                let view = ArrayView::from_shape_ptr(slab.len(), slab.as_ptr().cast_const());
-                PyArray::borrow_from_array(&view, slf.clone().into_any())
-            }
-        };
+    fn pieces<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<(Bound<'py, PyUntypedArray>, usize)>> {
+        let bytes = dtype::<u8>(slf.py());
+        // SAFETY: so many initialised bytes, which stay where they are until `slf`, the base of the array, dies. Other
+        // arrays over them are views of the same memory, as NumPy's own are.
+        let array = |slab: &Slab| unsafe { view(&bytes, &[slab.len()], slab.as_ptr(), slf.clone().into_any()) };
         let placed = slf.get().placed().filter(|(slab, _)| !slab.is_empty());
-        placed.map(|(slab, start)| (array(slab), start)).collect()
+        placed.map(|(slab, start)| Ok((array(slab)?, start))).collect()
     }
 
     /// Where an array's first element lies in that stretch. None if not all of the array is in a slab.
@@ -128,7 +146,9 @@ pub(crate) fn to_dict<'py>(
         dict.set_item(&*column.name, value)?;
     }
     if padded {
-        dict.set_item(VALID, PyArray1::from_iter(py, (0..rows).map(|row| row < valid)))?;
+        let mut flags = Fresh::zeros(&dtype::<bool>(py), &[rows])?;
+        flags.bytes_mut()[..valid.min(rows)].fill(Byte::new(1));
+        dict.set_item(VALID, flags.into_array())?;
     }
     Ok(dict)
 }
@@ -155,24 +175,24 @@ impl<'py> Builder<'py, '_> {
         })
     }
 
-    fn array_of<T: Element>(&self, part: Stretch, shape: &[usize]) -> Object<'py> {
-        let elements: usize = shape.iter().product();
+    fn array_of<T: Element>(&self, part: Stretch, shape: &[usize]) -> PyResult<Object<'py>> {
+        let bytes = shape.iter().try_fold(size_of::<T>(), |n, &size| n.checked_mul(size));
         // Never beyond the part, whatever the shape says.
-        let fits = elements.checked_mul(size_of::<T>()).is_some_and(|n| n <= part.len);
+        let fits = bytes.is_some_and(|n| n <= part.len);
         let shape = if fits { shape } else { &[0][..] };
         let slab = &self.memory.get().slabs[part.slab];
         // SAFETY: the engine placed the part within its slab, at a multiple of 64 bytes, and wrote all of it; the shape
         // takes no more bytes than the part has (above). Every bit pattern of a number is valid, and bools are written as
-        // 0 or 1. The slab stays where it is until `memory`, the base of the array, dies. Parts don't overlap, so each
-        // array is the only one over its memory.
+        // 0 or 1. The slab stays where it is until `memory`, the base of the array, dies. Parts don't overlap, so no other
+        // array of the batch is over the same bytes; those of `Memory::pieces` are, as views are in NumPy.
         let array = unsafe {
-            let view = ArrayView::<T, _>::from_shape_ptr(IxDyn(shape), slab.as_ptr().add(part.offset).cast::<T>());
-            PyArray::borrow_from_array(&view, self.memory.clone().into_any())
+            let start = slab.as_ptr().add(part.offset);
+            view(&dtype::<T>(self.py), shape, start, self.memory.clone().into_any())?
         };
-        array.into_any()
+        Ok(array.into_any())
     }
 
-    fn array(&self, dtype: DType, part: Stretch, shape: &[usize]) -> Object<'py> {
+    fn array(&self, dtype: DType, part: Stretch, shape: &[usize]) -> PyResult<Object<'py>> {
         match dtype {
             DType::Bool => self.array_of::<bool>(part, shape),
             DType::I8 => self.array_of::<i8>(part, shape),
@@ -188,7 +208,7 @@ impl<'py> Builder<'py, '_> {
         }
     }
 
-    fn offsets(&self, part: Stretch) -> Object<'py> {
+    fn offsets(&self, part: Stretch) -> PyResult<Object<'py>> {
         self.array_of::<i64>(part, &[part.len / 8])
     }
 
@@ -204,18 +224,18 @@ impl<'py> Builder<'py, '_> {
         match leaf {
             Leaf::Fixed(dtype) => {
                 let n = count(part.len / dtype.size());
-                Ok((self.array(dtype, part, &with(n, shape)), n))
+                Ok((self.array(dtype, part, &with(n, shape))?, n))
             }
             Leaf::Bytes { utf8 } => {
                 let bytes = self.next();
                 let n = count((part.len / 8).saturating_sub(1));
-                let values = self.array_of::<u8>(bytes, &[bytes.len]);
+                let values = self.array_of::<u8>(bytes, &[bytes.len])?;
                 let shape = PyTuple::new(self.py, with(n, shape))?;
                 let strings = self
                     .forms
                     .strings
                     .bind(self.py)
-                    .call1((values, self.offsets(part), shape, !utf8))?;
+                    .call1((values, self.offsets(part)?, shape, !utf8))?;
                 Ok((strings, n))
             }
         }
@@ -232,13 +252,13 @@ impl<'py> Builder<'py, '_> {
         let rows = (form.ragged == 0).then_some(self.rows);
         let (mut node, n) = self.leaf(form.leaf, &form.shape, rows)?;
         if let Some((part, dims)) = mask {
-            let valid = self.array_of::<bool>(part, &with(n, &form.shape[..dims]));
+            let valid = self.array_of::<bool>(part, &with(n, &form.shape[..dims]))?;
             node = self.masked(node, valid)?;
         }
         for (mask, lengths) in levels.into_iter().rev() {
-            node = self.forms.ragged.bind(self.py).call1((node, self.offsets(lengths)))?;
+            node = self.forms.ragged.bind(self.py).call1((node, self.offsets(lengths)?))?;
             if let Some(part) = mask {
-                node = self.masked(node, self.array_of::<bool>(part, &[part.len]))?;
+                node = self.masked(node, self.array_of::<bool>(part, &[part.len])?)?;
             }
         }
         Ok(node)
@@ -252,26 +272,35 @@ impl<'py> Builder<'py, '_> {
         let entries = coordinates.len / (8 * width);
         let (values, _) = self.leaf(form.leaf, &[], None)?;
         let no_shape = Vec::new();
-        let dense_shape = PyArray1::from_slice(self.py, self.dense_shapes.next().unwrap_or(&no_shape));
+        let dense_shape = numbers(self.py, self.dense_shapes.next().unwrap_or(&no_shape))?;
         let node = match offsets {
             None => {
-                let indices = self.array_of::<i64>(coordinates, &[entries, width]);
+                let indices = self.array_of::<i64>(coordinates, &[entries, width])?;
                 self.forms.sparse.bind(self.py).call1((indices, values, dense_shape))?
             }
             Some(offsets) => {
                 let shape = [entries, width];
-                let indices = self.array_of::<i64>(coordinates, if width == 1 { &shape[..1] } else { &shape });
+                let indices = self.array_of::<i64>(coordinates, if width == 1 { &shape[..1] } else { &shape })?;
                 self.forms
                     .csr
                     .bind(self.py)
-                    .call1((self.offsets(offsets), indices, values, dense_shape))?
+                    .call1((self.offsets(offsets)?, indices, values, dense_shape))?
             }
         };
         match mask {
-            Some(part) => self.masked(node, self.array_of::<bool>(part, &[part.len])),
+            Some(part) => self.masked(node, self.array_of::<bool>(part, &[part.len])?),
             None => Ok(node),
         }
     }
+}
+
+/// An array of its own.
+fn numbers<'py>(py: Python<'py>, numbers: &[i64]) -> PyResult<Object<'py>> {
+    let mut array = Fresh::zeros(&dtype::<i64>(py), &[numbers.len()])?;
+    for (to, number) in array.bytes_mut().as_chunks_mut::<8>().0.iter_mut().zip(numbers) {
+        *to = number.to_ne_bytes().map(Byte::new);
+    }
+    Ok(array.into_array().into_any())
 }
 
 fn with(n: usize, shape: &[usize]) -> Vec<usize> {

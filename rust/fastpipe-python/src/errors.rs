@@ -1,6 +1,10 @@
 //! The one place where errors become Python exceptions.
 
-use fastpipe_batch::{Error, ErrorKind, text_path};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use fastpipe_batch::{Error, ErrorKind, give_up_spare, text_path};
+use fastpipe_engine::panicked;
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
@@ -35,8 +39,31 @@ fn class(py: Python<'_>, kind: ErrorKind) -> PyResult<Bound<'_, PyType>> {
     CLASSES[i].import(py, "fastpipe.errors", name).cloned()
 }
 
+/// Does what makes objects of Python's. Where Python has no memory for one of them, PyO3 panics: that becomes a MemoryError,
+/// and any other panic an error, not a PanicException, which `except Exception` doesn't catch.
+pub(crate) fn guarded<T>(py: Python<'_>, part: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|panic| {
+        // It may have been raised and not taken.
+        let raised = catch_unwind(AssertUnwindSafe(|| PyErr::take(py))).ok().flatten();
+        let is_memory = |error: &PyErr| error.is_instance_of::<PyMemoryError>(py);
+        Err(match raised {
+            Some(error) if is_memory(&error) => error,
+            _ => to_py(py, &panicked(&*panic)),
+        })
+    })
+}
+
 /// The exception for an error, with its location as attributes.
 pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
+    if error.kind() == ErrorKind::OutOfMemory {
+        // For the exception, and for whoever handles it.
+        give_up_spare();
+    }
+    let made = catch_unwind(AssertUnwindSafe(|| make(py, error)));
+    made.unwrap_or_else(|_| PyMemoryError::new_err(()))
+}
+
+fn make(py: Python<'_>, error: &Error) -> PyErr {
     let make = || -> PyResult<PyErr> {
         let at = error.location();
         let kwargs = PyDict::new(py);
@@ -61,6 +88,17 @@ pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
 pub(crate) const fn is_damage(kind: ErrorKind) -> bool {
     use ErrorKind::{Limit, Malformed, Schema, Unsupported};
     matches!(kind, Malformed | Limit | Schema | Unsupported)
+}
+
+/// The error that a pass ends with if a batch couldn't be handed out.
+pub(crate) fn lost(py: Python<'_>, error: &PyErr) -> Error {
+    if error.is_instance_of::<PyMemoryError>(py) {
+        let reason =
+            "out of memory: Python could not allocate the arrays of a batch; release batches, or read smaller ones";
+        Error::new(ErrorKind::OutOfMemory, reason)
+    } else {
+        Error::new(ErrorKind::Internal, format!("a batch could not be handed out: {error}"))
+    }
 }
 
 /// Turns the error of a result into an exception.

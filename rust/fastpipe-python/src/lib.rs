@@ -22,7 +22,12 @@ mod rebatch;
 mod stats;
 mod tensorflow;
 
+use fastpipe_memory::Reserving;
 use pyo3::prelude::*;
+
+/// The system's allocator, with a reserve: when memory runs out, errors can be told of.
+#[global_allocator]
+static ALLOCATOR: Reserving = Reserving;
 
 /// The extension module. Classes are frozen and lock inside, so it runs without the GIL.
 #[pymodule(gil_used = false)]
@@ -57,6 +62,8 @@ mod _fastpipe {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        arrays::load_numpy(module.py())?;
+        fastpipe_memory::put_spare_by();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arrays::to_dict;
-use crate::errors::IntoPy;
+use crate::errors::{IntoPy, guarded, lost};
 use crate::order::Progress;
 use crate::stats;
 
@@ -269,7 +269,9 @@ impl Pass {
             match py.detach(|| running.poll()).py(py)? {
                 Poll::Ready(number, mut batch) => {
                     let after = std::mem::take(&mut batch.about.after);
-                    let dict = to_dict(py, running.columns(), *batch, self.padded)?;
+                    let dict = guarded(py, || to_dict(py, running.columns(), *batch, self.padded));
+                    // The batch is lost, so those behind it aren't handed out.
+                    let dict = dict.inspect_err(|error| running.stream.fail(lost(py, error)))?;
                     running.delivered(number, after);
                     return Ok(Some(dict));
                 }

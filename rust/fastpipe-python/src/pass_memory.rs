@@ -5,18 +5,20 @@
 //! without it is dropped by the next one that has it.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Region, SlabAllocator, Source};
 use fastpipe_engine::Memory;
 use numpy::{PyArray1, PyArrayMethods, PyUntypedArrayMethods};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::data::Data;
 use crate::errors::IntoPy;
+use crate::raw::Pinned;
 
 /// Memory for passes over a data set, all of it from a callable: `allocate(nbytes)` returns a uint8 array.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -31,7 +33,10 @@ impl PassMemory {
     #[new]
     fn new(data: &Bound<'_, Data>, allocate: Py<PyAny>, held: usize) -> Self {
         let source = data.get().source().clone();
-        let allocator = Arc::new(Callable(allocate));
+        let allocator = Arc::new(Callable {
+            allocate,
+            in_use: Arc::default(),
+        });
         PassMemory {
             memory: Memory::with_allocator(source.columns(), Some(allocator), held),
             source,
@@ -53,7 +58,14 @@ impl PassMemory {
     }
 }
 
-struct Callable(Py<PyAny>);
+struct Callable {
+    allocate: Py<PyAny>,
+    in_use: Arc<InUse>,
+}
+
+/// Addresses that are in use: where a region begins, and where it ends. One for each allocator, since a forked child makes its
+/// own: a thread that doesn't exist there may have held the lock.
+type InUse = Mutex<BTreeMap<usize, usize>>;
 
 impl SlabAllocator for Callable {
     fn allocate(&self, bytes: usize) -> Result<Region, Error> {
@@ -64,7 +76,7 @@ impl SlabAllocator for Callable {
 
 impl Callable {
     fn ask(&self, py: Python<'_>, bytes: usize) -> PyResult<Region> {
-        let array = self.0.bind(py).call1((bytes,))?.cast_into::<PyArray1<u8>>()?;
+        let array = self.allocate.bind(py).call1((bytes,))?.cast_into::<PyArray1<u8>>()?;
         if !array.is_c_contiguous() {
             return Err(PyValueError::new_err("the array is not contiguous"));
         }
@@ -76,20 +88,65 @@ impl Callable {
         );
         let (start, len) = (array.data(), array.len());
         let start = NonNull::new(start).ok_or_else(|| PyValueError::new_err("the array has no memory"))?;
+        let array = Pinned::new(array.as_untyped())?;
+        let Some(taken) = Taken::new(&self.in_use, start.addr().get(), len) else {
+            let reason = "the array overlaps one that was returned before and is still in use";
+            return Err(PyValueError::new_err(reason));
+        };
         let owner = Owner {
-            array: ManuallyDrop::new(array.unbind()),
+            kept: ManuallyDrop::new((taken, array)),
             process: std::process::id(),
         };
-        // SAFETY: contiguous bytes of an array that can be written to. It lives until `owner` is dropped, and NumPy refuses
-        // to resize an array that others refer to. The callable has handed it out to be written to: as with NumPy itself, who
-        // keeps it and writes to it makes the values of batches whatever he writes.
+        // SAFETY: contiguous bytes of an array that can be written to. It lives until `owner` is dropped, and is pinned: NumPy
+        // refuses to resize it. No other region has any of them (`Taken`). The callable has handed it out to be written to, so
+        // nobody else does: as with NumPy itself, who keeps it and writes to it all the same makes the values of batches
+        // whatever he writes, though nothing here depends on what they are.
         Ok(unsafe { Region::new(start, len, owner) })
+    }
+}
+
+fn lock(in_use: &InUse) -> MutexGuard<'_, BTreeMap<usize, usize>> {
+    in_use.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes that are in use, until it is dropped.
+struct Taken {
+    start: usize,
+    in_use: Arc<InUse>,
+}
+
+impl Taken {
+    /// `None` if some of them are already.
+    fn new(in_use: &Arc<InUse>, start: usize, len: usize) -> Option<Self> {
+        // One without bytes is refused later; until then it has its address to itself.
+        let end = start.checked_add(len.max(1))?;
+        let mut regions = lock(in_use);
+        // Regions don't overlap, so the last that begins in front of the end is the last to end.
+        if regions
+            .range(..end)
+            .next_back()
+            .is_some_and(|(_, &other)| other > start)
+        {
+            return None;
+        }
+        regions.insert(start, end);
+        drop(regions);
+        Some(Taken {
+            start,
+            in_use: in_use.clone(),
+        })
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        lock(&self.in_use).remove(&self.start);
     }
 }
 
 /// Keeps an array alive.
 struct Owner {
-    array: ManuallyDrop<Py<PyArray1<u8>>>,
+    kept: ManuallyDrop<(Taken, Pinned)>,
     process: u32,
 }
 
@@ -99,7 +156,7 @@ impl Drop for Owner {
         // back there.
         if self.process == std::process::id() {
             // SAFETY: nobody uses it any more.
-            unsafe { ManuallyDrop::drop(&mut self.array) };
+            unsafe { ManuallyDrop::drop(&mut self.kept) };
         }
     }
 }
@@ -110,8 +167,12 @@ fn failed(py: Python<'_>, bytes: usize, error: &PyErr) -> Error {
         .name()
         .map_or_else(|_| "an error".into(), |name| name.to_string());
     let text = error.value(py).to_string();
+    let class = match error.is_instance_of::<PyMemoryError>(py) {
+        true => ErrorKind::OutOfMemory,
+        false => ErrorKind::Limit,
+    };
     Error::new(
-        ErrorKind::Limit,
+        class,
         format!("there is no memory for a batch: asked for {bytes} bytes, the allocator raised {kind}: {text}"),
     )
 }

@@ -27,7 +27,6 @@ impl<'py> Fresh<'py> {
     /// An array of a dtype without objects, in C order, over a slab, which goes back to its pool when the last array over
     /// it dies.
     pub(crate) fn over(slab: Slab, dtype: &Bound<'py, PyArrayDescr>, shape: &[usize]) -> PyResult<Self> {
-        let py = dtype.py();
         let len = shape
             .iter()
             .try_fold(dtype.itemsize(), |len, &size| len.checked_mul(size));
@@ -37,17 +36,17 @@ impl<'py> Fresh<'py> {
             ));
         }
         let start = slab.as_ptr();
-        let memory = Bound::new(py, Memory::of(slab))?;
+        let memory = Bound::new(dtype.py(), Memory::of(slab))?;
         // SAFETY: the slab has as many bytes as the array takes, aligned for any dtype. They stay where they are until
-        // `memory` dies, which becomes the base of the array before anyone else sees it.
-        let array = unsafe { make(dtype, shape, start.cast())? };
-        // SAFETY: NumPy's API as documented: `array` is an array that has no base yet, and the reference to `memory` is
-        // taken over even if it fails.
-        let failed = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_array_ptr(), memory.into_ptr()) } < 0;
-        if failed {
-            return Err(PyErr::fetch(py));
-        }
-        Ok(Fresh(array))
+        // `memory` dies.
+        unsafe { view(dtype, shape, start, memory.into_any()) }.map(Fresh)
+    }
+
+    /// An array of zeros of a dtype without objects, from NumPy's own allocator.
+    pub(crate) fn zeros(dtype: &Bound<'py, PyArrayDescr>, shape: &[usize]) -> PyResult<Self> {
+        let mut array = Fresh::new(dtype, shape)?;
+        array.bytes_mut().fill(Byte::new(0));
+        Ok(array)
     }
 
     /// The bytes of its elements.
@@ -66,6 +65,30 @@ impl<'py> Fresh<'py> {
     pub(crate) fn into_array(self) -> Bound<'py, PyUntypedArray> {
         self.0
     }
+}
+
+/// An array of a dtype without objects, in C order, over memory that lives as long as `base`.
+///
+/// # Safety
+///
+/// The memory is aligned for the dtype and has as many initialised bytes as the shape takes, valid for the dtype, which stay
+/// where they are until `base` dies.
+pub(crate) unsafe fn view<'py>(
+    dtype: &Bound<'py, PyArrayDescr>,
+    shape: &[usize],
+    memory: *mut u8,
+    base: Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyUntypedArray>> {
+    let py = dtype.py();
+    // SAFETY: the caller's promise; `base` becomes that of the array before anyone else sees it.
+    let array = unsafe { make(dtype, shape, memory.cast())? };
+    // SAFETY: NumPy's API as documented: `array` is an array that has no base yet, and the reference to `base` is taken
+    // over even if it fails.
+    let failed = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_array_ptr(), base.into_ptr()) } < 0;
+    if failed {
+        return Err(PyErr::fetch(py));
+    }
+    Ok(array)
 }
 
 /// A new array of a dtype without objects, in C order, over memory or, where that is null, from NumPy's own allocator.
@@ -106,10 +129,40 @@ unsafe fn make<'py>(
     }
 }
 
+/// A reference to an array that keeps it from being resized.
+///
+/// NumPy refuses to resize an array that others refer to, but not with `refcheck=False`. It always refuses where there is a
+/// weak reference, so there is one. (What else takes an array's memory away is documented as not to be done: `__setstate__`
+/// on a live array, and programs in C.)
+pub(crate) struct Pinned {
+    array: Py<PyUntypedArray>,
+    _weak: Py<PyAny>,
+}
+
+impl Pinned {
+    pub(crate) fn new(array: &Bound<'_, PyUntypedArray>) -> PyResult<Self> {
+        let py = array.py();
+        // SAFETY: Python's API as documented: it takes an object and no callback, and returns a new reference, or null and an
+        // exception.
+        let weak = unsafe {
+            let weak = pyo3::ffi::PyWeakref_NewRef(array.as_ptr(), std::ptr::null_mut());
+            Bound::from_owned_ptr_or_err(py, weak)?
+        };
+        Ok(Pinned {
+            array: array.clone().unbind(),
+            _weak: weak.unbind(),
+        })
+    }
+
+    pub(crate) fn bind<'a, 'py>(&'a self, py: Python<'py>) -> &'a Bound<'py, PyUntypedArray> {
+        self.array.bind(py)
+    }
+}
+
 /// The bytes of an array that is kept.
 pub(crate) struct Kept {
-    /// Keeps the memory alive.
-    _array: Py<PyUntypedArray>,
+    /// Keeps the memory alive, and where it is.
+    _array: Pinned,
     start: *const Byte,
     len: usize,
 }
@@ -121,20 +174,20 @@ unsafe impl Sync for Kept {}
 
 impl Kept {
     /// An array as [`bytes`] sees it.
-    pub(crate) fn new(array: &Bound<'_, PyUntypedArray>) -> Option<Self> {
-        let bytes = bytes(array)?;
-        Some(Kept {
+    pub(crate) fn new(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Self>> {
+        let pinned = Pinned::new(array)?;
+        Ok(bytes(array).map(|bytes| Kept {
             start: bytes.as_ptr(),
             len: bytes.len(),
-            _array: array.clone().unbind(),
-        })
+            _array: pinned,
+        }))
     }
 }
 
 impl Array for Kept {
     fn bytes(&self) -> &[Byte] {
-        // SAFETY: they were the bytes of the array, and still are, since there is a reference to it: see `bytes`. Whether
-        // this thread has the GIL makes no difference to them.
+        // SAFETY: they were the bytes of the array when it was pinned, and still are: see `Pinned`. Whether this thread has
+        // the GIL makes no difference to them.
         unsafe { slice::from_raw_parts(self.start, self.len) }
     }
 }
@@ -151,7 +204,7 @@ pub(crate) fn extent(array: &Bound<'_, PyUntypedArray>) -> Option<Range<usize>> 
 
 /// The bytes of an array's elements; None if they aren't one behind the other in C order, or are references.
 ///
-/// As with NumPy itself, who writes into the array while they are read makes them whatever he leaves behind.
+/// Whoever lets other threads run while it has them has [pinned](Pinned) the array. As with NumPy itself, who writes into the array while they are read makes them whatever he leaves behind.
 pub(crate) fn bytes<'a>(array: &'a Bound<'_, PyUntypedArray>) -> Option<&'a [Byte]> {
     let dtype = array.dtype();
     if !array.is_c_contiguous() || dtype.has_object() {
@@ -161,7 +214,7 @@ pub(crate) fn bytes<'a>(array: &'a Bound<'_, PyUntypedArray>) -> Option<&'a [Byt
     if len == 0 {
         return Some(&[]);
     }
-    // SAFETY: the elements are contiguous, `itemsize` bytes each, and alive as long as the array, of which there is a
-    // reference: NumPy refuses to resize an array that others refer to. The bytes needn't be initialised.
+    // SAFETY: the elements are contiguous, `itemsize` bytes each, and alive as long as the array isn't resized: the caller
+    // has pinned it, or lets no other thread run while it has them. The bytes needn't be initialised.
     Some(unsafe { slice::from_raw_parts((*array.as_array_ptr()).fields.data.cast(), len) })
 }

@@ -5,19 +5,20 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fastpipe_batch::{OutOfBounds, SlabPool};
+use fastpipe_batch::{Error, ErrorKind, OutOfBounds, Result, SlabPool, try_collect};
 use fastpipe_engine::{Array, Chunk, Ends, Part, Ready, Recut, RowLayout, Shuffled, Targets, default_threads};
 use fastpipe_order::Key;
 use numpy::{
     PyArray1, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray,
-    PyUntypedArrayMethods,
+    PyUntypedArrayMethods, dtype,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::PyDict;
 
-use crate::raw::{Fresh, Kept, bytes};
+use crate::errors::{guarded, to_py};
+use crate::raw::{Fresh, Kept, Pinned, bytes};
 
 /// Keeps rows until they make a batch.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -58,7 +59,7 @@ struct Held {
     from: usize,
     ends: Ends,
     lengths: Vec<Vec<i64>>,
-    values: Vec<Py<PyUntypedArray>>,
+    values: Vec<Pinned>,
 }
 
 impl Rows {
@@ -69,32 +70,21 @@ impl Rows {
         }
     }
 
-    fn hold(&mut self, rows: usize, lent: Vec<Box<dyn Array>>) -> Result<(), OutOfBounds> {
+    fn hold(&mut self, rows: usize, lent: Vec<Box<dyn Array>>) -> Result<()> {
         match self {
             Rows::InOrder(_) => Ok(()),
             Rows::Shuffled(all) => all.hold(rows, lent),
         }
     }
 
-    fn advance(
-        &mut self,
-        chunk: Option<&Chunk<'_>>,
-        from: &mut usize,
-        ended: bool,
-    ) -> Result<Option<Ready>, OutOfBounds> {
+    fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<Ready>> {
         match self {
-            Rows::InOrder(rows) => Ok(rows.advance(chunk, from, ended)),
+            Rows::InOrder(rows) => rows.advance(chunk, from, ended),
             Rows::Shuffled(rows) => rows.advance(chunk, from, ended),
         }
     }
 
-    fn copy(
-        &mut self,
-        chunk: Option<&Chunk<'_>>,
-        from: &mut usize,
-        ready: &Ready,
-        targets: Targets<'_>,
-    ) -> Result<(), OutOfBounds> {
+    fn copy(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ready: &Ready, targets: Targets<'_>) -> Result<()> {
         match self {
             Rows::InOrder(rows) => rows.copy(chunk, from, ready, targets),
             Rows::Shuffled(rows) => rows.copy(ready, targets),
@@ -185,11 +175,16 @@ impl RowBuffer {
         lengths: Vec<PyReadonlyArray1<'_, i64>>,
         values: Vec<Bound<'_, PyUntypedArray>>,
     ) -> PyResult<()> {
-        let lengths: Vec<Vec<i64>> = lengths.iter().map(|part| part.as_array().to_vec()).collect();
+        let copied = |part: &PyReadonlyArray1<'_, i64>| try_collect(part.as_array().iter().copied(), "lengths of rows");
+        let lengths: Vec<Vec<i64>> = lengths
+            .iter()
+            .map(copied)
+            .collect::<Result<_>>()
+            .map_err(|e| internal(py, e))?;
         if values.len() != self.elements.len() || !(0..).zip(&values).all(|(i, array)| self.is_like(i, array)) {
             return Err(PyValueError::new_err("the parts aren't those of the first rows"));
         }
-        self.hand_in(py, rows, lengths, values)
+        guarded(py, || self.hand_in(py, rows, lengths, values))
     }
 
     /// Hands in the next rows, as `push` does, if all columns are arrays that need no preparation. Otherwise it does nothing
@@ -217,7 +212,7 @@ impl RowBuffer {
             values.push(array);
         }
         if let Some(rows) = rows.filter(|&rows| rows > 0) {
-            self.hand_in(py, rows, Vec::new(), values)?;
+            guarded(py, || self.hand_in(py, rows, Vec::new(), values))?;
         }
         Ok(true)
     }
@@ -230,11 +225,13 @@ impl RowBuffer {
         let Some((_, _, values)) = self.next(py)? else {
             return Ok(None);
         };
-        let batch = PyDict::new(py);
-        for (name, array) in names.iter().zip(values) {
-            batch.set_item(name, array)?;
-        }
-        Ok(Some(batch))
+        guarded(py, || {
+            let batch = PyDict::new(py);
+            for (name, array) in names.iter().zip(values) {
+                batch.set_item(name, array)?;
+            }
+            Ok(Some(batch))
+        })
     }
 
     /// Says that no more rows come.
@@ -247,6 +244,22 @@ impl RowBuffer {
 
     /// The next batch; None if more rows are needed, or if there are no more.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<Batch<'py>>> {
+        guarded(py, || self.take(py))
+    }
+
+    /// Memory for rows that wait, in bytes.
+    #[getter]
+    fn nbytes(&self, py: Python<'_>) -> usize {
+        let state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        match &state.rows {
+            Rows::InOrder(rows) => rows.nbytes(),
+            Rows::Shuffled(rows) => rows.nbytes(),
+        }
+    }
+}
+
+impl RowBuffer {
+    fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Batch<'py>>> {
         let mut guard = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
         let State { rows, chunk, ended } = &mut *guard;
         let ended = *ended;
@@ -254,7 +267,7 @@ impl RowBuffer {
         let mut from = chunk.as_ref().map_or(0, |held| held.from);
         let ready = py
             .detach(|| rows.advance(view.as_ref(), &mut from, ended))
-            .map_err(internal)?;
+            .map_err(|e| internal(py, e))?;
         let ready = ready.filter(|ready| ready.rows == self.batch_size || !self.drop_last);
         let batch = match ready {
             None => None,
@@ -269,7 +282,7 @@ impl RowBuffer {
                     values: values.iter_mut().map(Fresh::bytes_mut).collect(),
                 };
                 py.detach(|| rows.copy(view.as_ref(), &mut from, &ready, targets))
-                    .map_err(internal)?;
+                    .map_err(|e| internal(py, e))?;
                 drop(writable);
                 Some((ready.rows, offsets, values.into_iter().map(Fresh::into_array).collect()))
             }
@@ -281,28 +294,26 @@ impl RowBuffer {
         chunk.take_if(|held| held.from == held.rows);
         Ok(batch)
     }
+}
 
-    /// Memory for rows that wait, in bytes.
-    #[getter]
-    fn nbytes(&self, py: Python<'_>) -> usize {
-        let state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-        match &state.rows {
-            Rows::InOrder(rows) => rows.nbytes(),
-            Rows::Shuffled(rows) => rows.nbytes(),
-        }
+fn internal(py: Python<'_>, error: Error) -> PyErr {
+    match error.kind() {
+        ErrorKind::OutOfMemory => to_py(py, &error),
+        _ => PyValueError::new_err(error.to_string()),
     }
 }
 
-fn internal(error: OutOfBounds) -> PyErr {
-    PyValueError::new_err(error.to_string())
+fn out_of_bounds(out: OutOfBounds) -> PyErr {
+    PyValueError::new_err(out.to_string())
 }
 
 impl Held {
     fn chunk<'a>(&'a self, py: Python<'a>, layout: &RowLayout) -> PyResult<Chunk<'a>> {
         let lengths = self.lengths.iter().map(Vec::as_slice).collect();
+        // They are looked at again each time: what is refused when rows come in is refused later, too.
         let values = self.values.iter().map(|array| bytes(array.bind(py)).ok_or(OutOfBounds));
-        let values = values.collect::<Result<_, _>>().map_err(internal)?;
-        Chunk::new(layout, self.rows, &self.ends, lengths, values).map_err(internal)
+        let values = values.collect::<Result<_, _>>().map_err(out_of_bounds)?;
+        Chunk::new(layout, self.rows, &self.ends, lengths, values).map_err(out_of_bounds)
     }
 }
 
@@ -326,23 +337,23 @@ impl RowBuffer {
     ) -> PyResult<()> {
         let ends = py
             .detach(|| Ends::new(&self.layout, rows, &lengths))
-            .map_err(internal)?;
+            .map_err(|e| internal(py, e))?;
         let mut state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
         if state.chunk.is_some() || state.ended {
             return Err(PyValueError::new_err("rows came in before they were asked for"));
         }
         let lent = state.rows.lent_parts().iter().map(|&i| Kept::new(&values[i]));
-        let lent = lent.map(|kept| Ok(Box::new(kept.ok_or(OutOfBounds)?) as Box<dyn Array>));
-        let lent: Vec<_> = lent.collect::<Result<_, _>>().map_err(internal)?;
+        let lent = lent.map(|kept| Ok(Box::new(kept?.ok_or_else(|| out_of_bounds(OutOfBounds))?) as Box<dyn Array>));
+        let lent: Vec<_> = lent.collect::<PyResult<_>>()?;
         let held = Held {
             rows,
             from: 0,
             ends,
             lengths,
-            values: values.into_iter().map(Bound::unbind).collect(),
+            values: values.iter().map(Pinned::new).collect::<PyResult<_>>()?,
         };
         held.chunk(py, &self.layout)?;
-        state.rows.hold(rows, lent).map_err(internal)?;
+        state.rows.hold(rows, lent).map_err(|e| internal(py, e))?;
         state.chunk = Some(held);
         Ok(())
     }
@@ -350,7 +361,14 @@ impl RowBuffer {
     /// Arrays for a batch, not yet written.
     fn allocate<'py>(&self, py: Python<'py>, ready: &Ready) -> PyResult<(Offsets<'py>, Vec<Fresh<'py>>)> {
         let offsets = self.layout.lengths.iter();
-        let offsets = offsets.map(|part| PyArray1::zeros(py, ready.elements[part.level] * part.width + 1, false));
+        let integers = dtype::<i64>(py);
+        let offsets = offsets.map(|part| {
+            let len = ready.elements[part.level]
+                .checked_mul(part.width)
+                .and_then(|n| n.checked_add(1));
+            let array = Fresh::zeros(&integers, &[len.ok_or_else(|| out_of_bounds(OutOfBounds))?])?.into_array();
+            Ok(array.into_any().cast_into::<PyArray1<i64>>()?)
+        });
         let values = self
             .layout
             .values
@@ -368,6 +386,6 @@ impl RowBuffer {
                     _ => Fresh::new(dtype.bind(py), &shape),
                 }
             });
-        Ok((offsets.collect(), values.collect::<PyResult<_>>()?))
+        Ok((offsets.collect::<PyResult<_>>()?, values.collect::<PyResult<_>>()?))
     }
 }

@@ -1,8 +1,9 @@
 //! Where elements lie of which rows have any number.
 
-use fastpipe_batch::{Span, reserve_large};
+use fastpipe_batch::{Result, Span, try_collect, try_reserve, try_with_capacity};
 
 use super::rows::Part;
+use super::slots::{ROWS, reserve};
 
 /// The start of no row.
 const NOWHERE: usize = usize::MAX;
@@ -23,12 +24,15 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    pub(crate) fn spans_of(&self, slots: &[u32]) -> Vec<Span> {
-        slots.iter().map(|&slot| self.spans[slot as usize]).collect()
+    pub(crate) fn spans_of(&self, slots: &[u32]) -> Result<Vec<Span>> {
+        try_collect(slots.iter().map(|&slot| self.spans[slot as usize]), ROWS)
     }
 
     /// Notes rows that are appended to the arena, from their ends in a chunk. There are `made` slots.
-    pub(crate) fn add(&mut self, slots: &[u32], ends: &[usize], made: usize) {
+    pub(crate) fn add(&mut self, slots: &[u32], ends: &[usize], made: usize) -> Result<()> {
+        let new = made.saturating_sub(self.spans.len());
+        try_reserve(&mut self.spans, new, ROWS)?;
+        try_reserve(&mut self.rows, slots.len(), ROWS)?;
         self.spans.resize(made, Span::default());
         for (&slot, ends) in slots.iter().zip(ends.windows(2)) {
             let len = ends[1] - ends[0];
@@ -42,6 +46,7 @@ impl Arena {
                 self.live += len;
             }
         }
+        Ok(())
     }
 
     /// Forgets rows that were drawn.
@@ -53,8 +58,8 @@ impl Arena {
     }
 
     /// Moves rows together, and tells which stretches of elements are to be moved where.
-    pub(crate) fn compact(&mut self) -> Vec<(Span, usize)> {
-        let mut moves: Vec<(Span, usize)> = Vec::new();
+    pub(crate) fn compact(&mut self) -> Result<Vec<(Span, usize)>> {
+        let mut moves: Vec<(Span, usize)> = try_with_capacity(self.rows.len(), ROWS)?;
         let mut filled = 0;
         self.rows.retain_mut(|(start, slot)| {
             let span = &mut self.spans[*slot as usize];
@@ -71,12 +76,18 @@ impl Arena {
             true
         });
         self.filled = filled;
-        moves
+        Ok(moves)
     }
 }
 
 /// Makes the moves of a compaction, which leaves so many elements `filled`, and takes memory for `room`.
-pub(crate) fn part_room<T: Copy>(part: &Part, data: &mut Vec<T>, moves: &[(Span, usize)], filled: usize, room: usize) {
+pub(crate) fn part_room<T: Copy>(
+    part: &Part,
+    data: &mut Vec<T>,
+    moves: &[(Span, usize)],
+    filled: usize,
+    room: usize,
+) -> Result<()> {
     for &(from, to) in moves {
         let from = from.start * part.width..(from.start + from.len) * part.width;
         if from.start != to * part.width {
@@ -84,5 +95,5 @@ pub(crate) fn part_room<T: Copy>(part: &Part, data: &mut Vec<T>, moves: &[(Span,
         }
     }
     data.truncate(filled * part.width);
-    reserve_large(data, room.saturating_mul(part.width));
+    reserve(data, room.saturating_mul(part.width))
 }

@@ -10,10 +10,10 @@
 
 use std::collections::VecDeque;
 
-use fastpipe_batch::{OutOfBounds, Place, move_rows};
+use fastpipe_batch::{OutOfBounds, Place, Result, move_rows, try_collect, try_reserve, try_with_capacity};
 
 use super::rows::Byte;
-use super::slots::make_room;
+use super::slots::{ROWS, make_room};
 
 /// Elements of so many bytes or more stay where they came in. Narrower ones are faster copied to a table: it is in large
 /// pages, and most arrays aren't, so that each row that is read from them costs a walk through the page table.
@@ -105,8 +105,8 @@ impl Lent {
     ///
     /// # Errors
     ///
-    /// [`OutOfBounds`] if its arrays aren't as long as its rows say, or if rows of the one before are yet to be taken in.
-    pub(crate) fn hold(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<(), OutOfBounds> {
+    /// If its arrays aren't as long as its rows say, or if rows of the one before are yet to be taken in.
+    pub(crate) fn hold(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<()> {
         let fits = arrays.len() == self.widths.len()
             && arrays
                 .iter()
@@ -117,8 +117,9 @@ impl Lent {
             .back()
             .is_some_and(|&last| !self.chunks[last as usize].is_whole());
         if !fits || open || u32::try_from(rows).is_err() {
-            return Err(OutOfBounds);
+            return Err(OutOfBounds.into());
         }
+        let slots = try_with_capacity(rows, ROWS)?;
         let number = self.spare.pop().unwrap_or(self.chunks.len() as u32);
         if number as usize == self.chunks.len() {
             self.chunks.push(Held::default());
@@ -126,7 +127,7 @@ impl Lent {
         self.chunks[number as usize] = Held {
             arrays,
             rows,
-            slots: Vec::with_capacity(rows),
+            slots,
             live: 0,
         };
         self.ages.push_back(number);
@@ -135,13 +136,15 @@ impl Lent {
     }
 
     /// Takes in the next rows of the chunk that was held last, at these slots, of which there are `made`.
-    pub(crate) fn take_in(&mut self, slots: &[u32], made: usize) -> Result<(), OutOfBounds> {
+    pub(crate) fn take_in(&mut self, slots: &[u32], made: usize) -> Result<()> {
         let number = *self.ages.back().ok_or(OutOfBounds)?;
         let chunk = &mut self.chunks[number as usize];
         let from = chunk.slots.len();
         if slots.len() > chunk.rows - from {
-            return Err(OutOfBounds);
+            return Err(OutOfBounds.into());
         }
+        let new = made.saturating_sub(self.places.len());
+        try_reserve(&mut self.places, new, ROWS)?;
         self.places.resize(made, NOWHERE);
         for (&slot, row) in slots.iter().zip(from as u32..) {
             let source = number + 1;
@@ -157,18 +160,18 @@ impl Lent {
 
     /// Where the rows at these slots are, which were drawn: nothing moves them any more, and they are yet to be
     /// [forgotten](Lent::forget).
-    pub(crate) fn draw(&mut self, slots: &[u32]) -> Vec<Place> {
+    pub(crate) fn draw(&mut self, slots: &[u32]) -> Result<Vec<Place>> {
         let drawn = |&slot: &u32| std::mem::replace(&mut self.places[slot as usize], NOWHERE);
-        slots.iter().map(drawn).collect()
+        try_collect(slots.iter().map(drawn), ROWS)
     }
 
     /// Where places of a part are looked up.
-    pub(crate) fn sources(&self, part: usize) -> Vec<&[Byte]> {
+    pub(crate) fn sources(&self, part: usize) -> Result<Vec<&[Byte]>> {
         let chunks = self
             .chunks
             .iter()
             .map(|chunk| chunk.arrays.get(part).map_or(&[][..], |array| array.bytes()));
-        std::iter::once(&self.table[part][..]).chain(chunks).collect()
+        try_collect(std::iter::once(&self.table[part][..]).chain(chunks), ROWS)
     }
 
     /// Forgets rows that were drawn from these places, and lets go of chunks that have no others.
@@ -188,7 +191,7 @@ impl Lent {
     }
 
     /// Moves rows out of the oldest chunks until no more is held than may be.
-    fn settle(&mut self) -> Result<(), OutOfBounds> {
+    fn settle(&mut self) -> Result<()> {
         let may = self.most.saturating_mul(HELD);
         while let Some(&oldest) = self.ages.front() {
             let chunk = &self.chunks[oldest as usize];
@@ -204,23 +207,32 @@ impl Lent {
     }
 
     /// Moves what is left of a chunk to the table.
-    fn move_out(&mut self, number: u32) -> Result<(), OutOfBounds> {
+    fn move_out(&mut self, number: u32) -> Result<()> {
         let chunk = std::mem::take(&mut self.chunks[number as usize]);
         self.held -= chunk.rows;
         let source = number + 1;
         let left = (0..).zip(&chunk.slots);
         let left = left.filter(|&(row, &slot)| self.places[slot as usize] == Place { source, row });
-        let (rows, owners): (Vec<u32>, Vec<u32>) = left.map(|(row, &slot)| (row, slot)).unzip();
-        let free = self.free.drain(self.free.len().saturating_sub(rows.len())..);
-        let mut to: Vec<u32> = free.collect();
+        let mut rows: Vec<u32> = try_with_capacity(chunk.live, ROWS)?;
+        let mut owners: Vec<u32> = try_with_capacity(chunk.live, ROWS)?;
+        for (row, &slot) in left {
+            try_reserve(&mut rows, 1, ROWS)?;
+            try_reserve(&mut owners, 1, ROWS)?;
+            rows.push(row);
+            owners.push(slot);
+        }
+        let mut to: Vec<u32> = try_with_capacity(rows.len(), ROWS)?;
+        to.extend(self.free.drain(self.free.len().saturating_sub(rows.len())..));
         let fresh = rows.len() - to.len();
         to.extend((self.made..self.made + fresh).map(|row| row as u32));
         self.made += fresh;
+        // Each may be given back, which can't fail.
+        try_reserve(&mut self.free, self.made, ROWS)?;
         if self.made > self.most {
-            return Err(OutOfBounds);
+            return Err(OutOfBounds.into());
         }
         for ((array, table), &width) in chunk.arrays.iter().zip(&mut self.table).zip(&self.widths) {
-            make_room(table, width, self.made, self.most, Byte::uninit());
+            make_room(table, width, self.made, self.most, Byte::uninit())?;
             move_rows(array.bytes(), width, &rows, &to, table)?;
         }
         for (&slot, &row) in owners.iter().zip(&to) {

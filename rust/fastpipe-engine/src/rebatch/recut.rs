@@ -1,9 +1,10 @@
 //! Rows in batches of another size, in order.
 
-use fastpipe_batch::OutOfBounds;
+use fastpipe_batch::{OutOfBounds, Result, try_reserve};
 
 use super::copies::{Copies, Which, copy_all};
 use super::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
+use super::slots::ROWS;
 
 /// Cuts chunks anew, in order.
 ///
@@ -40,47 +41,55 @@ impl Recut {
 
     /// What the next batch takes, if there are enough rows in what was kept and in the chunk from row `from` on, or if
     /// no more come. Otherwise the chunk's rows are kept, and `from` is behind them.
-    pub fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Option<Ready> {
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory to keep them in.
+    pub fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<Ready>> {
         let fresh = chunk.map_or(0, |chunk| chunk.rows - *from);
         let rows = self.batch_size.min(self.kept[0] + fresh);
         if rows == self.batch_size || (ended && rows > 0) {
             let to = *from + (rows - self.kept[0]);
             let level = |(level, kept): (usize, &usize)| kept + chunk.map_or(0, |c| c.stretch(level, *from..to).len());
-            return Some(Ready {
+            return Ok(Some(Ready {
                 rows,
                 elements: self.kept.iter().enumerate().map(level).collect(),
-            });
+            }));
         }
         if let Some(chunk) = chunk {
             let rows = *from..chunk.rows;
             let each = self.layout.lengths.iter().zip(&chunk.lengths);
             for (kept, (part, data)) in self.lengths.iter_mut().zip(each) {
-                kept.extend_from_slice(elements(data, part, chunk.stretch(part.level, rows.clone())));
+                let fresh = elements(data, part, chunk.stretch(part.level, rows.clone()));
+                try_reserve(kept, fresh.len(), ROWS)?;
+                kept.extend_from_slice(fresh);
             }
             let each = self.layout.values.iter().zip(&chunk.values);
             for (kept, (part, data)) in self.values.iter_mut().zip(each) {
-                kept.extend_from_slice(elements(data, part, chunk.stretch(part.level, rows.clone())));
+                let fresh = elements(data, part, chunk.stretch(part.level, rows.clone()));
+                try_reserve(kept, fresh.len(), ROWS)?;
+                kept.extend_from_slice(fresh);
             }
             for (level, kept) in self.kept.iter_mut().enumerate() {
                 *kept += chunk.stretch(level, rows.clone()).len();
             }
             *from = chunk.rows;
         }
-        None
+        Ok(None)
     }
 
     /// Copies the batch that `advance` told of, and moves `from` behind its rows.
     ///
     /// # Errors
     ///
-    /// [`OutOfBounds`] if it doesn't fit into `targets` exactly.
+    /// If it doesn't fit into `targets` exactly.
     pub fn copy(
         &mut self,
         chunk: Option<&Chunk<'_>>,
         from: &mut usize,
         ready: &Ready,
         mut targets: Targets<'_>,
-    ) -> Result<(), OutOfBounds> {
+    ) -> Result<()> {
         targets.check(&self.layout, ready)?;
         let to = *from + ready.rows.checked_sub(self.kept[0]).ok_or(OutOfBounds)?;
         let (mut lengths, mut values) = (Vec::new(), Vec::new());

@@ -8,7 +8,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use fastpipe_batch::OutOfBounds;
+use fastpipe_batch::{OutOfBounds, Result, try_with_capacity};
 
 /// A byte of an element. Elements may have padding, or come from memory that nobody wrote.
 pub type Byte = MaybeUninit<u8>;
@@ -57,18 +57,18 @@ impl Ends {
     ///
     /// # Errors
     ///
-    /// [`OutOfBounds`] if a length is negative, or if there are more or fewer lengths than elements.
-    pub fn new(layout: &RowLayout, rows: usize, lengths: &[Vec<i64>]) -> Result<Ends, OutOfBounds> {
+    /// If a length is negative, if there are more or fewer lengths than elements, or if there is no memory.
+    pub fn new(layout: &RowLayout, rows: usize, lengths: &[Vec<i64>]) -> Result<Ends> {
         let mut all: Vec<Vec<usize>> = Vec::with_capacity(lengths.len());
         if lengths.len() != layout.lengths.len() {
-            return Err(OutOfBounds);
+            return Err(OutOfBounds.into());
         }
         for (part, lengths) in layout.lengths.iter().zip(lengths) {
             let outer = part.level.checked_sub(1).map(|level| &all[level]);
             if lengths.len() != outer.map_or(rows, |ends| ends[rows]) * part.width {
-                return Err(OutOfBounds);
+                return Err(OutOfBounds.into());
             }
-            let mut ends = Vec::with_capacity(rows + 1);
+            let mut ends = try_with_capacity(rows.saturating_add(1), "where rows end; smaller batches need less")?;
             let (mut from, mut end) = (0, 0usize);
             ends.push(0);
             for row in 0..rows {
@@ -193,6 +193,8 @@ impl Targets<'_> {
 
 #[cfg(test)]
 mod tests {
+    use fastpipe_batch::ErrorKind;
+
     use super::*;
 
     /// Ragged rows of ragged rows, and a dense column.
@@ -221,11 +223,8 @@ mod tests {
             &[vec![1, 1, 1], vec![i64::MAX; 6]],
         ];
         for lengths in wrong {
-            assert_eq!(
-                Ends::new(&layout(), 3, lengths).unwrap_err(),
-                OutOfBounds,
-                "{lengths:?}"
-            );
+            let error = Ends::new(&layout(), 3, lengths).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Internal, "{lengths:?}");
         }
         let lengths = [vec![2, 0, 1], vec![1; 6]];
         let ends = Ends::new(&layout(), 3, &lengths).unwrap();

@@ -1,13 +1,13 @@
 //! Rows in batches of another size, shuffled through a buffer.
 
-use fastpipe_batch::{OutOfBounds, Place, Span};
+use fastpipe_batch::{Error, OutOfBounds, Place, Result, Span, try_reserve};
 use fastpipe_order::{FisherYates, Key};
 
 use super::arena::{Arena, part_room};
 use super::copies::{Copies, Which, copy_all};
 use super::lent::{Array, Lent, WIDE};
 use super::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
-use super::slots::{Slots, make_room};
+use super::slots::{ROWS, Slots, make_room};
 
 /// The row buffer of a shuffle: a Fisher-Yates draw over a window, see [`FisherYates`].
 #[derive(Debug)]
@@ -41,15 +41,8 @@ impl Shuffled {
     ///
     /// # Errors
     ///
-    /// [`OutOfBounds`] if they have more.
-    pub fn new(
-        layout: RowLayout,
-        batch_size: usize,
-        span: u64,
-        key: Key,
-        threads: usize,
-        copy: bool,
-    ) -> Result<Self, OutOfBounds> {
+    /// If they have more.
+    pub fn new(layout: RowLayout, batch_size: usize, span: u64, key: Key, threads: usize, copy: bool) -> Result<Self> {
         let batch_size = batch_size.max(1);
         let needed = span.max(1).checked_add(batch_size as u64 - 1).ok_or(OutOfBounds)?;
         let most = u32::try_from(needed).map_err(|_| OutOfBounds)?;
@@ -89,8 +82,8 @@ impl Shuffled {
     ///
     /// # Errors
     ///
-    /// [`OutOfBounds`] if they aren't as long as its rows say, or if the chunk before wasn't used up.
-    pub fn hold(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<(), OutOfBounds> {
+    /// If they aren't as long as its rows say, or if the chunk before wasn't used up.
+    pub fn hold(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<()> {
         if self.lent_parts.is_empty() && arrays.is_empty() {
             return Ok(());
         }
@@ -102,18 +95,15 @@ impl Shuffled {
     ///
     /// # Errors
     ///
-    /// [`OutOfBounds`]: none that a caller could make.
-    pub fn advance(
-        &mut self,
-        chunk: Option<&Chunk<'_>>,
-        from: &mut usize,
-        ended: bool,
-    ) -> Result<Option<Ready>, OutOfBounds> {
+    /// If there is no memory: none else that a caller could make.
+    pub fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<Ready>> {
         if let Some(chunk) = chunk
             && self.order.len() < self.needed
         {
             while *from < chunk.rows && self.slots.available() > 0 {
-                let slots = self.slots.take(chunk.rows - *from);
+                let slots = self.slots.take(chunk.rows - *from)?;
+                let room = self.order.try_reserve(slots.len());
+                room.map_err(|_| Error::out_of_memory(slots.len() * size_of::<u32>(), ROWS))?;
                 self.take_in(chunk, *from, &slots)?;
                 *from += slots.len();
                 self.order.extend(slots);
@@ -123,6 +113,7 @@ impl Shuffled {
             return Ok(None);
         }
         self.drawn.clear();
+        try_reserve(&mut self.drawn, self.batch_size.min(self.order.len()), ROWS)?;
         self.drawn.extend_from_slice(self.order.draw(self.batch_size, ended));
         let count = |level: &Arena| self.drawn.iter().map(|&slot| level.spans[slot as usize].len).sum();
         let elements = std::iter::once(self.drawn.len()).chain(self.levels.iter().map(count));
@@ -136,10 +127,11 @@ impl Shuffled {
     ///
     /// # Errors
     ///
-    /// [`OutOfBounds`] if it doesn't fit into `targets` exactly.
-    pub fn copy(&mut self, ready: &Ready, mut targets: Targets<'_>) -> Result<(), OutOfBounds> {
+    /// If it doesn't fit into `targets` exactly.
+    pub fn copy(&mut self, ready: &Ready, mut targets: Targets<'_>) -> Result<()> {
         targets.check(&self.layout, ready)?;
-        let spans: Vec<Vec<Span>> = self.levels.iter().map(|level| level.spans_of(&self.drawn)).collect();
+        let spans = self.levels.iter().map(|level| level.spans_of(&self.drawn));
+        let spans: Vec<Vec<Span>> = spans.collect::<Result<_>>()?;
         let lengths = self.layout.lengths.iter().zip(&self.lengths).zip(&mut targets.offsets);
         let lengths = lengths.map(|((part, source), target)| Copies {
             source,
@@ -151,9 +143,10 @@ impl Shuffled {
         let places: Vec<Place> = if self.lent_parts.is_empty() {
             Vec::new()
         } else {
-            self.lent.draw(&self.drawn)
+            self.lent.draw(&self.drawn)?
         };
-        let sources: Vec<_> = (0..self.lent_parts.len()).map(|k| self.lent.sources(k)).collect();
+        let sources = (0..self.lent_parts.len()).map(|k| self.lent.sources(k));
+        let sources: Vec<_> = sources.collect::<Result<_>>()?;
         let values = self.layout.values.iter().zip(&self.values).zip(&mut targets.values);
         let values = values.enumerate().map(|(i, ((part, source), target))| Copies {
             source,
@@ -176,21 +169,21 @@ impl Shuffled {
     }
 
     /// Copies rows of a chunk, from row `from` on, to these slots.
-    fn take_in(&mut self, chunk: &Chunk<'_>, from: usize, slots: &[u32]) -> Result<(), OutOfBounds> {
+    fn take_in(&mut self, chunk: &Chunk<'_>, from: usize, slots: &[u32]) -> Result<()> {
         let rows = from..from + slots.len();
         for level in 1..=self.levels.len() {
             let fresh = chunk.stretch(level, rows.clone()).len();
-            self.make_room(level, fresh);
+            self.make_room(level, fresh)?;
             let ends = &chunk.ends.0[level - 1][from..];
-            self.levels[level - 1].add(slots, ends, self.slots.made());
+            self.levels[level - 1].add(slots, ends, self.slots.made())?;
         }
         let table = (self.slots.made(), self.slots.most());
         let parts = self.layout.lengths.iter().zip(&chunk.lengths).zip(&mut self.lengths);
         let parts = parts.filter_map(|((part, from), to)| {
             let fresh = elements(from, part, chunk.stretch(part.level, rows.clone()));
-            take_in_part(part, fresh, to, slots, table, 0)
+            take_in_part(part, fresh, to, slots, table, 0).transpose()
         });
-        copy_all(parts.collect(), 1)?;
+        copy_all(parts.collect::<Result<_>>()?, 1)?;
         if !self.lent_parts.is_empty() {
             self.lent.take_in(slots, self.slots.made())?;
         }
@@ -200,31 +193,32 @@ impl Shuffled {
                 return None;
             }
             let fresh = elements(from, part, chunk.stretch(part.level, rows.clone()));
-            take_in_part(part, fresh, to, slots, table, Byte::uninit())
+            take_in_part(part, fresh, to, slots, table, Byte::uninit()).transpose()
         });
-        copy_all(parts.collect(), self.threads)
+        Ok(copy_all(parts.collect::<Result<_>>()?, self.threads)?)
     }
 
     /// Makes room for so many more elements at a level.
-    fn make_room(&mut self, level: usize, fresh: usize) {
+    fn make_room(&mut self, level: usize, fresh: usize) -> Result<()> {
         let arena = &mut self.levels[level - 1];
         if arena.filled.saturating_add(fresh) <= arena.room {
-            return;
+            return Ok(());
         }
-        let moves = arena.compact();
+        let moves = arena.compact()?;
         let wanted = (arena.live.saturating_add(fresh)).saturating_mul(2);
         arena.room = arena.room.max(wanted);
         let (filled, room) = (arena.filled, arena.room);
         for (part, data) in self.layout.lengths.iter().zip(&mut self.lengths) {
             if part.level == level {
-                part_room(part, data, &moves, filled, room);
+                part_room(part, data, &moves, filled, room)?;
             }
         }
         for (part, data) in self.layout.values.iter().zip(&mut self.values) {
             if part.level == level {
-                part_room(part, data, &moves, filled, room);
+                part_room(part, data, &moves, filled, room)?;
             }
         }
+        Ok(())
     }
 }
 
@@ -245,16 +239,17 @@ fn take_in_part<'a, T: Copy>(
     slots: &'a [u32],
     (made, most): (usize, usize),
     blank: T,
-) -> Option<Copies<'a, T>> {
+) -> Result<Option<Copies<'a, T>>> {
     if part.level > 0 {
+        // There is room, which was made before.
         data.extend_from_slice(fresh);
-        return None;
+        return Ok(None);
     }
-    make_room(data, part.width, made, most, blank);
-    Some(Copies {
+    make_room(data, part.width, made, most, blank)?;
+    Ok(Some(Copies {
         source: fresh,
         width: part.width,
         which: Which::To(slots, 0),
         target: data,
-    })
+    }))
 }

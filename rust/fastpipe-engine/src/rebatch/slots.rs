@@ -1,18 +1,30 @@
 //! The slots of a row buffer, and tables that have an element at each.
 
-use fastpipe_batch::reserve_large;
+use fastpipe_batch::{Error, Result, try_reserve, try_reserve_large, try_with_capacity};
+
+/// What memory is for.
+pub(crate) const ROWS: &str = "rows that wait; a smaller shuffle_buffer or batch_size needs less";
 
 /// Up to so many bytes of a table are asked for at once.
 const AT_ONCE: usize = 64 << 20;
 
 /// Makes room in a table for `made` elements of `width`, of which there may be `most`. New ones are blank.
-pub(crate) fn make_room<T: Copy>(table: &mut Vec<T>, width: usize, made: usize, most: usize, blank: T) {
+pub(crate) fn make_room<T: Copy>(table: &mut Vec<T>, width: usize, made: usize, most: usize, blank: T) -> Result<()> {
     if made * width > table.capacity() {
         // Memory costs nothing before it is written, moving it does.
         let at_once = AT_ONCE.checked_div(width * size_of::<T>()).unwrap_or(0);
-        reserve_large(table, most.min(at_once.max(made.saturating_mul(2))) * width);
+        reserve(
+            table,
+            most.min(at_once.max(made.saturating_mul(2))).saturating_mul(width),
+        )?;
     }
     table.resize(made * width, blank);
+    Ok(())
+}
+
+/// Takes memory for so many elements in all, in large pages if it is much.
+pub(crate) fn reserve<T: Copy>(table: &mut Vec<T>, capacity: usize) -> Result<()> {
+    try_reserve_large(table, capacity).map_err(|_| Error::out_of_memory(capacity.saturating_mul(size_of::<T>()), ROWS))
 }
 
 /// Gives out slots of a table, and takes them back.
@@ -61,12 +73,15 @@ impl Slots {
     }
 
     /// Up to `count` slots, ascending: fewer where the cursor comes to the end of the table, and none only if none is left.
-    pub(crate) fn take(&mut self, count: usize) -> Vec<u32> {
+    pub(crate) fn take(&mut self, count: usize) -> Result<Vec<u32>> {
         let count = count.min(self.available);
         let fresh = count.min(self.most - self.made);
-        let mut taken = Vec::with_capacity(count);
+        let mut taken = try_with_capacity(count, ROWS)?;
         if fresh > 0 {
             taken.extend((self.made..self.made + fresh).map(|slot| slot as u32));
+            let words = (self.made + fresh).div_ceil(64);
+            let more = words - self.free.len();
+            try_reserve(&mut self.free, more, ROWS)?;
             self.made += fresh;
             self.free.resize(self.made.div_ceil(64), 0);
         }
@@ -84,7 +99,7 @@ impl Slots {
             }
         }
         self.available -= taken.len();
-        taken
+        Ok(taken)
     }
 
     /// Takes back slots that were given out.
@@ -113,7 +128,7 @@ mod tests {
             let mut shuffle = FisherYates::new(Key::default(), u64::MAX);
             for step in 0..2000 {
                 let before = slots.available();
-                let taken = slots.take(step * 13 % 50);
+                let taken = slots.take(step * 13 % 50).unwrap();
                 assert!(taken.is_sorted() && taken.len() <= step * 13 % 50);
                 assert!(!taken.is_empty() || before == 0 || step * 13 % 50 == 0);
                 assert!(

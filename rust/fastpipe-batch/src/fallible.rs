@@ -1,0 +1,66 @@
+//! Tables whose size follows from a file or an argument: an error where there is no memory, not the end of the process.
+
+use crate::error::Error;
+
+/// Makes room for `more` elements; `what` says what for.
+pub fn try_reserve<T>(table: &mut Vec<T>, more: usize, what: &str) -> Result<(), Error> {
+    table
+        .try_reserve(more)
+        .map_err(|_| Error::out_of_memory((table.len().saturating_add(more)).saturating_mul(size_of::<T>()), what))
+}
+
+/// An empty table with room for exactly `capacity` elements.
+pub fn try_with_capacity<T>(capacity: usize, what: &str) -> Result<Vec<T>, Error> {
+    let mut table = Vec::new();
+    table
+        .try_reserve_exact(capacity)
+        .map_err(|_| Error::out_of_memory(capacity.saturating_mul(size_of::<T>()), what))?;
+    Ok(table)
+}
+
+/// `len` times the same.
+pub fn try_filled<T: Clone>(element: T, len: usize, what: &str) -> Result<Vec<T>, Error> {
+    let mut table = try_with_capacity(len, what)?;
+    table.resize(len, element);
+    Ok(table)
+}
+
+/// All elements of an iterator, which says at least how many there are.
+pub fn try_collect<T>(elements: impl Iterator<Item = T>, what: &str) -> Result<Vec<T>, Error> {
+    let mut table = try_with_capacity(elements.size_hint().0, what)?;
+    for element in elements {
+        if table.len() == table.capacity() {
+            try_reserve(&mut table, 1, what)?;
+        }
+        table.push(element);
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn what_does_not_exist_is_an_error() {
+        let huge = usize::MAX / 32;
+        let errors = [
+            try_with_capacity::<u64>(huge, "a test").unwrap_err(),
+            try_filled(7u64, huge, "a test").unwrap_err(),
+            try_reserve(&mut vec![1u64], huge, "a test").unwrap_err(),
+            try_collect((0..huge).map(|i| i as u64), "a test").unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+            assert!(error.reason().ends_with("bytes for a test"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_collected_is_all_there_was() {
+        let odd: Vec<u32> = try_collect((0..1000).filter(|i| i % 2 == 1), "a test").unwrap();
+        assert!(odd.iter().copied().eq((0..500).map(|i| 2 * i + 1)));
+        assert_eq!(try_filled(7, 3, "a test").unwrap(), [7; 3]);
+    }
+}
