@@ -202,9 +202,9 @@ def test_missing_columns_are_told_from_those_there(tmp_path: Path) -> None:
     with pytest.raises(fastpipe.SchemaError) as caught:
         fastpipe.infer_features(path, columns=["dya"])
     message = str(caught.value)
-    assert "the schema has no column 'dya'; did you mean \"day\"?" in message
+    assert "the schema has no column 'dya'; did you mean \"day\"? " in message
     assert (
-        'it has "user", "clicks"; "day" (of logical types, which features= reads); "either" (of types that' in message
+        'It has "user", "clicks"; "day" (of logical types, which features= reads); "either" (of types that' in message
     )
     with pytest.raises(fastpipe.SchemaError) as caught:
         fastpipe.infer_features(path, columns=["q"])

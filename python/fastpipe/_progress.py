@@ -53,6 +53,9 @@ class _Shown:
         self._ended = False
         self._complete = False
 
+    def __repr__(self) -> str:
+        return repr(self._batches)
+
     def __iter__(self) -> Self:
         return self
 

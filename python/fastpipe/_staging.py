@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, Self
 
-from fastpipe.errors import FastpipeError
+from fastpipe.errors import PassClosedError
 
 __all__ = ["Completion", "CopyEngine", "Drawn", "StagingRing"]
 
@@ -157,7 +157,7 @@ class _Belt:
     def take(self) -> tuple[Any, Any]:
         """The next batch, when there is one."""
         if self._process != os.getpid():
-            raise FastpipeError("the pass was started by another process, which has its thread; start one here")
+            raise PassClosedError("the pass was started by another process, which has its thread; start one here")
         slot = self._next()
         try:
             return self._hand_out(slot), slot.note
@@ -177,7 +177,7 @@ class _Belt:
                     raise StopIteration
                 self._changed.wait(_PATIENCE)
             if self._closing:
-                raise FastpipeError("the pass was closed; iter() starts a new one")
+                raise PassClosedError("the pass was closed; iter() starts a new one")
             return self._ready.popleft()
 
     def _hand_out(self, slot: _Slot) -> Any:

@@ -142,6 +142,12 @@ impl Walk<'_> {
             return self.refuse(format!("the field is nested deeper than {MAX_DEPTH} levels"));
         }
         let schema = self.schema;
+        let inside = usize::from(matches!(schema.ty(id), Type::Array(_) | Type::Map(_)));
+        if above.dims + inside > MAX_DIMENSIONS {
+            return self.refuse(format!(
+                "arrays and maps are nested deeper than {MAX_DIMENSIONS} levels here, the most that a feature has"
+            ));
+        }
         match schema.ty(id) {
             Type::Union(branches) => match union_shape(schema, branches) {
                 UnionShape::One(inner) => self.node(inner, above),

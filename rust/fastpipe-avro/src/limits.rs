@@ -23,8 +23,8 @@ pub const MAX_DEPTH: u32 = 128;
 /// one for rows. What is inferred decides the form of a batch, so it doesn't depend on the NumPy at hand.
 pub const MAX_FIXED_DIMENSIONS: usize = 31;
 
-/// Dimensions of a ragged or a sparse feature.
-pub const MAX_DIMENSIONS: usize = MAX_DEPTH as usize;
+/// Dimensions of a ragged or a sparse feature: its forms lie within each other, and Python walks them by recursion.
+pub const MAX_DIMENSIONS: usize = 128;
 
 /// Columns inferred from one schema.
 pub const MAX_COLUMNS: usize = 10_000;

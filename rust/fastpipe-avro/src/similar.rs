@@ -16,8 +16,8 @@ pub fn nearest<'n>(wanted: &str, names: impl IntoIterator<Item = &'n str>) -> Op
         } else {
             distance(&wanted.to_lowercase(), &name.to_lowercase())
         };
-        // One letter for another is no misspelling of it.
-        let alike = distance <= most && distance < name.chars().count().max(2);
+        // Names that have nothing in common aren't alike, however short they are.
+        let alike = distance <= most && distance < name.chars().count();
         if alike && best.is_none_or(|(least, _)| distance < least) {
             best = Some((distance, name));
         }
@@ -80,6 +80,8 @@ mod tests {
         ] {
             assert_eq!(nearest(wanted, names), expected, "{wanted}");
         }
+        assert_eq!(nearest("", ["a", "b"]), None);
+        assert_eq!(nearest("b", ["a"]), None);
         let long = "n".repeat(LONGEST + 1);
         assert_eq!(nearest(&long.to_uppercase(), [&*long]), Some(&*long));
         assert_eq!(nearest(&format!("{long}n"), [&*long]), None);

@@ -73,8 +73,8 @@ fn missing(column: &str, found: &[Inferred]) -> Error {
         return refused(error, field, found);
     }
     let meant = nearest(column, found.iter().map(|f| f.name.as_str()));
-    let meant = meant.map_or_else(String::new, |name| format!("; did you mean \"{name}\"?"));
-    let reason = format!("the schema has no column '{column}'{meant}; it has {}", all(found));
+    let meant = meant.map_or_else(|| "it has".into(), |name| format!("did you mean \"{name}\"? It has"));
+    let reason = format!("the schema has no column '{column}'; {meant} {}", all(found));
     Error::new(ErrorKind::Schema, reason).at_feature(column)
 }
 
