@@ -390,7 +390,7 @@ def test_without_a_gpu(data: Data) -> None:
 
 def test_what_is_no_gpu(data: Data) -> None:
     reader = data.read(batch_size=7)
-    for device in ("cpu", "nothing", ["cpu"]):
+    for device in ("cpu", "nothing", ["cpu"], None, 3.5):
         with pytest.raises(fastpipe.DeviceError, match='device names a GPU, as "cuda:0" does'):
             prefetch(reader, device, framework="torch")
     with pytest.raises(ValueError, match='framework must be "torch" or "cupy", not \'jax\''):

@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,21 @@ def test_what_next_did_not_return_is_not_seen(data: Data, shuffle: Any) -> None:
     other = adapter.IterableDataset(data.read(**options))
     other.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
     assert rows(other) == expected[3:]
+
+
+def test_an_error_keeps_no_pass(data: Data) -> None:
+    def failing(_batch: Any) -> Any:
+        raise ZeroDivisionError("the map failed")
+
+    batches = iter(adapter.IterableDataset(data.read(batch_size=7), map=failing))
+    for _ in range(3):
+        try:
+            next(batches)
+        except ZeroDivisionError as error:
+            assert str(error) == "the map failed"  # noqa: PT017 # What pytest.raises returns keeps all frames.
+    there = weakref.ref(batches)
+    del batches
+    assert there() is None
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)

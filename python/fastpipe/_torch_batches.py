@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -72,17 +73,22 @@ class Batches(Iterator[Any]):
     def __next__(self) -> Any:
         with self._lock:
             if self._error is not None:
-                raise self._error
+                raise _twin(self._error)
             try:
                 return self._next()
             except StopIteration:
                 raise
             except Exception as error:
-                self._error = self._fail(error)
                 self.seen.position.close()
-                if self._error is error:
-                    raise
-                raise self._error from error.__cause__
+                failed = self._fail(error)
+                self._error = _twin(failed)
+                try:
+                    if failed is error:
+                        raise
+                    raise failed from error.__cause__
+                finally:
+                    # The error knows this frame.
+                    del failed
 
     def _next(self) -> Any:
         seen = self.seen
@@ -111,3 +117,13 @@ class Batches(Iterator[Any]):
         reader._resume = reader._epoch, self.seen.mark[1]
         self._batches = iter(reader)
         self.seen.begin()
+
+
+def _twin(error: Exception) -> Exception:
+    """The same error without its traceback, which knows all frames that it went through, and so would keep the pass."""
+    try:
+        twin = copy.copy(error)
+    except Exception:
+        # Not every class can be made of its arguments.
+        return error
+    return twin if type(twin) is type(error) else error
