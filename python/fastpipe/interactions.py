@@ -88,6 +88,9 @@ class Interactions:
     ) -> Self:
         """From arrays, lists or other sequences, one entry an interaction.
 
+        Of integer ids in arrays that hold each many times, this takes up to one and a half times the arrays' memory
+        besides them, with all processors at work: 12 bytes an interaction, with timestamps 24.
+
         Args:
             user_ids: `[n]`, integers from 0 to 2^64 - 1, strings or bytes; not both.
             item_ids: `[n]`, the same.
@@ -121,13 +124,16 @@ class Interactions:
 
         Args:
             source: as in `read_avro`.
-            user: name of the column of user ids: of integers, strings, bytes or an enum.
+            user: name of the column of user ids: of integers, strings, bytes or an enum. Of a logical type, such as
+                uuid, ids are what underlies it.
             item: the same of item ids.
             timestamp: name of the column of times, of numbers; None for none.
             options: as for `from_arrays`.
 
         Raises:
             InteractionsError: as described above, and if a value is null.
+            SchemaError: if there is no such column, or if it isn't one value a record.
+            UnsupportedError: if a column is of another type.
             FastpipeError: as in `read_avro`.
         """
         return cls(*prepare(_sources.from_avro(source, Columns(user, item, timestamp)), **options))
@@ -179,7 +185,8 @@ class Interactions:
         Raises:
             InteractionsError: as described above, and if a file can't be parsed or a value is missing.
             MissingFileError: if a file isn't there.
-            SchemaError: if there is no such column.
+            SchemaError: if there is no such column, or more than one.
+            StorageError: if a file can't be read.
         """
         columns = Columns(user, item, timestamp)
         return cls(*prepare(_sources.from_csv(source, columns, delimiter, column_names), **options))
@@ -196,6 +203,7 @@ class Interactions:
         Raises:
             InteractionsError: if the file has another form.
             MissingFileError: if it isn't there.
+            StorageError: if it can't be read.
         """
         return cls(*prepare(_sources.from_movielens(path), **options))
 
@@ -328,7 +336,8 @@ class Interactions:
         Raises:
             MissingFileError: if a file isn't there.
             InteractionsError: if shards are of different data or don't follow each other, or if their content can't be.
-            FastpipeError: if a file is damaged.
+            MalformedFileError: if a file is damaged, or its content isn't what its checksum is of.
+            UnsupportedError: if a later fastpipe wrote them.
         """
         return cls(*_shards.read(source))
 
