@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal, Self, SupportsIndex
 
 from fastpipe._ordering import integer, within
@@ -83,4 +84,5 @@ def memory_size(name: str, size: SupportsIndex | str) -> int:
     unit = None if found is None else _NAMES.get(found[2].lower())
     if found is None or unit is None:
         raise ValueError(f'{name} must be a number of bytes or a size such as "512MB" or "1.5GiB", not {size!r}')
-    return within(name, int(float(found[1]) * unit), 1, 2**63 - 1)
+    # Exactly: a float would make 2,299,999 bytes of 2.3 MB.
+    return within(name, int(Decimal(found[1]) * unit), 1, 2**63 - 1)

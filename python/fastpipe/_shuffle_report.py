@@ -177,6 +177,8 @@ def shuffle_report(
         MissingFileError: if a file isn't there.
         MalformedFileError: if a header is damaged or a file cut short.
         UnsupportedError: if a codec isn't read.
+        LimitError: if the order takes more than half of the memory of this machine or container; the message says which
+            `shuffle_buffer` would fit.
         ValueError: if arguments exclude each other or are out of range.
     """
     ordering = Ordering.checked(batch_size=batch_size, shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)

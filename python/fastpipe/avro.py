@@ -92,7 +92,8 @@ def read_avro(
             Changes nothing of what is yielded.
         memory_limit: bytes that are held for blocks and for batches that aren't yielded yet, as a number or with a unit
             (`"512MB"`, `"1.5GiB"`); None for no limit. Bounds how far ahead is read, and changes nothing of what is
-            yielded. What the process and the index take comes on top, and what the consumer holds. Without a limit the
+            yielded. What the process and the index take comes on top, and what the consumer holds. A block that alone
+            takes more than the limit when it is decompressed is a `LimitError`. Without a limit the
             process keeps up to 128 MB for readers to come, until one with a limit begins.
         progress: whether to show a progress bar (extra `progress`).
         index_cache: a directory in which the places of all blocks are kept, so that the next opening needn't look for
@@ -112,9 +113,10 @@ def read_avro(
         UnsupportedError: for what isn't read: other codecs, unions of several types besides null, URLs.
         StorageError: if storage fails, a folder can't be read, a file changed, or an index has to be kept and the
             cache's directory can't be written.
-        LimitError: if a schema or a header exceeds a limit, such as that of columns which are inferred; and from
+        LimitError: if a schema or a header exceeds a limit, such as that of columns which are inferred. From
             `iter(reader)`, if `memory_limit` is below the least with which this can be read: it names that, and the
-            largest `shuffle_buffer` that would fit.
+            largest `shuffle_buffer` that would fit. Without `memory_limit`, if the order of a window, pool or buffer
+            takes more than half of the memory of this machine or container.
         TypeError: if an argument is of the wrong type; the message names it.
         ValueError: if arguments exclude each other or are out of range.
     """

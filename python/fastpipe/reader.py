@@ -315,10 +315,12 @@ class Reader:
             IndexError: if the epoch has no such batch; a negative number is none.
             TypeError: if a number is no integer.
             ValueError: if the epoch is out of range.
+            LimitError: if its order takes more than `memory_limit`, or without one more than half of the memory of this
+                machine or container; the message says which `shuffle_buffer` would fit.
             FastpipeError: if it can't be read.
         """
-        at = self._step(step)
-        started = self._order.batch_at(self._at(epoch), at, self._running.num_threads)
+        at, running = self._step(step), self._running
+        started = self._order.batch_at(self._at(epoch), at, running.num_threads, running.memory_limit)
         try:
             batch = next(started)
             # Its end says whether files changed while it was read.
@@ -342,11 +344,12 @@ class Reader:
             IndexError: if there is no such batch or row; a negative number is none.
             TypeError: if a number is no integer.
             ValueError: if the epoch is out of range.
+            LimitError: as `batch_at`.
         """
         at, slot = self._step(step), integer("row", row)
         if not 0 <= slot < self.batch_size:
             raise IndexError(f"there is no row {slot}: rows of a batch are counted from 0 to {self.batch_size - 1}")
-        return self._data.place(*self._order.locate(self._at(epoch), at, slot))
+        return self._data.place(*self._order.locate(self._at(epoch), at, slot, self._running.memory_limit))
 
     def _step(self, step: SupportsIndex) -> int:
         at, steps = integer("step", step), self._order.steps

@@ -1,7 +1,7 @@
 //! Compression codecs of container files (Avro 1.12 specification, "Required Codecs" and "Optional Codecs").
 //!
 //! No output is allocated because a header declares it: buffers start at what the codec could make of the bytes that are
-//! really there, and grow as output is written, up to [`MAX_BLOCK_BYTES`].
+//! really there, and grow as output is written, up to [`MAX_BLOCK_BYTES`] or what the caller allows.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -40,6 +40,25 @@ impl Codec {
         }
     }
 
+    /// Bytes that `stored` bytes can decompress to at most. What formats allow bounds it, not what compressors do, so no sound
+    /// block has more.
+    ///
+    /// - Deflate: a match yields up to 258 bytes and takes a bit for its length and one for its distance at least (RFC 1951,
+    ///   3.2.5 and 3.2.7: codes are of one bit or more), so 1032 bytes for each: zlib's "maximum compression factor"
+    ///   (<https://zlib.net/zlib_tech.html>).
+    /// - Snappy: behind the four bytes of Avro's checksum, a copy of up to 64 bytes takes three (format_description.txt, 2.2:
+    ///   a copy with a 1-byte offset takes two bytes for up to 11, a literal more bytes than it yields).
+    /// - Zstandard: a frame's blocks yield up to 128 KiB (RFC 8878, 3.1.1.2.4: Block_Maximum_Size) and take four bytes at
+    ///   least: a header of three, and the byte that an RLE_Block repeats. Headers and skippable frames yield nothing.
+    pub const fn most_decompressed(self, stored: u64) -> u64 {
+        match self {
+            Codec::Null => stored,
+            Codec::Deflate => stored.saturating_mul(DEFLATE_RATIO as u64),
+            Codec::Snappy => stored.saturating_sub(4).saturating_mul(64) / 3,
+            Codec::Zstandard => (stored / 4).saturating_mul(128 << 10),
+        }
+    }
+
     /// The codec of that name.
     pub fn from_name(name: &str) -> Result<Codec, Error> {
         Codec::ALL.into_iter().find(|c| c.name() == name).ok_or_else(|| {
@@ -50,6 +69,9 @@ impl Codec {
         })
     }
 }
+
+/// Bytes that a byte of deflated data yields at most: see [`Codec::most_decompressed`].
+const DEFLATE_RATIO: usize = 1032;
 
 impl fmt::Display for Codec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -99,11 +121,23 @@ fn no_memory(codec: Codec) -> Error {
 
 /// Decompresses a block. `guess` is how large the output is expected to be: only a hint. `Codec::Null` copies.
 pub fn decompress(codec: Codec, input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Error> {
+    decompress_within(codec, input, guess, MAX_BLOCK_BYTES, pool)
+}
+
+/// The same, to at most so many bytes, and in no more memory than these, or than [`MAX_BLOCK_BYTES`].
+pub(crate) fn decompress_within(
+    codec: Codec,
+    input: &[u8],
+    guess: usize,
+    most: usize,
+    pool: &BufferPool,
+) -> Result<Buffer, Error> {
+    let most = most.min(MAX_BLOCK_BYTES);
     match codec {
         Codec::Null => pool.copy(input),
-        Codec::Deflate => inflate(input, guess, pool),
-        Codec::Snappy => unsnap(input, pool),
-        Codec::Zstandard => unzstd(input, guess, pool),
+        Codec::Deflate => inflate(input, guess, most, pool),
+        Codec::Snappy => unsnap(input, most, pool),
+        Codec::Zstandard => unzstd(input, guess, most, pool),
     }
 }
 
@@ -113,30 +147,32 @@ fn malformed(codec: Codec, what: impl fmt::Display) -> Error {
 }
 
 #[cold]
-fn too_large(codec: Codec) -> Error {
-    let reason = format!("a {codec} block decompresses to more than {MAX_BLOCK_BYTES} bytes, the most that is read");
-    Error::new(ErrorKind::Limit, reason)
+fn too_large(codec: Codec, most: usize) -> Error {
+    let what = format!("a {codec} block decompresses to more than {most} bytes");
+    if most < MAX_BLOCK_BYTES {
+        Error::over_memory_limit(format!("{what}, which memory_limit doesn't allow"))
+    } else {
+        Error::new(ErrorKind::Limit, format!("{what}, the most that is read"))
+    }
 }
 
 /// Size of the first output buffer: the guess if there is one, but no more than `ratio` times the input.
-fn first_size(input: usize, guess: usize, ratio: usize) -> usize {
+fn first_size(input: usize, guess: usize, ratio: usize, most: usize) -> usize {
     let expected = if guess > 0 { guess } else { 4 * input };
     expected
         .max(4096)
         .min(input.saturating_mul(ratio).saturating_add(1024))
-        .min(MAX_BLOCK_BYTES)
+        .min(most)
 }
 
-fn inflate(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Error> {
+fn inflate(input: &[u8], guess: usize, allowed: usize, pool: &BufferPool) -> Result<Buffer, Error> {
     use libdeflater::DecompressionError::{BadData, InsufficientSpace};
-    // A match of 258 bytes takes at least two bits.
-    const RATIO: usize = 1032;
     let most = input
         .len()
-        .saturating_mul(RATIO)
+        .saturating_mul(DEFLATE_RATIO)
         .saturating_add(1024)
-        .min(MAX_BLOCK_BYTES);
-    let mut size = first_size(input.len(), guess, RATIO);
+        .min(allowed);
+    let mut size = first_size(input.len(), guess, DEFLATE_RATIO, allowed);
     loop {
         let mut out = pool.take(size)?;
         let inflated = INFLATER.with(|kept| {
@@ -155,8 +191,8 @@ fn inflate(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Erro
             }
             Err(InsufficientSpace) => {
                 pool.put(out);
-                if size >= MAX_BLOCK_BYTES {
-                    return Err(too_large(Codec::Deflate));
+                if size >= allowed {
+                    return Err(too_large(Codec::Deflate, allowed));
                 }
                 if size >= most {
                     return Err(malformed(Codec::Deflate, "the stream is damaged"));
@@ -167,7 +203,7 @@ fn inflate(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Erro
     }
 }
 
-fn unsnap(input: &[u8], pool: &BufferPool) -> Result<Buffer, Error> {
+fn unsnap(input: &[u8], most: usize, pool: &BufferPool) -> Result<Buffer, Error> {
     // A copy of 64 bytes takes three.
     const RATIO: usize = 22;
     let Some((body, crc)) = input.split_last_chunk::<4>() else {
@@ -177,12 +213,12 @@ fn unsnap(input: &[u8], pool: &BufferPool) -> Result<Buffer, Error> {
         ));
     };
     let declared = snap::raw::decompress_len(body).map_err(|e| malformed(Codec::Snappy, e))?;
-    if declared > MAX_BLOCK_BYTES {
-        return Err(too_large(Codec::Snappy));
-    }
     if declared > body.len().saturating_mul(RATIO) {
         let what = format_args!("{} bytes can't decompress to the {declared} declared", body.len());
         return Err(malformed(Codec::Snappy, what));
+    }
+    if declared > most {
+        return Err(too_large(Codec::Snappy, most));
     }
     let mut out = pool.take(declared)?;
     let n = snap::raw::Decoder::new()
@@ -197,12 +233,12 @@ fn unsnap(input: &[u8], pool: &BufferPool) -> Result<Buffer, Error> {
     Ok(out)
 }
 
-fn unzstd(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Error> {
+fn unzstd(input: &[u8], guess: usize, most: usize, pool: &BufferPool) -> Result<Buffer, Error> {
     let failed = |code| match code {
         ZSTD_NO_MEMORY => no_memory(Codec::Zstandard),
         _ => malformed(Codec::Zstandard, zstd_safe::get_error_name(code)),
     };
-    let mut out = pool.take(first_size(input.len(), guess, 1 << 16))?;
+    let mut out = pool.take(first_size(input.len(), guess, 1 << 16, most))?;
     let mut source = InBuffer::around(input);
     let mut written = 0;
     let mut read_all = |context: &mut DCtx<'static>| {
@@ -217,13 +253,21 @@ fn unzstd(input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Error
                 break;
             }
             if written == out.len() {
-                if out.len() >= MAX_BLOCK_BYTES {
-                    return Err(too_large(Codec::Zstandard));
+                if out.len() >= most {
+                    return Err(too_large(Codec::Zstandard, most));
                 }
-                let larger = out.len().saturating_mul(4).clamp(4096, MAX_BLOCK_BYTES);
-                let mut more = pool.take(larger)?;
-                more[..written].copy_from_slice(&out);
-                pool.put(std::mem::replace(&mut out, more));
+                let larger = out.len().saturating_mul(4).max(4096).min(most);
+                if most < MAX_BLOCK_BYTES {
+                    // Memory is limited: what is there isn't held beside what takes its place, but made again.
+                    pool.put(std::mem::take(&mut out));
+                    out = pool.take(larger)?;
+                    (source, written) = (InBuffer::around(input), 0);
+                    context.reset(ResetDirective::SessionOnly).map_err(failed)?;
+                } else {
+                    let mut more = pool.take(larger)?;
+                    more[..written].copy_from_slice(&out);
+                    pool.put(std::mem::replace(&mut out, more));
+                }
             } else if all_read {
                 return Err(malformed(Codec::Zstandard, "the frame is cut short"));
             }
@@ -295,6 +339,126 @@ mod tests {
                 let _ = decompress(codec, &packed, 0, &pool);
             }
         }
+    }
+
+    /// Data as blocks store it, compressed as well as can be and in other ways.
+    fn stored(codec: Codec, data: &[u8]) -> Vec<Vec<u8>> {
+        let deflated = |level| {
+            let mut c = libdeflater::Compressor::new(libdeflater::CompressionLvl::new(level).unwrap());
+            let mut out = vec![0; c.deflate_compress_bound(data.len())];
+            let n = c.deflate_compress(data, &mut out).unwrap();
+            out.truncate(n);
+            out
+        };
+        match codec {
+            Codec::Null | Codec::Snappy => vec![compress(codec, data)],
+            Codec::Deflate => [0, 1, 6, 9, 12].map(deflated).to_vec(),
+            Codec::Zstandard => {
+                let frame = |level| zstd::bulk::compress(data, level).unwrap();
+                let mut all = [-5, 1, 3, 19].map(frame).to_vec();
+                all.push([frame(1), frame(3)].concat());
+                all
+            }
+        }
+    }
+
+    /// No sound block may be refused for what it declares.
+    #[test]
+    fn nothing_decompresses_to_more_than_the_most() {
+        let pool = BufferPool::default();
+        for len in [0, 1, 2, 3, 100, 4096, 65_535, 131_072, 131_073, 1 << 20, (3 << 20) + 7] {
+            let patterns = [vec![0; len], b"ab".iter().copied().cycle().take(len).collect(), {
+                let mut varied: Vec<u8> = (0..len as u32)
+                    .map(|i| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8)
+                    .collect();
+                varied[..len / 2].fill(7);
+                varied
+            }];
+            for data in patterns {
+                for codec in Codec::ALL {
+                    for packed in stored(codec, &data) {
+                        let found = decompress(codec, &packed, 0, &pool).unwrap().len() as u64;
+                        let most = codec.most_decompressed(packed.len() as u64);
+                        assert!(
+                            found <= most,
+                            "{codec}: {} bytes to {found}, {most} at most",
+                            packed.len()
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// The densest that formats allow, by hand: bounds are no larger than they must be.
+    #[test]
+    fn the_most_is_nearly_reached() {
+        let pool = BufferPool::default();
+        let nearly = |codec: Codec, packed: &[u8]| {
+            let found = decompress(codec, packed, 0, &pool).unwrap().len() as u64;
+            let most = codec.most_decompressed(packed.len() as u64);
+            assert!(
+                found <= most && found * 100 >= most * 98,
+                "{codec}: {found}, {most} at most"
+            );
+        };
+        // A literal of one byte, and copies of 64 bytes from one byte before (tag 0b111111_10).
+        let copies = 20_000usize;
+        let mut snappy = Vec::new();
+        let mut n = 1 + 64 * copies;
+        while n >= 0x80 {
+            snappy.push(n as u8 | 0x80);
+            n >>= 7;
+        }
+        snappy.extend([n as u8, 0, 7]);
+        snappy.extend([0xfe, 1, 0].repeat(copies));
+        snappy.extend(crc32fast::hash(&vec![7; 1 + 64 * copies]).to_be_bytes());
+        nearly(Codec::Snappy, &snappy);
+        // A frame without a content size and with a window of 128 KiB, of RLE blocks of as many bytes.
+        let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x38];
+        let blocks = 400;
+        for i in 1..=blocks {
+            let header = (128u32 << 10) << 3 | 1 << 1 | u32::from(i == blocks);
+            frame.extend(&header.to_le_bytes()[..3]);
+            frame.push(7);
+        }
+        nearly(Codec::Zstandard, &frame);
+        nearly(Codec::Deflate, &stored(Codec::Deflate, &vec![0; 64 << 20])[4]);
+    }
+
+    #[test]
+    fn bombs_stop_at_what_memory_allows() {
+        let pool = BufferPool::default();
+        let data = vec![0; 8 << 20];
+        for codec in [Codec::Deflate, Codec::Snappy, Codec::Zstandard] {
+            let packed = compress(codec, &data);
+            for guess in [0, 1 << 20, 64 << 20] {
+                let within = |most| decompress_within(codec, &packed, guess, most, &pool);
+                assert_eq!(within(8 << 20).unwrap().len(), 8 << 20, "{codec}");
+                let error = within((8 << 20) - 1).unwrap_err();
+                assert!(
+                    error.is_over_memory_limit() && error.kind() == ErrorKind::Limit,
+                    "{error}"
+                );
+                assert!(
+                    error
+                        .reason()
+                        .contains("8388607 bytes, which memory_limit doesn't allow"),
+                    "{error}"
+                );
+            }
+        }
+        // Without a content size, as streams are written: what is there is made again in a larger buffer.
+        let mut encoder = zstd::stream::Encoder::new(Vec::new(), 1).unwrap();
+        std::io::Write::write_all(&mut encoder, &data).unwrap();
+        let streamed = encoder.finish().unwrap();
+        let found = decompress_within(Codec::Zstandard, &streamed, 0, 8 << 20, &pool).unwrap();
+        assert_eq!(&found[..], &data[..]);
+        assert!(
+            decompress_within(Codec::Zstandard, &streamed, 0, 5 << 20, &pool)
+                .unwrap_err()
+                .is_over_memory_limit()
+        );
     }
 
     #[test]

@@ -16,6 +16,9 @@ pub const MAX_BLOCK_RECORDS: u64 = (1 << 31) - 1;
 /// Values in a block that take no bytes at all (null, empty records): nothing else bounds their number.
 pub const MAX_ZERO_WIDTH: u64 = 1 << 24;
 
+/// Records in a file that take no bytes at all: an order lists them, and nothing else bounds their number.
+pub const MAX_EMPTY_RECORDS: u64 = 1 << 24;
+
 /// Levels of nesting of a recursive type in data.
 pub const MAX_DEPTH: u32 = 128;
 

@@ -28,7 +28,7 @@ pub struct ColumnTimes {
 
 /// Decodes the first records of a unit, whose stored bytes are given, with all columns and without each of them.
 pub fn column_times(source: &AvroSource, unit: u64, bytes: Buffer) -> Result<ColumnTimes> {
-    let block = source.open_block(unit, bytes, &BufferPool::default())?;
+    let block = source.open_block(unit, None, bytes, &BufferPool::default())?;
     let schema = source.schema_of(unit);
     let features: Vec<_> = source.avro_columns().iter().map(|column| &column.feature).collect();
     let variant = |left_out: Option<usize>| -> Result<Variant> {

@@ -10,13 +10,13 @@ use fastpipe_batch::{
     Source, Starts, Unit, UnitInfo, Unpicked, Work, try_with_capacity,
 };
 
-use crate::codec::{Codec, decompress};
+use crate::codec::{Codec, decompress, decompress_within};
 use crate::compile::compile;
 use crate::container::{Block, Header, SYNC_BYTES, wrong_marker};
 use crate::decode;
 use crate::feature::Feature;
 use crate::layout::Column;
-use crate::limits::{MAX_BLOCK_BYTES, MAX_ZERO_WIDTH};
+use crate::limits::{MAX_BLOCK_BYTES, MAX_EMPTY_RECORDS, MAX_ZERO_WIDTH};
 use crate::plan::Plan;
 use crate::schema::Schema;
 
@@ -52,7 +52,8 @@ impl FileInfo {
         })
     }
 
-    /// Checks a block's header against what the schema says of its records.
+    /// Checks a block's header against what the schema says of its records, and what its codec can make of its bytes: counts
+    /// of rows that are merely declared go no further than here.
     pub fn check(&self, number: u64, block: &Block) -> Result<()> {
         let (rows, smallest) = (u64::from(block.rows), self.schema.smallest(self.schema.root()));
         let size = u64::from(block.size);
@@ -60,15 +61,50 @@ impl FileInfo {
             let reason =
                 format!("a block declares {rows} records of zero bytes; {MAX_ZERO_WIDTH} is the most that is read");
             Error::new(ErrorKind::Limit, reason)
-        } else if self.codec == Codec::Null && rows.saturating_mul(smallest) > size {
+        } else if rows.saturating_mul(smallest) > self.codec.most_decompressed(size) {
+            Error::new(ErrorKind::Malformed, self.too_many(size, rows, smallest))
+        } else if self.codec != Codec::Null && rows.saturating_mul(smallest) > MAX_BLOCK_BYTES as u64 {
             let reason = format!(
-                "a block of {size} bytes can't hold the {rows} records of at least {smallest} bytes it declares"
+                "a {} block declares {rows} records of at least {smallest} bytes; {MAX_BLOCK_BYTES} bytes are the most that \
+                 is decompressed",
+                self.codec
             );
-            Error::new(ErrorKind::Malformed, reason)
+            Error::new(ErrorKind::Limit, reason)
         } else {
             return Ok(());
         };
         Err(error.at_block(number, block.offset).at_path(&self.path))
+    }
+
+    #[cold]
+    fn too_many(&self, size: u64, rows: u64, smallest: u64) -> String {
+        let most = self.codec.most_decompressed(size);
+        let bytes = match self.codec {
+            Codec::Null => format!("{size} bytes"),
+            codec => format!("{size} bytes, of which {codec} can make {most} at most,"),
+        };
+        format!("a block of {bytes} can't hold the {rows} records of at least {smallest} bytes it declares")
+    }
+
+    /// Checks what the blocks of the file declare together.
+    fn check_all(&self, blocks: &[Block]) -> Result<()> {
+        if self.schema.smallest(self.schema.root()) > 0 {
+            return Ok(());
+        }
+        let mut rows = 0;
+        for (number, block) in (0..).zip(blocks) {
+            // Each was held against a limit of its own.
+            rows += u64::from(block.rows);
+            if rows > MAX_EMPTY_RECORDS {
+                let reason = format!(
+                    "the file declares {rows} records of zero bytes up to this block; {MAX_EMPTY_RECORDS} is the most \
+                     that is read of one file"
+                );
+                let error = Error::new(ErrorKind::Limit, reason);
+                return Err(error.at_block(number, block.offset).at_path(&self.path));
+            }
+        }
+        Ok(())
     }
 
     /// Checks that a block that declares no records has no bytes, once they are decompressed.
@@ -166,6 +202,7 @@ impl AvroSource {
                 first_unit: source.blocks.len() as u64,
                 expansion: AtomicUsize::new(0),
             });
+            info.check_all(blocks)?;
             for (number, block) in blocks.iter().enumerate() {
                 info.check(number as u64, block)?;
                 let len = u32::try_from(block.len()).map_err(|_| {
@@ -247,7 +284,13 @@ impl AvroSource {
         &self.file(unit).0.schema
     }
 
-    pub(crate) fn open_block(&self, unit: u64, bytes: Buffer, pool: &BufferPool) -> Result<AvroBlock> {
+    pub(crate) fn open_block(
+        &self,
+        unit: u64,
+        most_bytes: Option<u64>,
+        bytes: Buffer,
+        pool: &BufferPool,
+    ) -> Result<AvroBlock> {
         let (file, _, _) = self.file(unit);
         let entry = self.blocks[unit as usize];
         let block = Block::parse(&bytes, entry.offset)?;
@@ -267,7 +310,8 @@ impl AvroSource {
         } else {
             let stored = &bytes[start..end];
             let guess = stored.len().saturating_mul(file.expansion.load(Ordering::Relaxed)) / 8;
-            let data = decompress(file.codec, stored, guess.min(MAX_BLOCK_BYTES), pool)?;
+            let most = most_bytes.map_or(MAX_BLOCK_BYTES, |most| usize::try_from(most).unwrap_or(usize::MAX));
+            let data = decompress_within(file.codec, stored, guess, most, pool)?;
             let expansion = (data.len() + 64) * 8 / stored.len().max(1) + 1;
             file.expansion.fetch_max(expansion, Ordering::Relaxed);
             pool.put(bytes);
@@ -351,8 +395,8 @@ impl Source for AvroSource {
         &self.stamps
     }
 
-    fn open(&self, unit: u64, _pass: Pass, bytes: Buffer, pool: &BufferPool) -> Result<Box<dyn Unit>> {
-        Ok(Box::new(self.open_block(unit, bytes, pool)?))
+    fn open(&self, unit: u64, pass: Pass, bytes: Buffer, pool: &BufferPool) -> Result<Box<dyn Unit>> {
+        Ok(Box::new(self.open_block(unit, pass.most_bytes, bytes, pool)?))
     }
 
     fn pick(
@@ -455,5 +499,78 @@ impl Unit for AvroBlock {
     fn recycle(&mut self, pool: &BufferPool) {
         (self.start, self.end) = (0, 0);
         pool.put(std::mem::take(&mut self.data));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(kind: &str, codec: &str) -> FileInfo {
+        let schema = format!(r#"{{"type": "record", "name": "R", "fields": [{{"name": "a", "type": "{kind}"}}]}}"#);
+        let metadata = [("avro.schema", &*schema), ("avro.codec", codec)];
+        let header = Header {
+            metadata: metadata
+                .map(|(key, value)| (key.to_owned(), value.as_bytes().to_vec()))
+                .into(),
+            sync: [7; SYNC_BYTES],
+            size: 60,
+        };
+        FileInfo::new("x.avro".into(), header).unwrap()
+    }
+
+    fn block(rows: u32, size: u32) -> Block {
+        Block {
+            offset: 60,
+            header: 10,
+            size,
+            rows,
+        }
+    }
+
+    #[test]
+    fn blocks_declare_no_more_rows_than_their_bytes_can_hold() {
+        // Doubles take eight bytes.
+        for (codec, size, most) in [
+            ("null", 80, 10),
+            ("deflate", 3, 3 * 1032 / 8),
+            ("snappy", 34, 30 * 64 / 3 / 8),
+            ("zstandard", 15, 3 * (128 << 10) / 8),
+        ] {
+            let info = info("double", codec);
+            info.check(0, &block(most, size)).unwrap();
+            for rows in [most + 1, (1 << 31) - 1] {
+                let error = info.check(3, &block(rows, size)).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Malformed, "{error}");
+                assert_eq!((error.location().block, error.location().offset), (Some(3), Some(60)));
+                assert!(
+                    error.reason().contains(&format!("can't hold the {rows} records")),
+                    "{error}"
+                );
+            }
+        }
+        // What could be made of the bytes is more than is decompressed.
+        let error = info("double", "deflate")
+            .check(0, &block((1 << 27) + 1, 1 << 24))
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Limit, "{error}");
+        info("double", "null").check(0, &block(1 << 27, 1 << 30)).unwrap();
+    }
+
+    #[test]
+    fn records_without_bytes_are_counted_by_file() {
+        let source = |blocks: &[Block]| AvroSource::new(&[], &[(info("null", "null"), blocks.to_vec())]).map(drop);
+        let half = block(1 << 23, 0);
+        source(&[half, half]).unwrap();
+        let error = source(&[half, half, block(0, 0), block(1, 0)]).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.location().block),
+            (ErrorKind::Limit, Some(3)),
+            "{error}"
+        );
+        assert_eq!(
+            info("null", "deflate").check(0, &block(1 << 25, 9)).unwrap_err().kind(),
+            ErrorKind::Limit
+        );
     }
 }

@@ -124,6 +124,9 @@ impl BufferPool {
                 }
                 None => state.fresh += 1,
             }
+            if found.is_none() {
+                state.make_room(size(len));
+            }
             let (held, limited) = (state.taken_bytes + state.free_bytes, state.keep.is_some());
             let found = found.or_else(|| state.carver.carve(size(len), held, limited));
             (found, limited)
@@ -196,7 +199,13 @@ impl State {
     }
 
     fn trim(&mut self) {
-        while !self.free.is_empty() && self.keep.is_some_and(|keep| self.free_bytes + self.taken_bytes > keep) {
+        self.make_room(0);
+    }
+
+    /// Lets go of free buffers that would be too much beside so many bytes more.
+    fn make_room(&mut self, more: usize) {
+        let Some(keep) = self.keep else { return };
+        while !self.free.is_empty() && (self.free_bytes + self.taken_bytes).saturating_add(more) > keep {
             self.drop_oldest();
         }
     }
@@ -268,5 +277,11 @@ mod tests {
         assert_eq!(free(), 3 * KEPT);
         pool.keep(Some(5 * SMALL_GRAIN));
         assert_eq!((free(), pool.free_bytes()), (5, 5 * SMALL_GRAIN));
+        let larger = pool.take(3 * SMALL_GRAIN).unwrap();
+        assert_eq!(
+            (larger.capacity(), free()),
+            (3 * SMALL_GRAIN, 2),
+            "free ones make room for it"
+        );
     }
 }

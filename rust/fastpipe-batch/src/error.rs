@@ -106,6 +106,7 @@ struct Inner {
     lengths: Option<Lengths>,
     os_error: Option<i32>,
     unit: Option<u64>,
+    over_memory_limit: bool,
 }
 
 impl Error {
@@ -121,6 +122,7 @@ impl Error {
             lengths: None,
             os_error: None,
             unit: None,
+            over_memory_limit: false,
         }))
     }
 
@@ -144,6 +146,19 @@ impl Error {
             ErrorKind::OutOfMemory,
             format!("out of memory: could not allocate {bytes} bytes for {what}"),
         )
+    }
+
+    /// More memory is needed than the user's limit allows.
+    #[cold]
+    pub fn over_memory_limit(reason: impl Into<String>) -> Self {
+        let mut e = Error::new(ErrorKind::Limit, reason);
+        e.0.over_memory_limit = true;
+        e
+    }
+
+    /// Whether it was made by [`Error::over_memory_limit`].
+    pub fn is_over_memory_limit(&self) -> bool {
+        self.0.over_memory_limit
     }
 
     /// The class.

@@ -97,6 +97,8 @@ pub struct SlabPool {
     state: Mutex<State>,
     /// `None` for the system.
     allocator: Option<Arc<dyn SlabAllocator>>,
+    /// Bytes of slabs in use at most.
+    most: usize,
 }
 
 impl std::fmt::Debug for SlabPool {
@@ -175,6 +177,16 @@ impl SlabPool {
                 ..State::default()
             }),
             allocator,
+            most: usize::MAX,
+        })
+    }
+
+    /// A pool that keeps no free slabs, of which slabs of at most so many bytes can be in use at once.
+    pub fn bounded(most: usize) -> Arc<Self> {
+        Arc::new(SlabPool {
+            state: Mutex::default(),
+            allocator: None,
+            most,
         })
     }
 
@@ -186,6 +198,11 @@ impl SlabPool {
         let taker = this_thread();
         let memory = {
             let mut state = self.lock();
+            if SlabPool::size(len) > self.most.saturating_sub(state.used_bytes) {
+                let error = Error::over_memory_limit(format!("rows take more than {} bytes", self.most));
+                state.failure = Some(error.clone());
+                return Err(error);
+            }
             let fits = |m: &Memory| m.capacity() >= len && m.capacity() / LARGEST_WASTE <= len.max(GRAIN);
             let found = state.free.iter().enumerate().rev().filter(|(_, (m, _))| fits(m));
             let best = found.min_by_key(|(_, (m, user))| (*user != taker, m.capacity()));

@@ -65,6 +65,8 @@ pub struct Pass {
     pub seed: u64,
     /// The epoch, from 0.
     pub epoch: u64,
+    /// Bytes that an open unit may take at most, if the user limits memory: what takes more is an error.
+    pub most_bytes: Option<u64>,
 }
 
 /// One record of a unit, and the slot of the batch in which it belongs.

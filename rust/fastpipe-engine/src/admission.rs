@@ -8,10 +8,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fastpipe_batch::{Result, Rows, SlabPool};
-use fastpipe_order::{BatchPlan, Content, Cursor, Run};
+use fastpipe_batch::{Error, Result, Rows, SlabPool};
+use fastpipe_order::{BatchPlan, Content, Cursor, PlanError, Run};
 
 use crate::batch::About;
+use crate::order_memory::unplanned;
 use crate::scatter::Scatter;
 use crate::sequence::Sequence;
 use crate::stream::{Shared, lock};
@@ -39,6 +40,8 @@ pub(crate) struct Admission {
     plans: u64,
     /// Whether all are planned.
     complete: bool,
+    /// Why the one behind those that are planned can't be.
+    unplanned: Option<Error>,
     /// How many of the planned batches were prepared: their units are being opened, or read by the system.
     prepared: usize,
     /// Bytes of units that the system was asked to read, for these.
@@ -79,6 +82,7 @@ impl Admission {
             rows_planned: 0,
             plans: 0,
             complete: false,
+            unplanned: None,
             prepared: 0,
             bytes_hinted: 0,
             window: None,
@@ -133,8 +137,8 @@ impl Shared {
                 self.plan(admission);
             }
             if admission.planned.is_empty() {
-                lock(&self.hand_over).end = Some(number);
-                self.changed.notify_all();
+                let error = admission.unplanned.take();
+                self.end_at(number, error);
                 return Ok(());
             }
             self.let_go(admission, number);
@@ -168,11 +172,7 @@ impl Shared {
                 self.memory.keep_batches(admission.most_under_way);
             }
             if let Err(error) = self.begin(admission, number, plan, need) {
-                // It stands in for the batch; those before are still handed over.
-                let mut state = lock(&self.hand_over);
-                state.put(number, Err(error));
-                state.end = Some(number + 1);
-                self.changed.notify_all();
+                self.end_at(number, Some(error));
                 return Ok(());
             }
         }
@@ -180,6 +180,16 @@ impl Shared {
             self.look_ahead(admission);
         }
         Ok(())
+    }
+
+    /// Ends the pass at a batch, in the place of which an error stands, if any; those before are still handed over.
+    fn end_at(&self, number: u64, error: Option<Error>) {
+        let mut state = lock(&self.hand_over);
+        state.end = Some(number + u64::from(error.is_some()));
+        if let Some(error) = error {
+            state.put(number, Err(error));
+        }
+        self.changed.notify_all();
     }
 
     /// Whether one more batch may be under way, as far as their number goes.
@@ -285,25 +295,34 @@ impl Shared {
 
     /// Plans the next batch, of the next epoch if need be.
     fn plan(&self, admission: &mut Admission) {
+        if let Err(error) = self.plan_next(admission) {
+            admission.complete = true;
+            admission.unplanned = Some(unplanned(error));
+        }
+    }
+
+    fn plan_next(&self, admission: &mut Admission) -> Result<(), PlanError> {
         let goes_on = |epoch: u64| self.options.end_epoch.is_none_or(|end| epoch < end);
         while !admission.complete {
             let cursor = &mut admission.cursor;
             let wanted = self.options.limit.is_none_or(|limit| admission.plans < limit);
             if !wanted || !goes_on(cursor.current_epoch()) {
                 admission.complete = true;
-            } else if let Some(plan) = cursor.next() {
+            } else if let Some(plan) = cursor.next_unless(&mut || self.is_closed()) {
+                let plan = plan?;
                 admission.plans += 1;
                 admission.rows_planned += u64::from(plan.rows);
                 admission.planned.push_back(plan);
-                return;
+                return Ok(());
             } else if cursor.order().steps() == 0 {
                 // An endless pass over nothing would never yield.
                 admission.complete = true;
             } else {
-                let next = cursor.order().epoch(cursor.current_epoch() + 1);
+                let next = cursor.order().epoch(cursor.current_epoch() + 1)?;
                 *cursor = next;
             }
         }
+        Ok(())
     }
 
     /// Lets go of what neither the next batch nor one behind it needs.

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use fastpipe_batch::{Error, ErrorKind, Fragment, Mark, Pass, Pick, Result, Rows, Sink, SlabPool};
+use fastpipe_batch::{Error, Fragment, Mark, Pass, Pick, Result, Rows, Sink, SlabPool, Unit};
 use fastpipe_order::{Kind, Order};
 
+use crate::order_memory::{largest, would_fit};
+use crate::sizes::{at_least, at_most};
 use crate::stream::Shared;
 
 /// Units that are looked at, of each class.
@@ -13,39 +15,21 @@ const LOOKED_AT: usize = 8;
 /// Rows of each that are decoded, to see what memory they take.
 const DECODED: u32 = 256;
 
+/// Bytes that a look may take where the limit is less: so that the least is known and named, unless units are larger.
+const LOOK_BYTES: u64 = 16 << 20;
+
 /// Refuses a limit in which the pass can't be run. So that it is known beforehand what units take when they are open, some are
 /// looked at.
 pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<()> {
+    look_at_some(shared, limit)?;
     let settings = order.settings();
     let units = shared.source.units().unwrap_or(0);
-    let mut sums = Sums::default();
-    let mut looked_at = vec![0; shared.source.classes().len().max(1)];
-    for unit in spread(units) {
-        let class = shared.source.describe(unit).class;
-        let Some(count) = looked_at.get_mut(class as usize) else {
-            continue;
-        };
-        if *count < LOOKED_AT {
-            *count += 1;
-            look_at(shared, unit);
-        }
-    }
-    for unit in 0..units {
-        let rows = f64::from(shared.source.describe(unit).rows);
-        let bytes = shared.unit_bytes(unit);
-        // Others may expand a little more than those that were looked at.
-        let bytes = bytes + bytes / 20;
-        sums.rows += rows;
-        sums.bytes += bytes as f64;
-        sums.squares += (bytes as f64) * (bytes as f64);
-        sums.largest = sums.largest.max(bytes);
-        sums.fetched = sums.fetched.max(shared.fetched_bytes(unit));
-    }
+    let sums = Sums::of(shared, units);
     let classes = 0..shared.source.classes().len() as u32;
     let rows = u64::from(settings.batch_size).min(sums.rows as u64);
     // One that each thread makes, and one that waits for the consumer.
     let batches = shared.threads as u64 + 1;
-    let batch = batches * classes.map(|class| shared.rows_need(class, rows)).max().unwrap_or(0);
+    let batch = batches.saturating_mul(classes.map(|class| shared.rows_need(class, rows)).max().unwrap_or(0));
     // The units of so many rows, and the list of these.
     let units_of = |rows: u64| {
         let units = match settings.kind {
@@ -54,50 +38,57 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
         };
         units.saturating_add(order.memory(rows))
     };
+    let fetched = batches.saturating_mul(sums.fetched);
     let needed = match settings.kind {
-        Kind::Sequential => batches * (sums.largest + sums.fetched),
-        _ => units_of(settings.shuffle_buffer).saturating_add(batches * sums.fetched),
+        Kind::Sequential => batches.saturating_mul(sums.largest.saturating_add(sums.fetched)),
+        _ => units_of(settings.shuffle_buffer).saturating_add(fetched),
     };
     let least = batch.saturating_add(needed);
     if least <= limit {
         return Ok(());
     }
-    let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
     let mut reason = format!(
         "memory_limit is {}, and this takes at least {}: {} for {batches} batches of {} rows ({} being made, and one that \
          waits) and {} for ",
-        mb(limit),
-        mb(least),
-        mb(batch),
+        at_most(limit),
+        at_least(least),
+        at_least(batch),
         settings.batch_size,
         shared.threads,
-        mb(needed)
+        at_least(needed)
     );
     match settings.kind {
         Kind::Sequential => reason.push_str("blocks"),
         _ => {
             reason += &format!("the blocks and the order of shuffle_buffer={}", settings.shuffle_buffer);
-            let size = u64::from(settings.batch_size);
-            let (mut fits, mut step) = (0, settings.shuffle_buffer / size + 1);
-            // The largest multiple of the batch size that fits: what it takes grows with it.
-            while step > 0 {
-                if (batch + batches * sums.fetched).saturating_add(units_of((fits + step) * size)) <= limit {
-                    fits += step;
-                } else {
-                    step /= 2;
-                }
-            }
-            match fits {
-                0 => reason.push_str("; no shuffle_buffer fits"),
-                fits => reason += &format!("; shuffle_buffer={} would fit", fits * size),
-            }
+            // What it takes grows with it.
+            let fits = largest(settings.shuffle_buffer, settings.batch_size.into(), |buffer| {
+                batch.saturating_add(fetched).saturating_add(units_of(buffer)) <= limit
+            });
+            reason += &would_fit(fits);
         }
     }
     reason.push_str(match shared.threads {
         1 => ". A smaller batch_size needs less",
         _ => ". A smaller batch_size or fewer threads (num_threads) need less",
     });
-    Err(Error::new(ErrorKind::Limit, reason))
+    Err(Error::over_memory_limit(reason))
+}
+
+/// Looks at some units of every class.
+fn look_at_some(shared: &Arc<Shared>, limit: u64) -> Result<()> {
+    let mut looked_at = vec![0; shared.source.classes().len().max(1)];
+    for unit in spread(shared.source.units().unwrap_or(0)) {
+        let class = shared.source.describe(unit).class;
+        let Some(count) = looked_at.get_mut(class as usize) else {
+            continue;
+        };
+        if *count < LOOKED_AT {
+            *count += 1;
+            look_at(shared, unit, limit)?;
+        }
+    }
+    Ok(())
 }
 
 #[derive(Default)]
@@ -111,6 +102,23 @@ struct Sums {
 }
 
 impl Sums {
+    /// Of all units, as far as they are known.
+    fn of(shared: &Shared, units: u64) -> Sums {
+        let mut sums = Sums::default();
+        for unit in 0..units {
+            let rows = f64::from(shared.source.describe(unit).rows);
+            let bytes = shared.unit_bytes(unit);
+            // Others may expand a little more than those that were looked at.
+            let bytes = bytes + bytes / 20;
+            sums.rows += rows;
+            sums.bytes += bytes as f64;
+            sums.squares += (bytes as f64) * (bytes as f64);
+            sums.largest = sums.largest.max(bytes);
+            sums.fetched = sums.fetched.max(shared.fetched_bytes(unit));
+        }
+        sums
+    }
+
     /// Bytes of the units of which a pool or buffer of so many rows holds some: all but certainly no more.
     ///
     /// Each row is drawn after a geometrically distributed time of mean `rows`, and a unit is held until its last row is: that
@@ -146,25 +154,48 @@ fn spread(units: u64) -> impl Iterator<Item = u64> {
     (0..count).map(move |i| (u128::from(i) * u128::from(units) / u128::from(count)) as u64)
 }
 
-/// Learns what a unit takes when it is open. One that can't be read says nothing: its batch will say what is wrong.
-fn look_at(shared: &Arc<Shared>, unit: u64) {
+/// Learns what a unit takes when it is open, in no more memory than the limit, or [`LOOK_BYTES`], besides its bytes as stored.
+/// One that can't be read says nothing: its batch will say what is wrong.
+fn look_at(shared: &Arc<Shared>, unit: u64, limit: u64) -> Result<()> {
     let info = shared.source.describe(unit);
-    let Ok(open) = shared.open(unit, Pass::default().epoch) else {
-        return;
-    };
-    let rows = info.rows.min(DECODED);
-    let scratch = SlabPool::new(0);
-    let Ok(batch) = Rows::new(shared.parts.clone(), rows as usize, &scratch) else {
-        return;
-    };
-    let Ok(mut sink) = Sink::new(&batch, Fragment::default()) else {
-        return;
-    };
-    let picks: Vec<_> = (0..rows).map(|record| Pick { record, slot: record }).collect();
-    if open.get().place(Mark::START, &picks, &mut sink).is_ok() {
-        let bytes = sink.finish().arena_bytes();
-        shared.costs.appended(info.class, u64::from(rows), bytes as u64);
+    let most = limit.max(LOOK_BYTES);
+    if info.range.is_some_and(|range| range.len > most) {
+        // Known without a look: what units take includes it.
+        return Ok(());
     }
+    let open = match shared.open_within(unit, Pass::default().epoch, Some(most)) {
+        Ok(open) => open,
+        Err(error) if error.is_over_memory_limit() => return Err(shared.source.locate(unit, refused(&error, limit))),
+        Err(_) => return Ok(()),
+    };
+    let scratch = SlabPool::bounded(usize::try_from(most).unwrap_or(usize::MAX));
+    let mut rows = info.rows.min(DECODED);
+    // Fewer where a row takes much.
+    while rows > 0 {
+        if let Some(bytes) = decode(shared, open.get(), rows, &scratch) {
+            shared.costs.appended(info.class, u64::from(rows), bytes as u64);
+            return Ok(());
+        }
+        match scratch.take_failure() {
+            Some(error) if rows == 1 => return Err(shared.source.locate(unit, refused(&error, limit))),
+            Some(_) => rows /= 2,
+            None => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// Decodes the first rows of a unit. Says what their parts of no fixed size take.
+fn decode(shared: &Shared, open: &dyn Unit, rows: u32, scratch: &Arc<SlabPool>) -> Option<usize> {
+    let batch = Rows::new(shared.parts.clone(), rows as usize, scratch).ok()?;
+    let mut sink = Sink::new(&batch, Fragment::default()).ok()?;
+    let picks: Vec<_> = (0..rows).map(|record| Pick { record, slot: record }).collect();
+    open.place(Mark::START, &picks, &mut sink).ok()?;
+    Some(sink.finish().arena_bytes())
+}
+
+fn refused(error: &Error, limit: u64) -> Error {
+    Error::over_memory_limit(format!("memory_limit is {}, and {}", at_most(limit), error.reason()))
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use crate::job::{Job, Left};
 use crate::least;
 use crate::memory::Memory;
 use crate::open_files::Files;
+use crate::order_memory::check_order;
 use crate::schedule::{self, End, Schedule, Urgency};
 use crate::sequence::Parked;
 use crate::stats::Stats;
@@ -106,6 +107,10 @@ impl Stream {
         let threads = options.num_threads.unwrap_or_else(share).max(1);
         let order = cursor.order().clone();
         let settings = *order.settings();
+        let seeks = !cursor.is_at_start();
+        if options.memory_limit.is_none() {
+            check_order(&order, None, seeks)?;
+        }
         // The order takes what it takes all the while.
         let left = |limit: u64| limit.saturating_sub(order.memory(settings.shuffle_buffer));
         let hand_over = HandOver::new(options.num_threads.is_none().then(|| Chooser::new(threads)));
@@ -142,6 +147,10 @@ impl Stream {
         if let Some(limit) = options.memory_limit {
             give_back();
             least::check(&shared, &order, limit)?;
+            if seeks {
+                // Before anything else is held, which is when the first batch is sought.
+                check_order(&order, Some(limit), seeks)?;
+            }
         }
         let workers = Workers::new(threads)?;
         let stream = Stream {
@@ -455,6 +464,11 @@ impl Shared {
 
     /// Fetches and opens a unit.
     pub(crate) fn open(&self, unit: u64, epoch: u64) -> Result<OpenUnit> {
+        self.open_within(unit, epoch, self.options.memory_limit)
+    }
+
+    /// The same; an error if it takes more than so many bytes when it is open.
+    pub(crate) fn open_within(&self, unit: u64, epoch: u64, most_bytes: Option<u64>) -> Result<OpenUnit> {
         if let Err(error) = self.files.check_before(epoch) {
             // Not of this unit, or not only.
             self.fail(error);
@@ -466,7 +480,11 @@ impl Shared {
         });
         let bytes = bytes?;
         let stored = bytes.len() as u64;
-        let pass = Pass { seed: self.seed, epoch };
+        let pass = Pass {
+            seed: self.seed,
+            epoch,
+            most_bytes,
+        };
         let (opened, nanos) = self.telemetry.time(Activity::Open, || {
             self.source.open(unit, pass, bytes, &self.memory.buffers)
         });

@@ -226,7 +226,7 @@ fn order(units: &[u32], kind: Kind, batch_size: u32) -> Arc<Order> {
         in_step: 1,
     };
     let units = Units::new(units.iter().copied()).unwrap();
-    Arc::new(Order::new(&Arc::new(units), settings))
+    Arc::new(Order::new(&Arc::new(units), settings).unwrap())
 }
 
 fn options(threads: usize, prefetch: Option<usize>) -> Options {
@@ -244,7 +244,7 @@ fn options(threads: usize, prefetch: Option<usize>) -> Options {
 /// The values of each batch, and the error that ended the pass, if one did. Each batch is checked within itself.
 fn read(source: &Arc<Made>, order: &Arc<Order>, options: Options) -> (Vec<Vec<i64>>, Option<Error>) {
     let memory = Memory::new(source.columns());
-    let stream = Stream::start(source.clone(), order.epoch(0), options, memory).unwrap();
+    let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options, memory).unwrap();
     let mut batches = Vec::new();
     loop {
         match stream.poll(Duration::from_secs(1)) {
@@ -275,7 +275,7 @@ fn expected(units: &[u32], order: &Arc<Order>) -> Vec<Vec<i64>> {
         let (unit, record) = plan.content.at(slot).unwrap();
         value(unit, record)
     };
-    let batches = order.epoch(0);
+    let batches = order.epoch(0).unwrap().map(Result::unwrap);
     batches
         .map(|plan| (0..plan.rows as usize).map(|slot| at(&plan, slot)).collect())
         .collect()

@@ -13,7 +13,11 @@ use fastpipe_interactions::{
 use fastpipe_random::{Draws, Key, Purpose};
 use proptest::prelude::*;
 
-const PASS: Pass = Pass { seed: 7, epoch: 3 };
+const PASS: Pass = Pass {
+    seed: 7,
+    epoch: 3,
+    most_bytes: None,
+};
 const KEY: Key = Key { seed: 7, epoch: 3 };
 
 type Point = (i32, i64, i8);

@@ -60,14 +60,14 @@ fn settings(kind: Kind) -> Settings {
 }
 
 fn order(units: &Arc<Units>, kind: Kind) -> Arc<Order> {
-    Arc::new(Order::new(units, settings(kind)))
+    Arc::new(Order::new(units, settings(kind)).expect("memory"))
 }
 
 /// The state at a fraction of an epoch. (To get there, the table is made.)
 fn state(order: &Arc<Order>, percent: u64) -> State {
-    let mut cursor = order.epoch(1);
-    cursor.seek(order.steps() * percent / 100 + 7);
-    cursor.next().expect("a batch").after
+    let mut cursor = order.epoch(1).expect("memory");
+    cursor.seek(order.steps() * percent / 100 + 7).expect("memory");
+    cursor.next().expect("a batch").expect("memory").after
 }
 
 fn benches(c: &mut Criterion) {
@@ -75,8 +75,8 @@ fn benches(c: &mut Criterion) {
     let units = units();
     let counts = HELD.load(Ordering::Relaxed) - before;
     let window = order(&units, Kind::Window);
-    let mut cursor = window.epoch(1);
-    cursor.seek(window.steps() / 2);
+    let mut cursor = window.epoch(1).expect("memory");
+    cursor.seek(window.steps() / 2).expect("memory");
     black_box(cursor.next());
     let all = HELD.load(Ordering::Relaxed) - before;
     let per_block = |bytes: usize| bytes as f64 / BLOCKS as f64;
@@ -111,8 +111,8 @@ fn benches(c: &mut Criterion) {
         b.iter_custom(|times| {
             let mut spent = Duration::ZERO;
             for _ in 0..times {
-                let mut cursor = window.epoch(1);
-                cursor.seek(window.steps() / 2);
+                let mut cursor = window.epoch(1).expect("memory");
+                cursor.seek(window.steps() / 2).expect("memory");
                 let start = Instant::now();
                 black_box(cursor.next());
                 spent += start.elapsed();
@@ -134,7 +134,8 @@ fn benches(c: &mut Criterion) {
                 if cursor.left() < 64 {
                     cursor = start();
                 }
-                cursor.by_ref().take(64).map(|plan| plan.content.len()).sum::<usize>()
+                let plans = cursor.by_ref().take(64).map(|plan| plan.expect("memory"));
+                plans.map(|plan| plan.content.len()).sum::<usize>()
             });
         });
     }

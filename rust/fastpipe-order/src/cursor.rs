@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use fastpipe_random::Key;
 
-use crate::deal::{Deal, Left};
-use crate::packed::PackedRows;
-use crate::plan::Content;
+use crate::deal::{Deal, Left, Open};
+use crate::failure::{Patience, PlanError, Result, collected, copied, filled, reserve, with_room};
+use crate::plan::{Content, Row, Run};
 use crate::rest::RestWalker;
 use crate::sequential::SequentialWalker;
 use crate::sliding::{self, Grain, Sliding, SlidingWalker};
@@ -134,6 +134,14 @@ pub enum StateError {
     },
     /// It isn't one that an order of these units can have.
     Impossible,
+    /// There is no memory for what it says.
+    Plan(PlanError),
+}
+
+impl From<PlanError> for StateError {
+    fn from(error: PlanError) -> Self {
+        StateError::Plan(error)
+    }
 }
 
 impl fmt::Display for StateError {
@@ -145,6 +153,7 @@ impl fmt::Display for StateError {
                  their own that can't change within an epoch"
             ),
             StateError::Impossible => f.write_str("no reader of these files can have got to it: it is damaged"),
+            StateError::Plan(error) => error.fmt(f),
         }
     }
 }
@@ -174,7 +183,11 @@ pub struct BatchPlan {
 
 impl Order {
     /// The order that the settings give to units.
-    pub fn new(units: &Arc<Units>, settings: Settings) -> Order {
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`] if there is no memory for the counts of a rank's own units.
+    pub fn new(units: &Arc<Units>, settings: Settings) -> Result<Order> {
         let ranks = settings.ranks.max(1) as usize;
         let mut order = Order {
             settings,
@@ -186,16 +199,16 @@ impl Order {
             own_rows: None,
         };
         if settings.shard_by == ShardBy::Unit && ranks > 1 {
-            let mut totals = vec![0u64; ranks];
+            let mut totals = filled(0u64, ranks)?;
             for unit in 0..units.len() {
                 totals[unit % ranks] += u64::from(units.rows(unit));
             }
-            order.units = Arc::new(units.share(settings.rank as usize, ranks));
-            let batches: Vec<u64> = totals.iter().map(|&rows| order.batches_of(rows)).collect();
+            order.units = Arc::new(units.share(settings.rank as usize, ranks)?);
+            let batches = collected(totals.iter().map(|&rows| order.batches_of(rows)))?;
             let all = || batches.iter().copied();
             let each = all().all(|batches| batches > 0) || all().all(|batches| batches == 0);
             order.fair = each || settings.in_step < settings.ranks;
-            let steps = own_steps(&batches, settings.in_step.max(1) as usize, settings.uneven);
+            let steps = own_steps(&batches, settings.in_step.max(1) as usize, settings.uneven)?;
             let own = steps.get(settings.rank as usize).copied().unwrap_or(0);
             order.own_rows = totals.iter().copied().min();
             order.left_out = zip(&totals, &steps)
@@ -212,7 +225,7 @@ impl Order {
             order.left_out = order.outside(units.total(), dealt);
         }
         order.batches = order.batches_of(order.units.total());
-        order
+        Ok(order)
     }
 
     /// Of so many rows those that stand in none of so many batches.
@@ -237,13 +250,76 @@ impl Order {
     /// Bytes that going through it takes if `shuffle_buffer` is so many rows, for the list of the rows of a window, pool or
     /// buffer; besides what it takes for the units.
     pub fn memory(&self, shuffle_buffer: u64) -> u64 {
-        let rows = shuffle_buffer.min(self.units.total());
-        let each = match self.settings.kind {
+        match self.settings.kind {
             Kind::Sequential => 0,
-            Kind::Window => PackedRows::bytes_each(&self.units),
-            Kind::Block | Kind::Buffer => sliding::BYTES_EACH,
+            Kind::Window => Windows::list_bytes(&self.units, shuffle_buffer),
+            Kind::Block => sliding::list_bytes(&self.units, Grain::Unit, shuffle_buffer),
+            Kind::Buffer => sliding::list_bytes(&self.units, Grain::Row, shuffle_buffer),
+        }
+    }
+
+    /// Bytes that planning takes at most if `shuffle_buffer` is so many rows, about: what [`memory`](Order::memory) counts,
+    /// lists of units, and a batch. `seeks` if the first batch isn't that of an epoch's start.
+    pub fn planning_memory(&self, shuffle_buffer: u64, seeks: bool) -> u64 {
+        let units = &*self.units;
+        let streamed = |grain| {
+            let seek = if seeks {
+                sliding::seek_bytes(units, grain, shuffle_buffer)
+            } else {
+                0
+            };
+            sliding::unit_bytes(units, grain, shuffle_buffer).saturating_add(seek)
         };
-        rows.saturating_mul(each)
+        let besides = match self.settings.kind {
+            Kind::Sequential => 0,
+            Kind::Window => Windows::unit_bytes(units, shuffle_buffer),
+            Kind::Block => streamed(Grain::Unit),
+            Kind::Buffer => streamed(Grain::Row),
+        };
+        let batch = self.batch_memory();
+        self.memory(shuffle_buffer)
+            .saturating_add(besides)
+            .saturating_add(batch)
+    }
+
+    /// Bytes that going on from a state takes at most while it is looked at what ranks have begun and not finished, about.
+    pub fn resuming_memory(&self, state: &State) -> u64 {
+        let per_chunk = self.per_chunk();
+        let open = state.left.open.len().saturating_add(state.left.late.len()) as u64;
+        // Where another number of ranks goes on, what each of those before is at is shared out.
+        let begun = if state.ranks == self.settings.ranks {
+            0
+        } else {
+            state.ranks
+        };
+        let batches = open.saturating_add(begun).saturating_mul(per_chunk).min(self.batches);
+        // Each in several lists, which grow to up to twice what they need.
+        let lists = 2 * (size_of::<Open>() + 2 * size_of::<u64>()) as u64;
+        batches
+            .saturating_mul(lists)
+            .saturating_add(open.saturating_mul(4 * lists))
+    }
+
+    /// Bytes that the plan of a batch takes.
+    fn batch_memory(&self) -> u64 {
+        let Settings {
+            kind,
+            batch_size,
+            uneven,
+            ..
+        } = self.settings;
+        let size = u64::from(batch_size);
+        let pads = uneven == Uneven::Pad;
+        let rows = if pads { size } else { size.min(self.units.total()) };
+        let units = (self.units.len() as u64).min(rows);
+        let picks = rows * size_of::<Row>() as u64 + units * size_of::<u64>() as u64;
+        match kind {
+            // A list that grows has up to twice the room. A batch that is filled up may take a row at a time.
+            Kind::Sequential => (if pads { rows } else { units }) * 2 * size_of::<Run>() as u64,
+            Kind::Window => picks,
+            // Its rows enter before it is drawn.
+            Kind::Block | Kind::Buffer => picks + sliding::entering_bytes(rows),
+        }
     }
 
     /// Whether there is a batch for every rank, or none for any.
@@ -264,7 +340,7 @@ impl Order {
 
     /// Batches that this rank gets in an epoch.
     pub fn steps(&self) -> u64 {
-        self.steps_of(&self.deal(Left::default()), 0).0
+        self.steps_of(&self.whole(), 0).0
     }
 
     /// Steps of a deal that begins behind so many of the epoch: of this rank, and of the one that has most.
@@ -295,16 +371,24 @@ impl Order {
         }
     }
 
-    fn deal(&self, left: Left) -> Deal {
-        let ranks = if self.own_steps.is_some() {
+    /// Ranks that share out batches.
+    fn dealt_to(&self) -> u64 {
+        if self.own_steps.is_some() {
             1
         } else {
             self.settings.ranks
-        };
-        Deal::new(ranks, self.per_chunk(), self.batches, left)
+        }
     }
 
-    fn walker(&self, epoch: u64) -> Walker {
+    fn whole(&self) -> Deal {
+        Deal::whole(self.dealt_to(), self.per_chunk(), self.batches)
+    }
+
+    fn deal(&self, left: Left) -> Result<Deal> {
+        Deal::new(self.dealt_to(), self.per_chunk(), self.batches, left)
+    }
+
+    fn walker(&self, epoch: u64) -> Result<Walker> {
         let Settings {
             seed,
             shuffle_buffer,
@@ -324,22 +408,26 @@ impl Order {
                 batch_size,
             )))
         };
-        match self.settings.kind {
+        Ok(match self.settings.kind {
             Kind::Sequential => Walker::Sequential(SequentialWalker::new(units, batch_size)),
             Kind::Window => {
-                let windows = Windows::new(units, key, shuffle_buffer, batch_size);
+                let windows = Windows::new(units, key, shuffle_buffer, batch_size)?;
                 Walker::Window(WindowWalker::new(Arc::new(windows)))
             }
             Kind::Block => Walker::Sliding(sliding(units, Grain::Unit)),
             Kind::Buffer => Walker::Sliding(sliding(units, Grain::Row)),
-        }
+        })
     }
 
     /// Goes through an epoch from its start.
-    pub fn epoch(self: &Arc<Self>, epoch: u64) -> Cursor {
-        let deal = self.deal(Left::default());
-        Cursor {
-            walker: self.walker(epoch),
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`] if there is no memory for the order of the units.
+    pub fn epoch(self: &Arc<Self>, epoch: u64) -> Result<Cursor> {
+        let deal = self.whole();
+        Ok(Cursor {
+            walker: self.walker(epoch)?,
             steps: self.steps_of(&deal, 0),
             order: self.clone(),
             epoch,
@@ -347,31 +435,32 @@ impl Order {
             taken: 0,
             before: 0,
             rest: None,
-        }
+        })
     }
 
     /// The same order, whose last batch isn't left out where it has fewer rows.
-    pub(crate) fn with_last(self: &Arc<Self>) -> Arc<Order> {
+    pub(crate) fn with_last(self: &Arc<Self>) -> Result<Arc<Order>> {
         if !self.settings.drop_last {
-            return self.clone();
+            return Ok(self.clone());
         }
         let settings = Settings {
             drop_last: false,
             ..self.settings
         };
-        Arc::new(Order::new(&self.units, settings))
+        Ok(Arc::new(Order::new(&self.units, settings)?))
     }
 
     /// Goes on from a state.
     ///
     /// # Errors
     ///
-    /// [`StateError`] if it is of another number of ranks and that matters, or isn't one of this order.
+    /// [`StateError`] if it is of another number of ranks and that matters, or isn't one of this order, or there is no memory for
+    /// it.
     pub fn resume(self: &Arc<Self>, state: &State) -> Result<Cursor, StateError> {
         let ranks = self.settings.ranks;
         if state.step == 0 {
             // An epoch that wasn't begun is anybody's.
-            return Ok(self.epoch(state.epoch));
+            return Ok(self.epoch(state.epoch)?);
         }
         if state.ranks != ranks && self.settings.shard_by == ShardBy::Unit {
             return Err(StateError::Ranks {
@@ -379,22 +468,23 @@ impl Order {
                 now: ranks,
             });
         }
-        if state.ranks == 0 || !Deal::is_possible(&state.left, self.per_chunk(), self.batches) {
+        let countable = state.ranks > 0 && state.step < 1 << 62 && state.epoch < u64::MAX;
+        if !countable || !Deal::is_possible(&state.left, self.per_chunk(), self.batches)? {
             return Err(StateError::Impossible);
         }
         let saved = if self.own_steps.is_some() { 1 } else { state.ranks };
-        let before = Deal::new(saved, self.per_chunk(), self.batches, state.left.clone());
+        let before = Deal::new(saved, self.per_chunk(), self.batches, state.left.copied()?)?;
         let (even, odd) = before.steps();
         let most = self.own_steps.map_or(even + u64::from(odd > 0), |(_, most)| most);
         if state.taken > most || state.taken > state.step {
             return Err(StateError::Impossible);
         }
         let (deal, taken) = if state.ranks == ranks {
-            (self.deal(state.left.clone()), state.taken)
+            (self.deal(state.left.copied()?)?, state.taken)
         } else {
-            (self.deal(before.left(state.taken)), 0)
+            (self.deal(before.left(state.taken)?)?, 0)
         };
-        let mut walker = self.walker(state.epoch);
+        let mut walker = self.walker(state.epoch)?;
         if let Walker::Window(walker) = &mut walker {
             for (window, place) in &state.places {
                 if !walker.may_start(*window, *place) {
@@ -417,33 +507,33 @@ impl Order {
 }
 
 /// Steps of all ranks that have units of their own, and so many batches of these.
-fn own_steps(batches: &[u64], in_step: usize, uneven: Uneven) -> Vec<u64> {
+fn own_steps(batches: &[u64], in_step: usize, uneven: Uneven) -> Result<Vec<u64>> {
     let members = |member: usize| batches.iter().copied().skip(member).step_by(in_step);
     let totals = (0..in_step.min(batches.len())).map(|member| members(member).sum::<u64>());
-    let mut steps = batches.to_vec();
+    let mut steps = copied(batches)?;
     let Some(total) = (match uneven {
         Uneven::Drop => totals.min(),
         Uneven::Pad => totals.max(),
         Uneven::Allow => None,
     }) else {
-        return steps;
+        return Ok(steps);
     };
     for member in 0..in_step {
-        let own: Vec<u64> = members(member).collect();
+        let own = collected(members(member))?;
         let leveled = match uneven {
             // One without a row has none to repeat.
-            Uneven::Pad => level(&own, total, |own, level| if own == 0 { 0 } else { own.max(level) }),
-            _ => level(&own, total, u64::min),
+            Uneven::Pad => level(&own, total, |own, level| if own == 0 { 0 } else { own.max(level) })?,
+            _ => level(&own, total, u64::min)?,
         };
         for (steps, leveled) in steps.iter_mut().skip(member).step_by(in_step).zip(leveled) {
             *steps = leveled;
         }
     }
-    steps
+    Ok(steps)
 }
 
 /// Cuts or lifts numbers to a level, so that they add up to `total`. `at` says what one is at a level.
-fn level(numbers: &[u64], total: u64, at: fn(u64, u64) -> u64) -> Vec<u64> {
+fn level(numbers: &[u64], total: u64, at: fn(u64, u64) -> u64) -> Result<Vec<u64>> {
     let sum = |level: u64| numbers.iter().map(|&number| at(number, level)).sum::<u64>();
     let (mut low, mut high) = (0, total + 1);
     while high - low > 1 {
@@ -455,13 +545,13 @@ fn level(numbers: &[u64], total: u64, at: fn(u64, u64) -> u64) -> Vec<u64> {
         }
     }
     let mut missing = total.saturating_sub(sum(low));
-    let mut leveled = Vec::with_capacity(numbers.len());
+    let mut leveled = with_room(numbers.len())?;
     for &number in numbers {
         let more = u64::from(missing > 0 && at(number, low + 1) > at(number, low));
         missing -= more;
         leveled.push(at(number, low) + more);
     }
-    leveled
+    Ok(leveled)
 }
 
 #[derive(Debug)]
@@ -472,11 +562,20 @@ enum Walker {
 }
 
 impl Walker {
-    fn batch(&mut self, batch: u64) -> (Content, Vec<u64>) {
+    fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<(Content, Vec<u64>)> {
         match self {
             Walker::Sequential(walker) => walker.batch(batch),
-            Walker::Window(walker) => walker.batch(batch),
-            Walker::Sliding(walker) => walker.batch(batch),
+            Walker::Window(walker) => walker.batch(batch, patience),
+            Walker::Sliding(walker) => walker.batch(batch, patience),
+        }
+    }
+
+    /// Forgets where it stands: the next batch is sought.
+    fn forget(&mut self) {
+        match self {
+            Walker::Sequential(walker) => walker.forget(),
+            Walker::Window(walker) => walker.forget(),
+            Walker::Sliding(walker) => walker.forget(),
         }
     }
 }
@@ -514,24 +613,38 @@ impl Cursor {
         self.steps.0.saturating_sub(self.taken)
     }
 
+    /// Whether it stands at the start of its epoch: the first batch needn't be sought.
+    pub fn is_at_start(&self) -> bool {
+        self.before + self.taken == 0
+    }
+
     /// Goes to a step of an epoch of which nothing was dealt before.
-    pub fn seek(&mut self, step: u64) {
-        if self.before > 0 || self.deal.at(0).0 != Left::default() {
-            *self = self.order.epoch(self.epoch);
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`] if there is no memory for the order of the units.
+    pub fn seek(&mut self, step: u64) -> Result<()> {
+        if self.before > 0 || !self.deal.is_whole() {
+            *self = self.order.epoch(self.epoch)?;
         }
         self.taken = step;
+        Ok(())
     }
 
     /// How far it has come. Behind the last batch of all ranks that is the start of the next epoch.
-    pub fn state(&mut self) -> State {
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`] if there is no memory for it.
+    pub fn state(&mut self) -> Result<State> {
         let ranks = self.order.settings.ranks;
         if self.before + self.taken == 0 {
-            return State::start(self.epoch, ranks);
+            return Ok(State::start(self.epoch, ranks));
         }
         if self.taken >= self.steps.1 {
-            return State::start(self.epoch + 1, ranks);
+            return Ok(State::start(self.epoch + 1, ranks));
         }
-        let (left, taken) = self.deal.at(self.taken);
+        let (left, taken) = self.deal.at(self.taken)?;
         let mut places = Vec::new();
         if let Walker::Window(walker) = &mut self.walker {
             let Settings {
@@ -545,31 +658,40 @@ impl Cursor {
             let begun = left.open.iter().chain(&left.late).map(|open| open.chunk);
             for window in begun.chain([left.next]).map(window) {
                 if !places.iter().any(|(w, _)| *w == window) {
-                    places.push((window, walker.place(window)));
+                    reserve(&mut places, 1)?;
+                    places.push((window, walker.place(window)?));
                 }
             }
         }
-        State {
+        Ok(State {
             epoch: self.epoch,
             step: self.before + self.taken,
             ranks,
             left,
             taken,
             places,
-        }
+        })
     }
-}
 
-impl Iterator for Cursor {
-    type Item = BatchPlan;
+    /// The next batch of the epoch. While that takes long, `stop` is asked again and again whether it is still wanted.
+    ///
+    /// Behind an error it stands where it stood, and can be asked again.
+    pub fn next_unless(&mut self, stop: &mut dyn FnMut() -> bool) -> Option<Result<BatchPlan>> {
+        let taken = self.taken;
+        let planned = self.plan(&mut Patience(stop));
+        if planned.is_err() {
+            self.taken = taken;
+            self.walker.forget();
+        }
+        planned.transpose()
+    }
 
-    /// The next batch of the epoch.
-    fn next(&mut self) -> Option<BatchPlan> {
+    fn plan(&mut self, patience: &mut Patience<'_>) -> Result<Option<BatchPlan>> {
         if let Some(rest) = &mut self.rest {
-            return rest.batch(&self.order);
+            return rest.batch(&self.order, patience);
         }
         if self.left() == 0 {
-            return None;
+            return Ok(None);
         }
         let Settings {
             rank,
@@ -580,12 +702,14 @@ impl Iterator for Cursor {
         let rank = if self.order.own_steps.is_some() { 0 } else { rank };
         let own = self.deal.batch(rank, self.taken);
         // A rank without a batch repeats the last one of all, of which no row is valid.
-        let batch = own.or(self.order.batches.checked_sub(1))?;
+        let Some(batch) = own.or(self.order.batches.checked_sub(1)) else {
+            return Ok(None);
+        };
         let step = self.before + self.taken;
-        let (mut content, mut released) = self.walker.batch(batch);
+        let (mut content, mut released) = self.walker.batch(batch, patience)?;
         let real = content.len() as u32;
         if uneven == Uneven::Pad {
-            content.fill_up(batch_size, |unit| self.order.units.rows(unit as usize));
+            content.fill_up(batch_size, |unit| self.order.units.rows(unit as usize))?;
         }
         if self.order.own_steps.is_some() {
             let Settings { rank, ranks, .. } = self.order.settings;
@@ -599,7 +723,7 @@ impl Iterator for Cursor {
         self.taken += 1;
         let windows = || batch / (self.order.settings.shuffle_buffer / u64::from(batch_size.max(1))).max(1);
         let window = (self.order.settings.kind == Kind::Window).then(windows);
-        Some(BatchPlan {
+        Ok(Some(BatchPlan {
             epoch: self.epoch,
             step,
             window,
@@ -607,8 +731,17 @@ impl Iterator for Cursor {
             valid: if own.is_some() { real } else { 0 },
             content,
             released,
-            after: self.state(),
-        })
+            after: self.state()?,
+        }))
+    }
+}
+
+impl Iterator for Cursor {
+    type Item = Result<BatchPlan>;
+
+    /// The next batch of the epoch.
+    fn next(&mut self) -> Option<Result<BatchPlan>> {
+        self.next_unless(&mut || false)
     }
 }
 
@@ -630,7 +763,7 @@ mod tests {
             in_step: 1,
         };
         let units = Units::new(units.iter().copied()).unwrap();
-        Order::new(&Arc::new(units), settings).memory(shuffle_buffer)
+        Order::new(&Arc::new(units), settings).unwrap().memory(shuffle_buffer)
     }
 
     fn steps(rows: u32, in_step: u64, workers: u64, shard_by: ShardBy, uneven: Uneven) -> Vec<u64> {
@@ -653,8 +786,8 @@ mod tests {
                 uneven,
                 in_step,
             };
-            let order = Arc::new(Order::new(&units, settings));
-            assert_eq!(order.epoch(0).count() as u64, order.steps());
+            let order = Arc::new(Order::new(&units, settings).unwrap());
+            assert_eq!(order.epoch(0).unwrap().count() as u64, order.steps());
             assert!(order.is_fair() || workers == 1);
             order.steps()
         };
@@ -694,6 +827,16 @@ mod tests {
         assert_eq!(memory(Kind::Window, &[1 << 31, 5], 500), 4 * 500);
         assert_eq!(memory(Kind::Window, &[1 << 31, 5, 5], 500), 8 * 500);
         assert_eq!(memory(Kind::Buffer, &[100; 10], 500), 16 * 500);
-        assert_eq!(memory(Kind::Block, &[100; 10], 500), 16 * 500);
+        assert_eq!(memory(Kind::Buffer, &[100; 10], 5000), 16 * 1000);
+        assert_eq!(
+            memory(Kind::Block, &[100; 10], 500),
+            16 * 600,
+            "the last unit enters as a whole"
+        );
+        assert_eq!(
+            memory(Kind::Block, &[1 << 31, 5], 1),
+            16 * (1 + (1 << 31)),
+            "as little as is wanted of it"
+        );
     }
 }

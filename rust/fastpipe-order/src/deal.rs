@@ -8,6 +8,10 @@
 //! chunks that were begun is dealt first, batch by batch, the earliest batches of all of them before the next ones; what
 //! remains of that when it can't be shared out evenly is put to the end.
 
+use std::collections::HashMap;
+
+use crate::failure::{PlanError, Result, collected, copied, reserve};
+
 /// A chunk of which some batches are not dealt: from `from` to its last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Open {
@@ -26,6 +30,17 @@ pub struct Left {
     pub late: Vec<Open>,
     /// The first chunk that wasn't begun; none of those behind it was.
     pub next: u64,
+}
+
+impl Left {
+    /// The same, in other memory.
+    pub(crate) fn copied(&self) -> Result<Left> {
+        Ok(Left {
+            open: copied(&self.open)?,
+            late: copied(&self.late)?,
+            next: self.next,
+        })
+    }
 }
 
 /// The batches of an epoch, or what is left of them, dealt to ranks.
@@ -47,7 +62,23 @@ pub(crate) struct Deal {
 }
 
 impl Deal {
-    pub(crate) fn new(ranks: u64, per_chunk: u64, batches: u64, left: Left) -> Deal {
+    /// The batches of a whole epoch.
+    pub(crate) fn whole(ranks: u64, per_chunk: u64, batches: u64) -> Deal {
+        let (ranks, per_chunk) = (ranks.max(1), per_chunk.max(1));
+        Deal {
+            ranks,
+            per_chunk,
+            batches,
+            left: Left::default(),
+            first: Vec::new(),
+            rounds: batches / ranks.saturating_mul(per_chunk),
+            late: Vec::new(),
+            late_batches: Vec::new(),
+        }
+    }
+
+    /// What is left of an epoch.
+    pub(crate) fn new(ranks: u64, per_chunk: u64, batches: u64, left: Left) -> Result<Deal> {
         let (ranks, per_chunk) = (ranks.max(1), per_chunk.max(1));
         let mut deal = Deal {
             ranks,
@@ -55,23 +86,46 @@ impl Deal {
             batches,
             first: Vec::new(),
             rounds: batches.saturating_sub(left.next.saturating_mul(per_chunk)) / ranks.saturating_mul(per_chunk),
-            late: left.late.clone(),
+            late: copied(&left.late)?,
             late_batches: Vec::new(),
             left,
         };
-        deal.first = deal.interleaved();
-        let uneven = deal.first.split_off(deal.first.len() / ranks as usize * ranks as usize);
+        deal.first = deal.interleaved()?;
+        let even = deal.first.len() / ranks as usize * ranks as usize;
+        let mut remaining = deal.remaining(&deal.first[even..])?;
+        deal.first.truncate(even);
+        reserve(&mut deal.late, remaining.len())?;
+        deal.late.append(&mut remaining);
+        deal.late_batches = collected(deal.late.iter().flat_map(|open| deal.batches_of(*open)))?;
+        Ok(deal)
+    }
+
+    /// The chunks of these batches, in the order in which they come first, each from the first of its batches.
+    fn remaining(&self, batches: &[u64]) -> Result<Vec<Open>> {
         let mut remaining: Vec<Open> = Vec::new();
-        for batch in uneven {
-            let (chunk, from) = (batch / per_chunk, batch % per_chunk);
-            match remaining.iter_mut().find(|open| open.chunk == chunk) {
-                Some(open) => open.from = open.from.min(from),
-                None => remaining.push(Open { chunk, from }),
+        let mut places = HashMap::new();
+        let refused = |_| PlanError::OutOfMemory {
+            bytes: batches.len() * size_of::<(u64, usize)>(),
+        };
+        places
+            .try_reserve(batches.len().min(self.left.open.len()))
+            .map_err(refused)?;
+        for batch in batches {
+            let (chunk, from) = (batch / self.per_chunk, batch % self.per_chunk);
+            let place = *places.entry(chunk).or_insert(remaining.len());
+            if let Some(open) = remaining.get_mut(place) {
+                open.from = open.from.min(from);
+            } else {
+                reserve(&mut remaining, 1)?;
+                remaining.push(Open { chunk, from });
             }
         }
-        deal.late.append(&mut remaining);
-        deal.late_batches = deal.late.iter().flat_map(|open| deal.batches_of(*open)).collect();
-        deal
+        Ok(remaining)
+    }
+
+    /// Whether nothing was dealt before.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.left == Left::default()
     }
 
     /// The batches of a chunk from one on.
@@ -82,17 +136,15 @@ impl Deal {
     }
 
     /// The batches of open chunks: the next of each, then the ones behind those.
-    fn interleaved(&self) -> Vec<u64> {
-        let chunks: Vec<_> = self.left.open.iter().map(|open| self.batches_of(*open)).collect();
+    fn interleaved(&self) -> Result<Vec<u64>> {
+        let chunks = collected(self.left.open.iter().map(|open| self.batches_of(*open)))?;
         let longest = chunks.iter().map(|c| c.end - c.start).max().unwrap_or(0);
         let nth = |n: u64| chunks.iter().map(move |c| c.start + n).zip(&chunks);
-        (0..longest)
-            .flat_map(|n| {
-                nth(n)
-                    .filter(|(batch, chunk)| *batch < chunk.end)
-                    .map(|(batch, _)| batch)
-            })
-            .collect()
+        collected((0..longest).flat_map(|n| {
+            nth(n)
+                .filter(|(batch, chunk)| *batch < chunk.end)
+                .map(|(batch, _)| batch)
+        }))
     }
 
     /// The first batch behind the rounds.
@@ -132,43 +184,39 @@ impl Deal {
     }
 
     /// Where a step stands: what a deal to as many ranks deals from, and the step there. Small: finished rounds are left out.
-    pub(crate) fn at(&self, step: u64) -> (Left, u64) {
+    pub(crate) fn at(&self, step: u64) -> Result<(Left, u64)> {
         let first = self.first.len() as u64 / self.ranks;
         if step < first {
-            return (self.left.clone(), step);
+            return Ok((self.left.copied()?, step));
         }
         let step = step - first;
         let rounds = (step / self.per_chunk).min(self.rounds);
         let left = Left {
             open: Vec::new(),
-            late: self.late.clone(),
+            late: copied(&self.late)?,
             next: self.left.next + rounds * self.ranks,
         };
-        (left, step - rounds * self.per_chunk)
+        Ok((left, step - rounds * self.per_chunk))
     }
 
     /// What is left when every rank has had `step` batches, for any number of ranks to share.
-    pub(crate) fn left(&self, step: u64) -> Left {
+    pub(crate) fn left(&self, step: u64) -> Result<Left> {
         let done = usize::try_from(step.saturating_mul(self.ranks)).unwrap_or(usize::MAX);
         if done < self.first.len() || (step > 0 && done == self.first.len()) {
             let undone = self.first[done..].iter().chain(&self.late_batches).copied();
             return self.begun(undone, self.left.next);
         }
-        let (left, step) = self.at(step);
-        let deal = Deal::new(self.ranks, self.per_chunk, self.batches, left);
+        let (left, step) = self.at(step)?;
+        let deal = Deal::new(self.ranks, self.per_chunk, self.batches, left)?;
         if deal.rounds > 0 {
             let started = if step > 0 {
                 deal.left.next..deal.left.next + deal.ranks
             } else {
                 0..0
             };
-            let mut next = deal.left.next;
-            let mut undone = deal.late_batches.clone();
-            for chunk in started {
-                undone.extend(deal.batches_of(Open { chunk, from: step }));
-                next = chunk + 1;
-            }
-            return deal.begun(undone.into_iter(), next);
+            let next = started.end.max(deal.left.next);
+            let begun = started.flat_map(|chunk| deal.batches_of(Open { chunk, from: step }));
+            return deal.begun(deal.late_batches.iter().copied().chain(begun), next);
         }
         let done = step.saturating_mul(deal.ranks);
         let late = deal
@@ -182,31 +230,29 @@ impl Deal {
     }
 
     /// Chunks of which these batches are left, to their ends.
-    fn begun(&self, batches: impl Iterator<Item = u64>, next: u64) -> Left {
-        let mut open: Vec<Open> = batches
-            .map(|batch| Open {
-                chunk: batch / self.per_chunk,
-                from: batch % self.per_chunk,
-            })
-            .collect();
+    fn begun(&self, batches: impl Iterator<Item = u64>, next: u64) -> Result<Left> {
+        let mut open: Vec<Open> = collected(batches.map(|batch| Open {
+            chunk: batch / self.per_chunk,
+            from: batch % self.per_chunk,
+        }))?;
         open.sort_unstable();
         open.dedup_by_key(|open| open.chunk);
-        Left {
+        Ok(Left {
             open,
             late: Vec::new(),
             next,
-        }
+        })
     }
 
     /// Whether `left` may be left of an epoch with these chunks.
-    pub(crate) fn is_possible(left: &Left, per_chunk: u64, batches: u64) -> bool {
+    pub(crate) fn is_possible(left: &Left, per_chunk: u64, batches: u64) -> Result<bool> {
         let chunks = batches.div_ceil(per_chunk.max(1));
-        let mut begun: Vec<u64> = left.open.iter().chain(&left.late).map(|open| open.chunk).collect();
+        let mut begun: Vec<u64> = collected(left.open.iter().chain(&left.late).map(|open| open.chunk))?;
         begun.sort_unstable();
         let once = begun.windows(2).all(|pair| pair[0] < pair[1]);
         let inside = |open: &Open| open.from < per_chunk.min(batches - (open.chunk * per_chunk).min(batches));
         let before = begun.last().is_none_or(|&chunk| chunk < left.next);
-        once && before && left.next <= chunks && left.open.iter().chain(&left.late).all(inside)
+        Ok(once && before && left.next <= chunks && left.open.iter().chain(&left.late).all(inside))
     }
 }
 
@@ -229,8 +275,8 @@ mod tests {
             let mut left = Left::default();
             let mut seen = BTreeSet::new();
             for (i, (ranks, steps)) in worlds.iter().enumerate() {
-                prop_assert!(Deal::is_possible(&left, per_chunk, batches));
-                let deal = Deal::new(*ranks, per_chunk, batches, left);
+                prop_assert_eq!(Deal::is_possible(&left, per_chunk, batches), Ok(true));
+                let deal = Deal::new(*ranks, per_chunk, batches, left).unwrap();
                 let (even, odd) = deal.steps();
                 let last = i + 1 == worlds.len();
                 let stop = if last { even } else { even.min(*steps) };
@@ -241,8 +287,8 @@ mod tests {
                 };
                 for step in 0..stop {
                     // A deal that starts here goes on alike.
-                    let (from, within) = deal.at(step);
-                    let again = Deal::new(*ranks, per_chunk, batches, from);
+                    let (from, within) = deal.at(step).unwrap();
+                    let again = Deal::new(*ranks, per_chunk, batches, from).unwrap();
                     for rank in 0..*ranks {
                         prop_assert_eq!(again.batch(rank, within), deal.batch(rank, step));
                         take(&deal, rank, step);
@@ -253,7 +299,7 @@ mod tests {
                     prop_assert!((odd..*ranks).all(|rank| deal.batch(rank, even).is_none()));
                     prop_assert!((0..*ranks).all(|rank| deal.batch(rank, even + 1).is_none()));
                 }
-                left = deal.left(stop);
+                left = deal.left(stop).unwrap();
                 // What is stored is as small as the number of ranks.
                 prop_assert!(left.open.len() as u64 <= 10 + worlds.len() as u64 * 10);
             }
@@ -263,7 +309,9 @@ mod tests {
         #[test]
         fn whole_rounds_follow_the_formula(per_chunk in 1..7u64, ranks in 1..6u64, rounds in 1..5u64) {
             let batches = per_chunk * ranks * rounds;
-            let deal = Deal::new(ranks, per_chunk, batches, Left::default());
+            let deal = Deal::whole(ranks, per_chunk, batches);
+            let of_all = Deal::new(ranks, per_chunk, batches, Left::default()).unwrap();
+            prop_assert_eq!(of_all.steps(), deal.steps());
             prop_assert_eq!(deal.steps(), (batches / ranks, 0));
             for step in 0..batches / ranks {
                 for rank in 0..ranks {

@@ -58,6 +58,7 @@
 
 mod cursor;
 mod deal;
+mod failure;
 mod fisher_yates;
 mod packed;
 mod permutation;
@@ -70,9 +71,10 @@ mod window;
 
 pub use cursor::{BatchPlan, Cursor, Kind, Order, Settings, ShardBy, State, StateError, Uneven};
 pub use deal::{Left, Open};
+pub use failure::PlanError;
 pub use fastpipe_random::Key;
 pub use fisher_yates::FisherYates;
 pub use plan::{Content, Picks, Row, Run};
 pub use rest::Rest;
-pub use units::{TooLong, Units};
+pub use units::{Units, UnitsError};
 pub use window::Place;

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use fastpipe_memory::reserve_large;
 use fastpipe_random::Draws;
 
+use crate::failure::{Patience, Result, STEPS_AT_ONCE, reserve_all, with_room};
 use crate::plan::Row;
 use crate::units::Units;
 
@@ -34,27 +34,25 @@ impl PackedRows {
     }
 
     /// Holds these records of each unit, one behind the other, `len` in all, in memory that held others.
-    pub(crate) fn fill(&mut self, records: &[Range<u32>], len: usize) {
+    pub(crate) fn fill(&mut self, records: &[Range<u32>], len: usize, patience: &mut Patience<'_>) -> Result<()> {
         self.narrow.clear();
         self.wide.clear();
         let most = records.iter().map(|records| records.end).max().unwrap_or(0);
         self.bits = bits(u64::from(most));
-        let numbered = (0u64..).zip(records.iter().cloned());
         if bits(records.len() as u64) + self.bits <= u32::BITS {
             self.wide = Vec::new();
-            reserve_large(&mut self.narrow, len);
-            for (unit, records) in numbered {
-                let unit = (unit << self.bits) as u32;
-                self.narrow.extend(records.map(|record| unit | record));
-            }
+            reserve_all(&mut self.narrow, len)?;
+            let bits = self.bits;
+            list(&mut self.narrow, records, patience, |unit, record| {
+                (unit << bits) as u32 | record
+            })
         } else {
             self.narrow = Vec::new();
             self.bits = u32::BITS;
-            reserve_large(&mut self.wide, len);
-            for (unit, records) in numbered {
-                let unit = unit << self.bits;
-                self.wide.extend(records.map(|record| unit | u64::from(record)));
-            }
+            reserve_all(&mut self.wide, len)?;
+            list(&mut self.wide, records, patience, |unit, record| {
+                unit << u32::BITS | u64::from(record)
+            })
         }
     }
 
@@ -63,29 +61,60 @@ impl PackedRows {
     }
 
     /// Rows, by the number of their unit.
-    pub(crate) fn get(&self, rows: Range<usize>) -> Vec<Row> {
+    pub(crate) fn get(&self, rows: Range<usize>) -> Result<Vec<Row>> {
         let bits = self.bits;
         let row = |packed: u64| Row {
             unit: (packed >> bits) as u32,
             record: (packed & ((1 << bits) - 1)) as u32,
         };
+        let mut out = with_room(rows.len())?;
         if self.wide.is_empty() {
-            self.narrow[rows].iter().map(|&packed| row(u64::from(packed))).collect()
+            out.extend(self.narrow[rows].iter().map(|&packed| row(u64::from(packed))));
         } else {
-            self.wide[rows].iter().map(|&packed| row(packed)).collect()
+            out.extend(self.wide[rows].iter().map(|&packed| row(packed)));
         }
+        Ok(out)
     }
 
     /// Steps `done..to` of a Fisher-Yates shuffle.
-    pub(crate) fn shuffle(&mut self, draws: &Draws, done: usize, to: usize) {
+    pub(crate) fn shuffle(&mut self, draws: &Draws, done: usize, to: usize, patience: &mut Patience<'_>) -> Result<()> {
         let len = self.len() as u64;
         let span = |position| len - position;
-        if self.wide.is_empty() {
-            draws.swap(done as u64, to - done, &mut self.narrow[done..], span);
-        } else {
-            draws.swap(done as u64, to - done, &mut self.wide[done..], span);
-        }
+        patience.stretches(done as u64, to as u64, |from, to| {
+            let (at, count) = (from as usize, (to - from) as usize);
+            if self.wide.is_empty() {
+                draws.swap(from, count, &mut self.narrow[at..], span);
+            } else {
+                draws.swap(from, count, &mut self.wide[at..], span);
+            }
+            Ok(())
+        })
     }
+}
+
+/// Lists records, for which there is room.
+fn list<T>(
+    out: &mut Vec<T>,
+    records: &[Range<u32>],
+    patience: &mut Patience<'_>,
+    pack: impl Fn(u64, u32) -> T,
+) -> Result<()> {
+    let mut since = 0;
+    for (unit, records) in (0..).zip(records) {
+        since += records.len();
+        if since < STEPS_AT_ONCE {
+            out.extend(records.clone().map(|record| pack(unit, record)));
+            continue;
+        }
+        since = 0;
+        patience.look()?;
+        patience.stretches(records.start.into(), records.end.into(), |from, to| {
+            // Both are numbers of records.
+            out.extend((from as u32..to as u32).map(|record| pack(unit, record)));
+            Ok(())
+        })?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -95,7 +124,7 @@ mod tests {
     use super::*;
 
     fn rows(packed: &PackedRows) -> Vec<(u32, u32)> {
-        let rows = packed.get(0..packed.len());
+        let rows = packed.get(0..packed.len()).unwrap();
         rows.iter().map(|row| (row.unit, row.record)).collect()
     }
 
@@ -118,12 +147,14 @@ mod tests {
                 .zip(records)
                 .flat_map(|(unit, r)| r.clone().map(move |r| (unit, r)))
                 .collect();
-            packed.fill(records, expected.len());
+            packed
+                .fill(records, expected.len(), &mut Patience(&mut || false))
+                .unwrap();
             assert_eq!(rows(&packed), expected);
             assert_eq!(packed.len(), expected.len());
         }
         assert!(packed.wide.is_empty());
-        packed.fill(&[far, 0..1], 3);
+        packed.fill(&[far, 0..1], 3, &mut Patience(&mut || false)).unwrap();
         assert!(packed.narrow.is_empty(), "33 bits aren't enough for two numbers in 32");
     }
 
@@ -131,13 +162,15 @@ mod tests {
     fn how_rows_are_packed_makes_no_difference_to_their_order() {
         let draws = Draws::new(Key { seed: 3, epoch: 1 }, Purpose::Window, 2);
         let (mut narrow, mut wide) = (PackedRows::default(), PackedRows::default());
-        narrow.fill(&[0..500, 0..300], 800);
+        let (mut go_on, mut as_well) = (|| false, || false);
+        let (patience, too) = (&mut Patience(&mut go_on), &mut Patience(&mut as_well));
+        narrow.fill(&[0..500, 0..300], 800, patience).unwrap();
         let far = u32::MAX - 300..u32::MAX;
-        wide.fill(&[0..500, far.clone()], 800);
+        wide.fill(&[0..500, far.clone()], 800, too).unwrap();
         assert!(narrow.wide.is_empty() && wide.narrow.is_empty());
         for (done, to) in [(0, 100), (100, 101), (101, 800)] {
-            narrow.shuffle(&draws, done, to);
-            wide.shuffle(&draws, done, to);
+            narrow.shuffle(&draws, done, to, patience).unwrap();
+            wide.shuffle(&draws, done, to, too).unwrap();
         }
         let moved = |(unit, record)| (unit, if unit == 1 { record + far.start } else { record });
         assert_eq!(rows(&narrow).into_iter().map(moved).collect::<Vec<_>>(), rows(&wide));

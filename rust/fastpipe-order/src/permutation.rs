@@ -2,6 +2,8 @@
 
 use fastpipe_random::{Draws, Key, Purpose};
 
+use crate::failure::{Result, collected};
+
 /// Up to this many units their order is a table, drawn from all orders with equal probability. For more it is computed,
 /// since a table of many would take as much memory as the index, and as long to make as to walk it.
 const MOST_IN_TABLE: usize = 1 << 16;
@@ -20,13 +22,18 @@ pub(crate) enum Permutation {
 
 impl Permutation {
     /// The random order of `len` units that the key gives.
-    pub(crate) fn new(len: usize, key: Key) -> Permutation {
+    pub(crate) fn new(len: usize, key: Key) -> Result<Permutation> {
         if len > MOST_IN_TABLE {
-            return Permutation::Keyed(Feistel::new(len as u64, key));
+            return Ok(Permutation::Keyed(Feistel::new(len as u64, key)));
         }
-        let mut table: Vec<u32> = (0..len as u32).collect();
+        let mut table = collected(0..len as u32)?;
         Draws::new(key, Purpose::Units, 0).swap(0, len, &mut table, |i| len as u64 - i);
-        Permutation::Table(table)
+        Ok(Permutation::Table(table))
+    }
+
+    /// Bytes that the order of so many units takes.
+    pub(crate) fn bytes(len: usize) -> u64 {
+        if len > MOST_IN_TABLE { 0 } else { 4 * len as u64 }
     }
 
     /// The number of units.
@@ -153,7 +160,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_unit_stands_once(len in prop_oneof![0..200usize, 65_530..65_560usize, 131_000..131_100usize], seed: u64, epoch: u64) {
-            let permutation = Permutation::new(len, Key { seed, epoch });
+            let permutation = Permutation::new(len, Key { seed, epoch }).unwrap();
             let mut seen = vec![false; len];
             for place in 0..len {
                 prop_assert!(!std::mem::replace(&mut seen[permutation.at(place)], true));
@@ -180,8 +187,8 @@ mod tests {
     #[test]
     fn golden() {
         let key = Key { seed: 42, epoch: 1 };
-        let few: Vec<_> = (0..10).map(|i| Permutation::new(10, key).at(i)).collect();
-        let many = Permutation::new(1_000_000, key);
+        let few: Vec<_> = (0..10).map(|i| Permutation::new(10, key).unwrap().at(i)).collect();
+        let many = Permutation::new(1_000_000, key).unwrap();
         let many: Vec<_> = (0..5).map(|i| many.at(i)).collect();
         assert_eq!(few, [0, 5, 9, 6, 1, 3, 8, 4, 2, 7]);
         assert_eq!(many, [75_365, 59_275, 656_518, 97_820, 628_282]);

@@ -1,5 +1,7 @@
 //! What stands in one batch.
 
+use crate::failure::{Result, collected, filled, reserve};
+
 /// Consecutive records of one unit that go to consecutive slots of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -73,15 +75,15 @@ impl Content {
     /// Fills the batch up to `rows` rows with others of its units, of which there are `rows_of`. They are spread over each
     /// unit, so that none comes much more often than others: the rows of a short batch, repeated, would all fall on few rows
     /// of an embedding.
-    pub(crate) fn fill_up(&mut self, rows: u32, rows_of: impl Fn(u64) -> u32) {
+    pub(crate) fn fill_up(&mut self, rows: u32, rows_of: impl Fn(u64) -> u32) -> Result<()> {
         let from = self.len() as u32;
         let missing = rows.saturating_sub(from);
         if missing == 0 || from == 0 {
-            return;
+            return Ok(());
         }
         match self {
             Content::Runs(runs) => {
-                let mut units: Vec<u64> = runs.iter().map(|run| run.unit).collect();
+                let mut units: Vec<u64> = collected(runs.iter().map(|run| run.unit))?;
                 units.dedup();
                 let mut slot = from;
                 for &unit in units.iter().cycle() {
@@ -89,6 +91,7 @@ impl Content {
                         break;
                     }
                     let rows = rows_of(unit).min(rows - slot);
+                    reserve(runs, 1)?;
                     runs.push(Run {
                         unit,
                         record: 0,
@@ -100,10 +103,11 @@ impl Content {
             }
             Content::Picks(picks) => {
                 // Those that the batch takes rows of; there may be a few more.
-                let mut units: Vec<u32> = picks.rows.iter().map(|row| row.unit).collect();
+                let mut units: Vec<u32> = collected(picks.rows.iter().map(|row| row.unit))?;
                 units.sort_unstable();
                 units.dedup();
                 let count = units.len() as u32;
+                reserve(&mut picks.rows, missing as usize)?;
                 picks.rows.extend((0..missing).map(|i| {
                     let (turn, which) = (i / count, i % count);
                     let unit = units[which as usize];
@@ -115,6 +119,7 @@ impl Content {
                 }));
             }
         }
+        Ok(())
     }
 }
 
@@ -138,19 +143,19 @@ impl Default for Numbering {
 
 impl Numbering {
     /// Begins a batch of `rows` rows, of at most so many units. Where marks have become too large, all are to be reset.
-    pub(crate) fn batch(&mut self, rows: usize, units: usize, reset: impl FnOnce(Mark)) -> Numbers<'_> {
+    pub(crate) fn batch(&mut self, rows: usize, units: usize, reset: impl FnOnce(Mark)) -> Result<Numbers<'_>> {
         let most = rows.min(units);
         if (u32::MAX - self.base) as usize <= most {
             reset(Mark::default());
             *self = Numbering::default();
         }
         // Room for one more than can be met, since there is no branch on whether a unit is new, which can't be predicted.
-        let (found, count) = (vec![0; most + 1], 0);
-        Numbers {
+        let (found, count) = (filled(0, most + 1)?, 0);
+        Ok(Numbers {
             numbering: self,
             found,
             count,
-        }
+        })
     }
 }
 
@@ -208,7 +213,7 @@ mod tests {
                 Content::Runs(runs.to_vec()),
             ];
             for mut content in contents {
-                content.fill_up(2 + missing, sizes);
+                content.fill_up(2 + missing, sizes).unwrap();
                 assert_eq!(content.len(), 2 + missing as usize);
                 assert_eq!((content.at(0), content.at(1)), (Some((3, 6)), Some((0, 9))));
                 let filled: Vec<_> = (2..2 + missing as usize).filter_map(|slot| content.at(slot)).collect();
@@ -229,7 +234,7 @@ mod tests {
             }
         }
         let mut nothing = Content::Runs(Vec::new());
-        nothing.fill_up(3, sizes);
+        nothing.fill_up(3, sizes).unwrap();
         assert!(nothing.is_empty());
     }
 
@@ -239,7 +244,9 @@ mod tests {
         let mut marks = [Mark::default(); 6];
         for batch in 0..10 {
             let met = [4, batch % 6, 4, 2, 5, 2, batch % 6];
-            let mut numbers = numbering.batch(met.len(), marks.len(), |mark| marks.fill(mark));
+            let mut numbers = numbering
+                .batch(met.len(), marks.len(), |mark| marks.fill(mark))
+                .unwrap();
             let given = met.map(|unit| numbers.number(&mut marks[unit], unit as u64));
             let units = numbers.units();
             let mut expected: Vec<u64> = Vec::new();

@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use crate::cursor::{BatchPlan, Cursor, Order};
+use crate::failure::{Patience, PlanError, Result, collected, reserve, with_room};
 use crate::plan::{Content, Picks, Row, Run};
 
 /// A place in an epoch, and the units of which nothing is read from there on. For orders that aren't shared out among ranks.
@@ -30,12 +31,16 @@ impl Rest {
     }
 
     /// What is left behind so many rows of this rest, without one more unit.
-    #[must_use]
-    pub fn behind(&self, order: &Arc<Order>, rows: u64, unit: u64) -> Rest {
-        let mut pieces = Pieces::new(self, order);
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`] if there is no memory to look for that.
+    pub fn behind(&self, order: &Arc<Order>, rows: u64, unit: u64) -> Result<Rest> {
+        let patience = &mut Patience(&mut || false);
+        let mut pieces = Pieces::new(self, order, patience)?;
         let mut left = rows;
         while left > 0
-            && let Some(piece) = pieces.next(left)
+            && let Some(piece) = pieces.next(left, patience)?
         {
             left -= u64::from(piece.rows);
         }
@@ -43,27 +48,32 @@ impl Rest {
         Arc::make_mut(&mut without).insert(unit);
         pieces.without = without.clone();
         // What is left out at once needn't be looked at again: there may be thousands of such blocks.
-        pieces.find();
-        Rest {
+        pieces.find(patience)?;
+        Ok(Rest {
             epoch: self.epoch,
             step: pieces.step,
             offset: pieces.offset,
             without,
-        }
+        })
     }
 }
 
 impl Order {
     /// Goes through the rest of an epoch.
-    pub fn rest(self: &Arc<Self>, rest: &Rest) -> Cursor {
-        let mut cursor = self.epoch(rest.epoch);
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`] if there is no memory for the order.
+    pub fn rest(self: &Arc<Self>, rest: &Rest) -> Result<Cursor> {
+        let mut cursor = self.epoch(rest.epoch)?;
         cursor.rest = Some(Box::new(RestWalker {
-            pieces: Pieces::new(rest, self),
+            pieces: Pieces::new(rest, self, &mut Patience(&mut || false))?,
             step: 0,
             rows: 0,
             released: VecDeque::new(),
+            failed: None,
         }));
-        cursor
+        Ok(cursor)
     }
 }
 
@@ -76,26 +86,37 @@ pub(crate) struct RestWalker {
     rows: u64,
     /// Units that nobody needs behind so many rows.
     released: VecDeque<(u64, Vec<u64>)>,
+    /// Why a batch couldn't be planned. Rows of it may be lost, so nothing comes behind it.
+    failed: Option<PlanError>,
 }
 
 impl RestWalker {
     /// The next batch.
-    pub(crate) fn batch(&mut self, order: &Order) -> Option<BatchPlan> {
+    pub(crate) fn batch(&mut self, order: &Order, patience: &mut Patience<'_>) -> Result<Option<BatchPlan>> {
+        if let Some(failed) = self.failed {
+            return Err(failed);
+        }
+        self.plan(order, patience)
+            .inspect_err(|&failed| self.failed = Some(failed))
+    }
+
+    fn plan(&mut self, order: &Order, patience: &mut Patience<'_>) -> Result<Option<BatchPlan>> {
         let (size, drop_last) = (order.settings().batch_size.max(1), order.settings().drop_last);
         let (mut batch, mut rows) = (Vec::new(), 0);
         let before = self.rows;
         while rows < size
-            && let Some(piece) = self.pieces.next(u64::from(size - rows))
+            && let Some(piece) = self.pieces.next(u64::from(size - rows), patience)?
         {
             // Rows of batches before may lie in front of the batch that lets go of a unit.
             let released = self.pieces.released.drain(..);
             self.released
                 .extend(released.map(|units| (before + u64::from(rows), units)));
+            reserve(&mut batch, 1)?;
             batch.push((piece, rows));
             rows += piece.rows;
         }
         if rows == 0 || drop_last && rows < size {
-            return None;
+            return Ok(None);
         }
         self.rows += u64::from(rows);
         self.step += 1;
@@ -103,17 +124,17 @@ impl RestWalker {
         while self.released.front().is_some_and(|(behind, _)| *behind <= before) {
             released.extend(self.released.pop_front().into_iter().flat_map(|(_, units)| units));
         }
-        let after = self.pieces.state();
-        Some(BatchPlan {
+        let after = self.pieces.state()?;
+        Ok(Some(BatchPlan {
             epoch: self.pieces.cursor.current_epoch(),
             step: self.step - 1,
             rows,
             valid: rows,
-            content: self.pieces.content(&batch),
+            content: self.pieces.content(&batch)?,
             window: None,
             released,
             after,
-        })
+        }))
     }
 }
 
@@ -143,9 +164,9 @@ struct Pieces {
 }
 
 impl Pieces {
-    fn new(rest: &Rest, order: &Arc<Order>) -> Pieces {
-        let mut cursor = order.with_last().epoch(rest.epoch);
-        cursor.seek(rest.step);
+    fn new(rest: &Rest, order: &Arc<Order>, patience: &mut Patience<'_>) -> Result<Pieces> {
+        let mut cursor = order.with_last()?.epoch(rest.epoch)?;
+        cursor.seek(rest.step)?;
         let mut pieces = Pieces {
             cursor,
             without: rest.without.clone(),
@@ -155,14 +176,16 @@ impl Pieces {
             runs: true,
             released: Vec::new(),
         };
-        pieces.fill();
+        pieces.fill(patience)?;
         pieces.pass_over(rest.offset);
-        pieces
+        Ok(pieces)
     }
 
     /// Gets the rows of the next batch of the epoch; false if there is none.
-    fn fill(&mut self) -> bool {
-        let Some(plan) = self.cursor.next() else { return false };
+    fn fill(&mut self, patience: &mut Patience<'_>) -> Result<bool> {
+        let Some(plan) = self.cursor.next_unless(patience.0).transpose()? else {
+            return Ok(false);
+        };
         self.released.push(plan.released);
         match plan.content {
             Content::Runs(runs) => self.batch.extend(runs.iter().map(|run| Piece {
@@ -179,7 +202,7 @@ impl Pieces {
                 }));
             }
         }
-        true
+        Ok(true)
     }
 
     fn pass_over(&mut self, mut rows: u32) {
@@ -191,18 +214,18 @@ impl Pieces {
     }
 
     /// Goes to the next row that isn't left out; false if there is none.
-    fn find(&mut self) -> bool {
+    fn find(&mut self, patience: &mut Patience<'_>) -> Result<bool> {
         loop {
             match self.batch.front() {
                 Some(piece) if self.without.contains(&piece.unit) => {
                     self.offset += piece.rows;
                     self.batch.pop_front();
                 }
-                Some(_) => return true,
+                Some(_) => return Ok(true),
                 None => {
                     let begun = self.offset > 0;
-                    if !self.fill() {
-                        return false;
+                    if !self.fill(patience)? {
+                        return Ok(false);
                     }
                     (self.step, self.offset) = (self.step + u64::from(begun), 0);
                 }
@@ -211,11 +234,11 @@ impl Pieces {
     }
 
     /// The next piece that isn't left out, of at most so many rows.
-    fn next(&mut self, most: u64) -> Option<Piece> {
-        if !self.find() {
-            return None;
+    fn next(&mut self, most: u64, patience: &mut Patience<'_>) -> Result<Option<Piece>> {
+        if !self.find(patience)? {
+            return Ok(None);
         }
-        self.take(most)
+        Ok(self.take(most))
     }
 
     fn take(&mut self, most: u64) -> Option<Piece> {
@@ -231,12 +254,12 @@ impl Pieces {
         Some(piece)
     }
 
-    fn state(&mut self) -> crate::State {
+    fn state(&mut self) -> Result<crate::State> {
         self.cursor.state()
     }
 
     /// Pieces, each with its first slot, as what stands in a batch.
-    fn content(&self, batch: &[(Piece, u32)]) -> Content {
+    fn content(&self, batch: &[(Piece, u32)]) -> Result<Content> {
         if self.runs {
             let run = |&(piece, slot): &(Piece, u32)| Run {
                 unit: piece.unit,
@@ -244,9 +267,12 @@ impl Pieces {
                 slot,
                 rows: piece.rows,
             };
-            return Content::Runs(batch.iter().map(run).collect());
+            return Ok(Content::Runs(collected(batch.iter().map(run))?));
         }
-        let mut picks = Picks::default();
+        let mut picks = Picks {
+            rows: with_room(batch.len())?,
+            ..Picks::default()
+        };
         let mut numbers = HashMap::new();
         for (piece, _) in batch {
             let unit = *numbers.entry(piece.unit).or_insert_with(|| {
@@ -256,7 +282,7 @@ impl Pieces {
             let record = piece.record;
             picks.rows.push(Row { unit, record });
         }
-        Content::Picks(picks)
+        Ok(Content::Picks(picks))
     }
 }
 
@@ -280,14 +306,12 @@ mod tests {
             shard_by: ShardBy::Batch,
             uneven: Uneven::Drop,
         };
-        Arc::new(Order::new(
-            &Arc::new(Units::new(counts.iter().copied()).unwrap()),
-            settings,
-        ))
+        let units = Arc::new(Units::new(counts.iter().copied()).unwrap());
+        Arc::new(Order::new(&units, settings).unwrap())
     }
 
     fn rows(cursor: Cursor) -> Vec<Vec<(u64, u32)>> {
-        let plans = cursor.map(|plan| {
+        let plans = cursor.map(Result::unwrap).map(|plan| {
             assert_eq!(plan.content.len(), plan.rows as usize);
             (0..plan.rows as usize)
                 .filter_map(|slot| plan.content.at(slot))
@@ -299,7 +323,7 @@ mod tests {
     /// Units aren't let go of before their last row, and all are but the last ones.
     fn check_released(cursor: Cursor) {
         let mut gone = HashSet::new();
-        for plan in cursor {
+        for plan in cursor.map(Result::unwrap) {
             gone.extend(plan.released);
             let used = (0..plan.rows as usize).filter_map(|slot| plan.content.at(slot));
             assert!(used.into_iter().all(|(unit, _)| !gone.contains(&unit)));
@@ -317,20 +341,20 @@ mod tests {
             failures in prop::collection::vec((0..6u64, 0..30u64), 1..6),
         ) {
             let order = order(kind, &counts, batch_size, drop_last);
-            let all = rows(order.with_last().epoch(2)).concat();
+            let all = rows(order.with_last().unwrap().epoch(2).unwrap()).concat();
             let (mut rest, mut expected) = (Rest::of(2), all);
             for (batches, unit) in failures {
                 let unit = unit % counts.len() as u64;
                 let behind = (batches * u64::from(batch_size)).min(expected.len() as u64);
-                rest = rest.behind(&order, behind, unit);
+                rest = rest.behind(&order, behind, unit).unwrap();
                 expected.drain(..behind as usize);
                 expected.retain(|row| row.0 != unit);
                 let mut batches: Vec<_> = expected.chunks(batch_size as usize).map(<[_]>::to_vec).collect();
                 if drop_last && batches.last().is_some_and(|last| last.len() < batch_size as usize) {
                     batches.pop();
                 }
-                prop_assert_eq!(rows(order.rest(&rest)), batches);
-                check_released(order.rest(&rest));
+                prop_assert_eq!(rows(order.rest(&rest).unwrap()), batches);
+                check_released(order.rest(&rest).unwrap());
             }
         }
     }
@@ -340,9 +364,9 @@ mod tests {
         let order = order(Kind::Sequential, &[10; 1000], 10, false);
         let mut rest = Rest::of(0);
         for unit in 0..999 {
-            rest = rest.behind(&order, 0, unit);
+            rest = rest.behind(&order, 0, unit).unwrap();
             assert_eq!(rest.step, unit + 1 - u64::from(rest.offset == 10));
         }
-        assert_eq!(rows(order.rest(&rest)).concat().len(), 10);
+        assert_eq!(rows(order.rest(&rest).unwrap()).concat().len(), 10);
     }
 }

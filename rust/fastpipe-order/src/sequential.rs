@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::failure::{Result, reserve};
 use crate::plan::{Content, Run};
 use crate::units::Units;
 
@@ -23,8 +24,13 @@ impl SequentialWalker {
         }
     }
 
+    /// Forgets where it stands.
+    pub(crate) fn forget(&mut self) {
+        self.open = None;
+    }
+
     /// What stands in a batch that exists, and the units that are no longer used.
-    pub(crate) fn batch(&mut self, batch: u64) -> (Content, Vec<u64>) {
+    pub(crate) fn batch(&mut self, batch: u64) -> Result<(Content, Vec<u64>)> {
         let start = batch.saturating_mul(u64::from(self.batch_size)).min(self.units.total());
         let end = (start + u64::from(self.batch_size)).min(self.units.total());
         let released = match self.open.take() {
@@ -39,6 +45,7 @@ impl SequentialWalker {
             // A batch has fewer than 2^32 rows.
             let rows = left.min((end - row) as u32);
             if rows > 0 {
+                reserve(&mut runs, 1)?;
                 runs.push(Run {
                     unit: unit as u64,
                     record,
@@ -52,6 +59,6 @@ impl SequentialWalker {
             }
             (unit, record) = (unit + 1, 0);
         }
-        (Content::Runs(runs), released)
+        Ok((Content::Runs(runs), released))
     }
 }

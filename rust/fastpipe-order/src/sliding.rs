@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use fastpipe_random::{AT_ONCE, Draws, Key, Purpose, below};
 
+use crate::failure::{Patience, PlanError, Result, STEPS_AT_ONCE, reserve, with_room};
 use crate::plan::{Content, Mark, Numbering, Picks, Row};
 use crate::units::Units;
 
@@ -85,7 +86,51 @@ struct Item {
 }
 
 /// Bytes that a row of the buffer takes: up to half of what is listed has left already.
-pub(crate) const BYTES_EACH: u64 = 2 * size_of::<Item>() as u64;
+const ROW_BYTES: u64 = 2 * size_of::<Item>() as u64;
+
+/// Bytes that a unit with rows in the buffer takes. Lists that grow have up to twice the room.
+const LIVE_BYTES: u64 = 2 * (size_of::<Live>() + size_of::<u32>() + size_of::<u64>()) as u64;
+
+/// Bytes of a unit in the table that finds it, about: its number, its place, a byte, and as much room again.
+const FOUND_BYTES: usize = 2 * (size_of::<(usize, u32)>() + 1);
+
+/// Rows that a buffer or pool of `rows` rows holds at most: into a pool units enter as wholes.
+fn held(units: &Units, grain: Grain, rows: u64) -> u64 {
+    match grain {
+        Grain::Row => rows.min(units.total()),
+        Grain::Unit => rows.saturating_add(units.largest().into()).min(units.total()),
+    }
+}
+
+/// Places for all positions that are within reach of a draw, and two more: a power of two, so that lower bits tell them apart.
+fn reach(held: u64) -> u64 {
+    (held + 2).next_power_of_two()
+}
+
+/// Bytes of the list of the rows in a buffer or pool of `rows` rows.
+pub(crate) fn list_bytes(units: &Units, grain: Grain, rows: u64) -> u64 {
+    held(units, grain, rows).saturating_mul(ROW_BYTES)
+}
+
+/// Bytes of the list of the rows that enter with a batch.
+pub(crate) fn entering_bytes(rows: u64) -> u64 {
+    rows.saturating_mul(ROW_BYTES)
+}
+
+/// Bytes of the list of their units.
+pub(crate) fn unit_bytes(units: &Units, grain: Grain, rows: u64) -> u64 {
+    (units.len() as u64)
+        .min(held(units, grain, rows))
+        .saturating_mul(LIVE_BYTES)
+}
+
+/// Bytes that going to a batch anywhere in an epoch takes besides.
+pub(crate) fn seek_bytes(units: &Units, grain: Grain, rows: u64) -> u64 {
+    let held = held(units, grain, rows);
+    let sought = reach(held).saturating_mul(4);
+    let found = (units.len() as u64).min(held).saturating_mul(FOUND_BYTES as u64);
+    sought.saturating_add(held.saturating_mul(8)).saturating_add(found)
+}
 
 /// Goes from batch to batch; fastest from one to the next.
 #[derive(Debug)]
@@ -139,19 +184,24 @@ impl SlidingWalker {
         self.entering = (u32::MAX, unit, record);
     }
 
+    /// Forgets where it stands, and gives back the memory of the buffer.
+    pub(crate) fn forget(&mut self) {
+        *self = SlidingWalker::new(self.sliding.clone());
+    }
+
     /// What stands in a batch that exists, and the units that are no longer used.
-    pub(crate) fn batch(&mut self, batch: u64) -> (Content, Vec<u64>) {
+    pub(crate) fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<(Content, Vec<u64>)> {
         let size = u64::from(self.sliding.batch_size);
         let mut released = std::mem::take(&mut self.finished);
         if batch.saturating_mul(size) != self.at {
             released.extend(self.live.iter().filter(|l| l.left > 0).map(|l| u64::from(l.unit)));
-            self.seek(batch.saturating_mul(size).min(self.sliding.units.total()));
+            self.seek(batch.saturating_mul(size).min(self.sliding.units.total()), patience)?;
         }
-        let picks = self.draw(self.sliding.units.total().min(self.at + size));
-        (Content::Picks(picks), released)
+        let picks = self.draw(self.sliding.units.total().min(self.at + size), patience)?;
+        Ok((Content::Picks(picks), released))
     }
 
-    fn admit(&mut self, unit: usize, next: u32, left: u32) -> u32 {
+    fn admit(&mut self, unit: usize, next: u32, left: u32) -> Result<u32> {
         let live = Live {
             // There are at most 2^32 units.
             unit: unit as u32,
@@ -161,14 +211,18 @@ impl SlidingWalker {
         };
         if let Some(free) = self.free.pop() {
             self.live[free as usize] = live;
-            return free;
+            return Ok(free);
         }
+        reserve(&mut self.live, 1)?;
         self.live.push(live);
-        (self.live.len() - 1) as u32
+        Ok((self.live.len() - 1) as u32)
     }
 
     /// Lets rows enter until position `end`.
-    fn feed(&mut self, end: u64) {
+    fn feed(&mut self, end: u64, patience: &mut Patience<'_>) -> Result<()> {
+        // One allocation of as much as is needed; it grows by a batch at a time from then on, at most.
+        reserve(&mut self.items, (end - self.entered.min(end)) as usize)?;
+        let mut since = 0;
         while self.entered < end {
             let (mut live, unit, record) = self.entering;
             let rows = self.sliding.units.rows(unit);
@@ -177,50 +231,66 @@ impl SlidingWalker {
                 continue;
             }
             if live == u32::MAX {
-                live = self.admit(unit, record, rows - record);
+                live = self.admit(unit, record, rows - record)?;
             }
-            let stop = record + (end - self.entered).min(u64::from(rows - record)) as u32;
+            let most = u64::from(rows - record).min(STEPS_AT_ONCE as u64);
+            let stop = record + (end - self.entered).min(most) as u32;
             self.items.extend((record..stop).map(|record| Item { live, record }));
             self.entered += u64::from(stop - record);
             self.entering = (live, unit, stop);
+            since += (stop - record) as usize;
+            if since >= STEPS_AT_ONCE {
+                since = 0;
+                patience.look()?;
+            }
         }
+        Ok(())
     }
 
     /// Draws up to draw `to`.
-    fn draw(&mut self, to: u64) -> Picks {
+    fn draw(&mut self, to: u64, patience: &mut Patience<'_>) -> Result<Picks> {
         let from = self.at;
         if from >= to {
-            return Picks::default();
+            return Ok(Picks::default());
         }
         let sliding = self.sliding.clone();
         let total = sliding.units.total();
-        self.feed(sliding.end(to - 1));
+        self.feed(sliding.end(to - 1), patience)?;
         // First where rows go, then which they are: neither loop waits for the memory of the other.
         let drawn = (to - from) as usize;
         let picks = match sliding.grain {
             Grain::Row => {
-                let items = &mut self.items[self.head..];
-                let rows = sliding.rows;
-                sliding.draws.swap(from, drawn, items, |i| rows.min(total - i));
-                self.take(drawn, |_, item| item.record)
+                let (items, rows) = (&mut self.items[self.head..], sliding.rows);
+                patience.stretches(from, to, |at, to| {
+                    let items = &mut items[(at - from) as usize..];
+                    sliding
+                        .draws
+                        .swap(at, (to - at) as usize, items, |i| rows.min(total - i));
+                    Ok(())
+                })?;
+                self.take(drawn, |_, item| item.record)?
             }
             Grain::Unit => {
                 let items = &mut self.items[self.head..];
                 let (mut end, mut behind) = (self.end, self.behind);
-                sliding.draws.swap(from, drawn, items, |i| {
-                    // It stays where it is until the unit there isn't enough.
-                    let least = i.saturating_add(sliding.rows).min(total);
-                    while end < least {
-                        end += u64::from(sliding.units.rows(behind));
-                        behind += 1;
-                    }
-                    end - i
-                });
+                patience.stretches(from, to, |at, to| {
+                    let items = &mut items[(at - from) as usize..];
+                    sliding.draws.swap(at, (to - at) as usize, items, |i| {
+                        // It stays where it is until the unit there isn't enough.
+                        let least = i.saturating_add(sliding.rows).min(total);
+                        while end < least {
+                            end += u64::from(sliding.units.rows(behind));
+                            behind += 1;
+                        }
+                        end - i
+                    });
+                    Ok(())
+                })?;
                 (self.end, self.behind) = (end, behind);
                 self.take(drawn, |live, _| {
                     live.next += 1;
                     live.next - 1
-                })
+                })?
             }
         };
         (self.at, self.head) = (to, self.head + drawn);
@@ -229,27 +299,29 @@ impl SlidingWalker {
             self.items.drain(..self.head);
             self.head = 0;
         }
-        picks
+        Ok(picks)
     }
 
     /// The first `drawn` rows of the buffer, of which `record` tells the record.
     #[inline(always)]
-    fn take(&mut self, drawn: usize, record: impl Fn(&mut Live, &Item) -> u32) -> Picks {
+    fn take(&mut self, drawn: usize, record: impl Fn(&mut Live, &Item) -> u32) -> Result<Picks> {
         let mut numbers = self.numbering.batch(drawn, self.live.len(), |numbering| {
             self.live.iter_mut().for_each(|live| live.mark = numbering);
-        });
+        })?;
         let items = &self.items[self.head..self.head + drawn];
         let all = &mut self.live[..];
-        let rows = items.iter().map(|item| {
+        let mut rows = with_room(drawn)?;
+        rows.extend(items.iter().map(|item| {
             let live = &mut all[item.live as usize];
             live.left -= 1;
             Row {
                 unit: numbers.number(&mut live.mark, u64::from(item.live)),
                 record: record(live, item),
             }
-        });
-        let rows = rows.collect();
+        }));
         let mut units = numbers.units();
+        reserve(&mut self.finished, units.len())?;
+        reserve(&mut self.free, units.len())?;
         for unit in &mut units {
             let index = *unit as usize;
             *unit = u64::from(all[index].unit);
@@ -259,29 +331,39 @@ impl SlidingWalker {
                 self.free.push(index as u32);
             }
         }
-        Picks { units, rows }
+        Ok(Picks { units, rows })
     }
 
     /// Puts the walker in front of draw `i`, wherever it was: follows every row of the buffer back to where it came from.
-    fn seek(&mut self, i: u64) {
+    fn seek(&mut self, i: u64, patience: &mut Patience<'_>) -> Result<()> {
         self.restart(i);
         if i == 0 {
-            return;
+            return Ok(());
         }
         let sliding = self.sliding.clone();
         let units = &*sliding.units;
         // All that the draws before could reach.
         let stop = sliding.end(i - 1);
         let mut found: HashMap<usize, u32> = HashMap::new();
-        for row in sliding.origins(i, stop) {
+        let origins = sliding.origins(i, stop, patience)?;
+        reserve(&mut self.items, origins.len())?;
+        for (n, row) in (1..).zip(origins) {
             let (unit, record) = units.find(row);
-            let live = *found
-                .entry(unit)
-                .or_insert_with(|| self.admit(unit, units.rows(unit), 0));
+            let live = match found.get(&unit) {
+                Some(&live) => live,
+                None => {
+                    let live = self.admit(unit, units.rows(unit), 0)?;
+                    remember(&mut found, unit, live)?;
+                    live
+                }
+            };
             let entry = &mut self.live[live as usize];
             // Units that leave in order have all their rows in the buffer that have not left.
             (entry.left, entry.next) = (entry.left + 1, entry.next - 1);
             self.items.push(Item { live, record });
+            if n % STEPS_AT_ONCE == 0 {
+                patience.look()?;
+            }
         }
         let (unit, record) = units.find(stop);
         let live = found.get(&unit).copied().unwrap_or(u32::MAX);
@@ -290,25 +372,40 @@ impl SlidingWalker {
         }
         (self.entered, self.entering) = (stop, (live, unit, record));
         (self.end, self.behind) = (stop, unit);
+        Ok(())
     }
+}
+
+/// Notes which of the live units one is.
+fn remember(found: &mut HashMap<usize, u32>, unit: usize, live: u32) -> Result<()> {
+    found.try_reserve(1).map_err(|_| PlanError::OutOfMemory {
+        bytes: 2 * found.len() * FOUND_BYTES,
+    })?;
+    found.insert(unit, live);
+    Ok(())
 }
 
 impl Sliding {
     /// The rows that positions `i..stop` hold in front of draw `i`.
-    fn origins(&self, i: u64, stop: u64) -> Vec<u64> {
-        let reach = (self.rows + u64::from(self.units.largest())).min(self.units.total()) + 2;
-        let mask = reach.next_power_of_two() as usize - 1;
+    fn origins(&self, i: u64, stop: u64, patience: &mut Patience<'_>) -> Result<Vec<u64>> {
+        let mask = reach(held(&self.units, self.grain, self.rows)) as usize - 1;
         // For each position from `k` on, by its lower bits, whose origin is sought there: its number plus one.
-        let mut sought = vec![0u32; mask + 1];
-        let mut origins = vec![0; (stop - i) as usize];
-        for (n, position) in (1..).zip(i..stop) {
-            sought[position as usize & mask] = n;
-        }
+        let mut sought = patience.filled(0u32, mask + 1)?;
+        let mut origins = patience.filled(0, (stop - i) as usize)?;
+        patience.stretches(i, stop, |from, to| {
+            for position in from..to {
+                sought[position as usize & mask] = (position - i) as u32 + 1;
+            }
+            Ok(())
+        })?;
         let (mut left, mut reached) = (origins.len(), stop);
         let mut ends = Ends::new(self, i - 1);
         let mut first = i.next_multiple_of(AT_ONCE);
         'draws: while first > 0 {
             first -= AT_ONCE;
+            if first.is_multiple_of(STEPS_AT_ONCE as u64) {
+                patience.look()?;
+            }
             let words = self.draws.words(first);
             for k in (first..i.min(first + AT_ONCE)).rev() {
                 let end = ends.of(k);
@@ -327,17 +424,17 @@ impl Sliding {
                 sought[k as usize & mask] = std::mem::take(&mut sought[met as usize & mask]);
             }
         }
-        for position in 0..reached {
-            if left == 0 {
-                break;
+        patience.stretches(0, reached, |from, to| {
+            for position in from..if left > 0 { to } else { from } {
+                let n = std::mem::take(&mut sought[position as usize & mask]);
+                if n > 0 {
+                    origins[n as usize - 1] = position;
+                    left -= 1;
+                }
             }
-            let n = std::mem::take(&mut sought[position as usize & mask]);
-            if n > 0 {
-                origins[n as usize - 1] = position;
-                left -= 1;
-            }
-        }
-        origins
+            Ok(())
+        })?;
+        Ok(origins)
     }
 }
 

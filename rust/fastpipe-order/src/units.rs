@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::failure::{PlanError, collected, with_room};
+
 /// Units between two sums that are kept.
 const STRIDE: usize = 64;
 
@@ -15,36 +17,52 @@ pub struct Units {
     largest: u32,
 }
 
-/// More rows in all than can be counted.
+/// Why units can't be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooLong;
+pub enum UnitsError {
+    /// More rows in all than can be counted, or more units.
+    TooLong,
+    /// There is no memory for their numbers of rows.
+    Plan(PlanError),
+}
 
-impl fmt::Display for TooLong {
+impl fmt::Display for UnitsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the units have more than 2^62 rows in all, or there are more than 2^32 units")
+        match self {
+            UnitsError::TooLong => {
+                f.write_str("the units have more than 2^62 rows in all, or there are more than 2^32 units")
+            }
+            UnitsError::Plan(error) => error.fmt(f),
+        }
     }
 }
 
-impl std::error::Error for TooLong {}
+impl std::error::Error for UnitsError {}
+
+impl From<PlanError> for UnitsError {
+    fn from(error: PlanError) -> Self {
+        UnitsError::Plan(error)
+    }
+}
 
 impl Units {
     /// Units with these numbers of rows.
     ///
     /// # Errors
     ///
-    /// [`TooLong`] if units or rows can't be counted in 32 and 62 bits.
-    pub fn new(unit_rows: impl IntoIterator<Item = u32>) -> Result<Units, TooLong> {
-        let rows: Vec<u32> = unit_rows.into_iter().collect();
-        let (mut sums, mut total) = (Vec::with_capacity(rows.len() / STRIDE + 1), 0u64);
+    /// [`UnitsError`] if units or rows can't be counted in 32 and 62 bits, or there is no memory for the counts.
+    pub fn new(unit_rows: impl IntoIterator<Item = u32>) -> Result<Units, UnitsError> {
+        let rows: Vec<u32> = collected(unit_rows)?;
+        let (mut sums, mut total) = (with_room(rows.len() / STRIDE + 1)?, 0u64);
         if u32::try_from(rows.len()).is_err() {
-            return Err(TooLong);
+            return Err(UnitsError::TooLong);
         }
         for chunk in rows.chunks(STRIDE) {
             sums.push(total);
             // At most 2^32 units of less than 2^32 rows each.
             total = total.wrapping_add(chunk.iter().map(|&n| u64::from(n)).sum());
             if total >= 1 << 62 {
-                return Err(TooLong);
+                return Err(UnitsError::TooLong);
             }
         }
         let largest = rows.iter().copied().max().unwrap_or(0);
@@ -57,10 +75,17 @@ impl Units {
     }
 
     /// Every `step`-th unit from `first` on: the share of one of `step` ranks.
-    pub fn share(&self, first: usize, step: usize) -> Units {
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`] if there is no memory for them.
+    pub fn share(&self, first: usize, step: usize) -> Result<Units, PlanError> {
         let rows = self.rows.iter().copied().skip(first).step_by(step.max(1));
-        // Fewer than there were, so they can be counted.
-        Units::new(rows).unwrap_or_default()
+        match Units::new(rows) {
+            Err(UnitsError::Plan(error)) => Err(error),
+            // Fewer than there were, so they can be counted.
+            shared => Ok(shared.unwrap_or_default()),
+        }
     }
 
     /// Number of units.
@@ -136,7 +161,7 @@ mod tests {
             prop_assert_eq!(units.total(), row);
             prop_assert_eq!(units.first(counts.len()), row);
             prop_assert_eq!(units.find(row), (counts.len(), 0));
-            let third = units.share(1, 3);
+            let third = units.share(1, 3).unwrap();
             prop_assert_eq!(third.rows(2), counts.get(7).copied().unwrap_or(0));
         }
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use fastpipe_random::{Draws, Key, Purpose};
 
+use crate::failure::{Patience, Result, copied, reserve, with_room};
 use crate::packed::PackedRows;
 use crate::permutation::{Permutation, SOME};
 use crate::plan::{Content, Mark, Numbering, Picks};
@@ -26,6 +27,10 @@ pub struct Place {
     pub record: u32,
 }
 
+/// Bytes that a unit of a window takes: its number, the records that the window takes of it, and its mark. Lists that grow have
+/// up to twice the room.
+const UNIT_BYTES: u64 = 2 * (size_of::<u64>() + 2 * size_of::<u32>()) as u64 + size_of::<Mark>() as u64;
+
 /// The windows of an epoch.
 #[derive(Debug)]
 pub(crate) struct Windows {
@@ -41,15 +46,27 @@ pub(crate) struct Windows {
 
 impl Windows {
     /// The windows of `rows` rows, a multiple of the batch size.
-    pub(crate) fn new(units: Arc<Units>, key: Key, rows: u64, batch_size: u32) -> Windows {
-        Windows {
-            permutation: Permutation::new(units.len(), key),
+    pub(crate) fn new(units: Arc<Units>, key: Key, rows: u64, batch_size: u32) -> Result<Windows> {
+        Ok(Windows {
+            permutation: Permutation::new(units.len(), key)?,
             units,
             key,
             rows,
             batch_size,
             table: OnceLock::new(),
-        }
+        })
+    }
+
+    /// Bytes of the list of the rows of a window.
+    pub(crate) fn list_bytes(units: &Units, rows: u64) -> u64 {
+        rows.min(units.total()).saturating_mul(PackedRows::bytes_each(units))
+    }
+
+    /// Bytes that windows of `rows` rows take besides: for the units in one, and for what finds windows.
+    pub(crate) fn unit_bytes(units: &Units, rows: u64) -> u64 {
+        let within = (units.len() as u64).min(rows);
+        let tables = Permutation::bytes(units.len()) + 8 * (units.len() / SOME + 1) as u64;
+        within.saturating_mul(UNIT_BYTES).saturating_add(tables)
     }
 
     /// Rows of a window.
@@ -81,32 +98,33 @@ impl Windows {
     }
 
     /// Makes the table, if it isn't there: one look at each unit.
-    fn table(&self) -> &[u64] {
-        self.table.get_or_init(|| {
-            let mut sum = 0;
-            let mut sums = Vec::with_capacity(self.permutation.len() / SOME + 1);
-            let mut units = [0; SOME];
-            for from in (0..self.permutation.len()).step_by(SOME) {
-                sums.push(sum);
-                let some = self.permutation.some(from, &mut units);
-                sum += some
-                    .iter()
-                    .map(|&unit| u64::from(self.units.rows(unit as usize)))
-                    .sum::<u64>();
-            }
-            sums
-        })
+    fn table(&self) -> Result<&[u64]> {
+        if let Some(table) = self.table.get() {
+            return Ok(table);
+        }
+        let mut sum = 0;
+        let mut sums = with_room(self.permutation.len() / SOME + 1)?;
+        let mut units = [0; SOME];
+        for from in (0..self.permutation.len()).step_by(SOME) {
+            sums.push(sum);
+            let some = self.permutation.some(from, &mut units);
+            sum += some
+                .iter()
+                .map(|&unit| u64::from(self.units.rows(unit as usize)))
+                .sum::<u64>();
+        }
+        Ok(self.table.get_or_init(|| sums))
     }
 
     /// The place of a row of the random order, from the table.
-    fn search(&self, row: u64) -> Place {
-        let table = self.table();
+    fn search(&self, row: u64) -> Result<Place> {
+        let table = self.table()?;
         let chunk = table.partition_point(|&sum| sum <= row).saturating_sub(1);
         let start = Place {
             unit: (chunk * SOME) as u64,
             record: 0,
         };
-        self.walk(start, row - table.get(chunk).copied().unwrap_or(0))
+        Ok(self.walk(start, row - table.get(chunk).copied().unwrap_or(0)))
     }
 }
 
@@ -171,7 +189,7 @@ impl WindowWalker {
     }
 
     /// Where a window starts.
-    pub(crate) fn place(&mut self, window: u64) -> Place {
+    pub(crate) fn place(&mut self, window: u64) -> Result<Place> {
         let nearest = self.places.range(..=window).next_back();
         let windows = &self.windows;
         let (from, start) = match nearest {
@@ -183,17 +201,22 @@ impl WindowWalker {
         } else {
             let rows = (window - from).saturating_mul(windows.rows);
             if rows.saturating_mul(LONG_WALK) > windows.units.total() || windows.table.get().is_some() {
-                windows.search(window.saturating_mul(windows.rows).min(windows.units.total()))
+                windows.search(window.saturating_mul(windows.rows).min(windows.units.total()))?
             } else {
                 windows.walk(start, rows)
             }
         };
         self.remember(window, place);
-        place
+        Ok(place)
+    }
+
+    /// Forgets where it stands, and gives back the memory of the window.
+    pub(crate) fn forget(&mut self) {
+        self.drawn = None;
     }
 
     /// What stands in a batch that exists, and the units that are no longer used.
-    pub(crate) fn batch(&mut self, batch: u64) -> (Content, Vec<u64>) {
+    pub(crate) fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<(Content, Vec<u64>)> {
         let size = u64::from(self.windows.batch_size);
         let per_window = self.windows.rows / size;
         let (window, within) = (batch / per_window, batch % per_window);
@@ -202,7 +225,7 @@ impl WindowWalker {
             Some(drawn) if drawn.window == window => drawn,
             before => {
                 let before = before.unwrap_or_default();
-                let drawn = self.enter(window, before.rows);
+                let drawn = self.enter(window, before.rows, patience)?;
                 released = before.units;
                 // But for the one that is cut by the windows' edge.
                 let edges = [drawn.units.first().copied(), drawn.units.last().copied()];
@@ -214,19 +237,20 @@ impl WindowWalker {
         // A state that holds wrong places may make windows of other lengths than there are; its rows are wrong, too.
         let from = from.min(drawn.rows.len());
         let to = (from + size as usize).min(drawn.rows.len());
-        self.draw(&mut drawn, to);
-        let mut rows = drawn.rows.get(from.min(to)..to);
+        self.draw(&mut drawn, to, patience)?;
+        let mut rows = drawn.rows.get(from.min(to)..to)?;
         let picks = if drawn.units.len() <= rows.len() / 4 {
             // A batch has rows of nearly all of them: they needn't be numbered anew.
             Picks {
-                units: drawn.units.clone(),
+                units: copied(&drawn.units)?,
                 rows,
             }
         } else {
             let marks = &mut self.marks;
             let units = drawn.units.len();
+            reserve(marks, units.saturating_sub(marks.len()))?;
             marks.resize(units.max(marks.len()), Mark::default());
-            let mut numbers = self.numbering.batch(rows.len(), units, |mark| marks.fill(mark));
+            let mut numbers = self.numbering.batch(rows.len(), units, |mark| marks.fill(mark))?;
             for row in &mut rows {
                 let index = row.unit as usize;
                 row.unit = numbers.number(&mut marks[index], drawn.units[index]);
@@ -237,12 +261,12 @@ impl WindowWalker {
             }
         };
         self.drawn = Some(drawn);
-        (Content::Picks(picks), released)
+        Ok((Content::Picks(picks), released))
     }
 
     /// Lists the rows of a window, in memory that listed another one.
-    fn enter(&mut self, window: u64, mut rows: PackedRows) -> Drawn {
-        let place = self.place(window);
+    fn enter(&mut self, window: u64, mut rows: PackedRows, patience: &mut Patience<'_>) -> Result<Drawn> {
+        let place = self.place(window)?;
         let windows = &self.windows;
         let len = windows.len(window);
         // Of each unit the first record that the window takes, and that behind the last.
@@ -256,6 +280,8 @@ impl WindowWalker {
             for (count, &unit) in counts.iter_mut().zip(some) {
                 *count = windows.units.rows(unit as usize);
             }
+            reserve(&mut units, SOME)?;
+            reserve(&mut records, SOME)?;
             for (&unit, &rows) in some.iter().zip(&counts) {
                 let left = u32::try_from(len - taken).unwrap_or(u32::MAX);
                 let stop = rows.min(record.saturating_add(left));
@@ -281,21 +307,22 @@ impl WindowWalker {
         // Behind units without rows, so that a place has one name.
         let next = windows.walk(end, 0);
         self.remember(window + 1, next);
-        rows.fill(&records, taken);
-        Drawn {
+        rows.fill(&records, taken, patience)?;
+        Ok(Drawn {
             window,
             units,
             rows,
             done: 0,
-        }
+        })
     }
 
     /// Brings the first `to` rows of a window into their order: a Fisher-Yates shuffle that goes on where it stopped.
-    fn draw(&self, drawn: &mut Drawn, to: usize) {
+    fn draw(&self, drawn: &mut Drawn, to: usize, patience: &mut Patience<'_>) -> Result<()> {
         if drawn.done < to {
             let draws = Draws::new(self.windows.key, Purpose::Window, drawn.window);
-            drawn.rows.shuffle(&draws, drawn.done, to);
+            drawn.rows.shuffle(&draws, drawn.done, to, patience)?;
             drawn.done = to;
         }
+        Ok(())
     }
 }

@@ -23,10 +23,13 @@ fn all_rows(counts: &[u32]) -> Vec<RowId> {
 }
 
 fn order(counts: &[u32], settings: Settings) -> Arc<Order> {
-    Arc::new(Order::new(
-        &Arc::new(Units::new(counts.iter().copied()).unwrap()),
-        settings,
-    ))
+    let units = Arc::new(Units::new(counts.iter().copied()).unwrap());
+    Arc::new(Order::new(&units, settings).unwrap())
+}
+
+/// The batches of an epoch, none of which lacks memory.
+fn epoch_of(order: &Arc<Order>, epoch: u64) -> impl Iterator<Item = BatchPlan> {
+    order.epoch(epoch).unwrap().map(Result::unwrap)
 }
 
 /// Each unit is used in one piece: what was released doesn't come again before it starts anew, and is released once.
@@ -157,7 +160,7 @@ proptest! {
         let expected = naive(&counts, &settings, epoch, || units_in_order(&counts, &settings, epoch));
         let size = settings.batch_size as usize;
         let chunks: Vec<_> = expected.chunks(size).filter(|c| !settings.drop_last || c.len() == size).collect();
-        let plans: Vec<_> = order.epoch(epoch).collect();
+        let plans: Vec<_> = epoch_of(&order, epoch).collect();
         prop_assert_eq!(plans.len(), chunks.len());
         prop_assert_eq!(order.steps(), chunks.len() as u64);
         for (step, (plan, chunk)) in plans.iter().zip(&chunks).enumerate() {
@@ -166,10 +169,10 @@ proptest! {
         }
         check_releases(&plans, &counts);
         // Any step at once.
-        let mut cursor = order.epoch(epoch);
+        let mut cursor = order.epoch(epoch).unwrap();
         for plan in plans.iter().rev().step_by(2) {
-            cursor.seek(plan.step);
-            prop_assert_eq!(&cursor.next().unwrap().content, &plan.content);
+            cursor.seek(plan.step).unwrap();
+            prop_assert_eq!(&cursor.next().unwrap().unwrap().content, &plan.content);
         }
     }
 
@@ -177,7 +180,7 @@ proptest! {
     fn every_step_can_be_resumed(counts in counts(), settings in settings(1..5), epoch in 0..3u64, rank in 0..5u64) {
         let order = order(&counts, Settings { rank: rank % settings.ranks, ..settings });
         prop_assume!(order.is_fair());
-        let plans: Vec<_> = order.epoch(epoch).collect();
+        let plans: Vec<_> = epoch_of(&order, epoch).collect();
         prop_assert_eq!(plans.len() as u64, order.steps());
         for (i, plan) in plans.iter().enumerate() {
             if i + 1 == plans.len() && plan.after.epoch > epoch {
@@ -189,7 +192,7 @@ proptest! {
             prop_assert_eq!((plan.after.epoch, plan.after.step), (epoch, i as u64 + 1));
             let cursor = order.resume(&plan.after).unwrap();
             prop_assert_eq!(cursor.left() as usize, plans.len() - i - 1);
-            for (again, plan) in cursor.zip(&plans[i + 1..]) {
+            for (again, plan) in cursor.map(Result::unwrap).zip(&plans[i + 1..]) {
                 prop_assert_eq!(&again.content, &plan.content);
                 prop_assert_eq!((again.step, again.valid), (plan.step, plan.valid));
                 prop_assert_eq!(&again.after, &plan.after);
@@ -201,7 +204,7 @@ proptest! {
     fn ranks_share_every_row(counts in counts(), settings in settings(1..6)) {
         let orders: Vec<_> = (0..settings.ranks).map(|rank| order(&counts, Settings { rank, ..settings })).collect();
         prop_assume!(orders[0].is_fair());
-        let plans: Vec<Vec<BatchPlan>> = orders.iter().map(|order| order.epoch(1).collect()).collect();
+        let plans: Vec<Vec<BatchPlan>> = orders.iter().map(|order| epoch_of(order, 1).collect()).collect();
         let mut seen = BTreeSet::new();
         for plan in plans.iter().flatten() {
             let rows = rows(plan);
@@ -244,7 +247,7 @@ proptest! {
             ..settings
         };
         let whole = order(&counts, settings);
-        let uninterrupted: Vec<Vec<RowId>> = whole.epoch(0).map(|plan| rows(&plan)).collect();
+        let uninterrupted: Vec<Vec<RowId>> = epoch_of(&whole, 0).map(|plan| rows(&plan)).collect();
         let mut seen: BTreeSet<Vec<RowId>> = BTreeSet::new();
         let mut state = State::default();
         for (i, (ranks, steps)) in worlds.iter().enumerate() {
@@ -254,7 +257,7 @@ proptest! {
                 .collect();
             let even = cursors.iter().map(Cursor::left).min().unwrap() as usize;
             for _ in 0..if last { usize::MAX } else { even.min(*steps) } {
-                let plans: Vec<_> = cursors.iter_mut().filter_map(Cursor::next).collect();
+                let plans: Vec<_> = cursors.iter_mut().filter_map(Cursor::next).map(Result::unwrap).collect();
                 for plan in &plans {
                     prop_assert!(seen.insert(rows(plan)));
                 }
@@ -262,7 +265,7 @@ proptest! {
                     break;
                 }
             }
-            state = cursors[0].state();
+            state = cursors[0].state().unwrap();
             if !last && cursors.iter().all(|cursor| cursor.left() == 0) {
                 break;
             }
@@ -286,7 +289,7 @@ fn ranks_with_units_of_their_own_stay_as_many() {
         in_step: 1,
     };
     let two = order(&[4; 8], settings);
-    let state = two.epoch(0).next().unwrap().after;
+    let state = epoch_of(&two, 0).next().unwrap().after;
     let three = order(&[4; 8], Settings { ranks: 3, ..settings });
     assert_eq!(three.resume(&state).err(), Some(StateError::Ranks { saved: 2, now: 3 }));
     assert!(!order(&[4], settings).is_fair());
@@ -307,7 +310,7 @@ fn states_of_other_data_are_refused() {
         in_step: 1,
     };
     let long = order(&[100; 8], settings);
-    let state = long.epoch(0).nth(300).unwrap().after;
+    let state = epoch_of(&long, 0).nth(300).unwrap().after;
     assert_eq!(
         order(&[4; 8], settings).resume(&state).err(),
         Some(StateError::Impossible)

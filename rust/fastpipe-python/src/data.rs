@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Source};
-use fastpipe_engine::Memory;
-use fastpipe_order::Units;
+use fastpipe_engine::{Memory, unplanned};
+use fastpipe_order::{Units, UnitsError};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 
@@ -35,7 +35,10 @@ impl Data {
         if let Some(units) = self.rows.get() {
             return Ok(units.clone());
         }
-        let units = Units::new(self.rows()).map_err(|e| Error::new(ErrorKind::Limit, e.to_string()))?;
+        let units = Units::new(self.rows()).map_err(|error| match error {
+            UnitsError::Plan(error) => unplanned(error),
+            UnitsError::TooLong => Error::new(ErrorKind::Limit, error.to_string()),
+        })?;
         Ok(self.rows.get_or_init(|| Arc::new(units)).clone())
     }
 

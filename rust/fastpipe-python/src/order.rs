@@ -3,9 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind};
-use fastpipe_engine::{Memory, Options, Stream};
-use fastpipe_order::{BatchPlan, Cursor, Kind, Left, Open, Place, Settings, ShardBy, State, Uneven, Units};
-use numpy::PyArray1;
+use fastpipe_engine::{Memory, Options, Stream, check_order, check_state, unplanned};
+use fastpipe_order::{
+    BatchPlan, Cursor, Kind, Left, Open, Place, PlanError, Settings, ShardBy, State, StateError, Uneven, Units,
+};
+use numpy::{IntoPyArray, PyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
@@ -135,7 +137,10 @@ impl Order {
             },
             in_step: in_step.unwrap_or(world_size).max(1),
         };
-        let order = py.detach(|| fastpipe_order::Order::new(&units, settings));
+        let order = py
+            .detach(|| fastpipe_order::Order::new(&units, settings))
+            .map_err(unplanned)
+            .py(py)?;
         if !order.is_fair() && settings.uneven != Uneven::Allow {
             return Err(PyValueError::new_err(format!(
                 "some of the {world_size} ranks have no batch of their own, since there are only {} blocks; \
@@ -197,10 +202,10 @@ impl Order {
         memory: Option<&Bound<'_, PassMemory>>,
     ) -> PyResult<Pass> {
         let mut cursor = match progress {
-            None => self.order.epoch(epoch),
-            Some(progress) => self.resumed(&progress.into())?,
+            None => self.order.epoch(epoch).map_err(unplanned).py(py)?,
+            Some(progress) => self.resumed(py, &progress.into(), memory_limit)?,
         };
-        let state = py.detach(|| cursor.state());
+        let state = py.detach(|| cursor.state()).map_err(unplanned).py(py)?;
         let options = Options {
             num_threads,
             sharers,
@@ -219,15 +224,25 @@ impl Order {
     }
 
     /// Whether `start` can go on from a state; an exception says why not.
-    fn check(&self, progress: Progress) -> PyResult<()> {
-        self.resumed(&progress.into()).map(drop)
+    fn check(&self, py: Python<'_>, progress: Progress) -> PyResult<()> {
+        self.resumed(py, &progress.into(), None).map(drop)
     }
 
-    /// A pass of one batch.
-    fn batch_at(&self, py: Python<'_>, epoch: u64, step: u64, num_threads: Option<usize>) -> PyResult<Pass> {
+    /// A pass of one batch. Of the order, not of the batch, `memory_limit` is what it may take; without one it is half of the
+    /// memory of the machine, or of the control group if that has less.
+    #[pyo3(signature = (epoch, step, num_threads, memory_limit=None))]
+    fn batch_at(
+        &self,
+        py: Python<'_>,
+        epoch: u64,
+        step: u64,
+        num_threads: Option<usize>,
+        memory_limit: Option<u64>,
+    ) -> PyResult<Pass> {
         self.check_step(step)?;
-        let mut cursor = self.order.epoch(epoch);
-        cursor.seek(step);
+        check_order(&self.order, memory_limit, step > 0).py(py)?;
+        let mut cursor = self.order.epoch(epoch).map_err(unplanned).py(py)?;
+        cursor.seek(step).map_err(unplanned).py(py)?;
         let options = Options {
             num_threads,
             sharers: 1,
@@ -240,9 +255,17 @@ impl Order {
         self.pass(py, cursor, options, Some(1), State::default(), None)
     }
 
-    /// Unit and record of a row of a batch.
-    fn locate(&self, py: Python<'_>, epoch: u64, step: u64, row: usize) -> PyResult<(u64, u32)> {
-        let plan = self.plan(py, epoch, step)?;
+    /// Unit and record of a row of a batch. `memory_limit` as for `batch_at`.
+    #[pyo3(signature = (epoch, step, row, memory_limit=None))]
+    fn locate(
+        &self,
+        py: Python<'_>,
+        epoch: u64,
+        step: u64,
+        row: usize,
+        memory_limit: Option<u64>,
+    ) -> PyResult<(u64, u32)> {
+        let plan = self.plan(py, epoch, step, memory_limit)?;
         plan.content.at(row).ok_or_else(|| {
             let reason = format!("batch {step} has {} rows, there is no row {row}", plan.rows);
             PyIndexError::new_err(reason)
@@ -257,18 +280,31 @@ impl Order {
         epoch: u64,
         step: u64,
     ) -> PyResult<(Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u32>>)> {
-        let plan = self.plan(py, epoch, step)?;
-        let rows = || (0..plan.rows as usize).filter_map(|slot| plan.content.at(slot));
-        let units = PyArray1::from_iter(py, rows().map(|row| row.0));
-        Ok((units, PyArray1::from_iter(py, rows().map(|row| row.1))))
+        let plan = self.plan(py, epoch, step, None)?;
+        let (mut units, mut records) = (Vec::new(), Vec::new());
+        let rows = plan.rows as usize;
+        let refused = |_| PlanError::OutOfMemory {
+            bytes: rows.saturating_mul(size_of::<(u64, u32)>()),
+        };
+        let room = units
+            .try_reserve_exact(rows)
+            .and_then(|()| records.try_reserve_exact(rows));
+        room.map_err(refused).map_err(unplanned).py(py)?;
+        for (unit, record) in (0..rows).filter_map(|slot| plan.content.at(slot)) {
+            units.push(unit);
+            records.push(record);
+        }
+        Ok((units.into_pyarray(py), records.into_pyarray(py)))
     }
 }
 
 impl Order {
-    fn resumed(&self, state: &State) -> PyResult<Cursor> {
-        self.order
-            .resume(state)
-            .map_err(|e| PyValueError::new_err(e.to_string()))
+    fn resumed(&self, py: Python<'_>, state: &State, memory_limit: Option<u64>) -> PyResult<Cursor> {
+        check_state(&self.order, state, memory_limit).py(py)?;
+        match py.detach(|| self.order.resume(state)) {
+            Err(StateError::Plan(error)) => Err(unplanned(error)).py(py),
+            resumed => resumed.map_err(|e| PyValueError::new_err(e.to_string())),
+        }
     }
 
     fn check_step(&self, step: u64) -> PyResult<()> {
@@ -280,18 +316,29 @@ impl Order {
         Err(PyIndexError::new_err(reason))
     }
 
-    /// What stands in a batch.
-    fn plan(&self, py: Python<'_>, epoch: u64, step: u64) -> PyResult<BatchPlan> {
+    /// What stands in a batch. Looks for Ctrl-C while that takes long.
+    fn plan(&self, py: Python<'_>, epoch: u64, step: u64, memory_limit: Option<u64>) -> PyResult<BatchPlan> {
         self.check_step(step)?;
+        check_order(&self.order, memory_limit, step > 0).py(py)?;
         let kept = self.lookup.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut cursor = match kept {
             Some(cursor) if cursor.current_epoch() == epoch => cursor,
-            _ => self.order.epoch(epoch),
+            _ => self.order.epoch(epoch).map_err(unplanned).py(py)?,
+        };
+        let mut interrupt = None;
+        let mut stop = || {
+            interrupt = Python::attach(|py| py.check_signals()).err();
+            interrupt.is_some()
         };
         let plan = py.detach(|| {
-            cursor.seek(step);
-            cursor.next()
+            cursor.seek(step)?;
+            cursor.next_unless(&mut stop).transpose()
         });
+        if let Some(interrupt) = interrupt {
+            return Err(interrupt);
+        }
+        let plan = plan.map_err(unplanned).py(py)?;
+        // One that failed holds no memory any more, and need not be kept.
         *self.lookup.lock().unwrap_or_else(PoisonError::into_inner) = Some(cursor);
         let missing = || Error::new(ErrorKind::Internal, "the order has no such batch");
         plan.ok_or_else(missing).py(py)

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Source};
-use fastpipe_engine::{Memory, Options, Poll, Stream, Watch};
+use fastpipe_engine::{Memory, Options, Poll, Stream, Watch, unplanned};
 use fastpipe_order::{Order, Rest, State};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -96,8 +96,9 @@ impl Running {
         let Origin { order, options, memory } = &self.origin;
         // All but the last one are of one size, and nothing fails behind the last.
         let rows = self.seen.lock().batches * u64::from(order.settings().batch_size);
-        let rest = rest.behind(order, rows, unit);
-        let stream = Stream::start(self.source.clone(), order.rest(&rest), *options, memory.clone())?;
+        let rest = rest.behind(order, rows, unit).map_err(unplanned)?;
+        let cursor = order.rest(&rest).map_err(unplanned)?;
+        let stream = Stream::start(self.source.clone(), cursor, *options, memory.clone())?;
         let origin = Origin {
             order: order.clone(),
             options: *options,

@@ -1,0 +1,187 @@
+//! What an order may take, which is known before any of it is allocated.
+//!
+//! Rows of a window, a pool or a buffer are listed, and files may declare as many as their bytes could hold: a gigabyte of
+//! compressed ones up to 10^12. So the list is held against the user's limit, or against a share of the machine's memory.
+
+use fastpipe_batch::{Error, ErrorKind, Result};
+use fastpipe_order::{Kind, Order, PlanError, State};
+
+use crate::machine_memory::machine_memory;
+use crate::sizes::{at_least, at_most};
+
+/// Without a limit, the order may take one part in so many of the memory that the process may have.
+const SHARE: u64 = 2;
+
+/// Refuses an order that takes more than `memory_limit`; without one, more than half of the machine's memory, or of what the
+/// process's control group may have if that is less. `seeks` if the first batch isn't that of an epoch's start.
+///
+/// # Errors
+/// A limit, that says how much is needed and which shuffle buffer would fit.
+pub fn check_order(order: &Order, memory_limit: Option<u64>, seeks: bool) -> Result<()> {
+    check_within(order, memory_limit, machine_memory(), seeks)
+}
+
+/// The same for going on from a state, which may be any numbers.
+///
+/// # Errors
+/// A limit, if what it says takes more.
+pub fn check_state(order: &Order, state: &State, memory_limit: Option<u64>) -> Result<()> {
+    let most = memory_limit.or(machine_memory().map(|bytes| bytes / SHARE));
+    let needed = order.resuming_memory(state);
+    if most.is_none_or(|most| needed <= most) {
+        return Ok(());
+    }
+    let allowed = at_most(most.unwrap_or(0));
+    let reason = format!(
+        "to resume from this state takes {}, and {allowed} are allowed",
+        at_least(needed)
+    );
+    Err(Error::new(ErrorKind::Limit, reason))
+}
+
+fn check_within(order: &Order, memory_limit: Option<u64>, machine: Option<u64>, seeks: bool) -> Result<()> {
+    let Some(most) = memory_limit.or(machine.map(|bytes| bytes / SHARE)) else {
+        return Ok(());
+    };
+    let settings = order.settings();
+    let needed = order.planning_memory(settings.shuffle_buffer, seeks);
+    if needed <= most {
+        return Ok(());
+    }
+    let limit = match memory_limit {
+        Some(limit) => format!("memory_limit is {}", at_most(limit)),
+        None => format!(
+            "{} are allowed, half of the memory of this machine or container",
+            at_most(most)
+        ),
+    };
+    let mut reason = format!("{limit}, and to plan batches takes at least {}", at_least(needed));
+    if settings.kind == Kind::Sequential {
+        reason.push_str(". A smaller batch_size needs less");
+    } else {
+        reason += &format!(", for the order of shuffle_buffer={}", settings.shuffle_buffer);
+        let fits = largest(settings.shuffle_buffer, settings.batch_size.into(), |buffer| {
+            order.planning_memory(buffer, seeks) <= most
+        });
+        reason += &would_fit(fits);
+    }
+    Err(Error::new(ErrorKind::Limit, reason))
+}
+
+/// The largest multiple of a batch's rows, up to `most`, that `fits`; 0 if none does. Whatever is below one that fits must fit.
+pub(crate) fn largest(most: u64, batch_size: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let (mut found, mut step) = (0, most / batch_size + 1);
+    while step > 0 {
+        if fits((found + step).saturating_mul(batch_size)) {
+            found += step;
+        } else {
+            step /= 2;
+        }
+    }
+    found * batch_size
+}
+
+/// The end of a message: which shuffle buffer would fit.
+pub(crate) fn would_fit(buffer: u64) -> String {
+    match buffer {
+        0 => "; no shuffle_buffer fits".into(),
+        buffer => format!("; shuffle_buffer={buffer} would fit"),
+    }
+}
+
+/// A planning error as one of ours.
+pub fn unplanned(error: PlanError) -> Error {
+    match error {
+        PlanError::OutOfMemory { bytes } => {
+            Error::out_of_memory(bytes, "the order of the rows; a smaller shuffle_buffer needs less")
+        }
+        PlanError::Interrupted => Error::new(ErrorKind::Closed, "the pass was closed"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use fastpipe_order::{Settings, ShardBy, Uneven, Units};
+
+    use super::*;
+
+    fn order(kind: Kind, shuffle_buffer: u64) -> Order {
+        let units = Arc::new(Units::new([1 << 20; 64]).unwrap());
+        let settings = Settings {
+            kind,
+            batch_size: 1000,
+            drop_last: false,
+            shuffle_buffer,
+            seed: 1,
+            rank: 0,
+            ranks: 1,
+            in_step: 1,
+            shard_by: ShardBy::Batch,
+            uneven: Uneven::Drop,
+        };
+        Order::new(&units, settings).unwrap()
+    }
+
+    #[test]
+    fn the_limit_or_half_of_the_machine_is_what_counts() {
+        let window = order(Kind::Window, 10_000_000);
+        for (limit, machine, fits) in [
+            (None, None, true),
+            (None, Some(90_000_000), true),
+            (None, Some(70_000_000), false),
+            (Some(50_000_000), Some(1), true),
+            (Some(30_000_000), Some(u64::MAX), false),
+        ] {
+            let checked = check_within(&window, limit, machine, false);
+            assert_eq!(checked.is_ok(), fits, "{limit:?} {machine:?} {checked:?}");
+            assert!(checked.is_ok() || checked.unwrap_err().kind() == ErrorKind::Limit);
+        }
+    }
+
+    #[test]
+    fn the_buffer_that_is_named_is_the_largest_that_fits() {
+        for kind in [Kind::Window, Kind::Block, Kind::Buffer] {
+            for seeks in [false, true] {
+                let limit = 60_000_000;
+                let wanted = order(kind, 60_000_000);
+                let reason = check_within(&wanted, Some(limit), None, seeks).unwrap_err();
+                let reason = reason.reason().to_owned();
+                assert!(
+                    reason.starts_with("memory_limit is 60.0 MB, and to plan batches takes at least "),
+                    "{reason}"
+                );
+                let named = reason
+                    .split("; shuffle_buffer=")
+                    .nth(1)
+                    .unwrap_or_else(|| panic!("{reason}"));
+                let named: u64 = named.split(' ').next().unwrap().parse().unwrap();
+                assert!(
+                    check_within(&order(kind, named), Some(limit), None, seeks).is_ok(),
+                    "{reason}"
+                );
+                assert!(
+                    check_within(&order(kind, named + 1000), Some(limit), None, seeks).is_err(),
+                    "{reason}"
+                );
+            }
+        }
+        let none = check_within(&order(Kind::Block, 5), Some(1000), None, false).unwrap_err();
+        assert!(none.reason().ends_with("; no shuffle_buffer fits"), "{none}");
+    }
+
+    #[test]
+    fn seeking_in_a_buffer_takes_more() {
+        let buffer = order(Kind::Buffer, 1 << 22);
+        let (from_start, anywhere) = (
+            buffer.planning_memory(1 << 22, false),
+            buffer.planning_memory(1 << 22, true),
+        );
+        // Four bytes for every place within reach, to a power of two, and eight for every row.
+        assert!(anywhere - from_start >= (4 << 23) + (8 << 22));
+        let limit = Some((from_start + anywhere) / 2);
+        assert!(check_within(&buffer, limit, None, false).is_ok());
+        assert!(check_within(&buffer, limit, None, true).is_err());
+    }
+}

@@ -1,0 +1,185 @@
+//! What may stop the planning of a batch: memory that the system refuses, or a consumer that no longer wants it.
+//!
+//! Everything whose size follows from counts of rows or units, or from settings, is allocated here, so that a refusal becomes an
+//! error. Loops over as much look at short intervals whether to go on.
+
+use std::fmt;
+
+use fastpipe_memory::try_reserve_large;
+
+/// Steps between two looks at whether to go on: some hundredths of a second where each misses the caches.
+pub(crate) const STEPS_AT_ONCE: usize = 1 << 19;
+
+/// Why a batch couldn't be planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlanError {
+    /// The system refused to allocate so many bytes.
+    OutOfMemory {
+        /// Bytes of the allocation.
+        bytes: usize,
+    },
+    /// The caller asked to stop.
+    Interrupted,
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PlanError::OutOfMemory { bytes } => write!(f, "could not allocate {bytes} bytes for the order of the rows"),
+            PlanError::Interrupted => f.write_str("planning was interrupted"),
+        }
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+pub(crate) type Result<T, E = PlanError> = std::result::Result<T, E>;
+
+/// Whether to go on, asked of the caller.
+pub(crate) struct Patience<'a>(pub(crate) &'a mut dyn FnMut() -> bool);
+
+impl Patience<'_> {
+    /// Asks whether to go on.
+    pub(crate) fn look(&mut self) -> Result<()> {
+        if (self.0)() {
+            Err(PlanError::Interrupted)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// `len` times the same: the system takes its time to hand out much memory.
+    pub(crate) fn filled<T: Copy>(&mut self, value: T, len: usize) -> Result<Vec<T>> {
+        let mut data = with_room(len)?;
+        self.stretches(0, len as u64, |_, to| {
+            data.resize(to as usize, value);
+            Ok(())
+        })?;
+        Ok(data)
+    }
+
+    /// Goes through `from..to` in stretches of [`STEPS_AT_ONCE`], and asks between them.
+    pub(crate) fn stretches(
+        &mut self,
+        from: u64,
+        to: u64,
+        mut stretch: impl FnMut(u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        let mut at = from;
+        while at < to {
+            let end = to.min(at.saturating_add(STEPS_AT_ONCE as u64));
+            stretch(at, end)?;
+            at = end;
+            if at < to {
+                self.look()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn refused<T>(count: usize) -> PlanError {
+    PlanError::OutOfMemory {
+        bytes: count.saturating_mul(size_of::<T>()),
+    }
+}
+
+/// Makes room for `more` elements behind those that are there; room that grows by and by is doubled.
+#[inline]
+pub(crate) fn reserve<T>(data: &mut Vec<T>, more: usize) -> Result<()> {
+    data.try_reserve(more)
+        .map_err(|_| refused::<T>(data.len().saturating_add(more)))
+}
+
+/// Makes room for exactly `len` elements in all, in large pages if it is much.
+pub(crate) fn reserve_all<T: Copy>(data: &mut Vec<T>, len: usize) -> Result<()> {
+    try_reserve_large(data, len).map_err(|_| refused::<T>(len))
+}
+
+/// An empty list with room for exactly `len` elements.
+pub(crate) fn with_room<T>(len: usize) -> Result<Vec<T>> {
+    let mut data = Vec::new();
+    data.try_reserve_exact(len).map_err(|_| refused::<T>(len))?;
+    Ok(data)
+}
+
+/// `len` times the same.
+pub(crate) fn filled<T: Copy>(value: T, len: usize) -> Result<Vec<T>> {
+    let mut data = with_room(len)?;
+    data.resize(len, value);
+    Ok(data)
+}
+
+/// A copy.
+pub(crate) fn copied<T: Copy>(items: &[T]) -> Result<Vec<T>> {
+    let mut data = with_room(items.len())?;
+    data.extend_from_slice(items);
+    Ok(data)
+}
+
+/// All items, of which there may be fewer or more than their iterator knows.
+pub(crate) fn collected<T>(items: impl IntoIterator<Item = T>) -> Result<Vec<T>> {
+    let items = items.into_iter();
+    let mut data = with_room(items.size_hint().0)?;
+    for item in items {
+        reserve(&mut data, 1)?;
+        data.push(item);
+    }
+    Ok(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_had_is_an_error_that_says_how_much() {
+        let most = isize::MAX as usize;
+        assert_eq!(
+            with_room::<u8>(most).unwrap_err(),
+            PlanError::OutOfMemory { bytes: most }
+        );
+        assert_eq!(
+            filled(0u64, most).unwrap_err(),
+            PlanError::OutOfMemory { bytes: usize::MAX }
+        );
+        assert!(reserve(&mut vec![0u32; 3], most).is_err() && reserve_all(&mut vec![0u32; 3], most).is_err());
+        assert_eq!(collected((0..10).filter(|n| n % 2 == 0)), Ok(vec![0, 2, 4, 6, 8]));
+        assert_eq!((copied(&[1, 2]), filled(7, 2)), (Ok(vec![1, 2]), Ok(vec![7, 7])));
+    }
+
+    #[test]
+    fn stretches_cover_everything_once_and_end_when_told() {
+        let (mut looks, steps) = (0, STEPS_AT_ONCE as u64);
+        let mut covered = Vec::new();
+        let mut more = || {
+            looks += 1;
+            false
+        };
+        let cover = |from, to| {
+            covered.push((from, to));
+            Ok(())
+        };
+        Patience(&mut more).stretches(5, 2 * steps + 6, cover).unwrap();
+        assert_eq!(
+            covered,
+            [
+                (5, steps + 5),
+                (steps + 5, 2 * steps + 5),
+                (2 * steps + 5, 2 * steps + 6)
+            ]
+        );
+        assert_eq!(looks, 2);
+        let mut stop = || true;
+        let ended = Patience(&mut stop).stretches(0, 2 * steps, |_, _| Ok(()));
+        assert_eq!(ended, Err(PlanError::Interrupted));
+        assert_eq!(
+            Patience(&mut stop).filled(7u8, 2 * STEPS_AT_ONCE),
+            Err(PlanError::Interrupted)
+        );
+        let mut go_on = || false;
+        let filled = Patience(&mut go_on).filled(7u8, STEPS_AT_ONCE + 1).unwrap();
+        assert!(filled.len() == STEPS_AT_ONCE + 1 && filled.iter().all(|&byte| byte == 7));
+    }
+}

@@ -1,0 +1,111 @@
+//! Any bytes as a container file: header, schema, walk over the blocks, inference, decoding, orders. Errors are fine as long as
+//! none is internal; panics and hangs aren't.
+//!
+//! The fuzz target `container` calls this, and so does a property test of `fastpipe-avro`.
+
+use std::sync::Arc;
+
+use fastpipe_avro::{AvroSource, FileInfo, Header, Walk, infer};
+use fastpipe_batch::{BufferPool, Error, ErrorKind, Fragment, Mark, Pass, Pick, ReadAt, Rows, Sink, SlabPool, Source};
+use fastpipe_order::{Kind, Order, PlanError, Settings, ShardBy, Uneven, Units};
+
+/// Rows of a block that are decoded, each by itself; those behind them are passed over.
+const MOST_ROWS: u32 = 1 << 12;
+
+/// Orders that take more are left, as the engine leaves those that take more than it allows.
+const MOST_BYTES: u64 = 8 << 20;
+
+/// A file in memory.
+struct Memory<'a>(&'a [u8]);
+
+impl ReadAt for Memory<'_> {
+    fn location(&self) -> &str {
+        "memory"
+    }
+
+    fn size(&self) -> Result<u64, Error> {
+        Ok(self.0.len() as u64)
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error> {
+        let from = &self.0[(offset as usize).min(self.0.len())..];
+        let n = from.len().min(out.len());
+        out[..n].copy_from_slice(&from[..n]);
+        Ok(n)
+    }
+}
+
+fn read(bytes: &[u8]) -> Result<(), Error> {
+    let file = Memory(bytes);
+    let header = Header::read(&file)?;
+    let blocks = Walk::new(&file, &header)?.collect::<Result<Vec<_>, _>>()?;
+    let info = FileInfo::new("memory".into(), header)?;
+    let features: Vec<_> = infer(&info.schema)?
+        .into_iter()
+        .filter_map(|f| f.feature.ok())
+        .collect();
+    if features.len() > 64 {
+        return Ok(());
+    }
+    let source = AvroSource::new(&features, &[(info, blocks.clone())])?;
+    let parts: Arc<[_]> = source.columns().iter().flat_map(|c| c.parts()).collect();
+    let (buffers, slabs) = (BufferPool::default(), SlabPool::new(1));
+    plan(&source)?;
+    for (unit, block) in (0..).zip(&blocks) {
+        let stored = buffers.copy(&bytes[block.offset as usize..][..block.len() as usize])?;
+        let opened = source.open(unit, Pass::default(), stored, &buffers)?;
+        let wanted = block.rows.min(MOST_ROWS);
+        let rows = Rows::new(parts.clone(), wanted as usize, &slabs)?;
+        let mut sink = Sink::new(&rows, Fragment::default())?;
+        let picks: Vec<_> = (0..wanted).map(|i| Pick { record: i, slot: i }).collect();
+        let end = opened.place(Mark::START, &picks, &mut sink)?;
+        assert_eq!(end.record, wanted);
+        assert_eq!(opened.advance(end, block.rows)?.record, block.rows);
+    }
+    Ok(())
+}
+
+/// Plans the first batches of every order, whatever the blocks declare, and some at the end.
+fn plan(source: &AvroSource) -> Result<(), Error> {
+    let counts = (0..source.units().unwrap_or(0)).map(|unit| source.describe(unit).rows);
+    let units = Arc::new(Units::new(counts).map_err(|e| Error::new(ErrorKind::Limit, e.to_string()))?);
+    for kind in [Kind::Sequential, Kind::Window, Kind::Block, Kind::Buffer] {
+        let settings = Settings {
+            kind,
+            batch_size: 32,
+            drop_last: false,
+            shuffle_buffer: 1 << 12,
+            seed: 1,
+            rank: 0,
+            ranks: 1,
+            in_step: 1,
+            shard_by: ShardBy::Batch,
+            uneven: Uneven::Allow,
+        };
+        let order = Arc::new(Order::new(&units, settings).expect("no memory is needed"));
+        if order.planning_memory(settings.shuffle_buffer, true) > MOST_BYTES {
+            continue;
+        }
+        let mut looks = 0;
+        let mut stop = || {
+            looks += 1;
+            looks > 2
+        };
+        let mut cursor = order.epoch(0).expect("a table of units");
+        for step in [0, order.steps().saturating_sub(1)] {
+            cursor.seek(step).expect("no memory is needed");
+            match cursor.next_unless(&mut stop) {
+                None | Some(Err(PlanError::Interrupted)) => {}
+                Some(planned) => assert!(planned.expect("little memory").rows > 0),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads the bytes as a file.
+pub(crate) fn run(bytes: &[u8]) {
+    if let Err(error) = read(bytes) {
+        assert_ne!(error.kind(), ErrorKind::Internal, "{error}");
+    }
+}
