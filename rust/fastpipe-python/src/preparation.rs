@@ -15,9 +15,6 @@ type Arrays<'py> = (
     Option<Bound<'py, PyArray1<u32>>>,
 );
 
-/// Ids that are different, and the number of each id.
-type Numbers<'py> = (Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u32>>);
-
 fn arrays(py: Python<'_>, rows: Compressed) -> Arrays<'_> {
     let sequence = rows.sequence.map(|sequence| PyArray1::from_vec(py, sequence));
     (
@@ -27,6 +24,9 @@ fn arrays(py: Python<'_>, rows: Compressed) -> Arrays<'_> {
     )
 }
 
+/// Ids that are different, ascending, and for each id its place among them.
+type IdsAndPlaces<'py> = (Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u32>>);
+
 /// Numbers ids: those that are different, ascending, and the place of each id among them. They are contiguous integers of any
 /// type, none of which is negative.
 #[pyfunction]
@@ -35,7 +35,7 @@ pub(crate) fn number_ids<'py>(
     py: Python<'py>,
     ids: &Bound<'py, PyAny>,
     num_threads: Option<usize>,
-) -> PyResult<Numbers<'py>> {
+) -> PyResult<IdsAndPlaces<'py>> {
     let threads = num_threads.unwrap_or_else(default_threads);
     macro_rules! of {
         ($($t:ty),*) => {$(
