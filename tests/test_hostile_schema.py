@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,16 @@ def test_deeply_nested_json(tmp_path: Path) -> None:
         "in a default": '{"type":"record","name":"R","fields":[{"name":"x","type":"int","default":' + "[" * 10_000,
         "in an attribute": '{"type":"int","doc":' + "[" * 5000 + "]" * 5000 + "}",
     }
+    expected = dict.fromkeys(deep, "LimitError") | {
+        "in a default": "SchemaError",
+        "in an attribute": None,
+        "maps": None,
+    }
     for case, seen in outcomes(tmp_path, [Case(name, header(schema)) for name, schema in deep.items()]):
-        assert seen.error == "SchemaError", (case.name, seen)
+        if expected[case.name] is None:
+            assert seen.error not in {"SchemaError", "LimitError"}, (case.name, seen)
+            continue
+        assert seen.error == expected[case.name], (case.name, seen)
         assert seen.opening
         assert len(seen.message) < 2000, case.name
     levels = 50
@@ -119,6 +128,84 @@ def test_deeply_nested_json(tmp_path: Path) -> None:
     data = container(schema, [(1, long(1) * levels + long(7) + long(0) * levels)])
     seen = one(tmp_path, Case("50 levels", data))
     assert seen.error is None or seen.error in TYPED
+
+
+def deep_record(levels: int) -> str:
+    """The JSON of so many types within one another, all but the innermost records. (Python's can't write it.)"""
+    schema = '"int"'
+    for i in range(levels - 1):
+        schema = f'{{"type":"record","name":"R{i}","fields":[{{"name":"f","type":{schema}}}]}}'
+    return schema
+
+
+@pytest.mark.parametrize("levels", [44, 128, 256])
+def test_deeply_nested_records(levels: int, tmp_path: Path) -> None:
+    """Up to the limit they are read, by threads as well, and AvroFile.schema parses them."""
+    path = tmp_path / "x.avro"
+    path.write_bytes(container(deep_record(levels), [(2, longs(7, -3))]))
+    name = ".".join(["f"] * (levels - 1))
+    for options in ({"features": {name: fastpipe.DenseSpec((), "int32")}}, {"columns": [name]}, {}):
+        (batch,) = fastpipe.read_avro(path, batch_size=2, **options)
+        assert batch[name].tolist() == [7, -3]
+    schemas: list[Any] = []
+
+    def look() -> None:
+        schemas.append(fastpipe.AvroFile(path).schema)
+
+    look()
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    for schema in schemas:
+        for _ in range(levels - 1):
+            schema = schema["fields"][0]["type"]
+        assert schema == "int"
+
+
+def test_records_nested_too_deep(tmp_path: Path) -> None:
+    for case, seen in outcomes(tmp_path, [Case(str(n), header(deep_record(n))) for n in (257, 400, 5000)]):
+        assert seen.error == "LimitError", (case.name, seen)
+        assert "nested deeper than" in seen.where["reason"]
+
+
+def test_what_python_cannot_parse(tmp_path: Path) -> None:
+    """What reading doesn't need may be nested as it likes; only Python's parser gives up."""
+    path = tmp_path / "x.avro"
+    schema = '{"type":"int","doc":' + "[" * 5000 + "]" * 5000 + "}"
+    path.write_bytes(container(schema, [(1, long(7))]))
+    (batch,) = fastpipe.read_avro(path, batch_size=1)
+    assert batch["value"].tolist() == [7]
+    file = fastpipe.AvroFile(path)
+    assert file.schema_json == schema
+    with pytest.raises(fastpipe.LimitError, match="schema_json") as caught:
+        _ = file.schema
+    assert caught.value.path == str(path)
+
+
+NAMES: dict[str, Any] = {
+    "a nested class of Java's": {
+        **record("Outer", x={"type": "enum", "name": "Inner", "namespace": "org.x.Outer$", "symbols": ["A", "B"]}),
+        "namespace": "org.x",
+    },
+    "a dollar in a name": record("org.x.Outer$Inner", x="int"),
+    "a dot in front": record(".global", x="int"),
+    "an empty namespace": {**record("R", x="int"), "namespace": ""},
+    "a hyphen": record("a-b.c-d", x="int"),
+    "a digit in front": record("1st", x="int"),
+    "a type without a namespace within one": {
+        **record("R", y=record("ns.S", z={"type": "fixed", "name": ".F", "size": 0}), w="F", x="int"),
+        "namespace": "other",
+    },
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_writers_make(name: str, tmp_path: Path) -> None:
+    """The specification knows none of them, and files have them."""
+    path = tmp_path / "x.avro"
+    path.write_bytes(container(NAMES[name], [(2, longs(1, 0))]))
+    (batch,) = fastpipe.read_avro(path, features={"x": fastpipe.DenseSpec((), "int32")}, batch_size=2)
+    assert batch["x"].tolist() == [1, 0]
 
 
 def test_wide_schemas(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,7 @@ from fastpipe._index_cache import IndexCache
 from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven
 from fastpipe._running import Running
 from fastpipe._sources import Paths, expand, local
+from fastpipe.errors import LimitError
 from fastpipe.reader import Reader
 from fastpipe.specs import Features, Spec
 
@@ -214,8 +217,23 @@ class AvroFile:
 
     @property
     def schema(self) -> Any:
-        """The writer's schema, as parsed JSON."""
-        return json.loads(self._file.schema_json)
+        """The writer's schema, as parsed JSON.
+
+        Raises:
+            LimitError: if its defaults or other attributes are nested deeper than Python's parser goes; `schema_json`
+                has the text.
+        """
+        text = self._file.schema_json
+        with contextlib.suppress(RecursionError):
+            return json.loads(text)
+        # The parser counts the frames of its callers as well, of which a thread has next to none.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            try:
+                return thread.submit(json.loads, text).result()
+            except RecursionError:
+                pass
+        reason = "the schema's JSON is nested deeper than Python's parser goes; schema_json has its text"
+        raise LimitError(f"{reason} (file {self.path})", path=self.path, reason=reason)
 
     @property
     def schema_json(self) -> str:

@@ -14,7 +14,7 @@ use self::constants::{constants, masked_at};
 use crate::feature::{Nulls, Request, Scalar};
 use crate::isa::Isa;
 use crate::layout::{Column, Target, UnionShape, check, components, misfit, union_shape};
-use crate::limits::MAX_DEPTH;
+use crate::limits::MAX_SCHEMA_LEVELS;
 use crate::number::as_encoded;
 use crate::plan::{Emit, EnumTable, Op, Plan, Rule, Span, Wire};
 use crate::schema::{NodeId, Schema, Type};
@@ -60,7 +60,7 @@ struct Compiler<'a> {
     /// Programs that skip records which are recursive or used more than once.
     programs: HashMap<NodeId, u32>,
     uses: Vec<u32>,
-    depth: u32,
+    depth: usize,
 }
 
 /// Compiles the plan that reads `columns` from files of `schema`.
@@ -179,11 +179,9 @@ impl<'a> Compiler<'a> {
     }
 
     fn nested<T>(&mut self, then: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
-        if self.depth >= 2 * MAX_DEPTH {
-            let reason = format!(
-                "the schema's types are nested deeper than {} levels, the most that is read",
-                2 * MAX_DEPTH
-            );
+        if self.depth >= MAX_SCHEMA_LEVELS {
+            let reason =
+                format!("the schema's types are nested deeper than {MAX_SCHEMA_LEVELS} levels, the most that is read");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         self.depth += 1;
@@ -532,13 +530,14 @@ impl<'a> Compiler<'a> {
         let known = column.symbols.as_deref().unwrap_or(symbols);
         let mut codes = Vec::with_capacity(symbols.len());
         if let Target::Numbers(..) = target {
+            let places: HashMap<_, _> = known.iter().zip(0i64..).collect();
             for symbol in symbols.iter() {
-                let code = known.iter().position(|k| k == symbol).ok_or_else(|| {
+                let code = places.get(symbol).ok_or_else(|| {
                     misfit(format!(
                         "the enum symbol '{symbol}' is not among those of the first file; dtype \"string\" reads both"
                     ))
                 })?;
-                codes.push(code as i64);
+                codes.push(*code);
             }
         }
         let table = self.plan.enums.len() as u32;

@@ -11,7 +11,9 @@ use fastpipe_batch::{
 
 use crate::feature::{Feature, Nulls, Request};
 use crate::layout::{UnionShape, code, recursive, union_shape};
-use crate::limits::{MAX_COLUMNS, MAX_DEPTH, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, MAX_PATH_BYTES, MAX_SCHEMA_NODES};
+use crate::limits::{
+    MAX_COLUMNS, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES,
+};
 use crate::schema::{NodeId, Schema, Type};
 use crate::source::AvroSource;
 
@@ -59,7 +61,7 @@ struct Above {
     nullable: bool,
     /// Whether a record around it holds its own type.
     recursive: bool,
-    depth: u32,
+    depth: usize,
 }
 
 struct Walk<'a> {
@@ -138,8 +140,8 @@ impl Walk<'_> {
             );
             return Err(Error::new(ErrorKind::Limit, reason));
         }
-        if above.depth > MAX_DEPTH {
-            return self.refuse(format!("the field is nested deeper than {MAX_DEPTH} levels"));
+        if above.depth > MAX_SCHEMA_LEVELS {
+            return self.refuse(format!("the field is nested deeper than {MAX_SCHEMA_LEVELS} levels"));
         }
         let schema = self.schema;
         let inside = usize::from(matches!(schema.ty(id), Type::Array(_) | Type::Map(_)));

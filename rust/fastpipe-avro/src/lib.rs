@@ -32,8 +32,9 @@ mod plan;
 mod profile;
 mod scalars;
 mod schema;
+mod schema_json;
+mod schema_types;
 mod similar;
-mod skeleton;
 mod source;
 mod varint;
 #[cfg(target_arch = "x86_64")]

@@ -1,16 +1,14 @@
-//! Avro schemas, parsed by the apache-avro crate and laid out flat: nodes refer to each other by number, so that recursive
-//! types are no special case and every question about a type is answered once.
+//! Avro schemas, laid out flat: nodes refer to each other by number, so that recursive types are no special case and every
+//! question about a type is answered once.
 
-use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use apache_avro::Schema as Parsed;
-use apache_avro::schema::{InnerDecimalSchema, Name, UuidSchema};
 use fastpipe_batch::{Error, ErrorKind};
 
-use crate::limits::{MAX_SCHEMA_BYTES, MAX_SCHEMA_NODES};
-use crate::skeleton::skeleton;
+use crate::limits::MAX_SCHEMA_BYTES;
+use crate::schema_json::Json;
+use crate::schema_types::Types;
 
 /// The number of a node.
 pub type NodeId = usize;
@@ -70,13 +68,10 @@ impl Schema {
             let reason = format!("a schema of {n} bytes; {MAX_SCHEMA_BYTES} is the most that is read");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
-        let value = serde_json::from_str(json).map_err(|e| no_schema(&e))?;
-        let parsed = Parsed::parse(&skeleton(value)?).map_err(|e| no_schema(&e))?;
-        let mut builder = Builder::default();
-        let root = builder.add(&parsed, None)?;
-        let n = builder.nodes.len();
+        let (nodes, root) = Types::of(Json::parse(json)?)?;
+        let n = nodes.len();
         let mut schema = Schema {
-            nodes: builder.nodes,
+            nodes,
             root,
             smallest: vec![0; n],
             fixed: vec![None; n],
@@ -259,115 +254,6 @@ impl Schema {
     }
 }
 
-fn no_schema(error: &dyn std::error::Error) -> Error {
-    Error::new(ErrorKind::Schema, format!("expected an Avro schema: {error}"))
-}
-
-#[derive(Default)]
-struct Builder {
-    nodes: Vec<Node>,
-    named: HashMap<String, NodeId>,
-}
-
-impl Builder {
-    fn push(&mut self, ty: Type, name: Option<String>, logical: Option<&'static str>) -> Result<NodeId, Error> {
-        if self.nodes.len() >= MAX_SCHEMA_NODES {
-            let reason = format!("the schema has more than {MAX_SCHEMA_NODES} types, the most that is read");
-            return Err(Error::new(ErrorKind::Limit, reason));
-        }
-        self.nodes.push(Node { ty, name, logical });
-        Ok(self.nodes.len() - 1)
-    }
-
-    fn push_named(
-        &mut self,
-        name: &Name,
-        space: Option<&str>,
-        ty: Type,
-        logical: Option<&'static str>,
-    ) -> Result<NodeId, Error> {
-        let full = name.fullname(space);
-        if self.named.contains_key(&full) {
-            let reason = format!("expected an Avro schema: the type '{full}' is defined twice");
-            return Err(Error::new(ErrorKind::Schema, reason));
-        }
-        let id = self.push(ty, Some(full.clone()), logical)?;
-        self.named.insert(full, id);
-        Ok(id)
-    }
-
-    /// Adds a type and its parts. `space` is the enclosing namespace. (The JSON parser bounds the depth.)
-    fn add(&mut self, schema: &Parsed, space: Option<&str>) -> Result<NodeId, Error> {
-        let logical = |builder: &mut Self, ty, name| builder.push(ty, None, Some(name));
-        match schema {
-            Parsed::Null => self.push(Type::Null, None, None),
-            Parsed::Boolean => self.push(Type::Boolean, None, None),
-            Parsed::Int => self.push(Type::Int, None, None),
-            Parsed::Long => self.push(Type::Long, None, None),
-            Parsed::Float => self.push(Type::Float, None, None),
-            Parsed::Double => self.push(Type::Double, None, None),
-            Parsed::Bytes => self.push(Type::Bytes, None, None),
-            Parsed::String => self.push(Type::String, None, None),
-            Parsed::Array(array) => {
-                let item = self.add(&array.items, space)?;
-                self.push(Type::Array(item), None, None)
-            }
-            Parsed::Map(map) => {
-                let value = self.add(&map.types, space)?;
-                self.push(Type::Map(value), None, None)
-            }
-            Parsed::Union(union) => {
-                let branches = union
-                    .variants()
-                    .iter()
-                    .map(|b| self.add(b, space))
-                    .collect::<Result<_, _>>()?;
-                self.push(Type::Union(branches), None, None)
-            }
-            Parsed::Record(record) => {
-                // Its number must be known before its fields, which may refer to it.
-                let id = self.push_named(&record.name, space, Type::Record(Vec::new()), None)?;
-                let inner = record.name.namespace().or(space);
-                let mut fields = Vec::with_capacity(record.fields.len());
-                for field in &record.fields {
-                    fields.push((field.name.clone(), self.add(&field.schema, inner)?));
-                }
-                self.nodes[id].ty = Type::Record(fields);
-                Ok(id)
-            }
-            Parsed::Enum(e) => self.push_named(&e.name, space, Type::Enum(e.symbols.clone().into()), None),
-            Parsed::Fixed(f) => self.push_named(&f.name, space, Type::Fixed(f.size), None),
-            Parsed::Duration(f) => self.push_named(&f.name, space, Type::Fixed(f.size), Some("duration")),
-            Parsed::Decimal(decimal) => match &decimal.inner {
-                InnerDecimalSchema::Bytes => logical(self, Type::Bytes, "decimal"),
-                InnerDecimalSchema::Fixed(f) => self.push_named(&f.name, space, Type::Fixed(f.size), Some("decimal")),
-            },
-            Parsed::Uuid(UuidSchema::Fixed(f)) => self.push_named(&f.name, space, Type::Fixed(f.size), Some("uuid")),
-            Parsed::Uuid(UuidSchema::Bytes) => logical(self, Type::Bytes, "uuid"),
-            Parsed::Uuid(UuidSchema::String) => logical(self, Type::String, "uuid"),
-            Parsed::BigDecimal => logical(self, Type::Bytes, "big-decimal"),
-            Parsed::Date => logical(self, Type::Int, "date"),
-            Parsed::TimeMillis => logical(self, Type::Int, "time-millis"),
-            Parsed::TimeMicros => logical(self, Type::Long, "time-micros"),
-            Parsed::TimestampMillis => logical(self, Type::Long, "timestamp-millis"),
-            Parsed::TimestampMicros => logical(self, Type::Long, "timestamp-micros"),
-            Parsed::TimestampNanos => logical(self, Type::Long, "timestamp-nanos"),
-            Parsed::LocalTimestampMillis => logical(self, Type::Long, "local-timestamp-millis"),
-            Parsed::LocalTimestampMicros => logical(self, Type::Long, "local-timestamp-micros"),
-            Parsed::LocalTimestampNanos => logical(self, Type::Long, "local-timestamp-nanos"),
-            Parsed::Ref { name } => {
-                let full = name.fullname(space);
-                self.named.get(&full).copied().ok_or_else(|| {
-                    Error::new(
-                        ErrorKind::Schema,
-                        format!("expected an Avro schema: the type '{full}' is not defined"),
-                    )
-                })
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -420,7 +306,10 @@ mod tests {
             "{",
             "\"nothing\"",
             r#"{"type": "record", "name": "R"}"#,
-            &"[".repeat(10_000),
+            "[[",
+            "3",
+            "null",
+            r#""int" 3"#,
         ] {
             assert_eq!(Schema::parse(json).unwrap_err().kind(), ErrorKind::Schema, "{json:.40}");
         }

@@ -1,0 +1,261 @@
+//! A schema's JSON without what reading doesn't need, which is defaults, aliases, documentation, and whatever else its
+//! writer put there.
+//!
+//! Decoding follows the writer's schema alone, so nothing of that matters (Avro 1.12 specification, "Schema Resolution").
+//! Java's reader leaves defaults unchecked as well, and files with wrong ones exist. What isn't kept is skipped without
+//! recursion and without memory, however deep it is nested; what is kept takes some ten times its text.
+
+use std::cell::Cell;
+use std::fmt;
+
+use fastpipe_batch::{Error, ErrorKind};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use crate::limits::MAX_SCHEMA_JSON_LEVELS;
+
+/// A value that says something about a type.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Json {
+    Text(String),
+    Number(u64),
+    List(Vec<Json>),
+    Object(Object),
+    /// What can't be part of a schema: other numbers, booleans, null, objects that say nothing.
+    Other,
+}
+
+/// What an object says that reading needs.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Object(Vec<(Key, Json)>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Key {
+    Type,
+    Name,
+    Namespace,
+    Fields,
+    Symbols,
+    Size,
+    Items,
+    Values,
+    LogicalType,
+    Precision,
+    Scale,
+}
+
+impl Key {
+    const ALL: [(&'static str, Key); 11] = [
+        ("type", Key::Type),
+        ("name", Key::Name),
+        ("namespace", Key::Namespace),
+        ("fields", Key::Fields),
+        ("symbols", Key::Symbols),
+        ("size", Key::Size),
+        ("items", Key::Items),
+        ("values", Key::Values),
+        ("logicalType", Key::LogicalType),
+        ("precision", Key::Precision),
+        ("scale", Key::Scale),
+    ];
+
+    fn of(text: &str) -> Option<Key> {
+        Key::ALL.iter().find(|(name, _)| *name == text).map(|(_, key)| *key)
+    }
+}
+
+impl Json {
+    /// Parses a schema's JSON.
+    pub(crate) fn parse(text: &str) -> Result<Json, Error> {
+        let too_deep = Cell::new(false);
+        let seed = Part {
+            level: 0,
+            too_deep: &too_deep,
+        };
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        // Levels are counted here.
+        deserializer.disable_recursion_limit();
+        let parsed = seed.deserialize(&mut deserializer).and_then(|json| {
+            deserializer.end()?;
+            Ok(json)
+        });
+        parsed.map_err(|error| {
+            if too_deep.get() {
+                let reason = format!(
+                    "the schema's JSON is nested deeper than {MAX_SCHEMA_JSON_LEVELS} levels, the most that is read"
+                );
+                return Error::new(ErrorKind::Limit, reason);
+            }
+            Error::new(ErrorKind::Schema, format!("expected an Avro schema: {error}"))
+        })
+    }
+
+    pub(crate) fn text(&self) -> Option<&str> {
+        match self {
+            Json::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+impl Object {
+    pub(crate) fn get(&self, key: Key) -> Option<&Json> {
+        self.0.iter().find(|(k, _)| *k == key).map(|(_, value)| value)
+    }
+
+    pub(crate) fn take(&mut self, key: Key) -> Option<Json> {
+        let at = self.0.iter().position(|(k, _)| *k == key)?;
+        Some(self.0.swap_remove(at).1)
+    }
+
+    pub(crate) fn text(&self, key: Key) -> Option<&str> {
+        self.get(key)?.text()
+    }
+
+    /// The last of several values of a key counts.
+    fn set(&mut self, key: Key, value: Json) {
+        match self.0.iter_mut().find(|(k, _)| *k == key) {
+            Some(entry) => entry.1 = value,
+            None => self.0.push((key, value)),
+        }
+    }
+}
+
+/// A value within so many others.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    level: usize,
+    too_deep: &'a Cell<bool>,
+}
+
+impl Part<'_> {
+    fn deeper<E: serde::de::Error>(self) -> Result<Self, E> {
+        if self.level >= MAX_SCHEMA_JSON_LEVELS {
+            self.too_deep.set(true);
+            return Err(E::custom("nested too deep"));
+        }
+        Ok(Part {
+            level: self.level + 1,
+            ..self
+        })
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Part<'_> {
+    type Value = Json;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Json, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Part<'_> {
+    type Value = Json;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Json, E> {
+        Ok(Json::Text(text.to_owned()))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Json, E> {
+        Ok(Json::Number(number))
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Json, E> {
+        Ok(Json::Other)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Json, E> {
+        Ok(Json::Other)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Json, E> {
+        Ok(Json::Other)
+    }
+
+    fn visit_unit<E>(self) -> Result<Json, E> {
+        Ok(Json::Other)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Json, A::Error> {
+        let within = self.deeper()?;
+        let mut values = Vec::new();
+        while let Some(value) = list.next_element_seed(within)? {
+            values.push(value);
+        }
+        Ok(Json::List(values))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
+        let within = self.deeper()?;
+        let mut object = Object::default();
+        while let Some(key) = map.next_key_seed(KeyOnly)? {
+            match key {
+                Some(key) => object.set(key, map.next_value_seed(within)?),
+                None => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        // Many of them would take much more memory than their text.
+        Ok(if object.0.is_empty() {
+            Json::Other
+        } else {
+            Json::Object(object)
+        })
+    }
+}
+
+/// A key; `None` if reading doesn't need its value.
+struct KeyOnly;
+
+impl<'de> DeserializeSeed<'de> for KeyOnly {
+    type Value = Option<Key>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<Key>, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for KeyOnly {
+    type Value = Option<Key>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Option<Key>, E> {
+        Ok(Key::of(text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_reading_needs_is_left() {
+        let bare = r#"{"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", {"type": "fixed",
+            "name": "F", "size": 3, "logicalType": "decimal", "precision": 2}]}]}"#;
+        let adorned = r#"{"doc": [[{}], -1.5e3], "type": "map", "type": "record", "name": "R", "aliases": ["x"],
+            "fields": [{"default": {"type": [1]}, "name": "a", "order": true, "type": ["null", {"type": "fixed",
+            "name": "F", "connect.name": null, "size": 3, "logicalType": "decimal", "precision": 2}]}]}"#;
+        assert_eq!(Json::parse(bare).unwrap(), Json::parse(adorned).unwrap());
+    }
+
+    #[test]
+    fn levels_are_bounded_where_they_matter() {
+        let kind = |json: String| Json::parse(&json).err().map(|e| e.kind());
+        let nested = |n: usize| "[".repeat(n) + &"]".repeat(n);
+        assert_eq!(kind(nested(MAX_SCHEMA_JSON_LEVELS)), None);
+        assert_eq!(kind(nested(MAX_SCHEMA_JSON_LEVELS + 1)), Some(ErrorKind::Limit));
+        assert_eq!(kind("[".repeat(1 << 20)), Some(ErrorKind::Limit));
+        assert_eq!(kind("{\"type\":".repeat(1 << 20)), Some(ErrorKind::Limit));
+        // What is skipped may be as deep as it likes.
+        assert_eq!(kind(format!("{{\"default\": {}}}", nested(1 << 20))), None);
+        assert_eq!(
+            kind(format!("{{\"default\": {}}}", "[".repeat(1 << 20))),
+            Some(ErrorKind::Schema)
+        );
+    }
+}
