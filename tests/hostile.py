@@ -50,6 +50,8 @@ class Case:
     then: tuple[str, Any] | None = None
     # Values aren't brought back, only how many rows there were.
     count: bool = False
+    # Zeros behind the data, which take no room in the file system.
+    hole: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +155,7 @@ CHILD = textwrap.dedent(
         os.pwrite(progress, b"%-12d" % number, 0)
         faulthandler.dump_traceback_later(patience, exit=True)
         write(case["data"])
+        os.truncate(path, len(case["data"]) + case["hole"])
         out.append(seen(case))
     faulthandler.cancel_dump_traceback_later()
     pickle.dump((out, most_memory()), sys.stdout.buffer)
@@ -165,10 +168,10 @@ def run(folder: Path, cases: Sequence[Case], *, patience: float = 20, memory: in
 
 
 def measured(
-    folder: Path, cases: Sequence[Case], *, patience: float = 20, memory: int = 8 * GIB
+    folder: Path, cases: Sequence[Case], *, patience: float = 20, memory: int = 8 * GIB, cpu: int | None = None
 ) -> tuple[list[Seen], int]:
     """What became of each case, and the peak of memory in bytes (on Linux). More memory than that can't be had at all:
-    an attempt to take it fails, rather than the machine.
+    an attempt to take it fails, rather than the machine. More seconds of CPU than `cpu` end the process.
     """
 
     def bounded() -> None:
@@ -177,6 +180,8 @@ def measured(
 
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            if cpu is not None:
+                resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
 
     plain = [{f.name: getattr(c, f.name) for f in dataclasses.fields(c)} for c in cases]
     ran = subprocess.run(

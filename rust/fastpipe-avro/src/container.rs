@@ -8,7 +8,9 @@ use fastpipe_batch::{Error, ErrorKind, ReadAt};
 use crate::codec::Codec;
 use crate::cursor::Cursor;
 use crate::fault::Fault;
-use crate::limits::{MAX_BLOCK_RECORDS, MAX_HEADER_BYTES, MAX_STORED_BLOCK_BYTES};
+use crate::limits::{
+    MAX_BLOCK_RECORDS, MAX_BLOCKS, MAX_EMPTY_BLOCKS, MAX_HEADER_BYTES, MAX_METADATA_ENTRIES, MAX_STORED_BLOCK_BYTES,
+};
 
 const MAGIC: [u8; 4] = *b"Obj\x01";
 
@@ -33,6 +35,29 @@ pub struct Header {
     pub size: u64,
 }
 
+/// A header among the bytes of its file.
+struct Parsed<'a> {
+    metadata: BTreeMap<&'a str, &'a [u8]>,
+    sync: [u8; SYNC_BYTES],
+    size: u64,
+}
+
+impl Parsed<'_> {
+    fn kept(self) -> Result<Header, Error> {
+        let mut metadata = BTreeMap::new();
+        for (key, value) in self.metadata {
+            let mut bytes = zeroed(value.len(), "a file's metadata")?;
+            bytes.copy_from_slice(value);
+            metadata.insert(key.to_owned(), bytes);
+        }
+        Ok(Header {
+            metadata,
+            sync: self.sync,
+            size: self.size,
+        })
+    }
+}
+
 impl Header {
     /// Reads the header of a file.
     pub fn read(file: &dyn ReadAt) -> Result<Header, Error> {
@@ -47,7 +72,7 @@ impl Header {
                     .at_path(file.location()));
             }
             match Self::parse(&bytes) {
-                Ok(header) => return Ok(header),
+                Ok(parsed) => return parsed.kept().map_err(|e| e.at_path(file.location())),
                 Err((Fault::End { .. } | Fault::ItemCount { .. }, _)) if wanted < size && wanted < MAX_HEADER_BYTES => {
                     wanted = (wanted * 8).min(size).min(MAX_HEADER_BYTES);
                 }
@@ -60,7 +85,11 @@ impl Header {
                 }
                 Err((fault, offset)) => {
                     let inner = fault.into_error();
-                    let reason = format!("the file's header is damaged or cut short: {}", inner.reason());
+                    let what = match inner.kind() {
+                        ErrorKind::Limit => "is too large",
+                        _ => "is damaged or cut short",
+                    };
+                    let reason = format!("the file's header {what}: {}", inner.reason());
                     return Err(Error::new(inner.kind(), reason)
                         .at_offset(offset)
                         .at_path(file.location()));
@@ -70,22 +99,27 @@ impl Header {
     }
 
     /// Parses a header from the first bytes of a file; also says at which byte it failed.
-    fn parse(bytes: &[u8]) -> Result<Header, (Fault, u64)> {
+    fn parse(bytes: &[u8]) -> Result<Parsed<'_>, (Fault, u64)> {
         let mut cursor = Cursor::new(bytes, MAGIC.len());
         Self::parse_behind_magic(&mut cursor).map_err(|fault| (fault, cursor.position() as u64))
     }
 
-    fn parse_behind_magic(cursor: &mut Cursor<'_>) -> Result<Header, Fault> {
-        let mut metadata = BTreeMap::new();
+    fn parse_behind_magic<'a>(cursor: &mut Cursor<'a>) -> Result<Parsed<'a>, Fault> {
+        let (mut metadata, mut entries) = (BTreeMap::new(), 0);
         while let Some(items) = cursor.items(2)? {
+            // No more than the bytes of the header hold, so this doesn't overflow.
+            entries += items.count;
+            if entries > MAX_METADATA_ENTRIES {
+                return Err(Fault::MetadataEntries);
+            }
             for _ in 0..items.count {
                 let key = simdutf8::basic::from_utf8(cursor.text()?).map_err(|_| Fault::Utf8)?;
-                metadata.insert(key.to_owned(), cursor.text()?.to_vec());
+                metadata.insert(key, cursor.text()?);
             }
             cursor.check_end(items)?;
         }
         let sync = cursor.array()?;
-        Ok(Header {
+        Ok(Parsed {
             metadata,
             sync,
             size: cursor.position() as u64,
@@ -166,6 +200,30 @@ impl Block {
     }
 }
 
+/// Blocks of a file so far.
+#[derive(Default)]
+pub(crate) struct Counted {
+    blocks: u64,
+    empty: u64,
+}
+
+impl Counted {
+    /// Holds one more block against the limits: an index takes memory for each.
+    pub(crate) fn add(&mut self, block: &Block) -> Result<(), Error> {
+        self.blocks += 1;
+        self.empty += u64::from(block.rows == 0);
+        let (what, most) = if self.empty > MAX_EMPTY_BLOCKS {
+            ("blocks without records", MAX_EMPTY_BLOCKS)
+        } else if self.blocks > MAX_BLOCKS {
+            ("blocks", MAX_BLOCKS)
+        } else {
+            return Ok(());
+        };
+        let reason = format!("the file has more than {most} {what}, the most that are read: is it a hole, or zeros?");
+        Err(Error::new(ErrorKind::Limit, reason))
+    }
+}
+
 /// Hops from block header to block header, checking every sync marker on the way.
 pub struct Walk<'a> {
     file: &'a dyn ReadAt,
@@ -174,6 +232,7 @@ pub struct Walk<'a> {
     /// Offset of the next block, and its number.
     offset: u64,
     number: u64,
+    counted: Counted,
     /// The bytes at `offset` that are known already.
     ahead: Vec<u8>,
     failed: bool,
@@ -189,6 +248,7 @@ impl<'a> Walk<'a> {
             size,
             offset: header.size,
             number: 0,
+            counted: Counted::default(),
             ahead: Vec::new(),
             failed: false,
         };
@@ -209,6 +269,7 @@ impl<'a> Walk<'a> {
             }
             _ => e,
         })?;
+        self.counted.add(&block)?;
         let end = self.offset + block.len();
         if end > self.size {
             let reason = format!(
@@ -254,9 +315,16 @@ pub(crate) fn wrong_marker() -> Error {
     )
 }
 
+fn zeroed(n: usize, what: &str) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(n).map_err(|_| Error::out_of_memory(n, what))?;
+    bytes.resize(n, 0);
+    Ok(bytes)
+}
+
 /// `glance`: see [`ReadAt::glance_at`].
 fn read_exact(file: &dyn ReadAt, offset: u64, n: usize, glance: bool) -> Result<Vec<u8>, Error> {
-    let mut bytes = vec![0; n];
+    let mut bytes = zeroed(n, "a file's header").map_err(|e| e.at_path(file.location()))?;
     let found = if glance {
         file.glance_at(offset, &mut bytes)?
     } else {
@@ -347,6 +415,63 @@ mod tests {
                 assert!(e.location().offset.is_some() && e.location().path.is_some());
             }
         }
+    }
+
+    #[test]
+    fn entries_of_metadata_are_bounded() {
+        let with = |entries: usize, blocks: usize| {
+            let mut out = MAGIC.to_vec();
+            for _ in 0..blocks {
+                let mut count = 2 * entries as u64;
+                while count >= 0x80 {
+                    out.push(count as u8 | 0x80);
+                    count >>= 7;
+                }
+                out.push(count as u8);
+                out.extend([2, b'k', 0].repeat(entries));
+            }
+            out.push(0);
+            out.extend([7; SYNC_BYTES]);
+            Header::read(&Memory(out)).map(|header| header.metadata.len())
+        };
+        for blocks in [1, 2, MAX_METADATA_ENTRIES] {
+            assert_eq!(with(MAX_METADATA_ENTRIES / blocks, blocks).unwrap(), 1);
+            let error = with(MAX_METADATA_ENTRIES / blocks + 1, blocks).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Limit, "{error}");
+            assert!(error.location().offset.is_some(), "{error}");
+        }
+    }
+
+    /// An index of a hole would fill any memory.
+    #[test]
+    fn blocks_without_records_are_bounded() {
+        let block = |rows| Block {
+            offset: 0,
+            header: 2,
+            size: 0,
+            rows,
+        };
+        let mut counted = Counted::default();
+        (0..MAX_EMPTY_BLOCKS).for_each(|_| counted.add(&block(0)).unwrap());
+        counted.add(&block(1)).unwrap();
+        assert_eq!(counted.add(&block(0)).unwrap_err().kind(), ErrorKind::Limit);
+        let mut counted = Counted {
+            blocks: MAX_BLOCKS - 1,
+            empty: 0,
+        };
+        counted.add(&block(1)).unwrap();
+        assert_eq!(counted.add(&block(1)).unwrap_err().kind(), ErrorKind::Limit);
+        // The walk over a hole counts them, and says where it gave up.
+        let mut file = MAGIC.to_vec();
+        file.push(0);
+        file.extend(vec![0; SYNC_BYTES + 18 * (MAX_EMPTY_BLOCKS as usize + 1)]);
+        let file = Memory(file);
+        let header = Header::read(&file).unwrap();
+        let error = Walk::new(&file, &header).unwrap().find_map(Result::err).unwrap();
+        assert_eq!(
+            (error.kind(), error.location().block),
+            (ErrorKind::Limit, Some(MAX_EMPTY_BLOCKS))
+        );
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use fastpipe_batch::{DType, Error, ErrorKind, Overflow};
 
-use crate::limits::{MAX_DEPTH, MAX_ZERO_WIDTH};
+use crate::limits::{
+    LEAST_ZERO_WIDTH_ITEMS, MAX_DEPTH, MAX_METADATA_ENTRIES, MAX_ZERO_WIDTH, ZERO_WIDTH_ITEMS_PER_BYTE,
+    ZERO_WIDTH_ITEMS_PER_STORED_BYTE,
+};
 use crate::plan::ANY_INDEX;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +29,8 @@ pub(crate) enum Fault {
         found: i64,
     },
     ZeroWidth,
+    /// Of a file's header.
+    MetadataEntries,
     Depth,
     Branch {
         index: i64,
@@ -96,7 +101,12 @@ impl Fault {
                 (Malformed, format!("an array or map block declares {declared} bytes, its items take {found}"))
             }
             Fault::ZeroWidth => {
-                (Limit, format!("more than {MAX_ZERO_WIDTH} values of zero bytes in one block, the most that is read"))
+                let per = format!("{ZERO_WIDTH_ITEMS_PER_BYTE} a byte and {ZERO_WIDTH_ITEMS_PER_STORED_BYTE} a stored byte");
+                let bounds = format!("at least {LEAST_ZERO_WIDTH_ITEMS}, at most {MAX_ZERO_WIDTH}");
+                (Limit, format!("arrays have more items of zero bytes in one block than are read: {per}, {bounds}"))
+            }
+            Fault::MetadataEntries => {
+                (Limit, format!("more than {MAX_METADATA_ENTRIES} entries of metadata, the most that are read"))
             }
             Fault::Depth => (Limit, format!("nested deeper than {MAX_DEPTH} levels, the most that is read")),
             Fault::Branch { index, branches } => {

@@ -9,7 +9,7 @@
 use fastpipe_batch::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::container::{Block, SYNC_BYTES};
+use crate::container::{Block, Counted, SYNC_BYTES};
 use crate::limits::{MAX_BLOCK_RECORDS, MAX_STORED_BLOCK_BYTES};
 use crate::source::FileInfo;
 
@@ -63,8 +63,11 @@ pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<V
     if (index.sync, index.first) != (info.header.sync, info.header.size) {
         return Ok(None);
     }
-    let mut offset = index.first;
-    let mut blocks = Vec::with_capacity(index.blocks.len());
+    let (mut offset, mut counted) = (index.first, Counted::default());
+    let mut blocks = Vec::new();
+    let bytes = index.blocks.len().saturating_mul(size_of::<Block>());
+    let reserved = blocks.try_reserve_exact(index.blocks.len());
+    reserved.map_err(|_| Error::out_of_memory(bytes, "the index of a file's blocks"))?;
     for (number, entry) in (0..).zip(index.blocks) {
         let block = Block {
             offset,
@@ -75,6 +78,7 @@ pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<V
         if !block.is_possible() {
             return Err(malformed("it has a block that can't be"));
         }
+        counted.add(&block)?;
         info.check(number, &block)?;
         // Far from overflow: a block has less than 2^32 bytes, and the sum so far is at most the size of a file.
         offset += block.len();

@@ -16,7 +16,7 @@ use crate::container::{Block, Header, SYNC_BYTES, wrong_marker};
 use crate::decode;
 use crate::feature::Feature;
 use crate::layout::Column;
-use crate::limits::{MAX_BLOCK_BYTES, MAX_EMPTY_RECORDS, MAX_ZERO_WIDTH};
+use crate::limits::{MAX_BLOCK_BYTES, MAX_EMPTY_RECORDS, MAX_ZERO_WIDTH, max_zero_width_items};
 use crate::plan::Plan;
 use crate::schema::Schema;
 
@@ -326,9 +326,10 @@ impl AvroSource {
             );
             return Err(Error::new(ErrorKind::Malformed, reason));
         }
-        let zero_width_left = AtomicU64::new(MAX_ZERO_WIDTH);
+        let zero_width = max_zero_width_items(u64::from(entry.len), size);
         Ok(AvroBlock {
-            zero_width_left,
+            zero_width,
+            zero_width_left: AtomicU64::new(zero_width),
             starts: Starts::default(),
             plan: file.plan.clone(),
             data,
@@ -439,6 +440,8 @@ pub(crate) struct AvroBlock {
     start: usize,
     end: usize,
     rows: u32,
+    /// Array items of zero bytes that may be read of it: in all, and still.
+    zero_width: u64,
     zero_width_left: AtomicU64,
     /// Where records start, if that is known.
     starts: Starts,
@@ -485,7 +488,7 @@ impl Unit for AvroBlock {
             Some(known) => known,
             None => {
                 // Looking for records reads no values that the budget is for.
-                let zero_width_left = AtomicU64::new(MAX_ZERO_WIDTH);
+                let zero_width_left = AtomicU64::new(self.zero_width);
                 let block = decode::Block {
                     zero_width_left: &zero_width_left,
                     ..self.block()

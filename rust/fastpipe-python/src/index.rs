@@ -125,6 +125,17 @@ pub(crate) fn read_header(path: &Arc<str>) -> Result<(LocalFile, FileInfo)> {
     Ok((file, info))
 }
 
+/// Appends a block to the index of a file, if the system has memory for it.
+fn push(blocks: &mut Vec<Block>, block: Block, info: &FileInfo) -> Result<()> {
+    if blocks.len() == blocks.capacity() {
+        let bytes = blocks.len().saturating_add(1).saturating_mul(size_of::<Block>());
+        let refused = |_| Error::out_of_memory(bytes, "the index of a file's blocks").at_path(&info.path);
+        blocks.try_reserve(1).map_err(refused)?;
+    }
+    blocks.push(block);
+    Ok(())
+}
+
 /// Walks the blocks of a file. A block without records is never read, so it is looked at here whether it really has none.
 pub(crate) fn walk(file: &dyn ReadAt, info: &FileInfo, tell: &mut Tell<'_>) -> std::result::Result<Vec<Block>, Halt> {
     let mut walk = Walk::new(file, &info.header)?;
@@ -141,7 +152,7 @@ pub(crate) fn walk(file: &dyn ReadAt, info: &FileInfo, tell: &mut Tell<'_>) -> s
                 info.check_empty(number, &block, &stored, &pool)?;
                 pool.put(stored);
             }
-            blocks.push(block);
+            push(&mut blocks, block, info)?;
         }
         tell(blocks.last().map_or(info.header.size, |b| b.offset + b.len()))?;
         if blocks.len() - from < BLOCKS_AT_ONCE {
@@ -165,7 +176,7 @@ pub(crate) fn walk_front(
         if info.check(blocks.len() as u64, &block).is_err() {
             break;
         }
-        blocks.push(block);
+        push(&mut blocks, block, info)?;
         if blocks.len().is_multiple_of(BLOCKS_AT_ONCE) {
             tell(block.offset + block.len())?;
         }

@@ -1,0 +1,169 @@
+"""Files of few bytes that ask for much work or memory: bounded by the bytes that are really there, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastpipe
+from hostile import GIB, Case, check, measured, outcomes
+from wire import CODECS, SYNC, block, container, header, items, list_of, long, record, stored, text
+
+pytestmark = pytest.mark.timeout(60)
+
+MIB = 1 << 20
+# Seconds of CPU for a file, in a build without optimizations on a slow machine.
+SECONDS = 20
+
+X = {"x": fastpipe.DenseSpec((), "int32")}
+NULLS = {"a": fastpipe.RaggedSpec((None,), "bool", nulls="mask")}
+# Items of no bytes in a block, whatever its size.
+LEAST = 1 << 14
+
+
+def enums(n: int) -> Any:
+    symbols = [f"S{i}" for i in range(32_768)]
+    return record("R", **{f"f{i}": {"type": "enum", "name": f"E{i}", "symbols": symbols} for i in range(n)})
+
+
+def nested(levels: int, inner: Any) -> Any:
+    for i in range(levels):
+        inner = record(f"N{i}", f=inner)
+    return inner
+
+
+def nulls(of: int, blocks: int, **options: Any) -> Case:
+    """Blocks of a row, which is an array of so many nulls and an int."""
+    row = stored(1, items(of, b"") + long(0) + long(3))
+    schema = record("R", a=list_of("null"), x="int")
+    return Case(f"{of} nulls", header(schema) + row * blocks, batch_size=20, count=True, **options)
+
+
+def metadata(blocks: int) -> Case:
+    """Eleven million entries in so many blocks of the map."""
+    entries = (text("k") + text("")) * (11_000_000 // blocks)
+    end = items(1, text("avro.schema") + text('"int"')) + long(0) + SYNC
+    return Case("metadata", b"Obj\x01" + items(11_000_000 // blocks, entries) * blocks + end)
+
+
+def hole(blocks: bytes) -> Case:
+    """Some blocks, and then zeros, which are blocks without records by the marker of this file."""
+    return Case("a hole", header('"int"', sync=bytes(16)) + blocks, hole=77 << 30)
+
+
+def objects(schema: str) -> Case:
+    """A schema with many objects in it."""
+    return Case("objects", header(schema.replace("OBJECTS", ",".join(['{"":0}'] * 500_000))))
+
+
+def copies() -> Case:
+    """A wide record within many others, which a parser might keep once for each."""
+    wide = record("Wide", **{f"f{i}": "int" for i in range(20_000)})
+    return Case("copies", header(nested(100, wide)), columns=("f",))
+
+
+FILES: dict[str, tuple[Callable[[], Case], str | None]] = {
+    "arrays of nulls": (lambda: nulls(1 << 24, 2000, features=NULLS), "LimitError"),
+    "arrays of nulls, skipped": (lambda: nulls(1 << 24, 2000, features=X), "LimitError"),
+    "as many nulls as are read": (lambda: nulls(LEAST, 200, features=NULLS), None),
+    "metadata": (lambda: metadata(1), "LimitError"),
+    "metadata, one by one": (lambda: metadata(5_500_000), "LimitError"),
+    "a hole": (lambda: hole(b""), "LimitError"),
+    "a hole behind a block": (lambda: hole(block(1, long(7), sync=bytes(16))), "LimitError"),
+    "enums": (lambda: Case("enums", header(enums(8))), None),
+    "objects in a default": (
+        lambda: objects('{"type":"record","name":"R","fields":[{"name":"x","type":"int","default":[OBJECTS]}]}'),
+        None,
+    ),
+    "objects in a union": (lambda: objects("[OBJECTS]"), "LimitError"),
+    "records in many records": (copies, "LimitError"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_work_is_bounded(name: str, tmp_path: Path) -> None:
+    make, error = FILES[name]
+    case = make()
+    # What the process takes before, the bytes of the case among it.
+    plain = Case("nothing", container('"int"', [(1, long(7))]))
+    _, before = measured(tmp_path, [plain, dataclasses.replace(plain, data=b"x" * len(case.data))])
+    (seen,), peak = measured(tmp_path, [case], memory=3 * GIB, patience=50, cpu=SECONDS)
+    check(case, seen, tmp_path)
+    assert seen.error == error, seen
+    if sys.platform.startswith("linux"):
+        assert peak - before < 300 * MIB
+
+
+def test_many_empty_blocks_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "x.avro"
+    path.write_bytes(header('"long"') + block(0, b"") * 70_000 + block(1, long(7)))
+    (batch,) = fastpipe.read_avro(path, batch_size=2)
+    assert batch["value"].tolist() == [7]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_arrays_of_nulls_in_proportion(codec: str, tmp_path: Path) -> None:
+    """What a writer makes of arrays of nulls is read, and skipped; what no bytes account for is neither."""
+    schema = record("R", a=list_of("null"), x="int")
+
+    def row(nulls: int) -> bytes:
+        return items(nulls, b"") + long(0) + long(3)
+
+    good = {
+        "one array": row(LEAST),
+        "many arrays": row(20) * 1000,
+    }
+    bad = {
+        "one array": row(LEAST + 1),
+        "many arrays": row(8000) * 1000,
+    }
+    for rows, error in ((good, None), (bad, "LimitError")):
+        cases = [
+            Case(
+                f"{name}: {what}",
+                container(schema, [(1 if name == "one array" else 1000, data)], codec),
+                features=features,
+                batch_size=2000,
+                count=True,
+            )
+            for name, data in rows.items()
+            for what, features in (("decoded", NULLS), ("skipped", X))
+        ]
+        for case, seen in outcomes(tmp_path, cases):
+            assert seen.error == error, (case.name, seen)
+            assert error is None or "items of zero bytes" in seen.where["reason"]
+
+
+WALK = """
+    import os, signal, sys, threading
+    import fastpipe
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        fastpipe.read_avro(sys.argv[1], batch_size=1)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
+def test_ctrl_c_ends_a_walk_over_a_hole(tmp_path: Path) -> None:
+    path = tmp_path / "hole.avro"
+    with path.open("wb") as file:
+        file.write(header('"int"', sync=bytes(16)))
+        file.truncate(1 << 36)
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(WALK), str(path)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (ran.stdout, ran.returncode) == ("interrupted\n", 0), ran.stderr
