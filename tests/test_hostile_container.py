@@ -349,13 +349,17 @@ def test_sizes_that_compressed_data_declares(tmp_path: Path) -> None:
         for n in (1 << 30, 1 << 40, (1 << 64) - 1)
     }
     # A window of up to 2^41 + bytes, which is asked for before any data is there.
-    frames |= {f"zstandard window {w:#x}": ZSTD_MAGIC + bytes([0, w]) + b"\x01\x00\x00" for w in (0x90, 0xB0, 0xFF)}
+    windows = {w: ZSTD_MAGIC + bytes([0, w]) + b"\x01\x00\x00" for w in (0x89, 0x90, 0xB0, 0xFF)}
+    frames |= {f"zstandard window {w:#x}": frame for w, frame in windows.items()}
     cases = [Case(name, header('"long"', "snappy") + stored(1, data)) for name, data in snappy.items()]
     cases += [Case(name, header('"long"', "zstandard") + stored(1, data)) for name, data in frames.items()]
     found, peak = measured(tmp_path, cases, memory=2 * GIB)
     for case, seen in zip(cases, found, strict=True):
         check(case, seen, tmp_path)
         assert seen.error in {"MalformedFileError", "LimitError"}, (case.name, seen)
+        if "window" in case.name:
+            assert seen.error == "LimitError", (case.name, seen)
+            assert "a window of at most 134217728 bytes" in seen.where["reason"]
         assert seen.where["block"] == 0
         assert seen.seconds < 1
     if sys.platform.startswith("linux"):

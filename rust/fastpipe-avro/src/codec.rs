@@ -3,15 +3,14 @@
 //! No output is allocated because a header declares it: buffers start at what the codec could make of the bytes that are
 //! really there, and grow as output is written, up to [`MAX_BLOCK_BYTES`] or what the caller allows.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::catch_unwind;
 
 use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, try_with_capacity};
-use zstd::zstd_safe::zstd_sys::ZSTD_ErrorCode;
 use zstd::zstd_safe::{self, DCtx, InBuffer, OutBuffer, ResetDirective};
 
-use crate::limits::MAX_BLOCK_BYTES;
+use crate::limits::{MAX_BLOCK_BYTES, MAX_WINDOW_BYTES};
 
 /// A codec that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,9 +108,6 @@ fn new_inflater() -> Option<libdeflater::Decompressor> {
     drop(try_with_capacity::<u8>(ENOUGH, "a decompressor").ok()?);
     catch_unwind(libdeflater::Decompressor::new).ok()
 }
-
-/// What zstandard says when it gets no memory for the window of a frame.
-const ZSTD_NO_MEMORY: usize = (ZSTD_ErrorCode::ZSTD_error_memory_allocation as usize).wrapping_neg();
 
 #[cold]
 fn no_memory(codec: Codec) -> Error {
@@ -234,10 +230,8 @@ fn unsnap(input: &[u8], most: usize, pool: &BufferPool) -> Result<Buffer, Error>
 }
 
 fn unzstd(input: &[u8], guess: usize, most: usize, pool: &BufferPool) -> Result<Buffer, Error> {
-    let failed = |code| match code {
-        ZSTD_NO_MEMORY => no_memory(Codec::Zstandard),
-        _ => malformed(Codec::Zstandard, zstd_safe::get_error_name(code)),
-    };
+    let frame = Cell::new(0);
+    let failed = |code| zstd_failed(code, &input[frame.get()..]);
     let mut out = pool.take(first_size(input.len(), guess, 1 << 16, most))?;
     let mut source = InBuffer::around(input);
     let mut written = 0;
@@ -249,6 +243,9 @@ fn unzstd(input: &[u8], guess: usize, most: usize, pool: &BufferPool) -> Result<
             let hint = context.decompress_stream(&mut target, &mut source).map_err(failed)?;
             written = target.pos();
             let all_read = source.pos() == input.len();
+            if hint == 0 {
+                frame.set(source.pos());
+            }
             if hint == 0 && all_read {
                 break;
             }
@@ -277,6 +274,44 @@ fn unzstd(input: &[u8], guess: usize, most: usize, pool: &BufferPool) -> Result<
     ZSTD.with(|kept| with_kept(kept, Codec::Zstandard, DCtx::try_create, &mut read_all))??;
     out.truncate(written);
     Ok(out)
+}
+
+/// What zstd said of the frame that it stopped at.
+#[cold]
+fn zstd_failed(code: usize, frame: &[u8]) -> Error {
+    // Stable numbers out of zstd_errors.h, negated.
+    const WINDOW_TOO_LARGE: usize = 16;
+    const NO_MEMORY: usize = 64;
+    match 0usize.wrapping_sub(code) {
+        WINDOW_TOO_LARGE => {
+            let window = window(frame).map_or_else(|| "a larger one".into(), |n| format!("one of {n} bytes"));
+            let reason = format!(
+                "a zstandard block needs a window of at most {MAX_WINDOW_BYTES} bytes to be read, found {window}: compress it \
+                 again without --long or --ultra"
+            );
+            Error::new(ErrorKind::Limit, reason)
+        }
+        NO_MEMORY => Error::out_of_memory(window(frame).unwrap_or(0) as usize, "the window of a zstandard block"),
+        _ => malformed(Codec::Zstandard, zstd_safe::get_error_name(code)),
+    }
+}
+
+/// The window that a frame declares: how far back it may refer (RFC 8878, 3.1.1.1). Of a frame of one segment, all of it.
+fn window(frame: &[u8]) -> Option<u64> {
+    let (&descriptor, rest) = frame.strip_prefix(&[0x28, 0xb5, 0x2f, 0xfd])?.split_first()?;
+    if descriptor & 0x20 == 0 {
+        let byte = *rest.first()?;
+        let base = 1 << (10 + (byte >> 3));
+        return Some(base + base / 8 * u64::from(byte & 7));
+    }
+    let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
+    let size = rest.get(dictionary..)?;
+    match descriptor >> 6 {
+        0 => size.first().map(|&n| n.into()),
+        1 => Some(u64::from(u16::from_le_bytes(*size.first_chunk()?)) + 256),
+        2 => Some(u32::from_le_bytes(*size.first_chunk()?).into()),
+        _ => Some(u64::from_le_bytes(*size.first_chunk()?)),
+    }
 }
 
 #[cfg(test)]
@@ -503,6 +538,32 @@ mod tests {
             decompress(Codec::Snappy, &lie, 0, &pool).unwrap_err().kind(),
             ErrorKind::Malformed
         );
+    }
+
+    #[test]
+    fn windows_beyond_the_limit_are_named() {
+        let pool = BufferPool::default();
+        let frame = |head: &[u8]| [&[0x28, 0xb5, 0x2f, 0xfd], head, &[0x01, 0, 0]].concat();
+        let size = |n: u64| frame(&[&[0xe0], &n.to_le_bytes()[..]].concat());
+        let largest = frame(&[0, (27 - 10) << 3]);
+        assert!(decompress(Codec::Zstandard, &largest, 0, &pool).unwrap().is_empty());
+        for (window, bad) in [
+            ((1u64 << 27) + (1 << 24), frame(&[0, (27 - 10) << 3 | 1])),
+            (1 << 28, frame(&[0, (28 - 10) << 3])),
+            (15 << 38, frame(&[0, 0xff])),
+            (1 << 40, size(1 << 40)),
+        ] {
+            // Behind another frame, too.
+            for stored in [bad.clone(), [largest.clone(), bad.clone()].concat()] {
+                let error = decompress(Codec::Zstandard, &stored, 0, &pool).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Limit, "{error}");
+                assert!(
+                    error.reason().contains(&format!("found one of {window} bytes")),
+                    "{error}"
+                );
+                assert!(error.reason().contains("at most 134217728 bytes"), "{error}");
+            }
+        }
     }
 
     #[test]
