@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def test_small_buffers_over_vast_counts_are_fine(shuffle: bool | str, vast: str)
 
 @pytest.mark.parametrize("shuffle", [True, "block", "buffer"])
 @pytest.mark.parametrize("action", ["iterate", "batch_at", "locate"])
-def test_the_order_counts_against_the_limit(shuffle: bool | str, action: str, vast: str) -> None:
+def test_the_order_counts_against_the_limit(shuffle: Any, action: str, vast: str) -> None:
     reader = fastpipe.read_avro(
         vast,
         features={"a": fastpipe.DenseSpec((), "bool")},
@@ -170,14 +171,14 @@ def test_the_order_counts_against_the_limit(shuffle: bool | str, action: str, va
         seed=1,
     )
     step = len(reader) // 2
-    with pytest.raises(
-        fastpipe.LimitError, match=r"memory_limit is 100\.0 MB, and (this|to plan batches) takes at least"
-    ) as refused:
-        {
-            "iterate": lambda: iter(reader),
-            "batch_at": lambda: reader.batch_at(step),
-            "locate": lambda: reader.locate(step, 0),
-        }[action]()
+    actions: dict[str, Callable[[], object]] = {
+        "iterate": lambda: iter(reader),
+        "batch_at": lambda: reader.batch_at(step),
+        "locate": lambda: reader.locate(step, 0),
+    }
+    text = r"memory_limit is 100\.0 MB, and (this|to plan batches) takes at least"
+    with pytest.raises(fastpipe.LimitError, match=text) as refused:
+        actions[action]()
     named = re.search(r"; (?:shuffle_buffer=(\d+) would fit|no shuffle_buffer fits)", str(refused.value))
     assert named, refused.value
     if shuffle == "block" or action == "iterate":

@@ -12,6 +12,10 @@ use crate::sizes::{at_least, at_most};
 /// Without a limit, the order may take one part in so many of the memory that the process may have.
 const SHARE: u64 = 2;
 
+/// What may be taken in any case: a pass holds its order against lower limits together with all else that it takes, and looking a
+/// batch up takes no more.
+const ALLOWED: u64 = 16 << 20;
+
 /// Refuses an order that takes more than `memory_limit`; without one, more than half of the machine's memory, or of what the
 /// process's control group may have if that is less. `seeks` if the first batch isn't that of an epoch's start.
 ///
@@ -27,6 +31,7 @@ pub fn check_order(order: &Order, memory_limit: Option<u64>, seeks: bool) -> Res
 /// A limit, if what it says takes more.
 pub fn check_state(order: &Order, state: &State, memory_limit: Option<u64>) -> Result<()> {
     let most = memory_limit.or(machine_memory().map(|bytes| bytes / SHARE));
+    let most = most.map(|most| most.max(ALLOWED));
     let needed = order.resuming_memory(state);
     if most.is_none_or(|most| needed <= most) {
         return Ok(());
@@ -44,6 +49,7 @@ fn check_within(order: &Order, memory_limit: Option<u64>, machine: Option<u64>, 
         return Ok(());
     };
     let settings = order.settings();
+    let most = most.max(ALLOWED);
     let needed = order.planning_memory(settings.shuffle_buffer, seeks);
     if needed <= most {
         return Ok(());
@@ -133,6 +139,7 @@ mod tests {
             (None, Some(70_000_000), false),
             (Some(50_000_000), Some(1), true),
             (Some(30_000_000), Some(u64::MAX), false),
+            (Some(1), None, false),
         ] {
             let checked = check_within(&window, limit, machine, false);
             assert_eq!(checked.is_ok(), fits, "{limit:?} {machine:?} {checked:?}");
@@ -167,6 +174,10 @@ mod tests {
                 );
             }
         }
+        assert!(
+            check_within(&order(Kind::Window, 1_000_000), Some(1), None, true).is_ok(),
+            "as little as that"
+        );
         let none = check_within(&order(Kind::Block, 5), Some(1000), None, false).unwrap_err();
         assert!(none.reason().ends_with("; no shuffle_buffer fits"), "{none}");
     }
