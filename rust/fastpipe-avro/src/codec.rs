@@ -429,11 +429,11 @@ mod tests {
     #[test]
     fn the_most_is_nearly_reached() {
         let pool = BufferPool::default();
-        let nearly = |codec: Codec, packed: &[u8]| {
+        let nearly = |codec: Codec, percent: u64, packed: &[u8]| {
             let found = decompress(codec, packed, 0, &pool).unwrap().len() as u64;
             let most = codec.most_decompressed(packed.len() as u64);
             assert!(
-                found <= most && found * 100 >= most * 98,
+                found <= most && found * 100 >= most * percent,
                 "{codec}: {found}, {most} at most"
             );
         };
@@ -448,7 +448,7 @@ mod tests {
         snappy.extend([n as u8, 0, 7]);
         snappy.extend([0xfe, 1, 0].repeat(copies));
         snappy.extend(crc32fast::hash(&vec![7; 1 + 64 * copies]).to_be_bytes());
-        nearly(Codec::Snappy, &snappy);
+        nearly(Codec::Snappy, 99, &snappy);
         // A frame without a content size and with a window of 128 KiB, of RLE blocks of as many bytes.
         let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x38];
         let blocks = 400;
@@ -457,8 +457,9 @@ mod tests {
             frame.extend(&header.to_le_bytes()[..3]);
             frame.push(7);
         }
-        nearly(Codec::Zstandard, &frame);
-        nearly(Codec::Deflate, &stored(Codec::Deflate, &vec![0; 64 << 20])[4]);
+        nearly(Codec::Zstandard, 99, &frame);
+        // A compressor begins new blocks, with new codes, again and again.
+        nearly(Codec::Deflate, 80, &stored(Codec::Deflate, &vec![0; 8 << 20])[4]);
     }
 
     #[test]
