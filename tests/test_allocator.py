@@ -208,6 +208,52 @@ def test_what_an_allocator_must_not_return(data: Data, name: str) -> None:
         list(start(data.read(batch_size=7), allocate))
 
 
+@pytest.mark.parametrize("overlap", ["the same", "the end of it"])
+def test_an_array_that_is_in_use_is_not_taken_again(large: Data, overlap: str) -> None:
+    given: list[np.ndarray] = []
+
+    def allocate(nbytes: int) -> np.ndarray:
+        if not given:
+            given.append(aligned((1 << 26,), np.uint8))
+            return given[0][: 1 << 25]
+        return given[0][: 1 << 25] if overlap == "the same" else given[0][(1 << 25) - 64 :]
+
+    with pytest.raises(fastpipe.LimitError, match="overlaps one that was returned before and is still in use"):
+        list(start(large.read(batch_size=4000, num_threads=1), allocate))
+
+
+def test_an_array_in_use_is_not_resized(data: Data) -> None:
+    given: list[np.ndarray] = []
+
+    def allocate(nbytes: int) -> np.ndarray:
+        # NumPy only resizes arrays that own their memory, which are rarely aligned.
+        for spare in range(200):
+            array = np.zeros(nbytes + 16 * spare, np.uint8)
+            if array.ctypes.data % 64 == 0:
+                given.append(array)
+                return array
+            unfit.append(array)
+        raise MemoryError("no array is aligned")
+
+    unfit: list[np.ndarray] = []
+    started = start(data.read(batch_size=7), allocate)
+    kept = next(started)
+    parts = [array.ctypes.data for node in kept.values() for array in arrays(node) if array.size]
+    held = [array for array in given if any(0 <= at - array.ctypes.data < array.nbytes for at in parts)]
+    assert held
+    for array in held:
+        with pytest.raises(ValueError, match="resize"):
+            array.resize(2 * array.size, refcheck=False)
+
+
+def test_an_allocator_without_memory(data: Data) -> None:
+    def allocate(nbytes: int) -> np.ndarray:
+        raise MemoryError("it is full")
+
+    with pytest.raises(fastpipe.OutOfMemoryError, match="the allocator raised MemoryError: it is full"):
+        list(start(data.read(batch_size=7), allocate))
+
+
 def test_it_is_of_one_data_set(data: Data) -> None:
     memory = _fastpipe.PassMemory(data.read(batch_size=7)._data.handle, Regions(), 1)
     with pytest.raises(ValueError, match="another data set"):

@@ -484,6 +484,20 @@ def test_a_buffer_larger_than_the_data_takes_no_more_than_they_do() -> None:
     assert sum(len(batch["x"]) for batch in batches) == 1000
 
 
+@pytest.mark.parametrize("width", [1, 200])
+@pytest.mark.parametrize("buffer", [0, 50])
+def test_an_array_whose_rows_wait_is_not_resized(buffer: int, width: int) -> None:
+    array = np.ones((100, width))
+    batches = fastpipe.rebatch([{"x": array}, {"x": np.zeros((40, width))}], 10, shuffle_buffer=buffer, seed=1)
+    next(batches)
+    with pytest.raises(ValueError, match="resize"):
+        array.resize((1, 1), refcheck=False)
+    assert sum(int(batch["x"][:, 0].sum()) for batch in batches) >= 90
+    batches.close()
+    array.resize((1, 1), refcheck=False)
+    assert array.shape == (1, 1)
+
+
 def test_threads_share_the_batches() -> None:
     batches = rebatch(({"x": np.arange(i * 100, i * 100 + 100)} for i in range(100)), 7, shuffle_buffer=300)
     seen: list[int] = []

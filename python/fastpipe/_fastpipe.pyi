@@ -57,7 +57,6 @@ def number_ids(
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
 def index_file(path: str, index_cache: str, progress: Callable[[int], object]) -> tuple[int, int, int, int, _Kept]: ...
 def register_tensorflow(
-    libraries: list[str],
     begin: Callable[
         ...,
         tuple[

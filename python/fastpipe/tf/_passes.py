@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import atexit
 import functools
-import os
 import secrets
-import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -132,13 +130,7 @@ def _begin(number: int, description: list[bytes], *args: Any) -> _Begun:
     return started, source.wanted, source.shapes, errors, source.skips
 
 
-def _libraries() -> list[str]:
-    folder, version = tf.sysconfig.get_lib(), tf.__version__.partition(".")[0]
-    ending = f"{version}.dylib" if sys.platform == "darwin" else f"so.{version}"
-    return [os.path.join(folder, f"libtensorflow_{name}.{ending}") for name in ("framework", "cc")]
-
-
-_fastpipe.register_tensorflow(_libraries(), _begin)
+_fastpipe.register_tensorflow(_begin)
 # Before the interpreter ends: a thread of TensorFlow's that entered it then would never come back.
 atexit.register(_fastpipe.leave_tensorflow)
 

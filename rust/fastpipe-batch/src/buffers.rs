@@ -4,6 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
+use crate::left::run_out;
 use crate::owned::{Carver, Memory};
 
 /// Bytes with memory of their own.
@@ -131,7 +132,10 @@ impl BufferPool {
             let found = found.or_else(|| state.carver.carve(size(len), held, limited));
             (found, limited)
         };
-        let memory = found.or_else(|| Memory::new(size(len), limited)).ok_or_else(|| {
+        let fresh = || Memory::new(size(len), limited);
+        // What is free is too small or too large: others need its memory more.
+        let fresh = || fresh().or_else(|| (self.release() > 0).then(fresh).flatten());
+        let memory = found.or_else(fresh).ok_or_else(|| {
             self.lock().taken -= 1;
             Error::out_of_memory(len, "a block")
         })?;
@@ -174,6 +178,16 @@ impl BufferPool {
         let mut state = self.lock();
         state.keep = bytes;
         state.trim();
+    }
+
+    /// Gives free buffers back to the system. Returns how many bytes they had.
+    pub fn release(&self) -> usize {
+        let mut state = self.lock();
+        let (dropped, bytes) = (std::mem::take(&mut state.free), std::mem::take(&mut state.free_bytes));
+        drop(state);
+        run_out();
+        drop(dropped);
+        bytes
     }
 
     /// Bytes of free buffers.

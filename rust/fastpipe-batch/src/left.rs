@@ -87,7 +87,7 @@ pub(crate) fn put(piece: Piece) {
 }
 
 /// The system has refused memory: gives back what was left, and keeps nothing any more.
-pub(crate) fn run_out() {
+pub fn run_out() {
     RAN_OUT.store(true, Ordering::Relaxed);
     give_back();
 }

@@ -41,7 +41,7 @@ pub use fastpipe_memory::{
     LINE, LINES, give_up_spare, hint, prefetch_of, put_spare_by, reserve_large, room_for, try_reserve_large,
 };
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
-pub use left::give_back;
+pub use left::{give_back, run_out};
 pub use owned::ALIGNMENT;
 pub use paths::{path_text, shown_path, text_path};
 pub use sink::{Filled, Fragment, Rows, Sink};

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use crate::allocator::SlabAllocator;
 use crate::buffers::Reuse;
 use crate::error::{Error, ErrorKind};
+use crate::left::run_out;
 use crate::owned::{ALIGNMENT, Carver, Memory};
 
 /// Memory for the arrays of one batch. Returns to its pool when dropped.
@@ -217,7 +218,11 @@ impl SlabPool {
         let memory = match memory {
             Some(memory) => memory,
             None => {
-                let fresh = self.fresh(len);
+                // What is free is too small, or it would have been taken: others need its memory more.
+                let fresh = self.fresh(len).or_else(|error| match self.release() {
+                    0 => Err(error),
+                    _ => self.fresh(len),
+                });
                 let mut state = self.lock();
                 state.used_bytes -= SlabPool::size(len);
                 if self.allocator.is_some()
@@ -297,6 +302,20 @@ impl SlabPool {
         let dropped = state.trim();
         drop(state);
         drop(dropped);
+    }
+
+    /// Gives free slabs back to the system. Returns how many bytes they had. Those of an allocator are kept: it knows what it
+    /// has.
+    pub fn release(&self) -> usize {
+        if self.allocator.is_some() {
+            return 0;
+        }
+        let mut state = self.lock();
+        let (dropped, bytes) = (std::mem::take(&mut state.free), std::mem::take(&mut state.free_bytes));
+        drop(state);
+        run_out();
+        drop(dropped);
+        bytes
     }
 
     /// Keeps at least so many free slabs from now on, if there are so many.
@@ -520,6 +539,18 @@ mod tests {
             pool.take(usize::MAX / 2).err().map(|e| e.kind()),
             Some(ErrorKind::OutOfMemory)
         );
+    }
+
+    #[test]
+    fn free_slabs_are_given_back_when_there_is_no_memory() {
+        let pool = SlabPool::new(4);
+        drop(pool.take(100_000).unwrap());
+        let size = SlabPool::size(100_000);
+        assert_eq!((pool.free_bytes(), pool.used_bytes()), (size, 0));
+        assert_eq!((pool.release(), pool.free(), pool.free_bytes()), (size, 0, 0));
+        drop(pool.take(100_000).unwrap());
+        assert!(pool.take(usize::MAX / 2).is_err());
+        assert_eq!((pool.free(), pool.used_bytes()), (0, 0));
     }
 
     #[test]

@@ -90,6 +90,14 @@ impl Memory {
         }
     }
 
+    /// Gives all back that nobody uses just now, since memory has run out.
+    pub(crate) fn release(&self) {
+        let fragments = std::mem::take(&mut *lock(&self.fragments));
+        drop(fragments);
+        self.slabs.release();
+        self.buffers.release();
+    }
+
     /// Whether it was made by this process.
     pub fn is_ours(&self) -> bool {
         self.process == std::process::id()

@@ -152,7 +152,13 @@ impl Stream {
                 check_order(&order, Some(limit), seeks)?;
             }
         }
-        let workers = Workers::new(threads)?;
+        let workers = Workers::new(threads).or_else(|error| match error.kind() {
+            ErrorKind::OutOfMemory => {
+                shared.memory.release();
+                Workers::new(threads)
+            }
+            _ => Err(error),
+        })?;
         let stream = Stream {
             shared,
             workers: Mutex::new(Some(workers)),
@@ -210,7 +216,12 @@ impl Stream {
             Some(Err(error)) => {
                 let error = shared.explained(error);
                 state.failed = Some(error.clone());
+                // They will never be handed over.
+                let lost = std::mem::take(&mut state.ready);
+                drop(state);
                 shared.changed.notify_all();
+                drop(lost);
+                shared.release_after(&error);
                 Err(error)
             }
             Some(Ok((mut batch, reserved))) => {
@@ -363,8 +374,16 @@ impl Shared {
     /// Ends the pass with an error, at the batch that would have come next.
     fn fail(&self, error: Error) {
         let error = self.explained(error);
-        lock(&self.hand_over).failed.get_or_insert(error);
+        lock(&self.hand_over).failed.get_or_insert_with(|| error.clone());
         self.changed.notify_all();
+        self.release_after(&error);
+    }
+
+    /// Where memory has run out, others have a use for what is free: a next pass among them.
+    fn release_after(&self, error: &Error) {
+        if error.kind() == ErrorKind::OutOfMemory {
+            self.memory.release();
+        }
     }
 
     /// Runs a part of the engine so that a panic in it becomes an error.

@@ -113,15 +113,20 @@ functions! {
 const OLDEST: (u32, u32) = (2, 16);
 
 impl Api {
-    /// Looks it up in libraries that are loaded already, those of one TensorFlow.
+    /// Looks it up in libraries that are loaded already, those of one TensorFlow. An error where one isn't: nothing is loaded
+    /// here, so nothing of a file runs.
     ///
     /// # Safety
     ///
     /// The files are TensorFlow's own libraries.
     pub(crate) unsafe fn load(libraries: &[impl AsRef<Path>]) -> Result<Api, String> {
         let open = |path: &Path| {
-            // SAFETY: it is TensorFlow's library, as the caller vouches for, which Python has loaded: nothing of it runs.
-            unsafe { Library::new(path) }.map_err(|e| format!("{} can't be opened: {e}", path.display()))
+            loaded(path).map_err(|e| {
+                format!(
+                    "{} isn't loaded, so it isn't the TensorFlow that was imported: {e}",
+                    path.display()
+                )
+            })
         };
         let libraries: Vec<Library> = libraries.iter().map(|p| open(p.as_ref())).collect::<Result<_, _>>()?;
         let api = Api::find(&libraries)?;
@@ -135,6 +140,26 @@ impl Api {
             _ => Err(format!("TensorFlow from 2.16 on is supported, up to 3, not {version}")),
         }
     }
+}
+
+/// A library that the process has loaded.
+#[cfg(unix)]
+fn loaded(path: &Path) -> Result<Library, libloading::Error> {
+    use libloading::os::unix;
+    /// As in `dlfcn.h`: without it the file would be loaded, and what it does then would be done.
+    #[cfg(target_os = "linux")]
+    const RTLD_NOLOAD: c_int = 4;
+    #[cfg(not(target_os = "linux"))]
+    const RTLD_NOLOAD: c_int = 16;
+    // SAFETY: it isn't loaded if it wasn't before, so nothing of it runs.
+    let library = unsafe { unix::Library::open(Some(path), unix::RTLD_NOW | RTLD_NOLOAD) };
+    library.map(Library::from)
+}
+
+/// A library that the process has loaded.
+#[cfg(windows)]
+fn loaded(path: &Path) -> Result<Library, libloading::Error> {
+    libloading::os::windows::Library::open_already_loaded(path).map(Library::from)
 }
 
 /// Why a call failed.

@@ -26,9 +26,26 @@ use pyo3::prelude::*;
 /// coordinates, the shape of a row with -1 for any length; for errors in tensorflow-io's words the shape of each feature, or
 /// None; exceptions that are told of before the first batch, each with its text; and whether to go on behind damaged blocks.
 #[pyfunction]
-pub(crate) fn register_tensorflow(libraries: Vec<PathBuf>, begin: Py<PyAny>) -> PyResult<()> {
-    // SAFETY: the Python package passes the libraries of the TensorFlow that it has imported.
+pub(crate) fn register_tensorflow(py: Python<'_>, begin: Py<PyAny>) -> PyResult<()> {
+    let libraries = libraries(py)?;
+    // SAFETY: the libraries of the TensorFlow that Python has imported.
     unsafe { kernels::register(&libraries, begin) }.map_err(PyImportError::new_err)
+}
+
+/// The libraries of the TensorFlow that Python has imported: nobody else says which files they are.
+fn libraries(py: Python<'_>) -> PyResult<[PathBuf; 2]> {
+    let modules = py.import("sys")?.getattr("modules")?;
+    let not_imported = |_| PyImportError::new_err("TensorFlow isn't imported");
+    let tensorflow = modules.get_item("tensorflow").map_err(not_imported)?;
+    let folder: PathBuf = tensorflow.getattr("sysconfig")?.call_method0("get_lib")?.extract()?;
+    let version: String = tensorflow.getattr("__version__")?.extract()?;
+    let major = version.split('.').next().unwrap_or_default();
+    let ending = if cfg!(target_os = "macos") {
+        format!("{major}.dylib")
+    } else {
+        format!("so.{major}")
+    };
+    Ok(["framework", "cc"].map(|name| folder.join(format!("libtensorflow_{name}.{ending}"))))
 }
 
 /// Lets TensorFlow call into Python no longer, and waits for calls that are under way. Its passes end with an error.

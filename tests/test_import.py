@@ -1,0 +1,78 @@
+"""What importing the extension does, and what it leaves for later: nothing that Ctrl-C could land in."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import samples
+from fastpipe import _fastpipe
+
+INTERRUPTED = """
+    import builtins, signal, sys
+    import numpy
+
+    wanted, imported = sys.argv[2], builtins.__import__
+
+    def interrupted(name, *args, **kwargs):
+        if name.startswith("numpy") and name.endswith(wanted):
+            raise KeyboardInterrupt
+        return imported(name, *args, **kwargs)
+"""
+
+
+def outcome(script: str, *arguments: str) -> str:
+    """What a Python of its own prints, or how it ended."""
+    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED) + textwrap.dedent(script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return done.stdout.strip() if done.returncode == 0 else done.stderr
+
+
+def test_ctrl_c_in_the_first_batch_finds_numpy_loaded(tmp_path: Path) -> None:
+    data = samples.write(tmp_path, [[5, 3]])
+    script = """
+        import fastpipe
+        batches = iter(fastpipe.read_avro(sys.argv[1], batch_size=4))
+        builtins.__import__ = interrupted
+        print(len(next(batches)["id"]))
+    """
+    assert outcome(script, data.paths[0], "") == "4"
+
+
+def test_ctrl_c_while_numpy_is_loaded_is_an_interrupt() -> None:
+    script = """
+        builtins.__import__ = interrupted
+        try:
+            import fastpipe._fastpipe
+        except BaseException as error:
+            builtins.__import__ = imported
+            print(type(error).__name__)
+    """
+    assert outcome(script, "", "multiarray") == "KeyboardInterrupt"
+
+
+def test_no_library_is_loaded_that_was_not(tmp_path: Path) -> None:
+    for name in ("framework", "cc"):
+        shutil.copy(_fastpipe.__file__, tmp_path / f"libtensorflow_{name}.so.2")
+        shutil.copy(_fastpipe.__file__, tmp_path / f"libtensorflow_{name}.2.dylib")
+    script = """
+        import types
+        from fastpipe import _fastpipe
+        try:
+            _fastpipe.register_tensorflow(print)
+        except ImportError as error:
+            print(error)
+        tensorflow = sys.modules["tensorflow"] = types.ModuleType("tensorflow")
+        tensorflow.__version__ = "2.18.0"
+        tensorflow.sysconfig = types.SimpleNamespace(get_lib=lambda: sys.argv[1])
+        try:
+            _fastpipe.register_tensorflow(print)
+        except ImportError as error:
+            print("loaded" in str(error), sys.argv[1] in str(error))
+        if sys.platform == "linux":
+            assert sys.argv[1] not in open("/proc/self/maps").read()
+    """
+    assert outcome(script, str(tmp_path), "").splitlines() == ["TensorFlow isn't imported", "True True"]
