@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from pathlib import Path
@@ -144,6 +145,132 @@ def test_it_is_built_within_interleave(files: list[str], caplog: pytest.LogCaptu
         assert sorted(ids(dataset)) == list(range(130))
     # AutoGraph converts what it calls, and warns of what it can't convert.
     assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_it_is_a_class(files: list[str]) -> None:
+    class Mine(ATDSDataset):  # type: ignore[misc]
+        def __init__(self, names: list[str]) -> None:
+            super().__init__(names, 7, ID)
+            self.names = names
+
+    dataset = Mine(files)
+    assert isinstance(dataset, ATDSDataset)
+    assert isinstance(dataset, tf.data.Dataset)
+    assert not isinstance(dataset.prefetch(1), ATDSDataset)
+    assert ids(dataset) == list(range(130))
+    assert dataset.element_spec == ATDSDataset(files, 7, ID).element_spec == {"id": tf.TensorSpec((None,), tf.int64)}
+    assert ATDSDataset(files, 7, ID, drop_remainder=True).element_spec["id"].shape == (7,)
+
+
+def mapped(dataset: Any) -> Any:
+    return dataset.map(lambda batch: {"id": batch["id"] + 1})
+
+
+@pytest.mark.parametrize("shuffle", [0, 30])
+def test_it_survives_what_made_it(files: list[str], shuffle: int) -> None:
+    """Iterators, data sets behind it, graphs and values of functions, though its Python object is gone."""
+
+    def made() -> Any:
+        return ATDSDataset(files, 7, ID, shuffle_buffer_size=shuffle, fill={"id": 0})
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def passed_through(dataset: Any) -> Any:
+        return mapped(dataset)
+
+    def from_a_function() -> Any:
+        return tf.function(made)()
+
+    def from_a_closure() -> Any:
+        dataset = made()
+        return tf.data.Dataset.range(1).flat_map(lambda _: dataset)
+
+    def iterator_in_a_function() -> Any:
+        dataset = made()
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def total() -> Any:
+            out = tf.constant(0, tf.int64)
+            for batch in dataset:
+                out += tf.reduce_sum(batch["id"])
+            return out
+
+        return total
+
+    for _ in range(2):
+        iterator, behind, through = iter(made()), mapped(made()), passed_through(made())
+        returned, closed, total = from_a_function(), from_a_closure(), iterator_in_a_function()
+        gc.collect()
+        assert sorted(ids(iterator)) == list(range(130))
+        for _ in range(2):
+            assert sorted(ids(behind)) == list(range(1, 131))
+            assert sorted(ids(through)) == list(range(1, 131))
+            assert sorted(ids(returned)) == list(range(130))
+            assert sorted(ids(closed)) == list(range(130))
+            assert int(total()) == sum(range(130))
+
+
+def test_made_again_it_goes_on_with_its_orders(files: list[str]) -> None:
+    """As where its Python object lives on: the same orders, epoch by epoch."""
+    options: dict[str, Any] = {"shuffle_buffer_size": 30, "seed": 5}
+    kept = ATDSDataset(files, 7, ID, **options)
+    left = tf.function(lambda: ATDSDataset(files, 7, ID, **options))()
+    gc.collect()
+    orders = [ids(left) for _ in range(3)]
+    assert orders == [ids(kept) for _ in range(3)]
+    assert len(set(map(tuple, orders))) == 3
+
+
+FILLS = [("long", tf.int64, -(2**60)), ("double", tf.float64, float("inf")), ("string", tf.string, b"\x00\xff"),
+         ("string", tf.string, "\N{SNOWMAN}"), ("boolean", tf.bool, True)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("avro", "dtype", "fill"), FILLS)
+def test_made_again_it_has_its_fills(tmp_path: Path, avro: str, dtype: Any, fill: Any) -> None:
+    path = write_value(tmp_path, ["null", avro], None)
+    dataset = tf.function(lambda: ATDSDataset(path, 7, {"it": DenseFeature([], dtype)}, fill={"it": fill}))()
+    gc.collect()
+    ((value,),) = [batch["it"].numpy().tolist() for batch in dataset]
+    assert value == (fill.encode() if isinstance(fill, str) else fill)
+
+
+def test_files_of_tensorflows_own_file_systems(files: list[str]) -> None:
+    remote = [f"ram://fastpipe/{Path(path).name}" for path in files]
+    for path, copy in zip(files, remote, strict=True):
+        tf.io.gfile.copy(path, copy, overwrite=True)
+    dataset = ATDSDataset([remote[0], files[1]], 7, ID)
+    assert ids(dataset) == list(range(130))
+    write(Path(files[0]), 0, 90)
+    tf.io.gfile.remove(remote[0])  # What is there and longer keeps its end.
+    tf.io.gfile.copy(files[0], remote[0])
+    assert ids(dataset) == [*range(90), *range(100, 130)]
+    assert ids(ATDSDataset(f"file://{files[1]}", 7, ID)) == list(range(100, 130))
+    tf.io.gfile.remove(remote[1])
+    with tf.io.gfile.GFile(remote[1], "wb") as file:
+        file.write(b"nonsense")
+    with raises(INVALID, f"(file {remote[1]}"):
+        ids(ATDSDataset(remote[1], 7, ID))
+    with raises(tf.errors.NotFoundError, "ram://fastpipe/nowhere.avro; No such file or directory"):
+        ids(ATDSDataset("ram://fastpipe/nowhere.avro", 7, ID))
+    with raises(tf.errors.UnimplementedError, "File system scheme 'nosuch' not implemented"):
+        ids(ATDSDataset("nosuch://bucket/a.avro", 7, ID))
+
+
+@pytest.mark.parametrize(
+    ("files_of", "features", "told"),
+    [
+        (lambda files: ["nowhere.avro"], ID, "nowhere.avro; No such file or directory"),
+        (lambda files: files, {"absent": DenseFeature([], tf.int64)}, "User defined feature 'absent' cannot be found"),
+        (lambda files: files, {"id": DenseFeature([], tf.int32)}, "Schema value type and metadata type mismatch in"),
+        (lambda files: files, {"score": DenseFeature([], tf.float32)}, "Failed to decode feature score. Reason: "),
+        (lambda files: tf.constant([], tf.string), ID, "filenames is empty"),
+    ],
+)
+def test_messages_begin_with_tensorflow_ios_words(files: list[str], files_of: Any, features: Any, told: str) -> None:
+    write(Path(files[0]), 0, 100, null=3)
+    with pytest.raises(tf.errors.OpError) as caught:
+        list(ATDSDataset(files_of(files), 2, features))
+    # In front of them there is only what TensorFlow puts there.
+    assert re.sub(r"^\{\{[^}]*\}\} ", "", caught.value.message).startswith(told)
 
 
 @pytest.fixture

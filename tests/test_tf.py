@@ -187,6 +187,14 @@ def test_it_runs_within_a_graph(data: samples.Data) -> None:
         assert int(total()) == sum(range(data.total))
 
 
+def test_the_state_is_that_of_the_last_batch(data: samples.Data) -> None:
+    reader = data.read(batch_size=4)
+    for step, _ in enumerate(fptf.dataset(reader), 1):
+        time.sleep(0.01)  # For whatever would read ahead.
+        assert reader._position is not None
+        assert reader._position.delivered == step
+
+
 def test_a_dropped_iteration_ends_its_pass(data: samples.Data) -> None:
     reader = data.read(batch_size=4)
     for drop in (lambda dataset: next(iter(dataset)), lambda dataset: list(dataset.prefetch(3).take(2))):

@@ -40,6 +40,9 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
 
     `rows` is known beforehand with `drop_last=True` and with `uneven="pad"`, else None in `element_spec`.
 
+    TensorFlow adds no `prefetch` of its own, as it does elsewhere: the reader's state is that of the last batch. (To a
+    `map` it does, unless `options.experimental_optimization.map_parallelization` is False.)
+
     Auto-sharding is off, as ranks are the reader's: each worker of `tf.distribute` has to read a share of its own, by
     `input_context` or the arguments of `read_avro`. TensorFlow can't save where an iteration stands: save
     `reader.state_dict()`, which counts what TensorFlow has taken, prefetched batches among it.
@@ -70,8 +73,10 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # It would have a batch that nobody asked for, which the reader's state counts.
+    options.experimental_optimization.inject_prefetch = False
     source = _Passes(reader, layout)
-    dataset = tf.data.experimental.from_variant(from_passes(source, [], layout), layout.element_spec)
+    dataset = tf.data.experimental.from_variant(from_passes(source, []), layout.element_spec)
     keep(dataset, source)
     return dataset.with_options(options)
 

@@ -82,7 +82,7 @@ class Source(ABC):
     Attributes:
         number: of the dataset.
         description: all that it takes to make this again; empty where nothing but the object itself will do.
-        wanted: as `Layout.wanted`.
+        layout: of its elements.
         shapes: by feature, as tensorflow-io writes them, to tell of nulls and lengths that don't fit in its words;
             None: in fastpipe's own.
         skips: whether iterations go on behind damaged blocks. Their passes are then of one epoch.
@@ -94,7 +94,7 @@ class Source(ABC):
 
     def __init__(self, layout: Layout, number: int | None = None) -> None:
         self.number = secrets.randbits(62) if number is None else number
-        self.wanted = layout.wanted()
+        self.layout = layout
         _sources[self.number] = self
 
     @abstractmethod
@@ -127,7 +127,7 @@ def _begin(number: int, description: list[bytes], *args: Any) -> _Begun:
             raise RuntimeError("the dataset is gone: keep it, or the function that built it, while it is iterated")
         source = restore(description[0])
     started, errors = source.start(*args)
-    return started, source.wanted, source.shapes, errors, source.skips
+    return started, source.layout.wanted(), source.shapes, errors, source.skips
 
 
 _fastpipe.register_tensorflow(_begin)
@@ -166,7 +166,12 @@ def _step(columns: tuple[tuple[str, Node], ...], kinds: tuple[tf.DType, ...]) ->
     arguments = [tf.TensorSpec(None if kind == tf.string else (), kind) for kind in kinds]
     signature = [number, number, tf.TensorSpec((None,), tf.int64), number, *arguments]
 
-    @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
+    # Without this attribute TensorFlow makes ready to spread the function over devices, whenever an iteration begins.
+    attributes = {"experimental_ints_on_device": True}
+
+    @tf.function(  # type: ignore[untyped-decorator]
+        input_signature=signature, autograph=False, experimental_attributes=attributes
+    )
     def step(ticket: tf.Tensor, unused: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
         types = [part.dtype for part in layout.parts]
         kept, *tensors = _op("FastpipeNext", [ticket, *others], {"Targuments": kinds, "Tparts": types}, types)
@@ -178,31 +183,39 @@ def _step(columns: tuple[tuple[str, Node], ...], kinds: tuple[tf.DType, ...]) ->
     return _Step(function, [output.dtype for output in outputs], [output.shape for output in outputs])
 
 
-def from_passes(source: Source, args: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
+def from_passes(source: Source, args: Sequence[tf.Tensor]) -> tf.Tensor:
     """A dataset of the batches of passes, as a variant tensor.
 
     Args:
         source: of its passes. Whoever has the dataset keeps it.
         args: tensors of int64 and bool scalars, and of strings; symbolic ones, too.
-        layout: of the batches.
     """
+    layout = source.layout
     arguments = [tf.constant(source.description), *args]
     with tf.init_scope():
         # Not in the graph that is being built, which others don't share.
         step = _step(tuple(layout.columns.items()), tuple(tensor.dtype for tensor in arguments))
+    zero, one, numbers = _kept_numbers() if tf.executing_eagerly() else _numbers()
     scan = tf.raw_ops.ScanDataset(
-        input_dataset=tf.raw_ops.RangeDataset(
-            start=_int64(0), stop=_int64(tf.int64.max), step=_int64(1), output_types=[tf.int64], output_shapes=[()]
-        ),
-        initial_state=[_int64(0)],
+        input_dataset=numbers,
+        initial_state=[zero],
         other_arguments=[_int64(layout.nothing()), _int64(source.number), *arguments],
         f=step.function,
         output_types=step.types,
         output_shapes=step.shapes,
     )
-    return tf.raw_ops.SkipDataset(
-        input_dataset=scan, count=_int64(1), output_types=step.types, output_shapes=step.shapes
-    )
+    return tf.raw_ops.SkipDataset(input_dataset=scan, count=one, output_types=step.types, output_shapes=step.shapes)
+
+
+def _numbers() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """0 and 1, and a dataset of numbers without end."""
+    zero, one, end = _int64(0), _int64(1), _int64(tf.int64.max)
+    numbers = tf.raw_ops.RangeDataset(start=zero, stop=end, step=one, output_types=[tf.int64], output_shapes=[()])
+    return zero, one, numbers
+
+
+_kept_numbers = functools.cache(_numbers)
+"""The same for all datasets that aren't built in a graph."""
 
 
 def _int64(value: int | list[int]) -> tf.Tensor:

@@ -27,6 +27,7 @@ from fastpipe._running import Running
 from fastpipe.errors import MissingFileError, SchemaError
 from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
+from fastpipe.tf._atds_copies import Copies
 from fastpipe.tf._atds_features import ATDS_SUPPORTED_DTYPES, DenseFeature, Feature, SparseFeature, VarlenFeature
 from fastpipe.tf._atds_files import OpenedFiles
 from fastpipe.tf._atds_schema import check
@@ -59,7 +60,7 @@ class ATDSDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no t
 
     Args:
         filenames: tf.string, a scalar or a vector; symbolic ones too, so that it can be built in `interleave`. Paths
-            that only TensorFlow's file systems know are copied to a temporary folder first.
+            that only TensorFlow's file systems know (`gs://`, `hdfs://`) are copied to a temporary folder first, whole.
         batch_size: rows a batch, at least 1.
         features: by name of a field of the records.
         drop_remainder: whether to leave out a last batch of fewer rows.
@@ -116,10 +117,10 @@ class ATDSDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no t
         known = [tf.get_static_value(number) for number in numbers]
         if (problem := _out_of_range(*known)) is not None:
             raise _invalid(problem)
-        source = _Source(features, fills, seed)
-        layout = _layout(features, int(known[0]) if known[1] and known[0] is not None else None)
-        self._element_spec = layout.element_spec
-        super().__init__(from_passes(source, [files, *numbers], layout))
+        rows = int(known[0]) if known[1] and known[0] is not None else None
+        source = _Source(features, fills, seed, rows=rows)
+        self._element_spec = source.layout.element_spec
+        super().__init__(from_passes(source, [files, *numbers]))
         keep(self, source)
 
     def _inputs(self) -> list[tf.data.Dataset]:
@@ -161,12 +162,19 @@ class _Source(Source):
     skips = True
 
     def __init__(
-        self, features: dict[str, Feature], fills: dict[str, Any], seed: int | None, number: int | None = None
+        self,
+        features: dict[str, Feature],
+        fills: dict[str, Any],
+        seed: int | None,
+        *,
+        number: int | None = None,
+        rows: int | None = None,
     ) -> None:
-        super().__init__(_layout(features, None), number)
+        super().__init__(Layout({name: _node(feature) for name, feature in features.items()}, rows), number)
         specs = Features({name: _spec(feature, fills.get(name)) for name, feature in features.items()})
         self.shapes = {name: _shape_text(feature) for name, feature in features.items()}
         self._files = OpenedFiles(specs, lambda path, schema: check(path, schema, features))
+        self._copies = Copies()
         self._seed = secrets.randbits(48) if seed is None else seed
         self.description = _described(features, fills, self._seed, self.number)
 
@@ -181,11 +189,12 @@ class _Source(Source):
     ) -> tuple[Pass | None, list[Told]]:
         """A pass over these files, in an order of its own if it is shuffled."""
         try:
-            return self._start(filenames, batch_size, drop_remainder, buffer_size, shuffle, threads)
+            started, errors = self._start(filenames, batch_size, drop_remainder, buffer_size, shuffle, threads)
         except MissingFileError as error:
-            return None, [(error, f"{error.path}; No such file or directory")]
-        except (SchemaError, _OutOfRangeError) as error:
-            return None, [(error, str(error))]
+            started, errors = None, [(error, f"{error.path}; No such file or directory")]
+        except (SchemaError, NotImplementedError, _OutOfRangeError) as error:
+            started, errors = None, [(error, str(error))]
+        return started, [(error, self._copies.named(told)) for error, told in errors]
 
     def _start(
         self,
@@ -202,7 +211,8 @@ class _Source(Source):
         paths = tuple(os.fsdecode(name) for name in filenames)
         if not paths:
             raise _OutOfRangeError("filenames is empty: name at least one file")
-        data, errors = self._files.open(paths)
+        local = tuple(map(self._copies.local, paths))
+        data, errors = self._files.open(local)
         damaged = [(error, f"{type(error).__name__}: {error}") for error in errors]
         if not data.handle.num_rows:
             return None, damaged
@@ -256,7 +266,7 @@ def _restored(description: bytes) -> _Source:
     by_name = {kind.__name__: kind for kind in _FEATURES}
     features = {name: by_name[kind](shape, tf.as_dtype(dtype)) for name, (kind, shape, dtype) in kinds.items()}
     fills = {name: fill["bytes"].encode("latin-1") if isinstance(fill, dict) else fill for name, fill in filled.items()}
-    return _Source(features, fills, seed, number)
+    return _Source(features, fills, seed, number=number)
 
 
 _WORD = b"atds"
@@ -264,10 +274,6 @@ restorers[_WORD] = _restored
 
 
 _MOST_THREADS = 4096
-
-
-def _layout(features: Mapping[str, Feature], rows: int | None) -> Layout:
-    return Layout({name: _node(feature) for name, feature in features.items()}, rows)
 
 
 def _node(feature: Feature) -> Node:

@@ -30,6 +30,7 @@ pub(crate) enum Code {
     InvalidArgument = 3,
     NotFound = 5,
     OutOfRange = 11,
+    Unimplemented = 12,
     Internal = 13,
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Lengths};
 use fastpipe_engine::Poll;
-use pyo3::exceptions::{PyFileNotFoundError, PyValueError};
+use pyo3::exceptions::{PyFileNotFoundError, PyNotImplementedError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
@@ -403,6 +403,8 @@ fn code(py: Python<'_>, error: &PyErr) -> Code {
         Code::NotFound
     } else if error.is_instance_of::<PyValueError>(py) {
         Code::InvalidArgument
+    } else if error.is_instance_of::<PyNotImplementedError>(py) {
+        Code::Unimplemented
     } else {
         Code::Unknown
     }

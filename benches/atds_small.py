@@ -1,0 +1,208 @@
+"""Compares `ATDSDataset` with tensorflow-io's on little data: the 46 shapes of tensorflow-io's own benchmarks.
+
+Each has 1,024 records and batches of 128. A round builds the dataset and iterates over it, in one process of each, in
+turn; an iteration is timed to its last batch, since behind that tf.data waits for a timer of its own.
+
+    python benches/atds_small.py            # a table, and in how many fastpipe is ahead
+    python benches/atds_small.py MODULES    # one side: reads cases, answers with times (used by the first form)
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RECORDS, BATCH_SIZE = 1024, 128
+OURS = "fastpipe.tf.atds,fastpipe.tf.atds"
+THEIRS = "tensorflow_io.python.experimental.atds.dataset,tensorflow_io.python.experimental.atds.features"
+AVRO = {"int32": "int", "int64": "long", "float32": "float", "float64": "double", "string": "string", "bool": "boolean"}
+
+
+def cases() -> list[dict[str, Any]]:
+    """Name, features (kind, shape and dtype by name), codec and shuffling of each benchmark."""
+    found: list[dict[str, Any]] = []
+    for kind, shapes in (("Dense", [[], [128], [64, 64]]), ("Sparse", [[128], [64, 64]]), ("Varlen", [[-1]])):
+        for shape in shapes:
+            for dtype in AVRO:
+                name = f"{kind.lower()} {dtype} {len(shape)}d"
+                found.append({"name": name, "features": {"x": [f"{kind}Feature", shape, dtype]}})
+    mixed = {
+        "label": ["DenseFeature", [], "int32"],
+        "ids": ["SparseFeature", [50000], "int32"],
+        "embedding": ["DenseFeature", [128], "float32"],
+        "image": ["DenseFeature", [32, 32], "float64"],
+        "words": ["VarlenFeature", [-1], "string"],
+        "wide": ["DenseFeature", [5], "bool"],
+    }
+    found += [{"name": f"mixed, {codec}", "features": mixed, "codec": codec} for codec in ("null", "deflate", "snappy")]
+    found += [{"name": f"mixed, shuffle {n}", "features": mixed, "shuffle": n} for n in (0, 64, 512, 1024)]
+    found += [{"name": f"mixed, unbatch, shuffle {n}", "features": mixed, "rebatch": n} for n in (64, 512, 1024)]
+    return found
+
+
+def write(path: Path, features: dict[str, Any], codec: str) -> None:
+    """Random records of these features."""
+    import fastavro
+
+    draw = random.Random(1)
+
+    def one(dtype: str) -> object:
+        if dtype == "string":
+            return "".join(draw.choices("abcdefgh", k=draw.randint(1, 8)))
+        if dtype == "bool":
+            return draw.random() < 0.5
+        return draw.random() if dtype.startswith("float") else draw.randint(0, 1000)
+
+    def dense(shape: list[int], dtype: str) -> object:
+        if not shape:
+            return one(dtype)
+        return [dense(shape[1:], dtype) for _ in range(shape[0] if shape[0] > 0 else draw.randint(5, 10))]
+
+    def value(kind: str, shape: list[int], dtype: str) -> object:
+        if kind != "SparseFeature":
+            return dense(shape, dtype)
+        count = draw.randint(5, 10)
+        indices = {f"indices{axis}": [draw.randrange(size) for _ in range(count)] for axis, size in enumerate(shape)}
+        return indices | {"values": [one(dtype) for _ in range(count)]}
+
+    def avro(name: str, kind: str, shape: list[int], dtype: str) -> object:
+        if kind == "SparseFeature":
+            fields = [{"name": f"indices{i}", "type": {"type": "array", "items": "long"}} for i in range(len(shape))]
+            fields.append({"name": "values", "type": {"type": "array", "items": AVRO[dtype]}})
+            return {"type": "record", "name": f"{name}_record", "fields": fields}
+        schema: object = AVRO[dtype]
+        for _ in shape:
+            schema = {"type": "array", "items": schema}
+        return schema
+
+    fields = [{"name": name, "type": avro(name, *feature)} for name, feature in features.items()]
+    rows = [{name: value(*feature) for name, feature in features.items()} for _ in range(RECORDS)]
+    with path.open("wb") as file:
+        fastavro.writer(file, {"type": "record", "name": "Row", "fields": fields}, rows, codec=codec)
+    os.utime(path, (1e9, 1e9))
+
+
+def answer(modules: str) -> None:
+    """One side: a line of JSON with a case in, one with seconds out."""
+    import tensorflow as tf
+
+    dataset_module, feature_module = map(importlib.import_module, modules.split(","))
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return usage.ru_utime + usage.ru_stime
+
+    def timed(work: Callable[[dict[str, Any]], None], case: dict[str, Any]) -> tuple[float, float]:
+        clock, cpu = time.perf_counter(), spent()
+        work(case)
+        return time.perf_counter() - clock, spent() - cpu
+
+    datasets: dict[str, Any] = {}
+
+    def build(case: dict[str, Any]) -> None:
+        features = {
+            name: getattr(feature_module, kind)(shape, getattr(tf, dtype))
+            for name, (kind, shape, dtype) in case["features"].items()
+        }
+        dataset = dataset_module.ATDSDataset(
+            [case["path"]],
+            BATCH_SIZE,
+            features,
+            shuffle_buffer_size=case.get("shuffle", 0),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+        if "rebatch" in case:
+            dataset = dataset.unbatch().shuffle(case["rebatch"]).batch(BATCH_SIZE)
+        datasets[case["name"]] = dataset.prefetch(1)
+
+    def iterate(case: dict[str, Any]) -> None:
+        batches = iter(datasets[case["name"]])
+        for _ in range(RECORDS // BATCH_SIZE):
+            next(batches)
+
+    for line in sys.stdin:
+        case = json.loads(line)
+        built = timed(build, case)
+        runs = [timed(iterate, case) for _ in range(case["times"])]
+        wall, cpu = (statistics.median(run[i] for run in runs) for i in (0, 1))
+        print(json.dumps({"build": built[1], "wall": wall, "cpu": cpu}), flush=True)
+
+
+def ask(side: subprocess.Popen[str], case: dict[str, Any]) -> dict[str, float]:
+    """What one side answers."""
+    assert side.stdin is not None
+    assert side.stdout is not None
+    print(json.dumps(case), file=side.stdin, flush=True)
+    answer: dict[str, float] = json.loads(side.stdout.readline())
+    return answer
+
+
+def main() -> int:
+    """Runs the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="?", help="of one side: of the dataset, and of its features")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--times", type=int, default=10, help="iterations of a round")
+    parser.add_argument("--only", default="", help="names of benchmarks that have this in them")
+    parser.add_argument("--peer", help="an interpreter with tensorflow-io; default: one is made")
+    arguments = parser.parse_args()
+    if arguments.modules:
+        answer(arguments.modules)
+        return 0
+    if arguments.peer is None:
+        from peers.environments import interpreter
+
+        arguments.peer = interpreter("tensorflow-io", lambda text: print(text, file=sys.stderr))
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    sides = [
+        subprocess.Popen(
+            [python, __file__, modules],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for python, modules in ((sys.executable, OURS), (arguments.peer, THEIRS))
+    ]
+    print("| benchmark | fastpipe, ms | tensorflow-io, ms | times as fast | by CPU time | building, CPU ms of each |")
+    print("|---|---|---|---|---|---|")
+    ahead, slowest, total = 0, float("inf"), 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number, case in enumerate(case for case in cases() if arguments.only in case["name"]):
+            path = Path(folder) / f"{number}.avro"
+            write(path, case["features"], case.get("codec", "null"))
+            found: list[list[dict[str, float]]] = [[], []]
+            for turn in range(arguments.rounds + 1):
+                for side, results in zip(sides, found, strict=True):
+                    result = ask(side, case | {"path": str(path), "times": arguments.times})
+                    if turn:  # The first one makes both ready.
+                        results.append(result)
+            ours, theirs = ({key: statistics.median(r[key] for r in side) * 1e3 for key in side[0]} for side in found)
+            ratio, by_cpu = theirs["wall"] / ours["wall"], theirs["cpu"] / ours["cpu"]
+            ahead, slowest, total = ahead + (by_cpu >= 1), min(slowest, by_cpu), total + 1
+            print(
+                f"| {case['name']} | {ours['wall']:.2f} | {theirs['wall']:.2f} | {ratio:.1f} | {by_cpu:.1f} | "
+                f"{ours['build']:.1f}, {theirs['build']:.1f} |",
+                flush=True,
+            )
+    for side in sides:
+        side.communicate()
+    print(f"\nBy CPU time fastpipe is ahead in {ahead} of {total}; where it is slowest, {slowest:.1f} times as fast.")
+    return 0 if slowest >= 0.5 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
