@@ -5,6 +5,7 @@ Each is a process of its own, as a user's would be: one that forks must not have
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -228,6 +229,8 @@ def main() -> None:
     answer = programs[request.pop("program")](**request)
     if answer is not None:
         print(json.dumps(answer))
+    # What Torch raises of a worker's error keeps itself, and the loader.
+    gc.collect()
     # Torch doesn't wait for the threads that send to its workers. One that is cut off while it gives back its
     # semaphores leaves some to multiprocessing's resource tracker, which says so.
     for thread in threading.enumerate():

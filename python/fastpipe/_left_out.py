@@ -23,6 +23,9 @@ def check(order: _fastpipe.Order, ordering: Ordering, rows: int) -> None:
     """
     if rows == 0 or order.steps or ordering.world_size == 1 or ordering.uneven == "allow":
         return
+    if ordering.in_step is not None:
+        # A worker may have none: its rank has some, or was refused itself.
+        return
     size, ranks = ordering.batch_size, ordering.world_size
     batches = _batches(rows, size, drop_last=ordering.drop_last)
     short = " (drop_last=True leaves out a shorter one)" if ordering.drop_last else ""

@@ -286,11 +286,16 @@ fn ranks_with_units_of_their_own_stay_as_many() {
         ranks: 2,
         shard_by: ShardBy::Unit,
         uneven: Uneven::Drop,
-        in_step: 1,
+        in_step: 2,
     };
     let two = order(&[4; 8], settings);
     let state = epoch_of(&two, 0).next().unwrap().after;
-    let three = order(&[4; 8], Settings { ranks: 3, ..settings });
+    let of_three = Settings {
+        ranks: 3,
+        in_step: 3,
+        ..settings
+    };
+    let three = order(&[4; 8], of_three);
     assert_eq!(three.resume(&state).err(), Some(StateError::Ranks { saved: 2, now: 3 }));
     assert!(!order(&[4], settings).is_fair());
 }
