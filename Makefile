@@ -69,9 +69,9 @@ test-python: $(STAMPS)/test $(STAMPS)/extension
 	$(CARGO) build $(CARGO_FLAGS) $(PURE) --example rewrite
 	FASTPIPE_REWRITE="$(abspath $(TARGET)/debug/examples/rewrite)" $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-soak: $(STAMPS)/test $(STAMPS)/extension ## test a thousand million sampled negatives, and 200 runs out of memory
-	FASTPIPE_NEGATIVES=1000000000 $(BIN)/python -m pytest tests/test_negatives.py $(PYTEST_ARGS)
-	FASTPIPE_OOM_RUNS=200 $(BIN)/python -m pytest tests/test_out_of_memory.py $(PYTEST_ARGS)
+soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: negatives, mutated files, running out of memory
+	FASTPIPE_NEGATIVES=1000000000 FASTPIPE_MUTATIONS=200000 FASTPIPE_OOM_RUNS=200 $(BIN)/python -m pytest -s \
+	    tests/test_negatives.py tests/test_mutations.py tests/test_out_of_memory.py $(PYTEST_ARGS)
 
 bench: $(STAMPS)/bench $(STAMPS)/extension ## compare with other libraries; measure speed and memory (QUICK=1: in brief)
 	$(BIN)/python benches/bench.py $(BENCH_ARGS)
