@@ -20,6 +20,7 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
 import fastpipe  # noqa: E402 - beside TensorFlow
 import fastpipe.tf  # noqa: E402 - needs TensorFlow
+from fastpipe.tf import atds  # noqa: E402 - needs TensorFlow
 from fastpipe.tf.atds import ATDSDataset, DenseFeature  # noqa: E402 - needs TensorFlow
 
 SCHEMA = {
@@ -239,6 +240,23 @@ def test_an_iteration_over_a_reader_is_over_behind_an_error(tmp_path: Path) -> N
         assert reader.state_dict()["progress"]["step"] == 2
     reader.set_epoch(0)
     assert batches(dataset.ignore_errors()) == [[0, 1], [2, 3]]
+
+
+def test_ctrl_c_while_an_iteration_begins_is_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = atds._Source._start
+
+    def interrupted(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return begin(*args)
+
+    monkeypatch.setattr(atds._Source, "_start", interrupted)
+    dataset = ATDSDataset(write(tmp_path / "a.avro", 0, 10), 2, FEATURES)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            batches(dataset.ignore_errors())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")

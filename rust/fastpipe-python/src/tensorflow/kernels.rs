@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::slice;
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
 
 use fastpipe_batch::{Error, ErrorKind, Lengths};
 use fastpipe_engine::Poll;
@@ -139,9 +140,7 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
             if number == 0 {
                 let _inside = GATE.enter().ok_or_else(ending)?;
                 // The element isn't handed out, and can't fail: its ticket would be lost. A failure is the first batch's.
-                let iteration =
-                    Python::try_attach(|py| start(py, registered, context).unwrap_or_else(Iteration::failed))
-                        .ok_or_else(ending)?;
+                let iteration = begin(registered, context)?;
                 outputs.put(ticket::issue(api, iteration))?;
                 let shapes = Input::get(api, context, 1)?;
                 return outputs.nothing(shapes.elements::<i64>(TF_INT64).unwrap_or_default());
@@ -199,6 +198,40 @@ unsafe fn guarded(context: *mut Context, work: impl FnOnce(&Registered) -> Resul
         status.set(&failure);
         // SAFETY: the caller's promise; the status is one.
         unsafe { (registered.api.fail)(context, status.as_ptr()) };
+    }
+}
+
+/// The context of a call under way, for another thread that works while this one waits for it.
+struct Lent(*mut Context);
+
+// SAFETY: only one of the two threads uses it at a time.
+unsafe impl Send for Lent {}
+
+/// Begins an iteration. In a thread of its own: Python would handle Ctrl-C in the main one, and what that raises would become an
+/// error of the iteration, which may be ignored.
+///
+/// # Safety
+///
+/// It is the context of a call to a kernel that is under way.
+unsafe fn begin(registered: &Registered, context: *mut Context) -> Result<Iteration, Failure> {
+    let context = Lent(context);
+    let made = thread::scope(|scope| {
+        let attached = thread::Builder::new()
+            .name("fastpipe-begin".into())
+            .spawn_scoped(scope, move || {
+                let Lent(context) = { context };
+                Python::try_attach(|py| start(py, registered, context).unwrap_or_else(Iteration::failed))
+            });
+        attached.map(thread::ScopedJoinHandle::join)
+    });
+    match made {
+        Ok(Ok(Some(iteration))) => Ok(iteration),
+        Ok(Ok(None)) => Err(ending()),
+        Ok(Err(panic)) => std::panic::resume_unwind(panic),
+        Err(error) => Err(Failure::new(
+            Code::Unknown,
+            format!("no thread can be started: {error}"),
+        )),
     }
 }
 
