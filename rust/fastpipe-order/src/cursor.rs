@@ -211,8 +211,10 @@ impl Order {
             let steps = own_steps(&batches, settings.in_step.max(1) as usize, settings.uneven)?;
             let own = steps.get(settings.rank as usize).copied().unwrap_or(0);
             order.own_rows = totals.iter().copied().min();
-            order.left_out = zip(&totals, &steps)
-                .map(|(&rows, &steps)| order.outside(rows, steps))
+            // Steps beyond a rank's own batches repeat rows.
+            let dealt = zip(&batches, &steps).map(|(&batches, &steps)| batches.min(steps));
+            order.left_out = zip(&totals, dealt)
+                .map(|(&rows, dealt)| order.outside(rows, dealt))
                 .sum();
             order.own_steps = Some((own, steps.into_iter().max().unwrap_or(0)));
         } else {
