@@ -4,7 +4,6 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
-use crate::left::run_out;
 use crate::owned::{Carver, Memory};
 
 /// Bytes with memory of their own.
@@ -185,7 +184,6 @@ impl BufferPool {
         let mut state = self.lock();
         let (dropped, bytes) = (std::mem::take(&mut state.free), std::mem::take(&mut state.free_bytes));
         drop(state);
-        run_out();
         drop(dropped);
         bytes
     }

@@ -6,12 +6,12 @@
 //!
 //! So pages of pools without a memory limit aren't given back at once. At most [`MOST`] bytes of them are kept, those that came
 //! last. A reader with a limit uses them, too, but leaves none, and before it begins they are all given back, since its user
-//! wants to know what the process takes. When the system has refused memory, they are given back as well, and from then on none
-//! are kept: others need them more.
+//! wants to know what the process takes. When the system has refused memory, they are given back as well, and the next [`NEXT`]
+//! that come aren't kept: others need them more.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::owned::Piece;
 
@@ -23,8 +23,11 @@ const WASTE: usize = 4;
 
 static LEFT: Mutex<Left> = Mutex::new(Left::new());
 
-/// Whether the system has refused memory.
-static RAN_OUT: AtomicBool = AtomicBool::new(false);
+/// Pieces that aren't kept after the system has refused memory: those of some dozen batches.
+const NEXT: usize = 256;
+
+/// How many of these are still to come.
+static RAN_OUT: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
 struct Left {
@@ -77,7 +80,8 @@ pub(crate) fn take(size: usize, carved: bool) -> Option<Piece> {
 
 /// Leaves pages to others.
 pub(crate) fn put(piece: Piece) {
-    if RAN_OUT.load(Ordering::Relaxed) {
+    let less = |left: usize| left.checked_sub(1);
+    if RAN_OUT.load(Ordering::Relaxed) > 0 && RAN_OUT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
         return;
     }
     let Ok(mut left) = LEFT.try_lock() else { return };
@@ -86,9 +90,9 @@ pub(crate) fn put(piece: Piece) {
     drop(dropped);
 }
 
-/// The system has refused memory: gives back what was left, and keeps nothing any more.
+/// The system has refused memory: gives back what was left, and doesn't keep what comes next.
 pub fn run_out() {
-    RAN_OUT.store(true, Ordering::Relaxed);
+    RAN_OUT.store(NEXT, Ordering::Relaxed);
     give_back();
 }
 

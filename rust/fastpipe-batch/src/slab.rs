@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use crate::allocator::SlabAllocator;
 use crate::buffers::Reuse;
 use crate::error::{Error, ErrorKind};
-use crate::left::run_out;
 use crate::owned::{ALIGNMENT, Carver, Memory};
 
 /// Memory for the arrays of one batch. Returns to its pool when dropped.
@@ -313,7 +312,6 @@ impl SlabPool {
         let mut state = self.lock();
         let (dropped, bytes) = (std::mem::take(&mut state.free), std::mem::take(&mut state.free_bytes));
         drop(state);
-        run_out();
         drop(dropped);
         bytes
     }

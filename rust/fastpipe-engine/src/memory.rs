@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use fastpipe_batch::{BufferPool, ColumnSpec, Fragment, SlabAllocator, SlabPool, Starts};
+use fastpipe_batch::{BufferPool, ColumnSpec, Fragment, SlabAllocator, SlabPool, Starts, run_out};
 
 use crate::stream::lock;
 
@@ -92,6 +92,7 @@ impl Memory {
 
     /// Gives all back that nobody uses just now, since memory has run out.
     pub(crate) fn release(&self) {
+        run_out();
         let fragments = std::mem::take(&mut *lock(&self.fragments));
         drop(fragments);
         self.slabs.release();
