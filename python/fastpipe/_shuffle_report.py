@@ -180,6 +180,12 @@ def shuffle_report(
         LimitError: if the order takes more than half of the memory of this machine or container; the message says which
             `shuffle_buffer` would fit.
         ValueError: if arguments exclude each other or are out of range.
+
+    Example:
+        >>> import fastpipe
+        >>> report = fastpipe.shuffle_report("data/*.avro", batch_size=64, shuffle=True, seed=7)
+        >>> 0 < report.blocks.score <= 1
+        True
     """
     ordering = Ordering.checked(batch_size=batch_size, shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
     at = within("epoch", epoch, 0, LARGEST_EPOCH)

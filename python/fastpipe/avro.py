@@ -122,6 +122,16 @@ def read_avro(
             takes more than half of the memory of this machine or container.
         TypeError: if an argument is of the wrong type; the message names it.
         ValueError: if arguments exclude each other or are out of range.
+
+    Example:
+        >>> import fastpipe
+        >>> reader = fastpipe.read_avro(
+        ...     "data/*.avro", columns=["user.age", "label"], batch_size=1024, shuffle=True, seed=7
+        ... )
+        >>> for batch in reader:
+        ...     ages, labels = batch["user.age"], batch["label"]
+        >>> len(reader), labels.dtype, labels.shape
+        (6, dtype('float32'), (880,))
     """
     if features is not None and columns is not None:
         raise ValueError(
@@ -180,6 +190,14 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index
         TypeError: if an argument is of the wrong type.
         ValueError: if `columns` is empty.
         FastpipeError: as in `read_avro`.
+
+    Example:
+        >>> import fastpipe
+        >>> fastpipe.infer_features("data/*.avro", ["user_embedding", "country"])
+        {
+            "user_embedding": fastpipe.DenseSpec((64,), "float32"),
+            "country": fastpipe.DenseSpec((), "string", nulls="mask"),
+        }
     """
     chosen = None if columns is None else names("columns", columns)
     if chosen is not None and not chosen:
@@ -200,6 +218,12 @@ class AvroFile:
         SchemaError: if its schema doesn't parse.
         UnsupportedError: if its codec isn't read.
         LimitError: if its header or its schema exceeds a limit.
+
+    Example:
+        >>> import fastpipe
+        >>> file = fastpipe.AvroFile("data/part-0.avro")
+        >>> file.codec, file.num_records, file.schema["name"]
+        ('deflate', 3000, 'Impression')
     """
 
     __slots__ = ("_blocks", "_file")

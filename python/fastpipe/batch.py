@@ -104,6 +104,13 @@ class Ragged(_Form):
         values: the items of all rows, one after the other: an ndarray `[items, ...]`, or another form with as many
             rows.
         offsets: int64 `[rows + 1]`.
+
+    Example:
+        >>> import numpy as np
+        >>> import fastpipe
+        >>> ragged = fastpipe.Ragged(np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
+        >>> ragged.to_list(), ragged[0], len(ragged)
+        ([[1, 2], [], [3]], array([1, 2]), 3)
     """
 
     __slots__ = ("_offsets", "_values")
@@ -180,6 +187,13 @@ class Strings(Ragged):
         offsets: int64 `[prod(shape) + 1]`.
         shape: the shape that the entries make; the first dimension is the rows.
         binary: False for strings, True for bytes.
+
+    Example:
+        >>> import fastpipe
+        >>> features = {"country": fastpipe.DenseSpec((), "string", fill="")}
+        >>> batch = next(iter(fastpipe.read_avro("data/*.avro", features=features, batch_size=4)))
+        >>> batch["country"].to_list()
+        ['', 'PE', 'JP', 'NL']
     """
 
     __slots__ = ("_binary", "_shape")
@@ -308,6 +322,13 @@ class Masked(_Form):
         values: an ndarray or another form. Where `valid` is False it holds zeros or nothing, to be ignored.
         valid: bool, True where a value is present. Its shape is a prefix of the shape of `values`, so that it says
             which rows (`[n]`) or which entries within them (`[n, ...]`) are there.
+
+    Example:
+        >>> import numpy as np
+        >>> import fastpipe
+        >>> masked = fastpipe.Masked(np.array([1.5, 0.0]), np.array([True, False]))
+        >>> masked.to_list()
+        [1.5, None]
     """
 
     __slots__ = ("_valid", "_values")
@@ -373,6 +394,14 @@ class Sparse(_Form):
         indices: int64 `[nnz, rank + 1]`: the row in the batch, then the index in each dimension.
         values: ndarray or Strings, `[nnz]`.
         dense_shape: int64 `[rank + 1]`: the rows in the batch, then the size of each dimension.
+
+    Example:
+        >>> import numpy as np
+        >>> import fastpipe
+        >>> indices, values = np.array([[0, 3], [1, 2]]), np.array([0.5, 1.5])
+        >>> sparse = fastpipe.Sparse(indices, values, np.array([2, 4]))
+        >>> len(sparse), sparse.dense_shape
+        (2, array([2, 4]))
     """
 
     __slots__ = ("_dense_shape", "_indices", "_values")
@@ -437,6 +466,14 @@ class SparseCSR(_Form):
         indices: int64 `[nnz]` for one dimension, else `[nnz, rank]`.
         values: ndarray or Strings, `[nnz]`.
         dense_shape: int64 `[rank + 1]`: the rows in the batch, then the size of each dimension.
+
+    Example:
+        >>> import numpy as np
+        >>> import fastpipe
+        >>> offsets, indices, values = np.array([0, 1, 2]), np.array([3, 2]), np.array([0.5, 1.5])
+        >>> sparse = fastpipe.SparseCSR(offsets, indices, values, np.array([2, 4]))
+        >>> len(sparse), sparse.indices
+        (2, array([3, 2]))
     """
 
     __slots__ = ("_dense_shape", "_indices", "_offsets", "_values")

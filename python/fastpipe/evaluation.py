@@ -99,6 +99,13 @@ def evaluation_candidates(
         UnseenItemsError: if a user has no unseen items or, without repeats, fewer than `negatives`; it names the user.
         TypeError: if an option is of the wrong type.
         ValueError: if an option is out of range.
+
+    Example:
+        >>> import fastpipe
+        >>> data = fastpipe.Interactions.from_arrays([1, 1, 2, 2], [1, 2, 3, 4], [5, 6, 5, 6])
+        >>> train, held_out = data.leave_one_out()
+        >>> fastpipe.evaluation_candidates(train, held_out, negatives=2, seed=7).items.shape
+        (2, 3)
     """
     count = within("negatives", negatives, 1, 2**31 - 1)
     key = within("seed", seed, 0, 2**64 - 1)
@@ -130,6 +137,13 @@ def hit_rate(candidates: Candidates, scores: Any, k: SupportsIndex = 10) -> floa
 
     Raises:
         ValueError: as in `Candidates.ranks`, and if `k` is out of range.
+
+    Example:
+        >>> import fastpipe
+        >>> data = fastpipe.Interactions.from_arrays([1, 1, 2, 2], [1, 2, 3, 4], [5, 6, 5, 6])
+        >>> candidates = fastpipe.evaluation_candidates(*data.leave_one_out(), negatives=2, seed=7)
+        >>> fastpipe.hit_rate(candidates, scores=[[3, 1, 2], [1, 2, 3]], k=1)
+        0.5
     """
     most = within("k", k, 1, 2**31 - 1)
     return float(np.mean(candidates.ranks(scores) < most))
@@ -147,6 +161,13 @@ def ndcg(candidates: Candidates, scores: Any, k: SupportsIndex = 10) -> float:
 
     Raises:
         ValueError: as in `Candidates.ranks`, and if `k` is out of range.
+
+    Example:
+        >>> import fastpipe
+        >>> data = fastpipe.Interactions.from_arrays([1, 1, 2, 2], [1, 2, 3, 4], [5, 6, 5, 6])
+        >>> candidates = fastpipe.evaluation_candidates(*data.leave_one_out(), negatives=2, seed=7)
+        >>> fastpipe.ndcg(candidates, scores=[[3, 1, 2], [1, 2, 3]], k=3)
+        0.75
     """
     most = within("k", k, 1, 2**31 - 1)
     ranks = candidates.ranks(scores)

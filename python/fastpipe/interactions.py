@@ -65,6 +65,12 @@ class Interactions:
 
     and raise `InteractionsError` for ids that are negative, missing, of several types or neither integers nor strings,
     for timestamps that are missing, for lengths that differ, and if there are fewer than two users or two items.
+
+    Example:
+        >>> import fastpipe
+        >>> data = fastpipe.Interactions.from_arrays([10, 10, 11, 12], ["a", "b", "b", "c"])
+        >>> data.num_users, data.num_items, data.num_positives
+        (3, 3, 4)
     """
 
     def __init__(self, users: Vocabulary, items: Vocabulary, csr: CSR, part: _shards.Part | None = None) -> None:
@@ -453,6 +459,13 @@ def read_interactions(
             largest `shuffle_buffer` that fits.
         TypeError: for arguments of the wrong type.
         ValueError: if arguments exclude each other or are out of range.
+
+    Example:
+        >>> import fastpipe
+        >>> data = fastpipe.Interactions.from_arrays([10, 10, 11, 12], ["a", "b", "b", "c"])
+        >>> batch = next(iter(fastpipe.read_interactions(data, negatives=1, batch_size=8, seed=7)))
+        >>> batch["user"].shape, int(batch["label"].sum())
+        ((8,), 4)
     """
     if not isinstance(data, Interactions):
         raise TypeError(f"data is Interactions, as Interactions.from_arrays makes them, not {type(data).__name__}")

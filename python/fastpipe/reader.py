@@ -35,6 +35,13 @@ class Reader:
     of the reader, which is used again when the last array over it has died; so keeping batches is safe.
 
     A reader can be pickled, and used in a forked child; passes can't.
+
+    Example:
+        >>> import fastpipe
+        >>> with fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024) as reader:
+        ...     rows = sum(len(batch["label"]) for batch in reader)
+        >>> rows, reader.num_rows, reader.epoch
+        (6000, 6000, 1)
     """
 
     def __init__(
@@ -179,6 +186,12 @@ class Reader:
         Raises:
             ValueError: if there is no such share, or shares would have no batch of their own; it names what would do.
             StateError: if a state was loaded that can't be shared out so.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024)
+            >>> [len(reader.shard(3, index)) for index in range(3)]
+            [2, 2, 2]
         """
         shards = within("num_shards", num_shards, 1, LARGEST_WORLD)
         ordering = self._ordering.shard(shards, within("index", index, 0, shards - 1))
@@ -254,6 +267,16 @@ class Reader:
         Returns:
             A small dict that can be stored as JSON. Later versions of fastpipe will read it. It refers to the data set
             by a digest: of files by their names without folders, sizes, sync markers and the places of their blocks.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024, shuffle=True, seed=7)
+            >>> first = next(iter(reader))
+            >>> state = reader.state_dict()
+            >>> again = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024, shuffle=True, seed=7)
+            >>> again.load_state_dict(state)
+            >>> len(list(again)), len(again)
+            (5, 6)
         """
         return self._state(ended_stays=False)
 
@@ -291,6 +314,18 @@ class Reader:
         Raises:
             StateError: if it is of another data set, of other arguments, of a later fastpipe, or damaged. Nothing
                 changes then.
+
+        Example:
+            >>> import fastpipe
+            >>> options = {"columns": ["label"], "batch_size": 500, "shuffle": True, "seed": 7}
+            >>> reader = fastpipe.read_avro("data/*.avro", **options)
+            >>> batches = iter(reader)
+            >>> first, second = next(batches), next(batches)
+            >>> ranks = [fastpipe.read_avro("data/*.avro", **options, rank=rank, world_size=2) for rank in range(2)]
+            >>> for rank in ranks:
+            ...     rank.load_state_dict(reader.state_dict())
+            >>> len(reader), [len(list(rank)) for rank in ranks]
+            (12, [5, 5])
         """
         pass_epoch, progress, seed = _state.parts(
             state_dict, self._data.fingerprint, self._ordering, self._order.shuffle_buffer
@@ -318,6 +353,12 @@ class Reader:
             LimitError: if its order takes more than `memory_limit`, or without one more than half of the memory of this
                 machine or container; the message says which `shuffle_buffer` would fit.
             FastpipeError: if it can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024, shuffle=True, seed=7)
+            >>> reader.batch_at(3)["label"].shape, reader.batch_at(3, epoch=1)["label"].shape
+            ((1024,), (1024,))
         """
         at, running = self._step(step), self._running
         started = self._order.batch_at(self._at(epoch), at, running.num_threads, running.memory_limit)
@@ -345,6 +386,12 @@ class Reader:
             TypeError: if a number is no integer.
             ValueError: if the epoch is out of range.
             LimitError: as `batch_at`.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024)
+            >>> reader.locate(0, row=5)
+            Location(file='data/part-0.avro', block=0, record=5)
         """
         at, slot = self._step(step), integer("row", row)
         if not 0 <= slot < self.batch_size:

@@ -69,6 +69,13 @@ def rebatch(
         ValueError: if an argument is out of range; and, by the iterator, if a batch has other columns or shapes than
             the first, if its columns have different numbers of rows, if offsets or coordinates are out of order, or if
             those of a sparse column lie outside of `dense_shape` or are more or fewer than its values.
+
+    Example:
+        >>> import numpy as np
+        >>> import fastpipe
+        >>> pieces = ({"x": np.arange(n, n + 3)} for n in range(0, 9, 3))
+        >>> [batch["x"].tolist() for batch in fastpipe.rebatch(pieces, batch_size=4)]
+        [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
     """
     return Rebatcher(
         batches, batch_size, shuffle_buffer=shuffle_buffer, seed=seed, epoch=epoch, drop_last=drop_last, copy=copy

@@ -118,6 +118,16 @@ class DenseSpec(Spec):
         ValueError: if a dimension, a dtype, or a fill or pad value can't be, or there are more than 31 dimensions, all
             that a NumPy array has beside the one for rows.
         TypeError: if one is of the wrong type.
+
+    Example:
+        >>> import fastpipe
+        >>> features = {
+        ...     "age": fastpipe.DenseSpec((), "int8", fill=-1),
+        ...     "history": fastpipe.DenseSpec((3,), "int64", pad=0),
+        ... }
+        >>> batch = next(iter(fastpipe.read_avro("data/*.avro", features=features, batch_size=4)))
+        >>> batch["age"].dtype, batch["age"][0], batch["history"].shape
+        (dtype('int8'), np.int8(-1), (4, 3))
     """
 
     _: KW_ONLY
@@ -160,6 +170,13 @@ class RaggedSpec(Spec):
         ValueError: if a dimension, a dtype or a fill value can't be, or there are more than 128 dimensions, or more
             than 31 behind the last None.
         TypeError: if one is of the wrong type.
+
+    Example:
+        >>> import fastpipe
+        >>> features = {"clicked_items": fastpipe.RaggedSpec((None,), "int64")}
+        >>> batch = next(iter(fastpipe.read_avro("data/*.avro", features=features, batch_size=4)))
+        >>> batch["clicked_items"].offsets.shape, batch["clicked_items"].values.dtype
+        ((5,), dtype('int64'))
     """
 
     _: KW_ONLY
@@ -195,6 +212,13 @@ class SparseSpec(Spec):
         ValueError: if a dimension, a dtype, the layout or the fill value can't be, or there are more than 128
             dimensions.
         TypeError: if one is of the wrong type.
+
+    Example:
+        >>> import fastpipe
+        >>> features = {"sparse_terms": fastpipe.SparseSpec((100_000,), "float32", layout="csr")}
+        >>> batch = next(iter(fastpipe.read_avro("data/*.avro", features=features, batch_size=4)))
+        >>> batch["sparse_terms"].dense_shape
+        array([     4, 100000])
     """
 
     _: KW_ONLY
