@@ -50,6 +50,8 @@ impl Memory {
     /// At least so many bytes; `None` where the system has no such memory. `limited` if what isn't in use any more must go back to
     /// the system at once.
     pub(crate) fn new(capacity: usize, limited: bool) -> Option<Self> {
+        // What no process could have says nothing of what is left.
+        Memory::layout(capacity)?;
         Memory::of_system(capacity, limited).or_else(|| {
             left::run_out();
             Memory::of_system(capacity, limited)
