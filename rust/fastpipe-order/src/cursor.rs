@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use fastpipe_random::Key;
 
-use crate::deal::{Deal, Left, Open};
-use crate::failure::{Patience, PlanError, Result, collected, copied, filled, reserve, with_room};
-use crate::plan::{Content, Row, Run};
+use crate::deal::{Deal, Left};
+use crate::failure::{Patience, PlanError, Result, collected, filled, reserve};
+use crate::own_steps::own_steps;
+use crate::plan::Content;
 use crate::rest::RestWalker;
 use crate::sequential::SequentialWalker;
-use crate::sliding::{self, Grain, Sliding, SlidingWalker};
+use crate::sliding::{Grain, Sliding, SlidingWalker};
 use crate::units::Units;
 use crate::window::{Place, WindowWalker, Windows};
 
@@ -80,11 +81,11 @@ pub struct Settings {
 /// An order of the rows of a data set.
 #[derive(Debug)]
 pub struct Order {
-    settings: Settings,
+    pub(crate) settings: Settings,
     /// Those that this rank goes through.
-    units: Arc<Units>,
+    pub(crate) units: Arc<Units>,
     /// Batches of an epoch of these units.
-    batches: u64,
+    pub(crate) batches: u64,
     /// Steps of an epoch where ranks have units of their own: of this rank, and of the one that has most.
     own_steps: Option<(u64, u64)>,
     fair: bool,
@@ -249,81 +250,6 @@ impl Order {
         &self.settings
     }
 
-    /// Bytes that going through it takes if `shuffle_buffer` is so many rows, for the list of the rows of a window, pool or
-    /// buffer; besides what it takes for the units.
-    pub fn memory(&self, shuffle_buffer: u64) -> u64 {
-        match self.settings.kind {
-            Kind::Sequential => 0,
-            Kind::Window => Windows::list_bytes(&self.units, shuffle_buffer),
-            Kind::Block => sliding::list_bytes(&self.units, Grain::Unit, shuffle_buffer),
-            Kind::Buffer => sliding::list_bytes(&self.units, Grain::Row, shuffle_buffer),
-        }
-    }
-
-    /// Bytes that planning takes at most if `shuffle_buffer` is so many rows, about: what [`memory`](Order::memory) counts,
-    /// lists of units, and a batch. `seeks` if the first batch isn't that of an epoch's start.
-    pub fn planning_memory(&self, shuffle_buffer: u64, seeks: bool) -> u64 {
-        let units = &*self.units;
-        let streamed = |grain| {
-            let seek = if seeks {
-                sliding::seek_bytes(units, grain, shuffle_buffer)
-            } else {
-                0
-            };
-            sliding::unit_bytes(units, grain, shuffle_buffer).saturating_add(seek)
-        };
-        let besides = match self.settings.kind {
-            Kind::Sequential => 0,
-            Kind::Window => Windows::unit_bytes(units, shuffle_buffer),
-            Kind::Block => streamed(Grain::Unit),
-            Kind::Buffer => streamed(Grain::Row),
-        };
-        let batch = self.batch_memory();
-        self.memory(shuffle_buffer)
-            .saturating_add(besides)
-            .saturating_add(batch)
-    }
-
-    /// Bytes that going on from a state takes at most while it is looked at what ranks have begun and not finished, about.
-    pub fn resuming_memory(&self, state: &State) -> u64 {
-        let per_chunk = self.per_chunk();
-        let open = state.left.open.len().saturating_add(state.left.late.len()) as u64;
-        // Where another number of ranks goes on, what each of those before is at is shared out.
-        let begun = if state.ranks == self.settings.ranks {
-            0
-        } else {
-            state.ranks
-        };
-        let batches = open.saturating_add(begun).saturating_mul(per_chunk).min(self.batches);
-        // Each in several lists, which grow to up to twice what they need.
-        let lists = 2 * (size_of::<Open>() + 2 * size_of::<u64>()) as u64;
-        batches
-            .saturating_mul(lists)
-            .saturating_add(open.saturating_mul(4 * lists))
-    }
-
-    /// Bytes that the plan of a batch takes.
-    fn batch_memory(&self) -> u64 {
-        let Settings {
-            kind,
-            batch_size,
-            uneven,
-            ..
-        } = self.settings;
-        let size = u64::from(batch_size);
-        let pads = uneven == Uneven::Pad;
-        let rows = if pads { size } else { size.min(self.units.total()) };
-        let units = (self.units.len() as u64).min(rows);
-        let picks = rows * size_of::<Row>() as u64 + units * size_of::<u64>() as u64;
-        match kind {
-            // A list that grows has up to twice the room. A batch that is filled up may take a row at a time.
-            Kind::Sequential => (if pads { rows } else { units }) * 2 * size_of::<Run>() as u64,
-            Kind::Window => picks,
-            // Its rows enter before it is drawn.
-            Kind::Block | Kind::Buffer => picks + sliding::entering_bytes(rows),
-        }
-    }
-
     /// Whether there is a batch for every rank, or none for any.
     pub fn is_fair(&self) -> bool {
         self.fair
@@ -366,7 +292,7 @@ impl Order {
     }
 
     /// Batches of a chunk.
-    fn per_chunk(&self) -> u64 {
+    pub(crate) fn per_chunk(&self) -> u64 {
         match self.settings.shard_by {
             ShardBy::Window => (self.settings.shuffle_buffer / u64::from(self.settings.batch_size.max(1))).max(1),
             ShardBy::Unit | ShardBy::Batch => 1,
@@ -506,54 +432,6 @@ impl Order {
             rest: None,
         })
     }
-}
-
-/// Steps of all ranks that have units of their own, and so many batches of these.
-fn own_steps(batches: &[u64], in_step: usize, uneven: Uneven) -> Result<Vec<u64>> {
-    let members = |member: usize| batches.iter().copied().skip(member).step_by(in_step);
-    let totals = (0..in_step.min(batches.len())).map(|member| members(member).sum::<u64>());
-    let mut steps = copied(batches)?;
-    let Some(total) = (match uneven {
-        Uneven::Drop => totals.min(),
-        Uneven::Pad => totals.max(),
-        Uneven::Allow => None,
-    }) else {
-        return Ok(steps);
-    };
-    for member in 0..in_step {
-        let own = collected(members(member))?;
-        let leveled = match uneven {
-            // One without a row has none to repeat.
-            Uneven::Pad => level(&own, total, |own, level| if own == 0 { 0 } else { own.max(level) })?,
-            _ => level(&own, total, u64::min)?,
-        };
-        for (steps, leveled) in steps.iter_mut().skip(member).step_by(in_step).zip(leveled) {
-            *steps = leveled;
-        }
-    }
-    Ok(steps)
-}
-
-/// Cuts or lifts numbers to a level, so that they add up to `total`. `at` says what one is at a level.
-fn level(numbers: &[u64], total: u64, at: fn(u64, u64) -> u64) -> Result<Vec<u64>> {
-    let sum = |level: u64| numbers.iter().map(|&number| at(number, level)).sum::<u64>();
-    let (mut low, mut high) = (0, total + 1);
-    while high - low > 1 {
-        let middle = low + (high - low) / 2;
-        if sum(middle) <= total {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    let mut missing = total.saturating_sub(sum(low));
-    let mut leveled = with_room(numbers.len())?;
-    for &number in numbers {
-        let more = u64::from(missing > 0 && at(number, low + 1) > at(number, low));
-        missing -= more;
-        leveled.push(at(number, low) + more);
-    }
-    Ok(leveled)
 }
 
 #[derive(Debug)]

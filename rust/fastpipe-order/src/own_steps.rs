@@ -1,0 +1,52 @@
+//! How many batches ranks have that have units of their own.
+
+use crate::cursor::Uneven;
+use crate::failure::{Result, collected, copied, with_room};
+
+/// Steps of all ranks that have units of their own, and so many batches of these.
+pub(crate) fn own_steps(batches: &[u64], in_step: usize, uneven: Uneven) -> Result<Vec<u64>> {
+    let members = |member: usize| batches.iter().copied().skip(member).step_by(in_step);
+    let totals = (0..in_step.min(batches.len())).map(|member| members(member).sum::<u64>());
+    let mut steps = copied(batches)?;
+    let Some(total) = (match uneven {
+        Uneven::Drop => totals.min(),
+        Uneven::Pad => totals.max(),
+        Uneven::Allow => None,
+    }) else {
+        return Ok(steps);
+    };
+    for member in 0..in_step {
+        let own = collected(members(member))?;
+        let leveled = match uneven {
+            // One without a row has none to repeat.
+            Uneven::Pad => level(&own, total, |own, level| if own == 0 { 0 } else { own.max(level) })?,
+            _ => level(&own, total, u64::min)?,
+        };
+        for (steps, leveled) in steps.iter_mut().skip(member).step_by(in_step).zip(leveled) {
+            *steps = leveled;
+        }
+    }
+    Ok(steps)
+}
+
+/// Cuts or lifts numbers to a level, so that they add up to `total`. `at` says what one is at a level.
+fn level(numbers: &[u64], total: u64, at: fn(u64, u64) -> u64) -> Result<Vec<u64>> {
+    let sum = |level: u64| numbers.iter().map(|&number| at(number, level)).sum::<u64>();
+    let (mut low, mut high) = (0, total + 1);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if sum(middle) <= total {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    let mut missing = total.saturating_sub(sum(low));
+    let mut leveled = with_room(numbers.len())?;
+    for &number in numbers {
+        let more = u64::from(missing > 0 && at(number, low + 1) > at(number, low));
+        missing -= more;
+        leveled.push(at(number, low) + more);
+    }
+    Ok(leveled)
+}

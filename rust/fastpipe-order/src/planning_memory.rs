@@ -1,0 +1,84 @@
+//! What planning takes, before any of it is allocated.
+
+use crate::cursor::{Kind, Order, Settings, State, Uneven};
+use crate::deal::Open;
+use crate::plan::{Row, Run};
+use crate::sliding::{self, Grain};
+use crate::window::Windows;
+
+impl Order {
+    /// Bytes that going through it takes if `shuffle_buffer` is so many rows, for the list of the rows of a window, pool or
+    /// buffer; besides what it takes for the units.
+    pub fn memory(&self, shuffle_buffer: u64) -> u64 {
+        match self.settings.kind {
+            Kind::Sequential => 0,
+            Kind::Window => Windows::list_bytes(&self.units, shuffle_buffer),
+            Kind::Block => sliding::list_bytes(&self.units, Grain::Unit, shuffle_buffer),
+            Kind::Buffer => sliding::list_bytes(&self.units, Grain::Row, shuffle_buffer),
+        }
+    }
+
+    /// Bytes that planning takes at most if `shuffle_buffer` is so many rows, about: what [`memory`](Order::memory) counts,
+    /// lists of units, and a batch. `seeks` if the first batch isn't that of an epoch's start.
+    pub fn planning_memory(&self, shuffle_buffer: u64, seeks: bool) -> u64 {
+        let units = &*self.units;
+        let streamed = |grain| {
+            let seek = if seeks {
+                sliding::seek_bytes(units, grain, shuffle_buffer)
+            } else {
+                0
+            };
+            sliding::unit_bytes(units, grain, shuffle_buffer).saturating_add(seek)
+        };
+        let besides = match self.settings.kind {
+            Kind::Sequential => 0,
+            Kind::Window => Windows::unit_bytes(units, shuffle_buffer),
+            Kind::Block => streamed(Grain::Unit),
+            Kind::Buffer => streamed(Grain::Row),
+        };
+        let batch = self.batch_memory();
+        self.memory(shuffle_buffer)
+            .saturating_add(besides)
+            .saturating_add(batch)
+    }
+
+    /// Bytes that going on from a state takes at most while it is looked at what ranks have begun and not finished, about.
+    pub fn resuming_memory(&self, state: &State) -> u64 {
+        let per_chunk = self.per_chunk();
+        let open = state.left.open.len().saturating_add(state.left.late.len()) as u64;
+        // Where another number of ranks goes on, what each of those before is at is shared out.
+        let begun = if state.ranks == self.settings.ranks {
+            0
+        } else {
+            state.ranks
+        };
+        let batches = open.saturating_add(begun).saturating_mul(per_chunk).min(self.batches);
+        // Each in several lists, which grow to up to twice what they need.
+        let lists = 2 * (size_of::<Open>() + 2 * size_of::<u64>()) as u64;
+        batches
+            .saturating_mul(lists)
+            .saturating_add(open.saturating_mul(4 * lists))
+    }
+
+    /// Bytes that the plan of a batch takes.
+    fn batch_memory(&self) -> u64 {
+        let Settings {
+            kind,
+            batch_size,
+            uneven,
+            ..
+        } = self.settings;
+        let size = u64::from(batch_size);
+        let pads = uneven == Uneven::Pad;
+        let rows = if pads { size } else { size.min(self.units.total()) };
+        let units = (self.units.len() as u64).min(rows);
+        let picks = rows * size_of::<Row>() as u64 + units * size_of::<u64>() as u64;
+        match kind {
+            // A list that grows has up to twice the room. A batch that is filled up may take a row at a time.
+            Kind::Sequential => (if pads { rows } else { units }) * 2 * size_of::<Run>() as u64,
+            Kind::Window => picks,
+            // Its rows enter before it is drawn.
+            Kind::Block | Kind::Buffer => picks + sliding::entering_bytes(rows),
+        }
+    }
+}
