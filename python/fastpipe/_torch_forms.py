@@ -223,14 +223,13 @@ class _Conversion:
                 f"feature {name!r} is ragged over a {type(node.values).__name__}: nested tensors have one ragged"
                 ' dimension of numbers without nulls; ragged="offsets" takes any'
             )
-        lengths = np.diff(node.offsets)
-        # Where they aren't given Torch takes the sum of all lengths for the longest, and pads to that.
-        return torch.nested.nested_tensor_from_jagged(
-            self.tensor(node.values),
-            self.tensor(node.offsets),
-            min_seqlen=int(lengths.min()) if len(lengths) else 0,
-            max_seqlen=int(lengths.max(initial=0)),
-        )
+        nested: Any = torch.nested.nested_tensor_from_jagged(self.tensor(node.values), self.tensor(node.offsets))
+        # Until the longest length is known Torch takes the sum of all lengths for it, and pads to that. Given as the
+        # argument `max_seqlen` it would import torch._dynamo and with it Triton, whose LLVM aborts processes in which
+        # TensorFlow's is loaded. So it is kept where Torch itself keeps it: as the size of an empty tensor.
+        nested._max_seqlen_tensor = torch.empty(int(np.diff(node.offsets).max(initial=0)), 0)
+        found: torch.Tensor = nested
+        return found
 
     def _numbers(self, name: str, values: Any) -> torch.Tensor:
         if not isinstance(values, np.ndarray):
