@@ -127,9 +127,8 @@ class Run:
         found["kept"] = len(kept)
         kept.clear()
         gc.collect()
-        if self.rebatch is not None:
-            # What arrays of less than a hundred kilobytes leave stays in the C library's heap, where no stack can be.
-            _limit(5 * MB * (self.threads or os.cpu_count() or 1))
+        # The C library keeps address space for its heaps: a thread may have reserved 64 MB, which nothing else can have.
+        _limit(48 * MB + 5 * MB * (self.threads or os.cpu_count() or 1))
         try:
             reader.set_epoch(0)
             again = [samples.digest(batch) for batch, _ in zip(self.batches(reader), range(2), strict=False)]
@@ -140,10 +139,13 @@ class Run:
 
 
 def _limit(more: int) -> None:
-    """Lets the process have so many bytes more than it has."""
+    """Lets the process have so many bytes more than it has, or as many as it might have before."""
     _grow_stack(200)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + more
+    before = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if before != resource.RLIM_INFINITY:
+        limit = max(limit, before)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
 
