@@ -127,8 +127,9 @@ class Run:
         found["kept"] = len(kept)
         kept.clear()
         gc.collect()
-        # The C library keeps address space for its heaps: a thread may have reserved 64 MB, which nothing else can have.
-        _limit(48 * MB + 5 * MB * (self.threads or os.cpu_count() or 1))
+        # The C library keeps address space for its heaps: a thread may have reserved 64 MB for itself.
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (soft + 64 * MB, hard))
         try:
             reader.set_epoch(0)
             again = [samples.digest(batch) for batch, _ in zip(self.batches(reader), range(2), strict=False)]
@@ -139,13 +140,10 @@ class Run:
 
 
 def _limit(more: int) -> None:
-    """Lets the process have so many bytes more than it has, or as many as it might have before."""
+    """Lets the process have so many bytes more than it has."""
     _grow_stack(200)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + more
-    before = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if before != resource.RLIM_INFINITY:
-        limit = max(limit, before)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
 
