@@ -15,6 +15,7 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+from tqdm.auto import tqdm
 
 import fastpipe
 import samples
@@ -100,6 +101,21 @@ def test_the_end_of_a_pass(data: Data, shuffle: Any) -> None:
     assert samples.digests(again) == expected, "the pass behind it"
     again.load_state_dict(through_json(seen))
     assert samples.digests(again) == expected
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_a_state_outlives_a_pass_of_which_nothing_was_taken(data: Data, shuffle: Any) -> None:
+    """`tqdm.auto.tqdm` calls `iter` twice."""
+    reader = data.read(**order_of(shuffle))
+    batches = iter(reader)
+    next(batches)
+    state, expected = reader.state_dict(), [batch["id"].tolist() for batch in batches]
+    for begin in (iter, tqdm):
+        restored = data.read(**order_of(shuffle))
+        restored.load_state_dict(state)
+        begin(restored)
+        assert restored.state_dict() == state
+        assert [batch["id"].tolist() for batch in tqdm(restored, disable=True)] == expected
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from fastpipe._arguments import shown
 from fastpipe._folders import broken_link, files_below, matching
 from fastpipe.errors import MissingFileError, UnsupportedError
 
@@ -79,8 +80,12 @@ def _expand_one(item: str | os.PathLike[str], suffix: str) -> list[str]:
     return _nonempty(matching(path), path, "no file matches the pattern")
 
 
-def local(item: str | os.PathLike[str]) -> str:
+def local(item: str | os.PathLike[str], what: str = "source is a path, a glob, a directory or a list of these") -> str:
     """The path of a local file or folder, of which the user may have given a URL or one that begins with `~`.
+
+    Args:
+        item: the path.
+        what: says what should be given, in the error for what is no path.
 
     Raises:
         TypeError: if it is no path.
@@ -88,7 +93,7 @@ def local(item: str | os.PathLike[str]) -> str:
     """
     _refuse_contents(item)
     if not isinstance(item, str | os.PathLike):
-        raise TypeError(f"source is a path, a glob, a directory or a list of these; found {item!r}")
+        raise TypeError(f"{what}, not {shown(item)}")
     path = os.fsdecode(item)
     if os.path.lexists(path):
         return path

@@ -41,7 +41,7 @@ class Reader:
         >>> with fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024) as reader:
         ...     rows = sum(len(batch["label"]) for batch in reader)
         >>> rows, reader.num_rows, reader.epoch
-        (6000, 6000, 1)
+        (6144, 6144, 1)
     """
 
     def __init__(
@@ -62,6 +62,8 @@ class Reader:
         self._epoch = 0
         self._resume: tuple[int, _state.State] | None = None
         self._position: _fastpipe.Position | None = None
+        # What the pass of that position began with.
+        self._begun: tuple[int, _state.State | None] = 0, None
         self._active: _fastpipe.Position | None = None
         _left_out.check(self._order, ordering, self.num_rows)
 
@@ -146,7 +148,7 @@ class Reader:
         Memory whose allocator is written in Python must not be asked for when the interpreter ends: the pass has to be
         closed before.
         """
-        epoch, progress = self._resume or (self.epoch, None)
+        epoch, progress = self._next_start()
         self._close(
             "another iter(reader) began a pass, and a reader has one at a time; take two readers for two passes"
         )
@@ -163,7 +165,21 @@ class Reader:
         )
         self._resume = None
         self._epoch, self._position, self._active = epoch, started.position, started.position
+        self._begun = epoch, progress
         return started
+
+    def _next_start(self) -> tuple[int, _state.State | None]:
+        """The epoch with which the next pass begins, and where a loaded state stands in it.
+
+        A pass of which nobody has taken a batch is begun again where it began: `tqdm.auto.tqdm(reader)` calls `iter`
+        twice, and a loaded state must outlive that.
+        """
+        if self._resume is not None:
+            return self._resume
+        position = self._position
+        if position is not None and position.delivered == 0 and not position.ended:
+            return self._begun
+        return self.epoch, None
 
     def _shown(self, started: _fastpipe.Pass) -> Iterator[dict[str, Any]]:
         """The batches of a pass, with a progress bar if that is wanted."""
@@ -325,7 +341,7 @@ class Reader:
             >>> for rank in ranks:
             ...     rank.load_state_dict(reader.state_dict())
             >>> len(reader), [len(list(rank)) for rank in ranks]
-            (12, [5, 5])
+            (13, [5, 5])
         """
         pass_epoch, progress, seed = _state.parts(
             state_dict, self._data.fingerprint, self._ordering, self._order.shuffle_buffer
