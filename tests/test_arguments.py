@@ -72,6 +72,7 @@ def test_the_message_names_the_argument(path: str, arguments: Any, error: type[E
         fastpipe.read_avro(path, **{"batch_size": 4} | arguments)
 
 
+@pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
 def test_numbers_and_bools_may_be_those_of_numpy(path: str) -> None:
     reader = fastpipe.read_avro(
         path,

@@ -204,7 +204,7 @@ def test_what_is_no_path(tmp_path: Path) -> None:
         expand(file)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a list of these, not int"):
         expand(3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="found 3"):
+    with pytest.raises(TypeError, match="a list of these, not 3"):
         expand(["x", 3])  # type: ignore[list-item]
 
 
