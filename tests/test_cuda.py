@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
