@@ -26,8 +26,15 @@ pub fn try_filled<T: Clone>(element: T, len: usize, what: &str) -> Result<Vec<T>
 }
 
 /// All elements of an iterator, which says at least how many there are.
+#[inline]
 pub fn try_collect<T>(elements: impl Iterator<Item = T>, what: &str) -> Result<Vec<T>, Error> {
-    let mut table = try_with_capacity(elements.size_hint().0, what)?;
+    let (least, most) = elements.size_hint();
+    let mut table = try_with_capacity(least, what)?;
+    if most == Some(least) {
+        // There is room for all of them: no look at it for each.
+        table.extend(elements);
+        return Ok(table);
+    }
     for element in elements {
         if table.len() == table.capacity() {
             try_reserve(&mut table, 1, what)?;

@@ -119,9 +119,16 @@ pub(crate) fn copied<T: Copy>(items: &[T]) -> Result<Vec<T>> {
 }
 
 /// All items, of which there may be fewer or more than their iterator knows.
+#[inline]
 pub(crate) fn collected<T>(items: impl IntoIterator<Item = T>) -> Result<Vec<T>> {
     let items = items.into_iter();
-    let mut data = with_room(items.size_hint().0)?;
+    let (least, most) = items.size_hint();
+    let mut data = with_room(least)?;
+    if most == Some(least) {
+        // There is room for all of them: no look at it for each.
+        data.extend(items);
+        return Ok(data);
+    }
     for item in items {
         reserve(&mut data, 1)?;
         data.push(item);
