@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
     Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, FileStamp, Mark, Pass, Pick, Result, Row, Sink,
-    Source, Starts, Unit, UnitInfo, Unpicked, Work, try_with_capacity,
+    Source, Starts, Unit, UnitInfo, Unpicked, Work, try_reserve, try_with_capacity,
 };
 
 use crate::codec::{Codec, decompress, decompress_within};
@@ -203,6 +203,8 @@ impl AvroSource {
                 expansion: AtomicUsize::new(0),
             });
             info.check_all(blocks)?;
+            try_reserve(&mut source.blocks, blocks.len(), "the list of all blocks")
+                .map_err(|e| e.at_path(&info.path))?;
             for (number, block) in blocks.iter().enumerate() {
                 info.check(number as u64, block)?;
                 let len = u32::try_from(block.len()).map_err(|_| {

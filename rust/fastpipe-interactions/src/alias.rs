@@ -1,6 +1,6 @@
 //! Items by weight, with one look each.
 
-use fastpipe_batch::{Error, ErrorKind, Result};
+use fastpipe_batch::{Error, ErrorKind, Result, try_collect, try_with_capacity};
 
 /// Weights of items, and Walker's alias table of them: of as many columns as there are items, each has room for one item's
 /// share and, above it, for a part of another one's. (Vose: "A linear algorithm for generating random numbers with a given
@@ -41,9 +41,9 @@ impl Weights {
             return fault(ErrorKind::ValueRange, "all weights are 0: no item can be drawn".into());
         }
         // Neither their sum nor the reciprocal of it must overflow.
-        let weights: Vec<f64> = weights.iter().map(|weight| weight / heaviest.1).collect();
+        let weights = try_collect(weights.iter().map(|weight| weight / heaviest.1), WEIGHTS)?;
         Ok(Weights {
-            columns: columns(&weights, heaviest.0),
+            columns: columns(&weights, heaviest.0)?,
             positive: weights.iter().filter(|weight| **weight > 0.0).count() as u32,
             weights,
         })
@@ -75,14 +75,22 @@ impl Weights {
     }
 }
 
+/// What memory is for.
+const WEIGHTS: &str = "the weights of items";
+
 /// Fills the columns. Items without weight get no part of any.
-fn columns(weights: &[f64], heaviest: u32) -> Vec<(u64, u32)> {
+fn columns(weights: &[f64], heaviest: u32) -> Result<Vec<(u64, u32)>> {
     const FULL: f64 = 18_446_744_073_709_551_616.0; // 2^64
     let scale = weights.len() as f64 / weights.iter().sum::<f64>();
-    let mut left: Vec<f64> = weights.iter().map(|weight| weight * scale).collect();
-    let mut columns: Vec<(u64, u32)> = (0..weights.len() as u32).map(|item| (u64::MAX, item)).collect();
-    let (mut low, mut high): (Vec<u32>, Vec<u32>) =
-        (0..weights.len() as u32).partition(|&item| left[item as usize] < 1.0);
+    let mut left = try_collect(weights.iter().map(|weight| weight * scale), WEIGHTS)?;
+    let mut columns = try_collect((0..weights.len() as u32).map(|item| (u64::MAX, item)), WEIGHTS)?;
+    // Either may come to hold all items.
+    let mut low = try_with_capacity(weights.len(), WEIGHTS)?;
+    let mut high = try_with_capacity(weights.len(), WEIGHTS)?;
+    for item in 0..weights.len() as u32 {
+        let side = if left[item as usize] < 1.0 { &mut low } else { &mut high };
+        side.push(item);
+    }
     while let (Some(&small), Some(&large)) = (low.last(), high.last()) {
         low.pop();
         let (own, rest) = (left[small as usize], left[large as usize]);
@@ -99,7 +107,7 @@ fn columns(weights: &[f64], heaviest: u32) -> Vec<(u64, u32)> {
             columns[item as usize] = (0, heaviest);
         }
     }
-    columns
+    Ok(columns)
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub fn sample_negatives(
     }
     let mut left = out;
     let mut tasks = Vec::new();
-    for shard in cut(positives, sampler, POSITIVES_AT_ONCE) {
+    for shard in cut(positives, sampler, POSITIVES_AT_ONCE)? {
         let users = shard.first_user..shard.end_user;
         let count = users.clone().map(|user| positives.of(user).len()).sum::<usize>();
         let (here, behind) = left.split_at_mut(count * negatives);

@@ -5,9 +5,9 @@
 //! is an item and the number of its interaction, which says where its time is: so times are neither copied nor sorted as a
 //! whole.
 
-use fastpipe_batch::{Error, ErrorKind, Result};
+use fastpipe_batch::{Error, ErrorKind, Result, try_with_capacity};
 
-use crate::parallel::{do_all, room, threads_for};
+use crate::parallel::{do_all, threads_for};
 
 /// Bits of the number of an interaction in an entry; the other 31 are of its item.
 const NUMBER: u32 = 33;
@@ -108,7 +108,10 @@ pub fn compress<T: Time>(all: Interactions<'_, T>, users: usize, stays: Stays, t
     let settle = |row: &mut [u64]| placed(row, times, stays);
     let (entries, lengths, stretches) = scattered(all, &offsets, threads, entry, settle)?;
     let total = stretches.iter().map(|(_, kept)| kept).sum();
-    let (mut items, mut sequence) = (room(total, "items")?, room(total, "their places in histories")?);
+    let (mut items, mut sequence) = (
+        try_with_capacity(total, "items")?,
+        try_with_capacity(total, "their places in histories")?,
+    );
     items.resize(total, 0);
     sequence.resize(total, 0);
     let (mut tasks, mut to) = (Vec::new(), (&mut items[..], &mut sequence[..]));
@@ -157,7 +160,7 @@ fn check<T>(all: &Interactions<'_, T>, users: usize) -> Result<()> {
 
 /// Where each user's entries start, and where the last one's end, before any is left out.
 fn starts(all: &[u32], users: usize, threads: usize) -> Result<Vec<i64>> {
-    let mut offsets = room(users + 1, "users")?;
+    let mut offsets = try_with_capacity(users + 1, "users")?;
     offsets.resize(users + 1, 0_i64);
     let each = users.div_ceil(threads).max(1);
     let tasks = offsets[1..].chunks_mut(each).collect();
@@ -194,9 +197,9 @@ fn scattered<T: Time, E: Copy + Default + Send>(
     settle: impl Fn(&mut [E]) -> Result<usize> + Sync,
 ) -> Result<Scattered<E>> {
     let users = offsets.len() - 1;
-    let mut entries = room(all.users.len(), "interactions")?;
+    let mut entries = try_with_capacity(all.users.len(), "interactions")?;
     entries.resize(all.users.len(), E::default());
-    let mut lengths = room(users, "users")?;
+    let mut lengths = try_with_capacity(users, "users")?;
     lengths.resize(users, 0_u32);
     let mut stretches = Vec::new();
     let (mut tasks, mut entries_left, mut lengths_left, mut first) =
@@ -285,7 +288,7 @@ fn placed<T: Time>(row: &mut [u64], times: &[T], stays: Stays) -> Result<usize> 
             row[left - 1] = entry;
         }
     }
-    let mut history = room(left, "a user's history")?;
+    let mut history = try_with_capacity(left, "a user's history")?;
     history.extend(row[..left].iter().zip(0_u32..).map(|(&entry, at)| (age(entry), at)));
     history.sort_unstable();
     for (&(_, at), place) in history.iter().zip(0_u64..) {

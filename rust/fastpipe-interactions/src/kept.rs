@@ -1,9 +1,8 @@
 //! Some of the positives: which ones a k-core has, and what is left when others go.
 
-use fastpipe_batch::{Error, ErrorKind, Result};
+use fastpipe_batch::{Error, ErrorKind, Result, try_with_capacity};
 
 use crate::compress::Compressed;
-use crate::parallel::room;
 
 /// Positives in compressed sparse rows: see [`Compressed`].
 #[derive(Clone, Copy, Debug)]
@@ -43,9 +42,9 @@ impl<'a> Rows<'a> {
     ///
     /// What has too few is left out, again and again; in which order doesn't matter.
     pub fn core(&self, num_items: usize, least_user: u64, least_item: u64) -> Result<Vec<bool>> {
-        let mut kept = room(self.items.len(), "positives")?;
+        let mut kept = try_with_capacity(self.items.len(), "positives")?;
         kept.resize(self.items.len(), true);
-        let mut left = room(num_items, "items")?;
+        let mut left = try_with_capacity(num_items, "items")?;
         left.resize(num_items, 0_u64);
         for &item in self.items {
             *left.get_mut(item as usize).ok_or_else(no_item)? += 1;
@@ -82,10 +81,13 @@ impl<'a> Rows<'a> {
             return Err(Error::new(ErrorKind::Shape, "expected as many marks as positives"));
         }
         let total = kept.iter().filter(|kept| **kept).count();
-        let (mut offsets, mut items) = (room(self.offsets.len(), "users")?, room(total, "items")?);
+        let (mut offsets, mut items) = (
+            try_with_capacity(self.offsets.len(), "users")?,
+            try_with_capacity(total, "items")?,
+        );
         let mut sequence = self
             .sequence
-            .map(|_| room(total, "their places in histories"))
+            .map(|_| try_with_capacity(total, "their places in histories"))
             .transpose()?;
         let mut places = Vec::new();
         offsets.push(0);

@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use fastpipe_batch::{Error, ErrorKind, Result};
+use fastpipe_batch::{Error, ErrorKind, Result, try_with_capacity};
 
-use crate::parallel::{AT_ONCE, do_all, room, shares};
+use crate::parallel::{AT_ONCE, do_all, shares};
 
 /// Up to so many times as many numbers as there are ids are marked in a bitmap.
 const RANGE: u64 = 8;
@@ -74,7 +74,7 @@ pub fn number<T: Id>(ids: &[T], threads: usize) -> Result<Numbered> {
 /// Numbers ids up to `most` by a bitmap.
 fn marked<T: Id>(ids: &[T], most: u64, threads: usize) -> Result<Numbered> {
     let count = (most / 64 + 1) as usize;
-    let mut words: Vec<AtomicU64> = room(count, "ids")?;
+    let mut words: Vec<AtomicU64> = try_with_capacity(count, "ids")?;
     words.resize_with(count, AtomicU64::default);
     let at = |id: u64| (&words[(id / 64) as usize], 1 << (id % 64));
     do_all(
@@ -92,7 +92,7 @@ fn marked<T: Id>(ids: &[T], most: u64, threads: usize) -> Result<Numbered> {
             Ok(())
         },
     )?;
-    let mut before: Vec<u32> = room(count, "ids")?;
+    let mut before: Vec<u32> = try_with_capacity(count, "ids")?;
     let mut total = 0;
     for word in &words {
         before.push(total);
@@ -100,7 +100,7 @@ fn marked<T: Id>(ids: &[T], most: u64, threads: usize) -> Result<Numbered> {
             .checked_add(word.load(Relaxed).count_ones())
             .ok_or_else(too_many)?;
     }
-    let mut distinct = room(total as usize, "ids")?;
+    let mut distinct = try_with_capacity(total as usize, "ids")?;
     for (place, word) in words.iter().enumerate() {
         let mut left = word.load(Relaxed);
         while left != 0 {
@@ -145,7 +145,7 @@ fn hashed<T: Id>(ids: &[T], threads: usize) -> Result<Numbered> {
         },
     )?;
     let total = tables.iter().map(Table::len).sum();
-    let mut distinct: Vec<u64> = room(total, "ids")?;
+    let mut distinct: Vec<u64> = try_with_capacity(total, "ids")?;
     distinct.extend(tables.iter().flat_map(Table::keys));
     distinct.sort_unstable();
     u32::try_from(total).map_err(|_| too_many())?;
@@ -168,7 +168,7 @@ fn hashed<T: Id>(ids: &[T], threads: usize) -> Result<Numbered> {
 
 /// The code of each id.
 fn coded<T: Id>(ids: &[T], threads: usize, code: impl Fn(u64) -> u32 + Sync) -> Result<Vec<u32>> {
-    let mut codes = room(ids.len(), "the numbers of ids")?;
+    let mut codes = try_with_capacity(ids.len(), "the numbers of ids")?;
     codes.resize(ids.len(), 0);
     let each = ids.len().div_ceil(threads.max(1)).max(AT_ONCE);
     let tasks: Vec<_> = ids.chunks(each).zip(codes.chunks_mut(each)).collect();

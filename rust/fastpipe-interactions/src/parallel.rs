@@ -20,15 +20,6 @@ pub(crate) fn shares(count: usize, threads: usize) -> impl Iterator<Item = Range
     (0..count).step_by(each).map(move |from| from..count.min(from + each))
 }
 
-/// An empty list with room for so many elements.
-pub(crate) fn room<T>(count: usize, what: &str) -> Result<Vec<T>> {
-    let mut room = Vec::new();
-    match room.try_reserve_exact(count) {
-        Ok(()) => Ok(room),
-        Err(_) => Err(Error::out_of_memory(count.saturating_mul(size_of::<T>()), what)),
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

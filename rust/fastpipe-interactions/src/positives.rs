@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fastpipe_batch::{Error, ErrorKind, Result};
+use fastpipe_batch::{Error, ErrorKind, Result, try_collect};
 
 /// Users, and items, at most: both are handed out as int32.
 const MOST: u64 = i32::MAX as u64;
@@ -44,7 +44,7 @@ impl Positives {
         }
         let positives = Positives {
             // They ascend from 0 to a length.
-            offsets: offsets.iter().map(|&offset| offset as usize).collect(),
+            offsets: try_collect(offsets.iter().map(|&offset| offset as usize), "users")?,
             items,
             num_items: num_items as u32,
         };

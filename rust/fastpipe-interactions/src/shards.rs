@@ -1,5 +1,7 @@
 //! Shards: what is sampled at once.
 
+use fastpipe_batch::{Result, try_reserve};
+
 use crate::positives::Positives;
 use crate::sampler::Sampler;
 
@@ -19,7 +21,7 @@ pub struct Shard {
 
 /// Cuts users into shards: each has users as long as they have at most `most` positives together, and at least one user.
 /// Users for whom the sampler has too few items count as if they had no positives.
-pub(crate) fn cut(positives: &Positives, sampler: &Sampler, most: u64) -> Vec<Shard> {
+pub(crate) fn cut(positives: &Positives, sampler: &Sampler, most: u64) -> Result<Vec<Shard>> {
     let mut shards: Vec<Shard> = Vec::new();
     for user in 0..positives.users() {
         let count = if is_full(positives, sampler, user) {
@@ -32,14 +34,17 @@ pub(crate) fn cut(positives: &Positives, sampler: &Sampler, most: u64) -> Vec<Sh
                 shard.end_user = user + 1;
                 shard.positives += count;
             }
-            _ => shards.push(Shard {
-                first_user: user,
-                end_user: user + 1,
-                positives: count,
-            }),
+            _ => {
+                try_reserve(&mut shards, 1, "shards")?;
+                shards.push(Shard {
+                    first_user: user,
+                    end_user: user + 1,
+                    positives: count,
+                });
+            }
         }
     }
-    shards
+    Ok(shards)
 }
 
 /// Whether a user has positives, and too few items besides to draw negatives from.

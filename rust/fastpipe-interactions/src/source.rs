@@ -110,7 +110,7 @@ impl InteractionsSource {
         }
         let layout = Layout::new(positives.num_items(), sampler.negatives(), settings.item_dtype);
         let default = || shard_positives(positives.len() as u64, layout.stride() as u64);
-        let shards = cut(&positives, &sampler, settings.shard_positives.unwrap_or_else(default));
+        let shards = cut(&positives, &sampler, settings.shard_positives.unwrap_or_else(default))?;
         let most_positives = u64::from(u32::MAX) / (1 + u64::from(sampler.negatives()));
         if let Some(shard) = shards.iter().find(|shard| shard.positives > most_positives) {
             let reason = format!(

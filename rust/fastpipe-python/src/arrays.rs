@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
+use crate::errors::guarded;
 use crate::raw::{Fresh, extent, view};
 
 /// Loads NumPy and its C API, which the numpy crate would do when it is first needed: it runs Python, where Ctrl-C may land,
@@ -36,6 +37,11 @@ pub(crate) fn load_numpy(py: Python<'_>) -> PyResult<()> {
             reason => PyImportError::new_err(format!("NumPy can't be used: {reason}")),
         })
     })
+}
+
+/// A list as an array over the same memory; MemoryError where Python has none for the array itself.
+pub(crate) fn array<T: Element>(py: Python<'_>, list: Vec<T>) -> PyResult<Bound<'_, PyArray1<T>>> {
+    guarded(py, || Ok(PyArray1::from_vec(py, list)))
 }
 
 /// The memory of a batch: the base of its arrays.

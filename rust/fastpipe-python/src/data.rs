@@ -2,11 +2,14 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind, Source};
+use fastpipe_batch::{Error, ErrorKind, Source, try_collect};
 use fastpipe_engine::{Memory, unplanned};
 use fastpipe_order::{Units, UnitsError};
 use numpy::PyArray1;
 use pyo3::prelude::*;
+
+use crate::arrays::array;
+use crate::errors::IntoPy;
 
 /// A data set: units of rows. Its subclasses know what they are units of.
 #[pyclass(frozen, subclass, module = "fastpipe._fastpipe")]
@@ -66,7 +69,7 @@ impl Data {
     }
 
     /// Rows of each unit.
-    fn unit_rows<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
-        PyArray1::from_iter(py, self.rows())
+    fn unit_rows<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u32>>> {
+        array(py, try_collect(self.rows(), "the rows of each block").py(py)?)
     }
 }

@@ -6,12 +6,13 @@ use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, OnceLock};
 
 use fastpipe_avro::{Block, Codec, FileInfo, decompress};
-use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, path_text, text_path};
+use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, path_text, text_path, try_collect};
 use fastpipe_engine::LocalFile;
-use numpy::{IntoPyArray, PyArray1};
+use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::arrays::array;
 use crate::errors::IntoPy;
 use crate::index::{read_header, signals, walk};
 
@@ -112,11 +113,14 @@ impl ContainerFile {
     /// Offset, stored size and rows of each block.
     fn blocks<'py>(&self, py: Python<'py>) -> PyResult<Columns<'py>> {
         let blocks = self.walked(py)?;
-        let column = |f: fn(&Block) -> i64| blocks.iter().map(f).collect::<Vec<_>>().into_pyarray(py);
+        let column = |f: fn(&Block) -> i64| {
+            let column = try_collect(blocks.iter().map(f), "the list of all blocks");
+            array(py, column.map_err(|e| e.at_path(&self.info.path)).py(py)?)
+        };
         Ok((
-            column(|b| b.offset as i64),
-            column(|b| i64::from(b.size)),
-            column(|b| i64::from(b.rows)),
+            column(|b| b.offset as i64)?,
+            column(|b| i64::from(b.size))?,
+            column(|b| i64::from(b.rows))?,
         ))
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fastpipe_batch::{DType, Error, ErrorKind};
+use fastpipe_batch::{DType, Error, ErrorKind, try_collect, try_with_capacity};
 use fastpipe_engine::default_threads;
 use fastpipe_interactions::{InteractionsSource, Request, Sampler, Settings, is_full, sample_negatives, sample_unseen};
 use fastpipe_memory::try_reserve_large;
@@ -11,6 +11,7 @@ use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::arrays::array;
 use crate::data::Data;
 use crate::errors::IntoPy;
 
@@ -34,7 +35,9 @@ impl Positives {
     ) -> PyResult<Self> {
         let (indptr, items) = (indptr.as_array(), items.as_array());
         let positives = py.detach(|| {
-            fastpipe_interactions::Positives::new(&indptr.to_vec(), items.to_vec(), num_items).map(Arc::new)
+            let indptr = try_collect(indptr.iter().copied(), "users")?;
+            let items = try_collect(items.iter().copied(), "positives")?;
+            fastpipe_interactions::Positives::new(&indptr, items, num_items).map(Arc::new)
         });
         Ok(Positives {
             positives: positives.py(py)?,
@@ -52,11 +55,11 @@ impl Positives {
     ) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let sampler = self.sampler(py, negatives, repeats, weights.as_ref())?;
         let positives = &self.positives;
-        let full: Vec<i64> = py.detach(|| {
+        let full = py.detach(|| {
             let users = (0..positives.users()).filter(|&user| is_full(positives, &sampler, user));
-            users.map(i64::from).collect()
+            try_collect(users.map(i64::from), "users")
         });
-        Ok(PyArray1::from_vec(py, full))
+        array(py, full.py(py)?)
     }
 
     /// The negatives of each positive in an epoch, as rows of an [`InteractionsDataset`] hold them.
@@ -80,7 +83,7 @@ impl Positives {
         let threads = num_threads.unwrap_or_else(default_threads);
         py.detach(|| sample_negatives(positives, &sampler, at, threads, &mut out))
             .py(py)?;
-        PyArray1::from_vec(py, out).reshape([positives.len(), each])
+        array(py, out)?.reshape([positives.len(), each])
     }
 
     /// Items that users haven't seen: `negatives` for each pair of a user and an item that counts as seen as well (-1 for
@@ -107,11 +110,10 @@ impl Positives {
             return Err(Error::new(ErrorKind::Shape, reason)).py(py);
         }
         let positives = &self.positives;
-        let requests = users
-            .iter()
-            .zip(exclude)
-            .map(|(&user, &item)| request(positives, user, item));
-        let requests: Vec<Request> = requests.collect::<Result<_, _>>().py(py)?;
+        let mut requests = try_with_capacity(users.len(), "requests").py(py)?;
+        for (&user, &item) in users.iter().zip(exclude) {
+            requests.push(request(positives, user, item).py(py)?);
+        }
         let each = negatives as usize;
         let mut out = room(requests.len(), each).py(py)?;
         let threads = num_threads.unwrap_or_else(default_threads);
@@ -124,7 +126,7 @@ impl Positives {
                 .py(py)?;
             py.check_signals()?;
         }
-        PyArray1::from_vec(py, out).reshape([requests.len(), each])
+        array(py, out)?.reshape([requests.len(), each])
     }
 }
 
@@ -145,17 +147,10 @@ impl Positives {
 
 /// Room for so many times so many items.
 fn room(times: usize, each: usize) -> Result<Vec<u32>, Error> {
-    let mut room = Vec::new();
-    let all = times
-        .checked_mul(each)
-        .filter(|&all| try_reserve_large(&mut room, all).is_ok());
-    let missing = || {
-        Error::new(
-            ErrorKind::Limit,
-            format!("there is no memory for {times} times {each} items"),
-        )
-    };
-    room.resize(all.ok_or_else(missing)?, 0);
+    let (mut room, all) = (Vec::new(), times.saturating_mul(each));
+    try_reserve_large(&mut room, all)
+        .map_err(|_| Error::out_of_memory(all.saturating_mul(size_of::<u32>()), "the items that are drawn"))?;
+    room.resize(all, 0);
     Ok(room)
 }
 
@@ -218,10 +213,10 @@ impl InteractionsDataset {
     }
 
     /// Where shards start, counted in users of these positives; and where the last one ends.
-    fn shard_users<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
+    fn shard_users<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let shards = self.source.shards();
         let ends = shards.iter().map(|shard| i64::from(shard.end_user));
-        PyArray1::from_iter(py, std::iter::once(0).chain(ends))
+        array(py, try_collect(std::iter::once(0).chain(ends), "shards").py(py)?)
     }
 
     /// The shard of a row of a unit, its user, its positive, counted over all of them, and whether it is that itself (0) or

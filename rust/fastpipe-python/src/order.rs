@@ -7,11 +7,12 @@ use fastpipe_engine::{Memory, Options, Stream, check_order, check_state, unplann
 use fastpipe_order::{
     BatchPlan, Cursor, Kind, Left, Open, Place, PlanError, Settings, ShardBy, State, StateError, Uneven, Units,
 };
-use numpy::{IntoPyArray, PyArray1};
+use numpy::PyArray1;
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::arrays::VALID;
+use crate::arrays::array;
 use crate::data::Data;
 use crate::errors::IntoPy;
 use crate::pass::{Origin, Pass};
@@ -294,7 +295,7 @@ impl Order {
             units.push(unit);
             records.push(record);
         }
-        Ok((units.into_pyarray(py), records.into_pyarray(py)))
+        Ok((array(py, units)?, array(py, records)?))
     }
 }
 

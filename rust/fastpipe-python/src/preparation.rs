@@ -6,6 +6,7 @@ use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::arrays::array;
 use crate::errors::IntoPy;
 
 /// Of compressed sparse rows: offsets, items, and places in histories.
@@ -15,13 +16,9 @@ type Arrays<'py> = (
     Option<Bound<'py, PyArray1<u32>>>,
 );
 
-fn arrays(py: Python<'_>, rows: Compressed) -> Arrays<'_> {
-    let sequence = rows.sequence.map(|sequence| PyArray1::from_vec(py, sequence));
-    (
-        PyArray1::from_vec(py, rows.offsets),
-        PyArray1::from_vec(py, rows.items),
-        sequence,
-    )
+fn arrays(py: Python<'_>, rows: Compressed) -> PyResult<Arrays<'_>> {
+    let sequence = rows.sequence.map(|sequence| array(py, sequence)).transpose()?;
+    Ok((array(py, rows.offsets)?, array(py, rows.items)?, sequence))
 }
 
 /// Ids that are different, ascending, and for each id its place among them.
@@ -42,7 +39,7 @@ pub(crate) fn number_ids<'py>(
             if let Ok(ids) = ids.extract::<PyReadonlyArray1<'py, $t>>() {
                 let ids = ids.as_slice()?;
                 let Numbered { distinct, codes } = py.detach(|| number(ids, threads)).py(py)?;
-                return Ok((PyArray1::from_vec(py, distinct), PyArray1::from_vec(py, codes)));
+                return Ok((array(py, distinct)?, array(py, codes)?));
             }
         )*};
     }
@@ -100,7 +97,7 @@ fn rows<'py, T: Time>(
 ) -> PyResult<Arrays<'py>> {
     let all = Interactions { users, items, times };
     let rows = py.detach(|| compress(all, num_users, stays, threads));
-    Ok(arrays(py, rows.py(py)?))
+    arrays(py, rows.py(py)?)
 }
 
 /// Marks the largest set of positives in which each user and each item that is left has so many.
@@ -115,7 +112,7 @@ pub(crate) fn core_of<'py>(
 ) -> PyResult<Bound<'py, PyArray1<bool>>> {
     let (indptr, items) = (indptr.as_slice()?, items.as_slice()?);
     let kept = py.detach(|| Rows::new(indptr, items, None)?.core(num_items, least_user, least_item));
-    Ok(PyArray1::from_vec(py, kept.py(py)?))
+    array(py, kept.py(py)?)
 }
 
 /// Those positives that are marked, of the same users. Places in histories close up.
@@ -130,5 +127,5 @@ pub(crate) fn keep_positives<'py>(
     let (indptr, items, kept) = (indptr.as_slice()?, items.as_slice()?, kept.as_slice()?);
     let sequence = sequence.as_ref().map(|sequence| sequence.as_slice()).transpose()?;
     let left = py.detach(|| Rows::new(indptr, items, sequence)?.keep(kept));
-    Ok(arrays(py, left.py(py)?))
+    arrays(py, left.py(py)?)
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::slice;
 use std::sync::Arc;
 
-use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm};
+use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, try_collect};
 use fastpipe_engine::{Batch, Stretch};
 
 use super::api::handle::{Context, Tensor};
@@ -113,7 +113,11 @@ impl<'a> Outputs<'a> {
                 coordinates,
             } = column
             else {
-                let valid: Vec<u8> = (0..about.rows).map(|row| u8::from(row < about.valid)).collect();
+                let valid = try_collect(
+                    (0..about.rows).map(|row| u8::from(row < about.valid)),
+                    "which rows are valid",
+                );
+                let valid = valid.map_err(|e| Failure::new(Code::Unknown, e.to_string()))?;
                 self.copy(TF_BOOL, &[about.rows], &valid)?;
                 continue;
             };
