@@ -8,6 +8,8 @@ MATURIN_FLAGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 FILES ?=
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= container decode entry index order schema
 
 BIN := .venv/bin
 STAMPS := .venv/.stamps
@@ -46,7 +48,7 @@ print("\n".join(found))
 endef
 export REQUIREMENTS
 
-.PHONY: help demo test test-rust test-python soak bench lint lint-rust lint-python msrv licenses build deps clean
+.PHONY: help demo test test-rust test-python soak fuzz bench lint lint-rust lint-python msrv licenses build deps clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # Cargo uses every core by itself, and two runs of pip in one environment get in each other's way.
@@ -73,6 +75,13 @@ soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: negatives, mu
 	FASTPIPE_NEGATIVES=1000000000 FASTPIPE_MUTATIONS=200000 FASTPIPE_OOM_RUNS=200 $(BIN)/python -m pytest -s \
 	    tests/test_negatives.py tests/test_mutations.py tests/test_out_of_memory.py $(PYTEST_ARGS)
 
+# Two globals of libdeflate have one name in two of its files, which is no fault.
+fuzz: ## run each fuzz target for FUZZ_SECONDS (needs a nightly Rust and `cargo install cargo-fuzz`)
+	for target in $(FUZZ_TARGETS); do \
+	    ASAN_OPTIONS=detect_odr_violation=0 $(CARGO) +nightly fuzz run $$target --fuzz-dir rust/fuzz -- \
+	        -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2048 -timeout=10 -max_len=65536 || exit 1; \
+	done
+
 bench: $(STAMPS)/bench $(STAMPS)/extension ## compare with other libraries; measure speed and memory (QUICK=1: in brief)
 	$(BIN)/python benches/bench.py $(BENCH_ARGS)
 
@@ -81,6 +90,7 @@ lint: lint-rust lint-python ## check formatting, lints, types, stubs and documen
 lint-rust: $(STAMPS)/venv
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --manifest-path rust/fuzz/Cargo.toml --target-dir $(TARGET)/fuzz -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(CARGO_FLAGS) --workspace --no-deps
 
 # The tests' requirements too: types of libraries that aren't there go unchecked.

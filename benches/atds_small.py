@@ -74,7 +74,9 @@ def write(path: Path, features: dict[str, Any], codec: str) -> None:
         if kind != "SparseFeature":
             return dense(shape, dtype)
         count = draw.randint(5, 10)
-        indices = {f"indices{axis}": [draw.randrange(size) for _ in range(count)] for axis, size in enumerate(shape)}
+        # In order: unbatching serializes sparse tensors, which TensorFlow refuses where indices aren't sorted.
+        places = sorted(tuple(map(draw.randrange, shape)) for _ in range(count))
+        indices = {f"indices{axis}": list(column) for axis, column in enumerate(zip(*places, strict=True))}
         return indices | {"values": [one(dtype) for _ in range(count)]}
 
     def avro(name: str, kind: str, shape: list[int], dtype: str) -> object:

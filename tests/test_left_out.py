@@ -1,4 +1,4 @@
-"""Rows that stand in no batch: refused where ranks would get none, said where they are many, for every source."""
+"""Rows that are in no batch: refused where ranks would get none, said where they are many, for every source."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_no_rows_are_no_error(tmp_path: Path) -> None:
     ("options", "left_out", "words"),
     [
         ({"batch_size": 112, "drop_last": True}, 88, r"88 of 200 rows \(44%\).*drop_last=True.*drop_last=False"),
-        ({"batch_size": 300, "drop_last": True}, 200, r"all 200 rows \(100%\) stand in no batch"),
+        ({"batch_size": 300, "drop_last": True}, 200, r"all 200 rows \(100%\) are in no batch"),
         ({"batch_size": 60, "world_size": 3}, 20, None),
         (
             {"batch_size": 58, "world_size": 3},

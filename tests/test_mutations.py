@@ -16,9 +16,10 @@ import pytest
 
 MUTATIONS = int(os.environ.get("FASTPIPE_MUTATIONS", "400"))
 FIRST = int(os.environ.get("FASTPIPE_FIRST_MUTATION", "0"))
-PATIENCE = 30.0
-"""Seconds without a word from a child until it hangs: a file takes ten at most, on a machine that does other things."""
+PATIENCE = 60.0
+"""Seconds without output from a child until it counts as hung, on a machine that does other things as well."""
 LONGEST = 10.0
+"""Seconds of CPU time that a file may take, in every order."""
 SCRIPT = Path(__file__).parent / "mutations.py"
 
 pytestmark = [

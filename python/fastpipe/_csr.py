@@ -96,7 +96,7 @@ def _orderable(times: np.ndarray) -> np.ndarray:
 
 
 def core(csr: CSR, num_items: int, min_per_user: int, min_per_item: int) -> npt.NDArray[np.bool_]:
-    """Marks the largest set of positives in which each user and each item that is left has so many.
+    """Marks the largest set of positives in which each user and each item that is left has at least these.
 
     Args:
         csr: the positives.

@@ -36,7 +36,7 @@ class CupyEngine:
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._consumer = cupy.cuda.get_current_stream()
-        # Page-locked uint8 arrays of so many bytes or more. It doesn't know the engine, since they may outlast it.
+        # Page-locked uint8 arrays of at least these bytes. It does not know the engine, since they may outlast it.
         self.allocate: Callable[[int], np.ndarray] = partial(_page_locked, self._device.id)
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ class TorchEngine:
         self.device = self._checked(device)
         self._forms = forms
         self._stream = self._new_stream()
-        # Page-locked uint8 arrays of so many bytes or more. It doesn't know the engine, since they may outlast it.
+        # Page-locked uint8 arrays of at least these bytes. It does not know the engine, since they may outlast it.
         self.allocate: Callable[[int], np.ndarray] = partial(_page_locked, self.device)
 
     def __str__(self) -> str:

@@ -97,32 +97,26 @@ def _reader(files: list[str], names: Columns) -> Reader:
 
 def _id_spec(files: list[str], name: str) -> DenseSpec:
     """How to read a column of ids."""
-    try:
-        found = infer_features(files, [name])
-    except UnsupportedError as error:
-        # Of a logical type, such as uuid: ids are what underlies it.
-        for dtype in ("int64", "string", "bytes"):
-            if _fits(files, spec := DenseSpec((), dtype, nulls="mask"), name):
-                return spec
-        raise _no_column(error, name, "ids: integers, strings, bytes or an enum") from None
-    inferred = found.get(name)
-    if not isinstance(inferred, DenseSpec) or inferred.shape != ():
-        raise SchemaError(f"the column {name!r} isn't one id a record", feature=name)
-    return inferred
+    return _scalar_spec(files, name, ("int64", "string", "bytes"), "id", "ids: integers, strings, bytes or an enum")
 
 
 def _time_spec(files: list[str], name: str) -> DenseSpec:
     """How to read a column of times."""
+    return _scalar_spec(files, name, ("int64",), "time", "times: numbers")
+
+
+def _scalar_spec(files: list[str], name: str, underlying: tuple[str, ...], word: str, wanted: str) -> DenseSpec:
+    """How to read a column of one value a record; where it has a logical type, as one of its underlying types."""
     try:
         found = infer_features(files, [name])
     except UnsupportedError as error:
-        # Of a logical type: what underlies times is a number.
-        if _fits(files, spec := DenseSpec((), "int64", nulls="mask"), name):
-            return spec
-        raise _no_column(error, name, "times: numbers") from None
+        for dtype in underlying:
+            if _fits(files, spec := DenseSpec((), dtype, nulls="mask"), name):
+                return spec
+        raise _no_column(error, name, wanted) from None
     inferred = found.get(name)
     if not isinstance(inferred, DenseSpec) or inferred.shape != ():
-        raise SchemaError(f"the column {name!r} isn't one time a record", feature=name)
+        raise SchemaError(f"the column {name!r} isn't one {word} a record", feature=name)
     return inferred
 
 

@@ -1,4 +1,4 @@
-"""Rows that stand in no batch: refused where no rank would get one, said where they are many."""
+"""Rows that are in no batch: refused if no rank would get any, warned of if they are many."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fastpipe.errors import RowsLeftOutWarning
 
 __all__ = ["check", "warn"]
 
-# One row in so many may be left out without a word.
+# Up to a tenth of the rows may be left out without a warning.
 _UNSAID = 10
 
 
 def check(order: _fastpipe.Order, ordering: Ordering, rows: int) -> None:
-    """Refuses to share out so many rows among ranks so that none of them gets a batch.
+    """Refuses to deal out rows among ranks such that none of them gets a batch.
 
     Raises:
         ValueError: if that is so; it names what would do.
@@ -61,7 +61,7 @@ def _batches(rows: int, size: int, *, drop_last: bool) -> int:
 
 
 def warn(order: _fastpipe.Order, ordering: Ordering, rows: int) -> None:
-    """Warns whoever called fastpipe if more than a tenth of so many rows stand in no batch of any rank."""
+    """Warns whoever called fastpipe if more than a tenth of the rows are in no batch of any rank."""
     left_out = order.left_out
     if left_out * _UNSAID <= rows:
         return
@@ -75,7 +75,7 @@ def warn(order: _fastpipe.Order, ordering: Ordering, rows: int) -> None:
         if order.own_rows is not None:
             remedies.append('shard_by="batch"')
     share = "all" if left_out == rows else f"{left_out} of"
-    text = f"{share} {rows} rows ({left_out / rows:.0%}) stand in no batch of an epoch, with {', '.join(why)}"
+    text = f"{share} {rows} rows ({left_out / rows:.0%}) are in no batch of an epoch, with {', '.join(why)}"
     warnings.warn(f"{text}. What keeps more of them: {'; '.join(remedies)}", RowsLeftOutWarning, _stacklevel())
 
 

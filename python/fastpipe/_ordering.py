@@ -115,7 +115,7 @@ class Ordering:
         return replace(self, rank=self.rank * shards + index, world_size=world)
 
     def worker(self, workers: int, worker: int) -> Self:
-        """The share of one of so many workers of this rank.
+        """The share of one worker of this rank's.
 
         All shares are this rank's batches, so they are as many with any number of workers. Workers take them in turn,
         and some may have one more than others, or none: nobody waits for them but their own rank.

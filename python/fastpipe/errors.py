@@ -173,7 +173,7 @@ class StorageError(_OSError):
 
 
 class RowsLeftOutWarning(UserWarning):
-    """More than a tenth of the rows stand in no batch, since batches are left out that are short or uneven.
+    """More than a tenth of the rows are in no batch, since batches are left out that are short or uneven.
 
     A reader warns once, where it is made. `warnings.filterwarnings("ignore", category=fastpipe.RowsLeftOutWarning)`
     silences it, `"error"` makes an error of it.

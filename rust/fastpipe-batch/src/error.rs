@@ -36,6 +36,17 @@ pub enum ErrorKind {
     Internal,
 }
 
+impl ErrorKind {
+    /// Whether the data itself is at fault: reading the same again fails again, and reading other data may well not.
+    pub const fn is_damage(self) -> bool {
+        use ErrorKind::{Limit, Malformed, Null, Schema, Shape, Unsupported, ValueRange};
+        matches!(
+            self,
+            Malformed | Limit | Schema | Unsupported | Shape | ValueRange | Null
+        )
+    }
+}
+
 /// Where an error was met. Unknown parts are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Location {

@@ -89,7 +89,7 @@ pub struct Order {
     /// Steps of an epoch where ranks have units of their own: of this rank, and of the one that has most.
     own_steps: Option<(u64, u64)>,
     fair: bool,
-    /// Rows of an epoch that stand in no batch of any rank.
+    /// Rows of an epoch that are in no batch of any rank.
     left_out: u64,
     /// Rows of the rank that has fewest, where ranks have units of their own.
     own_rows: Option<u64>,
@@ -255,7 +255,7 @@ impl Order {
         self.fair
     }
 
-    /// Rows of an epoch that stand in no batch of any rank: those of a last batch that is left out, and of batches that
+    /// Rows of an epoch that are in no batch of any rank: those of a last batch that is left out, and of batches that
     /// can't be shared out evenly.
     pub fn left_out(&self) -> u64 {
         self.left_out

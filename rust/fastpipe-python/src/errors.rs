@@ -84,12 +84,6 @@ fn make(py: Python<'_>, error: &Error) -> PyErr {
     make().unwrap_or_else(|failed| failed)
 }
 
-/// Whether an error says that a file which was opened isn't as it should be.
-pub(crate) const fn is_damage(kind: ErrorKind) -> bool {
-    use ErrorKind::{Limit, Malformed, Schema, Unsupported};
-    matches!(kind, Malformed | Limit | Schema | Unsupported)
-}
-
 /// The error that a pass ends with if a batch couldn't be handed out.
 pub(crate) fn lost(py: Python<'_>, error: &PyErr) -> Error {
     if error.is_instance_of::<PyMemoryError>(py) {

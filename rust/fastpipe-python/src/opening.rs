@@ -13,7 +13,6 @@ use fastpipe_engine::{IndexCache, default_threads};
 use pyo3::prelude::*;
 
 use crate::cached::{self, Opened, Schemas};
-use crate::errors::is_damage;
 use crate::index::{Halt, LOOK_AFTER, Tell, signals};
 
 /// Threads that open files at most: more wait for one another in the system.
@@ -68,7 +67,7 @@ impl Work<'_> {
                 opened: Some(opened),
                 damage: None,
             }),
-            Err(Halt::Failed(error)) if self.tolerant && is_damage(error.kind()) => Ok(Found {
+            Err(Halt::Failed(error)) if self.tolerant && error.kind().is_damage() => Ok(Found {
                 opened: cached::open_front(path, self.schemas, tell)?,
                 damage: Some(error),
             }),

@@ -167,7 +167,7 @@ impl Order {
         self.order.settings().shuffle_buffer
     }
 
-    /// Rows of an epoch that stand in no batch of any rank.
+    /// Rows of an epoch that are in no batch of any rank.
     #[getter]
     fn left_out(&self) -> u64 {
         self.order.left_out()

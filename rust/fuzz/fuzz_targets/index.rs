@@ -22,7 +22,7 @@ fn files() -> &'static [FileInfo] {
                 sync: [0; SYNC_BYTES],
                 size: HEADER,
             };
-            FileInfo::new("memory".into(), header, None).unwrap()
+            FileInfo::new("memory".into(), header).unwrap()
         };
         ["null", "deflate"].map(file).into()
     })

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind};
+use fastpipe_batch::Error;
 use fastpipe_order::Rest;
 
 use super::api::Failure;
@@ -86,7 +86,7 @@ impl Iteration {
             return Ok(());
         }
         stage.pass = None;
-        let Some(unit) = error.unit().filter(|_| self.skips && is_damage(error)) else {
+        let Some(unit) = error.unit().filter(|_| self.skips && error.kind().is_damage()) else {
             return Ok(());
         };
         let rest = stage.rest.take().unwrap_or_else(|| Rest::of(pass.epoch()));
@@ -99,18 +99,4 @@ impl Iteration {
     pub(crate) fn tell(&self, failure: Failure) {
         self.stage().failures.push_back(failure);
     }
-}
-
-/// Whether reading the block again can't but fail again, and other blocks may well be read.
-fn is_damage(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::Malformed
-            | ErrorKind::Limit
-            | ErrorKind::Schema
-            | ErrorKind::Unsupported
-            | ErrorKind::Shape
-            | ErrorKind::ValueRange
-            | ErrorKind::Null
-    )
 }

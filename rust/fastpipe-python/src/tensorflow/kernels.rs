@@ -375,13 +375,7 @@ impl Drop for Input<'_> {
 fn read_failure(error: &Error, shapes: Option<&HashMap<String, String>>) -> Failure {
     let code = match error.kind() {
         ErrorKind::NotFound => Code::NotFound,
-        ErrorKind::Malformed
-        | ErrorKind::Limit
-        | ErrorKind::Schema
-        | ErrorKind::Unsupported
-        | ErrorKind::Shape
-        | ErrorKind::ValueRange
-        | ErrorKind::Null => Code::InvalidArgument,
+        kind if kind.is_damage() => Code::InvalidArgument,
         _ => Code::Unknown,
     };
     let message = match shapes.and_then(|shapes| undecoded(error, shapes)) {
