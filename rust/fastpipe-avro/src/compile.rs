@@ -8,10 +8,9 @@ mod sparse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use fastpipe_batch::{DType, Error, ErrorKind, Form};
+use fastpipe_batch::{DType, Error, ErrorKind, Form, Nulls, Request, Scalar};
 
 use self::constants::{constants, masked_at};
-use crate::feature::{Nulls, Request, Scalar};
 use crate::isa::Isa;
 use crate::layout::{Column, Target, UnionShape, check, components, misfit, union_shape};
 use crate::limits::MAX_SCHEMA_LEVELS;

@@ -6,14 +6,12 @@
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    DType, Error, ErrorKind, Form, Fragment, Leaf, Mark, Pick, Result, Rows, Sink, SlabPool, Source, SparseLayout, Unit,
+    DType, Error, ErrorKind, Feature, Form, Fragment, Leaf, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Mark, Nulls, Pick,
+    Request, Result, Rows, Sink, SlabPool, Source, SparseLayout, Unit,
 };
 
-use crate::feature::{Feature, Nulls, Request};
 use crate::layout::{UnionShape, code, recursive, union_shape};
-use crate::limits::{
-    MAX_COLUMNS, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES,
-};
+use crate::limits::{MAX_COLUMNS, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES};
 use crate::schema::{NodeId, Schema, Type};
 use crate::source::AvroSource;
 

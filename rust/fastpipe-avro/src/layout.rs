@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use fastpipe_batch::{ColumnSpec, DType, Error, ErrorKind, Form, Leaf, NestedForm, SparseForm, SparseLayout};
+use fastpipe_batch::{
+    ColumnSpec, DType, Error, ErrorKind, Feature, Form, Leaf, NestedForm, Nulls, Request, SparseForm, SparseLayout,
+    nearest,
+};
 
-use crate::feature::{Feature, Nulls, Request};
 use crate::infer::leaf;
 use crate::plan::{PartId, Rule, TextParts};
 use crate::schema::{NodeId, Schema, Type};
-use crate::similar::nearest;
 
 /// A column: what is wanted, how it is laid out, and which parts it has.
 #[derive(Clone, Debug)]

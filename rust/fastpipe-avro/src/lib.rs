@@ -20,7 +20,6 @@ mod container;
 mod cursor;
 mod decode;
 mod fault;
-mod feature;
 mod index;
 mod infer;
 mod isa;
@@ -34,7 +33,6 @@ mod scalars;
 mod schema;
 mod schema_json;
 mod schema_types;
-mod similar;
 mod source;
 mod varint;
 #[cfg(target_arch = "x86_64")]
@@ -42,11 +40,9 @@ mod x86;
 
 pub use codec::{Codec, decompress};
 pub use container::{Block, Header, SYNC_BYTES, Walk};
-pub use feature::{Feature, Nulls, Request, Scalar};
 pub use index::{decode_index, encode_index};
 pub use infer::{Evidence, Inferred, Stored, infer};
 pub use layout::Column;
 pub use profile::{ColumnTimes, column_times};
 pub use schema::{Node, NodeId, Schema, Type};
-pub use similar::nearest;
 pub use source::{AvroSource, FileInfo};

@@ -60,13 +60,6 @@ pub const fn max_zero_width_items(stored: u64, plain: u64) -> u64 {
 /// Levels of nesting of a recursive type in data.
 pub const MAX_DEPTH: u32 = 128;
 
-/// Fixed dimensions of a feature: those of a NumPy array (32 before NumPy 2, and in what arrays are made with here), less the
-/// one for rows. What is inferred decides the form of a batch, so it doesn't depend on the NumPy at hand.
-pub const MAX_FIXED_DIMENSIONS: usize = 31;
-
-/// Dimensions of a ragged or a sparse feature: its forms lie within each other, and Python walks them by recursion.
-pub const MAX_DIMENSIONS: usize = 128;
-
 /// Columns inferred from one schema.
 pub const MAX_COLUMNS: usize = 10_000;
 

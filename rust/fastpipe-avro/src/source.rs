@@ -6,15 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
-    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, FileStamp, Mark, Pass, Pick, Result, Row, Sink,
-    Source, Starts, Unit, UnitInfo, Unpicked, Work, try_reserve, try_with_capacity,
+    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, FileStamp, Mark, Pass, Pick, Result, Row,
+    Sink, Source, Starts, Unit, UnitInfo, Unpicked, Work, try_reserve, try_with_capacity,
 };
 
 use crate::codec::{Codec, decompress, decompress_within};
 use crate::compile::compile;
 use crate::container::{Block, Header, SYNC_BYTES, wrong_marker};
 use crate::decode;
-use crate::feature::Feature;
 use crate::layout::Column;
 use crate::limits::{MAX_BLOCK_BYTES, MAX_EMPTY_RECORDS, MAX_ZERO_WIDTH, max_zero_width_items};
 use crate::plan::Plan;

@@ -21,10 +21,12 @@ mod cells;
 mod dtype;
 mod error;
 mod fallible;
+mod feature;
 mod gather;
 mod left;
 mod owned;
 mod paths;
+mod similar;
 mod sink;
 mod slab;
 mod source;
@@ -40,10 +42,12 @@ pub use fallible::{try_collect, try_filled, try_reserve, try_with_capacity};
 pub use fastpipe_memory::{
     LINE, LINES, give_up_spare, hint, prefetch_of, put_spare_by, reserve_large, room_for, try_reserve_large,
 };
+pub use feature::{Feature, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Nulls, Request, Scalar};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
 pub use left::{give_back, run_out};
 pub use owned::ALIGNMENT;
 pub use paths::{path_text, shown_path, text_path};
+pub use similar::nearest;
 pub use sink::{Filled, Fragment, Rows, Sink};
 pub use slab::{Slab, SlabPool};
 pub use source::{ByteRange, FileStamp, Mark, Pass, Pick, ReadAt, Row, Source, Starts, Unit, UnitInfo, Unpicked, Work};

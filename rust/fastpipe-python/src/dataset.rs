@@ -7,8 +7,8 @@ use std::hash::Hasher;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fastpipe_avro::{AvroSource, Evidence, Feature, column_times};
-use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, Pass as Reading, Source, path_text, text_path};
+use fastpipe_avro::{AvroSource, Evidence, column_times};
+use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, Feature, Pass as Reading, Source, path_text, text_path};
 use fastpipe_engine::{Files, IndexCache};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;

@@ -1,8 +1,8 @@
 //! Specs from Python to features and back. Python's specs lower themselves to plain tuples.
 
-use fastpipe_avro::limits::{MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS};
-use fastpipe_avro::{Feature, Nulls, Request, Scalar};
-use fastpipe_batch::{DType, Leaf, SparseLayout};
+use fastpipe_batch::{
+    DType, Feature, Leaf, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Nulls, Request, Scalar, SparseLayout,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString};

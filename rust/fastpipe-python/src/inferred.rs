@@ -1,7 +1,7 @@
 //! What is inferred of a file's schema: all of it, the columns that are named, or whatever can be read.
 
-use fastpipe_avro::{Feature, FileInfo, Inferred, infer as infer_schema, nearest};
-use fastpipe_batch::{Error, ErrorKind};
+use fastpipe_avro::{FileInfo, Inferred, infer as infer_schema};
+use fastpipe_batch::{Error, ErrorKind, Feature, nearest};
 
 /// Names that a message lists at most.
 const SHOWN: usize = 30;

@@ -4,8 +4,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use fastpipe_avro::{AvroSource, Block, Feature, FileInfo, Header, SYNC_BYTES, Schema, infer};
-use fastpipe_batch::{BufferPool, Error, ErrorKind, Fragment, Mark, Pass, Pick, Rows, Sink, SlabPool, Source};
+use fastpipe_avro::{AvroSource, Block, FileInfo, Header, SYNC_BYTES, Schema, infer};
+use fastpipe_batch::{BufferPool, Error, ErrorKind, Feature, Fragment, Mark, Pass, Pick, Rows, Sink, SlabPool, Source};
 use libfuzzer_sys::fuzz_target;
 
 const SCHEMAS: [&str; 5] = [

@@ -1,8 +1,7 @@
 //! What is written where there is no value: nulls and padding.
 
-use fastpipe_batch::{Error, Form};
+use fastpipe_batch::{Error, Form, Scalar};
 
-use crate::feature::Scalar;
 use crate::layout::{Column, Target, misfit};
 use crate::plan::{Emit, PartId};
 

@@ -1,9 +1,8 @@
 //! Records of indices and values, which become one sparse column.
 
-use fastpipe_batch::{DType, Error, Form, Leaf, SparseLayout};
+use fastpipe_batch::{DType, Error, Form, Leaf, Nulls, Request, SparseLayout};
 
 use super::{Code, Compiler, Want, join, wire};
-use crate::feature::{Nulls, Request};
 use crate::layout::{Target, UnionShape, misfit, union_shape};
 use crate::plan::{ANY_INDEX, Op, SparseField, SparseOp, SparseWhat, Wire};
 use crate::schema::{NodeId, Type};

@@ -298,8 +298,8 @@ fn outcomes(schema: &Schema, nulls: u8, data: &[u8], rows: u32) -> Vec<Outcome> 
         .map(|mut feature| {
             feature.nulls = match nulls {
                 0 => feature.nulls,
-                1 => crate::feature::Nulls::Fill(None),
-                _ => crate::feature::Nulls::Error,
+                1 => fastpipe_batch::Nulls::Fill(None),
+                _ => fastpipe_batch::Nulls::Error,
             };
             let column = Column::new(schema, &feature, next).unwrap();
             next += column.spec.parts().len() as u32;

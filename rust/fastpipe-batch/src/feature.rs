@@ -1,6 +1,15 @@
-//! What is wanted of a file: features by name, and the form in which each is wanted.
+//! What is wanted of a data set: features by name, and the form in which each is wanted.
 
-use fastpipe_batch::{DType, Error, ErrorKind, Leaf, SparseLayout};
+use crate::dtype::{DType, Leaf};
+use crate::error::{Error, ErrorKind};
+use crate::spec::SparseLayout;
+
+/// Dimensions of a ragged or a sparse feature: its forms lie within each other, and Python walks them by recursion.
+pub const MAX_DIMENSIONS: usize = 128;
+
+/// Fixed dimensions of a feature: those of a NumPy array (32 before NumPy 2, and in what arrays are made with here), less the
+/// one for rows. What is inferred decides the form of a batch, so it doesn't depend on the NumPy at hand.
+pub const MAX_FIXED_DIMENSIONS: usize = 31;
 
 /// A wanted feature.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,7 +103,7 @@ pub enum Scalar {
 
 impl Scalar {
     /// The bytes of this value as an element of `dtype`.
-    pub(crate) fn element(&self, dtype: DType) -> Result<Vec<u8>, Error> {
+    pub fn element(&self, dtype: DType) -> Result<Vec<u8>, Error> {
         let misfit = || {
             Error::new(
                 ErrorKind::Schema,
