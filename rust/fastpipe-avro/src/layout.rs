@@ -297,6 +297,11 @@ fn instead(schema: &Schema, trace: &Trace, feature: &Feature) -> String {
     )
 }
 
+/// Whether numbers are decoded to this type.
+fn is_number(dtype: DType) -> bool {
+    dtype.is_integer() || matches!(dtype, DType::F32 | DType::F64)
+}
+
 /// Whether values of a type can become these values.
 fn check_leaf(schema: &Schema, end: End, leaf: Leaf) -> Result<(), Error> {
     let id = match end {
@@ -310,13 +315,16 @@ fn check_leaf(schema: &Schema, end: End, leaf: Leaf) -> Result<(), Error> {
     };
     let (fits, ask) = match schema.ty(id) {
         Type::Null => (true, ""),
-        Type::Boolean => (matches!(leaf, Leaf::Fixed(_)), "bool or a number"),
+        Type::Boolean => (
+            matches!(leaf, Leaf::Fixed(d) if d == DType::Bool || is_number(d)),
+            "bool or a number",
+        ),
         Type::Int | Type::Long => (
-            matches!(leaf, Leaf::Fixed(d) if d != DType::Bool),
+            matches!(leaf, Leaf::Fixed(d) if is_number(d)),
             "an integer or floating-point dtype",
         ),
         Type::Float | Type::Double => (
-            matches!(leaf, Leaf::Fixed(d) if d.is_float()),
+            matches!(leaf, Leaf::Fixed(DType::F32 | DType::F64)),
             "\"float32\" or \"float64\"",
         ),
         Type::Enum(_) => (

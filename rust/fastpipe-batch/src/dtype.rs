@@ -2,6 +2,17 @@
 
 use std::fmt;
 
+/// The unit in which dates and times are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // They say it themselves.
+pub enum TimeUnit {
+    Days,
+    Seconds,
+    Milliseconds,
+    Microseconds,
+    Nanoseconds,
+}
+
 /// The type of one element of a column, named as NumPy names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // The variants are NumPy's dtypes.
@@ -15,38 +26,56 @@ pub enum DType {
     U16,
     U32,
     U64,
+    F16,
     F32,
     F64,
+    Datetime(TimeUnit),
+    Timedelta(TimeUnit),
 }
 
 impl DType {
     /// Every element type.
-    pub const ALL: [DType; 11] = [
-        DType::Bool,
-        DType::I8,
-        DType::I16,
-        DType::I32,
-        DType::I64,
-        DType::U8,
-        DType::U16,
-        DType::U32,
-        DType::U64,
-        DType::F32,
-        DType::F64,
-    ];
+    pub const ALL: [DType; 22] = {
+        use TimeUnit::{Days, Microseconds, Milliseconds, Nanoseconds, Seconds};
+        [
+            DType::Bool,
+            DType::I8,
+            DType::I16,
+            DType::I32,
+            DType::I64,
+            DType::U8,
+            DType::U16,
+            DType::U32,
+            DType::U64,
+            DType::F16,
+            DType::F32,
+            DType::F64,
+            DType::Datetime(Days),
+            DType::Datetime(Seconds),
+            DType::Datetime(Milliseconds),
+            DType::Datetime(Microseconds),
+            DType::Datetime(Nanoseconds),
+            DType::Timedelta(Days),
+            DType::Timedelta(Seconds),
+            DType::Timedelta(Milliseconds),
+            DType::Timedelta(Microseconds),
+            DType::Timedelta(Nanoseconds),
+        ]
+    };
 
     /// Bytes of one element.
     pub const fn size(self) -> usize {
         match self {
             DType::Bool | DType::I8 | DType::U8 => 1,
-            DType::I16 | DType::U16 => 2,
+            DType::I16 | DType::U16 | DType::F16 => 2,
             DType::I32 | DType::U32 | DType::F32 => 4,
-            DType::I64 | DType::U64 | DType::F64 => 8,
+            DType::I64 | DType::U64 | DType::F64 | DType::Datetime(_) | DType::Timedelta(_) => 8,
         }
     }
 
     /// NumPy's name of this type.
     pub const fn name(self) -> &'static str {
+        use TimeUnit::{Days, Microseconds, Milliseconds, Nanoseconds, Seconds};
         match self {
             DType::Bool => "bool",
             DType::I8 => "int8",
@@ -57,8 +86,19 @@ impl DType {
             DType::U16 => "uint16",
             DType::U32 => "uint32",
             DType::U64 => "uint64",
+            DType::F16 => "float16",
             DType::F32 => "float32",
             DType::F64 => "float64",
+            DType::Datetime(Days) => "datetime64[D]",
+            DType::Datetime(Seconds) => "datetime64[s]",
+            DType::Datetime(Milliseconds) => "datetime64[ms]",
+            DType::Datetime(Microseconds) => "datetime64[us]",
+            DType::Datetime(Nanoseconds) => "datetime64[ns]",
+            DType::Timedelta(Days) => "timedelta64[D]",
+            DType::Timedelta(Seconds) => "timedelta64[s]",
+            DType::Timedelta(Milliseconds) => "timedelta64[ms]",
+            DType::Timedelta(Microseconds) => "timedelta64[us]",
+            DType::Timedelta(Nanoseconds) => "timedelta64[ns]",
         }
     }
 
@@ -69,12 +109,17 @@ impl DType {
 
     /// Whether this is a signed or unsigned integer type.
     pub const fn is_integer(self) -> bool {
-        !matches!(self, DType::Bool | DType::F32 | DType::F64)
+        !matches!(self, DType::Bool) && !self.is_float() && !self.is_time()
     }
 
     /// Whether this is a floating-point type.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F64)
+        matches!(self, DType::F16 | DType::F32 | DType::F64)
+    }
+
+    /// Whether this is a date, a time or a duration, for which the least integer stands for none (NaT).
+    pub const fn is_time(self) -> bool {
+        matches!(self, DType::Datetime(_) | DType::Timedelta(_))
     }
 }
 
@@ -116,6 +161,6 @@ mod tests {
             assert_eq!(DType::from_name(d.name()), Some(d));
             assert!(d.size().is_power_of_two() && d.size() <= 8);
         }
-        assert_eq!(DType::from_name("float16"), None);
+        assert_eq!(DType::from_name("complex64"), None);
     }
 }

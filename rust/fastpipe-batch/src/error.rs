@@ -239,6 +239,13 @@ impl Error {
         self
     }
 
+    /// Names the record, in the place of any that is named.
+    #[must_use]
+    pub fn with_record(mut self, record: u64) -> Self {
+        self.0.location.record = Some(record);
+        self
+    }
+
     /// Names the position within the decompressed block, unless it is named already.
     #[must_use]
     pub fn at_position(mut self, position: u64) -> Self {

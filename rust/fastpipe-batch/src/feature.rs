@@ -1,5 +1,7 @@
 //! What is wanted of a data set: features by name, and the form in which each is wanted.
 
+use half::f16;
+
 use crate::dtype::{DType, Leaf};
 use crate::error::{Error, ErrorKind};
 use crate::spec::SparseLayout;
@@ -134,11 +136,12 @@ impl Scalar {
             DType::I8 => integer!(i8),
             DType::I16 => integer!(i16),
             DType::I32 => integer!(i32),
-            DType::I64 => integer!(i64),
+            DType::I64 | DType::Datetime(_) | DType::Timedelta(_) => integer!(i64),
             DType::U8 => integer!(u8),
             DType::U16 => integer!(u16),
             DType::U32 => integer!(u32),
             DType::U64 => integer!(u64),
+            DType::F16 => f16::from_f64(float()?).to_le_bytes().to_vec(),
             DType::F32 => (float()? as f32).to_le_bytes().to_vec(),
             DType::F64 => float()?.to_le_bytes().to_vec(),
         })

@@ -16,6 +16,7 @@
 //! order of slots, when all lengths are known.
 
 mod allocator;
+mod block;
 mod buffers;
 mod cells;
 mod dtype;
@@ -34,9 +35,10 @@ mod spec;
 mod writer;
 
 pub use allocator::{Region, SlabAllocator};
+pub use block::{ArenaRows, Block};
 pub use buffers::{Buffer, BufferPool, Reuse};
 pub use cells::{Cells, Columns};
-pub use dtype::{DType, Leaf};
+pub use dtype::{DType, Leaf, TimeUnit};
 pub use error::{Error, ErrorKind, Lengths, Location};
 pub use fallible::{try_collect, try_filled, try_reserve, try_with_capacity};
 pub use fastpipe_memory::{

@@ -18,13 +18,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use crate::block::{ArenaRows, Block};
 use crate::cells::{Cell, Cells, Columns};
 use crate::error::{Error, ErrorKind};
 use crate::fallible::{try_collect, try_filled, try_with_capacity};
 use crate::owned::ALIGNMENT;
 use crate::slab::{Slab, SlabPool};
 use crate::spec::{Part, PartKind};
-use crate::writer::{Overflow, Writer};
+use crate::writer::{Element, Overflow, Writer};
 
 /// Where a placed part lies in the slab of its batch.
 #[derive(Clone, Copy, Debug)]
@@ -420,6 +421,57 @@ impl<'a> Sink<'a> {
         self.fragment.slots.extend(slots);
         // SAFETY: the slots are claimed by this sink, which is borrowed exclusively; the cells are those of `rows`.
         Ok(unsafe { Columns::new(&self.cells, first, end - first, &mut self.ended) })
+    }
+
+    /// Starts rows in consecutive slots, to be written part by part.
+    pub fn begin_block(&mut self, slots: Range<u32>) -> Result<Block<'_, 'a>, Error> {
+        self.begun = false;
+        let (first, end) = (slots.start as usize, slots.end as usize);
+        self.make_room(slots.len())?;
+        self.rows.claim_all(first..end)?;
+        self.fragment.slots.extend(slots);
+        Block::new(self, first..end)
+    }
+
+    /// Rows that were begun, by any means.
+    pub(crate) fn slots_begun(&self) -> usize {
+        self.fragment.slots.len()
+    }
+
+    /// Rows that were begun in an arena.
+    pub(crate) fn arena_rows(&self, part: usize) -> Option<usize> {
+        let arena = self.fragment.writers.get(part)?.arena.as_ref()?;
+        Some(arena.starts.len())
+    }
+
+    /// The memory of a placed part in slots that a block of this sink has claimed.
+    pub(crate) fn placed_of<T: Element>(&mut self, part: usize, slots: Range<usize>) -> Result<&mut [T], Overflow> {
+        let placed = self.rows.placed.get(part).copied().flatten().ok_or(Overflow::Row)?;
+        if slots.end > self.rows.rows || slots.start > slots.end || placed.stride % size_of::<T>() != 0 {
+            return Err(Overflow::Row);
+        }
+        // SAFETY: the slots are within the batch (above), so the part's bytes for them lie within the slab.
+        let start = unsafe { self.rows.slab.as_ptr().add(placed.offset + slots.start * placed.stride) }.cast::<T>();
+        if !start.is_aligned() {
+            return Err(Overflow::Row);
+        }
+        // SAFETY: so many initialised bytes, aligned (above). The slots are claimed by this sink, which is borrowed
+        // exclusively while the slice lives; any bits are a valid element.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start, slots.len() * (placed.stride / size_of::<T>())) })
+    }
+
+    /// The arena of a part.
+    pub(crate) fn arena_of(&mut self, part: usize) -> Result<ArenaRows<'_>, Overflow> {
+        let writer = self.fragment.writers.get_mut(part).ok_or(Overflow::Row)?;
+        if writer.arena.is_none() {
+            return Err(Overflow::Row);
+        }
+        Ok(ArenaRows { writer })
+    }
+
+    /// Rows of a block were written.
+    pub(crate) fn end_block(&mut self, rows: usize) {
+        self.ended += rows;
     }
 
     /// Lets the writer of a cell's part write to it.

@@ -149,6 +149,19 @@ impl Writer {
         }
     }
 
+    /// Notes that a row starts here.
+    #[inline]
+    pub(crate) fn begin_arena_row(&mut self) -> Result<(), Overflow> {
+        let Some(arena) = &mut self.arena else {
+            return Err(Overflow::Row);
+        };
+        if arena.starts.len() == arena.starts.capacity() {
+            arena.starts.try_reserve(1).map_err(|_| Overflow::Memory)?;
+        }
+        arena.starts.push(self.len - arena.lead);
+        Ok(())
+    }
+
     /// Room for `bytes` more bytes.
     #[inline(always)]
     fn reserve(&mut self, bytes: usize) -> Result<*mut u8, Overflow> {

@@ -202,7 +202,7 @@ fn check_dtype(dtype: DType, num_items: u32) -> Result<()> {
         DType::I16 => 15,
         DType::U16 => 16,
         DType::I32 | DType::U32 | DType::I64 | DType::U64 => 31,
-        DType::Bool | DType::F32 | DType::F64 => 0,
+        DType::Bool | DType::F16 | DType::F32 | DType::F64 | DType::Datetime(_) | DType::Timedelta(_) => 0,
     };
     if bits == 0 {
         let reason = format!("items are integers, and can't be {dtype}");

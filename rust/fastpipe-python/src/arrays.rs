@@ -7,8 +7,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice::Iter;
 
-use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, SparseLayout};
+use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, SparseLayout, TimeUnit};
 use fastpipe_engine::{About, Batch, Byte, Stretch, panicked};
+use numpy::datetime::units::{Days, Microseconds, Milliseconds, Nanoseconds, Seconds};
+use numpy::datetime::{Datetime, Timedelta};
 use numpy::{Element, PyArray1, PyArrayMethods, PyUntypedArray, dtype};
 use pyo3::exceptions::{PyImportError, PyKeyboardInterrupt};
 use pyo3::prelude::*;
@@ -209,8 +211,19 @@ impl<'py> Builder<'py, '_> {
             DType::U16 => self.array_of::<u16>(part, shape),
             DType::U32 => self.array_of::<u32>(part, shape),
             DType::U64 => self.array_of::<u64>(part, shape),
+            DType::F16 => self.array_of::<half::f16>(part, shape),
             DType::F32 => self.array_of::<f32>(part, shape),
             DType::F64 => self.array_of::<f64>(part, shape),
+            DType::Datetime(TimeUnit::Days) => self.array_of::<Datetime<Days>>(part, shape),
+            DType::Datetime(TimeUnit::Seconds) => self.array_of::<Datetime<Seconds>>(part, shape),
+            DType::Datetime(TimeUnit::Milliseconds) => self.array_of::<Datetime<Milliseconds>>(part, shape),
+            DType::Datetime(TimeUnit::Microseconds) => self.array_of::<Datetime<Microseconds>>(part, shape),
+            DType::Datetime(TimeUnit::Nanoseconds) => self.array_of::<Datetime<Nanoseconds>>(part, shape),
+            DType::Timedelta(TimeUnit::Days) => self.array_of::<Timedelta<Days>>(part, shape),
+            DType::Timedelta(TimeUnit::Seconds) => self.array_of::<Timedelta<Seconds>>(part, shape),
+            DType::Timedelta(TimeUnit::Milliseconds) => self.array_of::<Timedelta<Milliseconds>>(part, shape),
+            DType::Timedelta(TimeUnit::Microseconds) => self.array_of::<Timedelta<Microseconds>>(part, shape),
+            DType::Timedelta(TimeUnit::Nanoseconds) => self.array_of::<Timedelta<Nanoseconds>>(part, shape),
         }
     }
 

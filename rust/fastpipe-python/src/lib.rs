@@ -20,6 +20,7 @@ mod preparation;
 mod raw;
 mod rebatch;
 mod stats;
+mod tables;
 mod tensorflow;
 
 use fastpipe_memory::Reserving;
@@ -54,6 +55,8 @@ mod _fastpipe {
     use super::preparation::{compress_interactions, core_of, keep_positives, number_ids};
     #[pymodule_export]
     use super::rebatch::RowBuffer;
+    #[pymodule_export]
+    use super::tables::TableDataset;
     #[pymodule_export]
     use super::tensorflow::{leave_tensorflow, register_tensorflow};
 

@@ -56,11 +56,13 @@ fn type_of(dtype: DType) -> c_int {
     match dtype {
         DType::F32 => 1,
         DType::F64 => 2,
+        DType::F16 => 19,
         DType::I32 => 3,
         DType::U8 => 4,
         DType::I16 => 5,
         DType::I8 => 6,
-        DType::I64 => TF_INT64,
+        // TensorFlow has no type for times: they are counted.
+        DType::I64 | DType::Datetime(_) | DType::Timedelta(_) => TF_INT64,
         DType::Bool => TF_BOOL,
         DType::U16 => 17,
         DType::U32 => 22,

@@ -1,0 +1,266 @@
+//! From wanted features to columns: how each is laid out in a batch, and which parts it has.
+
+use arrow_schema::{DataType, Schema};
+use fastpipe_batch::{
+    ColumnSpec, DType, Error, Feature, Form, Leaf, NestedForm, Nulls, Request, Scalar, SparseForm, SparseLayout,
+};
+
+use crate::trace::{Step, Trace, misfit, trace};
+use crate::types::{fits, leaf};
+
+/// A feature, where it comes from, and where it goes.
+#[derive(Clone, Debug)]
+pub(crate) struct Column {
+    pub(crate) feature: Feature,
+    pub(crate) spec: ColumnSpec,
+    pub(crate) trace: Trace,
+    /// The number of its first part.
+    pub(crate) first_part: usize,
+    /// Of a sparse column: the fields of its indices, one for each dimension, and of its values.
+    pub(crate) sparse: Option<(Vec<usize>, usize)>,
+    /// What stands for a null: an element, or the bytes of a string.
+    pub(crate) fill: Vec<u8>,
+    /// What arrays are padded with.
+    pub(crate) pad: Option<Vec<u8>>,
+}
+
+/// What the length of a list must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    Free,
+    Exact(usize),
+    Pad(usize),
+}
+
+/// An element that stands for none: zero, but for times, which have one of their own.
+fn nothing(leaf: Leaf) -> Vec<u8> {
+    match leaf {
+        Leaf::Bytes { .. } => Vec::new(),
+        Leaf::Fixed(dtype) if dtype.is_time() => i64::MIN.to_le_bytes().to_vec(),
+        Leaf::Fixed(dtype) => vec![0; dtype.size()],
+    }
+}
+
+fn element(scalar: Option<&Scalar>, leaf: Leaf) -> Result<Vec<u8>, Error> {
+    match (scalar, leaf) {
+        (None, _) => Ok(nothing(leaf)),
+        (Some(Scalar::Bytes(bytes)), Leaf::Bytes { .. }) => Ok(bytes.clone()),
+        (Some(scalar), Leaf::Fixed(dtype)) => scalar.element(dtype),
+        (Some(scalar), leaf) => Err(misfit(format!(
+            "the fill or pad value {scalar:?} does not fit {leaf}"
+        ))),
+    }
+}
+
+/// Python code of the spec that reads values below so many lists.
+fn code(field: &str, trace: &Trace) -> Option<String> {
+    let leaf = leaf(&trace.end)?;
+    let nulls = if trace.nullable.contains(&true) {
+        ", nulls=\"mask\""
+    } else {
+        ""
+    };
+    let spec = match trace.dims() {
+        0 => format!("fastpipe.DenseSpec((), \"{leaf}\"{nulls})"),
+        1 => format!("fastpipe.RaggedSpec((None,), \"{leaf}\"{nulls})"),
+        dims => format!(
+            "fastpipe.RaggedSpec(({}), \"{leaf}\"{nulls})",
+            vec!["None"; dims].join(", ")
+        ),
+    };
+    Some(format!("; features={{\"{field}\": {spec}}} reads it"))
+}
+
+/// The fields of a sparse struct: of its indices and of its values.
+fn sparse_fields(ty: &DataType, dims: usize) -> Option<(Vec<usize>, usize)> {
+    let DataType::Struct(fields) = ty else { return None };
+    let place = |name: &str| fields.iter().position(|field| field.name() == name);
+    let indices = (0..dims).map(|dim| {
+        let alone = || if dims == 1 { place("indices") } else { None };
+        place(&format!("indices{dim}")).or_else(alone)
+    });
+    Some((indices.collect::<Option<_>>()?, place("values")?))
+}
+
+impl Column {
+    /// Lays out a feature. `first_part` is the number of the column's first part.
+    pub(crate) fn new(schema: &Schema, feature: &Feature, first_part: usize) -> Result<Column, Error> {
+        let at = |error: Error| error.at_feature(feature.name.as_str());
+        Column::laid_out(schema, feature, first_part).map_err(at)
+    }
+
+    fn laid_out(schema: &Schema, feature: &Feature, first_part: usize) -> Result<Column, Error> {
+        let trace = trace(schema, feature)?;
+        let mut sparse = None;
+        let masked = feature.nulls == Nulls::Mask;
+        let nullable = |level: usize| masked && trace.nullable.get(level).copied().unwrap_or(false);
+        let nested = |ragged: usize, shape: Vec<usize>, leaf: Leaf| {
+            let deepest = (ragged..=ragged + shape.len()).rev().find(|&level| nullable(level));
+            Form::Nested(NestedForm {
+                ragged,
+                leaf,
+                masks: (0..ragged).map(nullable).collect(),
+                leaf_mask: deepest.map(|level| level - ragged),
+                shape,
+            })
+        };
+        let form = match &feature.request {
+            Request::Dense { shape, leaf, .. } => {
+                check(feature, &trace)?;
+                nested(0, shape.clone(), *leaf)
+            }
+            Request::Ragged { shape, leaf } => {
+                check(feature, &trace)?;
+                // Dimensions behind the last ragged one become dimensions of the values.
+                let ragged = shape.iter().rposition(Option::is_none).map_or(0, |i| i + 1);
+                nested(ragged, shape[ragged..].iter().map(|d| d.unwrap_or(0)).collect(), *leaf)
+            }
+            Request::Sparse {
+                shape, leaf, layout, ..
+            } => {
+                sparse = Some(check_sparse(feature, &trace, shape.len())?);
+                Form::Sparse(SparseForm {
+                    layout: *layout,
+                    shape: shape.clone(),
+                    leaf: *leaf,
+                    mask: nullable(0),
+                })
+            }
+        };
+        let leaf = feature.request.leaf();
+        let fill = match &feature.nulls {
+            Nulls::Fill(value) => element(value.as_ref(), leaf)?,
+            Nulls::Error | Nulls::Mask => nothing(leaf),
+        };
+        let pad = match &feature.request {
+            Request::Dense { pad: Some(pad), .. } => Some(element(Some(pad), leaf)?),
+            _ => None,
+        };
+        Ok(Column {
+            spec: ColumnSpec {
+                name: feature.name.as_str().into(),
+                form,
+            },
+            feature: feature.clone(),
+            trace,
+            first_part,
+            sparse,
+            fill,
+            pad,
+        })
+    }
+
+    /// The column of record batches that it is read from.
+    pub(crate) fn first_step(&self) -> Option<usize> {
+        match self.trace.steps.first() {
+            Some(Step::Field(column)) => Some(*column),
+            _ => None,
+        }
+    }
+
+    /// What the length of the list of dimension `dim` must be.
+    pub(crate) fn rule(&self, dim: usize) -> Rule {
+        match &self.feature.request {
+            Request::Dense { shape, pad: None, .. } => Rule::Exact(shape[dim]),
+            Request::Dense { shape, .. } => Rule::Pad(shape[dim]),
+            Request::Ragged { shape, .. } => shape[dim].map_or(Rule::Free, Rule::Exact),
+            Request::Sparse { .. } => Rule::Free,
+        }
+    }
+
+    /// Whether each row of a sparse column begins with the batch index.
+    pub(crate) fn has_batch_index(&self) -> bool {
+        matches!(&self.spec.form, Form::Sparse(form) if form.layout == SparseLayout::Coo)
+    }
+}
+
+/// Checks that a column can yield what is asked for.
+fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
+    let rank = feature.request.rank();
+    let asked = feature.request.leaf();
+    if feature.counts {
+        let counted = trace.dims() == rank
+            && (crate::trace::items(&trace.end).is_some() || crate::trace::entries(&trace.end).is_some());
+        return if counted {
+            Ok(())
+        } else {
+            Err(misfit(format!(
+                "length=True counts the items of a list or a map below the {rank} dimensions of the shape, and there are \
+                 values of type {}",
+                trace.end
+            )))
+        };
+    }
+    let hint = || code(&feature.field, trace).unwrap_or_default();
+    if leaf(&trace.end).is_none() {
+        let reason = format!("values of type {} are not read", trace.end);
+        return Err(Error::new(fastpipe_batch::ErrorKind::Unsupported, reason));
+    }
+    let mut dims = trace.dims();
+    let bytes = match (&trace.end, asked) {
+        (DataType::FixedSizeBinary(n), Leaf::Fixed(DType::U8)) => Some(usize::try_from(*n).unwrap_or(0)),
+        _ => None,
+    };
+    match bytes {
+        Some(_) => dims += 1,
+        None => {
+            if let Err(ask) = fits(&trace.end, asked) {
+                return Err(misfit(format!(
+                    "the column's values are of type {}, which don't fit {asked}; ask for {ask}{}",
+                    trace.end,
+                    hint()
+                )));
+            }
+        }
+    }
+    if dims != rank {
+        let what = match dims {
+            0 => "no lists".to_owned(),
+            _ => format!("lists nested {dims} deep"),
+        };
+        return Err(misfit(format!(
+            "the shape has {rank} dimensions, but the column has {what}, so {dims} are needed{}",
+            hint()
+        )));
+    }
+    Ok(())
+}
+
+fn check_sparse(feature: &Feature, trace: &Trace, dims: usize) -> Result<(Vec<usize>, usize), Error> {
+    if trace.dims() > 0 {
+        return Err(misfit(
+            "sparse structs inside lists or maps are not read; ask for their fields one by one".into(),
+        ));
+    }
+    let Some((indices, values)) = sparse_fields(&trace.end, dims) else {
+        return Err(misfit(format!(
+            "a SparseSpec of {dims} dimensions needs a struct of {}values, and the column is of type {}",
+            (0..dims).map(|dim| format!("indices{dim}, ")).collect::<String>(),
+            trace.end
+        )));
+    };
+    let DataType::Struct(fields) = &trace.end else {
+        return Err(misfit("a SparseSpec needs a struct".into()));
+    };
+    let item = |i: usize| crate::trace::items(crate::trace::plain(fields[i].data_type()));
+    for &i in &indices {
+        if !item(i).is_some_and(|item| crate::trace::plain(item.data_type()).is_integer()) {
+            return Err(misfit(format!("'{}' isn't a list of integers", fields[i].name())));
+        }
+    }
+    let asked = feature.request.leaf();
+    match item(values).map(|item| fits(crate::trace::plain(item.data_type()), asked)) {
+        Some(Ok(())) => Ok((indices, values)),
+        Some(Err(ask)) => Err(misfit(format!(
+            "the items of 'values' don't fit {asked}; ask for {ask}"
+        ))),
+        None => Err(misfit("'values' isn't a list".into())),
+    }
+}
+
+/// The steps from the column to a field of a struct, and on to the items of its lists.
+pub(crate) fn into_lists(steps: &[Step], field: usize) -> Vec<Step> {
+    let mut steps = steps.to_vec();
+    steps.extend([Step::Field(field), Step::Items]);
+    steps
+}

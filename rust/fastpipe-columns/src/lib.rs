@@ -1,0 +1,20 @@
+//! Finished columns to rows of batches.
+//!
+//! What arrives as Arrow (tables in memory, row groups, query results, batches from elsewhere) is finished: nothing has to be
+//! decoded, and picked rows are gathered from it, a whole column at a time. A feature is traced in the schema once (`trace.rs`),
+//! laid out as a column of a batch (`layout.rs`), and bound to the memory of each record batch (`bound.rs`); rows are gathered
+//! from what is bound (`gather.rs`). Tables are sources (`table.rs`).
+//!
+//! No I/O, no threads, no Python.
+#![forbid(unsafe_code)]
+
+mod bound;
+mod gather;
+mod infer;
+mod layout;
+mod table;
+mod trace;
+mod types;
+
+pub use infer::{Inferred, infer};
+pub use table::{TableSource, UNIT_ROWS};

@@ -1,0 +1,409 @@
+//! Finished columns as a source: tables that lie in memory.
+
+use std::any::Any;
+use std::collections::HashSet;
+use std::hash::Hasher;
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_schema::{Schema, SchemaRef};
+use fastpipe_batch::{
+    Buffer, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fragment, Mark, Pass, Pick, Result, Row, Rows, Sink, SlabPool,
+    Source, Starts, Unit, UnitInfo, Unpicked, Work, try_collect, try_with_capacity,
+};
+use siphasher::sip128::{Hasher128, SipHasher24};
+
+use crate::bound::Bound;
+use crate::gather::{At, Fault, Gather};
+use crate::layout::Column;
+
+/// Rows of a unit of a table in memory. Part of what orders are made from: how a table is cut in record batches is not.
+pub const UNIT_ROWS: u64 = 1 << 15;
+
+/// Rows that are looked at for a digest of a table's contents.
+const DIGESTED: u64 = 256;
+
+/// What memory is for that says where picked rows are.
+const PICKED: &str = "where picked rows are; a smaller batch_size needs less";
+
+/// The wanted columns of record batches of one schema.
+#[derive(Debug)]
+pub(crate) struct Columns {
+    columns: Vec<Column>,
+    specs: Vec<ColumnSpec>,
+    schema: SchemaRef,
+}
+
+impl Columns {
+    pub(crate) fn new(schema: SchemaRef, features: &[Feature]) -> Result<Columns> {
+        let mut columns = try_with_capacity(features.len(), "columns")?;
+        let mut parts = 0;
+        for feature in features {
+            let column = Column::new(&schema, feature, parts)?;
+            parts += column.spec.parts().len();
+            columns.push(column);
+        }
+        let specs = columns.iter().map(|column: &Column| column.spec.clone()).collect();
+        Ok(Columns { columns, specs, schema })
+    }
+
+    /// Binds record batches, which must have the schema's columns.
+    pub(crate) fn bind(&self, batches: &[RecordBatch]) -> Result<Chunks> {
+        let mut chunks = Chunks::default();
+        for batch in batches.iter().filter(|batch| batch.num_rows() > 0) {
+            check_types(&self.schema, &batch.schema())?;
+            for array in self.used(batch) {
+                let checked = array.to_data().validate_full();
+                checked.map_err(|error| Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}")))?;
+            }
+            let bound = self.columns.iter().map(|column| Bound::new(column, batch.columns()));
+            let bound: Vec<Bound> = bound.collect::<Result<_>>()?;
+            chunks.bytes += bound.iter().map(|column| column.bytes).sum::<usize>();
+            chunks.rows += batch.num_rows();
+            chunks.ends.push(chunks.rows);
+            chunks.bound.push(bound);
+        }
+        Ok(chunks)
+    }
+
+    /// The arrays of a record batch that something is wanted of.
+    fn used<'b>(&self, batch: &'b RecordBatch) -> impl Iterator<Item = &'b ArrayRef> {
+        let used: HashSet<usize> = self.columns.iter().filter_map(Column::first_step).collect();
+        let columns = batch.columns().iter().enumerate();
+        columns.filter(move |(i, _)| used.contains(i)).map(|(_, array)| array)
+    }
+
+    /// Writes rows, each of which is at its place in some chunks, to consecutive slots, column by column. Of several rows that
+    /// can't be written the first is told of, whichever column it is of.
+    fn write(&self, chunks: &[&[Bound]], rows: &[At], slots: Range<u32>, out: &mut Sink<'_>) -> Result<(), Fault> {
+        let at_start = |error| Fault { at: 0, error };
+        let mut block = out.begin_block(slots).map_err(at_start)?;
+        let mut first: Option<Fault> = None;
+        for (i, column) in self.columns.iter().enumerate() {
+            let in_chunks = chunks.iter().map(|chunk| &chunk[i]);
+            let in_chunks: Vec<&Bound> = try_collect(in_chunks, PICKED).map_err(at_start)?;
+            let until = first.as_ref().map_or(rows.len(), |fault| fault.at);
+            let gather = Gather {
+                column,
+                chunks: &in_chunks,
+                rows: &rows[..until],
+            };
+            if let Err(mut fault) = gather.write(&mut block) {
+                if first.as_ref().is_none_or(|first| fault.at < first.at) {
+                    fault.error = fault.error.at_feature(&column.feature.name);
+                    first = Some(fault);
+                }
+            }
+        }
+        match first {
+            Some(fault) => Err(fault),
+            None => block.end().map_err(at_start),
+        }
+    }
+}
+
+/// Refuses record batches of another schema: columns of other names or types.
+fn check_types(expected: &Schema, found: &Schema) -> Result<()> {
+    if expected.fields.len() != found.fields.len() {
+        let reason = format!(
+            "a record batch has {} columns, and the schema {}",
+            found.fields.len(),
+            expected.fields.len()
+        );
+        return Err(Error::new(ErrorKind::Schema, reason));
+    }
+    for (expected, found) in expected.fields.iter().zip(&found.fields) {
+        if expected.name() != found.name() || !expected.data_type().equals_datatype(found.data_type()) {
+            let reason = format!(
+                "a record batch has a column '{}' of type {}, where the schema has '{}' of type {}",
+                found.name(),
+                found.data_type(),
+                expected.name(),
+                expected.data_type()
+            );
+            return Err(Error::new(ErrorKind::Schema, reason).at_feature(expected.name()));
+        }
+    }
+    Ok(())
+}
+
+/// Bound record batches, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Chunks {
+    bound: Vec<Vec<Bound>>,
+    /// Where each ends, in rows.
+    ends: Vec<usize>,
+    pub(crate) rows: usize,
+    /// Memory that was taken to rewrite columns.
+    pub(crate) bytes: usize,
+}
+
+impl Chunks {
+    /// Where a row is; `None` if there is no such row.
+    #[inline]
+    fn find(&self, row: usize) -> Option<At> {
+        if let [end] = self.ends[..] {
+            return (row < end).then_some(At { chunk: 0, row });
+        }
+        let chunk = self.ends.partition_point(|&end| end <= row);
+        let before = if chunk == 0 { 0 } else { self.ends[chunk - 1] };
+        (chunk < self.ends.len()).then_some(At {
+            chunk: chunk as u32,
+            row: row - before,
+        })
+    }
+}
+
+/// Rows of bound record batches, as a unit.
+pub(crate) struct OpenRows {
+    pub(crate) columns: Arc<Columns>,
+    pub(crate) chunks: Arc<Chunks>,
+    /// The first of them.
+    pub(crate) first: usize,
+    pub(crate) rows: u32,
+    /// Memory that is this unit's alone.
+    pub(crate) held: usize,
+}
+
+#[cold]
+fn missing(record: u32) -> Error {
+    Error::new(
+        ErrorKind::Internal,
+        format!("record {record} was picked, which the unit doesn't have"),
+    )
+}
+
+/// The number of consecutive slots that picks begin with.
+fn consecutive(picks: &[Pick]) -> usize {
+    let behind = picks.windows(2).take_while(|pair| pair[1].slot == pair[0].slot + 1);
+    behind.count() + usize::from(!picks.is_empty())
+}
+
+impl Unit for OpenRows {
+    fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.held
+    }
+
+    /// None: it knows where each row is, so marks count rows alone.
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark> {
+        let chunks: Vec<&[Bound]> = self.chunks.bound.iter().map(|chunk| &chunk[..]).collect();
+        let mut rest = picks;
+        while !rest.is_empty() {
+            let (some, behind) = rest.split_at(consecutive(rest));
+            let at = some.iter().map(|pick| {
+                let found = (pick.record < self.rows).then(|| self.chunks.find(self.first + pick.record as usize));
+                found.flatten().ok_or_else(|| missing(pick.record))
+            });
+            let at: Vec<At> = at.collect::<Result<_>>()?;
+            let slots = some[0].slot..some[0].slot + some.len() as u32;
+            self.columns
+                .write(&chunks, &at, slots, out)
+                .map_err(|fault| fault.error.with_record(u64::from(some[fault.at].record)))?;
+            rest = behind;
+        }
+        let record = picks.last().map_or(from.record, |pick| pick.record + 1);
+        Ok(Mark { record, byte: 0 })
+    }
+
+    fn advance(&self, _from: Mark, record: u32) -> Result<Mark> {
+        Ok(Mark { record, byte: 0 })
+    }
+
+    fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
+        Ok(known.unwrap_or_default())
+    }
+}
+
+/// Picks rows of open units, as `Source::pick` says.
+pub(crate) fn pick(
+    columns: &Columns,
+    units: &[&dyn Unit],
+    rows: &[Row],
+    slots: Range<usize>,
+    out: &mut Sink<'_>,
+) -> std::result::Result<(), Unpicked> {
+    let at_start = |error| Unpicked {
+        slot: slots.start,
+        error,
+    };
+    let open = units.iter().map(|&unit| (unit as &dyn Any).downcast_ref::<OpenRows>());
+    let open: Option<Vec<&OpenRows>> = open.collect();
+    let open = open.ok_or_else(|| at_start(Error::new(ErrorKind::Internal, "a unit isn't of finished columns")))?;
+    // Units that share their record batches follow one another or not: those that do are told of once.
+    let mut chunks: Vec<&[Bound]> = Vec::new();
+    let mut bases: Vec<u32> = try_with_capacity(open.len(), PICKED).map_err(at_start)?;
+    let mut last: Option<(&Arc<Chunks>, u32)> = None;
+    for unit in &open {
+        let base = match last {
+            Some((same, base)) if Arc::ptr_eq(same, &unit.chunks) => base,
+            _ => {
+                let base = chunks.len() as u32;
+                chunks.extend(unit.chunks.bound.iter().map(|chunk| &chunk[..]));
+                base
+            }
+        };
+        last = Some((&unit.chunks, base));
+        bases.push(base);
+    }
+    let mut at = try_with_capacity(slots.len(), PICKED).map_err(at_start)?;
+    for row in &rows[slots.clone()] {
+        let unit = open[row.unit as usize];
+        let found = (row.record < unit.rows)
+            .then(|| unit.chunks.find(unit.first + row.record as usize))
+            .flatten();
+        let found = found.ok_or_else(|| at_start(missing(row.record)))?;
+        at.push(At {
+            chunk: found.chunk + bases[row.unit as usize],
+            row: found.row,
+        });
+    }
+    let written = columns.write(&chunks, &at, slots.start as u32..slots.end as u32, out);
+    written.map_err(|fault| {
+        let slot = slots.start + fault.at;
+        Unpicked {
+            slot,
+            error: fault.error.with_record(u64::from(rows[slot].record)),
+        }
+    })
+}
+
+/// A table in memory. Its units are stretches of [`UNIT_ROWS`] rows.
+pub struct TableSource {
+    columns: Arc<Columns>,
+    chunks: Arc<Chunks>,
+    classes: [Arc<str>; 1],
+}
+
+impl TableSource {
+    /// These features of these record batches, all of which have the schema.
+    pub fn new(schema: SchemaRef, batches: &[RecordBatch], features: &[Feature]) -> Result<TableSource> {
+        let columns = Columns::new(schema, features)?;
+        let chunks = columns.bind(batches)?;
+        Ok(TableSource {
+            columns: Arc::new(columns),
+            chunks: Arc::new(chunks),
+            classes: ["table".into()],
+        })
+    }
+
+    /// The row of the table that a record of a unit is, if there is one.
+    pub fn row_of(&self, unit: u64, record: u32) -> Option<u64> {
+        let row = unit.checked_mul(UNIT_ROWS)?.checked_add(u64::from(record))?;
+        (u64::from(record) < UNIT_ROWS && row < self.chunks.rows as u64).then_some(row)
+    }
+
+    /// A digest of the number of rows, of the columns, and of the contents of some rows all over the table. SipHash has a
+    /// specification, so it stays the same over versions.
+    pub fn digest(&self) -> Result<[u8; 16]> {
+        let mut hasher = SipHasher24::new();
+        hasher.write(&(self.chunks.rows as u64).to_le_bytes());
+        for spec in &self.columns.specs {
+            hasher.write(&(spec.name.len() as u64).to_le_bytes());
+            hasher.write(spec.name.as_bytes());
+        }
+        let rows = self.chunks.rows as u64;
+        let looked_at = rows.min(DIGESTED);
+        for i in 0..looked_at {
+            let row = (u128::from(i) * u128::from(rows) / u128::from(looked_at)) as u64;
+            self.hash_row(row, &mut hasher)?;
+        }
+        Ok(hasher.finish128().as_bytes())
+    }
+
+    fn hash_row(&self, row: u64, hasher: &mut SipHasher24) -> Result<()> {
+        let (unit, record) = (row / UNIT_ROWS, (row % UNIT_ROWS) as u32);
+        let buffers = BufferPool::default();
+        let parts = self.columns.specs.iter().flat_map(ColumnSpec::parts).collect();
+        let batch = Rows::new(parts, 1, &SlabPool::new(1))?;
+        let mut sink = Sink::new(&batch, Fragment::default())?;
+        let open = self.open(unit, Pass::default(), Buffer::default(), &buffers)?;
+        // A row that can't be read says nothing of the others.
+        if open.place(Mark::START, &[Pick { record, slot: 0 }], &mut sink).is_err() {
+            return Ok(());
+        }
+        let fragment = sink.finish();
+        let parts = batch.parts().len();
+        let filled = batch.complete()?;
+        for part in 0..parts {
+            let placed = filled.place(part).map(|place| &filled.bytes()[place]);
+            let bytes = placed.unwrap_or_else(|| fragment.arena(part).0);
+            hasher.write(&(bytes.len() as u64).to_le_bytes());
+            hasher.write(bytes);
+        }
+        Ok(())
+    }
+}
+
+impl Source for TableSource {
+    fn columns(&self) -> &[ColumnSpec] {
+        &self.columns.specs
+    }
+
+    fn units(&self) -> Option<u64> {
+        Some((self.chunks.rows as u64).div_ceil(UNIT_ROWS))
+    }
+
+    fn describe(&self, unit: u64) -> UnitInfo {
+        let left = (self.chunks.rows as u64).saturating_sub(unit.saturating_mul(UNIT_ROWS));
+        UnitInfo {
+            rows: left.min(UNIT_ROWS) as u32,
+            range: None,
+            class: 0,
+            apart: false,
+            // The table is there anyway.
+            held: Some(0),
+        }
+    }
+
+    fn classes(&self) -> &[Arc<str>] {
+        &self.classes
+    }
+
+    fn work(&self) -> Work {
+        Work {
+            open: "opening",
+            place: "gathering",
+        }
+    }
+
+    fn locations(&self) -> &[Arc<str>] {
+        &[]
+    }
+
+    fn open(&self, unit: u64, _pass: Pass, _bytes: Buffer, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
+        Ok(Box::new(OpenRows {
+            columns: self.columns.clone(),
+            chunks: self.chunks.clone(),
+            first: (unit * UNIT_ROWS) as usize,
+            rows: self.describe(unit).rows,
+            held: 0,
+        }))
+    }
+
+    fn pick(
+        &self,
+        units: &[&dyn Unit],
+        rows: &[Row],
+        slots: Range<usize>,
+        out: &mut Sink<'_>,
+    ) -> std::result::Result<(), Unpicked> {
+        pick(&self.columns, units, rows, slots, out)
+    }
+
+    fn locate(&self, unit: u64, error: Error) -> Error {
+        match error.location().record {
+            // Tables have rows, and no blocks: a user counts from the first one.
+            Some(record) => error.with_record(unit * UNIT_ROWS + record),
+            None => error,
+        }
+    }
+}

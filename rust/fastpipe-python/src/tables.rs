@@ -1,0 +1,141 @@
+//! Tables in memory as a data set.
+
+use std::sync::Arc;
+
+use arrow_array::{RecordBatch, RecordBatchReader};
+use arrow_schema::{ArrowError, Field, Schema, SchemaRef};
+use fastpipe_batch::{Error, ErrorKind, Feature};
+use fastpipe_columns::{Inferred, TableSource, infer};
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use pyo3_arrow::input::AnyRecordBatch;
+
+use crate::data::Data;
+use crate::errors::IntoPy;
+use crate::features::{Described, Lowered, describe, feature};
+
+/// A table in memory, ready to be read. Its units are stretches of rows.
+#[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
+pub(crate) struct TableDataset {
+    source: Arc<TableSource>,
+    features: Vec<Feature>,
+    left_out: Vec<(String, String)>,
+}
+
+#[pymethods]
+impl TableDataset {
+    /// Takes whatever has `__arrow_c_stream__` or `__arrow_c_array__`, without copying it. Without features those are inferred
+    /// of all columns, or of some.
+    #[new]
+    #[pyo3(signature = (table, features=None, columns=None))]
+    fn new(
+        py: Python<'_>,
+        table: AnyRecordBatch,
+        features: Option<Vec<(String, Lowered<'_>)>>,
+        columns: Option<Vec<String>>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let (schema, batches) = collect(py, table.into_reader()?)?;
+        let (features, left_out) = match features {
+            Some(features) => {
+                let features = features.into_iter().map(|(name, spec)| feature(name, spec));
+                (features.collect::<PyResult<Vec<_>>>()?, Vec::new())
+            }
+            None => {
+                let known = py.detach(|| without_nulls(&schema, &batches));
+                let Inferred { features, left_out } = infer(&known, columns.as_deref()).py(py)?;
+                (features, left_out)
+            }
+        };
+        let source = py.detach(|| TableSource::new(schema, &batches, &features)).py(py)?;
+        let source = Arc::new(source);
+        let dataset = TableDataset {
+            source: source.clone(),
+            features,
+            left_out,
+        };
+        Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
+    }
+
+    /// Name, kind, shape, dtype and nulls of each feature.
+    fn features(&self) -> Vec<Described> {
+        self.features.iter().map(describe).collect()
+    }
+
+    /// For each column that was left out: why.
+    fn left_out(&self) -> Vec<(String, String)> {
+        self.left_out.clone()
+    }
+
+    /// The row that a record of a unit is.
+    fn row_of(&self, unit: u64, record: u32) -> PyResult<u64> {
+        let row = self.source.row_of(unit, record);
+        row.ok_or_else(|| PyIndexError::new_err(format!("there is no row {record} in unit {unit}")))
+    }
+
+    /// A digest of the table's columns and of some of its rows, in 16 bytes.
+    fn digest<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let digest = py.detach(|| self.source.digest()).py(py)?;
+        Ok(PyBytes::new(py, &digest))
+    }
+}
+
+/// All record batches of a stream. Whoever makes them may need the GIL, on any thread.
+fn collect(
+    py: Python<'_>,
+    mut reader: Box<dyn RecordBatchReader + Send>,
+) -> PyResult<(SchemaRef, Vec<RecordBatch>)> {
+    let schema = reader.schema();
+    let mut batches = Vec::new();
+    loop {
+        let next = py.detach(|| reader.next());
+        match next {
+            None => return Ok((schema, batches)),
+            Some(batch) => batches.push(batch.map_err(|error| failed(&error)).py(py)?),
+        }
+        py.check_signals()?;
+    }
+}
+
+/// The producer of a stream has failed.
+fn failed(error: &ArrowError) -> Error {
+    let kind = match error {
+        ArrowError::MemoryError(_) => ErrorKind::OutOfMemory,
+        _ => ErrorKind::Storage,
+    };
+    Error::new(kind, format!("the Arrow stream failed: {error}"))
+}
+
+/// The schema with columns that say they may have nulls, and have none, saying so: most producers let all columns be null.
+/// Below the first level nulls are taken to be where they may be, unless no value of the column is null.
+fn without_nulls(schema: &Schema, batches: &[RecordBatch]) -> Schema {
+    let fields = schema.fields.iter().enumerate().map(|(i, field)| {
+        let any = batches.iter().any(|batch| has_nulls(&batch.columns()[i].to_data()));
+        if any { field.as_ref().clone() } else { certain(field) }
+    });
+    Schema::new(fields.collect::<Vec<_>>())
+}
+
+fn has_nulls(data: &arrow_data::ArrayData) -> bool {
+    data.null_count() > 0 || data.child_data().iter().any(has_nulls)
+}
+
+/// A field without nulls at any level.
+fn certain(field: &Field) -> Field {
+    use arrow_schema::DataType::{
+        FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded, Struct,
+    };
+    let inner = |field: &Arc<Field>| Arc::new(certain(field));
+    let ty = match field.data_type() {
+        List(item) => List(inner(item)),
+        LargeList(item) => LargeList(inner(item)),
+        ListView(item) => ListView(inner(item)),
+        LargeListView(item) => LargeListView(inner(item)),
+        FixedSizeList(item, size) => FixedSizeList(inner(item), *size),
+        Map(entries, sorted) => Map(inner(entries), *sorted),
+        RunEndEncoded(ends, values) => RunEndEncoded(ends.clone(), inner(values)),
+        Struct(fields) => Struct(fields.iter().map(inner).collect()),
+        other => other.clone(),
+    };
+    Field::new(field.name(), ty, false)
+}
