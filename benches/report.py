@@ -14,12 +14,12 @@ import tables
 import threads
 from cell import Cell
 
-README = {
+MAIN = {
     "a/null": "Mixed features: scalars, vectors, sparse",
     "b/null": "Embeddings: float32[128] and a label",
     "a/null/shuffled": "Mixed features, shuffled",
 }
-"""The cells that the project's README shows."""
+"""The cells that matter most, and what to call them."""
 
 
 def _order(name: str) -> int:
@@ -43,14 +43,14 @@ def _provenance(parts: dict[str, dict[str, Any]], cells: list[Cell]) -> list[str
     ]
 
 
-def readme_table(cells: list[Cell]) -> list[str]:
-    """The table for the project's README: records a second, and by what factor fastpipe is faster."""
+def main_table(cells: list[Cell]) -> list[str]:
+    """The cells that matter most: records a second, and by what factor fastpipe is faster."""
     lines = [
         "| | fastpipe, records/s | MB/s | AvroTensorDataset | the fastest frame reader |",
         "|---|--:|--:|--:|--:|",
     ]
     for cell in cells:
-        label, ours = README.get(str(cell.spec)), cell.results.get("fastpipe")
+        label, ours = MAIN.get(str(cell.spec)), cell.results.get("fastpipe")
         if label is None or ours is None or not ours.seconds:
             continue
         parts = []
@@ -86,7 +86,7 @@ def write() -> None:
     if cells:
         lines += ["", "## fastpipe and its peers", "", *tables.goals_table(cells)]
         lines += _picture(plots.ratios(cells), "by what factor fastpipe is faster")
-        lines += ["", "The three that matter most:", "", *readme_table(cells)]
+        lines += ["", "The three that matter most:", "", *main_table(cells)]
     if entries := parts["threads"]["entries"]:
         lines += ["", "## Two threads on two cores", "", *threads.table(entries)]
         lines += _picture(plots.threads(entries), "two threads and two processes")

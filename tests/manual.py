@@ -1,12 +1,23 @@
-"""The files that the examples of README.md and of docstrings read."""
+"""The manual: README.md and the pages in `docs/`, their examples, their links, and the files that examples read."""
 
 from __future__ import annotations
 
+import os
+import re
+import time
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import fastavro
 import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+INDEX = ROOT / "docs/README.md"
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 # Six whole batches of 1,024 rows in all.
 ROWS, FILES = 3_072, 2
@@ -61,10 +72,73 @@ def _record(random: np.random.Generator, row: int) -> dict[str, Any]:
 
 
 def write(folder: Path) -> None:
-    """Writes `data/part-*.avro` into a folder."""
+    """Writes `data/part-*.avro` into a folder, an hour old: of files that were just written no index is kept."""
     random = np.random.default_rng(7)
     (folder / "data").mkdir()
     for number in range(FILES):
         rows = [_record(random, row) for row in range(number * ROWS, (number + 1) * ROWS)]
-        with (folder / f"data/part-{number}.avro").open("wb") as file:
+        path = folder / f"data/part-{number}.avro"
+        with path.open("wb") as file:
             fastavro.writer(file, SCHEMA, rows, codec="deflate", sync_interval=32_000)
+        os.utime(path, (time.time() - 3_600,) * 2)
+
+
+class Example(NamedTuple):
+    """Python to run, or one command of `fastpipe`."""
+
+    page: Path
+    language: str
+    code: str
+
+
+def examples(page: Path) -> Iterator[Example]:
+    """The examples of a page, in its order. Commands of other programs are left out."""
+    for language, code in re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+        if language == "python":
+            yield Example(page, language, code)
+        elif language == "sh":
+            yield from (Example(page, language, line) for line in code.splitlines() if line.startswith("fastpipe "))
+
+
+def _prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    found: dict[str, int] = {}
+    names = set()
+    for heading in re.findall(r"^#+ +(.+?) *$", _prose(page), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        names.add(f"{name}-{found[name]}" if name in found else name)
+        found[name] = found.get(name, 0) + 1
+    return names
+
+
+def links(page: Path) -> list[str]:
+    """What a page links to, pictures and references included."""
+    prose = re.sub(r"(`+).*?\1", "`code`", _prose(page), flags=re.DOTALL)
+    return re.findall(r"\]\(\s*<?([^)>\s]+)", prose) + re.findall(r"^ *\[[^\]]+\]: *<?([^>\s]+)", prose, re.MULTILINE)
+
+
+def target(page: Path, link: str) -> Path | None:
+    """The file that a link leads to; None for one to another site."""
+    if re.match(r"[a-z][a-z+.-]*:", link):
+        return None
+    path = unquote(link.split("#")[0])
+    return (page.parent / path).resolve() if path else page
+
+
+def broken(page: Path) -> list[str]:
+    """The links of a page that lead to no file of the project, or to no heading."""
+    found = []
+    for link in links(page):
+        to, (_, _, anchor) = target(page, link), link.partition("#")
+        if to is None:
+            continue
+        if not to.exists() or (anchor and to.suffix == ".md" and anchor not in anchors(to)):
+            found.append(link)
+    return found

@@ -1,8 +1,9 @@
-"""The examples of README.md run as they stand there."""
+"""The examples of README.md and of the pages in `docs/` run as they are printed there."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,19 +13,10 @@ import numpy as np
 import pytest
 
 import manual
+from manual import Example
 
-README = Path(__file__).resolve().parent.parent / "README.md"
-EXAMPLES = [
-    (language, code) for language, code in re.findall(r"```(\w+)\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
-]
-PYTHON = [code for language, code in EXAMPLES if language == "python"]
-COMMANDS = [
-    line
-    for language, code in EXAMPLES
-    if language == "sh"
-    for line in code.splitlines()
-    if line.startswith("fastpipe ")
-]
+PAGES = [manual.README, *manual.PAGES]
+EXAMPLES = [example for page in PAGES for example in manual.examples(page)]
 # What an example reads beside the files.
 RANDOM = np.random.default_rng(3)
 GIVEN: dict[str, Any] = {
@@ -36,19 +28,30 @@ GIVEN: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("readme")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written")
     manual.write(folder)
     return folder
 
 
-def _id(code: str) -> str:
-    return re.sub(r"\W+", "-", code.strip().splitlines()[-1])[:40]
+@pytest.fixture(scope="module")
+def page(request: pytest.FixtureRequest, written: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files, fresh for each page, that all of the page's examples share."""
+    folder = tmp_path_factory.mktemp(request.param.stem)
+    shutil.copytree(written, folder, dirs_exist_ok=True)
+    return folder
 
 
-@pytest.mark.parametrize("code", PYTHON, ids=_id)
-@pytest.mark.filterwarnings("ignore:.*:UserWarning:torch", "ignore::DeprecationWarning:keras")
-def test_python(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _name(page: Path) -> str:
+    return page.relative_to(manual.ROOT).as_posix()
+
+
+def _id(example: Example) -> str:
+    return f"{_name(example.page)}-" + re.sub(r"\W+", "-", example.code.strip().splitlines()[-1])[:40]
+
+
+def _run_python(example: Example) -> None:
+    code = example.code
     if "fastpipe.cuda" in code:
         torch = pytest.importorskip("torch")
         if not torch.cuda.is_available():
@@ -56,21 +59,31 @@ def test_python(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for framework in ("torch", "jax", "tensorflow"):
         if re.search(rf"\b(import|from|fastpipe\.)\s*{framework}\b", code):
             pytest.importorskip(framework)
-    monkeypatch.chdir(folder)
     assert re.search(r"^(import|from) fastpipe", code, re.MULTILINE), "it doesn't import what it uses"
     names = dict(GIVEN)
-    exec(compile(code, str(README), "exec"), names)
+    exec(compile(code, _name(example.page), "exec"), names)
     assert names.keys() > GIVEN.keys()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands(command: str, folder: Path) -> None:
+def _run_command(command: str) -> None:
     words = command.split("#")[0].split()
-    done = subprocess.run([sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 
 
-def test_there_are_examples() -> None:
-    assert len(PYTHON) > 10
-    assert len(COMMANDS) >= 2
+@pytest.mark.parametrize(
+    ("page", "example"), [(example.page, example) for example in EXAMPLES], indirect=["page"], ids=map(_id, EXAMPLES)
+)
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:torch", "ignore::DeprecationWarning:keras")
+def test_examples(page: Path, example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(page)
+    if example.language == "python":
+        _run_python(example)
+    else:
+        _run_command(example.code)
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path != manual.INDEX], ids=_name)
+def test_each_page_has_an_example(path: Path) -> None:
+    assert any(example.page == path for example in EXAMPLES)

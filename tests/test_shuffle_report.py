@@ -453,7 +453,7 @@ def test_a_report_as_text(tmp_path: Path) -> None:
     )
 
 
-def test_the_maps_of_the_readme_are_real(tmp_path: Path) -> None:
+def test_the_maps_of_the_manual_are_real(tmp_path: Path) -> None:
     paths = write_files(tmp_path, [[1000] * 50] * 4)
     left, right, left_below, right_below = (
         shuffle_report(
@@ -461,9 +461,9 @@ def test_the_maps_of_the_readme_are_real(tmp_path: Path) -> None:
         ).map.splitlines()
         for shuffle in (False, True, "block", "buffer")
     )
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs/shuffling.md").read_text(encoding="utf-8")
     for lines in (zip(left, right, strict=True), zip(left_below, right_below, strict=True)):
-        assert "\n".join(f"│{a}│  │{b}│" for a, b in lines) in readme
+        assert "\n".join(f"│{a}│  │{b}│" for a, b in lines) in page
 
 
 def test_advice_for_sorted_files(tmp_path: Path) -> None:
