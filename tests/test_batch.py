@@ -437,11 +437,16 @@ def test_arrow_masks_at_every_level() -> None:
         assert array.to_pylist() == form.to_list()
 
 
-def test_arrow_has_no_sparse_arrays() -> None:
+def test_arrow_lists_sparse_entries() -> None:
     pytest.importorskip("pyarrow")
-    assert not hasattr(FORMS[7], "to_arrow")
-    with pytest.raises(TypeError, match="Sparse"):
-        Masked(FORMS[7], bools([True, True, True])).to_arrow()
+    entries = [
+        {"indices0": [3], "values": [1.0]},
+        {"indices0": [0, 4], "values": [2.0, 3.0]},
+        {"indices0": [], "values": []},
+    ]
+    assert FORMS[7].to_arrow().to_pylist() == entries
+    assert FORMS[8].to_arrow().to_pylist() == entries
+    assert Masked(FORMS[8], bools([True, False, True])).to_arrow().to_pylist() == [entries[0], None, entries[2]]
 
 
 def test_missing_pyarrow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

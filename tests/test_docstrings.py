@@ -26,6 +26,7 @@ MAIN = [
     fastpipe.Reader.locate,
     fastpipe.Reader.shard,
     fastpipe.Reader.state_dict,
+    fastpipe.Reader.to_reader,
     fastpipe.Sparse,
     fastpipe.SparseCSR,
     fastpipe.SparseSpec,
@@ -38,6 +39,7 @@ MAIN = [
     fastpipe.read_interactions,
     fastpipe.rebatch,
     fastpipe.shuffle_report,
+    fastpipe.to_arrow,
 ]
 
 

@@ -11,6 +11,7 @@ Importing fastpipe imports NumPy and nothing else.
 
 from __future__ import annotations
 
+from fastpipe._columns import to_arrow
 from fastpipe._fastpipe import __version__
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
 from fastpipe.avro import AvroFile, infer_features, read_avro
@@ -85,4 +86,5 @@ __all__ = [
     "read_interactions",
     "rebatch",
     "shuffle_report",
+    "to_arrow",
 ]

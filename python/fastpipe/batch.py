@@ -164,6 +164,8 @@ class Ragged(_Form):
 
         Raises:
             ImportError: if pyarrow isn't installed.
+            TypeError: if Arrow has no such dtype.
+            ValueError: if offsets aren't in order, or text isn't UTF-8.
         """
         return _to_arrow(self)
 
@@ -288,6 +290,8 @@ class Strings(Ragged):
 
         Raises:
             ImportError: if pyarrow isn't installed.
+            TypeError: if Arrow has no such dtype.
+            ValueError: if offsets aren't in order, or text isn't UTF-8.
         """
         return _to_arrow(self)
 
@@ -376,7 +380,8 @@ class Masked(_Form):
 
         Raises:
             ImportError: if pyarrow isn't installed.
-            TypeError: if the values are sparse, for which Arrow has no array.
+            TypeError: if Arrow has no such dtype.
+            ValueError: if the mask doesn't fit the values, or they contradict themselves.
         """
         return _to_arrow(self)
 
@@ -438,6 +443,18 @@ class Sparse(_Form):
             TypeError: always.
         """
         raise _no_sparse_row(self, index)
+
+    def to_arrow(self) -> pa.Array:
+        """A `pyarrow.StructArray` of lists `indices0`, `indices1` ... and `values`, without the dense shape.
+
+        Values lie in the same memory; indices are copied.
+
+        Raises:
+            ImportError: if pyarrow isn't installed.
+            TypeError: if Arrow has no such dtype.
+            ValueError: if entries aren't in the order of their rows, or indices are more or fewer than values.
+        """
+        return _to_arrow(self)
 
     def _slice(self, start: int, stop: int) -> Sparse:
         return self._take(np.arange(start, stop))
@@ -516,6 +533,18 @@ class SparseCSR(_Form):
             TypeError: always.
         """
         raise _no_sparse_row(self, index)
+
+    def to_arrow(self) -> pa.Array:
+        """A `pyarrow.StructArray` of lists `indices0`, `indices1` ... and `values`, without the dense shape.
+
+        Values lie in the same memory, and so do indices of one dimension.
+
+        Raises:
+            ImportError: if pyarrow isn't installed.
+            TypeError: if Arrow has no such dtype.
+            ValueError: if entries aren't in the order of their rows, or indices are more or fewer than values.
+        """
+        return _to_arrow(self)
 
     def _slice(self, start: int, stop: int) -> SparseCSR:
         offsets = self._offsets[start : stop + 1]
@@ -644,42 +673,6 @@ def _blank(rows: list[Any], valid: np.ndarray) -> list[Any]:
 
 
 def _to_arrow(node: Any) -> pa.Array:
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise ImportError("to_arrow needs pyarrow: pip install 'fastpipe-data[arrow]'") from error
+    from fastpipe._columns.arrow_out import form_to_arrow
 
-    # A mask of k dimensions belongs to the k-th level of nesting; two of the same depth (a nullable field of a nullable
-    # record) are one in Arrow.
-    masks: dict[int, np.ndarray] = {}
-    while isinstance(node, Masked):
-        depth = node.valid.ndim
-        masks[depth] = node.valid & masks[depth] if depth in masks else node.valid
-        node = node.values
-
-    def bitmap(depth: int) -> pa.Buffer | None:
-        return pa.py_buffer(np.packbits(masks[depth], bitorder="little")) if depth in masks else None
-
-    if isinstance(node, Strings):
-        shape = node.shape
-        kind = pa.large_binary() if node.binary else pa.large_string()
-        buffers = [bitmap(len(shape)), pa.py_buffer(node.offsets), pa.py_buffer(node.values)]
-        array = pa.Array.from_buffers(kind, math.prod(shape), buffers)
-    elif isinstance(node, Ragged):
-        shape = (len(node),)
-        items = _to_arrow(node.values)
-        array = pa.Array.from_buffers(
-            pa.large_list(items.type), len(node), [bitmap(1), pa.py_buffer(node.offsets)], children=[items]
-        )
-    elif isinstance(node, np.ndarray):
-        shape = node.shape
-        data = np.packbits(node, bitorder="little") if node.dtype == np.bool_ else np.ascontiguousarray(node)
-        buffers = [bitmap(len(shape)), pa.py_buffer(data)]
-        array = pa.Array.from_buffers(pa.from_numpy_dtype(node.dtype), node.size, buffers)
-    else:
-        raise TypeError(f"Arrow has no array for a {type(node).__name__}")
-
-    for depth in range(len(shape) - 1, 0, -1):
-        kind = pa.list_(array.type, shape[depth])
-        array = pa.Array.from_buffers(kind, math.prod(shape[:depth]), [bitmap(depth)], children=[array])
-    return array
+    return form_to_arrow(node)

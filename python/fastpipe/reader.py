@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
-from fastpipe import _fastpipe, _left_out, _state
+from fastpipe import _columns, _fastpipe, _left_out, _state
 from fastpipe._arguments import flag
 from fastpipe._data import Data, Location
 from fastpipe._explain import explain
@@ -16,6 +16,9 @@ from fastpipe._progress import show
 from fastpipe._running import Running
 from fastpipe.errors import StateError
 from fastpipe.specs import Features
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Location", "Reader"]
 
@@ -33,6 +36,9 @@ class Reader:
 
     Batches are dicts from feature name to array or batch form, in the order of `features`. Their arrays lie in memory
     of the reader, which is used again when the last array over it has died; so keeping batches is safe.
+
+    A reader is an Arrow stream, too: `pyarrow.table(reader)`, `polars.DataFrame(reader)` and `duckdb.sql("select avg(x)
+    from reader")` read a pass. See `to_reader`.
 
     A reader can be pickled, and used in a forked child; passes can't.
 
@@ -141,6 +147,40 @@ class Reader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Starts a pass: where a loaded state stands, else at the start of the epoch."""
         return self._shown(self._start())
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Starts a pass, as `iter(reader)` does, and yields its batches as Arrow record batches (extra `arrow`).
+
+        They are made as `to_arrow` does, over the memory of the batches, when they are asked for: so few are held,
+        unless whoever reads keeps them. The schema is known at once; it follows from `features`, which its metadata
+        holds, and has a bool column `valid` with `uneven="pad"`. Dropping the stream ends the pass; its own `close`
+        doesn't, but `Reader.close` does. With `epochs=None` it has no end, and what reads all of it won't return.
+
+        Libraries that take Arrow streams take the reader itself, and start a pass so each time that they read it. Where
+        a query names the reader twice, give it two. What is raised in a pass comes out of this stream as it is;
+        through other libraries it becomes their error (`pyarrow.ArrowInvalid`, `polars.exceptions.ComputeError`,
+        `duckdb.InvalidInputException`), whose message has the name and the message of fastpipe's.
+
+        Raises:
+            ImportError: if pyarrow isn't installed.
+            ValueError: if the name of a feature, or its size, isn't one that Arrow has.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label", "age"], batch_size=1024)
+            >>> [batch.num_rows for batch in reader.to_reader()]
+            [1024, 1024, 1024, 1024, 1024, 1024]
+            >>> import pyarrow as pa
+            >>> pa.table(reader)["age"].null_count
+            878
+        """
+        return _columns.stream(self, valid=self._ordering.uneven == "pad")
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def __arrow_c_schema__(self) -> object:
+        return _columns.schema_of(self.features, valid=self._ordering.uneven == "pad").__arrow_c_schema__()
 
     def _start(self, memory: _fastpipe.PassMemory | None = None) -> _fastpipe.Pass:
         """Starts a pass whose batches lie in this memory.
