@@ -114,7 +114,7 @@ def form_to_arrow(form: Any) -> pa.Array:
         ValueError: as `to_arrow`.
     """
     require_pyarrow()
-    return _checked(_array(form, type(form).__name__), type(form).__name__)
+    return _column(form, type(form).__name__, check=True)
 
 
 def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, check: bool) -> pa.RecordBatch:
@@ -127,22 +127,25 @@ def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, check: boo
     arrays: list[Any] = []
     for name in names:
         where = f"column {checked_name(name)!r}"
-        array = _array(batch[name], where)
+        array = _column(batch[name], where, check)
         if schema is not None and array.type != schema.field(name).type:
             raise TypeError(f"{where} is of Arrow type {array.type}, but its spec makes {schema.field(name).type}")
         if arrays and len(array) != len(arrays[0]):
             raise ValueError(f"column {names[0]!r} has {len(arrays[0])} rows, but {where} {len(array)}")
-        arrays.append(_checked(array, where) if check else array)
+        arrays.append(array)
     if schema is None:
         return pa.RecordBatch.from_arrays(arrays, names=names)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _checked(array: pa.Array, where: str) -> pa.Array:
-    """The array, if its offsets are in order and its strings are UTF-8: other libraries rely on both unseen."""
+def _column(node: Any, where: str, check: bool) -> pa.Array:
+    """A form as an array; checked, its offsets are in order and its strings UTF-8, on which other libraries rely."""
+    invalid = require_pyarrow().ArrowInvalid
     try:
-        array.validate(full=True)
-    except ValueError as error:  # pyarrow.ArrowInvalid
+        array = _array(node, where)
+        if check:
+            array.validate(full=True)
+    except invalid as error:
         raise ValueError(f"{where}: {error}") from None
     return array
 
