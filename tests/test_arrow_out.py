@@ -157,7 +157,7 @@ def test_dates_and_long_units_are_converted() -> None:
             == np.where(np.isnat(times), 0, times.astype(unit).view(np.int64)).tolist()
         )
     for dtype, number in (("datetime64[D]", 2**31), ("datetime64[h]", 2**62), ("timedelta64[W]", 2**62)):
-        with pytest.raises((ValueError, OverflowError), match="fit|overflow"):
+        with pytest.raises(ValueError, match=r"column 't' has .* fit"):
             to_arrow({"t": np.array([number], dtype)})
 
 
@@ -348,7 +348,7 @@ SPECS: dict[str, Any] = {
 
 
 def record(i: int) -> dict[str, Any]:
-    terms = {"indices0": [i % 9] * (i % 3), "indices1": [k for k in range(i % 3)], "values": ["t", "ü"][: i % 3]}
+    terms = {"indices0": [i % 9] * (i % 3), "indices1": list(range(i % 3)), "values": ["t", "ü"][: i % 3]}
     return {
         "number": i,
         "real": i / 3,
@@ -414,8 +414,15 @@ def test_every_spec_is_rebuilt(every_kind: Path, tmp_path: Path) -> None:
 
 
 shapes = st.lists(st.integers(1, 2**31 - 1), max_size=3).map(tuple)
-numbers = st.sampled_from(["int8", "uint64", "float32", "float64", "bool"])
-floats = st.floats(width=32)
+VALUES: list[tuple[str, st.SearchStrategy[Any]]] = [
+    ("bool", st.booleans()),
+    ("int8", st.integers(-128, 127)),
+    ("uint64", st.integers(0, 2**64 - 1)),
+    ("float32", st.floats(width=32)),
+    ("float64", st.floats(width=32)),
+    ("string", st.text(max_size=5)),
+    ("bytes", st.binary(max_size=5)),
+]
 
 
 @st.composite
@@ -423,12 +430,7 @@ def specs(draw: st.DrawFn) -> Any:
     kind = draw(st.sampled_from([DenseSpec, RaggedSpec, SparseSpec]))
     options: dict[str, Any] = {"nulls": draw(st.sampled_from(["error", "mask", "fill"]))}
     options["field"] = draw(st.none() | st.text(min_size=1, max_size=5))
-    dtype, value = draw(
-        st.sampled_from(
-            [("float64", floats), ("float32", floats), ("uint64", st.integers(0, 2**64 - 1)), ("bool", st.booleans())]
-            + [("string", st.text(max_size=5)), ("bytes", st.binary(max_size=5)), ("int8", st.integers(-128, 127))]
-        )
-    )
+    dtype, value = draw(st.sampled_from(VALUES))
     if options["nulls"] == "fill" and draw(st.booleans()):
         options["fill"] = draw(value)
     shape: Any = draw(shapes)

@@ -100,8 +100,8 @@ def stream(reader: Any, *, valid: bool) -> pa.RecordBatchReader:
     pa = require_pyarrow()
     schema = schema_of(reader.features, valid=valid)
     batches: Iterator[Any] = iter(reader)
-    # No generator: its frame would hold a batch while the next one is made, and refuse a second thread. What a pass
-    # yields needs no check.
+    # No generator: its frame would hold a batch while the next one is made, and fill the messages of errors with a
+    # traceback. What a pass yields needs no check.
     return pa.RecordBatchReader.from_batches(schema, map(partial(_record_batch, schema=schema, check=False), batches))
 
 
@@ -247,9 +247,14 @@ def _times(array: np.ndarray, where: str) -> tuple[pa.DataType, np.ndarray]:
 
 
 def _converted(array: np.ndarray, dtype: str, where: str) -> np.ndarray:
-    converted = np.asarray(array, dtype, order="C")
+    unfit = ValueError(f"{where} has times that don't fit {dtype}")
+    try:
+        converted = np.asarray(array, dtype, order="C")
+    except OverflowError:
+        raise unfit from None
+    # Older versions of NumPy wrap around.
     if converted.dtype != array.dtype and not np.array_equal(converted.astype(array.dtype), array, equal_nan=True):
-        raise ValueError(f"{where} has times that don't fit {dtype}")
+        raise unfit
     return converted
 
 
