@@ -154,10 +154,12 @@ class Reader:
         They are made as `to_arrow` does, over the memory of the batches, when they are asked for: so few are held,
         unless whoever reads keeps them. The schema is known at once; it follows from `features`, which its metadata
         holds, and has a bool column `valid` with `uneven="pad"`. Dropping the stream ends the pass; its own `close`
-        doesn't, but `Reader.close` does. With `epochs=None` it has no end, and what reads all of it won't return.
+        doesn't, but `Reader.close` does. With `epochs=None` it has no end, and what reads all of it won't return. A
+        stream of Arrow is for one thread at a time; several may draw from `iter(reader)`.
 
-        Libraries that take Arrow streams take the reader itself, and start a pass so each time that they read it. Where
-        a query names the reader twice, give it two. What is raised in a pass comes out of this stream as it is;
+        Libraries that take Arrow streams take the reader itself, and each read of it starts a pass. A query that names
+        a reader twice needs two readers. `polars.from_arrow` makes a series of structs of any stream, and
+        `polars.DataFrame` a frame. What is raised in a pass comes out of this stream as it is;
         through other libraries it becomes their error (`pyarrow.ArrowInvalid`, `polars.exceptions.ComputeError`,
         `duckdb.InvalidInputException`), whose message has the name and the message of fastpipe's.
 

@@ -100,8 +100,8 @@ def stream(reader: Any, *, valid: bool) -> pa.RecordBatchReader:
     pa = require_pyarrow()
     schema = schema_of(reader.features, valid=valid)
     batches: Iterator[Any] = iter(reader)
-    # No generator: its frame would hold a batch while the next one is made, and refuse a second thread. What a pass
-    # yields needs no check.
+    # No generator: its frame would hold a batch while the next one is made, and fill the messages of errors with a
+    # traceback. What a pass yields needs no check.
     return pa.RecordBatchReader.from_batches(schema, map(partial(_record_batch, schema=schema, check=False), batches))
 
 
@@ -114,7 +114,7 @@ def form_to_arrow(form: Any) -> pa.Array:
         ValueError: as `to_arrow`.
     """
     require_pyarrow()
-    return _checked(_array(form, type(form).__name__), type(form).__name__)
+    return _column(form, type(form).__name__, check=True)
 
 
 def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, check: bool) -> pa.RecordBatch:
@@ -127,22 +127,25 @@ def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, check: boo
     arrays: list[Any] = []
     for name in names:
         where = f"column {checked_name(name)!r}"
-        array = _array(batch[name], where)
+        array = _column(batch[name], where, check)
         if schema is not None and array.type != schema.field(name).type:
             raise TypeError(f"{where} is of Arrow type {array.type}, but its spec makes {schema.field(name).type}")
         if arrays and len(array) != len(arrays[0]):
             raise ValueError(f"column {names[0]!r} has {len(arrays[0])} rows, but {where} {len(array)}")
-        arrays.append(_checked(array, where) if check else array)
+        arrays.append(array)
     if schema is None:
         return pa.RecordBatch.from_arrays(arrays, names=names)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _checked(array: pa.Array, where: str) -> pa.Array:
-    """The array, if its offsets are in order and its strings are UTF-8: other libraries rely on both unseen."""
+def _column(node: Any, where: str, check: bool) -> pa.Array:
+    """A form as an array; checked, its offsets are in order and its strings UTF-8, on which other libraries rely."""
+    invalid = require_pyarrow().ArrowInvalid
     try:
-        array.validate(full=True)
-    except ValueError as error:  # pyarrow.ArrowInvalid
+        array = _array(node, where)
+        if check:
+            array.validate(full=True)
+    except invalid as error:
         raise ValueError(f"{where}: {error}") from None
     return array
 
@@ -244,9 +247,14 @@ def _times(array: np.ndarray, where: str) -> tuple[pa.DataType, np.ndarray]:
 
 
 def _converted(array: np.ndarray, dtype: str, where: str) -> np.ndarray:
-    converted = np.asarray(array, dtype, order="C")
+    unfit = ValueError(f"{where} has times that don't fit {dtype}")
+    try:
+        converted = np.asarray(array, dtype, order="C")
+    except OverflowError:
+        raise unfit from None
+    # Older versions of NumPy wrap around.
     if converted.dtype != array.dtype and not np.array_equal(converted.astype(array.dtype), array, equal_nan=True):
-        raise ValueError(f"{where} has times that don't fit {dtype}")
+        raise unfit
     return converted
 
 

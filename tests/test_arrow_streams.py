@@ -1,0 +1,344 @@
+"""Readers as Arrow streams: what pyarrow, polars and DuckDB read of them, and what they hold meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import fastpipe
+import oracle
+import processes
+import samples
+from fastpipe._columns import features_of
+from samples import SHUFFLES
+
+# Where there are no wheels of them, the rest of the tests still runs.
+duckdb = pytest.importorskip("duckdb")
+pl = pytest.importorskip("polars")
+
+ROWS = 200
+
+Make = Callable[..., fastpipe.Reader]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> samples.Data:
+    return samples.write(tmp_path_factory.mktemp("streams"), [[20] * 5, [20] * 5], codec="deflate")
+
+
+@pytest.fixture(scope="module", params=["avro", "interactions"])
+def make(request: pytest.FixtureRequest, data: samples.Data) -> Make:
+    """Makes readers of 200 rows."""
+    if request.param == "avro":
+        return data.read
+    ids = np.arange(100)
+    positives = fastpipe.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
+    return lambda **options: fastpipe.read_interactions(positives, negatives=1, **{"shuffle": False, **options})
+
+
+def ids(table: pa.Table) -> list[Any]:
+    return table[0].to_pylist()
+
+
+def no_thread_is_left() -> bool:
+    """Whether the pass has ended, as far as the system says."""
+    return not sys.platform.startswith("linux") or samples.threads_are(0)
+
+
+def damaged(folder: Path) -> fastpipe.Reader:
+    """A reader of 25 batches of which the fifteenth or so can't be read."""
+    data = samples.write(folder, [[20] * 5, [20] * 20])
+    path = Path(data.paths[1])
+    content = path.read_bytes()
+    assert content.count(b"note 301") == 1
+    path.write_bytes(content.replace(b"note 301", b"note \xff01"))
+    return data.read(batch_size=20)
+
+
+# --- What is read ---
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize(
+    "options", [{}, {"rank": 2, "world_size": 3, "uneven": "pad", "shard_by": "batch"}, {"epochs": 2}]
+)
+def test_a_stream_is_a_pass(make: Make, shuffle: Any, options: dict[str, Any]) -> None:
+    options = {"batch_size": 16, "shuffle": shuffle} | ({"seed": 3} if shuffle else {}) | options
+    reader, twin = make(**options), make(**options)
+    for _ in range(2):
+        record_batches, batches = list(reader.to_reader()), list(twin)
+        assert reader.epoch == twin.epoch > 0
+        assert len(record_batches) == len(batches) == len(reader)
+        for record_batch, batch in zip(record_batches, batches, strict=True):
+            assert record_batch.schema.names == list(batch)
+            for name in ("id", "user", "label", "valid"):
+                if name in batch:
+                    assert record_batch[name].to_pylist() == batch[name].tolist()
+        assert features_of(record_batches[0].schema) == reader.features
+
+
+def test_states_count_what_the_stream_has_yielded(make: Make) -> None:
+    reader = make(batch_size=16, shuffle=True, seed=3)
+    stream = reader.to_reader()
+    first = [stream.read_next_batch() for _ in range(4)]
+    state = samples.through_json(reader.state_dict())
+    again = make(batch_size=16, shuffle=True, seed=3)
+    again.load_state_dict(state)
+    rest = list(again.to_reader())
+    whole = make(batch_size=16, shuffle=True, seed=3)
+    assert pa.Table.from_batches(first + rest).equals(pa.table(whole))
+
+
+def test_libraries_read_every_column(data: samples.Data) -> None:
+    reader = data.read(batch_size=16)
+    wanted = [samples.row(i) for i in range(ROWS)]
+    table = pa.table(reader)
+    assert pa.schema(reader).equals(table.schema, check_metadata=True)
+    frames = {
+        "pyarrow": table.to_pylist(),
+        "polars": pl.DataFrame(reader).to_dicts(),
+        "polars's from_arrow": pl.from_arrow(reader).to_list(),
+        "polars's scan": pl.scan_arrow_c_stream(reader).collect().to_dicts(),
+        "duckdb": duckdb.sql("select * from reader").to_arrow_table().to_pylist(),
+    }
+    for library, rows in frames.items():
+        for name in samples.FEATURES:
+            values = [row[name] for row in rows]
+            if name == "terms":
+                pairs = [zip(value["indices0"], value["values"], strict=True) for value in values]
+                values = [[((index,), value) for index, value in row] for row in pairs]
+            problem = oracle.difference([row[name] for row in wanted], [plain(value) for value in values], name)
+            assert problem is None, f"{library}: {problem}"
+
+
+def plain(value: Any) -> Any:
+    return list(value) if isinstance(value, (pl.Series, tuple)) else value
+
+
+def test_queries(make: Make) -> None:
+    reader = make(batch_size=16)
+    name = next(iter(reader.features))
+    values = ids(pa.table(reader))
+    assert duckdb.sql(f'select count(*), avg("{name}") from reader').fetchall() == [(ROWS, sum(values) / ROWS)]
+    scan = pl.scan_arrow_c_stream(reader)
+    assert scan.select(pl.col(name).mean()).collect(engine="streaming").item() == sum(values) / ROWS
+    assert reader.epoch == 3
+
+
+def test_a_data_set_without_rows_has_a_schema(tmp_path: Path) -> None:
+    reader = samples.write(tmp_path, [[], [0]]).read(batch_size=4)
+    table = pa.table(reader)
+    assert table.num_rows == 0
+    assert features_of(table.schema) == samples.FEATURES
+    assert pl.DataFrame(reader).shape == (0, len(samples.FEATURES))
+    assert duckdb.sql("select count(*) from reader").fetchall() == [(0,)]
+
+
+def test_another_schema_is_cast_to(data: samples.Data) -> None:
+    reader = data.read(batch_size=16, columns=["id"])
+    narrow = pa.RecordBatchReader.from_stream(reader, schema=pa.schema([("id", pa.int32())]))
+    assert narrow.read_all().schema.types == [pa.int32()]
+    with pytest.raises(ValueError, match="names are not matching"):
+        pa.RecordBatchReader.from_stream(reader, schema=pa.schema([("other", pa.int32())]))
+    assert no_thread_is_left()
+
+
+# --- What is held ---
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[int, int]]:
+    """How many batches there were, and how many of them at most at the same time."""
+    alive: list[weakref.ref[Any]] = []
+    most = 0
+    begin = fastpipe.Reader.__iter__
+
+    def counted(reader: fastpipe.Reader) -> Iterator[dict[str, Any]]:
+        nonlocal most
+        for batch in begin(reader):
+            # The memory of all arrays of the batch.
+            alive.append(weakref.ref(batch["id"]))
+            most = max(most, sum(ref() is not None for ref in alive))
+            yield batch
+
+    monkeypatch.setattr(fastpipe.Reader, "__iter__", counted)
+    return lambda: (len(alive), most)
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "polars's frames", "polars's scan", "duckdb"])
+def test_few_batches_are_held(library: str, tmp_path: Path, held: Callable[[], tuple[int, int]]) -> None:
+    rows = 80_000
+    reader = samples.write(tmp_path, [[1_000] * 80]).read(batch_size=500, columns=["id", "items"])
+    mean: Any
+    if library == "pyarrow":
+        mean = sum(sum(batch["id"].to_pylist()) for batch in reader.to_reader()) / rows
+    elif library == "polars's frames":
+        mean = sum(pl.DataFrame(batch)["id"].sum() for batch in reader.to_reader()) / rows
+    elif library == "polars's scan":
+        scan = pl.scan_arrow_c_stream(reader).select(pl.col("id").mean())
+        mean = scan.collect(engine="streaming").item()
+    else:
+        ((mean, count),) = duckdb.sql("select avg(id), sum(len(items)) from reader where len(items) < 9").fetchall()
+        assert count == 2 * rows
+    assert mean == (rows - 1) / 2
+    batches, most = held()
+    assert batches == 160
+    assert most <= 20
+
+
+def test_what_was_read_outlives_everything(data: samples.Data) -> None:
+    reader = data.read(batch_size=16)
+    stream = reader.to_reader()
+    first = stream.read_next_batch()
+    wanted = first.to_pylist()
+    del stream, reader
+    gc.collect()
+    assert no_thread_is_left()
+    # Memory that was given back would be written to by now.
+    for _ in range(5):
+        list(data.read(batch_size=16, shuffle=True))
+    assert first.to_pylist() == wanted
+
+
+def test_arrays_are_over_the_memory_of_the_pass(data: samples.Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, batches = data.read(batch_size=16), []
+    begin = fastpipe.Reader.__iter__
+
+    def kept(reader: fastpipe.Reader) -> Iterator[dict[str, Any]]:
+        for batch in begin(reader):
+            batches.append(batch)
+            yield batch
+
+    monkeypatch.setattr(fastpipe.Reader, "__iter__", kept)
+    found = reader.to_reader().read_next_batch()
+    (batch,) = batches
+    for name, array in [
+        ("id", batch["id"]),
+        ("vector", batch["vector"]),
+        ("items", batch["items"].values),
+        ("words", batch["words"].values.values),
+        ("note", batch["note"].values.values),
+        ("score", batch["score"].values),
+        ("terms", batch["terms"].values),
+    ]:
+        assert found[name].buffers()[-1].address == array.ctypes.data
+
+
+# --- How a stream ends ---
+
+
+def test_dropping_a_stream_ends_the_pass(make: Make) -> None:
+    reader = make(batch_size=4, num_threads=2, prefetch=2)
+    stream = reader.to_reader()
+    del stream
+    assert no_thread_is_left(), "before the first batch"
+    stream = reader.to_reader()
+    stream.read_next_batch()
+    del stream
+    assert no_thread_is_left()
+    assert len(duckdb.sql("select * from reader limit 2").fetchall()) == 2
+    gc.collect()
+    assert no_thread_is_left()
+
+
+def test_passes_without_end(make: Make) -> None:
+    reader = make(batch_size=16, epochs=None)
+    stream = reader.to_reader()
+    rows = sum(stream.read_next_batch().num_rows for _ in range(40))
+    assert rows > 2 * ROWS
+    assert reader.epoch >= 2
+    assert len(duckdb.sql("select * from reader limit 500").fetchall()) == 500
+
+
+def test_two_streams_of_one_reader_are_two_passes(make: Make) -> None:
+    reader = make(batch_size=16)
+    first = reader.to_reader()
+    first.read_next_batch()
+    second = reader.to_reader()
+    with pytest.raises(fastpipe.PassClosedError, match="take two readers for two passes"):
+        first.read_next_batch()
+    assert second.read_all().num_rows == ROWS
+    closed = pa.RecordBatchReader.from_stream(reader)
+    reader.close()
+    with pytest.raises(pa.ArrowException, match=r"PassClosedError.*close\(\) was called"):
+        closed.read_all()
+
+
+def test_errors_of_a_pass_come_through(tmp_path: Path) -> None:
+    reader = damaged(tmp_path)
+    stream = reader.to_reader()
+    with pytest.raises(fastpipe.MalformedFileError, match="expected UTF-8 text") as error:
+        stream.read_all()
+    assert (error.value.path, error.value.block) == (reader.files[1], 10)
+    said = str(error.value)
+    for read, kind in [
+        (lambda: pa.table(reader), pa.ArrowInvalid),
+        (lambda: pl.DataFrame(reader), pl.exceptions.ComputeError),
+        (lambda: pl.from_arrow(reader), pl.exceptions.ComputeError),
+        (lambda: pl.scan_arrow_c_stream(reader).collect(), pl.exceptions.ComputeError),
+        (lambda reader=reader: duckdb.sql("select avg(id) from reader").fetchall(), duckdb.InvalidInputException),
+    ]:
+        with pytest.raises(kind) as other:
+            read()
+        assert said in str(other.value)
+        assert "fastpipe.errors.MalformedFileError: " in str(other.value)
+        assert "Traceback" not in str(other.value)
+    assert no_thread_is_left()
+    # What comes before the damage can be read.
+    assert duckdb.sql("select sum(id) from (select id from reader limit 100)").fetchall() == [(4950,)]
+
+
+# --- Other processes ---
+
+
+def test_pickled_readers_are_streams(make: Make) -> None:
+    reader = make(batch_size=16)
+    again = pickle.loads(pickle.dumps(reader))
+    assert pa.table(again).equals(pa.table(reader))
+    stream = reader.to_reader()
+    with pytest.raises(TypeError, match="can't be pickled while a pass is active"):
+        pickle.dumps(reader)
+    del stream
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_reads_its_own_stream(data: samples.Data) -> None:
+    script = """
+        import os, warnings
+        import fastpipe, pyarrow
+        reader = fastpipe.read_avro(sys.argv[1:], columns=["id"], batch_size=16)
+        stream = reader.to_reader()
+        stream.read_next_batch()
+        warnings.simplefilter("ignore")
+        child = os.fork()
+        if not child:
+            os._exit(0 if sum(b.num_rows for b in reader.to_reader()) == 200 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        print(sum(batch.num_rows for batch in stream))
+    """
+    assert processes.outputs(processes.run(script, *data.paths)) == ["184\n"]
+
+
+def test_without_pyarrow_the_extra_is_named(data: samples.Data) -> None:
+    script = """
+        sys.modules["pyarrow"] = None
+        import fastpipe
+        reader = fastpipe.read_avro(sys.argv[1], columns=["id"], batch_size=16)
+        for method in ("to_reader", "__arrow_c_stream__", "__arrow_c_schema__"):
+            try:
+                getattr(reader, method)()
+            except ImportError as error:
+                print(error)
+    """
+    (out,) = processes.outputs(processes.run(script, data.paths[0]))
+    assert out.splitlines() == ["Arrow data needs pyarrow: pip install 'fastpipe-data[arrow]'"] * 3
