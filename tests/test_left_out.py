@@ -21,12 +21,15 @@ ROWS = 200
 Make = Callable[..., fastpipe.Reader]
 
 
-@pytest.fixture(scope="module", params=["avro", "interactions"])
+@pytest.fixture(scope="module", params=["avro", "interactions", "table"])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Makes readers of 200 rows."""
     if request.param == "avro":
         data = samples.write(tmp_path_factory.mktemp("left-out"), [[20] * 5, [20] * 5])
         return lambda **options: data.read(**options, columns=["id"])
+    if request.param == "table":
+        table = {"id": np.arange(ROWS)}
+        return lambda **options: fastpipe.from_arrays(table, **options)
     ids = np.arange(100)
     positives = fastpipe.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
     return lambda **options: fastpipe.read_interactions(positives, negatives=1, **{"shuffle": False, **options})

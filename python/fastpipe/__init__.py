@@ -40,6 +40,7 @@ from fastpipe.interactions import HeldOut, Interactions, PointLocation, read_int
 from fastpipe.reader import Location, Reader
 from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
+from fastpipe.tables import RowLocation, from_arrays, from_arrow
 
 __all__ = [
     "AvroFile",
@@ -64,6 +65,7 @@ __all__ = [
     "RaggedSpec",
     "Reader",
     "Rebatcher",
+    "RowLocation",
     "RowsLeftOutWarning",
     "SchemaError",
     "ShapeError",
@@ -79,6 +81,8 @@ __all__ = [
     "ValueRangeError",
     "__version__",
     "evaluation_candidates",
+    "from_arrays",
+    "from_arrow",
     "hit_rate",
     "infer_features",
     "ndcg",

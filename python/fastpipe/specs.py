@@ -23,7 +23,10 @@ Value: TypeAlias = "bool | int | float | str | bytes"
 Nulls: TypeAlias = Literal["error", "mask", "fill"]
 Lowered: TypeAlias = "tuple[str, tuple[int, ...], str, str, Value | None, Value | None, str, bool, str | None, bool]"
 
-_DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+_NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+_UNITS = ("D", "s", "ms", "us", "ns")
+_TIMES = tuple(f"{kind}[{unit}]" for kind in ("datetime64", "timedelta64") for unit in _UNITS)
+_DTYPES = ("bool", *_NUMBERS, *_TIMES)
 _TEXT = {str: "string", bytes: "bytes"}
 # Of NumPy's 32 (before its version 2) one is for rows. Those of ragged and sparse features are no array's, but schemas
 # aren't read deeper.
@@ -101,13 +104,14 @@ class DenseSpec(Spec):
 
     Args:
         shape: of one row; `()` for a scalar. Arrays must have exactly these lengths, unless `pad` is given.
-        dtype: what `numpy.dtype` takes among bool, int8 to int64, uint8 to uint64, float32 and float64; or "string" or
-            "bytes". Values that don't fit raise `ValueRangeError` when they are read.
+        dtype: what `numpy.dtype` takes among bool, int8 to int64, uint8 to uint64, float16 to float64, and datetime64
+            and timedelta64 in days (D), s, ms, us or ns; or "string" or "bytes". Values that don't fit raise
+            `ValueRangeError` when they are read. Avro's numbers are read as any number but float16.
         pad: number with which shorter arrays are filled up at their end; longer ones are cut.
         nulls: "error" raises `NullValueError` at a null; "mask" wraps the values in `Masked` if the schema lets them be
             null; "fill" puts the fill value there.
         fill: value in the place of a null; giving it implies `nulls="fill"`. Without it, "fill" takes 0, False or the
-            empty string.
+            empty string; for times NaT.
         field: path of the field to read, if it isn't the feature's name. Several features may read one field:
             `{"clicks": DenseSpec((20,), "int64", pad=0), "clicks_length": DenseSpec((), "int64", field="clicks",
             length=True)}`.
@@ -273,7 +277,7 @@ def _dtype(dtype: Any) -> str:
         return str(dtype)
     if isinstance(dtype, type) and dtype in _TEXT:
         return _TEXT[dtype]
-    among = f'one of {", ".join(_DTYPES)}, "string" or "bytes"'
+    among = f'one of bool, {", ".join(_NUMBERS)}, datetime64[ns] and the like, "string" or "bytes"'
     if dtype is None:
         raise TypeError(f"dtype is {among}, not None")
     try:
@@ -281,8 +285,8 @@ def _dtype(dtype: Any) -> str:
     except TypeError as error:
         kind = ValueError if isinstance(dtype, str) else TypeError
         raise kind(f"dtype is {among}, not {dtype!r}") from error
-    if found == np.float16:
-        raise ValueError("float16 isn't read directly: read float32 and convert it, with .astype(numpy.float16)")
+    if found.name in ("datetime64", "timedelta64"):
+        raise ValueError(f'{found.name} needs a unit: dtype "{found.name}[s]", or {", ".join(_UNITS)} in its place')
     if found.name not in _DTYPES:
         raise ValueError(f"dtype is {among}, not {found.name}")
     if not found.isnative:
@@ -322,6 +326,8 @@ def _size(size: Any, shape: Any) -> int:
 
 def _fit(what: str, value: Any, dtype: str) -> Value:
     """The value as Python has it, if it fits the dtype; floats may be rounded to the nearest one, as NumPy does."""
+    if dtype in _TIMES:
+        return _fit_time(what, value, dtype)
     if isinstance(value, (np.generic, np.ndarray)) and np.ndim(value) == 0:
         value = value.item()
     if dtype in ("string", "bytes"):
@@ -358,6 +364,16 @@ def _fit_float(value: float, dtype: np.dtype[Any], unfit: ValueError) -> float:
     if overflows or vanishes or changes:
         raise unfit
     return number
+
+
+def _fit_time(what: str, value: Any, dtype: str) -> int:
+    """A date, a time or a duration as the number that NumPy keeps of it."""
+    if isinstance(value, (bool, float, np.bool_, np.floating)):
+        raise TypeError(f"{what} for dtype {dtype} is a time or a whole number of its unit, not {value!r}")
+    try:
+        return int(np.array(value, dtype).astype(np.int64))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{what}={value!r} doesn't fit dtype {dtype}: {error}") from None
 
 
 def _fit_text(what: str, value: Any, dtype: str) -> str | bytes:

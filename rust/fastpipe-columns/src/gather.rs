@@ -138,7 +138,9 @@ impl Gather<'_> {
         if width == 0 {
             return Ok(());
         }
-        let chunks: Vec<&[u8]> = (0..self.chunks.len()).map(|i| self.bytes_of(i)).collect::<Result<_>>()?;
+        let chunks: Vec<&[u8]> = (0..self.chunks.len())
+            .map(|i| self.bytes_of(i))
+            .collect::<Result<_>>()?;
         let of = |row: &At| -> Option<&[u8]> {
             let start = row.row.checked_mul(width)?;
             chunks.get(row.chunk as usize)?.get(start..start.checked_add(width)?)
@@ -178,7 +180,11 @@ impl Gather<'_> {
                 Ok(true)
             }
             (1, Leaf::Fixed(dtype)) if form.shape.is_empty() && self.column.rule(0) == Rule::Free => {
-                if !self.chunks.iter().all(|chunk| matches!(chunk.values, Values::Elements(_))) {
+                if !self
+                    .chunks
+                    .iter()
+                    .all(|chunk| matches!(chunk.values, Values::Elements(_)))
+                {
                     return Ok(false);
                 }
                 let mut part = first;
@@ -419,9 +425,18 @@ impl Gather<'_> {
         };
         let known = index.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(at))
             && index.fitting.as_ref().is_none_or(|fitting| fitting.value(at));
-        let bytes: [u8; 8] = bytes.get(at * 8..at * 8 + 8).and_then(|b| b.try_into().ok()).ok_or_else(lost)?;
+        let bytes: [u8; 8] = bytes
+            .get(at * 8..at * 8 + 8)
+            .and_then(|b| b.try_into().ok())
+            .ok_or_else(lost)?;
         let value = i64::from_le_bytes(bytes);
-        let checks = matches!(&self.column.feature.request, fastpipe_batch::Request::Sparse { check_indices: true, .. });
+        let checks = matches!(
+            &self.column.feature.request,
+            fastpipe_batch::Request::Sparse {
+                check_indices: true,
+                ..
+            }
+        );
         let inside = value >= 0 && form.shape[dim].is_none_or(|size| (value as u64) < size);
         if !known || (!inside && checks) {
             let shape = form.shape[dim].map_or_else(|| "any size".to_owned(), |size| format!("size {size}"));

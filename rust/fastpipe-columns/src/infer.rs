@@ -111,7 +111,8 @@ impl Inferred {
 
     fn push(&mut self, above: &Above, request: Request) -> Result<(), Error> {
         if self.features.len() == MOST_COLUMNS {
-            let reason = format!("the schema has more than {MOST_COLUMNS} columns; name those that are wanted in columns=");
+            let reason =
+                format!("the schema has more than {MOST_COLUMNS} columns; name those that are wanted in columns=");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         self.features.push(Feature {

@@ -10,11 +10,13 @@
 
 mod bound;
 mod gather;
+mod import;
 mod infer;
 mod layout;
 mod table;
 mod trace;
 mod types;
 
+pub use import::record_batch;
 pub use infer::{Inferred, infer};
 pub use table::{TableSource, UNIT_ROWS};

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{Schema, SchemaRef};
 use fastpipe_batch::{
-    Buffer, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fragment, Mark, Pass, Pick, Result, Row, Rows, Sink, SlabPool,
-    Source, Starts, Unit, UnitInfo, Unpicked, Work, try_collect, try_with_capacity,
+    Buffer, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fragment, Mark, Pass, Pick, Result, Row, Rows, Sink,
+    SlabPool, Source, Starts, Unit, UnitInfo, Unpicked, Work, try_collect, try_with_capacity,
 };
 use siphasher::sip128::{Hasher128, SipHasher24};
 
@@ -89,11 +89,11 @@ impl Columns {
                 chunks: &in_chunks,
                 rows: &rows[..until],
             };
-            if let Err(mut fault) = gather.write(&mut block) {
-                if first.as_ref().is_none_or(|first| fault.at < first.at) {
-                    fault.error = fault.error.at_feature(&column.feature.name);
-                    first = Some(fault);
-                }
+            if let Err(mut fault) = gather.write(&mut block)
+                && first.as_ref().is_none_or(|first| fault.at < first.at)
+            {
+                fault.error = fault.error.at_feature(&column.feature.name);
+                first = Some(fault);
             }
         }
         match first {

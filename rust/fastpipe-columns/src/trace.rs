@@ -106,13 +106,21 @@ fn enter<'p>(fields: &Fields, path: &'p str, above: &str) -> Result<(usize, &'p 
         .map(str::to_owned)
         .or_else(|| {
             let near = nearest(first, fields.iter().map(|f| f.name().as_str()))?;
-            Some(if rest.is_empty() { near.to_owned() } else { format!("{near}.{rest}") })
+            Some(if rest.is_empty() {
+                near.to_owned()
+            } else {
+                format!("{near}.{rest}")
+            })
         });
     let meant = meant.map_or_else(String::new, |near| {
         let dot = if above.is_empty() { "" } else { "." };
         format!("; did you mean '{above}{dot}{near}'?")
     });
-    let whose = if above.is_empty() { "the schema".into() } else { format!("'{above}'") };
+    let whose = if above.is_empty() {
+        "the schema".into()
+    } else {
+        format!("'{above}'")
+    };
     Err(misfit(format!(
         "{whose} has no column '{first}', but {}{meant}",
         names(fields)

@@ -103,10 +103,9 @@ pub(crate) fn fits(ty: &DataType, asked: Leaf) -> Result<(), &'static str> {
             "\"float64\" or \"float32\"",
         ),
         _ => match leaf(ty) {
-            Some(Leaf::Fixed(DType::Datetime(_))) => (
-                matches!(asked, Leaf::Fixed(DType::Datetime(_))),
-                "a datetime64 dtype",
-            ),
+            Some(Leaf::Fixed(DType::Datetime(_))) => {
+                (matches!(asked, Leaf::Fixed(DType::Datetime(_))), "a datetime64 dtype")
+            }
             Some(Leaf::Fixed(DType::Timedelta(_))) => (
                 matches!(asked, Leaf::Fixed(DType::Timedelta(of)) if of != TimeUnit::Days),
                 "a timedelta64 dtype of seconds or less",

@@ -3,6 +3,7 @@
 //! It is private to the Python package, which gives it its names, its defaults and its documentation.
 
 mod arrays;
+mod arrow_import;
 mod cached;
 mod data;
 mod dataset;

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use arrow_array::{RecordBatch, RecordBatchReader};
-use arrow_schema::{ArrowError, Field, Schema, SchemaRef};
+use arrow_array::{Array, RecordBatch};
+use arrow_schema::{Field, Schema};
 use fastpipe_batch::{Error, ErrorKind, Feature};
 use fastpipe_columns::{Inferred, TableSource, infer};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use pyo3_arrow::input::AnyRecordBatch;
 
+use crate::arrow_import::import;
 use crate::data::Data;
-use crate::errors::IntoPy;
+use crate::errors::{IntoPy, guarded};
 use crate::features::{Described, Lowered, describe, feature};
 
 /// A table in memory, ready to be read. Its units are stretches of rows.
@@ -20,7 +20,6 @@ use crate::features::{Described, Lowered, describe, feature};
 pub(crate) struct TableDataset {
     source: Arc<TableSource>,
     features: Vec<Feature>,
-    left_out: Vec<(String, String)>,
 }
 
 #[pymethods]
@@ -31,28 +30,34 @@ impl TableDataset {
     #[pyo3(signature = (table, features=None, columns=None))]
     fn new(
         py: Python<'_>,
-        table: AnyRecordBatch,
+        table: &Bound<'_, PyAny>,
         features: Option<Vec<(String, Lowered<'_>)>>,
         columns: Option<Vec<String>>,
     ) -> PyResult<PyClassInitializer<Self>> {
-        let (schema, batches) = collect(py, table.into_reader()?)?;
-        let (features, left_out) = match features {
+        let (schema, batches) = guarded(py, || import(table))?;
+        let features = match features {
             Some(features) => {
                 let features = features.into_iter().map(|(name, spec)| feature(name, spec));
-                (features.collect::<PyResult<Vec<_>>>()?, Vec::new())
+                features.collect::<PyResult<Vec<_>>>()?
             }
             None => {
                 let known = py.detach(|| without_nulls(&schema, &batches));
                 let Inferred { features, left_out } = infer(&known, columns.as_deref()).py(py)?;
-                (features, left_out)
+                if let Some((name, reason)) = left_out.first() {
+                    let names: Vec<_> = features.iter().map(|feature| format!("{:?}", feature.name)).collect();
+                    let reason = format!("{reason}; columns=[{}] reads the others", names.join(", "));
+                    return Err(Error::new(ErrorKind::Unsupported, reason).at_feature(name)).py(py);
+                }
+                features
             }
         };
-        let source = py.detach(|| TableSource::new(schema, &batches, &features)).py(py)?;
+        let source = guarded(py, || {
+            py.detach(|| TableSource::new(schema, &batches, &features)).py(py)
+        })?;
         let source = Arc::new(source);
         let dataset = TableDataset {
             source: source.clone(),
             features,
-            left_out,
         };
         Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
     }
@@ -60,11 +65,6 @@ impl TableDataset {
     /// Name, kind, shape, dtype and nulls of each feature.
     fn features(&self) -> Vec<Described> {
         self.features.iter().map(describe).collect()
-    }
-
-    /// For each column that was left out: why.
-    fn left_out(&self) -> Vec<(String, String)> {
-        self.left_out.clone()
     }
 
     /// The row that a record of a unit is.
@@ -78,32 +78,6 @@ impl TableDataset {
         let digest = py.detach(|| self.source.digest()).py(py)?;
         Ok(PyBytes::new(py, &digest))
     }
-}
-
-/// All record batches of a stream. Whoever makes them may need the GIL, on any thread.
-fn collect(
-    py: Python<'_>,
-    mut reader: Box<dyn RecordBatchReader + Send>,
-) -> PyResult<(SchemaRef, Vec<RecordBatch>)> {
-    let schema = reader.schema();
-    let mut batches = Vec::new();
-    loop {
-        let next = py.detach(|| reader.next());
-        match next {
-            None => return Ok((schema, batches)),
-            Some(batch) => batches.push(batch.map_err(|error| failed(&error)).py(py)?),
-        }
-        py.check_signals()?;
-    }
-}
-
-/// The producer of a stream has failed.
-fn failed(error: &ArrowError) -> Error {
-    let kind = match error {
-        ArrowError::MemoryError(_) => ErrorKind::OutOfMemory,
-        _ => ErrorKind::Storage,
-    };
-    Error::new(kind, format!("the Arrow stream failed: {error}"))
 }
 
 /// The schema with columns that say they may have nulls, and have none, saying so: most producers let all columns be null.
@@ -122,9 +96,7 @@ fn has_nulls(data: &arrow_data::ArrayData) -> bool {
 
 /// A field without nulls at any level.
 fn certain(field: &Field) -> Field {
-    use arrow_schema::DataType::{
-        FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded, Struct,
-    };
+    use arrow_schema::DataType::{FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded, Struct};
     let inner = |field: &Arc<Field>| Arc::new(certain(field));
     let ty = match field.data_type() {
         List(item) => List(inner(item)),

@@ -1,0 +1,240 @@
+"""Tables in memory: whatever is Arrow, and NumPy arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, SupportsIndex, Unpack, cast
+
+from fastpipe import _fastpipe
+from fastpipe._arguments import names, shown
+from fastpipe._columns import features_of, to_arrow
+from fastpipe._options import Options, Settings
+from fastpipe._state import VERSION
+from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
+from fastpipe.reader import Reader
+from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
+
+__all__ = ["RowLocation", "TableData", "from_arrays", "from_arrow"]
+
+_KINDS: dict[str, type[Spec]] = {"dense": DenseSpec, "ragged": RaggedSpec, "sparse": SparseSpec}
+
+# Rows of a window are counted in 32 bits.
+_LARGEST_WINDOW = 2**31
+
+
+class RowLocation(NamedTuple):
+    """Where a row of a table is.
+
+    Attributes:
+        row: its number, from 0.
+    """
+
+    row: int
+
+
+class TableData:
+    """A table in memory: the `Data` of `from_arrow` and `from_arrays`.
+
+    Args:
+        table: what has `__arrow_c_stream__` or `__arrow_c_array__`; or a dict of arrays.
+        features: as in `from_arrow`.
+        columns: as in `from_arrow`.
+    """
+
+    def __init__(self, table: Any, features: Features | None, columns: list[str] | None) -> None:
+        self._table, self._columns = table, columns
+        arrow = to_arrow(table) if isinstance(table, Mapping) else table
+        lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
+        self.handle = _fastpipe.TableDataset(arrow, lowered, columns)
+        if features is None:
+            features = Features()
+            for name, kind, shape, dtype, nulls in self.handle.features():
+                features[name] = _KINDS[kind](tuple(shape), dtype, nulls=cast("Nulls", nulls))
+        self.features = features
+        self.files: list[str] = []
+        self.symbols: dict[str, list[str]] = {}
+
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """The number of rows, and a digest of the columns and of some rows; the same in states of all versions."""
+        return {"rows": self.handle.num_rows, "digest": self.handle.digest().hex()}
+
+    def default_window(self, batch_size: int) -> int:
+        """Rows of a window that is the whole table, up to 2^31: a permutation of all rows costs no reading."""
+        return max(min(self.handle.num_rows, _LARGEST_WINDOW), batch_size)
+
+    def place(self, unit: int, record: int) -> RowLocation:
+        """The row."""
+        return RowLocation(self.handle.row_of(unit, record))
+
+    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
+        """Nothing: nothing is decoded."""
+        return 0.0, []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableData, (self._table, self.features, None)
+
+    def __str__(self) -> str:
+        return f"a table of {self.handle.num_rows} rows"
+
+
+def from_arrow(
+    table: Any,
+    *,
+    features: Mapping[str, Spec] | None = None,
+    columns: Sequence[str] | None = None,
+    batch_size: SupportsIndex,
+    **options: Unpack[Options],
+) -> Reader:
+    """Reads a table in memory as batches of NumPy arrays.
+
+    The table's columns are finished: rows are gathered from where they are, and nothing is copied before. Only layouts
+    that say how values are stored (dictionaries, run ends, views), and values of another type than the wanted one, are
+    rewritten when the reader is made. Streams are read to their end.
+
+    With `shuffle=True` the window is the whole table unless `shuffle_buffer` says otherwise, so every order of the rows
+    is as likely as any other. The order doesn't depend on how the table is cut in record batches.
+
+    Args:
+        table: what has `__arrow_c_stream__` or `__arrow_c_array__`: a table, record batch or reader of pyarrow, a data
+            frame of polars or pandas, a DuckDB relation, a Hugging Face data set's table, a `Reader`.
+        features: dict from name to spec; the name is the path of a column, with dots between the names of nested
+            fields. By default, the specs in the schema's metadata if fastpipe wrote the table, else what follows from
+            its types: lists are ragged, fixed-size lists dense, structs of `indices0`, ... and `values` sparse, other
+            structs a feature for each field, maps `name.keys` and `name.values`, times datetime64 or timedelta64,
+            decimals float64, dictionaries what they stand for. Columns in which there are nulls have `nulls="mask"`.
+        columns: only these, and what is nested in them; at least one.
+        batch_size: rows a batch.
+        **options: as in `read_avro`.
+
+    Returns:
+        The reader. It keeps the table's memory alive.
+
+    Raises:
+        SchemaError: if a column isn't there, or a spec doesn't fit its type.
+        UnsupportedError: if a wanted column is of a type that isn't read, such as intervals and unions.
+        MalformedFileError: if the table contradicts itself: offsets out of range, text that isn't UTF-8.
+        StorageError: if its stream fails.
+        TypeError: if it isn't Arrow data, or an argument is of the wrong type.
+        ValueError: for values out of range, and for arguments that exclude each other.
+
+    Example:
+        >>> import fastpipe
+        >>> import pyarrow as pa
+        >>> table = pa.table({"x": [1.0, 2.0, 3.0], "tags": [["a"], [], ["b", "c"]]})
+        >>> for batch in fastpipe.from_arrow(table, batch_size=2):
+        ...     print(batch["x"], batch["tags"].to_list())
+        [1. 2.] [['a'], []]
+        [3.] [['b', 'c']]
+    """
+    settings = Settings("from_arrow", batch_size, options)
+    if not (hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__")):
+        hint = "; from_arrays takes a dict of arrays" if isinstance(table, Mapping) else ""
+        raise TypeError(f"a table has __arrow_c_stream__ or __arrow_c_array__, which {shown(table)} lacks{hint}")
+    return _reader(settings, table, features, columns)
+
+
+def from_arrays(
+    arrays: Mapping[str, Any],
+    *,
+    features: Mapping[str, Spec] | None = None,
+    columns: Sequence[str] | None = None,
+    batch_size: SupportsIndex,
+    **options: Unpack[Options],
+) -> Reader:
+    """Reads arrays as batches of some of their rows (extra `arrow`).
+
+    Args:
+        arrays: dict from name to NumPy array `[rows, *shape]` or batch form (`Ragged`, `Strings`, `Masked`, `Sparse`,
+            `SparseCSR`), all with the same number of rows. They aren't copied where Arrow lays them out alike (see
+            `to_arrow`), so they mustn't be changed while they are read.
+        features: as in `from_arrow`.
+        columns: as in `from_arrow`.
+        batch_size: rows a batch.
+        **options: as in `read_avro`.
+
+    Returns:
+        The reader. It keeps the arrays alive.
+
+    Raises:
+        ImportError: if pyarrow isn't installed.
+        TypeError: if a column is no array, or of a dtype that isn't read.
+        ValueError: if columns have different numbers of rows, or as in `from_arrow`.
+
+    Example:
+        >>> import fastpipe
+        >>> import numpy as np
+        >>> arrays = {"x": np.arange(6, dtype="float32").reshape(3, 2), "y": np.array([0, 1, 1])}
+        >>> reader = fastpipe.from_arrays(arrays, batch_size=2, shuffle=True, seed=7)
+        >>> [batch["x"].shape for batch in reader]
+        [(2, 2), (1, 2)]
+    """
+    settings = Settings("from_arrays", batch_size, options)
+    if not isinstance(arrays, Mapping):
+        hint = "; from_arrow takes Arrow data" if hasattr(arrays, "__arrow_c_stream__") else ""
+        raise TypeError(f"arrays is a dict from name to array, not {shown(arrays)}{hint}")
+    return _reader(settings, dict(arrays), features, columns)
+
+
+def _reader(
+    settings: Settings, table: Any, features: Mapping[str, Spec] | None, columns: Sequence[str] | None
+) -> Reader:
+    if features is not None and columns is not None:
+        raise ValueError(
+            "give features or columns, not both: features says the form of each, columns takes what is inferred"
+        )
+    wanted = None if features is None else Features(features)
+    chosen = None if columns is None else names("columns", columns)
+    for name, given in (("features", wanted), ("columns", chosen)):
+        if given is not None and not given:
+            raise ValueError(f"{name} is empty: name at least one")
+    if wanted is None:
+        wanted = _known(table, chosen)
+    data = TableData(table, wanted, chosen if wanted is None else None)
+    if isinstance(table, Mapping) and wanted is None:
+        formed = Features({name: _formed(table.get(name), spec) for name, spec in data.features.items()})
+        if formed != data.features:
+            data = TableData(table, formed, None)
+    ordering = settings.ordering
+    if ordering.shuffle != "sequential" and ordering.shuffle_buffer is None:
+        ordering = replace(ordering, shuffle_buffer=data.default_window(ordering.batch_size))
+    return settings.reader(data, ordering)
+
+
+def _known(table: Any, columns: list[str] | None) -> Features | None:
+    """The specs of a table that fastpipe wrote, or is about to; None for any other."""
+    found: Features | None = None
+    if isinstance(table, Reader):
+        found = table.features
+    elif (pyarrow := sys.modules.get("pyarrow")) is not None:
+        if isinstance(table, (pyarrow.Table, pyarrow.RecordBatch, pyarrow.RecordBatchReader)):
+            found = features_of(table.schema)
+    if found is None or (columns is not None and not found.keys() >= set(columns)):
+        return None
+    chosen = found if columns is None else {name: found[name] for name in columns}
+    return Features({name: _finished(spec) for name, spec in chosen.items()})
+
+
+def _finished(spec: Spec) -> Spec:
+    """The spec of what a spec has made: fields were renamed, lists padded or counted, and nulls replaced."""
+    options: dict[str, Any] = {"field": None, "fill": None, "nulls": "mask" if spec.nulls == "mask" else "error"}
+    if isinstance(spec, DenseSpec):
+        options |= {"pad": None}
+    if isinstance(spec, (DenseSpec, RaggedSpec)):
+        options |= {"length": False}
+    return replace(spec, **options)
+
+
+def _formed(form: Any, spec: Spec) -> Spec:
+    """An inferred spec with what an array's form says besides: whether there is a mask, and shapes of sparse rows."""
+    inner, masked = form, False
+    while isinstance(inner, (Masked, Ragged)):
+        masked |= isinstance(inner, Masked)
+        inner = inner.values
+    if isinstance(inner, (Sparse, SparseCSR)) and isinstance(spec, SparseSpec):
+        layout = "csr" if isinstance(inner, SparseCSR) else "coo"
+        masked |= isinstance(inner.values, Masked)
+        shape = tuple(int(size) for size in inner.dense_shape[1:])
+        spec = replace(spec, shape=shape, layout=layout)
+    return replace(spec, nulls="mask") if masked else spec

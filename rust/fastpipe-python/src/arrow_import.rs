@@ -1,0 +1,136 @@
+//! Tables of other libraries, through Arrow's C data interface and its PyCapsules.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi_and_data_type};
+use arrow_array::ffi_stream::FFI_ArrowArrayStream;
+use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
+use fastpipe_batch::{Error, ErrorKind};
+use fastpipe_columns::record_batch;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyTuple};
+
+use crate::errors::IntoPy;
+
+/// All record batches of whatever has `__arrow_c_stream__` or `__arrow_c_array__`, and their schema.
+pub(crate) fn import(table: &Bound<'_, PyAny>) -> PyResult<(SchemaRef, Vec<RecordBatch>)> {
+    let py = table.py();
+    if table.hasattr("__arrow_c_stream__")? {
+        let capsule = table.call_method0("__arrow_c_stream__")?.cast_into::<PyCapsule>()?;
+        // SAFETY: a capsule of this name holds a stream, which is moved out of it, so that it is released once.
+        let mut stream = unsafe {
+            let stream = pointer::<FFI_ArrowArrayStream>(&capsule, c"arrow_array_stream")?;
+            Stream(FFI_ArrowArrayStream::from_raw(stream))
+        };
+        let schema = py.detach(|| stream.schema()).py(py)?;
+        let mut batches = Vec::new();
+        // Whoever makes them may need the GIL, on any thread.
+        while let Some(batch) = py.detach(|| stream.next(&schema)).py(py)? {
+            batches.push(batch);
+            py.check_signals()?;
+        }
+        return Ok((schema, batches));
+    }
+    let pair = table.call_method0("__arrow_c_array__")?.cast_into::<PyTuple>()?;
+    let capsule = |i: usize| Ok::<_, PyErr>(pair.get_item(i)?.cast_into::<PyCapsule>()?);
+    let (schema, array) = (capsule(0)?, capsule(1)?);
+    // SAFETY: capsules of these names hold a schema, which stays theirs, and an array, which is moved out.
+    let (schema, array) = unsafe {
+        let schema = pointer::<FFI_ArrowSchema>(&schema, c"arrow_schema")?;
+        let array = pointer::<FFI_ArrowArray>(&array, c"arrow_array")?;
+        (schema_of(&*schema), FFI_ArrowArray::from_raw(array))
+    };
+    let schema = schema.py(py)?;
+    let batch = py.detach(|| batch_of(array, &schema)).py(py)?;
+    Ok((schema, vec![batch]))
+}
+
+/// What a capsule of this name holds.
+///
+/// # Safety
+///
+/// Capsules of this name hold a `T`, and none that was taken out and released.
+unsafe fn pointer<T>(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> PyResult<*mut T> {
+    let held = capsule.pointer_checked(Some(name));
+    let held = held.map_err(|_| PyTypeError::new_err(format!("an Arrow capsule isn't of the name {name:?}")))?;
+    Ok(held.as_ptr().cast())
+}
+
+fn schema_of(schema: &FFI_ArrowSchema) -> Result<SchemaRef, Error> {
+    match Schema::try_from(schema) {
+        Ok(schema) => Ok(Arc::new(schema)),
+        Err(ArrowError::CDataInterface(reason)) if reason.contains("Struct") => Err(Error::new(
+            ErrorKind::Unsupported,
+            "this is a single Arrow array, and no table of columns: pyarrow.table({\"name\": array}) makes one",
+        )),
+        Err(error) => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the schema can't be read: {error}"),
+        )),
+    }
+}
+
+fn batch_of(array: FFI_ArrowArray, schema: &SchemaRef) -> Result<RecordBatch, Error> {
+    let ty = DataType::Struct(schema.fields.clone());
+    // SAFETY: the array came with this schema, and whoever made it vouches for its buffers, as the interface demands.
+    let data = unsafe { from_ffi_and_data_type(array, ty) };
+    let mut data = data.map_err(|error| Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}")))?;
+    // The interface lets buffers begin anywhere.
+    data.align_buffers();
+    record_batch(schema, data)
+}
+
+/// A stream of record batches.
+struct Stream(FFI_ArrowArrayStream);
+
+impl Stream {
+    fn schema(&mut self) -> Result<SchemaRef, Error> {
+        let Some(get_schema) = self.0.get_schema else {
+            return Err(Error::new(
+                ErrorKind::Storage,
+                "the Arrow stream was read before, or is closed",
+            ));
+        };
+        let mut schema = FFI_ArrowSchema::empty();
+        // SAFETY: the stream isn't released (it would have no functions), and the schema is there to be written.
+        match unsafe { get_schema(&raw mut self.0, &raw mut schema) } {
+            0 => schema_of(&schema),
+            code => Err(self.failed(code)),
+        }
+    }
+
+    fn next(&mut self, schema: &SchemaRef) -> Result<Option<RecordBatch>, Error> {
+        let Some(get_next) = self.0.get_next else {
+            return Ok(None);
+        };
+        let mut array = FFI_ArrowArray::empty();
+        // SAFETY: as in `schema`.
+        match unsafe { get_next(&raw mut self.0, &raw mut array) } {
+            0 if array.is_released() => Ok(None),
+            0 => batch_of(array, schema).map(Some),
+            code => Err(self.failed(code)),
+        }
+    }
+
+    /// What the producer says of its last call, which has failed.
+    fn failed(&mut self, code: i32) -> Error {
+        const OUT_OF_MEMORY: i32 = 12; // ENOMEM
+        let said = self.0.get_last_error.and_then(|last_error| {
+            // SAFETY: the stream isn't released; the text stays where it is until its next call.
+            let text = unsafe { last_error(&raw mut self.0) };
+            // SAFETY: a text that ends with NUL, if there is one.
+            (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+        });
+        let said = said.unwrap_or_else(|| format!("error {code}"));
+        let kind = if code == OUT_OF_MEMORY {
+            ErrorKind::OutOfMemory
+        } else {
+            ErrorKind::Storage
+        };
+        Error::new(kind, format!("the Arrow stream failed: {said}"))
+    }
+}

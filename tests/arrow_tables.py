@@ -1,0 +1,245 @@
+"""Random Arrow tables, and what their rows are in batches: an oracle of pyarrow's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+from hypothesis import strategies as st
+
+from fastpipe import Masked, Ragged, Strings
+
+INTEGERS = {
+    pa.int8(): (-128, 127),
+    pa.int16(): (-(2**15), 2**15 - 1),
+    pa.int32(): (-(2**31), 2**31 - 1),
+    pa.int64(): (-(2**63), 2**63 - 1),
+    pa.uint8(): (0, 255),
+    pa.uint16(): (0, 2**16 - 1),
+    pa.uint32(): (0, 2**32 - 1),
+    pa.uint64(): (0, 2**64 - 1),
+}
+DAY = 86_400
+TIMES = {
+    pa.date32(): (-100_000, 100_000),
+    pa.time32("s"): (0, DAY - 1),
+    pa.time32("ms"): (0, DAY * 1_000 - 1),
+    pa.time64("us"): (0, DAY * 10**6 - 1),
+    pa.time64("ns"): (0, DAY * 10**9 - 1),
+    **{pa.timestamp(unit): (-(2**62), 2**62) for unit in ("s", "ms", "us", "ns")},
+    pa.timestamp("us", "Europe/Berlin"): (-(2**50), 2**50),
+    **{pa.duration(unit): (-(2**62), 2**62) for unit in ("s", "ms", "us", "ns")},
+}
+TEXTS = (pa.string(), pa.large_string(), pa.string_view())
+BINARIES = (pa.binary(), pa.large_binary(), pa.binary_view())
+LEAVES = (
+    *INTEGERS,
+    *TIMES,
+    *TEXTS,
+    *BINARIES,
+    pa.bool_(),
+    pa.float16(),
+    pa.float32(),
+    pa.float64(),
+    pa.decimal128(12, 3),
+    pa.binary(3),
+)
+
+
+def leaf_values(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    """Values of a type, as `pyarrow.array` takes them: times as numbers."""
+    if kind in INTEGERS:
+        return st.integers(*INTEGERS[kind])
+    if kind in TIMES:
+        return st.integers(*TIMES[kind])
+    if kind in TEXTS:
+        return st.text(st.characters(codec="utf-8"), max_size=20)
+    if kind in BINARIES:
+        return st.binary(max_size=20)
+    if kind == pa.bool_():
+        return st.booleans()
+    if kind == pa.float16():
+        return st.integers(-2048, 2048).map(np.float16)
+    if kind == pa.decimal128(12, 3):
+        return st.decimals(-(10**8), 10**8, places=3)
+    if kind == pa.binary(3):
+        return st.binary(min_size=3, max_size=3)
+    return st.floats(width=32, allow_nan=False)
+
+
+@st.composite
+def types(draw: st.DrawFn, depth: int = 3) -> pa.DataType:
+    """Types, nested up to so deep."""
+    kinds = ["leaf", "leaf", "dictionary", "run ends"]
+    if depth:
+        kinds += ["list", "large list", "list view", "large list view", "fixed", "struct", "map"]
+    kind = draw(st.sampled_from(kinds))
+    if kind == "leaf":
+        return draw(st.sampled_from(LEAVES))
+    if kind == "dictionary":
+        return pa.dictionary(pa.int16(), draw(st.sampled_from((pa.string(), pa.int64(), pa.large_binary()))))
+    if kind == "run ends":
+        return pa.run_end_encoded(pa.int32(), draw(st.sampled_from((pa.string(), pa.int32(), pa.float64()))))
+    if kind == "struct":
+        # No "values": with "indices" beside it that is a sparse column.
+        return pa.struct([(name, draw(types(depth=depth - 1))) for name in ("p", "q")[: draw(st.integers(1, 2))]])
+    if kind == "map":
+        return pa.map_(pa.string(), draw(types(depth=depth - 1)))
+    item = draw(types(depth=depth - 1))
+    if kind == "fixed":
+        return pa.list_(item, draw(st.integers(1, 3)))
+    make = {
+        "list": pa.list_,
+        "large list": pa.large_list,
+        "list view": pa.list_view,
+        "large list view": pa.large_list_view,
+    }
+    return make[kind](item)
+
+
+def values(kind: pa.DataType, *, nulls: bool) -> st.SearchStrategy[Any]:
+    """Values of a type."""
+    found: st.SearchStrategy[Any]
+    if pa.types.is_struct(kind):
+        found = st.fixed_dictionaries({field.name: values(field.type, nulls=nulls) for field in kind})
+    elif pa.types.is_map(kind):
+        found = st.lists(st.tuples(st.text("abc", max_size=3), values(kind.item_type, nulls=nulls)), max_size=3)
+    elif pa.types.is_fixed_size_list(kind):
+        found = st.lists(values(kind.value_type, nulls=nulls), min_size=kind.list_size, max_size=kind.list_size)
+    elif is_list(kind):
+        found = st.lists(values(kind.value_type, nulls=nulls), max_size=4)
+    elif pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        found = leaf_values(kind.value_type)
+    else:
+        found = leaf_values(kind)
+    return st.one_of(st.none(), found) if nulls else found
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether it is a list of any length."""
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
+    return any(test(kind) for test in tests)
+
+
+def array(items: list[Any], kind: pa.DataType) -> pa.Array:
+    """An array of a type. pyarrow makes no array of run ends, or with some nested in it, from Python's values itself."""
+    if pa.types.is_run_end_encoded(kind):
+        return pa.compute.run_end_encode(pa.array(items, kind.value_type), run_end_type=kind.run_end_type)
+    missing = pa.array([item is None for item in items], pa.bool_())
+    if pa.types.is_struct(kind):
+        parts = [array([None if item is None else item[field.name] for item in items], field.type) for field in kind]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=missing)
+    if pa.types.is_fixed_size_list(kind):
+        flat = [entry for item in items for entry in (item or [None] * kind.list_size)]
+        return pa.FixedSizeListArray.from_arrays(array(flat, kind.value_type), type=kind, mask=missing)
+    if pa.types.is_map(kind):
+        flat = [entry for item in items for entry in item or ()]
+        offsets = _offsets(items)
+        keys, entries = pa.array([key for key, _ in flat], kind.key_type), array([v for _, v in flat], kind.item_type)
+        return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, entries, type=kind, mask=missing)
+    if is_list(kind):
+        flat = [entry for item in items for entry in item or ()]
+        offsets, sizes = _offsets(items), [len(item or ()) for item in items]
+        inner = array(flat, kind.value_type)
+        if pa.types.is_list(kind):
+            return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), inner, type=kind, mask=missing)
+        if pa.types.is_large_list(kind):
+            return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), inner, type=kind, mask=missing)
+        width = pa.int32() if pa.types.is_list_view(kind) else pa.int64()
+        make = pa.ListViewArray if pa.types.is_list_view(kind) else pa.LargeListViewArray
+        starts = pa.array(offsets[:-1], width)
+        return make.from_arrays(starts, pa.array(sizes, width), inner, type=kind, mask=missing)
+    return pa.array(items, kind)
+
+
+def _offsets(items: list[Any]) -> list[int]:
+    return [0, *np.cumsum([len(item or ()) for item in items], dtype=int).tolist()]
+
+
+@st.composite
+def tables(draw: st.DrawFn, most_rows: int = 30) -> tuple[pa.Table, list[list[Any]]]:
+    """A table of a column `row`, which counts, and of random ones, sliced and in chunks; and the values of these."""
+    rows, front, back = draw(st.integers(0, most_rows)), draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    columns: dict[str, pa.Array] = {"row": pa.array(range(-front, rows + back), pa.int64())}
+    kept = []
+    for name in "abc"[: draw(st.integers(1, 3))]:
+        kind = draw(types())
+        strategy = values(kind, nulls=draw(st.booleans()))
+        items = draw(st.lists(strategy, min_size=front + rows + back, max_size=front + rows + back))
+        columns[name] = array(items, kind)
+        kept.append(items[front : front + rows])
+    cuts = sorted(draw(st.lists(st.integers(0, rows), max_size=4)))
+    whole = pa.RecordBatch.from_pydict(columns).slice(front, rows)
+    edges = [0, *cuts, rows]
+    batches = [whole.slice(a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    return pa.Table.from_batches(batches, whole.schema), kept
+
+
+def leaves(kind: pa.DataType, name: str) -> list[tuple[str, pa.DataType, tuple[str, ...]]]:
+    """The features of a column: name, type of the values, and the steps that lead there."""
+    if pa.types.is_struct(kind):
+        found = [(f"{name}.{field.name}", field.type, (f"field {field.name}",)) for field in kind]
+    elif pa.types.is_map(kind):
+        found = [(f"{name}.keys", kind.key_type, ("keys",)), (f"{name}.values", kind.item_type, ("values",))]
+    elif pa.types.is_fixed_size_list(kind):
+        found = [(name, kind.value_type, (f"fixed {kind.list_size}",))]
+    elif is_list(kind):
+        found = [(name, kind.value_type, ("list",))]
+    else:
+        return [(name, kind, ())]
+    return [(path, end, (*steps, *more)) for inner, below, steps in found for path, end, more in leaves(below, inner)]
+
+
+def expected(value: Any, kind: pa.DataType, steps: tuple[str, ...]) -> Any:
+    """What a value is in a batch, as nested lists with None for nulls."""
+    if not steps:
+        if value is None:
+            return None
+        return float(value) if kind == pa.decimal128(12, 3) else value
+    step, below = steps[0], steps[1:]
+    if step.startswith("field "):
+        return expected(None if value is None else value[step.removeprefix("field ")], kind, below)
+    if step.startswith("fixed "):
+        size = int(step.removeprefix("fixed "))
+        items = [None] * size if value is None else value
+        return [expected(item, kind, below) for item in items]
+    if value is None:
+        return None
+    if step in ("keys", "values"):
+        return [expected(pair[step == "values"], kind, below) for pair in value]
+    return [expected(item, kind, below) for item in value]
+
+
+def ragged_steps(steps: tuple[str, ...]) -> tuple[str, ...]:
+    """The steps with fixed-size lists outside of others as what they are in a batch: ragged levels, which may be null."""
+    last = max((i for i, step in enumerate(steps) if step in ("list", "keys", "values")), default=-1)
+    return tuple("list" if i < last and step.startswith("fixed ") else step for i, step in enumerate(steps))
+
+
+def as_lists(form: Any) -> Any:
+    """A form or an array as nested lists: times as numbers."""
+    if isinstance(form, np.ndarray) and form.dtype.kind in "mM":
+        return form.view(np.int64).tolist()
+    if isinstance(form, (Ragged, Masked)) and (times := _times(form)) is not None:
+        return times.to_list()
+    if isinstance(form, (Ragged, Masked, Strings)):
+        return form.to_list()
+    return form.tolist()
+
+
+def _times(form: Any) -> Any:
+    """The same form with numbers in place of times; None if it has none."""
+    values = form.values
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind not in "mM":
+            return None
+        values = values.view(np.int64)
+    elif isinstance(values, (Ragged, Masked)):
+        values = _times(values)
+        if values is None:
+            return None
+    else:
+        return None
+    return Ragged(values, form.offsets) if isinstance(form, Ragged) else Masked(values, form.valid)

@@ -1,0 +1,278 @@
+"""Tables in memory as a source: what pyarrow's own values say, in every order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastpipe
+from arrow_tables import as_lists, expected, leaves, ragged_steps, tables
+from fastpipe import DenseSpec, Masked, Ragged, RaggedSpec, Sparse, SparseCSR, SparseSpec, Strings
+
+ORDERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"shuffle": True, "seed": 1},
+    {"shuffle": True, "shuffle_buffer": 8, "seed": 1},
+    {"shuffle": "block", "shuffle_buffer": 5, "seed": 1},
+    {"shuffle": "buffer", "shuffle_buffer": 5, "seed": 1},
+)
+
+
+WIDE = {
+    "x": np.arange(40, dtype="float32").reshape(20, 2),
+    "n": np.arange(20, dtype="uint16"),
+    "half": np.arange(20).astype("float16"),
+    "flag": np.arange(20) % 3 == 0,
+    "day": np.arange(20).astype("datetime64[D]"),
+    "when": np.arange(20).astype("datetime64[us]"),
+    "took": np.arange(20).astype("timedelta64[ms]"),
+    "tags": Ragged(np.arange(30), np.r_[0:20, 30]),
+    "maybe": Masked(np.arange(20.0) * (np.arange(20) % 2 == 0), np.arange(20) % 2 == 0),
+}
+
+
+@settings(max_examples=150)
+@given(
+    table=tables(),
+    order=st.sampled_from(ORDERS),
+    batch_size=st.integers(1, 12),
+    threads=st.integers(1, 3),
+)
+def test_batches_hold_what_the_table_holds(
+    table: tuple[pa.Table, list[list[Any]]], order: dict[str, Any], batch_size: int, threads: int
+) -> None:
+    arrow, columns = table
+    reader = fastpipe.from_arrow(arrow, batch_size=batch_size, num_threads=threads, **order)
+    seen: list[int] = []
+    wanted = {}
+    for items, field in zip(columns, list(arrow.schema)[1:], strict=True):
+        for name, kind, steps in leaves(field.type, field.name):
+            wanted[name] = items, kind, ragged_steps(steps)
+    assert list(reader.features) == ["row", *wanted]
+    for batch in reader:
+        rows = batch["row"].tolist()
+        seen += rows
+        for name, (items, kind, steps) in wanted.items():
+            assert as_lists(batch[name]) == [expected(items[row], kind, steps) for row in rows], name
+    assert sorted(seen) == list(range(arrow.num_rows))
+
+
+def same(a: Any, b: Any) -> None:
+    """Checks that two forms are of one kind, dtype and content."""
+    assert type(a) is type(b)
+    if isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+        return
+    for name in a._parts:
+        left, right = getattr(a, name), getattr(b, name)
+        if isinstance(left, (np.ndarray, Ragged, Masked, Strings)):
+            same(left, right)
+        else:
+            assert left == right
+
+
+def rows_of(form: Any, rows: np.ndarray) -> Any:
+    return form[rows]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_arrays_come_back_as_they_are(order: dict[str, Any]) -> None:
+    arrays = WIDE | {"row": np.arange(20)}
+    for batch in fastpipe.from_arrays(arrays, batch_size=7, **order):
+        for name, form in arrays.items():
+            same(batch[name], rows_of(form, batch["row"]))
+
+
+def test_a_default_window_is_the_whole_table() -> None:
+    reader = fastpipe.from_arrays({"row": np.arange(100_000)}, batch_size=512, shuffle=True, seed=3)
+    assert reader.shuffle_buffer == 100_352
+    order = np.concatenate([batch["row"] for batch in reader])
+    assert sorted(order.tolist()) == list(range(100_000))
+    # Among 100,000 rows in random order, 512 in a row all but certainly are from both halves, each of 512 batches.
+    assert all((part < 50_000).any() and (part >= 50_000).any() for part in np.array_split(order, 195))
+
+
+def test_the_order_does_not_depend_on_chunks() -> None:
+    whole = pa.table({"row": range(1000)})
+    parts = pa.concat_tables([whole.slice(i, 7) for i in range(0, 1000, 7)])
+    assert parts.column(0).num_chunks > 100
+    readers = [fastpipe.from_arrow(t, batch_size=64, shuffle=True, seed=5, epochs=2) for t in (whole, parts)]
+    for a, b in zip(*readers, strict=True):
+        same(a["row"], b["row"])
+    readers[1].load_state_dict(readers[0].state_dict())
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("step", range(5))
+def test_a_state_resumes_at_any_step(order: dict[str, Any], step: int) -> None:
+    def make() -> fastpipe.Reader:
+        return fastpipe.from_arrays(WIDE, batch_size=4, **order)
+
+    reader = make()
+    batches = iter(reader)
+    for _ in range(step):
+        next(batches)
+    again = make()
+    again.load_state_dict(reader.state_dict())
+    for a, b in zip(batches, again, strict=True):
+        for name in a:
+            same(a[name], b[name])
+
+
+def test_batches_by_step_and_places() -> None:
+    reader = fastpipe.from_arrays(WIDE, batch_size=4, shuffle=True, seed=1)
+    for step, batch in enumerate(reader):
+        for name in batch:
+            same(reader.batch_at(step, epoch=0)[name], batch[name])
+        assert [reader.locate(step, row, epoch=0).row for row in range(4)] == batch["n"].tolist()
+
+
+def test_ranks_share_the_rows() -> None:
+    readers = [fastpipe.from_arrays(WIDE, batch_size=2, shuffle=True, seed=1, rank=r, world_size=5) for r in range(5)]
+    seen = [int(n) for reader in readers for batch in reader for n in batch["n"]]
+    assert sorted(seen) == list(range(20))
+
+
+def test_a_reader_is_a_table() -> None:
+    reader = fastpipe.from_arrays(WIDE, batch_size=6)
+    for a, b in zip(reader, fastpipe.from_arrow(fastpipe.from_arrays(WIDE, batch_size=5), batch_size=6), strict=True):
+        for name in a:
+            same(a[name], b[name])
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_sparse_columns(layout: str) -> None:
+    lists = [([0, 3], [1.0, 2.0]), ([], []), ([2], [5.0]), ([1, 2, 4], [7.0, 8.0, 9.0])]
+    table = pa.table({"s": [{"indices0": i, "values": v} for i, v in lists]})
+    assert isinstance(fastpipe.from_arrow(table, batch_size=4).features["s"], SparseSpec)
+    spec = SparseSpec((5,), "float32", layout=layout)  # type: ignore[arg-type]
+    (batch,) = fastpipe.from_arrow(table, features={"s": spec}, batch_size=4)
+    sparse = batch["s"]
+    assert isinstance(sparse, SparseCSR if layout == "csr" else Sparse)
+    dense = np.zeros((4, 5), "float32")
+    for row, (indices, found) in enumerate(lists):
+        dense[row, indices] = found
+    rows = np.repeat(np.arange(4), np.diff(sparse.offsets)) if layout == "csr" else sparse.indices[:, 0]
+    columns = sparse.indices if layout == "csr" else sparse.indices[:, 1]
+    made = np.zeros((4, 5), "float32")
+    made[rows, columns] = sparse.values
+    np.testing.assert_array_equal(made, dense)
+    (again,) = fastpipe.from_arrays({"s": sparse}, batch_size=4)
+    same(again["s"], sparse)
+    with pytest.raises(fastpipe.ValueRangeError, match=r"index 4 lies outside of dimension 0, which has size 4"):
+        list(fastpipe.from_arrow(table, features={"s": SparseSpec((4,), "float32")}, batch_size=4))
+
+
+LISTS = pa.table({"v": [[1, 2, 3], [4], None, []]})
+
+
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [
+        (RaggedSpec((None,), "int64", nulls="fill"), [[1, 2, 3], [4], [], []]),
+        (RaggedSpec((None,), "float32", nulls="mask"), [[1.0, 2.0, 3.0], [4.0], None, []]),
+        (DenseSpec((2,), "int16", pad=-1, fill=9), [[1, 2], [4, -1], [9, 9], [-1, -1]]),
+        (DenseSpec((), "int64", length=True, fill=-5), [3, 1, -5, 0]),
+    ],
+)
+def test_specs_say_what_becomes_of_lists_and_nulls(spec: Any, found: list[Any]) -> None:
+    (batch,) = fastpipe.from_arrow(LISTS, features={"v": spec}, batch_size=4)
+    assert as_lists(batch["v"]) == found
+
+
+def test_times_are_filled_with_none_and_text_is_checked() -> None:
+    table = pa.table({"t": pa.array([1, None], pa.timestamp("s")), "b": [b"ab", b"\xff"]})
+    (batch,) = fastpipe.from_arrow(table, features={"t": DenseSpec((), "datetime64[s]", nulls="fill")}, batch_size=2)
+    assert np.isnat(batch["t"]).tolist() == [False, True]
+    (batch,) = fastpipe.from_arrow(table, features={"t": DenseSpec((), "datetime64[ms]", fill=7)}, batch_size=2)
+    assert batch["t"].view("int64").tolist() == [1000, 7]
+    with pytest.raises(fastpipe.ValueRangeError, match="feature 'b': a value of type Binary doesn't fit string"):
+        list(fastpipe.from_arrow(table, features={"b": DenseSpec((), "string")}, batch_size=1))
+
+
+@pytest.mark.parametrize(
+    ("column", "spec", "error", "match"),
+    [
+        ([1, 300], DenseSpec((), "int8"), fastpipe.ValueRangeError, r"feature 'x'.*Int64 doesn't fit int8.*record 1"),
+        ([1, None], DenseSpec((), "int64"), fastpipe.NullValueError, r"feature 'x'.*nulls=\"mask\".*record 1"),
+        ([[1], [1, 2]], DenseSpec((1,), "int64"), fastpipe.ShapeError, r"expected 1 items, found 2.*record 1"),
+        ([1.5], DenseSpec((), "int64"), fastpipe.SchemaError, r"ask for a floating-point dtype; features="),
+        (["a"], DenseSpec((), "int64"), fastpipe.SchemaError, r'ask for "string" or "bytes"'),
+        ([[1]], DenseSpec((), "int64"), fastpipe.SchemaError, r"lists nested 1 deep, so 1 are needed; features="),
+        ([{"a": 1}], DenseSpec((), "int64"), fastpipe.SchemaError, r"ask for its fields as 'x.<field>' \(a\)"),
+        ([1], DenseSpec((), "datetime64[s]"), fastpipe.SchemaError, r"an integer or floating-point dtype"),
+    ],
+)
+def test_what_does_not_fit_is_named(column: list[Any], spec: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        list(fastpipe.from_arrow(pa.table({"x": column}), features={"x": spec}, batch_size=1))
+
+
+def test_the_first_row_that_fails_is_named_whatever_its_column() -> None:
+    table = pa.table({"a": [1] * 90 + [None] * 10, "b": [1] * 50 + [None] * 50})
+    features = {name: DenseSpec((), "int64") for name in "ab"}
+    for threads in (1, 2, 4):
+        with pytest.raises(fastpipe.NullValueError) as error:
+            list(fastpipe.from_arrow(table, features=features, batch_size=100, num_threads=threads))
+        assert (error.value.feature, error.value.record) == ("b", 50)
+
+
+def test_arguments() -> None:
+    table = pa.table({"price": [1], "s": [{"deep": 1}]})
+    with pytest.raises(fastpipe.SchemaError, match="did you mean 'price'"):
+        fastpipe.from_arrow(table, columns=["prise"], batch_size=1)
+    with pytest.raises(fastpipe.SchemaError, match="did you mean 's.deep'"):
+        fastpipe.from_arrow(table, features={"s.deap": DenseSpec((), "int64")}, batch_size=1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'suffle'"):
+        fastpipe.from_arrow(table, batch_size=1, suffle=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="from_arrays takes a dict"):
+        fastpipe.from_arrow({"x": [1]}, batch_size=1)
+    with pytest.raises(TypeError, match="from_arrow takes Arrow data"):
+        fastpipe.from_arrays(table, batch_size=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="columns is empty"):
+        fastpipe.from_arrow(table, columns=[], batch_size=1)
+    with pytest.raises(ValueError, match="not both"):
+        fastpipe.from_arrow(table, columns=["price"], features={"price": DenseSpec((), "int8")}, batch_size=1)
+    with pytest.raises(fastpipe.UnsupportedError, match=r"feature 'i': .*columns=\[\"x\"\] reads the others"):
+        fastpipe.from_arrow(pa.table({"i": pa.nulls(1, pa.month_day_nano_interval()), "x": [1]}), batch_size=1)
+    assert len(list(fastpipe.from_arrow(table.slice(0, 0), batch_size=1))) == 0
+
+
+def test_a_stream_that_fails_says_so() -> None:
+    def batches() -> Any:
+        yield pa.record_batch({"x": [1]})
+        raise OSError("the cable is out")
+
+    stream = pa.RecordBatchReader.from_batches(pa.schema({"x": pa.int64()}), batches())
+    with pytest.raises(fastpipe.StorageError, match=r"the Arrow stream failed: .*the cable is out"):
+        fastpipe.from_arrow(stream, batch_size=1)
+
+
+def test_damaged_tables_are_refused() -> None:
+    offsets = np.array([0, 5, 2], "int32")
+    broken = pa.Array.from_buffers(pa.string(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(b"abcde")])
+    with pytest.raises(fastpipe.MalformedFileError, match="damaged Arrow data"):
+        fastpipe.from_arrow(pa.table({"x": broken}), batch_size=1)
+    text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(np.array([0, 1], "int32")), pa.py_buffer(b"\xff")])
+    with pytest.raises(fastpipe.MalformedFileError, match="damaged Arrow data"):
+        fastpipe.from_arrow(pa.table({"x": text}), batch_size=1)
+
+
+def test_readers_are_pickled_and_outlive_their_table() -> None:
+    import gc
+    import pickle
+
+    table = pa.table({"x": np.arange(1000.0), "t": [str(i) for i in range(1000)]})
+    reader = fastpipe.from_arrow(table, batch_size=10, shuffle=True, seed=1)
+    again = pickle.loads(pickle.dumps(reader))
+    del table
+    gc.collect()
+    for a, b in zip(reader, again, strict=True):
+        same(a["x"], b["x"])
+        assert a["t"].to_list() == [str(int(x)) for x in a["x"]]
