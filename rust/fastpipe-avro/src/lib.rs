@@ -36,6 +36,7 @@ mod schema_json;
 mod schema_types;
 mod source;
 mod varint;
+mod varint_ends;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
