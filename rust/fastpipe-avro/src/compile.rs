@@ -14,10 +14,11 @@ use fastpipe_batch::{Error, ErrorKind, Form, Nulls};
 
 use self::constants::{constants, masked_at};
 use crate::isa::Isa;
-use crate::layout::{Column, UnionShape, check, components, misfit, union_shape};
+use crate::layout::{Column, check};
 use crate::limits::MAX_SCHEMA_LEVELS;
 use crate::plan::{Emit, Op, Plan, Span, Wire};
 use crate::schema::{NodeId, Schema, Type};
+use crate::trace::{UnionShape, components, misfit, union_shape};
 
 /// A column that is wanted below the node that is being compiled.
 #[derive(Clone, Copy)]

@@ -35,6 +35,7 @@ mod schema;
 mod schema_json;
 mod schema_types;
 mod source;
+mod trace;
 mod varint;
 mod varint_ends;
 #[cfg(target_arch = "x86_64")]

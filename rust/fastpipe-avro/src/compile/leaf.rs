@@ -6,9 +6,10 @@ use std::sync::Arc;
 use fastpipe_batch::{DType, Error, Scalar};
 
 use super::{Code, Compiler, Want, wire};
-use crate::layout::{Column, Target, misfit};
+use crate::layout::{Column, Target};
 use crate::plan::{EnumTable, Op};
 use crate::schema::{NodeId, Type};
+use crate::trace::misfit;
 
 impl<'a> Compiler<'a> {
     /// A value without parts; `None` for the key of a map.
