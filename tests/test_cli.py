@@ -21,6 +21,9 @@ import pytest
 
 import fastpipe
 from fastpipe import _inspect, cli
+from fastpipe._row_text import batch_rows
+from fastpipe._schema_fields import schema_fields
+from fastpipe._terminal_text import size_text, table
 
 USER = {
     "type": "record",
@@ -398,7 +401,7 @@ def test_cells_of_every_form() -> None:
             np.array([True, False]),
         ),
     }
-    first, second = _inspect.batch_rows(batch, {"code": ["A", "B"]}, width=10)
+    first, second = batch_rows(batch, {"code": ["A", "B"]}, width=10)
     assert dict(zip(batch, first, strict=True)) == {
         "matrix": "[[0 1] [2 3]]",
         "some": "[0 null]",
@@ -417,14 +420,14 @@ def test_cells_of_every_form() -> None:
 
 
 def test_tables_shrink_their_widest_columns() -> None:
-    text = _inspect.table(["name", "text"], [["a", "x" * 50], ["b" * 12, "日本語" * 9]], width=30, right=(0,))
+    text = table(["name", "text"], [["a", "x" * 50], ["b" * 12, "日本語" * 9]], width=30, right=(0,))
     assert text.splitlines() == [
         "        name  text",
         "------------  ----------------",
         "           a  xxxxxxxxxxxxxxx…",
         "bbbbbbbbbbbb  日本語日本語日…",
     ]
-    assert _inspect.table(["path"], [["data/of/a/file.avro"]], width=12, keep_end=(0,)).endswith("\n…a/file.avro")
+    assert table(["path"], [["data/of/a/file.avro"]], width=12, keep_end=(0,)).endswith("\n…a/file.avro")
 
 
 @pytest.mark.parametrize(
@@ -432,7 +435,7 @@ def test_tables_shrink_their_widest_columns() -> None:
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (123_456, "123 kB"), (1.5e9, "1.5 GB"), (2e15, "2000 TB")],
 )
 def test_sizes(size: float, text: str) -> None:
-    assert _inspect.size_text(size) == text
+    assert size_text(size) == text
 
 
 def test_names_of_types_are_looked_up_within_their_namespace() -> None:
@@ -450,7 +453,7 @@ def test_names_of_types_are_looked_up_within_their_namespace() -> None:
             {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
         ],
     }
-    fields = {field.path: field.full_type for field in _inspect.schema_fields(schema)}
+    fields = {field.path: field.full_type for field in schema_fields(schema)}
     assert fields == {
         "one": "record Inner",
         "one.a": "int",

@@ -26,9 +26,10 @@ import numpy as np
 
 import fastpipe
 from fastpipe import _inspect
-from fastpipe._inspect import Names, clean, plural, size_text
 from fastpipe._progress import progress_bar
+from fastpipe._schema_fields import Names
 from fastpipe._sources import expand
+from fastpipe._terminal_text import clean, plural, size_text, table
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import FastpipeError, SchemaError
 from fastpipe.specs import DenseSpec, Features, SparseSpec, Spec
@@ -137,7 +138,7 @@ def _stream(paths: list[str], features: Features, batch_size: int) -> None:
         for batch in _counted(reader, "streaming"):
             forms = forms or {name: form_text(node) for name, node in batch.items()}
         seconds = time.perf_counter() - start
-        print(_inspect.table(["feature", "in a batch of n"], [[clean(n), form] for n, form in forms.items()], 120))
+        print(table(["feature", "in a batch of n"], [[clean(n), form] for n, form in forms.items()], 120))
         rows = reader.num_rows
     print(f"\n{plural(rows, 'record')} in {seconds:.2f} s with all cores: {rows / seconds:,.0f} records/s\n")
 
@@ -657,7 +658,7 @@ def _report(throughput: Throughput, history: History | None, folder: Path) -> Pa
     passes = f"one thread each, median of {len(throughput.fastpipe)} passes in turn"
     print(f"Throughput: {part} {throughput.all_rows:,} records, {passes}{equal}")
     rows = [[name, f"{r:,.0f}", f"{b / 1e6:,.1f}", f"{r / slowest:.1f} x"] for name, (r, b) in rates.items()]
-    print(_inspect.table(["reader", "records/s", "MB/s of the file", ""], rows, 120, right=(1, 2, 3)))
+    print(table(["reader", "records/s", "MB/s of the file", ""], rows, 120, right=(1, 2, 3)))
     if throughput.problem:
         print(f"fastavro isn't measured: {clean(throughput.problem)}")
     path = folder / "fastpipe-demo.png"
