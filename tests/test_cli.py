@@ -474,10 +474,9 @@ def test_names_of_types_are_looked_up_within_their_namespace() -> None:
 def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
     for module in ("matplotlib", "sklearn", "tqdm"):
         pytest.importorskip(module)
-    from fastpipe import demo
+    from fastpipe import _demo_digits, demo
 
-    monkeypatch.setattr(demo, "TRAIN_ROWS", 4000)
-    monkeypatch.setattr(demo, "ROUNDS", 1)
+    monkeypatch.setattr(_demo_digits, "TRAIN_ROWS", 4000)
     return demo
 
 
@@ -510,13 +509,15 @@ def test_digits_are_the_same_each_time(demo: Any, tmp_path: Path) -> None:
 
 
 def test_no_test_digit_is_trained_on(demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "augment", lambda pixels, rng: pixels)  # So that a copy is recognised.
+    from fastpipe import _demo_digits
+
+    monkeypatch.setattr(_demo_digits, "augment", lambda pixels, rng: pixels)  # So that a copy is recognised.
     demo.write_digits(tmp_path / "train", tmp_path / "test")
     digits = []
     for path in (tmp_path / "train", tmp_path / "test"):
         with path.open("rb") as file:
             digits.append({tuple(row["pixels"]) for row in fastavro.reader(file)})
-    assert len(digits[1]) == demo.TEST_ROWS
+    assert len(digits[1]) == _demo_digits.TEST_ROWS
     assert not digits[0] & digits[1]
 
 
@@ -566,22 +567,26 @@ def test_demo_names_the_extra_it_lacks(module: str, run: Run, monkeypatch: pytes
 
 
 def test_what_differs_is_noticed(demo: Any) -> None:
+    from fastpipe._demo_fastavro import same
+
     a, b = np.array([1.0, np.nan]), np.array([1.0, np.nan])
     valid = np.array([True, False])
     text = fastpipe.Strings(np.frombuffer(b"ab", np.uint8), np.array([0, 1, 2]), (2,), False)
-    assert demo.same(a, b)
-    assert demo.same(fastpipe.Masked(np.array([1, 2]), valid), fastpipe.Masked(np.array([1, 3]), valid))
+    assert same(a, b)
+    assert same(fastpipe.Masked(np.array([1, 2]), valid), fastpipe.Masked(np.array([1, 3]), valid))
     for other in (a.astype(np.float32), a[:1], np.array([2.0, np.nan]), fastpipe.Masked(a, valid), text):
-        assert not demo.same(a, other)
-    assert not demo.same(fastpipe.Masked(a, valid), fastpipe.Masked(a, ~valid))
-    assert not demo.same(text, fastpipe.Strings(text.values, text.offsets, (2,), True))
-    assert not demo.same(text, fastpipe.Strings(text.values, np.array([0, 2, 2]), (2,), False))
+        assert not same(a, other)
+    assert not same(fastpipe.Masked(a, valid), fastpipe.Masked(a, ~valid))
+    assert not same(text, fastpipe.Strings(text.values, text.offsets, (2,), True))
+    assert not same(text, fastpipe.Strings(text.values, np.array([0, 2, 2]), (2,), False))
 
 
 def test_a_difference_is_said_and_not_measured(
     demo: Any, run: Run, users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "same", lambda a, b: a is b)
+    from fastpipe import _demo_comparison
+
+    monkeypatch.setattr(_demo_comparison, "same", lambda a, b: a is b)
     code, out, _ = run("demo", users, "--out", tmp_path / "out")
     assert code == 0
     assert "fastavro isn't measured: the batches differ in 'id'" in out
