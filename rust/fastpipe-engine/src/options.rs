@@ -12,7 +12,7 @@ pub struct Options {
     pub prefetch: Option<usize>,
     /// Bytes that the pass may hold, besides what the consumer has got; `None` for no limit.
     pub memory_limit: Option<u64>,
-    /// Whether to keep a record of every task, for [`Watch::spans`].
+    /// Whether to keep a record of every task, for [`Watch::spans`](crate::Watch::spans).
     pub record_tasks: bool,
     /// The epoch behind the last one; `None` for no end.
     pub end_epoch: Option<u64>,

@@ -20,7 +20,7 @@ impl Watch {
         (self.process == std::process::id()).then(|| Stats::of(&self.shared))
     }
 
-    /// Every task that was done, if [`Options::record_tasks`] asked for them.
+    /// Every task that was done, if [`Options::record_tasks`](crate::Options::record_tasks) asked for them.
     pub fn spans(&self) -> Vec<Span> {
         if self.process == std::process::id() {
             self.shared.telemetry.spans()
