@@ -3,10 +3,10 @@
 //! # From bytes to rows
 //!
 //! [`Header`] and [`Walk`] find the blocks of a file without reading them. [`Schema`] is the file's schema. Wanted
-//! [`Feature`]s ([`infer`] makes them up from a schema) and the schemas of all files are compiled once to columns and to a
-//! decode plan for each schema. [`AvroSource`] is all of that behind the seam to the engine: a unit is a block; opening it
-//! checks its marker and decompresses it; placing its records runs the plan. [`encode_index`] and [`decode_index`] make the
-//! blocks of a file to bytes and back, so that they can be kept.
+//! [`Feature`](fastpipe_batch::Feature)s ([`infer`] makes them up from a schema) and the schemas of all files are compiled
+//! once to columns and to a decode plan for each schema. [`AvroSource`] is all of that behind the seam to the engine: a unit
+//! is a block; opening it checks its marker and decompresses it; placing its records runs the plan. [`encode_index`] and
+//! [`decode_index`] make the blocks of a file to bytes and back, so that they can be kept.
 //!
 //! # Trust nothing
 //!
