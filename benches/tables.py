@@ -1,88 +1,86 @@
-"""Compares shuffled batches of arrays in memory with `numpy.take` of the same permutation, on one thread.
-
-    python benches/tables.py [--rows 500000] [--rounds 7]
-
-NumPy gathers each column of a batch to memory that it has (`out=`), with a permutation that it is given. fastpipe also
-makes the permutation, and hands out arrays of its own.
-"""
+"""Measurements as Markdown tables."""
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import sys
-import time
-from collections.abc import Callable
-
-import numpy as np
-import numpy.typing as npt
-
-import fastpipe
-
-BATCH_SIZE = 1024
-WANTED = {"float32[128] and a label": 0.8, "20 scalar columns": 0.7}
+import plan
+from cell import Cell, Result
+from peers import READERS
 
 
-def cases(rows: int) -> dict[str, dict[str, npt.NDArray[np.generic]]]:
-    """The arrays of each case."""
-    draw = np.random.default_rng(1)
-    kinds = ("int32", "float32", "int64", "float64", "uint8")
-    return {
-        "float32[128] and a label": {
-            "x": draw.random((rows // 4, 128), "float32"),
-            "label": draw.integers(0, 2, rows // 4, "int8"),
-        },
-        "20 scalar columns": {f"c{i}": draw.integers(0, 100, rows * 4).astype(kinds[i % 5]) for i in range(20)},
-    }
+def title(cell: Cell) -> str:
+    """What stands above a cell's table."""
+    spec = cell.spec
+    squeezed = "" if spec.codec == "null" else f", {cell.file_bytes / cell.raw_bytes:.0%} of it on disk"
+    order = f", shuffled with a buffer of {plan.SHUFFLE_BUFFER:,}" if spec.shuffled else ""
+    return (
+        f"({spec.dataset}) {plan.CONTENTS[spec.dataset]}; codec {spec.codec}, blocks of {spec.block}{order}: "
+        f"{cell.rows:,} records of {cell.raw_bytes / cell.rows:,.0f} bytes, {cell.raw_bytes / 1e6:,.0f} MB{squeezed}"
+    )
 
 
-def numpy_pass(arrays: dict[str, npt.NDArray[np.generic]], order: npt.NDArray[np.int64]) -> Callable[[], None]:
-    """Gathers all batches of an order with NumPy."""
-    out = {name: np.empty((BATCH_SIZE, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
-
-    def run() -> None:
-        for start in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
-            rows = order[start : start + BATCH_SIZE]
-            for name, array in arrays.items():
-                # With another mode NumPy gathers to a buffer of its own first.
-                np.take(array, rows, axis=0, out=out[name], mode="clip")
-
-    return run
+def _plain(text: str) -> str:
+    text = " ".join(text.split()).replace("|", "\\|")
+    return text if len(text) <= 160 else text[:157] + "..."
 
 
-def main() -> int:
-    """Runs the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=500_000)
-    parser.add_argument("--rounds", type=int, default=7)
-    arguments = parser.parse_args()
-    print("| arrays | fastpipe, ms | numpy.take, ms | times as fast | wanted |")
-    print("|---|---|---|---|---|")
-    reached = True
-    for name, arrays in cases(arguments.rows).items():
-        reader = fastpipe.from_arrays(
-            arrays, batch_size=BATCH_SIZE, shuffle=True, seed=7, drop_last=True, num_threads=1, epochs=1
-        )
-        rows = len(next(iter(arrays.values())))
-        order = np.random.default_rng(2).permutation(rows)
-        theirs = numpy_pass(arrays, order)
-
-        def ours(reader: fastpipe.Reader = reader) -> None:
-            for _ in reader:
-                pass
-
-        sides: list[tuple[Callable[[], None], list[float]]] = [(ours, []), (theirs, [])]
-        for turn in range(arguments.rounds + 1):
-            for run, times in sides if turn % 2 else sides[::-1]:
-                began = time.perf_counter()
-                run()
-                if turn:  # The first one makes both ready.
-                    times.append(time.perf_counter() - began)
-        mine, numpys = (statistics.median(times) * 1e3 for _, times in sides)
-        reached &= numpys / mine >= WANTED[name]
-        print(f"| {name} | {mine:.1f} | {numpys:.1f} | {numpys / mine:.2f} | {WANTED[name]} |", flush=True)
-    return 0 if reached else 1
+def _row(cell: Cell, name: str, result: Result) -> str:
+    head = f"| {name} | {READERS[name].gives} "
+    if result.error is not None or not result.seconds:
+        return f"{head}| can't: {_plain(result.error or 'not measured')} " + "| " * 8 + "|"
+    ratio, ratios = cell.ratio(name), cell.ratios(name)
+    factor = by_cpu = ""
+    if ratio is not None:
+        factor = f"{ratio:.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+        by_cpu = f"{result.cpu_a_row / cell.results['fastpipe'].cpu_a_row:.2f}x"
+    if result.differs:
+        factor += f" VALUES DIFFER: {', '.join(result.differs[:3])}"
+    bandwidth = result.rate * cell.raw_bytes / cell.rows / 1e6
+    per_batch = 1e3 * result.wall / result.batches
+    cpu = 1e6 * result.cpu_a_row
+    memory = f"{result.peak / 1e6:,.0f} (+{(result.peak - result.idle) / 1e6:,.0f})"
+    figures = [
+        f"{result.rate:,.0f}",
+        f"{bandwidth:,.0f}",
+        f"{per_batch:,.3f}",
+        f"{cpu:,.2f}",
+        memory,
+    ]
+    return f"{head}| {' | '.join(figures)} | {len(result.seconds)} | {factor} | {by_cpu} |"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def cell_table(cell: Cell) -> list[str]:
+    """One cell: a line a reader."""
+    figures = ["records/s", "MB/s", "ms a batch", "CPU s/M records", "peak MB (over idle)", "rounds"]
+    figures += ["fastpipe is times as fast (rounds)", "by CPU time"]
+    lines = [f"| reader | gives | {' | '.join(figures)} |", f"|---|---|{'--:|' * len(figures)}"]
+    return lines + [_row(cell, name, result) for name, result in cell.results.items()]
+
+
+def _against(cell: Cell, peer: str, goal: float | None) -> list[str]:
+    found, refusal = cell.fastest(peer), cell.refusal(peer)
+    aim = "" if goal is None else f"{goal:g}x"
+    if found is None:
+        return [f"can't: {_plain(refusal)}" if refusal else "", aim, ""]
+    name, ratio = found
+    met = "" if goal is None else ("yes" if ratio >= goal else "no")
+    return [f"{ratio:.2f}x ({name})", aim, met]
+
+
+def goals_table(cells: list[Cell]) -> list[str]:
+    """All cells: by what factor fastpipe is faster, and was meant to be."""
+    lines = [
+        "| cell | than AvroTensorDataset | meant | met | than the fastest frame reader | meant | met |",
+        "|---|--:|--:|---|--:|--:|---|",
+    ]
+    for cell in cells:
+        goal = plan.GOALS.get(str(cell.spec), plan.Goal())
+        parts = [*_against(cell, "AvroTensorDataset", goal.atds), *_against(cell, "frames", goal.frame)]
+        lines.append(f"| {cell.spec} | {' | '.join(parts)} |")
+    return lines
+
+
+def busy(cells: list[Cell]) -> float:
+    """The share of the time that the readers didn't get the core, over all rounds."""
+    results = [result for cell in cells for result in cell.results.values()]
+    wall = sum(sum(result.seconds.values()) for result in results)
+    return max(0.0, 1 - sum(sum(result.cpu) for result in results) / wall) if wall else 0.0

@@ -21,6 +21,9 @@ import pytest
 
 import fastpipe
 from fastpipe import _inspect, cli
+from fastpipe._row_text import batch_rows
+from fastpipe._schema_fields import schema_fields
+from fastpipe._terminal_text import size_text, table
 
 USER = {
     "type": "record",
@@ -398,7 +401,7 @@ def test_cells_of_every_form() -> None:
             np.array([True, False]),
         ),
     }
-    first, second = _inspect.batch_rows(batch, {"code": ["A", "B"]}, width=10)
+    first, second = batch_rows(batch, {"code": ["A", "B"]}, width=10)
     assert dict(zip(batch, first, strict=True)) == {
         "matrix": "[[0 1] [2 3]]",
         "some": "[0 null]",
@@ -417,14 +420,14 @@ def test_cells_of_every_form() -> None:
 
 
 def test_tables_shrink_their_widest_columns() -> None:
-    text = _inspect.table(["name", "text"], [["a", "x" * 50], ["b" * 12, "日本語" * 9]], width=30, right=(0,))
+    text = table(["name", "text"], [["a", "x" * 50], ["b" * 12, "日本語" * 9]], width=30, right=(0,))
     assert text.splitlines() == [
         "        name  text",
         "------------  ----------------",
         "           a  xxxxxxxxxxxxxxx…",
         "bbbbbbbbbbbb  日本語日本語日…",
     ]
-    assert _inspect.table(["path"], [["data/of/a/file.avro"]], width=12, keep_end=(0,)).endswith("\n…a/file.avro")
+    assert table(["path"], [["data/of/a/file.avro"]], width=12, keep_end=(0,)).endswith("\n…a/file.avro")
 
 
 @pytest.mark.parametrize(
@@ -432,7 +435,7 @@ def test_tables_shrink_their_widest_columns() -> None:
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (123_456, "123 kB"), (1.5e9, "1.5 GB"), (2e15, "2000 TB")],
 )
 def test_sizes(size: float, text: str) -> None:
-    assert _inspect.size_text(size) == text
+    assert size_text(size) == text
 
 
 def test_names_of_types_are_looked_up_within_their_namespace() -> None:
@@ -450,7 +453,7 @@ def test_names_of_types_are_looked_up_within_their_namespace() -> None:
             {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
         ],
     }
-    fields = {field.path: field.full_type for field in _inspect.schema_fields(schema)}
+    fields = {field.path: field.full_type for field in schema_fields(schema)}
     assert fields == {
         "one": "record Inner",
         "one.a": "int",
@@ -471,10 +474,9 @@ def test_names_of_types_are_looked_up_within_their_namespace() -> None:
 def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
     for module in ("matplotlib", "sklearn", "tqdm"):
         pytest.importorskip(module)
-    from fastpipe import demo
+    from fastpipe import _demo_digits, demo
 
-    monkeypatch.setattr(demo, "TRAIN_ROWS", 4000)
-    monkeypatch.setattr(demo, "ROUNDS", 1)
+    monkeypatch.setattr(_demo_digits, "TRAIN_ROWS", 4000)
     return demo
 
 
@@ -507,13 +509,15 @@ def test_digits_are_the_same_each_time(demo: Any, tmp_path: Path) -> None:
 
 
 def test_no_test_digit_is_trained_on(demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "augment", lambda pixels, rng: pixels)  # So that a copy is recognised.
+    from fastpipe import _demo_digits
+
+    monkeypatch.setattr(_demo_digits, "augment", lambda pixels, rng: pixels)  # So that a copy is recognised.
     demo.write_digits(tmp_path / "train", tmp_path / "test")
     digits = []
     for path in (tmp_path / "train", tmp_path / "test"):
         with path.open("rb") as file:
             digits.append({tuple(row["pixels"]) for row in fastavro.reader(file)})
-    assert len(digits[1]) == demo.TEST_ROWS
+    assert len(digits[1]) == _demo_digits.TEST_ROWS
     assert not digits[0] & digits[1]
 
 
@@ -563,22 +567,26 @@ def test_demo_names_the_extra_it_lacks(module: str, run: Run, monkeypatch: pytes
 
 
 def test_what_differs_is_noticed(demo: Any) -> None:
+    from fastpipe._demo_fastavro import same
+
     a, b = np.array([1.0, np.nan]), np.array([1.0, np.nan])
     valid = np.array([True, False])
     text = fastpipe.Strings(np.frombuffer(b"ab", np.uint8), np.array([0, 1, 2]), (2,), False)
-    assert demo.same(a, b)
-    assert demo.same(fastpipe.Masked(np.array([1, 2]), valid), fastpipe.Masked(np.array([1, 3]), valid))
+    assert same(a, b)
+    assert same(fastpipe.Masked(np.array([1, 2]), valid), fastpipe.Masked(np.array([1, 3]), valid))
     for other in (a.astype(np.float32), a[:1], np.array([2.0, np.nan]), fastpipe.Masked(a, valid), text):
-        assert not demo.same(a, other)
-    assert not demo.same(fastpipe.Masked(a, valid), fastpipe.Masked(a, ~valid))
-    assert not demo.same(text, fastpipe.Strings(text.values, text.offsets, (2,), True))
-    assert not demo.same(text, fastpipe.Strings(text.values, np.array([0, 2, 2]), (2,), False))
+        assert not same(a, other)
+    assert not same(fastpipe.Masked(a, valid), fastpipe.Masked(a, ~valid))
+    assert not same(text, fastpipe.Strings(text.values, text.offsets, (2,), True))
+    assert not same(text, fastpipe.Strings(text.values, np.array([0, 2, 2]), (2,), False))
 
 
 def test_a_difference_is_said_and_not_measured(
     demo: Any, run: Run, users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "same", lambda a, b: a is b)
+    from fastpipe import _demo_comparison
+
+    monkeypatch.setattr(_demo_comparison, "same", lambda a, b: a is b)
     code, out, _ = run("demo", users, "--out", tmp_path / "out")
     assert code == 0
     assert "fastavro isn't measured: the batches differ in 'id'" in out

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fastpipe import _fastpipe, _inspect
-from fastpipe._inspect import plural, size_text
+from fastpipe import _fastpipe, _terminal_text
 from fastpipe._progress import progress_bar
+from fastpipe._terminal_text import clean, plural, size_text
 from fastpipe.errors import FastpipeError, StorageError
 
 __all__ = ["IndexedFile", "build", "table"]
@@ -107,11 +107,11 @@ def table(files: Sequence[IndexedFile], width: int) -> str:
         blocks, rows, size, index_size = (
             sum(getattr(f, number) for f in counted) for number in ("blocks", "rows", "size", "index_size")
         )
-        return [_inspect.clean(name), f"{blocks:,}", f"{rows:,}", size_text(size), size_text(index_size), state]
+        return [clean(name), f"{blocks:,}", f"{rows:,}", size_text(size), size_text(index_size), state]
 
     header = ["file", "blocks", "records", "size", "index", "state"]
-    rows = [[_inspect.clean(f.path), "", "", "", "", f.state] if f.error else row(f.path, [f], f.state) for f in files]
+    rows = [[clean(f.path), "", "", "", "", f.state] if f.error else row(f.path, [f], f.state) for f in files]
     if len(files) > 1:
         failed = sum(f.error is not None for f in files)
         rows.append(row(plural(len(files), "file"), files, f"{failed} failed" if failed else "ok"))
-    return _inspect.table(header, rows, width, right=(1, 2, 3, 4), keep_end=(0,))
+    return _terminal_text.table(header, rows, width, right=(1, 2, 3, 4), keep_end=(0,))

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings, _slice
+from fastpipe._form_rows import slice_rows
+from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 
 __all__ = ["Columns", "Layout", "Parts", "Taken"]
 
@@ -326,4 +327,4 @@ def _lengths(offsets: Any, rows: int, items: int, where: str) -> tuple[np.ndarra
 
 
 def _cut(form: Any, first: int, last: int) -> Any:
-    return form if first == 0 and last == len(form) else _slice(form, first, last)
+    return form if first == 0 and last == len(form) else slice_rows(form, first, last)

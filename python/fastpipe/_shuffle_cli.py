@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from fastpipe import AvroFile
-from fastpipe._inspect import size_text, table
 from fastpipe._ordering import Ordering
 from fastpipe._shuffle_report import Index, Measure, ShuffleReport
 from fastpipe._shuffle_text import number, score, share
 from fastpipe._sources import expand
+from fastpipe._terminal_text import size_text, table
 from fastpipe.errors import FastpipeError
 
 _KINDS = ("window", "block", "buffer")

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fastpipe._inspect import plural, size_text, table
+from fastpipe._terminal_text import plural, size_text, table
 
 if TYPE_CHECKING:
     from fastpipe._shuffle_report import Measure, ShuffleReport

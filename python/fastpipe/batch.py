@@ -18,86 +18,23 @@ a number gives one row. Slices of step 1 are views; other rows are copied, as in
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from fastpipe._arguments import shown
+from fastpipe._form import Form
+from fastpipe._form_rows import blank, nest, no_sparse_row, row_index, slice_rows, spans, take_rows, to_list, with_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pyarrow as pa
 
 __all__ = ["Masked", "Ragged", "Sparse", "SparseCSR", "Strings"]
 
 Node: TypeAlias = "np.ndarray | Ragged | Masked | Sparse | SparseCSR"
-Rows: TypeAlias = "int | slice | Sequence[int] | Sequence[bool] | np.ndarray"
-
-_SHOWN_LEVELS = 8
 
 
-class _Form:
-    """What the forms share. A subclass lists its parts, in the order of its constructor, in `_parts`."""
-
-    # Weak references let a test, or a cache, see when a batch's memory goes back to the pool.
-    __slots__ = ("__weakref__",)
-    _parts: tuple[str, ...] = ()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter([getattr(self, name) for name in self._parts])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(self)
-
-    def __repr__(self) -> str:
-        return self._described(_SHOWN_LEVELS)
-
-    def _described(self, levels: int) -> str:
-        if not levels:
-            return f"{type(self).__name__}(...)"
-        parts = [f"{name}={_describe(getattr(self, name), levels - 1)}" for name in self._parts]
-        return f"{type(self).__name__}({', '.join(parts)})"
-
-    def __getitem__(self, key: Rows) -> Any:
-        """Rows: the same form for a slice, a mask or numbers of rows, and one row for a number."""
-        return _rows(self, key)
-
-    def row(self, index: int) -> Any:
-        """One row.
-
-        Args:
-            index: the row; negative ones count from the end.
-
-        Raises:
-            IndexError: if there is no such row.
-            TypeError: if it is no number.
-        """
-        raise NotImplementedError
-
-    def _slice(self, start: int, stop: int) -> Any:
-        """These rows, as a view."""
-        raise NotImplementedError
-
-    def _take(self, rows: np.ndarray) -> Any:
-        """These rows, copied. Numbers are int64, and in range."""
-        raise NotImplementedError
-
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        # Without this, NumPy takes the form for a sequence and makes an array of its parts.
-        raise TypeError(
-            f"a {type(self).__name__} has no single NumPy array: use its parts ({', '.join(self._parts)}) or to_list()"
-        )
-
-    def to_list(self) -> list[Any]:
-        """Nested Python lists, one entry a row."""
-        raise NotImplementedError
-
-
-class Ragged(_Form):
+class Ragged(Form):
     """Rows of differing length: row `i` is `values[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
@@ -149,12 +86,12 @@ class Ragged(_Form):
             IndexError: if there is no such row.
             TypeError: if it is no number.
         """
-        index = _row_index(index, len(self))
-        return _slice(self._values, int(self._offsets[index]), int(self._offsets[index + 1]))
+        index = row_index(index, len(self))
+        return slice_rows(self._values, int(self._offsets[index]), int(self._offsets[index + 1]))
 
     def to_list(self) -> list[Any]:
         """Nested Python lists, one a row; None where an item is null."""
-        items = _to_list(self._values)
+        items = to_list(self._values)
         return [items[start:stop] for start, stop in pairwise(self._offsets.tolist())]
 
     def to_arrow(self) -> pa.Array:
@@ -172,11 +109,11 @@ class Ragged(_Form):
     def _slice(self, start: int, stop: int) -> Ragged:
         offsets = self._offsets[start : stop + 1]
         first = int(offsets[0])
-        return Ragged(_slice(self._values, first, int(offsets[-1])), offsets - first)
+        return Ragged(slice_rows(self._values, first, int(offsets[-1])), offsets - first)
 
     def _take(self, rows: np.ndarray) -> Ragged:
-        items, offsets = _spans(self._offsets, rows)
-        return Ragged(_take(self._values, items), offsets)
+        items, offsets = spans(self._offsets, rows)
+        return Ragged(take_rows(self._values, items), offsets)
 
 
 class Strings(Ragged):
@@ -248,7 +185,7 @@ class Strings(Ragged):
             IndexError: if there is no such row.
             TypeError: if it is no number.
         """
-        index = _row_index(index, len(self))
+        index = row_index(index, len(self))
         row = self._slice(index, index + 1)
         if len(self._shape) == 1:
             return row._entries()[0]
@@ -256,7 +193,7 @@ class Strings(Ragged):
 
     def to_list(self) -> list[Any]:
         """Nested lists of str (bytes if `binary`), as `shape` says."""
-        return _nest(self._entries(), self._shape)
+        return nest(self._entries(), self._shape)
 
     def to_numpy(self) -> np.ndarray:
         """An object array of str (bytes if `binary`) with `shape`.
@@ -305,7 +242,7 @@ class Strings(Ragged):
     def _take(self, rows: np.ndarray) -> Strings:
         entries = math.prod(self._shape[1:])
         chosen = (rows[:, np.newaxis] * entries + np.arange(entries)).reshape(-1)
-        places, offsets = _spans(self._offsets, chosen)
+        places, offsets = spans(self._offsets, chosen)
         return Strings(self._values[places], offsets, (len(rows), *self._shape[1:]), self._binary)
 
     def _entries(self) -> list[Any]:
@@ -319,7 +256,7 @@ class Strings(Ragged):
         return [data[start:stop].decode("utf-8") for start, stop in spans]
 
 
-class Masked(_Form):
+class Masked(Form):
     """Rows of which some are null.
 
     Attributes:
@@ -366,14 +303,14 @@ class Masked(_Form):
             IndexError: if there is no such row.
             TypeError: if it is no number, or the values are sparse.
         """
-        index = _row_index(index, len(self))
+        index = row_index(index, len(self))
         if self._valid.ndim > 1:
             return Masked(self._values[index], self._valid[index])
         return self._values[index] if self._valid[index] else None
 
     def to_list(self) -> list[Any]:
         """The values as nested Python lists, with None for whatever is null."""
-        return _blank(_to_list(self._values), self._valid)
+        return blank(to_list(self._values), self._valid)
 
     def to_arrow(self) -> pa.Array:
         """The values as a pyarrow array over the same memory, with the mask as its null bitmap.
@@ -386,13 +323,13 @@ class Masked(_Form):
         return _to_arrow(self)
 
     def _slice(self, start: int, stop: int) -> Masked:
-        return Masked(_slice(self._values, start, stop), self._valid[start:stop])
+        return Masked(slice_rows(self._values, start, stop), self._valid[start:stop])
 
     def _take(self, rows: np.ndarray) -> Masked:
-        return Masked(_take(self._values, rows), self._valid[rows])
+        return Masked(take_rows(self._values, rows), self._valid[rows])
 
 
-class Sparse(_Form):
+class Sparse(Form):
     """Sparse rows as coordinates (COO), in row order.
 
     Attributes:
@@ -442,7 +379,7 @@ class Sparse(_Form):
         Raises:
             TypeError: always.
         """
-        raise _no_sparse_row(self, index)
+        raise no_sparse_row(self, index)
 
     def to_arrow(self) -> pa.Array:
         """A `pyarrow.StructArray` of lists `indices0`, `indices1` ... and `values`, without the dense shape.
@@ -462,20 +399,20 @@ class Sparse(_Form):
     def _take(self, rows: np.ndarray) -> Sparse:
         # Entries are in row order.
         offsets = np.searchsorted(self._indices[:, 0], np.arange(len(self) + 1))
-        entries, starts = _spans(offsets, rows)
+        entries, starts = spans(offsets, rows)
         indices = self._indices[entries]
         indices[:, 0] = np.repeat(np.arange(len(rows)), np.diff(starts))
-        return Sparse(indices, _take(self._values, entries), _of_rows(self._dense_shape, len(rows)))
+        return Sparse(indices, take_rows(self._values, entries), with_rows(self._dense_shape, len(rows)))
 
     def to_list(self) -> list[Any]:
         """For each row the list of its (index tuple, value)."""
         rows: list[list[Any]] = [[] for _ in range(len(self))]
-        for (row, *index), value in zip(self._indices.tolist(), _to_list(self._values), strict=True):
+        for (row, *index), value in zip(self._indices.tolist(), to_list(self._values), strict=True):
             rows[row].append((tuple(index), value))
         return rows
 
 
-class SparseCSR(_Form):
+class SparseCSR(Form):
     """Sparse rows as compressed rows (CSR): the entries of row `i` are those from `offsets[i]` to `offsets[i + 1]`.
 
     Attributes:
@@ -532,7 +469,7 @@ class SparseCSR(_Form):
         Raises:
             TypeError: always.
         """
-        raise _no_sparse_row(self, index)
+        raise no_sparse_row(self, index)
 
     def to_arrow(self) -> pa.Array:
         """A `pyarrow.StructArray` of lists `indices0`, `indices1` ... and `values`, without the dense shape.
@@ -549,127 +486,19 @@ class SparseCSR(_Form):
     def _slice(self, start: int, stop: int) -> SparseCSR:
         offsets = self._offsets[start : stop + 1]
         first, last = int(offsets[0]), int(offsets[-1])
-        values = _slice(self._values, first, last)
-        return SparseCSR(offsets - first, self._indices[first:last], values, _of_rows(self._dense_shape, stop - start))
+        values = slice_rows(self._values, first, last)
+        return SparseCSR(offsets - first, self._indices[first:last], values, with_rows(self._dense_shape, stop - start))
 
     def _take(self, rows: np.ndarray) -> SparseCSR:
-        entries, offsets = _spans(self._offsets, rows)
-        values = _take(self._values, entries)
-        return SparseCSR(offsets, self._indices[entries], values, _of_rows(self._dense_shape, len(rows)))
+        entries, offsets = spans(self._offsets, rows)
+        values = take_rows(self._values, entries)
+        return SparseCSR(offsets, self._indices[entries], values, with_rows(self._dense_shape, len(rows)))
 
     def to_list(self) -> list[Any]:
         """For each row the list of its (index tuple, value)."""
         indices = self._indices if self._indices.ndim > 1 else self._indices[:, np.newaxis]
-        entries = list(zip(map(tuple, indices.tolist()), _to_list(self._values), strict=True))
+        entries = list(zip(map(tuple, indices.tolist()), to_list(self._values), strict=True))
         return [entries[start:stop] for start, stop in pairwise(self._offsets.tolist())]
-
-
-def described(parts: Any) -> str:
-    """A named tuple of arrays, by their dtypes and shapes."""
-    fields = [f"{name}={_describe(part)}" for name, part in zip(parts._fields, parts, strict=True)]
-    return f"{type(parts).__name__}({', '.join(fields)})"
-
-
-def _describe(part: Any, levels: int = _SHOWN_LEVELS) -> str:
-    if isinstance(part, np.ndarray):
-        return f"{part.dtype}[{', '.join(map(str, part.shape))}]"
-    return part._described(levels) if isinstance(part, _Form) else shown(part)
-
-
-def _row_index(index: int, rows: int) -> int:
-    try:
-        if isinstance(index, (bool, np.bool_)):
-            raise TypeError
-        number = operator.index(index)
-    except TypeError:
-        raise TypeError(f"a row is a number, not {shown(index)}") from None
-    if not -rows <= number < rows:
-        raise IndexError(f"row {number} of {rows}")
-    return number + rows if number < 0 else number
-
-
-def _rows(form: Any, key: Any) -> Any:
-    """What `form[key]` is."""
-    count = len(form)
-    if isinstance(key, slice):
-        start, stop, step = key.indices(count)
-        if step == 1:
-            return form._slice(start, max(start, stop))
-        return form._take(np.arange(start, stop, step))
-    if isinstance(key, (list, np.ndarray)) and np.ndim(key) > 0:
-        return form._take(_chosen(key, count))
-    if isinstance(key, tuple) or key is None or key is Ellipsis:
-        raise TypeError(
-            f"{type(form).__name__} is indexed by rows alone, not by {shown(key)}; take items of a row: x[i][j]"
-        )
-    return form.row(key)
-
-
-def _chosen(key: Any, count: int) -> np.ndarray:
-    """The numbers of the rows that a mask or an array of numbers chooses."""
-    array = np.asarray(key)
-    if array.ndim != 1:
-        raise TypeError(f"rows are chosen by an array of one dimension, not of {array.ndim}")
-    if array.dtype == np.bool_:
-        if len(array) != count:
-            raise IndexError(f"a mask has one entry for each of the {count} rows, not {len(array)}")
-        return np.flatnonzero(array)
-    if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"rows are chosen by bools or integers, not {array.dtype}")
-    wrong = (array < -count) | (array >= count) if array.dtype.kind == "i" else array >= count
-    if wrong.any():
-        raise IndexError(f"row {array[wrong][0]} of {count}")
-    rows = array.astype(np.int64)
-    rows[rows < 0] += count
-    return rows
-
-
-def _no_sparse_row(form: Any, index: Any) -> TypeError:
-    at = _row_index(index, len(form))
-    return TypeError(
-        f"a sparse row has no form of its own: [{at}:{at + 1}] is the row in the same form, to_list() has them all"
-    )
-
-
-def _spans(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of the items of some rows, one row after the other, and the offsets of these rows."""
-    starts = offsets[rows]
-    lengths = offsets[rows + 1] - starts
-    taken = np.zeros(len(rows) + 1, offsets.dtype)
-    np.cumsum(lengths, out=taken[1:])
-    return np.arange(taken[-1], dtype=np.int64) + np.repeat(starts - taken[:-1], lengths), taken
-
-
-def _of_rows(dense_shape: np.ndarray, rows: int) -> np.ndarray:
-    shape = dense_shape.copy()
-    shape[0] = rows
-    return shape
-
-
-def _take(node: Any, rows: np.ndarray) -> Any:
-    return node[rows] if isinstance(node, np.ndarray) else node._take(rows)
-
-
-def _slice(node: Any, start: int, stop: int) -> Any:
-    return node[start:stop] if isinstance(node, np.ndarray) else node._slice(start, stop)
-
-
-def _to_list(node: Any) -> list[Any]:
-    rows: list[Any] = node.tolist() if isinstance(node, np.ndarray) else node.to_list()
-    return rows
-
-
-def _nest(entries: list[Any], shape: tuple[int, ...]) -> list[Any]:
-    for depth in range(len(shape) - 1, 0, -1):
-        size = shape[depth]
-        entries = [entries[i * size : (i + 1) * size] for i in range(math.prod(shape[:depth]))]
-    return entries
-
-
-def _blank(rows: list[Any], valid: np.ndarray) -> list[Any]:
-    if valid.ndim > 1:
-        return [_blank(row, flags) for row, flags in zip(rows, valid, strict=True)]
-    return [row if flag else None for row, flag in zip(rows, valid.tolist(), strict=True)]
 
 
 def _to_arrow(node: Any) -> pa.Array:

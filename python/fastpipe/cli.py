@@ -14,8 +14,10 @@ from typing import Any
 import fastpipe
 from fastpipe import _bench_cli, _index, _inspect, _shuffle_cli
 from fastpipe._index_cache import user_cache_directory
-from fastpipe._inspect import FileSummary, plural, size_text
+from fastpipe._inspect import FileSummary
+from fastpipe._row_text import batch_rows, rows_text
 from fastpipe._sources import expand
+from fastpipe._terminal_text import clean, plural, shorten, size_text, table
 from fastpipe.errors import FastpipeError
 
 _MOST_FILES = 40  # More lines than this hide what stands above them; --json has them all.
@@ -105,7 +107,7 @@ def _named(text: str) -> str:
 
 
 def _complain(error: BaseException) -> None:
-    message = " ".join(_inspect.clean(str(error).replace("\n", " ")).split())
+    message = " ".join(clean(str(error).replace("\n", " ")).split())
     print(f"fastpipe: {message or type(error).__name__}", file=sys.stderr)
 
 
@@ -138,12 +140,12 @@ def _head(arguments: argparse.Namespace) -> int:
             break
         with fastpipe.read_avro(path, features=found.features, batch_size=missing, num_threads=1, prefetch=1) as reader:
             batch = next(iter(reader), None)
-            rows += [] if batch is None else _inspect.batch_rows(batch, reader.symbols, width)
-    print(_inspect.rows_text(names, rows, width) if rows and names else "no records")
+            rows += [] if batch is None else batch_rows(batch, reader.symbols, width)
+    print(rows_text(names, rows, width) if rows and names else "no records")
     for name, logical in found.notes.items():
         print(f"{name}: {logical}, as it is stored", file=sys.stderr)
     for name, reason in found.skipped.items():
-        print(f"{name}: left out: {_inspect.clean(reason)}", file=sys.stderr)
+        print(f"{name}: left out: {clean(reason)}", file=sys.stderr)
     return 0
 
 
@@ -208,7 +210,7 @@ def _sections(
     if sum(map(len, groups)) > 1:
         sections.append(_agreement(groups))
     if groups:
-        title = "Schema" if len(groups) == 1 else f"Schema of {_inspect.clean(groups[0][0].path)}"
+        title = "Schema" if len(groups) == 1 else f"Schema of {clean(groups[0][0].path)}"
         sections.append(f"{title}\n{_indent(_inspect.schema_table(groups[0][0].schema, width - 2))}")
     if found is not None:
         sections.append(_features_section(found))
@@ -221,7 +223,7 @@ def _file_section(summary: FileSummary) -> str:
         exactly = f" ({summary.size:,} bytes)" if summary.size > 999 else ""
         lines.append(("size", size_text(summary.size) + exactly))
     if summary.codec is not None:
-        lines.append(("codec", _inspect.clean(summary.codec)))
+        lines.append(("codec", clean(summary.codec)))
     if summary.blocks is not None:
         lines.append(("blocks", f"{summary.blocks:,}" + (" before the damage" if summary.records is None else "")))
     if summary.records is not None:
@@ -234,16 +236,16 @@ def _file_section(summary: FileSummary) -> str:
     if summary.ratio is not None and summary.codec != "null":
         lines.append(("compression", f"{summary.ratio:.3g} : 1 (sampled)"))
     for key, value in summary.metadata.items():
-        text = _inspect.clean(value[:200].decode("utf-8", "backslashreplace"))
-        lines.append((_inspect.clean(key), _inspect.shorten(text, 80)))
+        text = clean(value[:200].decode("utf-8", "backslashreplace"))
+        lines.append((clean(key), shorten(text, 80)))
     margin = max((len(name) for name, _ in lines), default=0)
-    return "\n".join([_inspect.clean(summary.path), *(f"  {name:<{margin}}  {text}" for name, text in lines)])
+    return "\n".join([clean(summary.path), *(f"  {name:<{margin}}  {text}" for name, text in lines)])
 
 
 def _files_section(summaries: list[FileSummary], width: int) -> str:
     def row(name: str, size: int | None, blocks: int | None, records: int | None, *rest: str) -> list[str]:
         counts = ["?" if count is None else f"{count:,}" for count in (blocks, records)]
-        return [_inspect.clean(name), "?" if size is None else size_text(size), *counts, *rest]
+        return [clean(name), "?" if size is None else size_text(size), *counts, *rest]
 
     try:
         folder = os.path.commonpath([os.path.dirname(os.path.abspath(summary.path)) for summary in summaries])
@@ -262,17 +264,17 @@ def _files_section(summaries: list[FileSummary], width: int) -> str:
         row(f"{plural(len(summaries), 'file')}", size, blocks, records, "", "", f"{failed} failed" if failed else "ok")
     )
     header = ["file", "size", "blocks", "records", "codec", "compression", "state"]
-    text = _inspect.table(header, rows, width, right=(1, 2, 3, 5), keep_end=(0,))
-    return f"{_inspect.clean(os.path.join(folder, ''))}\n{text}" if folder else text
+    text = table(header, rows, width, right=(1, 2, 3, 5), keep_end=(0,))
+    return f"{clean(os.path.join(folder, ''))}\n{text}" if folder else text
 
 
 def _agreement(groups: list[list[FileSummary]]) -> str:
     if len(groups) == 1:
         return "All schemas agree."
     most = groups[0]
-    lines = [f"The schemas differ. {plural(len(most), 'file')} as {_inspect.clean(most[0].path)}; beside that:"]
+    lines = [f"The schemas differ. {plural(len(most), 'file')} as {clean(most[0].path)}; beside that:"]
     for group in groups[1 : _MOST_GROUPS + 1]:
-        lines.append(f"  {plural(len(group), 'file')} as {_inspect.clean(group[0].path)}")
+        lines.append(f"  {plural(len(group), 'file')} as {clean(group[0].path)}")
         lines += [f"    {line}" for line in _inspect.schema_differences(most[0].schema, group[0].schema)]
     if len(groups) > _MOST_GROUPS + 1:
         lines.append(f"  and {len(groups) - _MOST_GROUPS - 1} more schemas")
@@ -281,10 +283,10 @@ def _agreement(groups: list[list[FileSummary]]) -> str:
 
 def _features_section(found: _inspect.Readable) -> str:
     if not found.features:
-        return f"Features\n  can't be inferred: {_inspect.clean(str(found.error))}"
+        return f"Features\n  can't be inferred: {clean(str(found.error))}"
     lines = ["Features", _indent(found.code())]
     for name, reason in found.skipped.items():
-        lines.append(f"  left out: {_inspect.clean(name)}: {_inspect.clean(reason)}")
+        lines.append(f"  left out: {clean(name)}: {clean(reason)}")
     return "\n".join(lines)
 
 

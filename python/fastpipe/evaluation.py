@@ -10,9 +10,9 @@ import numpy.typing as npt
 from fastpipe import _fastpipe
 from fastpipe._arguments import flag
 from fastpipe._csr import CSR
+from fastpipe._form import described
 from fastpipe._ordering import within
 from fastpipe._sampling import Sampling, check_unseen, weights_of
-from fastpipe.batch import described
 from fastpipe.errors import InteractionsError
 from fastpipe.interactions import HeldOut, Interactions
 

@@ -14,6 +14,7 @@ from fastpipe import _fastpipe
 from fastpipe import _interaction_shards as _shards
 from fastpipe import _interaction_sources as _sources
 from fastpipe._csr import CSR, Duplicates
+from fastpipe._form import described
 from fastpipe._ids import Vocabulary
 from fastpipe._interaction_data import InteractionsData, OnFull, PointLocation
 from fastpipe._interaction_preparation import prepare
@@ -22,7 +23,6 @@ from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven, within
 from fastpipe._running import Running
 from fastpipe._sampling import Sampling
 from fastpipe._sources import Paths
-from fastpipe.batch import described
 from fastpipe.errors import InteractionsError
 from fastpipe.reader import Reader
 

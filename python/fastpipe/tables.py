@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, SupportsIndex, Unpack, cast
+from typing import Any, Literal, NamedTuple, SupportsIndex, Unpack, cast
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import names, shown
@@ -171,9 +171,10 @@ def from_arrays(
         [(2, 2), (1, 2)]
     """
     settings = Settings("from_arrays", batch_size, options)
-    if not isinstance(arrays, Mapping):
-        hint = "; from_arrow takes Arrow data" if hasattr(arrays, "__arrow_c_stream__") else ""
-        raise TypeError(f"arrays is a dict from name to array, not {shown(arrays)}{hint}")
+    given: Any = arrays  # Users may give anything.
+    if not isinstance(given, Mapping):
+        hint = "; from_arrow takes Arrow data" if hasattr(given, "__arrow_c_stream__") else ""
+        raise TypeError(f"arrays is a dict from name to array, not {shown(given)}{hint}")
     return _reader(settings, dict(arrays), features, columns)
 
 
@@ -207,9 +208,10 @@ def _known(table: Any, columns: list[str] | None) -> Features | None:
     found: Features | None = None
     if isinstance(table, Reader):
         found = table.features
-    elif (pyarrow := sys.modules.get("pyarrow")) is not None:
-        if isinstance(table, (pyarrow.Table, pyarrow.RecordBatch, pyarrow.RecordBatchReader)):
-            found = features_of(table.schema)
+    elif (pa := sys.modules.get("pyarrow")) is not None and isinstance(
+        table, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)
+    ):
+        found = features_of(table.schema)
     if found is None or (columns is not None and not found.keys() >= set(columns)):
         return None
     chosen = found if columns is None else {name: found[name] for name in columns}
@@ -233,7 +235,7 @@ def _formed(form: Any, spec: Spec) -> Spec:
         masked |= isinstance(inner, Masked)
         inner = inner.values
     if isinstance(inner, (Sparse, SparseCSR)) and isinstance(spec, SparseSpec):
-        layout = "csr" if isinstance(inner, SparseCSR) else "coo"
+        layout: Literal["coo", "csr"] = "csr" if isinstance(inner, SparseCSR) else "coo"
         masked |= isinstance(inner.values, Masked)
         shape = tuple(int(size) for size in inner.dense_shape[1:])
         spec = replace(spec, shape=shape, layout=layout)

@@ -2,22 +2,23 @@
 
 mod constants;
 mod fuse;
+mod items;
+mod leaf;
 mod skip;
 mod sparse;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use fastpipe_batch::{DType, Error, ErrorKind, Form, Nulls, Request, Scalar};
+use fastpipe_batch::{Error, ErrorKind, Form, Nulls};
 
 use self::constants::{constants, masked_at};
 use crate::isa::Isa;
-use crate::layout::{Column, Target, UnionShape, check, components, misfit, union_shape};
+use crate::layout::{Column, check};
 use crate::limits::MAX_SCHEMA_LEVELS;
-use crate::number::as_encoded;
-use crate::plan::{Emit, EnumTable, Op, Plan, Rule, Span, Wire};
+use crate::plan::{Emit, Op, Plan, Span, Wire};
 use crate::schema::{NodeId, Schema, Type};
-use crate::varint::Head;
+use crate::trace::{UnionShape, components, misfit, union_shape};
 
 /// A column that is wanted below the node that is being compiled.
 #[derive(Clone, Copy)]
@@ -342,217 +343,6 @@ impl<'a> Compiler<'a> {
                 times: 1,
             }]);
             out.push(Op::Emit(span), at);
-        }
-    }
-
-    /// An array (`key` is `None`) or a map (`key` holds who wants the keys).
-    fn items(
-        &mut self,
-        key: Option<Option<Want<'a>>>,
-        value: NodeId,
-        values: Vec<Want<'a>>,
-        path: &str,
-        out: &mut Code,
-    ) -> Result<(), Error> {
-        let at = self.path(path);
-        let key_want = key.flatten();
-        for want in key_want.iter().chain(&values) {
-            self.mark_valid(*want, at, out);
-        }
-        // Columns that ask for different lengths read the array one after the other; those that count its items, too.
-        let rule = |c: &Self, w: &Want<'_>| {
-            (
-                c.columns[w.column].rule(w.level),
-                c.columns[w.column].counts_at(w.level),
-            )
-        };
-        let mut groups: Vec<((Rule, bool), Vec<Want<'a>>)> = Vec::new();
-        for want in key_want.iter().chain(&values) {
-            let rule = rule(self, want);
-            match groups.iter_mut().find(|g| g.0 == rule) {
-                Some(group) => group.1.push(*want),
-                None => groups.push((rule, vec![*want])),
-            }
-        }
-        let mut spans = Vec::new();
-        for ((rule, _), group) in groups {
-            let mut code = Code::default();
-            let is_key = |w: &Want<'_>| key_want.is_some_and(|k| k.column == w.column);
-            let group_key = key.map(|_| group.iter().copied().find(is_key));
-            let group_values = group.iter().copied().filter(|w| !is_key(w)).collect();
-            self.items_of_one_rule(rule, group_key, value, group_values, path, &mut code)?;
-            spans.push(code);
-        }
-        if spans.len() == 1 {
-            spans.remove(0).0.into_iter().for_each(|(op, at)| out.push(op, at));
-        } else {
-            let spans = spans.into_iter().map(|code| self.block(code)).collect();
-            let passes = self.spans(spans);
-            out.push(Op::Tee { passes }, at);
-        }
-        Ok(())
-    }
-
-    fn items_of_one_rule(
-        &mut self,
-        rule: Rule,
-        key: Option<Option<Want<'a>>>,
-        value: NodeId,
-        values: Vec<Want<'a>>,
-        path: &str,
-        out: &mut Code,
-    ) -> Result<(), Error> {
-        let at = self.path(path);
-        let wants: Vec<Want<'a>> = key.flatten().into_iter().chain(values.iter().copied()).collect();
-        let mut lengths = Vec::new();
-        let mut pads = Vec::new();
-        let counts = |c: &Self, w: &Want<'_>| c.columns[w.column].counts_at(w.level);
-        for want in &wants {
-            let column = &self.columns[want.column];
-            match column.parts.values {
-                Target::Numbers(_, part) if counts(self, want) => lengths.push(part),
-                _ => lengths.extend(column.parts.lengths.get(want.level)),
-            }
-            if let (Rule::Pad(_), Request::Dense { pad, .. }) = (rule, &column.feature.request) {
-                let emits = constants(column, want.level + 1, pad.as_ref(), false);
-                pads.extend(emits.map_err(|e| e.at_feature(&column.feature.name))?);
-            }
-        }
-        let pad = self.emits(pads);
-        let values: Vec<Want<'a>> = values.into_iter().filter(|w| !counts(self, w)).collect();
-        if let (None, [want]) = (key, &values[..])
-            && let Some(wire) = wire(self.schema.ty(value))
-        {
-            // Items with a mask of their own are read one by one.
-            let column = &self.columns[want.column];
-            let ragged = column.parts.masks.len();
-            let marked = column
-                .parts
-                .leaf_mask
-                .is_some_and(|(dims, _)| ragged + dims == want.level + 1);
-            if let (Target::Numbers(to, part), false) = (column.parts.values, marked) {
-                let lengths = lengths.first().copied();
-                let op = match (rule, lengths, as_encoded(wire, to)) {
-                    (Rule::Exact(count), None, Some(width)) => Head::of(count).map(|head| Op::Floats {
-                        head,
-                        bytes: count * width,
-                        wire,
-                        to,
-                        part,
-                        count,
-                    }),
-                    _ => None,
-                };
-                let op = op.unwrap_or(Op::Numbers {
-                    wire,
-                    to,
-                    part,
-                    rule,
-                    lengths,
-                    pad,
-                });
-                out.push(op, at);
-                return Ok(());
-            }
-        }
-        let mut body = Code::default();
-        let mut over = Code::default();
-        let mut smallest = self.schema.smallest(value);
-        if let Some(key) = key {
-            smallest = smallest.saturating_add(1);
-            match key {
-                Some(want) => self.leaf(None, want.deeper(), &join(path, "keys"), &mut body)?,
-                None => body.push(Op::SkipText, at),
-            }
-            over.push(Op::SkipText, at);
-        }
-        let inner = if key.is_some() {
-            join(path, "values")
-        } else {
-            path.to_owned()
-        };
-        self.node(value, values.into_iter().map(Want::deeper).collect(), &inner, &mut body)?;
-        if matches!(rule, Rule::Pad(_)) {
-            self.skip(value, &inner, &mut over)?;
-        }
-        let (body, over) = (self.block(body), self.block(over));
-        let start = self.plan.parts.len() as u32;
-        self.plan.parts.extend(lengths);
-        let lengths = Span {
-            start,
-            end: self.plan.parts.len() as u32,
-        };
-        out.push(
-            Op::Items {
-                body,
-                over,
-                smallest,
-                columns: wants.len() as u32,
-                rule,
-                lengths,
-                pad,
-            },
-            at,
-        );
-        Ok(())
-    }
-
-    /// A value without parts; `None` for the key of a map.
-    fn leaf(&mut self, id: Option<NodeId>, want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
-        let at = self.path(path);
-        let column = &self.columns[want.column];
-        let ty = id.map_or(&Type::String, |id| self.schema.ty(id));
-        if *ty == Type::Null {
-            let on_null = self.on_null(&[want])?;
-            out.push(Op::Null { on_null }, at);
-            return Ok(());
-        }
-        self.mark_valid(want, at, out);
-        let op = match (ty, column.parts.values) {
-            (Type::String | Type::Bytes, Target::Text { check, to }) => Op::Text { check, to },
-            (Type::Fixed(size), Target::Text { to, .. }) => Op::FixedText { size: *size, to },
-            (Type::Fixed(size), Target::Numbers(DType::U8, part)) => Op::FixedArray { size: *size, part },
-            (Type::Enum(symbols), target) => self.enumeration(symbols, column, target)?,
-            (ty, Target::Numbers(to, part)) => match wire(ty) {
-                Some(wire) => Op::Number { wire, to, part },
-                None => return Err(misfit(format!("the field '{path}' can't become {to}"))),
-            },
-            (_, Target::Text { .. }) => return Err(misfit(format!("the field '{path}' can't become text"))),
-        };
-        out.push(op, at);
-        Ok(())
-    }
-
-    /// An enum. Codes follow the symbols of the first file, whatever order another file has them in.
-    fn enumeration(&mut self, symbols: &Arc<[String]>, column: &Column, target: Target) -> Result<Op, Error> {
-        let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
-        let known = column.symbols.as_deref().unwrap_or(symbols);
-        let mut codes = Vec::with_capacity(symbols.len());
-        if let Target::Numbers(..) = target {
-            let places: HashMap<_, _> = known.iter().zip(0i64..).collect();
-            for symbol in symbols.iter() {
-                let code = places.get(symbol).ok_or_else(|| {
-                    misfit(format!(
-                        "the enum symbol '{symbol}' is not among those of the first file; dtype \"string\" reads both"
-                    ))
-                })?;
-                codes.push(*code);
-            }
-        }
-        let table = self.plan.enums.len() as u32;
-        self.plan.enums.push(EnumTable {
-            codes,
-            symbols: symbols.clone(),
-        });
-        match target {
-            Target::Text { to, .. } => Ok(Op::EnumText { codes: table, to }),
-            Target::Numbers(to, part) => {
-                let greatest = Scalar::Int(known.len() as i128 - 1);
-                greatest
-                    .element(to)
-                    .map_err(|_| misfit(format!("codes of {} enum symbols don't fit {to}", known.len())))?;
-                Ok(Op::EnumCode { codes: table, to, part })
-            }
         }
     }
 }

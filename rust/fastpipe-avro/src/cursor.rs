@@ -7,7 +7,8 @@ use crate::isa::Isa;
 use crate::limits::MAX_ZERO_WIDTH;
 use crate::make::Make;
 use crate::plan::Scalar;
-use crate::varint::{CONTINUES, Head, gather, long_long, short_long, unzigzag};
+use crate::varint::{CONTINUES, Head, alike, gather, long_long, short_long, unzigzag};
+use crate::varint_ends::Ends;
 
 type Result<T> = std::result::Result<T, Fault>;
 
@@ -481,68 +482,6 @@ pub(crate) struct Items {
     pub(crate) count: usize,
     start: usize,
     pub(crate) end: Option<usize>,
-}
-
-/// The lowest bit of each byte.
-const ONES: u64 = 0x0101_0101_0101_0101;
-
-/// Which of 32 bytes end a number.
-struct Ends {
-    /// For each byte of each word, the number of ends in its word up to there.
-    sums: [u64; 4],
-}
-
-impl Ends {
-    /// `None` if there may be a number among them, or one that goes on, of eleven bytes: it would fill one of these halves,
-    /// wherever it begins.
-    #[inline(always)]
-    fn of(bytes: &[u8; 32]) -> Option<Ends> {
-        let mut long = false;
-        let sums = std::array::from_fn(|i| {
-            let word = bytes.as_chunks::<8>().0[i];
-            let ends = !u64::from_le_bytes(word) & CONTINUES;
-            long |= ends as u32 == 0 || ends >> 32 == 0;
-            (ends >> 7).wrapping_mul(ONES)
-        });
-        (!long).then_some(Ends { sums })
-    }
-
-    /// The place behind the `n`-th end; or how many there are, if there are fewer. There is no branch on where it is: the
-    /// lengths of arrays can't be predicted.
-    #[inline(always)]
-    fn nth(&self, n: usize) -> std::result::Result<usize, usize> {
-        let [a, b, c, d] = self.sums.map(|sums| (sums >> 56) as usize);
-        let before = [0, a, a + b, a + b + c];
-        let all = a + b + c + d;
-        if all < n {
-            return Err(all);
-        }
-        let word = before[1..].iter().map(|&ends| usize::from(ends < n)).sum::<usize>();
-        // The first byte that has as many as are left is the only zero, or the lowest.
-        let others = self.sums[word] ^ ((n - before[word]) as u64).wrapping_mul(ONES);
-        let last = others.wrapping_sub(ONES) & !others & CONTINUES;
-        Ok(8 * word + last.trailing_zeros() as usize / 8 + 1)
-    }
-}
-
-/// `N` numbers of `WIDTH` bytes each.
-#[inline(always)]
-fn alike<const WIDTH: usize, const N: usize>(word: u64, mut take: impl FnMut(usize, i64) -> Result<()>) -> Result<()> {
-    for k in 0..N {
-        let word = word >> (8 * WIDTH * k);
-        let mut bits = word & 0x7f;
-        if WIDTH > 1 {
-            bits |= word >> 1 & 0x3f80;
-        }
-        if WIDTH > 2 {
-            bits |= word >> 2 & 0x001f_c000;
-        }
-        if WIDTH > 3 {
-            bits |= word >> 3 & 0x0fe0_0000;
-        }
-        take(k, unzigzag(bits))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

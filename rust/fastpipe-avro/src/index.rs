@@ -10,8 +10,8 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::container::{Block, Counted, SYNC_BYTES};
+use crate::file_info::FileInfo;
 use crate::limits::{MAX_BLOCK_RECORDS, MAX_STORED_BLOCK_BYTES};
-use crate::source::FileInfo;
 
 /// The version of this format.
 const VERSION: u8 = 1;

@@ -10,10 +10,11 @@ use fastpipe_batch::{
     Request, Result, Rows, Sink, SlabPool, Source, SparseLayout, Unit,
 };
 
-use crate::layout::{UnionShape, code, recursive, union_shape};
+use crate::layout::code;
 use crate::limits::{MAX_COLUMNS, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES};
 use crate::schema::{NodeId, Schema, Type};
 use crate::source::AvroSource;
+use crate::trace::{UnionShape, recursive, union_shape};
 
 /// A field of a schema that can be read as a feature, or the reason why it can't be inferred.
 #[derive(Clone, Debug)]

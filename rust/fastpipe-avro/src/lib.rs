@@ -3,10 +3,10 @@
 //! # From bytes to rows
 //!
 //! [`Header`] and [`Walk`] find the blocks of a file without reading them. [`Schema`] is the file's schema. Wanted
-//! [`Feature`]s ([`infer`] makes them up from a schema) and the schemas of all files are compiled once to columns and to a
-//! decode plan for each schema. [`AvroSource`] is all of that behind the seam to the engine: a unit is a block; opening it
-//! checks its marker and decompresses it; placing its records runs the plan. [`encode_index`] and [`decode_index`] make the
-//! blocks of a file to bytes and back, so that they can be kept.
+//! [`Feature`](fastpipe_batch::Feature)s ([`infer`] makes them up from a schema) and the schemas of all files are compiled
+//! once to columns and to a decode plan for each schema. [`AvroSource`] is all of that behind the seam to the engine: a unit
+//! is a block; opening it checks its marker and decompresses it; placing its records runs the plan. [`encode_index`] and
+//! [`decode_index`] make the blocks of a file to bytes and back, so that they can be kept.
 //!
 //! # Trust nothing
 //!
@@ -20,6 +20,7 @@ mod container;
 mod cursor;
 mod decode;
 mod fault;
+mod file_info;
 mod index;
 mod infer;
 mod isa;
@@ -34,15 +35,18 @@ mod schema;
 mod schema_json;
 mod schema_types;
 mod source;
+mod trace;
 mod varint;
+mod varint_ends;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use codec::{Codec, decompress};
 pub use container::{Block, Header, SYNC_BYTES, Walk};
+pub use file_info::FileInfo;
 pub use index::{decode_index, encode_index};
 pub use infer::{Evidence, Inferred, Stored, infer};
 pub use layout::Column;
 pub use profile::{ColumnTimes, column_times};
 pub use schema::{Node, NodeId, Schema, Type};
-pub use source::{AvroSource, FileInfo};
+pub use source::AvroSource;

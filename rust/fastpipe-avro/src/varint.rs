@@ -1,5 +1,7 @@
 //! Zigzag varints, as they lie in a word.
 
+use crate::fault::Fault;
+
 /// The bits that say that a number goes on in the next byte.
 pub(crate) const CONTINUES: u64 = 0x8080_8080_8080_8080;
 
@@ -44,6 +46,29 @@ pub(crate) const fn gather(word: u64) -> u64 {
 #[inline(always)]
 pub(crate) const fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
+}
+
+/// `N` numbers of `WIDTH` bytes each.
+#[inline(always)]
+pub(crate) fn alike<const WIDTH: usize, const N: usize>(
+    word: u64,
+    mut take: impl FnMut(usize, i64) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    for k in 0..N {
+        let word = word >> (8 * WIDTH * k);
+        let mut bits = word & 0x7f;
+        if WIDTH > 1 {
+            bits |= word >> 1 & 0x3f80;
+        }
+        if WIDTH > 2 {
+            bits |= word >> 2 & 0x001f_c000;
+        }
+        if WIDTH > 3 {
+            bits |= word >> 3 & 0x0fe0_0000;
+        }
+        take(k, unzigzag(bits))?;
+    }
+    Ok(())
 }
 
 /// How the number of an array's items is encoded.

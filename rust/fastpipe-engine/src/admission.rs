@@ -12,10 +12,11 @@ use fastpipe_batch::{Error, Result, Rows, SlabPool};
 use fastpipe_order::{BatchPlan, Content, Cursor, PlanError, Run};
 
 use crate::batch::About;
+use crate::lock::lock;
 use crate::order_memory::unplanned;
 use crate::scatter::Scatter;
 use crate::sequence::Sequence;
-use crate::stream::{Shared, lock};
+use crate::shared::Shared;
 use crate::telemetry::Activity;
 
 /// Batches under way at most, if the consumer doesn't ask for a number.

@@ -11,6 +11,12 @@ use crate::budget::Reserved;
 use crate::schedule::Urgency;
 use crate::unit::SequenceCell;
 
+/// Records placed between two looks at whether the pass was closed: far below 100 ms of work.
+pub(crate) const RECORDS_AT_ONCE: usize = 1024;
+
+/// Work that is worth a task of its own, in nanoseconds.
+pub(crate) const SMALLEST_TASK: u64 = 50_000;
+
 /// A batch in flight.
 pub(crate) struct Job {
     /// Counted over all epochs of the pass.

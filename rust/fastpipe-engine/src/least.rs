@@ -6,8 +6,8 @@ use fastpipe_batch::{Error, Fragment, Mark, Pass, Pick, Result, Rows, Sink, Slab
 use fastpipe_order::{Kind, Order};
 
 use crate::order_memory::{largest, would_fit};
+use crate::shared::Shared;
 use crate::sizes::{at_least, at_most};
-use crate::stream::Shared;
 
 /// Units that are looked at, of each class.
 const LOOKED_AT: usize = 8;

@@ -17,12 +17,14 @@
 //!   that no further rows of them come: decoding a whole window ahead would take several times the memory, and ragged values
 //!   would have to be moved once more.
 //!
-//! Whoever finishes the last task of a batch joins its ragged parts ([`assemble`]) and puts it where the consumer finds it.
+//! Whoever finishes the last task of a batch joins its ragged parts ([`assemble`]) and puts it where the consumer finds it
+//! (`finish.rs`).
 //!
-//! Tasks stand in a queue (`schedule.rs`): those of the earliest batch first, and of one batch the longest first, as the cost
-//! model (`cost.rs`) expects it from what it has seen. No thread waits for another: a task whose turn hasn't come, or whose
-//! units aren't open, is parked, and put in the queue by whoever finds what it waits for. How many threads work at once follows
-//! from the same costs, and from how fast the consumer is (`threads.rs`). `telemetry.rs` counts.
+//! Tasks are in a queue (`schedule.rs`), from which threads take them (`runners.rs`): those of the earliest batch first, and
+//! of one batch the longest first, as the cost model (`cost.rs`) expects it from what it has seen. No thread waits for
+//! another: a task whose turn hasn't come, or whose units aren't open, is parked, and put in the queue by whoever finds what
+//! it waits for. How many threads work at once follows from the same costs, and from how fast the consumer is
+//! (`threads.rs`). `telemetry.rs` counts.
 #![forbid(unsafe_code)]
 
 mod admission;
@@ -30,18 +32,25 @@ mod assemble;
 mod batch;
 mod budget;
 mod cost;
+mod finish;
 mod hand_over;
 mod index_cache;
 mod job;
 mod least;
+mod lock;
 mod machine_memory;
 mod memory;
 mod open_files;
+mod opening;
+mod options;
 mod order_memory;
+mod panicked;
 mod rebatch;
+mod runners;
 mod scatter;
 mod schedule;
 mod sequence;
+mod shared;
 mod sizes;
 mod stats;
 mod storage;
@@ -49,6 +58,7 @@ mod stream;
 mod telemetry;
 mod threads;
 mod unit;
+mod watch;
 mod workers;
 
 pub use assemble::assemble;
@@ -57,10 +67,13 @@ pub use cost::Learned;
 pub use index_cache::{IndexCache, Key, Lookup, Stamp};
 pub use memory::Memory;
 pub use open_files::Files;
+pub use options::Options;
 pub use order_memory::{check_order, check_state, unplanned};
+pub use panicked::panicked;
 pub use rebatch::{Array, Byte, Chunk, Ends, Part, Ready, Recut, RowLayout, Shuffled, Targets};
 pub use stats::Stats;
 pub use storage::LocalFile;
-pub use stream::{Options, Poll, Stream, Watch, panicked};
+pub use stream::{Poll, Stream};
 pub use telemetry::{Activity, Span};
+pub use watch::Watch;
 pub use workers::default_threads;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use fastpipe_batch::{BufferPool, ColumnSpec, Fragment, SlabAllocator, SlabPool, Starts, run_out};
 
-use crate::stream::lock;
+use crate::lock::lock;
 
 /// Records of which is kept where they start: 64 MB.
 const MOST_STARTS: usize = 16 << 20;

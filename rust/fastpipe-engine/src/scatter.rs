@@ -13,9 +13,11 @@ use fastpipe_order::Picks;
 
 use crate::batch::About;
 use crate::budget::Reserved;
-use crate::job::Job;
+use crate::job::{Job, RECORDS_AT_ONCE};
+use crate::lock::lock;
+use crate::panicked::panicked;
 use crate::schedule::Urgency;
-use crate::stream::{RECORDS_AT_ONCE, Shared, lock, panicked};
+use crate::shared::Shared;
 use crate::telemetry::Activity;
 use crate::unit::{Opened, RandomCell};
 

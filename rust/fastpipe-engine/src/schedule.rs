@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use fastpipe_batch::Result;
 
-use crate::stream::Shared;
+use crate::shared::Shared;
 
 /// Work, and what it is done for.
 pub(crate) type Part = Box<dyn FnOnce(&Arc<Shared>) -> Result<()> + Send>;

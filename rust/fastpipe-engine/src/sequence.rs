@@ -18,8 +18,10 @@ use fastpipe_order::Run;
 
 use crate::batch::About;
 use crate::budget::Reserved;
-use crate::job::{Job, Piece, Task};
-use crate::stream::{RECORDS_AT_ONCE, SMALLEST_TASK, Shared, lock, panicked};
+use crate::job::{Job, Piece, RECORDS_AT_ONCE, SMALLEST_TASK, Task};
+use crate::lock::lock;
+use crate::panicked::panicked;
+use crate::shared::Shared;
 use crate::telemetry::{Activity, Span};
 use crate::unit::{OpenUnit, SequenceCell, SequenceState};
 

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fastpipe_batch::Reuse;
 
 use crate::cost::Learned;
-use crate::stream::{Shared, lock};
+use crate::lock::lock;
+use crate::shared::Shared;
 use crate::telemetry::Activity;
 
 /// What a pass has done so far, and where its time went. Batches that are done and not handed over count.

@@ -1,7 +1,7 @@
 //! How many batches ranks have that have units of their own.
 
-use crate::cursor::Uneven;
 use crate::failure::{Result, collected, copied, with_room};
+use crate::settings::Uneven;
 
 /// Steps of all ranks that have units of their own, and so many batches of these.
 pub(crate) fn own_steps(batches: &[u64], in_step: usize, uneven: Uneven) -> Result<Vec<u64>> {

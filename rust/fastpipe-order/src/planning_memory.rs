@@ -1,9 +1,11 @@
 //! What planning takes, before any of it is allocated.
 
-use crate::cursor::{Kind, Order, Settings, State, Uneven};
 use crate::deal::Open;
+use crate::order::Order;
 use crate::plan::{Row, Run};
+use crate::settings::{Kind, Settings, Uneven};
 use crate::sliding::{self, Grain};
+use crate::state::State;
 use crate::window::Windows;
 
 impl Order {
@@ -80,5 +82,52 @@ impl Order {
             // Its rows enter before it is drawn.
             Kind::Block | Kind::Buffer => picks + sliding::entering_bytes(rows),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::settings::ShardBy;
+    use crate::units::Units;
+
+    fn memory(kind: Kind, units: &[u32], shuffle_buffer: u64) -> u64 {
+        let settings = Settings {
+            kind,
+            batch_size: 10,
+            drop_last: false,
+            shuffle_buffer,
+            seed: 1,
+            rank: 0,
+            ranks: 1,
+            shard_by: ShardBy::Batch,
+            uneven: Uneven::Allow,
+            in_step: 1,
+        };
+        let units = Units::new(units.iter().copied()).unwrap();
+        Order::new(&Arc::new(units), settings).unwrap().memory(shuffle_buffer)
+    }
+
+    #[test]
+    fn a_list_takes_what_its_rows_take() {
+        assert_eq!(memory(Kind::Sequential, &[100; 10], 500), 0);
+        assert_eq!(memory(Kind::Window, &[100; 10], 500), 4 * 500);
+        assert_eq!(memory(Kind::Window, &[100; 10], 5000), 4 * 1000);
+        assert_eq!(memory(Kind::Window, &[1 << 31, 5], 500), 4 * 500);
+        assert_eq!(memory(Kind::Window, &[1 << 31, 5, 5], 500), 8 * 500);
+        assert_eq!(memory(Kind::Buffer, &[100; 10], 500), 16 * 500);
+        assert_eq!(memory(Kind::Buffer, &[100; 10], 5000), 16 * 1000);
+        assert_eq!(
+            memory(Kind::Block, &[100; 10], 500),
+            16 * 600,
+            "the last unit enters as a whole"
+        );
+        assert_eq!(
+            memory(Kind::Block, &[1 << 31, 5], 1),
+            16 * (1 + (1 << 31)),
+            "as little as is wanted of it"
+        );
     }
 }

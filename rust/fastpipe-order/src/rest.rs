@@ -6,8 +6,9 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use crate::cursor::{BatchPlan, Cursor, Order};
+use crate::cursor::{BatchPlan, Cursor};
 use crate::failure::{Patience, PlanError, Result, collected, reserve, with_room};
+use crate::order::Order;
 use crate::plan::{Content, Picks, Row, Run};
 
 /// A place in an epoch, and the units of which nothing is read from there on. For orders that aren't shared out among ranks.

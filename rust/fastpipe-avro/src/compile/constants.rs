@@ -2,8 +2,9 @@
 
 use fastpipe_batch::{Error, Form, Scalar};
 
-use crate::layout::{Column, Target, misfit};
+use crate::layout::{Column, Target};
 use crate::plan::{Emit, PartId};
+use crate::trace::misfit;
 
 /// Whether a null at this level has a mask to be marked in.
 pub(super) fn masked_at(column: &Column, level: usize) -> bool {

@@ -3,9 +3,10 @@
 use fastpipe_batch::{DType, Error, Form, Leaf, Nulls, Request, SparseLayout};
 
 use super::{Code, Compiler, Want, join, wire};
-use crate::layout::{Target, UnionShape, misfit, union_shape};
+use crate::layout::Target;
 use crate::plan::{ANY_INDEX, Op, SparseField, SparseOp, SparseWhat, Wire};
 use crate::schema::{NodeId, Type};
+use crate::trace::{UnionShape, misfit, union_shape};
 
 impl<'a> Compiler<'a> {
     /// A record of indices and values.

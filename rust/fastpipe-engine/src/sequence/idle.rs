@@ -10,7 +10,8 @@ use fastpipe_batch::{Error, Mark};
 use fastpipe_order::Run;
 
 use crate::job::{Job, Piece};
-use crate::stream::{Shared, lock};
+use crate::lock::lock;
+use crate::shared::Shared;
 use crate::telemetry::Activity;
 use crate::unit::{OpenUnit, SequenceCell};
 

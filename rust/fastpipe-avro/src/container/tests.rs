@@ -1,0 +1,160 @@
+use super::*;
+
+/// A file in memory.
+struct Memory(Vec<u8>);
+
+impl ReadAt for Memory {
+    fn location(&self) -> &str {
+        "memory"
+    }
+    fn size(&self) -> Result<u64, Error> {
+        Ok(self.0.len() as u64)
+    }
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error> {
+        let from = &self.0[(offset as usize).min(self.0.len())..];
+        let n = from.len().min(out.len());
+        out[..n].copy_from_slice(&from[..n]);
+        Ok(n)
+    }
+}
+
+fn text(out: &mut Vec<u8>, s: &str) {
+    assert!(s.len() < 64);
+    out.push(2 * s.len() as u8);
+    out.extend(s.as_bytes());
+}
+
+/// A header with its metadata in two blocks, the second with a negative count, and two blocks of ints.
+fn sample() -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    out.push(2);
+    text(&mut out, "avro.codec");
+    text(&mut out, "null");
+    let mut second = Vec::new();
+    text(&mut second, "avro.schema");
+    text(&mut second, "\"int\"");
+    out.extend([1, 2 * second.len() as u8]);
+    out.extend(second);
+    out.push(0);
+    out.extend([7; SYNC_BYTES]);
+    for rows in [2u8, 0, 3] {
+        out.extend([2 * rows, 2 * rows]);
+        out.extend(vec![4; rows as usize]);
+        out.extend([7; SYNC_BYTES]);
+    }
+    out
+}
+
+#[test]
+fn headers_and_blocks() {
+    let file = Memory(sample());
+    let header = Header::read(&file).unwrap();
+    assert_eq!(
+        (header.schema().unwrap(), header.codec().unwrap()),
+        ("\"int\"", Codec::Null)
+    );
+    let blocks: Vec<_> = Walk::new(&file, &header).unwrap().map(Result::unwrap).collect();
+    assert_eq!(blocks.iter().map(|b| b.rows).collect::<Vec<_>>(), [2, 0, 3]);
+    assert_eq!(blocks[1].offset, header.size + 20);
+}
+
+#[test]
+fn every_truncation_is_an_error_or_ends_between_blocks() {
+    let whole = sample();
+    let header = Header::read(&Memory(whole.clone())).unwrap();
+    let ends: Vec<usize> = [0, 20, 38, 59].map(|n| header.size as usize + n).to_vec();
+    for n in 0..=whole.len() {
+        let file = Memory(whole[..n].to_vec());
+        let walked = Header::read(&file).and_then(|h| Walk::new(&file, &h)?.collect::<Result<Vec<_>, _>>());
+        assert_eq!(walked.is_ok(), ends.contains(&n), "cut at {n}: {walked:?}");
+        if let Err(e) = walked {
+            assert_eq!(e.kind(), ErrorKind::Malformed);
+            assert!(e.location().offset.is_some() && e.location().path.is_some());
+        }
+    }
+}
+
+#[test]
+fn entries_of_metadata_are_bounded() {
+    let with = |entries: usize, blocks: usize| {
+        let mut out = MAGIC.to_vec();
+        for _ in 0..blocks {
+            let mut count = 2 * entries as u64;
+            while count >= 0x80 {
+                out.push(count as u8 | 0x80);
+                count >>= 7;
+            }
+            out.push(count as u8);
+            out.extend([2, b'k', 0].repeat(entries));
+        }
+        out.push(0);
+        out.extend([7; SYNC_BYTES]);
+        Header::read(&Memory(out)).map(|header| header.metadata.len())
+    };
+    for blocks in [1, 2, MAX_METADATA_ENTRIES] {
+        assert_eq!(with(MAX_METADATA_ENTRIES / blocks, blocks).unwrap(), 1);
+        let error = with(MAX_METADATA_ENTRIES / blocks + 1, blocks).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Limit, "{error}");
+        assert!(error.location().offset.is_some(), "{error}");
+    }
+}
+
+/// An index of a hole would fill any memory.
+#[test]
+fn blocks_without_records_are_bounded() {
+    let block = |rows| Block {
+        offset: 0,
+        header: 2,
+        size: 0,
+        rows,
+    };
+    let mut counted = Counted::default();
+    (0..MAX_EMPTY_BLOCKS).for_each(|_| counted.add(&block(0)).unwrap());
+    counted.add(&block(1)).unwrap();
+    assert_eq!(counted.add(&block(0)).unwrap_err().kind(), ErrorKind::Limit);
+    let mut counted = Counted {
+        blocks: MAX_BLOCKS - 1,
+        empty: 0,
+    };
+    counted.add(&block(1)).unwrap();
+    assert_eq!(counted.add(&block(1)).unwrap_err().kind(), ErrorKind::Limit);
+    // The walk over a hole counts them, and says where it gave up.
+    let mut file = MAGIC.to_vec();
+    file.push(0);
+    file.extend(vec![0; SYNC_BYTES + 18 * (MAX_EMPTY_BLOCKS as usize + 1)]);
+    let file = Memory(file);
+    let header = Header::read(&file).unwrap();
+    let error = Walk::new(&file, &header).unwrap().find_map(Result::err).unwrap();
+    assert_eq!(
+        (error.kind(), error.location().block),
+        (ErrorKind::Limit, Some(MAX_EMPTY_BLOCKS))
+    );
+}
+
+#[test]
+fn a_wrong_marker_names_its_block() {
+    let mut bytes = sample();
+    let n = bytes.len();
+    bytes[n - 1] ^= 1;
+    let file = Memory(bytes);
+    let header = Header::read(&file).unwrap();
+    let error = Walk::new(&file, &header).unwrap().find_map(Result::err).unwrap();
+    assert_eq!(
+        (error.location().block, error.location().offset),
+        (Some(2), Some(header.size + 38))
+    );
+}
+
+#[test]
+fn absurd_block_headers_are_refused() {
+    for (rows, expected) in [(i64::MAX, ErrorKind::Limit), (-1, ErrorKind::Malformed)] {
+        let mut bytes = Vec::new();
+        let mut n = ((rows << 1) ^ (rows >> 63)) as u64;
+        while n >= 0x80 {
+            bytes.push(n as u8 | 0x80);
+            n >>= 7;
+        }
+        bytes.extend([n as u8, 0]);
+        assert_eq!(Block::parse(&bytes, 0).unwrap_err().kind(), expected);
+    }
+}

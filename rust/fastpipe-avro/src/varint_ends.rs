@@ -1,0 +1,45 @@
+//! Where zigzag varints end: many are skipped by counting their ends.
+
+use crate::varint::CONTINUES;
+
+/// The lowest bit of each byte.
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+/// Which of 32 bytes end a number.
+pub(crate) struct Ends {
+    /// For each byte of each word, the number of ends in its word up to there.
+    sums: [u64; 4],
+}
+
+impl Ends {
+    /// `None` if there may be a number among them, or one that goes on, of eleven bytes: it would fill one of these halves,
+    /// wherever it begins.
+    #[inline(always)]
+    pub(crate) fn of(bytes: &[u8; 32]) -> Option<Ends> {
+        let mut long = false;
+        let sums = std::array::from_fn(|i| {
+            let word = bytes.as_chunks::<8>().0[i];
+            let ends = !u64::from_le_bytes(word) & CONTINUES;
+            long |= ends as u32 == 0 || ends >> 32 == 0;
+            (ends >> 7).wrapping_mul(ONES)
+        });
+        (!long).then_some(Ends { sums })
+    }
+
+    /// The place behind the `n`-th end; or how many there are, if there are fewer. There is no branch on where it is: the
+    /// lengths of arrays can't be predicted.
+    #[inline(always)]
+    pub(crate) fn nth(&self, n: usize) -> std::result::Result<usize, usize> {
+        let [a, b, c, d] = self.sums.map(|sums| (sums >> 56) as usize);
+        let before = [0, a, a + b, a + b + c];
+        let all = a + b + c + d;
+        if all < n {
+            return Err(all);
+        }
+        let word = before[1..].iter().map(|&ends| usize::from(ends < n)).sum::<usize>();
+        // The first byte that has as many as are left is the only zero, or the lowest.
+        let others = self.sums[word] ^ ((n - before[word]) as u64).wrapping_mul(ONES);
+        let last = others.wrapping_sub(ONES) & !others & CONTINUES;
+        Ok(8 * word + last.trailing_zeros() as usize / 8 + 1)
+    }
+}

@@ -1,0 +1,17 @@
+//! What a panic of a thread becomes.
+
+use fastpipe_batch::{Error, ErrorKind};
+
+/// The error for a panic: a fault in fastpipe.
+#[cold]
+pub fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
+    let text = panic
+        .downcast_ref::<&str>()
+        .map(|s| (*s).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_default();
+    Error::new(
+        ErrorKind::Internal,
+        format!("a fault in fastpipe, please report it: {text}"),
+    )
+}

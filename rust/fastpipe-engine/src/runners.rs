@@ -1,0 +1,93 @@
+//! Runners: threads of a pass that do what the schedule says, until there is nothing left to do.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fastpipe_batch::Result;
+
+use crate::lock::lock;
+use crate::panicked::panicked;
+use crate::schedule::{self, End, Urgency};
+use crate::shared::Shared;
+
+impl Shared {
+    /// Runs a part of the engine so that a panic in it becomes an error.
+    pub(crate) fn guarded(self: &Arc<Self>, part: impl FnOnce(&Arc<Self>) -> Result<()>) {
+        let result = catch_unwind(AssertUnwindSafe(|| part(self)));
+        if let Err(error) = result.unwrap_or_else(|panic| Err(panicked(&*panic))) {
+            self.fail(error);
+        }
+    }
+
+    /// Puts a part of the engine in the queue. Only threads of the pass call this.
+    pub(crate) fn spawn(
+        self: &Arc<Self>,
+        urgency: Urgency,
+        part: impl FnOnce(&Arc<Self>) -> Result<()> + Send + 'static,
+    ) {
+        self.put(urgency, None, Box::new(part));
+    }
+
+    /// Puts a part in the queue that goes on where this thread ends.
+    pub(crate) fn spawn_next(
+        self: &Arc<Self>,
+        urgency: Urgency,
+        part: impl FnOnce(&Arc<Self>) -> Result<()> + Send + 'static,
+    ) {
+        self.put(urgency, rayon::current_thread_index(), Box::new(part));
+    }
+
+    fn put(self: &Arc<Self>, urgency: Urgency, thread: Option<usize>, part: schedule::Part) {
+        if self.schedule.put(urgency, thread, part) {
+            self.run_on_another();
+        }
+    }
+
+    /// Lets a thread that sleeps look for something to do, if there is one.
+    pub(crate) fn wake_one(self: &Arc<Self>) {
+        if self.schedule.start() {
+            self.run_on_another();
+        }
+    }
+
+    /// Starts a runner that the schedule counts already. Only threads of the pass call this.
+    fn run_on_another(self: &Arc<Self>) {
+        let shared = self.clone();
+        rayon::spawn_fifo(move || shared.run_all());
+    }
+
+    /// A runner: does what is in the queue.
+    pub(crate) fn run_all(self: &Arc<Self>) {
+        let thread = rayon::current_thread_index().unwrap_or_default();
+        loop {
+            while let Some(part) = self.schedule.take(thread) {
+                self.guarded(part);
+                if self.short_of_memory.swap(false, Ordering::SeqCst) {
+                    self.guarded(Shared::admit);
+                }
+            }
+            let mut found = false;
+            self.guarded(|shared| {
+                found = shared.find_start();
+                Ok(())
+            });
+            if found {
+                continue;
+            }
+            if lock(&self.hand_over).must_wake(true) {
+                self.changed.notify_all();
+            }
+            match self.schedule.end() {
+                End::NotYet => {}
+                // A batch waits for memory that others were to give back, and none are left.
+                End::Last if self.short_of_memory.swap(false, Ordering::SeqCst) && !self.is_closed() => {
+                    if !self.schedule.put(Urgency::FIRST, None, Box::new(Shared::admit)) {
+                        return;
+                    }
+                }
+                End::Ended | End::Last => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! An order of the rows of a data set: how many batches it makes of them, and how many of these each rank gets.
+
+use std::iter::zip;
+use std::sync::Arc;
+
+use crate::deal::{Deal, Left};
+use crate::failure::{Result, collected, filled};
+use crate::own_steps::own_steps;
+use crate::settings::{Settings, ShardBy, Uneven};
+use crate::units::Units;
+
+/// An order of the rows of a data set.
+#[derive(Debug)]
+pub struct Order {
+    pub(crate) settings: Settings,
+    /// Those that this rank goes through.
+    pub(crate) units: Arc<Units>,
+    /// Batches of an epoch of these units.
+    pub(crate) batches: u64,
+    /// Steps of an epoch where ranks have units of their own: of this rank, and of the one that has most.
+    pub(crate) own_steps: Option<(u64, u64)>,
+    fair: bool,
+    /// Rows of an epoch that are in no batch of any rank.
+    left_out: u64,
+    /// Rows of the rank that has fewest, where ranks have units of their own.
+    own_rows: Option<u64>,
+}
+
+impl Order {
+    /// The order that the settings give to units.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`](crate::PlanError) if there is no memory for the counts of a rank's own units.
+    pub fn new(units: &Arc<Units>, settings: Settings) -> Result<Order> {
+        let ranks = settings.ranks.max(1) as usize;
+        let mut order = Order {
+            settings,
+            units: units.clone(),
+            batches: 0,
+            own_steps: None,
+            fair: true,
+            left_out: 0,
+            own_rows: None,
+        };
+        if settings.shard_by == ShardBy::Unit && ranks > 1 {
+            let mut totals = filled(0u64, ranks)?;
+            for unit in 0..units.len() {
+                totals[unit % ranks] += u64::from(units.rows(unit));
+            }
+            order.units = Arc::new(units.share(settings.rank as usize, ranks)?);
+            let batches = collected(totals.iter().map(|&rows| order.batches_of(rows)))?;
+            let all = || batches.iter().copied();
+            let each = all().all(|batches| batches > 0) || all().all(|batches| batches == 0);
+            order.fair = each || settings.in_step < settings.ranks;
+            let steps = own_steps(&batches, settings.in_step.max(1) as usize, settings.uneven)?;
+            let own = steps.get(settings.rank as usize).copied().unwrap_or(0);
+            order.own_rows = totals.iter().copied().min();
+            // Steps beyond a rank's own batches repeat rows.
+            let dealt = zip(&batches, &steps).map(|(&batches, &steps)| batches.min(steps));
+            order.left_out = zip(&totals, dealt)
+                .map(|(&rows, dealt)| order.outside(rows, dealt))
+                .sum();
+            order.own_steps = Some((own, steps.into_iter().max().unwrap_or(0)));
+        } else {
+            let (all, in_step) = (order.batches_of(units.total()), settings.in_step.max(1));
+            // What is dropped are the batches of the last round that not all ranks in step have.
+            let dealt = match settings.uneven {
+                Uneven::Drop => all / in_step * in_step,
+                Uneven::Pad | Uneven::Allow => all,
+            };
+            order.left_out = order.outside(units.total(), dealt);
+        }
+        order.batches = order.batches_of(order.units.total());
+        Ok(order)
+    }
+
+    /// Of so many rows those that stand in none of so many batches.
+    fn outside(&self, rows: u64, batches: u64) -> u64 {
+        rows.saturating_sub(batches.saturating_mul(u64::from(self.settings.batch_size.max(1))))
+    }
+
+    fn batches_of(&self, rows: u64) -> u64 {
+        let size = u64::from(self.settings.batch_size.max(1));
+        if self.settings.drop_last {
+            rows / size
+        } else {
+            rows.div_ceil(size)
+        }
+    }
+
+    /// What it depends on.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Whether there is a batch for every rank, or none for any.
+    pub fn is_fair(&self) -> bool {
+        self.fair
+    }
+
+    /// Rows of an epoch that are in no batch of any rank: those of a last batch that is left out, and of batches that
+    /// can't be shared out evenly.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// Rows of the rank that has fewest, where ranks have units of their own.
+    pub fn own_rows(&self) -> Option<u64> {
+        self.own_rows
+    }
+
+    /// Batches that this rank gets in an epoch.
+    pub fn steps(&self) -> u64 {
+        self.steps_of(&self.whole(), 0).0
+    }
+
+    /// Steps of a deal that begins behind so many of the epoch: of this rank, and of the one that has most.
+    pub(crate) fn steps_of(&self, deal: &Deal, before: u64) -> (u64, u64) {
+        if let Some((own, most)) = self.own_steps {
+            return (own.saturating_sub(before), most.saturating_sub(before));
+        }
+        let (even, odd) = deal.steps();
+        let more = |rank: u64| even + u64::from(rank < odd);
+        let Settings {
+            rank, in_step, uneven, ..
+        } = self.settings;
+        // The `odd` batches are for as many ranks from the first: whether those in step with this one all have one, or any.
+        let first = rank - rank % in_step.max(1);
+        let last = first + in_step.max(1) - 1;
+        match uneven {
+            Uneven::Drop => (more(last), more(in_step.max(1) - 1)),
+            Uneven::Pad => (more(first), more(0)),
+            Uneven::Allow => (more(rank), more(0)),
+        }
+    }
+
+    /// Batches of a chunk.
+    pub(crate) fn per_chunk(&self) -> u64 {
+        match self.settings.shard_by {
+            ShardBy::Window => (self.settings.shuffle_buffer / u64::from(self.settings.batch_size.max(1))).max(1),
+            ShardBy::Unit | ShardBy::Batch => 1,
+        }
+    }
+
+    /// Ranks that share out batches.
+    fn dealt_to(&self) -> u64 {
+        if self.own_steps.is_some() {
+            1
+        } else {
+            self.settings.ranks
+        }
+    }
+
+    pub(crate) fn whole(&self) -> Deal {
+        Deal::whole(self.dealt_to(), self.per_chunk(), self.batches)
+    }
+
+    pub(crate) fn deal(&self, left: Left) -> Result<Deal> {
+        Deal::new(self.dealt_to(), self.per_chunk(), self.batches, left)
+    }
+
+    /// The same order, whose last batch isn't left out where it has fewer rows.
+    pub(crate) fn with_last(self: &Arc<Self>) -> Result<Arc<Order>> {
+        if !self.settings.drop_last {
+            return Ok(self.clone());
+        }
+        let settings = Settings {
+            drop_last: false,
+            ..self.settings
+        };
+        Ok(Arc::new(Order::new(&self.units, settings)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Kind;
+
+    fn steps(rows: u32, in_step: u64, workers: u64, shard_by: ShardBy, uneven: Uneven) -> Vec<u64> {
+        let units = Arc::new(Units::new((0..rows).map(|_| 1)).unwrap());
+        let ranks = in_step * workers;
+        let of = |rank| {
+            let settings = Settings {
+                kind: if shard_by == ShardBy::Unit {
+                    Kind::Block
+                } else {
+                    Kind::Sequential
+                },
+                batch_size: 1,
+                drop_last: false,
+                shuffle_buffer: 2,
+                seed: 1,
+                rank,
+                ranks,
+                shard_by,
+                uneven,
+                in_step,
+            };
+            let order = Arc::new(Order::new(&units, settings).unwrap());
+            assert_eq!(order.epoch(0).unwrap().count() as u64, order.steps());
+            assert!(order.is_fair() || workers == 1);
+            order.steps()
+        };
+        let each: Vec<u64> = (0..ranks).map(of).collect();
+        (0..in_step as usize)
+            .map(|member| each.iter().skip(member).step_by(in_step as usize).sum())
+            .collect()
+    }
+
+    /// Ranks have as many batches with workers as without, and equally many but for `Allow`.
+    #[test]
+    fn workers_of_ranks_keep_ranks_in_step() {
+        for uneven in [Uneven::Drop, Uneven::Pad, Uneven::Allow] {
+            for shard_by in [ShardBy::Window, ShardBy::Batch, ShardBy::Unit] {
+                for rows in 0..40 {
+                    // Others are refused.
+                    for ranks in (1..4).filter(|&ranks| shard_by != ShardBy::Unit || u64::from(rows) >= ranks) {
+                        let alone = steps(rows, ranks, 1, shard_by, uneven);
+                        for workers in 2..6 {
+                            let shared = steps(rows, ranks, workers, shard_by, uneven);
+                            assert_eq!(
+                                shared, alone,
+                                "{rows} rows, {ranks} ranks, {workers}, {uneven:?}, {shard_by:?}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Going through the batches of an epoch, whichever the kind of the order.
+
+use std::sync::Arc;
+
+use fastpipe_random::Key;
+
+use crate::failure::{Patience, Result};
+use crate::order::Order;
+use crate::plan::Content;
+use crate::sequential::SequentialWalker;
+use crate::settings::{Kind, Settings};
+use crate::sliding::{Grain, Sliding, SlidingWalker};
+use crate::window::{WindowWalker, Windows};
+
+/// Goes through the batches of an epoch.
+#[derive(Debug)]
+pub(crate) enum Walker {
+    Sequential(SequentialWalker),
+    Window(WindowWalker),
+    Sliding(SlidingWalker),
+}
+
+impl Walker {
+    /// At the start of an epoch.
+    pub(crate) fn new(order: &Order, epoch: u64) -> Result<Walker> {
+        let Settings {
+            seed,
+            shuffle_buffer,
+            batch_size,
+            rank,
+            ..
+        } = order.settings;
+        let (units, key) = (order.units.clone(), Key { seed, epoch });
+        let shard = if order.own_steps.is_some() { rank } else { 0 };
+        let sliding = |units, grain| {
+            SlidingWalker::new(Arc::new(Sliding::new(
+                units,
+                grain,
+                key,
+                shard,
+                shuffle_buffer,
+                batch_size,
+            )))
+        };
+        Ok(match order.settings.kind {
+            Kind::Sequential => Walker::Sequential(SequentialWalker::new(units, batch_size)),
+            Kind::Window => {
+                let windows = Windows::new(units, key, shuffle_buffer, batch_size)?;
+                Walker::Window(WindowWalker::new(Arc::new(windows)))
+            }
+            Kind::Block => Walker::Sliding(sliding(units, Grain::Unit)),
+            Kind::Buffer => Walker::Sliding(sliding(units, Grain::Row)),
+        })
+    }
+
+    pub(crate) fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<(Content, Vec<u64>)> {
+        match self {
+            Walker::Sequential(walker) => walker.batch(batch),
+            Walker::Window(walker) => walker.batch(batch, patience),
+            Walker::Sliding(walker) => walker.batch(batch, patience),
+        }
+    }
+
+    /// Forgets where it stands: the next batch is sought.
+    pub(crate) fn forget(&mut self) {
+        match self {
+            Walker::Sequential(walker) => walker.forget(),
+            Walker::Window(walker) => walker.forget(),
+            Walker::Sliding(walker) => walker.forget(),
+        }
+    }
+}
