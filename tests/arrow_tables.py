@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -90,13 +91,8 @@ def types(draw: st.DrawFn, depth: int = 3) -> pa.DataType:
     item = draw(types(depth=depth - 1))
     if kind == "fixed":
         return pa.list_(item, draw(st.integers(1, 3)))
-    make = {
-        "list": pa.list_,
-        "large list": pa.large_list,
-        "list view": pa.list_view,
-        "large list view": pa.large_list_view,
-    }
-    return make[kind](item)
+    lists = {"list": pa.list_, "large list": pa.large_list, "list view": pa.list_view}
+    return lists.get(kind, pa.large_list_view)(item)
 
 
 def values(kind: pa.DataType, *, nulls: bool) -> st.SearchStrategy[Any]:
@@ -124,7 +120,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def array(items: list[Any], kind: pa.DataType) -> pa.Array:
-    """An array of a type. pyarrow makes no array of run ends, or with some nested in it, from Python's values itself."""
+    """An array of a type: pyarrow itself makes none of run ends, or with some nested in it, from Python's values."""
     if pa.types.is_run_end_encoded(kind):
         return pa.compute.run_end_encode(pa.array(items, kind.value_type), run_end_type=kind.run_end_type)
     missing = pa.array([item is None for item in items], pa.bool_())
@@ -173,7 +169,7 @@ def tables(draw: st.DrawFn, most_rows: int = 30) -> tuple[pa.Table, list[list[An
     cuts = sorted(draw(st.lists(st.integers(0, rows), max_size=4)))
     whole = pa.RecordBatch.from_pydict(columns).slice(front, rows)
     edges = [0, *cuts, rows]
-    batches = [whole.slice(a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    batches = [whole.slice(a, b - a) for a, b in pairwise(edges)]
     return pa.Table.from_batches(batches, whole.schema), kept
 
 
@@ -213,7 +209,7 @@ def expected(value: Any, kind: pa.DataType, steps: tuple[str, ...]) -> Any:
 
 
 def ragged_steps(steps: tuple[str, ...]) -> tuple[str, ...]:
-    """The steps with fixed-size lists outside of others as what they are in a batch: ragged levels, which may be null."""
+    """The steps with fixed-size lists outside of others as what they are in a batch: ragged levels."""
     last = max((i for i, step in enumerate(steps) if step in ("list", "keys", "values")), default=-1)
     return tuple("list" if i < last and step.startswith("fixed ") else step for i, step in enumerate(steps))
 

@@ -227,7 +227,7 @@ def test_arguments() -> None:
     table = pa.table({"price": [1], "s": [{"deep": 1}]})
     with pytest.raises(fastpipe.SchemaError, match="did you mean 'price'"):
         fastpipe.from_arrow(table, columns=["prise"], batch_size=1)
-    with pytest.raises(fastpipe.SchemaError, match="did you mean 's.deep'"):
+    with pytest.raises(fastpipe.SchemaError, match=r"did you mean 's\.deep'"):
         fastpipe.from_arrow(table, features={"s.deap": DenseSpec((), "int64")}, batch_size=1)
     with pytest.raises(TypeError, match="unexpected keyword argument 'suffle'"):
         fastpipe.from_arrow(table, batch_size=1, suffle=True)  # type: ignore[call-arg]
