@@ -13,6 +13,8 @@ from fastpipe._form_rows import rows_by_key
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pyarrow as pa
+
 Rows: TypeAlias = "int | slice | Sequence[int] | Sequence[bool] | np.ndarray"
 
 _SHOWN_LEVELS = 8
@@ -73,6 +75,23 @@ class Form:
     def to_list(self) -> list[Any]:
         """Nested Python lists, one entry a row."""
         raise NotImplementedError
+
+    def to_arrow(self) -> pa.Array:
+        """The rows as a pyarrow array over the same memory (extra `arrow`), as `fastpipe.to_arrow` lays out a column.
+
+        Ragged rows are large lists, strings `large_string` or `large_binary`, masks nulls, and sparse rows structs of
+        lists `indices0`, `indices1` ... and `values`, without the dense shape. Only bools, masks, and the indices of
+        `Sparse` are copied.
+
+        Raises:
+            ImportError: if pyarrow isn't installed.
+            TypeError: if Arrow has no such dtype.
+            ValueError: if the parts contradict themselves: offsets or entries that aren't in order, masks of another
+                shape, text that isn't UTF-8.
+        """
+        from fastpipe._columns.arrow_out import form_to_arrow
+
+        return form_to_arrow(self)
 
 
 def described(parts: Any) -> str:

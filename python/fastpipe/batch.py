@@ -27,7 +27,7 @@ from fastpipe._form import Form
 from fastpipe._form_rows import blank, nest, no_sparse_row, row_index, slice_rows, spans, take_rows, to_list, with_rows
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 __all__ = ["Masked", "Ragged", "Sparse", "SparseCSR", "Strings"]
 
@@ -93,18 +93,6 @@ class Ragged(Form):
         """Nested Python lists, one a row; None where an item is null."""
         items = to_list(self._values)
         return [items[start:stop] for start, stop in pairwise(self._offsets.tolist())]
-
-    def to_arrow(self) -> pa.Array:
-        """The rows as a `pyarrow.LargeListArray` over the same memory.
-
-        Only bool items and null masks are copied, into bits.
-
-        Raises:
-            ImportError: if pyarrow isn't installed.
-            TypeError: if Arrow has no such dtype.
-            ValueError: if offsets aren't in order, or text isn't UTF-8.
-        """
-        return _to_arrow(self)
 
     def _slice(self, start: int, stop: int) -> Ragged:
         offsets = self._offsets[start : stop + 1]
@@ -220,18 +208,6 @@ class Strings(Ragged):
             raise ImportError(f"StringDType came with NumPy 2.0, and this is NumPy {np.__version__}: use to_numpy()")
         return np.array(self._entries(), dtype=dtype()).reshape(self._shape)
 
-    def to_arrow(self) -> pa.Array:
-        """A `pyarrow.LargeStringArray` (`LargeBinaryArray` if `binary`) over the same memory.
-
-        Each dimension of `shape` after the first is a level of fixed-size lists around it.
-
-        Raises:
-            ImportError: if pyarrow isn't installed.
-            TypeError: if Arrow has no such dtype.
-            ValueError: if offsets aren't in order, or text isn't UTF-8.
-        """
-        return _to_arrow(self)
-
     def _slice(self, start: int, stop: int) -> Strings:
         entries = math.prod(self._shape[1:])
         offsets = self._offsets[start * entries : stop * entries + 1]
@@ -312,16 +288,6 @@ class Masked(Form):
         """The values as nested Python lists, with None for whatever is null."""
         return blank(to_list(self._values), self._valid)
 
-    def to_arrow(self) -> pa.Array:
-        """The values as a pyarrow array over the same memory, with the mask as its null bitmap.
-
-        Raises:
-            ImportError: if pyarrow isn't installed.
-            TypeError: if Arrow has no such dtype.
-            ValueError: if the mask doesn't fit the values, or they contradict themselves.
-        """
-        return _to_arrow(self)
-
     def _slice(self, start: int, stop: int) -> Masked:
         return Masked(slice_rows(self._values, start, stop), self._valid[start:stop])
 
@@ -380,18 +346,6 @@ class Sparse(Form):
             TypeError: always.
         """
         raise no_sparse_row(self, index)
-
-    def to_arrow(self) -> pa.Array:
-        """A `pyarrow.StructArray` of lists `indices0`, `indices1` ... and `values`, without the dense shape.
-
-        Values lie in the same memory; indices are copied.
-
-        Raises:
-            ImportError: if pyarrow isn't installed.
-            TypeError: if Arrow has no such dtype.
-            ValueError: if entries aren't in the order of their rows, or indices are more or fewer than values.
-        """
-        return _to_arrow(self)
 
     def _slice(self, start: int, stop: int) -> Sparse:
         return self._take(np.arange(start, stop))
@@ -471,18 +425,6 @@ class SparseCSR(Form):
         """
         raise no_sparse_row(self, index)
 
-    def to_arrow(self) -> pa.Array:
-        """A `pyarrow.StructArray` of lists `indices0`, `indices1` ... and `values`, without the dense shape.
-
-        Values lie in the same memory, and so do indices of one dimension.
-
-        Raises:
-            ImportError: if pyarrow isn't installed.
-            TypeError: if Arrow has no such dtype.
-            ValueError: if entries aren't in the order of their rows, or indices are more or fewer than values.
-        """
-        return _to_arrow(self)
-
     def _slice(self, start: int, stop: int) -> SparseCSR:
         offsets = self._offsets[start : stop + 1]
         first, last = int(offsets[0]), int(offsets[-1])
@@ -499,9 +441,3 @@ class SparseCSR(Form):
         indices = self._indices if self._indices.ndim > 1 else self._indices[:, np.newaxis]
         entries = list(zip(map(tuple, indices.tolist()), to_list(self._values), strict=True))
         return [entries[start:stop] for start, stop in pairwise(self._offsets.tolist())]
-
-
-def _to_arrow(node: Any) -> pa.Array:
-    from fastpipe._columns.arrow_out import form_to_arrow
-
-    return form_to_arrow(node)

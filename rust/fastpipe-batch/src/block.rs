@@ -102,3 +102,83 @@ impl ArenaRows<'_> {
         self.writer
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{DType, Error, Fragment, Overflow, Part, PartKind, Rows, Sink, SlabPool};
+
+    fn rows() -> Rows {
+        let part = |kind, per_row| Part { kind, per_row };
+        let parts = [
+            part(PartKind::Values(DType::I32), Some(2)),
+            part(PartKind::Lengths, Some(1)),
+            part(PartKind::Bytes, None),
+        ];
+        Rows::new(parts.into(), 4, &SlabPool::new(1)).unwrap()
+    }
+
+    fn fill(sink: &mut Sink<'_>, slots: std::ops::Range<u32>) -> Result<(), Error> {
+        let texts: Vec<String> = slots.clone().map(|slot| "x".repeat(slot as usize)).collect();
+        let mut block = sink.begin_block(slots.clone())?;
+        for (out, slot) in block.placed::<i32>(0)?.chunks_exact_mut(2).zip(slots) {
+            out.copy_from_slice(&[slot as i32, -(slot as i32)]);
+        }
+        for (out, text) in block.placed::<i64>(1)?.iter_mut().zip(&texts) {
+            *out = text.len() as i64;
+        }
+        let mut arena = block.arena(2)?;
+        for text in &texts {
+            arena.begin_row()?;
+            arena.writer().extend(text.as_bytes())?;
+        }
+        block.end()
+    }
+
+    #[test]
+    fn blocks_fill_their_slots() {
+        let rows = rows();
+        let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
+        fill(&mut sink, 2..4).unwrap();
+        fill(&mut sink, 0..2).unwrap();
+        let fragment = sink.finish();
+        assert_eq!(fragment.slots(), [2, 3, 0, 1]);
+        assert_eq!(fragment.arena(2), (&b"xxxxxx"[..], &[0, 2, 5, 5][..]));
+        let filled = rows.complete().unwrap();
+        let numbers: Vec<i32> = filled.bytes()[filled.place(0).unwrap()]
+            .chunks_exact(4)
+            .map(|bytes| i32::from_le_bytes(bytes.try_into().unwrap()))
+            .collect();
+        assert_eq!(numbers, [0, 0, 1, -1, 2, -2, 3, -3]);
+    }
+
+    #[test]
+    fn slots_are_claimed_once() {
+        let rows = rows();
+        let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
+        fill(&mut sink, 1..3).unwrap();
+        assert!(sink.begin_block(2..4).is_err());
+        assert!(sink.begin_block(3..5).is_err());
+    }
+
+    #[test]
+    fn parts_are_written_once_and_wholly() {
+        let rows = rows();
+        let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
+        let mut block = sink.begin_block(0..2).unwrap();
+        assert_eq!(block.placed::<i32>(0).unwrap().len(), 4);
+        assert_eq!(block.placed::<i32>(0).unwrap_err(), Overflow::Row);
+        // A part of no fixed size isn't placed, and the other way round.
+        assert_eq!(block.placed::<u8>(2).unwrap_err(), Overflow::Row);
+        assert!(block.arena(1).is_err());
+        // Not all were asked for.
+        assert!(block.end().is_err());
+        let mut block = sink.begin_block(2..4).unwrap();
+        block.placed::<i32>(0).unwrap();
+        block.placed::<i64>(1).unwrap();
+        block.arena(2).unwrap().begin_row().unwrap();
+        // A row is missing.
+        assert!(block.end().is_err());
+        sink.finish();
+        assert!(rows.complete().is_err());
+    }
+}

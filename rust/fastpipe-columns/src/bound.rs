@@ -8,7 +8,7 @@ use arrow_array::{Array, ArrayRef, make_array};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::{ArrowError, DataType};
-use fastpipe_batch::{DType, Error, ErrorKind, Leaf, TimeUnit};
+use fastpipe_batch::{DType, Error, ErrorKind, Leaf, TimeUnit, try_collect};
 
 use crate::layout::{Column, into_lists};
 use crate::trace::Step;
@@ -184,10 +184,10 @@ impl Bound {
             let lists = Lists::Fixed(size);
             let nulls = NullBuffer::union(nulls.as_ref(), array.nulls());
             levels.push(Level { nulls, lists });
-            let values = array.as_fixed_size_binary().value_data();
+            let values = elements(&array, size)?;
             return Ok(Bound {
-                values: Values::Elements(Buffer::from(values)),
-                bytes: bytes + values.len(),
+                values,
+                bytes,
                 ..Bound::of(levels)
             });
         }
@@ -279,27 +279,25 @@ fn stored(array: &ArrayRef, leaf: Leaf) -> Result<(Values, usize), Error> {
         (DataType::Boolean, _) => (Values::Bits(array.as_boolean().values().clone()), 0),
         // Days are counted in 32 bits in Arrow, and in 64 in NumPy.
         (DataType::Date32, Leaf::Fixed(DType::Datetime(TimeUnit::Days))) => {
-            let days: Vec<i64> = array
-                .as_primitive::<arrow_array::types::Date32Type>()
-                .values()
-                .iter()
-                .map(|&day| i64::from(day))
-                .collect();
+            let days = array.as_primitive::<arrow_array::types::Date32Type>().values();
+            let days = try_collect(days.iter().map(|&day| i64::from(day)), "dates")?;
             let bytes = days.len() * size_of::<i64>();
             (Values::Elements(Buffer::from_vec(days)), bytes)
         }
-        (_, Leaf::Fixed(dtype)) => {
-            let data = array.to_data();
-            let from = data.offset() * dtype.size();
-            let bytes = data.len() * dtype.size();
-            let buffer = data.buffers().first().ok_or_else(|| internal("values", array))?;
-            if buffer.len() < from + bytes {
-                return Err(internal("as many values as rows", array));
-            }
-            (Values::Elements(buffer.slice_with_length(from, bytes)), 0)
-        }
+        (_, Leaf::Fixed(dtype)) => (elements(array, dtype.size())?, 0),
         (_, Leaf::Bytes { .. }) => return Err(internal("text", array)),
     })
+}
+
+/// The memory of elements of so many bytes.
+fn elements(array: &ArrayRef, size: usize) -> Result<Values, Error> {
+    let data = array.to_data();
+    let buffer = data.buffers().first().ok_or_else(|| internal("values", array))?;
+    let (from, bytes) = (data.offset() * size, data.len() * size);
+    if buffer.len() < from + bytes {
+        return Err(internal("as many values as rows", array));
+    }
+    Ok(Values::Elements(buffer.slice_with_length(from, bytes)))
 }
 
 /// The lists of an array, and their items.
@@ -343,6 +341,6 @@ fn lists_of(array: &ArrayRef, step: Step) -> Result<(Lists, ArrayRef), Error> {
 /// The numbers of items of an array's lists, as int64.
 fn lengths(array: &ArrayRef) -> Result<Buffer, Error> {
     let (lists, _) = lists_of(array, Step::Keys)?;
-    let lengths: Vec<i64> = (0..array.len()).map(|i| lists.range(i).1 as i64).collect();
-    Ok(Buffer::from_vec(lengths))
+    let lengths = (0..array.len()).map(|i| lists.range(i).1 as i64);
+    Ok(Buffer::from_vec(try_collect(lengths, "the lengths of lists")?))
 }

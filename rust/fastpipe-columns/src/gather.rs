@@ -1,9 +1,9 @@
 //! Rows of finished columns, copied to where they belong, a column at a time.
 //!
 //! Columns of one fixed width a row without nulls, strings, and lists of such elements are copied by loops of their own. What is
-//! nested deeper, or has nulls, is written value by value to memory of the column's own first.
+//! nested deeper, or has nulls, is written value by value (`by_value.rs`).
 
-use fastpipe_batch::{Block, Error, ErrorKind, Form, Leaf, Lengths, NestedForm, Nulls, Overflow, SparseForm, hint};
+use fastpipe_batch::{Block, Error, ErrorKind, Form, Leaf, Lengths, NestedForm, Overflow, hint};
 
 use crate::bound::{Bound, Lists, Values};
 use crate::layout::{Column, Rule};
@@ -30,7 +30,7 @@ pub(crate) struct Fault {
     pub(crate) error: Error,
 }
 
-type Result<T, E = Error> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Rows of one column: the column in each of the record batches, and the picked rows.
 pub(crate) struct Gather<'a> {
@@ -102,7 +102,7 @@ impl Gather<'_> {
         }
     }
 
-    fn chunk(&self, row: At) -> Result<&Bound> {
+    pub(crate) fn chunk(&self, row: At) -> Result<&Bound> {
         self.chunks.get(row.chunk as usize).copied().ok_or_else(lost)
     }
 
@@ -223,269 +223,15 @@ impl Gather<'_> {
             _ => Ok(false),
         }
     }
-
-    /// Writes whatever there is, value by value.
-    fn value_by_value(&self, block: &mut Block<'_, '_>) -> Result<(), Fault> {
-        let parts = self.column.spec.parts();
-        let mut written = Written::new(parts.len());
-        for (at, row) in self.rows.iter().enumerate() {
-            written.begin_row();
-            let done = self.chunk(*row).and_then(|chunk| match &self.column.spec.form {
-                Form::Nested(form) => self.item(form, 0, chunk, row.row, &mut written),
-                Form::Sparse(form) => self.sparse(form, chunk, row.row, block.first_slot() + at, &mut written),
-            });
-            done.map_err(|error| Fault { at, error })?;
-        }
-        let copied = (0..parts.len()).try_for_each(|i| {
-            let part = self.column.first_part + i;
-            match parts[i].per_row {
-                Some(_) => {
-                    let out = block.placed::<u8>(part)?;
-                    if out.len() != written.bytes[i].len() {
-                        return Err(lost());
-                    }
-                    out.copy_from_slice(&written.bytes[i]);
-                }
-                None => {
-                    let mut arena = block.arena(part)?;
-                    let starts = &written.starts[i];
-                    let ends = starts[1..].iter().copied().chain([written.bytes[i].len()]);
-                    for (&start, end) in starts.iter().zip(ends) {
-                        arena.begin_row()?;
-                        arena.writer().extend(&written.bytes[i][start..end])?;
-                    }
-                }
-            }
-            Ok(())
-        });
-        copied.map_err(|error| Fault { at: 0, error })
-    }
-
-    /// What is written for a null or for padding at a level that lies within fixed dimensions only, or for a null above.
-    fn nothing(&self, form: &NestedForm, level: usize, value: &[u8], out: &mut Written) {
-        if level < form.ragged {
-            let mut part = masks_above(form, level);
-            if form.masks[level] {
-                out.push(part, &[0]);
-                part += 1;
-            }
-            out.push(part, &0i64.to_le_bytes());
-            return;
-        }
-        let passed = level - form.ragged;
-        let mut part = masks_above(form, form.ragged);
-        if let Some(dims) = form.leaf_mask {
-            if passed <= dims {
-                let times = form.shape[passed..dims].iter().product();
-                (0..times).for_each(|_| out.push(part, &[0]));
-            }
-            part += 1;
-        }
-        let times: usize = form.shape[passed..].iter().product();
-        for _ in 0..times {
-            match form.leaf {
-                Leaf::Fixed(_) => out.push(part, value),
-                Leaf::Bytes { .. } => {
-                    out.push(part, &(value.len() as i64).to_le_bytes());
-                    out.push(part + 1, value);
-                }
-            }
-        }
-    }
-
-    /// Writes what is at a level: a list with all that is in it, or a value.
-    fn item(&self, form: &NestedForm, level: usize, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
-        let nulls = match chunk.levels.get(level) {
-            Some(at) => at.nulls.as_ref(),
-            None => chunk.nulls.as_ref(),
-        };
-        if nulls.is_some_and(|nulls| nulls.is_null(i)) {
-            if self.column.feature.nulls == Nulls::Error {
-                return Err(null());
-            }
-            self.nothing(form, level, &self.column.fill, out);
-            return Ok(());
-        }
-        if form.leaf_mask.is_some_and(|dims| level == form.ragged + dims) {
-            out.push(masks_above(form, form.ragged), &[1]);
-        }
-        let Some(at) = chunk.levels.get(level) else {
-            return self.value(form, chunk, i, out);
-        };
-        let (start, len) = at.lists.range(i);
-        if level < form.ragged {
-            let mut part = masks_above(form, level);
-            if form.masks[level] {
-                out.push(part, &[1]);
-                part += 1;
-            }
-            out.push(part, &(len as i64).to_le_bytes());
-        }
-        let (taken, missing) = match self.column.rule(level) {
-            Rule::Free => (len, 0),
-            Rule::Exact(n) if n == len => (len, 0),
-            Rule::Exact(n) => return Err(wrong_length(level, n, len)),
-            Rule::Pad(n) => (len.min(n), n.saturating_sub(len)),
-        };
-        for item in start..start + taken {
-            self.item(form, level + 1, chunk, item, out)?;
-        }
-        if let Some(pad) = &self.column.pad {
-            (0..missing).for_each(|_| self.nothing(form, level + 1, pad, out));
-        }
-        Ok(())
-    }
-
-    fn value(&self, form: &NestedForm, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
-        let part = masks_above(form, form.ragged) + usize::from(form.leaf_mask.is_some());
-        self.push_value(form.leaf, part, chunk, i, out)
-    }
-
-    fn push_value(&self, leaf: Leaf, part: usize, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
-        if chunk.fitting.as_ref().is_some_and(|fitting| !fitting.value(i)) {
-            return Err(Error::new(
-                ErrorKind::ValueRange,
-                format!("a value of type {} doesn't fit {leaf}", self.column.trace.end),
-            ));
-        }
-        match (&chunk.values, leaf) {
-            (Values::Elements(bytes), Leaf::Fixed(dtype)) => {
-                let size = dtype.size();
-                out.push(part, bytes.get(i * size..(i + 1) * size).ok_or_else(lost)?);
-            }
-            (Values::Bits(bits), _) => out.push(part, &[u8::from(bits.value(i))]),
-            (values, _) => {
-                let text = values.text(i);
-                out.push(part, &(text.len() as i64).to_le_bytes());
-                out.push(part + 1, text);
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes the entries of a row of a sparse column.
-    fn sparse(&self, form: &SparseForm, chunk: &Bound, i: usize, slot: usize, out: &mut Written) -> Result<()> {
-        let level = chunk.levels.first().ok_or_else(lost)?;
-        let mut part = 0;
-        let is_null = level.nulls.as_ref().is_some_and(|nulls| nulls.is_null(i));
-        if is_null && self.column.feature.nulls == Nulls::Error {
-            return Err(null());
-        }
-        if form.mask {
-            out.push(part, &[u8::from(!is_null)]);
-            part += 1;
-        }
-        let (start, len) = if is_null { (0, 0) } else { level.lists.range(i) };
-        let coo = self.column.has_batch_index();
-        if !coo {
-            out.push(part, &(len as i64).to_le_bytes());
-            part += 1;
-        }
-        let mut starts = Vec::with_capacity(chunk.indices.len());
-        for (dim, index) in chunk.indices.iter().enumerate() {
-            let level = index.levels.first().ok_or_else(lost)?;
-            let there = !is_null && level.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(i));
-            let (first, found) = if there { level.lists.range(i) } else { (0, 0) };
-            if found != len {
-                let reason = format!("a sparse row has {len} values, and {found} indices of dimension {dim}");
-                return Err(Error::new(ErrorKind::Shape, reason));
-            }
-            starts.push(first);
-        }
-        for entry in 0..len {
-            if coo {
-                out.push(part, &(slot as i64).to_le_bytes());
-            }
-            for ((dim, index), first) in chunk.indices.iter().enumerate().zip(&starts) {
-                out.push(part, &self.index_at(form, dim, index, first + entry)?.to_le_bytes());
-            }
-            let at = start + entry;
-            if chunk.nulls.as_ref().is_some_and(|nulls| nulls.is_null(at)) {
-                if !matches!(self.column.feature.nulls, Nulls::Fill(_)) {
-                    return Err(null());
-                }
-                match form.leaf {
-                    Leaf::Fixed(_) => out.push(part + 1, &self.column.fill),
-                    Leaf::Bytes { .. } => {
-                        out.push(part + 1, &(self.column.fill.len() as i64).to_le_bytes());
-                        out.push(part + 2, &self.column.fill);
-                    }
-                }
-            } else {
-                self.push_value(form.leaf, part + 1, chunk, at, out)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// One index of an entry.
-    fn index_at(&self, form: &SparseForm, dim: usize, index: &Bound, at: usize) -> Result<i64> {
-        let Values::Elements(bytes) = &index.values else {
-            return Err(lost());
-        };
-        let known = index.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(at))
-            && index.fitting.as_ref().is_none_or(|fitting| fitting.value(at));
-        let bytes: [u8; 8] = bytes
-            .get(at * 8..at * 8 + 8)
-            .and_then(|b| b.try_into().ok())
-            .ok_or_else(lost)?;
-        let value = i64::from_le_bytes(bytes);
-        let checks = matches!(
-            &self.column.feature.request,
-            fastpipe_batch::Request::Sparse {
-                check_indices: true,
-                ..
-            }
-        );
-        let inside = value >= 0 && form.shape[dim].is_none_or(|size| (value as u64) < size);
-        if !known || (!inside && checks) {
-            let shape = form.shape[dim].map_or_else(|| "any size".to_owned(), |size| format!("size {size}"));
-            let found = if known { value.to_string() } else { "none".to_owned() };
-            let reason = format!("index {found} lies outside of dimension {dim}, which has {shape}");
-            return Err(Error::new(ErrorKind::ValueRange, reason));
-        }
-        Ok(value)
-    }
-}
-
-/// Parts in front of a ragged level: its own mask is the next.
-fn masks_above(form: &NestedForm, level: usize) -> usize {
-    level + form.masks[..level].iter().filter(|&&mask| mask).count()
-}
-
-/// Memory of the parts of a column, for rows that are written value by value.
-struct Written {
-    bytes: Vec<Vec<u8>>,
-    starts: Vec<Vec<usize>>,
-}
-
-impl Written {
-    fn new(parts: usize) -> Written {
-        Written {
-            bytes: vec![Vec::new(); parts],
-            starts: vec![Vec::new(); parts],
-        }
-    }
-
-    fn begin_row(&mut self) {
-        for (bytes, starts) in self.bytes.iter().zip(&mut self.starts) {
-            starts.push(bytes.len());
-        }
-    }
-
-    #[inline]
-    fn push(&mut self, part: usize, bytes: &[u8]) {
-        self.bytes[part].extend_from_slice(bytes);
-    }
 }
 
 #[cold]
-fn lost() -> Error {
+pub(crate) fn lost() -> Error {
     Error::new(ErrorKind::Internal, "a row was picked that isn't in its record batch")
 }
 
 #[cold]
-fn null() -> Error {
+pub(crate) fn null() -> Error {
     Error::new(
         ErrorKind::Null,
         "found null, which the feature's spec does not allow; nulls=\"mask\" marks nulls, fill=... replaces them",
@@ -493,7 +239,7 @@ fn null() -> Error {
 }
 
 #[cold]
-fn wrong_length(dimension: usize, expected: usize, found: usize) -> Error {
+pub(crate) fn wrong_length(dimension: usize, expected: usize, found: usize) -> Error {
     Error::new(ErrorKind::Shape, format!("expected {expected} items, found {found}")).with_lengths(Lengths::Dimension {
         dimension: dimension as u32,
         expected: expected as u64,

@@ -1,6 +1,7 @@
 //! Arrays of other libraries, as those of the arrow crates.
 
 use arrow_array::{RecordBatch, RecordBatchOptions, make_array};
+use arrow_buffer::NullBuffer;
 use arrow_data::ArrayData;
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 use fastpipe_batch::{Error, ErrorKind, Result};
@@ -23,38 +24,117 @@ pub fn record_batch(schema: &SchemaRef, data: ArrayData) -> Result<RecordBatch> 
     RecordBatch::try_new_with_options(schema.clone(), columns.collect(), &options).map_err(|error| malformed(&error))
 }
 
-/// The same with structs that begin where their fields do. The arrow crates slice the fields of a struct within a sliced one
-/// twice (`ArrayData::slice` does, and `StructArray::from` once more), so none may be sliced by then.
-fn without_offsets(data: ArrayData) -> Result<ArrayData, ArrowError> {
-    let children = data.child_data().iter().cloned().map(without_offsets);
-    let mut children: Vec<ArrayData> = children.collect::<Result<_, _>>()?;
-    let (offset, len) = (data.offset(), data.len());
-    if let DataType::Struct(_) = data.data_type() {
-        let sliced = children.into_iter().map(|child| slice(child, offset, len));
-        children = sliced.collect::<Result<_, _>>()?;
-        // Nulls are of the rows behind the offset, in arrays of the crates.
-        let builder = ArrayData::builder(data.data_type().clone())
-            .len(len)
-            .nulls(data.nulls().cloned());
-        return builder.child_data(children).build();
+/// How many rows of its children a row has, of an array whose children the arrow crates slice with it.
+fn rows_below(data: &ArrayData) -> Option<usize> {
+    match data.data_type() {
+        DataType::Struct(_) => Some(1),
+        DataType::FixedSizeList(_, size) => Some(usize::try_from(*size).unwrap_or(0)),
+        _ => None,
     }
-    data.into_builder().child_data(children).build()
 }
 
-/// Some rows of an array whose structs begin where their fields do.
-fn slice(data: ArrayData, offset: usize, len: usize) -> Result<ArrayData, ArrowError> {
+/// The same with structs and fixed-size lists that begin where their children do. The arrow crates slice what lies in a sliced
+/// struct twice (`ArrayData::slice` does, and `StructArray::from` once more), so none may be sliced by then.
+fn without_offsets(data: ArrayData) -> Result<ArrayData, ArrowError> {
+    if data.is_empty() {
+        // The crates take its offsets for damage, since they take no values over.
+        return Ok(ArrayData::new_empty(data.data_type()));
+    }
+    let children = data.child_data().iter().cloned().map(without_offsets);
+    let children = children.collect::<Result<_, _>>()?;
+    match rows_below(&data) {
+        Some(below) => from_children(&data, children, data.nulls().cloned(), data.offset(), data.len(), below),
+        None => data.into_builder().child_data(children).build(),
+    }
+}
+
+/// Some rows of an array that `without_offsets` has made.
+fn slice(data: &ArrayData, offset: usize, len: usize) -> Result<ArrayData, ArrowError> {
     if offset.checked_add(len).is_none_or(|end| end > data.len()) {
         return Err(ArrowError::InvalidArgumentError(format!(
-            "a struct has {len} rows from {offset} on, and a field of it {}",
+            "{len} rows from {offset} on are taken of a child that has {}",
             data.len()
         )));
     }
-    if let DataType::Struct(_) = data.data_type() {
-        let children = data.child_data().iter().cloned();
-        let children = children.map(|child| slice(child, offset, len));
-        let nulls = data.nulls().map(|nulls| nulls.slice(offset, len));
-        let builder = ArrayData::builder(data.data_type().clone()).len(len).nulls(nulls);
-        return builder.child_data(children.collect::<Result<_, _>>()?).build();
+    match rows_below(data) {
+        _ if len == 0 => Ok(ArrayData::new_empty(data.data_type())),
+        Some(below) => {
+            let nulls = data.nulls().map(|nulls| nulls.slice(offset, len));
+            from_children(data, data.child_data().to_vec(), nulls, offset, len, below)
+        }
+        None => Ok(data.slice(offset, len)),
     }
-    Ok(data.slice(offset, len))
+}
+
+/// An array of such rows of its children, without an offset of its own.
+fn from_children(
+    like: &ArrayData,
+    children: Vec<ArrayData>,
+    nulls: Option<NullBuffer>,
+    offset: usize,
+    len: usize,
+    below: usize,
+) -> Result<ArrayData, ArrowError> {
+    let (from, rows) = (offset.saturating_mul(below), len.saturating_mul(below));
+    let children = children.iter().map(|child| slice(child, from, rows));
+    let builder = ArrayData::builder(like.data_type().clone()).len(len).nulls(nulls);
+    builder.child_data(children.collect::<Result<_, _>>()?).build()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{Array, ArrayRef, FixedSizeListArray, Int32Array, StructArray};
+    use arrow_schema::{Field, Schema};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn within(name: &str, array: ArrayRef) -> ArrayRef {
+        let field = Arc::new(Field::new(name, array.data_type().clone(), true));
+        Arc::new(StructArray::from(vec![(field, array)]))
+    }
+
+    /// An array that is sliced as other libraries do it: by an offset of its own, over whole children.
+    fn with_offset(array: &dyn Array, offset: usize, len: usize) -> ArrayData {
+        let builder = array.to_data().into_builder().offset(offset).len(len);
+        builder.build().unwrap()
+    }
+
+    fn numbers(array: &ArrayRef) -> Vec<i32> {
+        match array.data_type() {
+            DataType::Struct(_) => numbers(array.as_any().downcast_ref::<StructArray>().unwrap().column(0)),
+            DataType::FixedSizeList(..) => {
+                numbers(array.as_any().downcast_ref::<FixedSizeListArray>().unwrap().values())
+            }
+            _ => array.as_any().downcast_ref::<Int32Array>().unwrap().values().to_vec(),
+        }
+    }
+
+    proptest! {
+        /// However deep structs and fixed-size lists lie in each other, a slice of the outermost has its rows.
+        #[test]
+        fn slices_of_nested_columns_have_their_rows(kinds in prop::collection::vec(any::<bool>(), 0..4), from in 0..5usize, len in 0..5usize) {
+            let lists = kinds.iter().filter(|&&list| list).count();
+            let width = 1 << lists;
+            let mut array: ArrayRef = Arc::new(Int32Array::from_iter_values(0..10 * width));
+            for list in kinds {
+                array = if list {
+                    let field = Arc::new(Field::new("item", array.data_type().clone(), true));
+                    Arc::new(FixedSizeListArray::new(field, 2, array, None))
+                } else {
+                    within("p", array)
+                };
+            }
+            let column = with_offset(&array, from, len);
+            let schema = Arc::new(Schema::new(vec![Field::new("a", array.data_type().clone(), true)]));
+            let ty = DataType::Struct(schema.fields.clone());
+            let table = ArrayData::builder(ty).len(len).child_data(vec![column]).build().unwrap();
+            let batch = record_batch(&schema, table).unwrap();
+            prop_assert_eq!(batch.num_rows(), len);
+            let (first, end) = (from as i32 * width, (from + len) as i32 * width);
+            prop_assert_eq!(numbers(batch.column(0)), (first..end).collect::<Vec<_>>());
+        }
+    }
 }

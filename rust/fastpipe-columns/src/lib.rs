@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod bound;
+mod by_value;
 mod gather;
 mod import;
 mod infer;

@@ -1,0 +1,285 @@
+//! Columns that are nested, or have nulls: written value by value to memory of their own, and copied to the batch from there.
+
+use fastpipe_batch::{Block, Error, ErrorKind, Form, Leaf, NestedForm, Nulls, Overflow, Request, SparseForm};
+
+use crate::bound::{Bound, Values};
+use crate::gather::{Fault, Gather, Result, lost, null, wrong_length};
+use crate::layout::Rule;
+
+impl Gather<'_> {
+    /// Writes whatever there is, value by value.
+    pub(crate) fn value_by_value(&self, block: &mut Block<'_, '_>) -> Result<(), Fault> {
+        let parts = self.column.spec.parts();
+        let mut written = Written::new(parts.len());
+        for (at, row) in self.rows.iter().enumerate() {
+            written.begin_row();
+            let done = self.chunk(*row).and_then(|chunk| match &self.column.spec.form {
+                Form::Nested(form) => self.item(form, 0, chunk, row.row, &mut written),
+                Form::Sparse(form) => self.sparse(form, chunk, row.row, block.first_slot() + at, &mut written),
+            });
+            done.and_then(|()| written.check())
+                .map_err(|error| Fault { at, error })?;
+        }
+        let copied = (0..parts.len()).try_for_each(|i| {
+            let part = self.column.first_part + i;
+            match parts[i].per_row {
+                Some(_) => {
+                    let out = block.placed::<u8>(part)?;
+                    if out.len() != written.bytes[i].len() {
+                        return Err(lost());
+                    }
+                    out.copy_from_slice(&written.bytes[i]);
+                }
+                None => {
+                    let mut arena = block.arena(part)?;
+                    let starts = &written.starts[i];
+                    let ends = starts[1..].iter().copied().chain([written.bytes[i].len()]);
+                    for (&start, end) in starts.iter().zip(ends) {
+                        arena.begin_row()?;
+                        arena.writer().extend(&written.bytes[i][start..end])?;
+                    }
+                }
+            }
+            Ok(())
+        });
+        copied.map_err(|error| Fault { at: 0, error })
+    }
+
+    /// What is written for a null or for padding at a level that lies within fixed dimensions only, or for a null above.
+    fn nothing(&self, form: &NestedForm, level: usize, value: &[u8], out: &mut Written) {
+        if level < form.ragged {
+            let mut part = masks_above(form, level);
+            if form.masks[level] {
+                out.push(part, &[0]);
+                part += 1;
+            }
+            out.push(part, &0i64.to_le_bytes());
+            return;
+        }
+        let passed = level - form.ragged;
+        let mut part = masks_above(form, form.ragged);
+        if let Some(dims) = form.leaf_mask {
+            if passed <= dims {
+                let times = form.shape[passed..dims].iter().product();
+                (0..times).for_each(|_| out.push(part, &[0]));
+            }
+            part += 1;
+        }
+        let times: usize = form.shape[passed..].iter().product();
+        for _ in 0..times {
+            match form.leaf {
+                Leaf::Fixed(_) => out.push(part, value),
+                Leaf::Bytes { .. } => {
+                    out.push(part, &(value.len() as i64).to_le_bytes());
+                    out.push(part + 1, value);
+                }
+            }
+        }
+    }
+
+    /// Writes what is at a level: a list with all that is in it, or a value.
+    fn item(&self, form: &NestedForm, level: usize, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
+        let nulls = match chunk.levels.get(level) {
+            Some(at) => at.nulls.as_ref(),
+            None => chunk.nulls.as_ref(),
+        };
+        if nulls.is_some_and(|nulls| nulls.is_null(i)) {
+            if self.column.feature.nulls == Nulls::Error {
+                return Err(null());
+            }
+            self.nothing(form, level, &self.column.fill, out);
+            return Ok(());
+        }
+        if form.leaf_mask.is_some_and(|dims| level == form.ragged + dims) {
+            out.push(masks_above(form, form.ragged), &[1]);
+        }
+        let Some(at) = chunk.levels.get(level) else {
+            return self.value(form, chunk, i, out);
+        };
+        let (start, len) = at.lists.range(i);
+        if level < form.ragged {
+            let mut part = masks_above(form, level);
+            if form.masks[level] {
+                out.push(part, &[1]);
+                part += 1;
+            }
+            out.push(part, &(len as i64).to_le_bytes());
+        }
+        let (taken, missing) = match self.column.rule(level) {
+            Rule::Free => (len, 0),
+            Rule::Exact(n) if n == len => (len, 0),
+            Rule::Exact(n) => return Err(wrong_length(level, n, len)),
+            Rule::Pad(n) => (len.min(n), n.saturating_sub(len)),
+        };
+        for item in start..start + taken {
+            self.item(form, level + 1, chunk, item, out)?;
+        }
+        if let Some(pad) = &self.column.pad {
+            (0..missing).for_each(|_| self.nothing(form, level + 1, pad, out));
+        }
+        Ok(())
+    }
+
+    fn value(&self, form: &NestedForm, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
+        let part = masks_above(form, form.ragged) + usize::from(form.leaf_mask.is_some());
+        self.push_value(form.leaf, part, chunk, i, out)
+    }
+
+    fn push_value(&self, leaf: Leaf, part: usize, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
+        if chunk.fitting.as_ref().is_some_and(|fitting| !fitting.value(i)) {
+            return Err(Error::new(
+                ErrorKind::ValueRange,
+                format!("a value of type {} doesn't fit {leaf}", self.column.trace.end),
+            ));
+        }
+        match (&chunk.values, leaf) {
+            (Values::Elements(bytes), Leaf::Fixed(dtype)) => {
+                let size = dtype.size();
+                out.push(part, bytes.get(i * size..(i + 1) * size).ok_or_else(lost)?);
+            }
+            (Values::Bits(bits), _) => out.push(part, &[u8::from(bits.value(i))]),
+            (values, _) => {
+                let text = values.text(i);
+                out.push(part, &(text.len() as i64).to_le_bytes());
+                out.push(part + 1, text);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the entries of a row of a sparse column.
+    fn sparse(&self, form: &SparseForm, chunk: &Bound, i: usize, slot: usize, out: &mut Written) -> Result<()> {
+        let level = chunk.levels.first().ok_or_else(lost)?;
+        let mut part = 0;
+        let is_null = level.nulls.as_ref().is_some_and(|nulls| nulls.is_null(i));
+        if is_null && self.column.feature.nulls == Nulls::Error {
+            return Err(null());
+        }
+        if form.mask {
+            out.push(part, &[u8::from(!is_null)]);
+            part += 1;
+        }
+        let (start, len) = if is_null { (0, 0) } else { level.lists.range(i) };
+        let coo = self.column.has_batch_index();
+        if !coo {
+            out.push(part, &(len as i64).to_le_bytes());
+            part += 1;
+        }
+        let mut starts = Vec::with_capacity(chunk.indices.len());
+        for (dim, index) in chunk.indices.iter().enumerate() {
+            let level = index.levels.first().ok_or_else(lost)?;
+            let there = !is_null && level.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(i));
+            let (first, found) = if there { level.lists.range(i) } else { (0, 0) };
+            if found != len {
+                let reason = format!("a sparse row has {len} values, and {found} indices of dimension {dim}");
+                return Err(Error::new(ErrorKind::Shape, reason));
+            }
+            starts.push(first);
+        }
+        for entry in 0..len {
+            if coo {
+                out.push(part, &(slot as i64).to_le_bytes());
+            }
+            for ((dim, index), first) in chunk.indices.iter().enumerate().zip(&starts) {
+                out.push(part, &self.index_at(form, dim, index, first + entry)?.to_le_bytes());
+            }
+            let at = start + entry;
+            if chunk.nulls.as_ref().is_some_and(|nulls| nulls.is_null(at)) {
+                if !matches!(self.column.feature.nulls, Nulls::Fill(_)) {
+                    return Err(null());
+                }
+                match form.leaf {
+                    Leaf::Fixed(_) => out.push(part + 1, &self.column.fill),
+                    Leaf::Bytes { .. } => {
+                        out.push(part + 1, &(self.column.fill.len() as i64).to_le_bytes());
+                        out.push(part + 2, &self.column.fill);
+                    }
+                }
+            } else {
+                self.push_value(form.leaf, part + 1, chunk, at, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One index of an entry.
+    fn index_at(&self, form: &SparseForm, dim: usize, index: &Bound, at: usize) -> Result<i64> {
+        let Values::Elements(bytes) = &index.values else {
+            return Err(lost());
+        };
+        let known = index.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(at))
+            && index.fitting.as_ref().is_none_or(|fitting| fitting.value(at));
+        let bytes: [u8; 8] = bytes
+            .get(at * 8..at * 8 + 8)
+            .and_then(|b| b.try_into().ok())
+            .ok_or_else(lost)?;
+        let value = i64::from_le_bytes(bytes);
+        let checks = matches!(
+            &self.column.feature.request,
+            Request::Sparse {
+                check_indices: true,
+                ..
+            }
+        );
+        let inside = value >= 0 && form.shape[dim].is_none_or(|size| (value as u64) < size);
+        if !known || (!inside && checks) {
+            let shape = form.shape[dim].map_or_else(|| "any size".to_owned(), |size| format!("size {size}"));
+            let found = if known { value.to_string() } else { "none".to_owned() };
+            let reason = format!("index {found} lies outside of dimension {dim}, which has {shape}");
+            return Err(Error::new(ErrorKind::ValueRange, reason));
+        }
+        Ok(value)
+    }
+}
+
+/// Parts in front of a ragged level: its own mask is the next.
+fn masks_above(form: &NestedForm, level: usize) -> usize {
+    level + form.masks[..level].iter().filter(|&&mask| mask).count()
+}
+
+/// Memory of the parts of a column, for rows that are written value by value.
+struct Written {
+    bytes: Vec<Vec<u8>>,
+    starts: Vec<Vec<usize>>,
+    /// Whether there was no memory for something that was to be written.
+    out_of_memory: bool,
+}
+
+impl Written {
+    fn new(parts: usize) -> Written {
+        Written {
+            bytes: vec![Vec::new(); parts],
+            starts: vec![Vec::new(); parts],
+            out_of_memory: false,
+        }
+    }
+
+    fn begin_row(&mut self) {
+        for (bytes, starts) in self.bytes.iter().zip(&mut self.starts) {
+            if starts.try_reserve(1).is_ok() {
+                starts.push(bytes.len());
+            } else {
+                self.out_of_memory = true;
+            }
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, part: usize, bytes: &[u8]) {
+        let to = &mut self.bytes[part];
+        if to.capacity() - to.len() >= bytes.len() || to.try_reserve(bytes.len()).is_ok() {
+            to.extend_from_slice(bytes);
+        } else {
+            self.out_of_memory = true;
+        }
+    }
+
+    /// Says whether all was written so far.
+    fn check(&self) -> Result<()> {
+        if self.out_of_memory {
+            Err(Overflow::Memory.into())
+        } else {
+            Ok(())
+        }
+    }
+}

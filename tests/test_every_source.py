@@ -1,0 +1,148 @@
+"""What holds for one source holds for all: states, ranks, threads, memory limits and adapters."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastpipe
+import samples
+
+ROWS = 240
+Make = Callable[..., fastpipe.Reader]
+
+
+@pytest.fixture(scope="module", params=["avro", "interactions", "arrays", "arrow"])
+def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Makes readers of 240 rows."""
+    if request.param == "avro":
+        data = samples.write(tmp_path_factory.mktemp("sources"), [[20] * 6, [20] * 6])
+        return lambda **options: data.read(**options)
+    if request.param == "interactions":
+        ids = np.arange(120)
+        positives = fastpipe.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
+        default: dict[str, Any] = {"shuffle": False, "seed": 3}
+        return lambda **options: fastpipe.read_interactions(positives, negatives=1, **default | options)
+    draw = np.random.default_rng(1)
+    lengths = draw.integers(0, 4, ROWS)
+    offsets = np.r_[0, np.cumsum(lengths)]
+    arrays = {
+        "id": np.arange(ROWS),
+        "x": draw.random((ROWS, 3), "float32"),
+        "tokens": fastpipe.Ragged(draw.integers(0, 99, offsets[-1]), offsets),
+    }
+    if request.param == "arrays":
+        return lambda **options: fastpipe.from_arrays(arrays, **options)
+    pa = pytest.importorskip("pyarrow")
+    texts, lists = [str(i) * (i % 3) for i in range(ROWS)], [[i] * (i % 4) for i in range(ROWS)]
+    table = pa.table({"id": arrays["id"], "text": texts, "t": lists})
+    parts = pa.concat_tables([table.slice(i, 50) for i in range(0, ROWS, 50)])
+    return lambda **options: fastpipe.from_arrow(parts, **options)
+
+
+ORDERS = [
+    {},
+    {"shuffle": True, "shuffle_buffer": 64, "seed": 3},
+    {"shuffle": "block", "shuffle_buffer": 30, "seed": 3},
+    {"shuffle": "buffer", "shuffle_buffer": 30, "seed": 3},
+]
+order = pytest.mark.parametrize("order", ORDERS, ids=["sequential", "window", "block", "buffer"])
+
+
+def digests(batches: Any) -> list[str]:
+    return samples.digests(batches)
+
+
+@order
+def test_a_state_resumes_at_every_step(make: Make, order: dict[str, Any]) -> None:
+    reader = make(batch_size=32, **order)
+    whole = digests(reader)
+    reader.set_epoch(0)
+    batches, states = iter(reader), [reader.state_dict()]
+    states.extend(reader.state_dict() for _ in batches)
+    for step, state in enumerate(states):
+        again = make(batch_size=32, **order)
+        again.load_state_dict(json.loads(json.dumps(state)))
+        assert digests(again) == whole[step:]
+
+
+@order
+def test_threads_and_memory_change_nothing(make: Make, order: dict[str, Any]) -> None:
+    whole = digests(make(batch_size=32, **order))
+    for options in ({"num_threads": 1}, {"num_threads": 4, "prefetch": 1}, {"memory_limit": "64MB"}):
+        assert digests(make(batch_size=32, **order, **options)) == whole
+
+
+@order
+def test_batches_are_found_by_step(make: Make, order: dict[str, Any]) -> None:
+    reader = make(batch_size=32, **order)
+    whole = digests(reader)
+    assert digests(reader.batch_at(step, epoch=0) for step in range(len(whole))) == whole
+    assert len({reader.locate(step, row, epoch=0) for step in range(7) for row in range(32)}) == 7 * 32
+
+
+def test_ranks_have_what_one_has(make: Make) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "shuffle_buffer": 32, "seed": 3}
+    whole = digests(make(**options))
+    shares = [digests(make(**options, rank=rank, world_size=3)) for rank in range(3)]
+    assert sorted(digest for share in shares for digest in share) == sorted(whole)
+
+
+def test_readers_are_pickled(make: Make) -> None:
+    reader = make(batch_size=32, shuffle=True, seed=3)
+    again = pickle.loads(pickle.dumps(reader))
+    assert digests(again) == digests(reader)
+    assert again.features == reader.features
+
+
+def test_a_limit_that_is_too_small_is_named(make: Make) -> None:
+    with pytest.raises(fastpipe.LimitError, match="memory_limit is 10 B, and this takes at least"):
+        next(iter(make(batch_size=32, shuffle=True, seed=3, memory_limit=10)))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_tensors_of_torch(make: Make) -> None:
+    torch = pytest.importorskip("torch")
+    from fastpipe.torch import IterableDataset
+
+    batches = list(torch.utils.data.DataLoader(IterableDataset(make(batch_size=32)), batch_size=None, num_workers=2))
+    assert sum(len(next(iter(batch.values()))) for batch in batches) == ROWS
+
+
+def test_arrays_of_jax(make: Make) -> None:
+    pytest.importorskip("jax")
+    from fastpipe import jax
+
+    found = list(jax.iterator(make(batch_size=32)))
+    assert sum(len(next(iter(batch.values()))) for batch in found) == ROWS
+
+
+def test_a_dataset_of_tensorflow(make: Make) -> None:
+    pytest.importorskip("tensorflow")
+    from fastpipe import tf
+
+    found = list(tf.dataset(make(batch_size=32)))
+    assert sum(int(next(iter(batch.values())).shape[0]) for batch in found) == ROWS
+
+
+def test_a_stream_of_arrow(make: Make, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    reader = make(batch_size=32, shuffle=True, seed=3)
+    table = pa.table(reader)
+    assert table.num_rows == ROWS
+    reader.set_epoch(0)
+    assert digests(fastpipe.from_arrow(table, batch_size=32)) == digests(reader)
+
+
+def test_explain_and_stats(make: Make) -> None:
+    reader = make(batch_size=32)
+    list(reader)
+    assert reader.stats()["rows"] == ROWS
+    assert reader.explain()
+    assert repr(reader).startswith("<fastpipe.Reader of ")
