@@ -276,3 +276,28 @@ def test_readers_are_pickled_and_outlive_their_table() -> None:
     for a, b in zip(reader, again, strict=True):
         same(a["x"], b["x"])
         assert a["t"].to_list() == [str(int(x)) for x in a["x"]]
+
+
+@pytest.mark.parametrize("library", ["torch", "jax", "tf"])
+def test_times_are_refused_where_there_is_no_dtype_and_read_as_numbers(library: str) -> None:
+    pytest.importorskip({"tf": "tensorflow"}.get(library, library))
+
+    def read(features: dict[str, Any] | None) -> list[Any]:
+        reader = fastpipe.from_arrays({"day": WIDE["day"]}, features=features, batch_size=10)
+        if library == "torch":
+            from fastpipe.torch import IterableDataset
+
+            return list(IterableDataset(reader))
+        if library == "jax":
+            from fastpipe import jax
+
+            return list(jax.iterator(reader))
+        from fastpipe import tf
+
+        return list(tf.dataset(reader))
+
+    with pytest.raises(fastpipe.UnsupportedError, match=r"feature 'day' is datetime64\[D\].*DenseSpec") as error:
+        read(None)
+    assert error.value.feature == "day"
+    batches = read({"day": DenseSpec((), "int64")})
+    assert [int(day) for batch in batches for day in batch["day"]] == list(range(20))

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fastpipe import batch as forms
+from fastpipe._times import no_times, times_in
 from fastpipe.errors import UnsupportedError
 
 __all__ = [
@@ -184,9 +185,14 @@ class Forms:
         """The batch in these forms, of tensors that `tensor` makes of its arrays, and of arrays made of these."""
         node = _Conversion(self, tensor).node
         # Most are arrays. Once a batch, behind decoding that leaves none of this in the caches: less of it is faster.
-        return {
-            name: tensor(value) if type(value) is np.ndarray else node(name, value) for name, value in batch.items()
-        }
+        try:
+            return {
+                name: tensor(value) if type(value) is np.ndarray else node(name, value) for name, value in batch.items()
+            }
+        except TypeError:
+            if (found := times_in(batch)) is not None:
+                raise no_times("PyTorch", *found) from None
+            raise
 
 
 class _Conversion:

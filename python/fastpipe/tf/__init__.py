@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from fastpipe._fastpipe import Pass
+from fastpipe.errors import UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.tf._forms import Array, Masked, Node, column
 from fastpipe.tf._passes import Layout, Source, Told, from_passes, keep, unconverted
@@ -99,7 +100,9 @@ def _layout(reader: Reader) -> Layout:
     columns: dict[str, Node] = {}
     for name, spec in reader.features.items():
         try:
-            columns[name] = column(spec, sample.get(name))
+            columns[name] = column(name, spec, sample.get(name))
+        except UnsupportedError:
+            raise
         except ValueError as error:
             raise ValueError(f"feature {name!r}: {error}") from None
     padded = reader._ordering.uneven == "pad"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from fastpipe._times import no_times
 from fastpipe.batch import Masked as MaskedForm
 from fastpipe.specs import DenseSpec, SparseSpec, Spec
 
@@ -144,16 +145,20 @@ class Coordinates(Node):
         return tf.SparseTensorSpec(shape, values.dtype), [tf.SparseTensorSpec(shape, mask.dtype) for mask in masks]
 
 
-def column(spec: Spec, sample: Any = None) -> Node:
+def column(name: str, spec: Spec, sample: Any = None) -> Node:
     """The node of a feature.
 
     Args:
+        name: of the feature, for errors.
         spec: of the feature.
         sample: a form of it, from which to learn which levels are masked; None: none is.
 
     Raises:
+        UnsupportedError: for dates, times and durations.
         ValueError: for a sparse feature with `layout="csr"`.
     """
+    if spec.dtype.startswith(("datetime64", "timedelta64")):
+        raise no_times("TensorFlow", name, spec.dtype)
     dtype = tf.string if spec.dtype in ("string", "bytes") else tf.as_dtype(spec.dtype)
     node: Node
     if isinstance(spec, DenseSpec):

@@ -103,12 +103,14 @@ pub(crate) fn fits(ty: &DataType, asked: Leaf) -> Result<(), &'static str> {
             "\"float64\" or \"float32\"",
         ),
         _ => match leaf(ty) {
-            Some(Leaf::Fixed(DType::Datetime(_))) => {
-                (matches!(asked, Leaf::Fixed(DType::Datetime(_))), "a datetime64 dtype")
-            }
+            Some(Leaf::Fixed(DType::Datetime(_))) => (
+                matches!(asked, Leaf::Fixed(DType::Datetime(_) | DType::I64)),
+                "a datetime64 dtype, or int64 for numbers of its unit",
+            ),
             Some(Leaf::Fixed(DType::Timedelta(_))) => (
-                matches!(asked, Leaf::Fixed(DType::Timedelta(of)) if of != TimeUnit::Days),
-                "a timedelta64 dtype of seconds or less",
+                matches!(asked, Leaf::Fixed(DType::I64))
+                    || matches!(asked, Leaf::Fixed(DType::Timedelta(of)) if of != TimeUnit::Days),
+                "a timedelta64 dtype of seconds or less, or int64 for numbers of its unit",
             ),
             Some(Leaf::Bytes { .. }) => (matches!(asked, Leaf::Bytes { .. }), "\"string\" or \"bytes\""),
             _ => (false, "another column"),
