@@ -19,6 +19,7 @@ __all__ = [
     "Position",
     "Positives",
     "RowBuffer",
+    "TableDataset",
     "__version__",
     "compress_interactions",
     "core_of",

@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use fastpipe_batch::{DType, Element, Overflow, Writer};
+use fastpipe_batch::{DType, Element, Writer};
 
 use crate::cursor::{Cursor, SLACK, int};
 use crate::fault::Fault;
@@ -189,11 +189,10 @@ macro_rules! with_type {
             DType::I16 => $f::<i16>($($arg),*),
             DType::I32 => $f::<i32>($($arg),*),
             DType::I64 | DType::Datetime(_) | DType::Timedelta(_) => $f::<i64>($($arg),*),
-            DType::U16 => $f::<u16>($($arg),*),
+            // No feature is of half floats: those are refused before anything is read.
+            DType::U16 | DType::F16 => $f::<u16>($($arg),*),
             DType::U32 => $f::<u32>($($arg),*),
             DType::U64 => $f::<u64>($($arg),*),
-            // Features of this type are refused before anything is read.
-            DType::F16 => Err(Overflow::Row.into()),
             DType::F32 => $f::<f32>($($arg),*),
             DType::F64 => $f::<f64>($($arg),*),
         }
