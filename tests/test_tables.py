@@ -223,6 +223,32 @@ def test_the_first_row_that_fails_is_named_whatever_its_column() -> None:
         assert (error.value.feature, error.value.record) == ("b", 50)
 
 
+def test_columns_behind_one_that_fails_are_looked_at_up_to_there() -> None:
+    columns = {
+        "a": [1] * 90 + [None] * 10,
+        "t": [str(i) for i in range(100)],
+        "n": [None if i % 2 else "x" for i in range(100)],
+        "l": [[i] * (i % 3) for i in range(100)],
+        "x": [float(i) for i in range(100)],
+        "y": [i if i != 70 else 1000 for i in range(100)],
+    }
+    table = pa.table(columns)
+    features: dict[str, Any] = {
+        "a": DenseSpec((), "int64"),
+        "t": DenseSpec((), "string"),
+        "n": DenseSpec((), "string", nulls="mask"),
+        "l": RaggedSpec((None,), "int64"),
+        "x": DenseSpec((), "float64"),
+    }
+    for more, found in (({}, ("a", 90)), ({"y": DenseSpec((), "int8")}, ("y", 70))):
+        for order in ({}, {"shuffle": True, "seed": 1}):
+            with pytest.raises(fastpipe.FastpipeError) as error:
+                list(fastpipe.from_arrow(table, features=features | more, batch_size=100, **order))
+            if not order:
+                assert (error.value.feature, error.value.record) == found
+            assert error.value.feature in ("a", "y")
+
+
 def test_arguments() -> None:
     table = pa.table({"price": [1], "s": [{"deep": 1}]})
     with pytest.raises(fastpipe.SchemaError, match="did you mean 'price'"):

@@ -18,6 +18,8 @@ pub struct Block<'s, 'a> {
     asked: Vec<bool>,
     /// The arena that was asked for last; whether it has as many rows is looked at when the next one is asked for.
     open: Option<usize>,
+    /// Whether some of the rows can't be written.
+    failed: bool,
 }
 
 impl<'s, 'a> Block<'s, 'a> {
@@ -28,6 +30,7 @@ impl<'s, 'a> Block<'s, 'a> {
             slots,
             asked,
             open: None,
+            failed: false,
         })
     }
 
@@ -50,8 +53,13 @@ impl<'s, 'a> Block<'s, 'a> {
         Ok(())
     }
 
+    /// Some of the rows can't be written: the block won't end well, and parts that are asked for from now on may be left short.
+    pub fn fail(&mut self) {
+        self.failed = true;
+    }
+
     fn check_open(&mut self) -> Result<(), Overflow> {
-        match self.open.take() {
+        match self.open.take().filter(|_| !self.failed) {
             Some(part) if self.sink.arena_rows(part) != Some(self.sink.slots_begun()) => Err(Overflow::Row),
             _ => Ok(()),
         }
@@ -73,7 +81,7 @@ impl<'s, 'a> Block<'s, 'a> {
     /// Ends the rows: each part must have been asked for, and each row begun in each arena.
     pub fn end(mut self) -> Result<(), Error> {
         self.check_open()?;
-        if !self.asked.iter().all(|&asked| asked) {
+        if self.failed || !self.asked.iter().all(|&asked| asked) {
             return Err(Error::new(
                 ErrorKind::Internal,
                 "a source left a part of some rows unwritten",
@@ -177,6 +185,14 @@ mod tests {
         block.placed::<i64>(1).unwrap();
         block.arena(2).unwrap().begin_row().unwrap();
         // A row is missing.
+        assert!(block.end().is_err());
+        let more = Rows::new(rows.parts().clone(), 4, &SlabPool::new(1)).unwrap();
+        let mut other = Sink::new(&more, Fragment::default()).unwrap();
+        let mut block = other.begin_block(0..2).unwrap();
+        block.fail();
+        block.arena(2).unwrap().begin_row().unwrap();
+        block.placed::<i32>(0).unwrap();
+        block.placed::<i64>(1).unwrap();
         assert!(block.end().is_err());
         sink.finish();
         assert!(rows.complete().is_err());

@@ -23,12 +23,13 @@ impl Gather<'_> {
         let copied = (0..parts.len()).try_for_each(|i| {
             let part = self.column.first_part + i;
             match parts[i].per_row {
-                Some(_) => {
-                    let out = block.placed::<u8>(part)?;
-                    if out.len() != written.bytes[i].len() {
+                Some(per_row) => {
+                    if written.bytes[i].len() != parts[i].size() * per_row * self.rows.len() {
                         return Err(lost());
                     }
-                    out.copy_from_slice(&written.bytes[i]);
+                    // There are more rows where one of them can't be written, of another column.
+                    let out = block.placed::<u8>(part)?.get_mut(..written.bytes[i].len());
+                    out.ok_or_else(lost)?.copy_from_slice(&written.bytes[i]);
                 }
                 None => {
                     let mut arena = block.arena(part)?;

@@ -94,6 +94,7 @@ impl Columns {
             {
                 fault.error = fault.error.at_feature(&column.feature.name);
                 first = Some(fault);
+                block.fail();
             }
         }
         match first {
