@@ -1,5 +1,7 @@
 //! Features that a schema suggests.
 
+use std::collections::HashSet;
+
 use arrow_schema::{DataType, Field, Fields, Schema};
 use fastpipe_batch::{
     Error, ErrorKind, Feature, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Nulls, Request, SparseLayout, nearest,
@@ -51,6 +53,11 @@ pub fn infer(schema: &Schema, columns: Option<&[String]>) -> Result<Inferred, Er
         inferred.field(&Above::default().enter(field.name()), field)?;
     }
     let Some(wanted) = columns else {
+        let mut names = HashSet::new();
+        if let Some(twice) = inferred.features.iter().find(|feature| !names.insert(&feature.name)) {
+            let reason = format!("several columns are called '{}': rename them", twice.name);
+            return Err(Error::new(ErrorKind::Schema, reason).at_feature(&twice.name));
+        }
         return Ok(inferred);
     };
     let mut chosen = Inferred::default();
@@ -68,7 +75,7 @@ pub fn infer(schema: &Schema, columns: Option<&[String]>) -> Result<Inferred, Er
             (false, _) => chosen.features.extend(found),
         }
     }
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     chosen.features.retain(|feature| seen.insert(feature.name.clone()));
     Ok(chosen)
 }

@@ -99,6 +99,10 @@ fn enter<'p>(fields: &Fields, path: &'p str, above: &str) -> Result<(usize, &'p 
         .filter_map(|(i, field)| Some((i, field.name().len(), fit(field.name())?)))
         .max_by_key(|(_, len, _)| *len);
     if let Some((i, _, rest)) = found {
+        let name = fields[i].name();
+        if fields.iter().filter(|field| field.name() == name).count() > 1 {
+            return Err(misfit(format!("several columns are called '{name}': rename them")));
+        }
         return Ok((i, rest));
     }
     let (first, rest) = path.split_once('.').map_or((path, ""), |(first, rest)| (first, rest));

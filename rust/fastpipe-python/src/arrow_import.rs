@@ -63,7 +63,7 @@ unsafe fn pointer<T>(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> PyResult<*m
 fn schema_of(schema: &FFI_ArrowSchema) -> Result<SchemaRef, Error> {
     match Schema::try_from(schema) {
         Ok(schema) => Ok(Arc::new(schema)),
-        Err(ArrowError::CDataInterface(reason)) if reason.contains("Struct") => Err(Error::new(
+        Err(ArrowError::CDataInterface(reason)) if reason.contains("as a Schema") => Err(Error::new(
             ErrorKind::Unsupported,
             "this is a single Arrow array, and no table of columns: pyarrow.table({\"name\": array}) makes one",
         )),
