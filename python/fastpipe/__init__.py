@@ -6,6 +6,8 @@
         batch["user_embedding"]  # numpy float32 [1024, 64]
         batch["clicked_items"]   # fastpipe.Ragged(values, offsets)
 
+`from_arrow` and `from_arrays` read tables in memory alike.
+
 Importing fastpipe imports NumPy and nothing else.
 """
 
