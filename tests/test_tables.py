@@ -335,3 +335,13 @@ def test_times_are_refused_where_there_is_no_dtype_and_read_as_numbers(library: 
     assert error.value.feature == "day"
     batches = read({"day": DenseSpec((), "int64")})
     assert [int(day) for batch in batches for day in batch["day"]] == list(range(20))
+
+
+@pytest.mark.parametrize("dtype", ["datetime64[D]", "datetime64[ns]", "timedelta64[s]"])
+def test_no_time_stays_no_time(dtype: str) -> None:
+    arrays = {"t": np.array([3, "NaT", 5], dtype), "r": Ragged(np.array([1, "NaT"], dtype), np.array([0, 1, 1, 2]))}
+    (batch,) = fastpipe.from_arrays(arrays, batch_size=3)
+    (again,) = fastpipe.from_arrow(fastpipe.from_arrays(arrays, batch_size=3), batch_size=3)
+    for name, form in arrays.items():
+        same(batch[name], form)
+        same(again[name], form)

@@ -44,7 +44,7 @@ class TableData:
     """
 
     def __init__(self, table: Any, features: Features | None, columns: list[str] | None) -> None:
-        self._table, self._columns = table, columns
+        self._table = table
         arrow = to_arrow(table) if isinstance(table, Mapping) else table
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
         self.handle = _fastpipe.TableDataset(arrow, lowered, columns)
@@ -220,7 +220,9 @@ def _known(table: Any, columns: list[str] | None) -> Features | None:
 
 def _finished(spec: Spec) -> Spec:
     """The spec of what a spec has made: fields were renamed, lists padded or counted, and nulls replaced."""
-    options: dict[str, Any] = {"field": None, "fill": None, "nulls": "mask" if spec.nulls == "mask" else "error"}
+    # What was NaT is null in Arrow, and becomes NaT again.
+    nulls = "mask" if spec.nulls == "mask" else "fill" if _is_time(spec) else "error"
+    options: dict[str, Any] = {"field": None, "fill": None, "nulls": nulls}
     if isinstance(spec, DenseSpec):
         options |= {"pad": None}
     if isinstance(spec, (DenseSpec, RaggedSpec)):
@@ -239,4 +241,10 @@ def _formed(form: Any, spec: Spec) -> Spec:
         masked |= isinstance(inner.values, Masked)
         shape = tuple(int(size) for size in inner.dense_shape[1:])
         spec = replace(spec, shape=shape, layout=layout)
-    return replace(spec, nulls="mask") if masked else spec
+    if masked:
+        return replace(spec, nulls="mask")
+    return replace(spec, nulls="fill") if _is_time(spec) else spec
+
+
+def _is_time(spec: Spec) -> bool:
+    return bool(spec.dtype.startswith(("datetime64", "timedelta64")))
