@@ -1,7 +1,8 @@
-"""Scripts in processes of their own, with as many of JAX's devices as they want."""
+"""Scripts in processes of their own, with as many of JAX's devices as they want, and Ctrl-C for them."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -33,3 +34,18 @@ def outputs(*processes: subprocess.Popen[str]) -> list[str]:
     for _, errors, status in done:
         assert status == 0, errors
     return [out for out, _, _ in done]
+
+
+def press_until_ended(child: subprocess.Popen[str]) -> str:
+    """Presses Ctrl-C as users do, again where nothing comes of it; returns what was told on stderr.
+
+    TensorFlow loses some: where it asks an object for an attribute, it clears whatever exception comes of that. In a
+    loop over `tf.data.Dataset.range` alone 4 of 15 were lost.
+    """
+    for _ in range(5):
+        child.send_signal(signal.SIGINT)
+        try:
+            return child.communicate(timeout=20)[1]
+        except subprocess.TimeoutExpired:
+            continue
+    raise AssertionError("five times Ctrl-C, and the program goes on")

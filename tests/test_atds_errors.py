@@ -20,6 +20,7 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
 import fastpipe  # noqa: E402 - beside TensorFlow
 import fastpipe.tf  # noqa: E402 - needs TensorFlow
+import processes  # noqa: E402 - beside fastpipe
 from fastpipe.tf import atds  # noqa: E402 - needs TensorFlow
 from fastpipe.tf.atds import ATDSDataset, DenseFeature  # noqa: E402 - needs TensorFlow
 
@@ -279,8 +280,7 @@ def test_ctrl_c_ends_a_loop_that_ignores_errors(tmp_path: Path) -> None:
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == "at work\n"
-            child.send_signal(signal.SIGINT)
-            child.communicate(timeout=60)
+            processes.press_until_ended(child)
         finally:
             child.kill()
     assert child.returncode == -signal.SIGINT

@@ -17,6 +17,7 @@ import pytest
 
 import fastpipe
 import oracle
+import processes
 import samples
 import wire
 
@@ -315,8 +316,7 @@ def test_ctrl_c_ends_a_program(data: samples.Data, loop: str) -> None:
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == "at work\n"
-            child.send_signal(signal.SIGINT)
-            _, told = child.communicate(timeout=100)
+            told = processes.press_until_ended(child)
         finally:
             child.kill()
     lines = told.splitlines()
