@@ -6,6 +6,8 @@ CARGO ?= cargo
 CARGO_FLAGS ?=
 MATURIN_FLAGS ?=
 PYTEST_ARGS ?=
+# A process for each core, in which all tests of a file run one after the other.
+PYTEST_PROCESSES ?= auto
 BENCH_ARGS ?=
 FILES ?=
 FUZZ_SECONDS ?= 60
@@ -69,7 +71,8 @@ test-rust:
 # features: it is built already.
 test-python: $(STAMPS)/test $(STAMPS)/extension
 	$(CARGO) build $(CARGO_FLAGS) $(PURE) --example rewrite
-	FASTPIPE_REWRITE="$(abspath $(TARGET)/debug/examples/rewrite)" $(BIN)/python -m pytest $(PYTEST_ARGS)
+	FASTPIPE_REWRITE="$(abspath $(TARGET)/debug/examples/rewrite)" $(BIN)/python -m pytest \
+	    -n $(PYTEST_PROCESSES) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: negatives, mutated files, running out of memory
 	FASTPIPE_NEGATIVES=1000000000 FASTPIPE_MUTATIONS=200000 FASTPIPE_OOM_RUNS=200 $(BIN)/python -m pytest -s \
