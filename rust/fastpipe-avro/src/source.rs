@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
-    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, FileStamp, Mark, Pass, Pick, Result, Row,
-    Sink, Source, Starts, Unit, UnitInfo, Unpicked, Work, try_reserve, try_with_capacity,
+    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Mark, Pass, Pick, Result,
+    Row, Sink, Source, Starts, Unit, UnitInfo, Unpicked, Work, try_reserve, try_with_capacity,
 };
 
 use crate::codec::{Codec, decompress_within};
@@ -298,8 +298,13 @@ impl Source for AvroSource {
         &self.stamps
     }
 
-    fn open(&self, unit: u64, pass: Pass, bytes: Buffer, pool: &BufferPool) -> Result<Box<dyn Unit>> {
-        Ok(Box::new(self.open_block(unit, pass.most_bytes, bytes, pool)?))
+    fn open(&self, unit: u64, pass: Pass, fetched: Fetched, pool: &BufferPool) -> Result<Box<dyn Unit>> {
+        Ok(Box::new(self.open_block(
+            unit,
+            pass.most_bytes,
+            fetched.into_bytes(),
+            pool,
+        )?))
     }
 
     fn pick(

@@ -52,7 +52,10 @@ pub use paths::{path_text, shown_path, text_path};
 pub use similar::nearest;
 pub use sink::{Filled, Fragment, Rows, Sink};
 pub use slab::{Slab, SlabPool};
-pub use source::{ByteRange, FileStamp, Mark, Pass, Pick, ReadAt, Row, Source, Starts, Unit, UnitInfo, Unpicked, Work};
+pub use source::{
+    Access, ByteRange, Fetched, FileStamp, Mark, Pass, Pick, ReadAt, Row, Source, Starts, Unit, UnitInfo, Unpicked,
+    Work,
+};
 pub use spec::{ColumnSpec, Form, NestedForm, Part, PartKind, SparseForm, SparseLayout};
 pub use writer::{Element, Overflow, Writer};
 

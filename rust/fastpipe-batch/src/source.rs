@@ -1,16 +1,20 @@
 //! The seam between sources and the engine.
 //!
-//! A source turns one *unit* (an Avro block, a stretch of CSV rows, a shard of interactions) into rows. It sees one unit
-//! at a time: never the order or a thread. The engine fetches a unit's bytes, opens it, and asks for its records in slots of a
-//! batch: in sequence ([`Unit::place`]), or those of several open units at random ([`Source::pick`], one call for many rows, since
-//! a row may take no longer than a call).
+//! A source turns one *unit* (an Avro block, a stretch of CSV rows, a shard of interactions, a row group) into rows. It sees one
+//! unit at a time: never the order or a thread. The engine fetches what a unit is made of, opens it, and asks for its records in
+//! slots of a batch: in sequence ([`Unit::place`]), or those of several open units at random ([`Source::pick`], one call for many
+//! rows, since a row may take no longer than a call).
+//!
+//! What a unit is made of is nothing (it makes its rows), a range of a local file ([`UnitInfo::range`]), which the engine reads
+//! where it opens the unit, or what a call brings that may wait ([`Source::fetch`]): for a server, a file far away, or somebody
+//! else's code. Such calls have threads of their own, and several wait at once.
 
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::buffers::{Buffer, BufferPool};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::sink::Sink;
 use crate::spec::ColumnSpec;
 
@@ -45,8 +49,57 @@ pub struct UnitInfo {
     pub class: u32,
     /// Whether it is opened into other memory than its bytes were fetched to, so that there are both for a while.
     pub apart: bool,
-    /// Bytes that it takes while it is open, where that is known: by sources that make their rows.
+    /// Bytes that it takes while it is open, where that is known or guessed at: by sources that make their rows, or fetch them.
     pub held: Option<u64>,
+}
+
+/// What a unit was fetched as.
+pub enum Fetched {
+    /// Nothing, for units that make their rows.
+    Nothing,
+    /// Bytes, of a file or from elsewhere.
+    Bytes(Buffer),
+    /// Something of the source's own.
+    Other {
+        /// What it is.
+        what: Box<dyn Any + Send>,
+        /// Bytes of memory that it holds.
+        held: usize,
+    },
+}
+
+impl Fetched {
+    /// Bytes of memory that it holds.
+    pub fn held_bytes(&self) -> usize {
+        match self {
+            Fetched::Nothing => 0,
+            Fetched::Bytes(bytes) => bytes.len(),
+            Fetched::Other { held, .. } => *held,
+        }
+    }
+
+    /// The bytes; none if it is something else.
+    pub fn into_bytes(self) -> Buffer {
+        match self {
+            Fetched::Bytes(bytes) => bytes,
+            Fetched::Nothing | Fetched::Other { .. } => Buffer::default(),
+        }
+    }
+}
+
+impl From<Buffer> for Fetched {
+    fn from(bytes: Buffer) -> Fetched {
+        Fetched::Bytes(bytes)
+    }
+}
+
+/// How the rows of open units are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// A record starts where the one in front of it ends, so those in front have to be read or passed over first.
+    Sequence,
+    /// Any record can be read at once. Marks count records and no bytes, and nothing is indexed.
+    Random,
 }
 
 /// What a source calls its work, where it is said what time goes into.
@@ -139,8 +192,27 @@ pub trait Source: Send + Sync + 'static {
         &[]
     }
 
-    /// Makes a unit ready to be placed: decompresses it, say. Pure in `(unit, pass, bytes)`; memory comes from `pool`.
-    fn open(&self, unit: u64, pass: Pass, bytes: Buffer, pool: &BufferPool) -> Result<Box<dyn Unit>, Error>;
+    /// How rows of its units are found.
+    fn access(&self) -> Access {
+        Access::Sequence
+    }
+
+    /// How many calls of [`Source::fetch`] may wait at once. 0: there are none, since units are read from local files, or make
+    /// their rows.
+    fn fetches(&self) -> usize {
+        0
+    }
+
+    /// Brings what a unit is made of; it may wait, and gives up when `cancelled`. Several threads call it at once, for a unit
+    /// at most one. What the unit takes beforehand is guessed at ([`UnitInfo::held`]).
+    fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched, Error> {
+        let _ = cancelled;
+        let reason = format!("unit {unit} was to be fetched by a source that doesn't fetch");
+        Err(Error::new(ErrorKind::Internal, reason))
+    }
+
+    /// Makes a unit ready to be placed: decompresses it, say. Pure in `(unit, pass, fetched)`; memory comes from `pool`.
+    fn open(&self, unit: u64, pass: Pass, fetched: Fetched, pool: &BufferPool) -> Result<Box<dyn Unit>, Error>;
 
     /// Writes records of several units, all of which [`Unit::index`] was called of, each to its slot: `rows[slot]` for each
     /// of `slots`, in this order. What stands in `rows` behind them is picked soon, if all goes well. Several threads may pick

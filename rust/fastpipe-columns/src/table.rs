@@ -9,7 +9,7 @@ use std::sync::Arc;
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{Schema, SchemaRef};
 use fastpipe_batch::{
-    Buffer, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fragment, Mark, Pass, Pick, Result, Row, Rows, Sink,
+    BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fetched, Fragment, Mark, Pass, Pick, Result, Row, Rows, Sink,
     SlabPool, Source, Starts, Unit, UnitInfo, Unpicked, Work, try_collect, try_with_capacity,
 };
 use siphasher::sip128::{Hasher128, SipHasher24};
@@ -326,7 +326,7 @@ impl TableSource {
         let parts = self.columns.specs.iter().flat_map(ColumnSpec::parts).collect();
         let batch = Rows::new(parts, 1, &SlabPool::new(1))?;
         let mut sink = Sink::new(&batch, Fragment::default())?;
-        let open = self.open(unit, Pass::default(), Buffer::default(), &buffers)?;
+        let open = self.open(unit, Pass::default(), Fetched::Nothing, &buffers)?;
         // A row that can't be read says nothing of the others.
         if open.place(Mark::START, &[Pick { record, slot: 0 }], &mut sink).is_err() {
             return Ok(());
@@ -380,7 +380,7 @@ impl Source for TableSource {
         &[]
     }
 
-    fn open(&self, unit: u64, _pass: Pass, _bytes: Buffer, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
+    fn open(&self, unit: u64, _pass: Pass, _fetched: Fetched, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
         Ok(Box::new(OpenRows {
             columns: self.columns.clone(),
             chunks: self.chunks.clone(),

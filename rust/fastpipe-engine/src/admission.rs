@@ -28,6 +28,9 @@ const MOST_BYTES_AHEAD: u64 = 64 << 20;
 /// Rows planned ahead at most; 8 bytes each.
 const MOST_ROWS_PLANNED: u64 = 1 << 20;
 
+/// Units that are fetched ahead, for each that may be under way at once.
+const FETCHED_AHEAD: usize = 2;
+
 /// Bytes of units that the system is asked to read before they are needed.
 const READ_AHEAD: u64 = 16 << 20;
 
@@ -230,6 +233,14 @@ impl Shared {
     /// Bytes that the rows of a batch will take, the units that end in it, and those that are opened for it and outlast it.
     fn need(&self, admission: &Admission, plan: &BatchPlan) -> (u64, u64, u64) {
         let (unit, more, units) = match &plan.content {
+            Content::Runs(runs) if self.fetches.are_needed() => {
+                // Each has its own memory, from when it is fetched.
+                let new = runs
+                    .iter()
+                    .filter(|run| !admission.sequence.is_fetched(plan.epoch, run.unit));
+                let units = new.map(|run| self.unit_bytes(run.unit)).sum();
+                (runs.first().map(|run| run.unit), 0, units)
+            }
             Content::Runs(runs) => {
                 let ends = |run: &Run| run.record + run.rows >= self.source.describe(run.unit).rows;
                 let new = runs.iter().filter(|run| !admission.sequence.has(run.unit));
@@ -331,7 +342,7 @@ impl Shared {
         let Some(plan) = admission.planned.front() else { return };
         if admission.epoch != plan.epoch {
             admission.epoch = plan.epoch;
-            admission.sequence.clear();
+            admission.sequence.keep_from(plan.epoch);
             admission.scatter.keep_from(plan.epoch);
         }
         admission.sequence.release(&plan.released);
@@ -379,6 +390,25 @@ impl Shared {
             }
             let Some(plan) = admission.planned.get(i) else { break };
             match &plan.content {
+                Content::Runs(runs) if self.fetches.are_needed() => {
+                    if admission.sequence.ahead() >= FETCHED_AHEAD * self.fetches.most() {
+                        break;
+                    }
+                    let room = self.batch_bytes.get().copied().unwrap_or(0);
+                    let (epoch, number) = (plan.epoch, admission.next + i as u64);
+                    for run in runs {
+                        let (sequence, unit) = (&mut admission.sequence, run.unit);
+                        if sequence.is_fetched(epoch, unit) {
+                            continue;
+                        }
+                        // Without memory or a thread for it, the batch itself says so when it is begun.
+                        if !self.budget.fits_ahead(self.unit_bytes(unit), room)
+                            || self.fetch_ahead(sequence, epoch, number, unit).is_err()
+                        {
+                            return;
+                        }
+                    }
+                }
                 Content::Runs(_) => {
                     let bytes = self.stored_bytes(plan);
                     if admission.bytes_hinted + bytes > READ_AHEAD && admission.bytes_hinted > 0 {
@@ -396,7 +426,10 @@ impl Shared {
                         if !self.budget.fits_ahead(self.unit_bytes(unit), room) {
                             return;
                         }
-                        self.open_ahead(&mut admission.scatter, epoch, number, unit);
+                        // Where it can't be fetched, the batch itself says so.
+                        if self.open_ahead(&mut admission.scatter, epoch, number, unit).is_err() {
+                            return;
+                        }
                     }
                 }
             }
@@ -425,7 +458,9 @@ impl Shared {
         let last = admission.planned.back();
         let window = last.map_or(admission.window, |plan| plan.window.map(|window| (plan.epoch, window)));
         let within = window.is_some() && window == admission.window;
-        !admission.complete && (planned < self.ahead() || within && admission.rows_planned < MOST_ROWS_PLANNED)
+        let waiting = self.fetches.are_needed() && self.fetches.have_room();
+        !admission.complete
+            && (planned < self.ahead() || (within || waiting) && admission.rows_planned < MOST_ROWS_PLANNED)
     }
 
     /// Lets the system read the units of a batch before they are needed; not before the first was read, nor where they come from

@@ -77,6 +77,10 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
 
 /// Looks at some units of every class.
 fn look_at_some(shared: &Arc<Shared>, limit: u64) -> Result<()> {
+    if shared.fetches.are_needed() {
+        // They take what their source guesses.
+        return Ok(());
+    }
     let mut looked_at = vec![0; shared.source.classes().len().max(1)];
     for unit in spread(shared.source.units().unwrap_or(0)) {
         let class = shared.source.describe(unit).class;
@@ -163,7 +167,7 @@ fn look_at(shared: &Arc<Shared>, unit: u64, limit: u64) -> Result<()> {
         // Known without a look: what units take includes it.
         return Ok(());
     }
-    let open = match shared.open_within(unit, Pass::default().epoch, Some(most)) {
+    let open = match shared.open_within(unit, Pass::default().epoch, None, Some(most)) {
         Ok(open) => open,
         Err(error) if error.is_over_memory_limit() => return Err(shared.source.locate(unit, refused(&error, limit))),
         Err(_) => return Ok(()),

@@ -32,6 +32,7 @@ mod assemble;
 mod batch;
 mod budget;
 mod cost;
+mod fetch;
 mod finish;
 mod hand_over;
 mod index_cache;

@@ -1,8 +1,8 @@
 //! Runners: threads of a pass that do what the schedule says, until there is nothing left to do.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use fastpipe_batch::Result;
 
@@ -20,7 +20,7 @@ impl Shared {
         }
     }
 
-    /// Puts a part of the engine in the queue. Only threads of the pass call this.
+    /// Puts a part of the engine in the queue.
     pub(crate) fn spawn(
         self: &Arc<Self>,
         urgency: Urgency,
@@ -51,10 +51,24 @@ impl Shared {
         }
     }
 
-    /// Starts a runner that the schedule counts already. Only threads of the pass call this.
+    /// Starts a runner that the schedule counts already.
     fn run_on_another(self: &Arc<Self>) {
         let shared = self.clone();
-        rayon::spawn_fifo(move || shared.run_all());
+        let run = move || shared.run_all();
+        if rayon::current_thread_index().is_some() {
+            return rayon::spawn_fifo(run);
+        }
+        // A thread that fetches. Without a pool the pass is closed.
+        if let Some(pool) = self.pool.get().and_then(Weak::upgrade) {
+            pool.spawn_fifo(run);
+        }
+    }
+
+    /// Looks whether more can be begun, or made ready, on a thread of the pass.
+    pub(crate) fn look_again(self: &Arc<Self>) {
+        if !self.is_closed() && !self.admitting.swap(true, Ordering::SeqCst) {
+            self.spawn(Urgency::FIRST, Shared::admit);
+        }
     }
 
     /// A runner: does what is in the queue.

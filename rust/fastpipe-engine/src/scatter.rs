@@ -13,13 +13,14 @@ use fastpipe_order::Picks;
 
 use crate::batch::About;
 use crate::budget::Reserved;
+use crate::fetch::Fetch;
 use crate::job::{Job, RECORDS_AT_ONCE};
 use crate::lock::lock;
 use crate::panicked::panicked;
 use crate::schedule::Urgency;
 use crate::shared::Shared;
 use crate::telemetry::Activity;
-use crate::unit::{Opened, RandomCell};
+use crate::unit::{OpenUnit, Opened, RandomCell};
 
 /// So many rows for each unit, or more, are picked in one call, which looks at all units first.
 const ROWS_A_UNIT: usize = 16;
@@ -146,7 +147,7 @@ impl Shared {
         reserved: Reserved,
     ) -> Result<()> {
         for unit in scatter.want(about.epoch, number, &picks.units)? {
-            self.open_ahead(scatter, about.epoch, number, unit);
+            self.open_ahead(scatter, about.epoch, number, unit)?;
         }
         let slots = picks.rows.len();
         let cost = self.picks_cost(&picks);
@@ -178,7 +179,15 @@ impl Shared {
     }
 
     /// Opens a unit that batch `number` needs.
-    pub(crate) fn open_ahead(self: &Arc<Self>, scatter: &mut Scatter, epoch: u64, number: u64, unit: u64) {
+    pub(crate) fn open_ahead(
+        self: &Arc<Self>,
+        scatter: &mut Scatter,
+        epoch: u64,
+        number: u64,
+        unit: u64,
+    ) -> Result<()> {
+        let needed = self.fetches.are_needed();
+        let fetch = needed.then(|| self.fetches.start(unit, number)).transpose()?;
         let reserved = self.budget.reserve(self.unit_bytes(unit));
         let cell = Arc::new(RandomCell::new(unit, epoch, reserved));
         scatter.units.insert((epoch, unit), (cell.clone(), number));
@@ -188,10 +197,21 @@ impl Shared {
         }
         let stored = info.range.map_or(0, |range| range.len);
         let pass = || self.costs.pass(info.class, stored);
-        let cost = self.costs.open(info.class, stored) + if self.memory.knows_starts(unit) { 0 } else { pass() };
-        self.spawn(Urgency { batch: number, cost }, move |shared| {
-            shared.open_cell(&cell, number, cost)
-        });
+        let is_indexed = self.random || self.memory.knows_starts(unit);
+        let cost = self.costs.open(info.class, stored) + if is_indexed { 0 } else { pass() };
+        let urgency = Urgency { batch: number, cost };
+        let Some(fetch) = fetch else {
+            self.spawn(urgency, move |shared| shared.open_cell(&cell, None, number, cost));
+            return Ok(());
+        };
+        let (shared, fetched) = (self.clone(), fetch.clone());
+        fetch.then(Box::new(move || {
+            shared.look_again();
+            shared.spawn(urgency, move |shared| {
+                shared.open_cell(&cell, Some(&fetched), number, cost)
+            });
+        }));
+        Ok(())
     }
 
     /// Nanoseconds that it is expected to take to decode a batch.
@@ -210,7 +230,7 @@ impl Shared {
     }
 
     /// Opens a unit and finds its records; then starts the batches that waited for it alone.
-    fn open_cell(self: &Arc<Self>, cell: &RandomCell, number: u64, expected: u64) -> Result<()> {
+    fn open_cell(self: &Arc<Self>, cell: &RandomCell, fetch: Option<&Fetch>, number: u64, expected: u64) -> Result<()> {
         if self.is_closed() {
             // The batches that wait hold the cell, and it holds them: without this they would keep each other for ever.
             cell.open(Err(Error::new(ErrorKind::Closed, "the pass was closed")));
@@ -218,16 +238,9 @@ impl Shared {
         }
         let began = self.telemetry.records_spans().then(|| self.telemetry.now());
         let opened = catch_unwind(AssertUnwindSafe(|| {
-            let mut unit = self.open(cell.unit, cell.epoch)?;
-            let known = self.memory.starts(cell.unit);
-            let is_new = known.is_none();
-            let (starts, nanos) = self.telemetry.time(Activity::Index, || unit.get_mut().index(known));
-            let starts = starts?;
-            if is_new {
-                let class = self.source.describe(cell.unit).class;
-                self.costs
-                    .passed(class, u64::from(starts.last().copied().unwrap_or(0)), nanos);
-                self.memory.keep_starts(cell.unit, &starts, self.budget.limit());
+            let mut unit = self.open(cell.unit, cell.epoch, fetch)?;
+            if !self.random {
+                self.index(cell.unit, &mut unit)?;
             }
             cell.reserved.set(unit.get().held_bytes() as u64);
             Ok(Arc::new(unit))
@@ -242,6 +255,21 @@ impl Shared {
             result = result.and(self.arrived(&batch));
         }
         result
+    }
+
+    /// Finds where the records of a unit start.
+    fn index(&self, number: u64, unit: &mut OpenUnit) -> Result<()> {
+        let known = self.memory.starts(number);
+        let is_new = known.is_none();
+        let (starts, nanos) = self.telemetry.time(Activity::Index, || unit.get_mut().index(known));
+        let starts = starts?;
+        if is_new {
+            let class = self.source.describe(number).class;
+            self.costs
+                .passed(class, u64::from(starts.last().copied().unwrap_or(0)), nanos);
+            self.memory.keep_starts(number, &starts, self.budget.limit());
+        }
+        Ok(())
     }
 
     /// A unit of a batch is open. With the last one its tasks start.

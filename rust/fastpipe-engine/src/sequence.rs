@@ -9,6 +9,7 @@ mod idle;
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use fastpipe_batch::{
@@ -23,12 +24,14 @@ use crate::lock::lock;
 use crate::panicked::panicked;
 use crate::shared::Shared;
 use crate::telemetry::{Activity, Span};
-use crate::unit::{OpenUnit, SequenceCell, SequenceState};
+use crate::unit::{Ahead, OpenUnit, SequenceCell, SequenceState};
 
 /// Units of which more pieces are to come, with the number of pieces given out. At most the unit at a batch's end.
 #[derive(Default)]
 pub(crate) struct Sequence {
     units: HashMap<u64, (Arc<SequenceCell>, u32)>,
+    /// Units that are fetched before a batch is begun that reads them, by epoch.
+    ahead: HashMap<(u64, u64), Ahead>,
     /// Cells made so far.
     cells: u64,
 }
@@ -48,9 +51,26 @@ impl Sequence {
         }
     }
 
+    /// Forgets the units of epochs before this one.
+    pub(crate) fn keep_from(&mut self, epoch: u64) {
+        self.units.clear();
+        self.ahead.retain(|key, _| key.0 >= epoch);
+    }
+
     /// Forgets all units.
     pub(crate) fn clear(&mut self) {
         self.units.clear();
+        self.ahead.clear();
+    }
+
+    /// Units that are fetched ahead.
+    pub(crate) fn ahead(&self) -> usize {
+        self.ahead.len()
+    }
+
+    /// Whether a unit is in use, or fetched ahead.
+    pub(crate) fn is_fetched(&self, epoch: u64, unit: u64) -> bool {
+        self.units.contains_key(&unit) || self.ahead.contains_key(&(epoch, unit))
     }
 
     /// Units begun so far.
@@ -66,8 +86,8 @@ impl Sequence {
     /// Bytes that are reserved for units of which more pieces are to come.
     pub(crate) fn reserved(&self) -> u64 {
         let cells = self.units.values().map(|(cell, _)| cell);
-        cells
-            .filter_map(|cell| Some(cell.lock().reserved.as_ref()?.bytes()))
+        let open = cells.filter_map(|cell| Some(cell.lock().reserved.as_ref()?.bytes()));
+        open.chain(self.ahead.values().map(|ahead| ahead.reserved.bytes()))
             .sum()
     }
 
@@ -77,10 +97,14 @@ impl Sequence {
     }
 
     /// The next piece of a unit.
-    fn piece(&mut self, run: Run, epoch: u64, last: bool, expected: u64) -> Piece {
+    fn piece(&mut self, run: Run, epoch: u64, last: bool, expected: u64, random: bool) -> Piece {
         let (cell, number) = self.units.remove(&run.unit).unwrap_or_else(|| {
             self.cells += 1;
-            (Arc::new(SequenceCell::new(run.unit, epoch, self.cells)), 0)
+            let ahead = self.ahead.remove(&(epoch, run.unit));
+            (
+                Arc::new(SequenceCell::new(run.unit, epoch, self.cells, random, ahead)),
+                0,
+            )
         });
         if last {
             cell.lock().pieces = Some(number + 1);
@@ -113,6 +137,9 @@ impl Shared {
         let mut groups: Vec<Vec<Piece>> = vec![Vec::new()];
         let mut filled = 0;
         for (run, cost) in runs.iter().zip(costs) {
+            if self.fetches.are_needed() {
+                self.fetch_ahead(units, about.epoch, number, run.unit)?;
+            }
             let rows = self.source.describe(run.unit).rows;
             let mut left = *run;
             let mut cost_left = cost;
@@ -136,7 +163,7 @@ impl Shared {
                 let last = taken.record + taken.rows >= rows;
                 if let Some(group) = groups.last_mut() {
                     try_reserve(group, 1, RUNS)?;
-                    group.push(units.piece(taken, about.epoch, last, taken_cost));
+                    group.push(units.piece(taken, about.epoch, last, taken_cost, self.random));
                 }
                 filled += taken_cost;
                 left.rows -= taken.rows;
@@ -165,7 +192,7 @@ impl Shared {
             }
             let cost = pieces.iter().map(|piece| piece.expected).sum();
             let job = job.clone();
-            self.spawn_task(Task {
+            self.start_task(Task {
                 job,
                 pieces,
                 done: 0,
@@ -173,6 +200,40 @@ impl Shared {
             });
         }
         Ok(())
+    }
+
+    /// Fetches a unit that batch `number` reads, unless it is fetched already.
+    pub(crate) fn fetch_ahead(&self, units: &mut Sequence, epoch: u64, number: u64, unit: u64) -> Result<()> {
+        if units.is_fetched(epoch, unit) {
+            return Ok(());
+        }
+        let room = units.ahead.try_reserve(1);
+        room.map_err(|_| Error::out_of_memory(size_of::<Ahead>(), RUNS))?;
+        let fetch = self.fetches.start(unit, number)?;
+        let reserved = self.budget.reserve(self.unit_bytes(unit));
+        units.ahead.insert((epoch, unit), Ahead { fetch, reserved });
+        Ok(())
+    }
+
+    /// Starts a task once what its units are opened from is there.
+    fn start_task(self: &Arc<Self>, task: Task) {
+        let fetches = task.pieces.iter().filter_map(|piece| piece.cell.fetch.clone());
+        let missing: Vec<_> = fetches.filter(|fetch| !fetch.is_done()).collect();
+        if missing.is_empty() {
+            return self.spawn_task(task);
+        }
+        let left = Arc::new((AtomicUsize::new(missing.len()), Mutex::new(Some(task))));
+        for fetch in missing {
+            let (shared, left) = (self.clone(), left.clone());
+            fetch.then(Box::new(move || {
+                shared.look_again();
+                if left.0.fetch_sub(1, Ordering::AcqRel) == 1
+                    && let Some(task) = lock(&left.1).take()
+                {
+                    shared.spawn_task(task);
+                }
+            }));
+        }
     }
 
     /// Into how many tasks a batch is cut that is expected to take so many nanoseconds: into several only where there are not
@@ -253,7 +314,10 @@ impl Shared {
                 lock(&self.parked).insert((cell.id, number), task);
                 return Ok(());
             }
-            let (mark, error) = (state.start(piece.number), state.error_before(piece.number).cloned());
+            let (mark, error) = (
+                state.start(piece.number, piece.run.record),
+                state.error_before(piece.number).cloned(),
+            );
             state.begin(piece.number);
             let open = state.open.clone();
             state.opening = open.is_none() && error.is_none();
@@ -372,7 +436,7 @@ impl Shared {
 
     /// Opens the unit of a cell, for all who read it. The caller has said that it does.
     fn open_in_sequence(self: &Arc<Self>, cell: &SequenceCell) -> Result<Arc<OpenUnit>> {
-        let unit = Arc::new(self.open(cell.unit, cell.epoch)?);
+        let unit = Arc::new(self.open(cell.unit, cell.epoch, cell.fetch.as_deref())?);
         let mut state = cell.lock();
         state.opening = false;
         if let Some(reserved) = &state.reserved {
@@ -396,8 +460,8 @@ impl Shared {
     /// Tasks that are parked although it is known where they start.
     fn unpark(&self, cell: &SequenceCell, state: &SequenceState) -> Vec<Task> {
         let mut parked = lock(&self.parked);
-        let known = 0..state.starts.len() as u32;
-        known.filter_map(|number| parked.remove(&(cell.id, number))).collect()
+        let known = parked.extract_if(|&(id, number), _| id == cell.id && state.is_known(number));
+        known.map(|(_, task)| task).collect()
     }
 
     fn place(&self, unit: &OpenUnit, mut mark: Mark, piece: &Piece, sink: &mut Sink<'_>) -> Result<Mark> {

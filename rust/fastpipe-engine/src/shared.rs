@@ -1,13 +1,15 @@
 //! What the consumer and the threads of a pass share, and how a pass fails.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 
 use fastpipe_batch::{Error, ErrorKind, Part, Result, Source};
+use rayon::ThreadPool;
 
 use crate::admission::Admission;
 use crate::budget::Budget;
 use crate::cost::CostModel;
+use crate::fetch::Fetches;
 use crate::hand_over::HandOver;
 use crate::lock::lock;
 use crate::memory::Memory;
@@ -26,6 +28,7 @@ pub(crate) struct Shared {
     pub(crate) parked: Parked,
     pub(crate) options: Options,
     pub(crate) files: Files,
+    pub(crate) fetches: Fetches,
     pub(crate) schedule: Schedule,
     pub(crate) costs: CostModel,
     pub(crate) budget: Arc<Budget>,
@@ -33,6 +36,10 @@ pub(crate) struct Shared {
     pub(crate) admission: Mutex<Admission>,
     pub(crate) hand_over: Mutex<HandOver>,
     pub(crate) changed: Condvar,
+    /// The threads, for whoever isn't one of them.
+    pub(crate) pool: OnceLock<Weak<ThreadPool>>,
+    /// Whether any record of a unit can be read at once.
+    pub(crate) random: bool,
     /// Bytes of the first batch.
     pub(crate) batch_bytes: OnceLock<u64>,
     /// Threads that may be used at most.

@@ -36,6 +36,8 @@ pub struct Stats {
     pub elapsed: f64,
     /// Seconds that all threads together spent on each activity.
     pub seconds: Vec<(&'static str, f64)>,
+    /// Seconds that calls which fetch took, all together: no thread of the pass waits for them.
+    pub fetching: f64,
     /// Seconds in which the consumer waited for a batch.
     pub consumer_waited: f64,
     /// Seconds in which the consumer was away with one.
@@ -75,6 +77,7 @@ impl Stats {
             rows: count(&telemetry.rows_delivered),
             bytes_delivered: count(&telemetry.bytes_delivered),
             bytes_read: count(&telemetry.bytes_read),
+            fetching: seconds(shared.fetches.nanos()),
             bytes_opened: count(&telemetry.bytes_opened),
             units_opened: count(&telemetry.units_opened),
             rows_opened: count(&telemetry.rows_opened),

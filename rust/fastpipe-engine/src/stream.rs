@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use fastpipe_batch::{Error, ErrorKind, Result, Slab, Source, give_back, put_spare_by};
+use fastpipe_batch::{Access, Error, ErrorKind, Result, Slab, Source, give_back, put_spare_by};
 use fastpipe_order::Cursor;
 
 use crate::admission::Admission;
 use crate::batch::Batch;
 use crate::budget::Budget;
 use crate::cost::CostModel;
+use crate::fetch::Fetches;
 use crate::hand_over::HandOver;
 use crate::least;
 use crate::lock::lock;
@@ -60,6 +61,9 @@ impl Stream {
         let shared = Arc::new(Shared {
             parts: source.columns().iter().flat_map(|c| c.parts()).collect(),
             files: Files::of(&*source),
+            fetches: Fetches::of(&source),
+            pool: OnceLock::new(),
+            random: source.access() == Access::Random,
             seed: settings.seed,
             memory,
             parked: Parked::default(),
@@ -102,6 +106,7 @@ impl Stream {
             }
             _ => Err(error),
         })?;
+        let _ = shared.pool.set(workers.pool());
         let stream = Stream {
             shared,
             workers: Mutex::new(Some(workers)),
@@ -215,6 +220,7 @@ impl Stream {
         self.shared.closed.store(true, Ordering::Relaxed);
         drop(lock(&self.shared.hand_over));
         self.shared.changed.notify_all();
+        self.shared.fetches.close();
         // What is in the queue is taken from it all the same, and lets go of what it holds.
         let workers = lock(&self.workers).take();
         drop(workers);

@@ -11,6 +11,7 @@ use fastpipe_batch::{Error, Mark, Unit};
 use fastpipe_order::Run;
 
 use crate::budget::Reserved;
+use crate::fetch::Fetch;
 use crate::job::Job;
 use crate::memory::Memory;
 use crate::scatter::Waiting;
@@ -41,6 +42,12 @@ impl Drop for OpenUnit {
     }
 }
 
+/// A unit that is being fetched, and the memory for it.
+pub(crate) struct Ahead {
+    pub(crate) fetch: Arc<Fetch>,
+    pub(crate) reserved: Reserved,
+}
+
 /// A unit that batches in flight read in sequence.
 pub(crate) struct SequenceCell {
     /// The unit, and which reading of it.
@@ -48,6 +55,8 @@ pub(crate) struct SequenceCell {
     pub(crate) epoch: u64,
     /// No other cell of the pass has it.
     pub(crate) id: u64,
+    /// What it is opened from, if a call brings that.
+    pub(crate) fetch: Option<Arc<Fetch>>,
     state: Mutex<SequenceState>,
 }
 
@@ -77,12 +86,19 @@ pub(crate) struct SequenceState {
     pub(crate) impassable: bool,
     /// What went wrong, in which piece: every later one fails alike.
     pub(crate) error: Option<(u32, Error)>,
+    /// Why it couldn't be opened, if its pieces don't depend on each other: all fail alike.
+    lost: Option<Error>,
+    /// Whether any piece can be read as soon as the unit is open.
+    random: bool,
 }
 
 impl SequenceState {
-    /// Where a piece starts, if that is known.
-    pub(crate) fn start(&self, piece: u32) -> Mark {
-        self.starts.get(piece as usize).copied().unwrap_or(Mark::START)
+    /// Where a piece that begins with a record starts, if that is known.
+    pub(crate) fn start(&self, piece: u32, record: u32) -> Mark {
+        match self.random {
+            true => Mark { record, byte: 0 },
+            false => self.starts.get(piece as usize).copied().unwrap_or(Mark::START),
+        }
     }
 
     /// Somebody begins a piece.
@@ -93,27 +109,36 @@ impl SequenceState {
 
     /// What went wrong in front of a piece. (One behind it may have been read earlier.)
     pub(crate) fn error_before(&self, piece: u32) -> Option<&Error> {
-        self.error
-            .as_ref()
-            .filter(|(at, _)| *at < piece)
-            .map(|(_, error)| error)
+        let before = self.error.as_ref().filter(|(at, _)| *at < piece);
+        before.map(|(_, error)| error).or(self.lost.as_ref())
     }
 
     /// Something went wrong in a piece.
     pub(crate) fn fail(&mut self, piece: u32, error: Error) {
-        if self.error.as_ref().is_none_or(|(at, _)| piece < *at) {
+        if self.random {
+            // Only of a unit that isn't open others fail as well.
+            if self.open.is_none() {
+                self.lost.get_or_insert(error);
+            }
+        } else if self.error.as_ref().is_none_or(|(at, _)| piece < *at) {
             self.error = Some((piece, error));
         }
     }
 
     /// Whether a piece can't be read yet.
     pub(crate) fn must_wait(&self, piece: u32) -> bool {
-        self.error_before(piece).is_none() && (self.opening || self.starts.len() <= piece as usize)
+        self.error_before(piece).is_none() && (self.opening || !self.is_known(piece))
+    }
+
+    /// Whether it is known where a piece starts.
+    pub(crate) fn is_known(&self, piece: u32) -> bool {
+        self.random || (piece as usize) < self.starts.len()
     }
 
     /// Whether records can be passed over to find where a piece starts.
     pub(crate) fn can_be_passed_over(&self, piece: u32) -> bool {
         piece > 0
+            && !self.random
             && self.starts.len() == piece as usize
             && self.error.is_none()
             && !(self.opening || self.passing || self.impassable)
@@ -121,10 +146,11 @@ impl SequenceState {
 }
 
 impl SequenceCell {
-    pub(crate) fn new(unit: u64, epoch: u64, id: u64) -> Self {
+    pub(crate) fn new(unit: u64, epoch: u64, id: u64, random: bool, ahead: Option<Ahead>) -> Self {
+        let (fetch, reserved) = ahead.map_or((None, None), |ahead| (Some(ahead.fetch), Some(ahead.reserved)));
         let state = SequenceState {
             open: None,
-            reserved: None,
+            reserved,
             opening: false,
             starts: vec![Mark::START],
             tail: None,
@@ -135,13 +161,21 @@ impl SequenceCell {
             passing: false,
             impassable: false,
             error: None,
+            lost: None,
+            random,
         };
         SequenceCell {
             unit,
             epoch,
             id,
+            fetch,
             state: Mutex::new(state),
         }
+    }
+
+    /// Whether there is what it is opened from.
+    pub(crate) fn is_there(&self) -> bool {
+        self.fetch.as_ref().is_none_or(|fetch| fetch.is_done())
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, SequenceState> {

@@ -4,7 +4,7 @@
 //! `fork` a child has none of its parent's threads: it must neither use nor wait for them, and starts its own.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use fastpipe_batch::{Error, ErrorKind, Result, room_for};
@@ -23,7 +23,7 @@ pub fn default_threads() -> usize {
 
 /// Threads, joined when dropped.
 pub(crate) struct Workers {
-    pool: Option<ThreadPool>,
+    pool: Option<Arc<ThreadPool>>,
     handles: Vec<JoinHandle<()>>,
     process: u32,
 }
@@ -54,7 +54,7 @@ impl Workers {
         let handles = std::mem::take(&mut *handles.lock().unwrap_or_else(PoisonError::into_inner));
         match pool {
             Ok(pool) => Ok(Workers {
-                pool: Some(pool),
+                pool: Some(Arc::new(pool)),
                 handles,
                 process: std::process::id(),
             }),
@@ -74,6 +74,11 @@ impl Workers {
     /// Whether these are threads of this process.
     pub(crate) fn are_ours(&self) -> bool {
         self.process == std::process::id()
+    }
+
+    /// The threads, for whoever doesn't keep them.
+    pub(crate) fn pool(&self) -> Weak<ThreadPool> {
+        self.pool.as_ref().map_or_else(Weak::new, Arc::downgrade)
     }
 
     /// Starts something on a thread.

@@ -4,11 +4,11 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fastpipe_batch::{
-    Buffer, BufferPool, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, Mark, NestedForm, Pass, Pick, Result, Row,
-    Sink, Source, Starts, Unit, UnitInfo, Unpicked, Work,
+    Access, BufferPool, ColumnSpec, DType, Error, ErrorKind, Fetched, Form, Leaf, Mark, NestedForm, Pass, Pick, Result,
+    Row, Sink, Source, Starts, Unit, UnitInfo, Unpicked, Work,
 };
 use fastpipe_engine::{Memory, Options, Poll, Stream};
 use fastpipe_order::{Kind, Order, Settings, ShardBy, Uneven, Units};
@@ -29,6 +29,14 @@ struct Behaviour {
     waits: bool,
     /// How long it takes to open a unit.
     opening: Duration,
+    /// How many units are fetched at once; 0: none are.
+    fetches: usize,
+    /// How long it takes to fetch a unit.
+    fetching: Duration,
+    /// This unit can't be fetched.
+    gone: Option<u64>,
+    /// Any record can be read at once.
+    random: bool,
 }
 
 /// Units of records; each record takes 4 bytes, and holds its unit and its number in a placed and in a ragged column.
@@ -39,6 +47,8 @@ struct Made {
     behaviour: Behaviour,
     passed: Arc<(Mutex<bool>, Condvar)>,
     opened: AtomicU64,
+    /// Units that are being fetched, and the most of them at once.
+    fetching: [AtomicU64; 2],
 }
 
 impl Made {
@@ -62,6 +72,7 @@ impl Made {
             behaviour,
             passed: Arc::default(),
             opened: AtomicU64::new(0),
+            fetching: Default::default(),
         })
     }
 }
@@ -104,7 +115,40 @@ impl Source for Made {
         &[]
     }
 
-    fn open(&self, unit: u64, _pass: Pass, _bytes: Buffer, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
+    fn access(&self) -> Access {
+        match self.behaviour.random {
+            true => Access::Random,
+            false => Access::Sequence,
+        }
+    }
+
+    fn fetches(&self) -> usize {
+        self.behaviour.fetches
+    }
+
+    fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched> {
+        let under_way = self.fetching[0].fetch_add(1, Ordering::SeqCst) + 1;
+        self.fetching[1].fetch_max(under_way, Ordering::SeqCst);
+        let start = Instant::now();
+        while start.elapsed() < self.behaviour.fetching && !cancelled() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.fetching[0].fetch_sub(1, Ordering::SeqCst);
+        if self.behaviour.gone == Some(unit) {
+            return Err(Error::new(ErrorKind::Storage, format!("unit {unit} is gone")));
+        }
+        Ok(Fetched::Other {
+            what: Box::new(unit),
+            held: 8,
+        })
+    }
+
+    fn open(&self, unit: u64, _pass: Pass, fetched: Fetched, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
+        match fetched {
+            Fetched::Other { what, .. } => assert_eq!(*what.downcast::<u64>().unwrap(), unit),
+            Fetched::Nothing => assert_eq!(self.behaviour.fetches, 0),
+            Fetched::Bytes(_) => panic!("there are no files"),
+        }
         self.opened.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(self.behaviour.opening);
         if self.behaviour.shut == Some(unit) {
@@ -174,7 +218,12 @@ impl Unit for MadeUnit {
     }
 
     fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark> {
-        assert_eq!(from.byte, 4 * u64::from(from.record), "a mark that was never given out");
+        let byte = 4 * u64::from(from.record);
+        assert_eq!(
+            from.byte,
+            if self.behaviour.random { 0 } else { byte },
+            "a mark that was never given out"
+        );
         if self.behaviour.waits && !self.started.swap(true, Ordering::Relaxed) {
             let (passed, changed) = &*self.passed;
             let wait = changed.wait_timeout_while(passed.lock().unwrap(), Duration::from_secs(30), |passed| !*passed);
@@ -186,14 +235,16 @@ impl Unit for MadeUnit {
             self.write(pick, out)?;
             record = pick.record + 1;
         }
-        Ok(Mark {
-            record,
-            byte: 4 * u64::from(record),
-        })
+        let byte = if self.behaviour.random {
+            0
+        } else {
+            4 * u64::from(record)
+        };
+        Ok(Mark { record, byte })
     }
 
     fn advance(&self, from: Mark, record: u32) -> Result<Mark> {
-        assert!(from.record <= record);
+        assert!(from.record <= record && !self.behaviour.random);
         let (passed, changed) = &*self.passed;
         *passed.lock().unwrap() = true;
         changed.notify_all();
@@ -208,6 +259,7 @@ impl Unit for MadeUnit {
     }
 
     fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
+        assert!(!self.behaviour.random, "there is nothing to find");
         Ok(known.unwrap_or_else(|| Arc::new((0..=self.rows).map(|record| 4 * record).collect())))
     }
 }
@@ -293,9 +345,11 @@ proptest! {
         prefetch in prop_oneof![Just(None), (1usize..12).prop_map(Some)],
         impassable in any::<bool>(),
         limited in any::<bool>(),
+        fetches in prop_oneof![Just(0usize), 1usize..9],
+        random in any::<bool>(),
     ) {
         let order = order(&units, kind, batch_size);
-        let source = Made::new(&units, Behaviour { impassable, ..Behaviour::default() });
+        let source = Made::new(&units, Behaviour { impassable, fetches, random, ..Behaviour::default() });
         let mut options = options(threads, prefetch);
         // Enough for anything here, yet little enough to be held against.
         options.memory_limit = limited.then_some(1 << 20);
@@ -316,12 +370,14 @@ proptest! {
         threads in 2usize..6,
         prefetch in 1usize..9,
         seed in any::<u32>(),
+        fetches in prop_oneof![Just(0usize), 1usize..9],
+        random in any::<bool>(),
     ) {
         let unit = seed as usize % units.len();
         let bad = Some((unit as u64, seed / 7 % units[unit]));
         let order = order(&units, kind, batch_size);
         let run = |threads, prefetch| {
-            let source = Made::new(&units, Behaviour { bad, ..Behaviour::default() });
+            let source = Made::new(&units, Behaviour { bad, fetches, random, ..Behaviour::default() });
             read(&source, &order, options(threads, Some(prefetch)))
         };
         let (batches, error) = run(1, 1);
@@ -339,13 +395,18 @@ fn a_unit_that_cannot_be_opened_ends_the_pass_where_its_first_row_comes() {
         let order = order(&units, kind, 10);
         let (whole, none) = read(&Made::new(&units, Behaviour::default()), &order, options(2, None));
         assert!(none.is_none());
-        for shut in 0..8 {
+        for (shut, how) in (0..8).flat_map(|unit| (0..4).map(move |how| (unit, how))) {
+            let (fetches, random) = ([0, 3][how / 2], how % 2 == 1);
             let behaviour = Behaviour {
-                shut: Some(shut),
+                shut: (fetches == 0).then_some(shut),
+                gone: (fetches > 0).then_some(shut),
+                fetches,
+                random,
                 ..Behaviour::default()
             };
             let (batches, error) = read(&Made::new(&units, behaviour), &order, options(2, None));
-            assert!(error.unwrap().to_string().contains(&format!("unit {shut} is shut")));
+            let what = if fetches > 0 { "gone" } else { "shut" };
+            assert!(error.unwrap().to_string().contains(&format!("unit {shut} is {what}")));
             let values: Vec<i64> = (0..50).map(|record| value(shut, record)).collect();
             let first = whole.iter().position(|batch| batch.iter().any(|v| values.contains(v)));
             assert_eq!(batches, whole[..first.unwrap()]);
@@ -394,5 +455,49 @@ fn one_batch_is_shared_by_threads() {
         let (found, error) = read(&Made::new(&units, behaviour.clone()), &order, options(threads, Some(1)));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(found, expected(&units, &order));
+    }
+}
+
+#[test]
+fn units_are_fetched_several_at_once_on_one_thread() {
+    let units = [100; 40];
+    for kind in [Kind::Sequential, Kind::Window] {
+        let order = order(&units, kind, 100);
+        let behaviour = Behaviour {
+            fetches: 10,
+            fetching: Duration::from_millis(20),
+            random: true,
+            ..Behaviour::default()
+        };
+        let source = Made::new(&units, behaviour);
+        let (found, error) = read(&source, &order, options(1, None));
+        assert!(error.is_none(), "{error:?}");
+        assert_eq!(found, expected(&units, &order));
+        let most = source.fetching[1].load(Ordering::SeqCst);
+        // Windows of four batches: the next one is opened ahead, and no more.
+        assert!((8..=10).contains(&most) || kind == Kind::Window && most >= 4, "{most}");
+        assert_eq!(source.opened.load(Ordering::Relaxed), 40);
+    }
+}
+
+#[test]
+fn a_pass_that_is_left_does_not_wait_for_what_it_fetches() {
+    for kind in [Kind::Sequential, Kind::Window] {
+        let order = order(&[100; 40], kind, 100);
+        let behaviour = Behaviour {
+            fetches: 4,
+            fetching: Duration::from_secs(60),
+            ..Behaviour::default()
+        };
+        let source = Made::new(&[100; 40], behaviour);
+        let memory = Memory::new(source.columns());
+        let begun = Instant::now();
+        let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options(2, None), memory).unwrap();
+        assert!(matches!(stream.poll(Duration::from_millis(50)), Ok(Poll::Pending)));
+        drop(stream);
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        assert_eq!(source.fetching[0].load(Ordering::SeqCst), 0);
+        // Nobody holds it any more.
+        assert_eq!(Arc::strong_count(&source), 1);
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    Buffer, BufferPool, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, NestedForm, Pass, Result, Row, Sink, Source,
+    BufferPool, ColumnSpec, DType, Error, ErrorKind, Fetched, Form, Leaf, NestedForm, Pass, Result, Row, Sink, Source,
     Unit, UnitInfo, Unpicked, Work,
 };
 use fastpipe_random::{Key, Purpose};
@@ -251,7 +251,7 @@ impl Source for InteractionsSource {
         &[]
     }
 
-    fn open(&self, unit: u64, pass: Pass, _bytes: Buffer, pool: &BufferPool) -> Result<Box<dyn Unit>> {
+    fn open(&self, unit: u64, pass: Pass, _fetched: Fetched, pool: &BufferPool) -> Result<Box<dyn Unit>> {
         let shard = &self.shards[unit as usize];
         let mut open = OpenShard {
             layout: self.layout.clone(),

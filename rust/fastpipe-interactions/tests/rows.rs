@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    Buffer, BufferPool, ColumnSpec, DType, ErrorKind, Fragment, Mark, Pass, Pick, Row, Rows, Sink, SlabPool, Source,
+    BufferPool, ColumnSpec, DType, ErrorKind, Fetched, Fragment, Mark, Pass, Pick, Row, Rows, Sink, SlabPool, Source,
     Unit,
 };
 use fastpipe_interactions::{
@@ -51,7 +51,7 @@ fn settings(shard_positives: u64) -> Settings {
 }
 
 fn open(source: &InteractionsSource, unit: u64, pool: &BufferPool) -> Box<dyn Unit> {
-    let mut unit = source.open(unit, PASS, Buffer::default(), pool).unwrap();
+    let mut unit = source.open(unit, PASS, Fetched::Nothing, pool).unwrap();
     unit.index(None).unwrap();
     unit
 }

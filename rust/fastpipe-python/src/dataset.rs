@@ -214,7 +214,7 @@ fn refined(py: Python<'_>, source: &AvroSource) -> PyResult<Vec<Feature>> {
         let looked = py.detach(|| -> Result<(), Error> {
             let Some(range) = info(unit).range else { return Ok(()) };
             let bytes = files.read(range, &pool)?;
-            let mut open = source.open(unit, Reading::default(), bytes, &pool)?;
+            let mut open = source.open(unit, Reading::default(), bytes.into(), &pool)?;
             evidence.observe(&*open, records)?;
             open.recycle(&pool);
             Ok(())

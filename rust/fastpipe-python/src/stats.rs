@@ -23,6 +23,7 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py
     for (activity, spent) in &stats.seconds {
         seconds.set_item(activity, spent)?;
     }
+    seconds.set_item("fetching", stats.fetching)?;
     seconds.set_item("waiting_for_consumer", stats.consumer_away)?;
     seconds.set_item("consumer_waiting", stats.consumer_waited)?;
     dict.set_item("seconds", seconds)?;

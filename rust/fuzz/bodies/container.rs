@@ -53,7 +53,7 @@ fn read(bytes: &[u8]) -> Result<(), Error> {
     plan(&source)?;
     for (unit, block) in (0..).zip(&blocks) {
         let stored = buffers.copy(&bytes[block.offset as usize..][..block.len() as usize])?;
-        let opened = source.open(unit, Pass::default(), stored, &buffers)?;
+        let opened = source.open(unit, Pass::default(), stored.into(), &buffers)?;
         let wanted = block.rows.min(MOST_ROWS);
         let rows = Rows::new(parts.clone(), wanted as usize, &slabs)?;
         let mut sink = Sink::new(&rows, Fragment::default())?;

@@ -89,7 +89,7 @@ impl Shared {
     fn take_tail(&self, awaited: &Awaited) -> Option<(Arc<Job>, Piece)> {
         let cell = &awaited.cell;
         let mut state = cell.lock();
-        if !state.can_be_passed_over(awaited.number) {
+        if !state.can_be_passed_over(awaited.number) || !cell.is_there() {
             return None;
         }
         let number = awaited.number - 1;
@@ -122,7 +122,7 @@ impl Shared {
                 Err(error) => shared.end_piece(job, piece, Err(error)),
                 Ok(mut sink) => {
                     let state = piece.cell.lock();
-                    let (start, open) = (state.start(piece.number), state.open.clone());
+                    let (start, open) = (state.start(piece.number, piece.run.record), state.open.clone());
                     drop(state);
                     let began = shared.telemetry.now();
                     let read = shared.read(piece, open, start, &mut sink);
@@ -144,10 +144,10 @@ impl Shared {
         let cell = &awaited.cell;
         let class = self.source.describe(cell.unit).class;
         let mut state = cell.lock();
-        if !state.can_be_passed_over(awaited.number) {
+        if !state.can_be_passed_over(awaited.number) || !cell.is_there() {
             return None;
         }
-        let from = state.start(awaited.number - 1);
+        let from = state.start(awaited.number - 1, 0);
         let run = Run {
             unit: cell.unit,
             record: from.record,

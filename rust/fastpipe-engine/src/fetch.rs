@@ -1,0 +1,428 @@
+//! Fetching: calls of sources that may wait.
+//!
+//! They run on threads of their own, several at once, those that are needed first before the others. What they take is no work of
+//! the pass: a thread that waits for a server decodes nothing, and another may. A pass that is left cancels what is under way and
+//! forgets the rest.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use fastpipe_batch::{Error, ErrorKind, Fetched, Result, Source};
+
+use crate::panicked::panicked;
+
+/// Bytes of a fetching thread's stack: sources mostly wait on it.
+const STACK: usize = 1 << 20;
+
+/// What is done once something is fetched.
+pub(crate) type Then = Box<dyn FnOnce() + Send>;
+
+/// A unit that is fetched, or will be.
+pub(crate) struct Fetch {
+    unit: u64,
+    state: Mutex<State>,
+}
+
+enum State {
+    Under(Vec<Then>),
+    /// `None` once it was taken.
+    Done(Option<Result<Fetched>>),
+}
+
+impl Fetch {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is there, or has failed.
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(&*self.lock(), State::Done(_))
+    }
+
+    /// Does something once it is there: at once if it is.
+    pub(crate) fn then(&self, then: Then) {
+        match &mut *self.lock() {
+            State::Under(waiting) => {
+                waiting.push(then);
+                return;
+            }
+            State::Done(_) => {}
+        }
+        then();
+    }
+
+    /// What was fetched, for the first who asks.
+    pub(crate) fn take(&self) -> Result<Fetched> {
+        let taken = match &mut *self.lock() {
+            State::Done(done) => done.take(),
+            State::Under(_) => None,
+        };
+        taken.unwrap_or_else(|| {
+            let reason = format!("unit {} was opened twice, or before it was fetched", self.unit);
+            Err(Error::new(ErrorKind::Internal, reason))
+        })
+    }
+
+    fn finish(&self, done: Result<Fetched>) {
+        let before = std::mem::replace(&mut *self.lock(), State::Done(Some(done)));
+        if let State::Under(waiting) = before {
+            waiting.into_iter().for_each(|then| then());
+        }
+    }
+}
+
+/// In the order of need: by batch, and as they were asked for.
+struct Wanted {
+    rank: Reverse<(u64, u64)>,
+    fetch: Arc<Fetch>,
+}
+
+impl PartialEq for Wanted {
+    fn eq(&self, other: &Self) -> bool {
+        self.rank == other.rank
+    }
+}
+
+impl Eq for Wanted {}
+
+impl PartialOrd for Wanted {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Wanted {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.rank.cmp(&other.rank)
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    wanted: BinaryHeap<Wanted>,
+    asked: u64,
+    threads: Vec<JoinHandle<()>>,
+    /// Threads that have nothing to do.
+    idle: usize,
+}
+
+struct Inner {
+    source: Arc<dyn Source>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    closed: AtomicBool,
+    /// Fetches that are asked for and not done.
+    pending: AtomicUsize,
+    nanos: AtomicU64,
+}
+
+/// The fetches of a pass.
+pub(crate) struct Fetches {
+    inner: Arc<Inner>,
+    most: usize,
+}
+
+impl Fetches {
+    pub(crate) fn of(source: &Arc<dyn Source>) -> Fetches {
+        let inner = Inner {
+            source: source.clone(),
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            closed: AtomicBool::new(false),
+            pending: AtomicUsize::new(0),
+            nanos: AtomicU64::new(0),
+        };
+        Fetches {
+            most: source.fetches(),
+            inner: Arc::new(inner),
+        }
+    }
+
+    /// Whether units of this source are fetched by calls.
+    pub(crate) fn are_needed(&self) -> bool {
+        self.most > 0
+    }
+
+    /// Whether more could be under way at once than are.
+    pub(crate) fn have_room(&self) -> bool {
+        self.inner.pending.load(Ordering::Relaxed) < self.most
+    }
+
+    /// Fetches at once.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Nanoseconds that calls have taken, all together.
+    pub(crate) fn nanos(&self) -> u64 {
+        self.inner.nanos.load(Ordering::Relaxed)
+    }
+
+    /// Asks for a unit, which batch `batch` needs first.
+    ///
+    /// # Errors
+    /// If there is no thread for it, and none can be started.
+    pub(crate) fn start(&self, unit: u64, batch: u64) -> Result<Arc<Fetch>> {
+        let fetch = Arc::new(Fetch {
+            unit,
+            state: Mutex::new(State::Under(Vec::new())),
+        });
+        let inner = &self.inner;
+        let mut queue = inner.lock();
+        if inner.is_closed() {
+            drop(queue);
+            fetch.finish(Err(closed()));
+            return Ok(fetch);
+        }
+        if queue.idle <= queue.wanted.len() && queue.threads.len() < self.most {
+            let (name, inner) = (format!("fastpipe-fetch-{}", queue.threads.len()), inner.clone());
+            let builder = std::thread::Builder::new().name(name).stack_size(STACK);
+            match builder.spawn(move || inner.run()) {
+                Ok(thread) => queue.threads.push(thread),
+                Err(error) if queue.threads.is_empty() => {
+                    let reason = format!("can't start a thread that fetches: {error}");
+                    return Err(Error::new(ErrorKind::OutOfMemory, reason));
+                }
+                // Those that there are do it, only later.
+                Err(_) => {}
+            }
+        }
+        queue.asked += 1;
+        let rank = Reverse((batch, queue.asked));
+        queue.wanted.push(Wanted {
+            rank,
+            fetch: fetch.clone(),
+        });
+        inner.pending.fetch_add(1, Ordering::Relaxed);
+        drop(queue);
+        inner.changed.notify_one();
+        Ok(fetch)
+    }
+
+    /// Cancels what is under way, forgets the rest, and waits for the threads. What waits for a fetch goes on with an error.
+    pub(crate) fn close(&self) {
+        self.inner.closed.store(true, Ordering::SeqCst);
+        let mut queue = self.inner.lock();
+        let (wanted, threads) = (std::mem::take(&mut queue.wanted), std::mem::take(&mut queue.threads));
+        drop(queue);
+        self.inner.changed.notify_all();
+        for Wanted { fetch, .. } in wanted {
+            fetch.finish(Err(closed()));
+        }
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the pass was closed")
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// A thread that fetches.
+    fn run(&self) {
+        while let Some(fetch) = self.next() {
+            let start = Instant::now();
+            let fetched = catch_unwind(AssertUnwindSafe(|| self.source.fetch(fetch.unit, &|| self.is_closed())));
+            let fetched = fetched.unwrap_or_else(|panic| Err(panicked(&*panic)));
+            self.nanos
+                .fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            self.pending.fetch_sub(1, Ordering::Relaxed);
+            // What goes on from here may fail as well: this thread fetches on.
+            let _ = catch_unwind(AssertUnwindSafe(|| fetch.finish(fetched)));
+        }
+    }
+
+    /// Waits for something to fetch.
+    fn next(&self) -> Option<Arc<Fetch>> {
+        let mut queue = self.lock();
+        loop {
+            if self.is_closed() {
+                return None;
+            }
+            if let Some(wanted) = queue.wanted.pop() {
+                return Some(wanted.fetch);
+            }
+            queue.idle += 1;
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue.idle -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::mpsc::{Sender, channel};
+    use std::time::Duration;
+
+    use fastpipe_batch::{Access, BufferPool, ColumnSpec, Pass, Row, Sink, Unit, UnitInfo, Unpicked, Work};
+
+    use super::*;
+
+    /// Tells which units are fetched, and takes its time.
+    struct Slow {
+        most: usize,
+        told: Mutex<Sender<u64>>,
+        time: Duration,
+    }
+
+    impl Source for Slow {
+        fn columns(&self) -> &[ColumnSpec] {
+            &[]
+        }
+
+        fn units(&self) -> Option<u64> {
+            Some(u64::MAX)
+        }
+
+        fn describe(&self, _unit: u64) -> UnitInfo {
+            unreachable!("nobody asks")
+        }
+
+        fn classes(&self) -> &[Arc<str>] {
+            &[]
+        }
+
+        fn work(&self) -> Work {
+            Work { open: "", place: "" }
+        }
+
+        fn locations(&self) -> &[Arc<str>] {
+            &[]
+        }
+
+        fn access(&self) -> Access {
+            Access::Random
+        }
+
+        fn fetches(&self) -> usize {
+            self.most
+        }
+
+        fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched> {
+            self.told.lock().unwrap().send(unit).unwrap();
+            assert_ne!(unit, 13, "a panic");
+            let start = Instant::now();
+            while start.elapsed() < self.time {
+                if cancelled() {
+                    return Err(Error::new(ErrorKind::Closed, "cancelled"));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(Fetched::Other {
+                what: Box::new(unit),
+                held: 10,
+            })
+        }
+
+        fn open(&self, _: u64, _: Pass, _: Fetched, _: &BufferPool) -> Result<Box<dyn Unit>> {
+            unreachable!("nobody asks")
+        }
+
+        fn pick(&self, _: &[&dyn Unit], _: &[Row], _: Range<usize>, _: &mut Sink<'_>) -> Result<(), Unpicked> {
+            unreachable!("nobody asks")
+        }
+
+        fn locate(&self, _unit: u64, error: Error) -> Error {
+            error
+        }
+    }
+
+    fn fetches(most: usize, millis: u64) -> (Fetches, std::sync::mpsc::Receiver<u64>) {
+        let (told, heard) = channel();
+        let source: Arc<dyn Source> = Arc::new(Slow {
+            most,
+            told: Mutex::new(told),
+            time: Duration::from_millis(millis),
+        });
+        (Fetches::of(&source), heard)
+    }
+
+    /// Waits until all are there.
+    fn wait(all: &[Arc<Fetch>]) {
+        let (send, heard) = channel();
+        for fetch in all {
+            let send = send.clone();
+            fetch.then(Box::new(move || send.send(()).unwrap()));
+        }
+        all.iter().for_each(|_| heard.recv().unwrap());
+    }
+
+    #[test]
+    fn as_many_wait_at_once_as_may() {
+        let (fetches, _heard) = fetches(5, 100);
+        let start = Instant::now();
+        let all: Vec<_> = (0..5).map(|unit| fetches.start(unit, unit).unwrap()).collect();
+        assert!(!fetches.have_room());
+        wait(&all);
+        // All the calls' time, in less than that of two.
+        assert!(fetches.nanos() >= 500_000_000 && start.elapsed() < Duration::from_millis(200));
+        assert!(fetches.have_room());
+        for (unit, fetch) in all.iter().enumerate() {
+            let Fetched::Other { what, .. } = fetch.take().unwrap() else {
+                panic!("something else")
+            };
+            assert_eq!(*what.downcast::<u64>().unwrap(), unit as u64);
+            assert_eq!(fetch.take().err().unwrap().kind(), ErrorKind::Internal, "it is gone");
+        }
+        fetches.close();
+    }
+
+    #[test]
+    fn what_is_needed_first_is_fetched_first() {
+        let (fetches, heard) = fetches(1, 5);
+        let all = [(0, 0), (7, 9), (8, 2), (9, 2)].map(|(unit, batch)| {
+            let fetch = fetches.start(unit, batch).unwrap();
+            // The first is under way before others are asked for.
+            if unit == 0 {
+                assert_eq!(heard.recv().unwrap(), 0);
+            }
+            fetch
+        });
+        wait(&all);
+        assert_eq!(heard.try_iter().collect::<Vec<_>>(), [8, 9, 7]);
+        fetches.close();
+    }
+
+    #[test]
+    fn closing_cancels_and_forgets() {
+        let (fetches, heard) = fetches(1, 60_000);
+        let all = [0, 1].map(|unit| fetches.start(unit, 0).unwrap());
+        assert_eq!(heard.recv().unwrap(), 0);
+        let start = Instant::now();
+        fetches.close();
+        assert!(start.elapsed() < Duration::from_secs(10));
+        wait(&all);
+        for fetch in &all {
+            assert_eq!(fetch.take().err().unwrap().kind(), ErrorKind::Closed);
+        }
+        let late = fetches.start(2, 0).unwrap();
+        assert!(late.is_done() && late.take().is_err());
+        assert!(heard.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_panic_is_an_error() {
+        let (fetches, _heard) = fetches(1, 0);
+        let all = [13, 14].map(|unit| fetches.start(unit, 0).unwrap());
+        wait(&all);
+        assert_eq!(all[0].take().err().unwrap().kind(), ErrorKind::Internal);
+        assert!(all[1].take().is_ok());
+        fetches.close();
+    }
+}
