@@ -6,7 +6,8 @@
         batch["user_embedding"]  # numpy float32 [1024, 64]
         batch["clicked_items"]   # fastpipe.Ragged(values, offsets)
 
-`from_arrow` and `from_arrays` read tables in memory alike.
+`read_parquet`, `read_arrow`, `read_units` (sources of one's own), `from_arrow` and `from_arrays` (tables in memory) read
+alike.
 
 Importing fastpipe imports NumPy and nothing else.
 """
@@ -43,6 +44,7 @@ from fastpipe.reader import Location, Reader
 from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
 from fastpipe.tables import RowLocation, from_arrays, from_arrow
+from fastpipe.units import UnitLocation, Units, read_arrow, read_parquet, read_units
 
 __all__ = [
     "AvroFile",
@@ -78,6 +80,8 @@ __all__ = [
     "StateError",
     "StorageError",
     "Strings",
+    "UnitLocation",
+    "Units",
     "UnseenItemsError",
     "UnsupportedError",
     "ValueRangeError",
@@ -88,8 +92,11 @@ __all__ = [
     "hit_rate",
     "infer_features",
     "ndcg",
+    "read_arrow",
     "read_avro",
     "read_interactions",
+    "read_parquet",
+    "read_units",
     "rebatch",
     "shuffle_report",
     "to_arrow",

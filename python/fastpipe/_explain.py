@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["explain"]
 
 # What isn't work, of what takes seconds.
-_WAITS = {"elapsed", "waiting_for_consumer", "consumer_waiting"}
+_WAITS = {"elapsed", "waiting_for_consumer", "consumer_waiting", "fetching"}
 
 _BOUND = {
     "reading": "read-bound",
@@ -33,6 +33,13 @@ _ADVICE = {
     "assembling": "Ragged and sparse values are joined from several tasks: a larger `prefetch` or `batch_size` helps.",
     "planning": "Batches are tiny: a larger `batch_size` makes it faster.",
 }
+
+_FETCH_ADVICE = (
+    "The source is the limit: more calls at once (`num_fetches`) make it faster if it can answer them; more threads don't."
+)
+
+# A pass whose threads work less than this share of the time waits for what is fetched.
+_IDLE = 0.5
 
 # Shares below these aren't worth a word.
 _COLUMN = 0.1
@@ -61,16 +68,25 @@ def explain(stats: Mapping[str, Any], column_times: Callable[[], tuple[float, li
         on += f" of {threads['available']}"
     lines = []
     largest = max(work, key=lambda name: work[name])
+    fetching, elapsed = seconds["fetching"], seconds["elapsed"] or 1e-12
+    fetch_bound = fetching > 0 and total < _IDLE * used * elapsed
     if away > waited:
         lines.append(f"consumer-bound: the reader waits for the consumer {away / spent:.0%} of the time, {on}.")
         if waited > _WAIT * spent:
             lines.append(f"All the same the consumer waits {waited / spent:.0%} of the time.")
+    elif fetch_bound:
+        lines.append(
+            f"fetch-bound: {fetching / elapsed:.1f} calls wait for the source at once, one with another, and the threads "
+            f"are idle {1 - total / (used * elapsed):.0%} of the time."
+        )
     else:
         lines.append(f"{_BOUND[largest]} {on}: the consumer waits for the reader {waited / spent:.0%} of the time.")
     shares = sorted(((part / total, name) for name, part in work.items()), reverse=True)
     shown = [f"{name} {share:.0%}" for share, name in shares if share >= 0.01]
     lines.append(f"Of the work: {', '.join(shown)}.")
-    if away <= waited and largest in _ADVICE:
+    if away <= waited and fetch_bound:
+        lines.append(_FETCH_ADVICE)
+    elif away <= waited and largest in _ADVICE:
         lines.append(_ADVICE[largest])
     if work.get("decoding", 0.0) > _COLUMN * total:
         lines += _columns(work["decoding"] / total, *column_times())

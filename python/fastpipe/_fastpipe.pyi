@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
@@ -103,6 +103,34 @@ class TableDataset(Data):
     def features(self) -> list[tuple[str, str, list[int | None], str, str]]: ...
     def row_of(self, unit: int, record: int) -> int: ...
     def digest(self) -> bytes: ...
+
+@final
+class UnitCalls:
+    def next(self) -> UnitCall | None: ...
+
+@final
+class UnitCall:
+    @property
+    def unit(self) -> int: ...
+    def answer(self, table: Any) -> None: ...
+    def fail(self, exception: BaseException) -> None: ...
+
+@final
+class UnitsDataset(Data):
+    def __new__(
+        cls,
+        schema: Any,
+        rows: Sequence[int],
+        bytes: Sequence[int] | None,
+        name: Callable[[int], str],
+        start: Callable[[UnitCalls, int], int],
+        at_once: int,
+        features: list[tuple[str, Lowered]] | None = None,
+        columns: list[str] | None = None,
+    ) -> UnitsDataset: ...
+    def features(self) -> list[tuple[str, str, list[int | None], str, str]]: ...
+    def used(self) -> list[str]: ...
+    def row_bytes(self) -> int: ...
 
 @final
 class AvroDataset(Data):

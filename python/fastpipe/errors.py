@@ -37,6 +37,7 @@ class FastpipeError(Exception):
     Args:
         message: what went wrong and where, as shown to people.
         path: the file.
+        unit: what the unit is called by its source, where that isn't a block of a file.
         block: the number of the block within its file.
         offset: byte offset in the file: of the fault itself where that is known, else of the block's header.
         record: the number of the record within its block.
@@ -51,6 +52,7 @@ class FastpipeError(Exception):
         message: str,
         *,
         path: str | None = None,
+        unit: str | None = None,
         block: int | None = None,
         offset: int | None = None,
         record: int | None = None,
@@ -59,6 +61,7 @@ class FastpipeError(Exception):
     ) -> None:
         super().__init__(message)
         self.path = path
+        self.unit = unit
         self.block = block
         self.offset = offset
         self.record = record

@@ -3,6 +3,7 @@
 //! Boxed, so that `Result<(), Error>` stays one word; rendered late, so that the hot path never builds a `String`
 //! unless it fails.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -30,6 +31,8 @@ pub enum ErrorKind {
     Storage,
     /// The system has no more memory.
     OutOfMemory,
+    /// Code that isn't fastpipe's, and that a source calls, raised an error of its own: [`Error::cause`].
+    Raised,
     /// The pass was closed while the call waited.
     Closed,
     /// A fault of fastpipe itself.
@@ -52,6 +55,8 @@ impl ErrorKind {
 pub struct Location {
     /// The file, as [`path_text`](crate::path_text) has it.
     pub path: Option<Arc<str>>,
+    /// The unit, in its source's words, where file and block don't say it.
+    pub unit: Option<Arc<str>>,
     /// The block's number within its file.
     pub block: Option<u64>,
     /// Byte offset in the file: of the fault itself where that is known, else of its block.
@@ -118,6 +123,7 @@ struct Inner {
     os_error: Option<i32>,
     unit: Option<u64>,
     over_memory_limit: bool,
+    cause: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Error {
@@ -134,6 +140,7 @@ impl Error {
             os_error: None,
             unit: None,
             over_memory_limit: false,
+            cause: None,
         }))
     }
 
@@ -200,6 +207,25 @@ impl Error {
     /// The unit of the source that it was met in, where it is one unit's.
     pub fn unit(&self) -> Option<u64> {
         self.0.unit
+    }
+
+    /// What was raised by code that isn't fastpipe's, for whoever knows its type.
+    pub fn cause(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.0.cause.as_deref()
+    }
+
+    /// Keeps what was raised.
+    #[must_use]
+    pub fn with_cause(mut self, cause: Arc<dyn Any + Send + Sync>) -> Self {
+        self.0.cause = Some(cause);
+        self
+    }
+
+    /// Names the unit in its source's words, unless it is named already.
+    #[must_use]
+    pub fn in_unit(mut self, name: &str) -> Self {
+        self.0.location.unit.get_or_insert_with(|| Arc::from(name));
+        self
     }
 
     /// Says which unit of the source it was met in.
@@ -290,6 +316,9 @@ impl fmt::Display for Location {
         };
         if let Some(path) = &self.path {
             part(f, "file", &crate::paths::shown_path(path))?;
+        }
+        if let Some(unit) = &self.unit {
+            part(f, "unit", &shorten(unit, MAX_FEATURE).as_deref().unwrap_or(unit))?;
         }
         if let Some(block) = self.block {
             part(f, "block", &block)?;

@@ -3,7 +3,8 @@
 //! What arrives as Arrow (tables in memory, row groups, query results, batches from elsewhere) is finished: nothing has to be
 //! decoded, and picked rows are gathered from it, a whole column at a time. A feature is traced in the schema once (`trace.rs`),
 //! laid out as a column of a batch (`layout.rs`), and bound to the memory of each record batch (`bound.rs`); rows are gathered
-//! from what is bound (`gather.rs`). Tables are sources (`table.rs`).
+//! from what is bound (`gather.rs`). Tables are sources (`table.rs`), and so are
+//! units that are fetched one by one (`units.rs`).
 //!
 //! No I/O, no threads, no Python.
 #![forbid(unsafe_code)]
@@ -17,7 +18,9 @@ mod layout;
 mod table;
 mod trace;
 mod types;
+mod units;
 
 pub use import::record_batch;
 pub use infer::{Inferred, infer};
 pub use table::{TableSource, UNIT_ROWS};
+pub use units::{ReadUnit, UnitsSource};

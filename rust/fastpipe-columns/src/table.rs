@@ -7,10 +7,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use fastpipe_batch::{
-    BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fetched, Fragment, Mark, Pass, Pick, Result, Row, Rows, Sink,
-    SlabPool, Source, Starts, Unit, UnitInfo, Unpicked, Work, try_collect, try_with_capacity,
+    Access, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fetched, Fragment, Mark, Pass, Pick, Result, Row, Rows,
+    Sink, SlabPool, Source, Starts, Unit, UnitInfo, Unpicked, Work, try_collect, try_with_capacity,
 };
 use siphasher::sip128::{Hasher128, SipHasher24};
 
@@ -46,6 +46,14 @@ impl Columns {
         }
         let specs = columns.iter().map(|column: &Column| column.spec.clone()).collect();
         Ok(Columns { columns, specs, schema })
+    }
+
+    pub(crate) fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    pub(crate) fn specs(&self) -> &[ColumnSpec] {
+        &self.specs
     }
 
     /// Binds record batches, which must have the schema's columns.
@@ -115,7 +123,7 @@ fn check_types(expected: &Schema, found: &Schema) -> Result<()> {
         return Err(Error::new(ErrorKind::Schema, reason));
     }
     for (expected, found) in expected.fields.iter().zip(&found.fields) {
-        if expected.name() != found.name() || !expected.data_type().equals_datatype(found.data_type()) {
+        if expected.name() != found.name() || !is_alike(expected.data_type(), found.data_type()) {
             let reason = format!(
                 "a record batch has a column '{}' of type {}, where the schema has '{}' of type {}",
                 found.name(),
@@ -127,6 +135,26 @@ fn check_types(expected: &Schema, found: &Schema) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether types are the same but for names within lists and for what may be null: nulls are looked for where values are read.
+fn is_alike(one: &DataType, other: &DataType) -> bool {
+    use DataType::{Dictionary, FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded, Struct};
+    let alike = |one: &Field, other: &Field| is_alike(one.data_type(), other.data_type());
+    match (one, other) {
+        (List(a), List(b))
+        | (LargeList(a), LargeList(b))
+        | (ListView(a), ListView(b))
+        | (LargeListView(a), LargeListView(b))
+        | (Map(a, _), Map(b, _)) => alike(a, b),
+        (FixedSizeList(a, n), FixedSizeList(b, m)) => n == m && alike(a, b),
+        (Struct(a), Struct(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.name() == b.name() && alike(a, b))
+        }
+        (RunEndEncoded(a, c), RunEndEncoded(b, d)) => alike(a, b) && alike(c, d),
+        (Dictionary(a, c), Dictionary(b, d)) => a == b && is_alike(c, d),
+        (one, other) => one == other,
+    }
 }
 
 /// Bound record batches, one after the other.
@@ -363,6 +391,10 @@ impl Source for TableSource {
             // The table is there anyway.
             held: Some(0),
         }
+    }
+
+    fn access(&self) -> Access {
+        Access::Random
     }
 
     fn classes(&self) -> &[Arc<str>] {

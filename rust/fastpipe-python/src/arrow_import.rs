@@ -49,6 +49,14 @@ pub(crate) fn import(table: &Bound<'_, PyAny>) -> PyResult<(SchemaRef, Vec<Recor
     Ok((schema, vec![batch]))
 }
 
+/// The schema of whatever has `__arrow_c_schema__`.
+pub(crate) fn import_schema(schema: &Bound<'_, PyAny>) -> PyResult<SchemaRef> {
+    let capsule = schema.call_method0("__arrow_c_schema__")?.cast_into::<PyCapsule>()?;
+    // SAFETY: a capsule of this name holds a schema, which stays its own.
+    let schema = unsafe { schema_of(&*pointer::<FFI_ArrowSchema>(&capsule, c"arrow_schema")?) };
+    schema.py(capsule.py())
+}
+
 /// What a capsule of this name holds.
 ///
 /// # Safety

@@ -15,18 +15,39 @@ use crate::errors::IntoPy;
 #[pyclass(frozen, subclass, module = "fastpipe._fastpipe")]
 pub(crate) struct Data {
     source: Arc<dyn Source>,
+    /// Makes the source of a pass, where each pass has its own.
+    begin: Option<Begin>,
     rows: OnceLock<Arc<Units>>,
     /// Shared by all passes. Only locked with the GIL, so that no other thread can hold it when a process forks.
     memory: Mutex<Option<Arc<Memory>>>,
 }
 
+/// Makes the source of a pass.
+pub(crate) type Begin = Box<dyn Fn(Python<'_>) -> PyResult<Arc<dyn Source>> + Send + Sync>;
+
 impl Data {
     pub(crate) fn new(source: Arc<dyn Source>) -> Self {
         Data {
             source,
+            begin: None,
             rows: OnceLock::new(),
             memory: Mutex::default(),
         }
+    }
+
+    /// Of a source whose passes have their own.
+    pub(crate) fn with_passes(source: Arc<dyn Source>, begin: Begin) -> Self {
+        Data {
+            begin: Some(begin),
+            ..Data::new(source)
+        }
+    }
+
+    /// The source of a new pass.
+    pub(crate) fn begin(&self, py: Python<'_>) -> PyResult<Arc<dyn Source>> {
+        self.begin
+            .as_ref()
+            .map_or_else(|| Ok(self.source.clone()), |begin| begin(py))
     }
 
     pub(crate) fn source(&self) -> &Arc<dyn Source> {

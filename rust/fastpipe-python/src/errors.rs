@@ -1,6 +1,7 @@
 //! The one place where errors become Python exceptions.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fastpipe_batch::{Error, ErrorKind, give_up_spare, text_path};
 use fastpipe_engine::panicked;
@@ -53,6 +54,35 @@ pub(crate) fn guarded<T>(py: Python<'_>, part: impl FnOnce() -> PyResult<T>) -> 
     })
 }
 
+/// An exception that a user's code raised.
+pub(crate) struct Raised {
+    exception: Py<PyAny>,
+    traceback: Option<Py<PyAny>>,
+    /// Whether it says where it was raised.
+    noted: AtomicBool,
+}
+
+impl Raised {
+    pub(crate) fn new(py: Python<'_>, raised: PyErr) -> Self {
+        Raised {
+            traceback: raised.traceback(py).map(|traceback| traceback.into_any().unbind()),
+            exception: raised.into_value(py).into_any(),
+            noted: AtomicBool::new(false),
+        }
+    }
+
+    /// The exception as it was raised, each time that it is raised again, with a note of where that was.
+    fn again(&self, py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+        let exception = self.exception.bind(py);
+        exception.setattr("__traceback__", self.traceback.as_ref())?;
+        if !self.noted.swap(true, Ordering::Relaxed) {
+            let note = format!("raised while fastpipe read a unit{}", error.location());
+            exception.call_method1("add_note", (note,))?;
+        }
+        Ok(PyErr::from_value(exception.clone()))
+    }
+}
+
 /// The exception for an error, with its location as attributes.
 pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     if error.kind() == ErrorKind::OutOfMemory {
@@ -65,9 +95,13 @@ pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
 
 fn make(py: Python<'_>, error: &Error) -> PyErr {
     let make = || -> PyResult<PyErr> {
+        if let Some(raised) = error.cause().and_then(|cause| cause.downcast_ref::<Raised>()) {
+            return raised.again(py, error);
+        }
         let at = error.location();
         let kwargs = PyDict::new(py);
         kwargs.set_item("path", at.path.as_deref().map(text_path))?;
+        kwargs.set_item("unit", at.unit.as_deref())?;
         kwargs.set_item("block", at.block)?;
         kwargs.set_item("offset", at.offset)?;
         kwargs.set_item("record", at.record)?;

@@ -5,6 +5,7 @@
 mod arrays;
 mod arrow_import;
 mod cached;
+mod calls;
 mod data;
 mod dataset;
 mod errors;
@@ -23,6 +24,7 @@ mod rebatch;
 mod stats;
 mod tables;
 mod tensorflow;
+mod units;
 
 use fastpipe_memory::Reserving;
 use pyo3::prelude::*;
@@ -38,6 +40,8 @@ mod _fastpipe {
     use super::arrays::Memory;
     #[pymodule_export]
     use super::cached::index_file;
+    #[pymodule_export]
+    use super::calls::{UnitCall, UnitCalls};
     #[pymodule_export]
     use super::data::Data;
     #[pymodule_export]
@@ -60,6 +64,8 @@ mod _fastpipe {
     use super::tables::TableDataset;
     #[pymodule_export]
     use super::tensorflow::{leave_tensorflow, register_tensorflow};
+    #[pymodule_export]
+    use super::units::UnitsDataset;
 
     #[allow(unused_imports)]
     use super::*;

@@ -355,7 +355,7 @@ impl Order {
         memory: Option<Arc<Memory>>,
     ) -> PyResult<Pass> {
         let data = self.data.get();
-        let (source, memory) = (data.source().clone(), memory.unwrap_or_else(|| data.memory()));
+        let (source, memory) = (data.begin(py)?, memory.unwrap_or_else(|| data.memory()));
         let stream = py
             .detach(|| Stream::start(source.clone(), cursor, options, memory.clone()))
             .py(py)?;

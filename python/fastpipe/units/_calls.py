@@ -1,0 +1,46 @@
+"""Threads that call what a user wrote."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from fastpipe._arguments import shown
+from fastpipe._fastpipe import UnitCalls
+
+__all__ = ["start"]
+
+
+def start(read: Callable[[int], Any], calls: UnitCalls, threads: int) -> int:
+    """Starts threads that answer calls, and returns how many could be started.
+
+    They are daemons: a program that ends doesn't wait for them. They end by themselves when no pass is left.
+    """
+    for started in range(threads):
+        thread = threading.Thread(target=_serve, args=(calls, read), name="fastpipe-read", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # There is no memory for it, or the interpreter is ending.
+            return started
+    return threads
+
+
+def _serve(calls: UnitCalls, read: Callable[[int], Any]) -> None:
+    while (call := calls.next()) is not None:
+        try:
+            call.answer(_checked(read(call.unit), call.unit))
+        # Whatever it is belongs to the batch.
+        except BaseException as error:
+            call.fail(error)
+        # While the thread waits it keeps nothing.
+        del call
+
+
+def _checked(table: Any, unit: int) -> Any:
+    if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
+        return table
+    raise TypeError(
+        f"read({unit}) must return Arrow data (something with __arrow_c_stream__ or __arrow_c_array__), and returned "
+        f"{shown(table)}"
+    )

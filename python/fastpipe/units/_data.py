@@ -1,0 +1,155 @@
+"""Units as a data set."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from fastpipe import _fastpipe
+from fastpipe._arguments import shown
+from fastpipe._state import VERSION
+from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
+from fastpipe.units._calls import start
+from fastpipe.units._protocol import Units
+
+__all__ = ["UnitLocation", "UnitsData"]
+
+_KINDS: dict[str, type[Spec]] = {"dense": DenseSpec, "ragged": RaggedSpec, "sparse": SparseSpec}
+
+# Bytes of the units that a window takes rows of, unless the user says how many rows it has.
+_WINDOW_BYTES = 256 << 20
+
+# Rows of a window are counted in 32 bits.
+_LARGEST_WINDOW = 2**31
+
+_MOST_ROWS = 2**32 - 1
+
+
+class UnitLocation(NamedTuple):
+    """Where a row of a source's units is.
+
+    Attributes:
+        unit: the number of its unit, from 0.
+        name: what the source calls the unit.
+        row: the row's number within it.
+    """
+
+    unit: int
+    name: str
+    row: int
+
+
+class UnitsData:
+    """Units, ready to be read: the `Data` of `read_units`.
+
+    Args:
+        units: the source.
+        features: as in `read_units`.
+        columns: as in `read_units`.
+        num_fetches: as in `read_units`.
+    """
+
+    def __init__(self, units: Units, features: Features | None, columns: list[str] | None, num_fetches: int) -> None:
+        self._units = units
+        self._num_fetches = num_fetches
+        for name in ("schema", "rows", "read", "fingerprint"):
+            if not hasattr(units, name):
+                raise TypeError(
+                    f"units must have schema, rows, read(unit) and fingerprint(): {shown(units)} has no {name}"
+                )
+        if not hasattr(units.schema, "__arrow_c_schema__"):
+            raise TypeError(
+                f"units.schema must be an Arrow schema (it has __arrow_c_schema__), not {shown(units.schema)}"
+            )
+        self._rows = _counts(units.rows, "rows", _MOST_ROWS)
+        nbytes = getattr(units, "nbytes", None)
+        if nbytes is not None:
+            nbytes = _counts(nbytes, "nbytes", 2**63 - 1)
+            if len(nbytes) != len(self._rows):
+                raise ValueError(f"units.nbytes has {len(nbytes)} entries, and units.rows {len(self._rows)}")
+        lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
+        # What is read is chosen when it is known what is wanted.
+        chosen: list[Units] = []
+
+        def begin(calls: _fastpipe.UnitCalls, threads: int) -> int:
+            return start(chosen[0].read, calls, threads)
+
+        self.handle = _fastpipe.UnitsDataset(
+            units.schema,
+            self._rows,
+            nbytes,
+            functools.partial(_name, units),
+            begin,
+            num_fetches,
+            lowered,
+            columns,
+        )
+        select = getattr(units, "select", None)
+        chosen.append(units if select is None else select(self.handle.used()))
+        if features is None:
+            features = Features()
+            for name, kind, shape, dtype, nulls in self.handle.features():
+                features[name] = _KINDS[kind](tuple(shape), dtype, nulls=cast("Nulls", nulls))
+        self.features = features
+        self.files: list[str] = list(getattr(units, "files", []))
+        self.symbols: dict[str, list[str]] = {}
+
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """The numbers of units and rows, and a digest of all numbers of rows and the source's own fingerprint."""
+        own = self._units.fingerprint()
+        try:
+            told = json.dumps(own, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"fingerprint() must return what JSON can hold: {error}") from error
+        digest = hashlib.sha256(json.dumps(self._rows).encode() + b"\0" + told.encode())
+        return {"units": len(self._rows), "rows": self.handle.num_rows, "digest": digest.hexdigest()[:32]}
+
+    def default_window(self, batch_size: int) -> int:
+        """Rows of a window whose units take no more than 256 MiB when they are open, as far as that is known.
+
+        At least a unit, at least a batch, and no more than all.
+        """
+        units, rows = max(len(self._rows), 1), self.handle.num_rows
+        average = -(-rows // units)
+        held = _WINDOW_BYTES // max(self.handle.row_bytes(), 1)
+        # It has parts of two units at its edges.
+        within = max(held - 2 * average, average, batch_size)
+        return max(min(within, rows, _LARGEST_WINDOW), batch_size)
+
+    def place(self, unit: int, record: int) -> UnitLocation:
+        """The unit, what it is called, and the row within it."""
+        return UnitLocation(unit, _name(self._units, unit), record)
+
+    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
+        """Nothing: nothing is decoded."""
+        return 0.0, []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnitsData, (self._units, self.features, None, self._num_fetches)
+
+    def __str__(self) -> str:
+        units = f"{len(self._rows)} unit" + "s" * (len(self._rows) != 1)
+        return f"{units} of {type(self._units).__name__} with {self.handle.num_rows} rows"
+
+
+def _name(units: Units, unit: int) -> str:
+    name = getattr(units, "name", None)
+    return str(unit) if name is None else str(name(unit))
+
+
+def _counts(values: Any, name: str, most: int) -> list[int]:
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):
+        array = np.empty(0, object)
+    if array.ndim != 1 or (array.size > 0 and array.dtype.kind not in "iu"):
+        raise TypeError(f"units.{name} must be a sequence of numbers, one for each unit, not {shown(values)}")
+    counts: list[int] = array.tolist()
+    for unit, count in enumerate(counts):
+        if not 0 <= count <= most:
+            raise ValueError(f"units.{name}[{unit}] is {count}, and must be from 0 to {most}")
+    return counts

@@ -1,0 +1,206 @@
+"""Files of finished columns, wherever they are: on local disks, or on a file system of pyarrow's or fsspec's."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import posixpath
+import urllib.parse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fastpipe._arguments import shown
+from fastpipe._columns.arrow_schema import require_pyarrow
+from fastpipe._sources import Paths, expand
+from fastpipe.errors import MalformedFileError, MissingFileError, StorageError, UnsupportedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["File", "Files", "partition_of", "storage_errors"]
+
+_MAGIC = set("*?[")
+# What Hive writes for a null.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+class File(NamedTuple):
+    """A file as it was found.
+
+    Attributes:
+        path: on its file system.
+        size: in bytes.
+        modified: when, in nanoseconds since 1970; None where the file system doesn't say.
+    """
+
+    path: str
+    size: int
+    modified: int | None
+
+
+class Files:
+    """A file system, and how files on it are found.
+
+    Args:
+        filesystem: of `pyarrow.fs` or fsspec; None for local disks.
+
+    Raises:
+        ImportError: if pyarrow isn't installed.
+        TypeError: if it is no file system.
+    """
+
+    def __init__(self, filesystem: Any = None) -> None:
+        require_pyarrow()
+        import pyarrow.fs
+
+        self.given = filesystem
+        self.is_local = filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+        if filesystem is None:
+            self.system: Any = pyarrow.fs.LocalFileSystem()
+        elif isinstance(filesystem, pyarrow.fs.FileSystem):
+            self.system = filesystem
+        elif hasattr(filesystem, "open") and hasattr(filesystem, "protocol"):
+            self.system = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(filesystem))
+        else:
+            raise TypeError(f"filesystem is one of pyarrow.fs or fsspec, or None, not {shown(filesystem)}")
+
+    def find(self, source: Paths, suffixes: tuple[str, ...]) -> list[File]:
+        """The files that a source names, as `fastpipe.read_avro` takes sources.
+
+        Raises:
+            MissingFileError: if a file isn't there, a glob matches nothing, or a directory holds none.
+            StorageError: if the file system fails.
+            TypeError: for anything else than paths.
+            UnsupportedError: for a URL: its file system must be given.
+        """
+        if self.given is None:
+            try:
+                paths = _expanded(source, suffixes)
+            except UnsupportedError as error:
+                reason = "a URL needs its file system: give filesystem=pyarrow.fs.S3FileSystem(...) or one of fsspec"
+                raise UnsupportedError(f"{reason} (file {error.path})", path=error.path, reason=reason) from None
+        else:
+            items: Iterable[Any] = [source] if isinstance(source, str) or hasattr(source, "__fspath__") else source
+            paths = [path for item in items for path in self._matching(str(item), suffixes)]
+        if not paths:
+            raise MissingFileError("the list of files is empty", reason="the list of files is empty")
+        return [self.look(path) for path in paths]
+
+    def _matching(self, path: str, suffixes: tuple[str, ...]) -> list[str]:
+        import pyarrow.fs
+
+        def below(folder: str) -> list[str]:
+            selector = pyarrow.fs.FileSelector(folder, recursive=True, allow_not_found=True)
+            found = self.system.get_file_info(selector)
+            return sorted(info.path for info in found if info.is_file and not _is_hidden(info.path, folder))
+
+        with storage_errors(path):
+            if _MAGIC.isdisjoint(path):
+                if self.system.get_file_info(path).type != pyarrow.fs.FileType.Directory:
+                    return [path]
+                found = [name for name in below(path) if name.endswith(suffixes)]
+            else:
+                parts = path.split("/")
+                fixed = next(i for i, part in enumerate(parts) if not _MAGIC.isdisjoint(part))
+                found = [name for name in below("/".join(parts[:fixed])) if _matches(name.split("/"), parts)]
+        if not found:
+            reason = "no file matches the pattern, or the directory holds none"
+            raise MissingFileError(f"{reason} (file {path})", path=path, reason=reason)
+        return found
+
+    def look(self, path: str) -> File:
+        """What a file looks like now.
+
+        Raises:
+            MissingFileError: if there is none.
+            StorageError: if the file system fails, or it is no file.
+        """
+        with storage_errors(path):
+            info = self.system.get_file_info(path)
+        if info.is_file:
+            return File(path, info.size, info.mtime_ns)
+        reason = "there is no such file" if str(info.type).endswith("NotFound") else "it is no file"
+        kind = MissingFileError if "no such" in reason else StorageError
+        raise kind(f"{reason} (file {path})", path=path, reason=reason)
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Opens a file for reading at random. It isn't mapped: a mapped file that is cut short ends the process."""
+        return self.system.open_input_file(path)
+
+    def check(self, before: File) -> None:
+        """Refuses a file that was changed since it was found.
+
+        Raises:
+            StorageError: if it was.
+        """
+        now = self.look(before.path)
+        if now != before:
+            reason = "the file changed since the reader was made: start again with a new reader"
+            raise StorageError(f"{reason} (file {before.path})", path=before.path, reason=reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Files, (self.given,)
+
+
+def _expanded(source: Paths, suffixes: tuple[str, ...]) -> list[str]:
+    """As `expand`, for several endings: of a directory, the first that it has files of."""
+    for suffix in suffixes[:-1]:
+        try:
+            return expand(source, suffix)
+        except MissingFileError as error:
+            if "the directory holds no" not in error.reason:
+                raise
+    return expand(source, suffixes[-1])
+
+
+def _is_hidden(path: str, folder: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in posixpath.relpath(path, folder or "/").split("/"))
+
+
+def _matches(path: list[str], pattern: list[str]) -> bool:
+    @functools.cache
+    def matches(i: int, j: int) -> bool:
+        if j == len(pattern):
+            return i == len(path)
+        if pattern[j] == "**":
+            return matches(i, j + 1) or (i < len(path) and matches(i + 1, j))
+        return i < len(path) and fnmatch.fnmatchcase(path[i], pattern[j]) and matches(i + 1, j + 1)
+
+    return matches(0, 0)
+
+
+def partition_of(path: str) -> dict[str, str | None]:
+    """Columns that the folders of a path stand for, as Hive writes them: `year=2026/month=11`."""
+    found: dict[str, str | None] = {}
+    for part in path.replace("\\", "/").split("/")[:-1]:
+        key, equals, value = part.partition("=")
+        if equals and key:
+            found[urllib.parse.unquote(key)] = None if value == _NULL else urllib.parse.unquote(value)
+    return found
+
+
+class storage_errors:  # noqa: N801 - a context manager, named as what it does.
+    """Turns what pyarrow raises into fastpipe's errors, which name the file, and the unit if there is one."""
+
+    def __init__(self, path: str, unit: str | None = None) -> None:
+        self._path, self._unit = path, unit
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        import pyarrow
+
+        at = f" (file {self._path})" if self._unit is None else f" ({self._unit})"
+        known = {"path": self._path, "unit": self._unit}
+        if isinstance(error, (MissingFileError, StorageError, MalformedFileError)):
+            return
+        if isinstance(error, FileNotFoundError):
+            raise MissingFileError(f"{error}{at}", reason=str(error), **known) from error
+        if isinstance(error, pyarrow.ArrowMemoryError):
+            return
+        if isinstance(error, OSError) and not isinstance(error, pyarrow.ArrowException) and error.errno is not None:
+            raise StorageError(f"{error}{at}", reason=str(error), **known) from error
+        if isinstance(error, (pyarrow.ArrowException, OSError)):
+            reason = str(error)
+            raise MalformedFileError(f"{reason}{at}", reason=reason, **known) from error

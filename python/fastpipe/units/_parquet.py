@@ -1,0 +1,325 @@
+"""Parquet files: their row groups are units."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, Unpack
+
+from fastpipe._columns.arrow_schema import require_pyarrow
+from fastpipe._options import Options, Settings
+from fastpipe._sources import Paths
+from fastpipe.errors import SchemaError
+from fastpipe.reader import Reader
+from fastpipe.specs import Spec
+from fastpipe.units._files import File, Files, partition_of, storage_errors
+from fastpipe.units._reading import fetches, reader_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ParquetUnits", "read_parquet"]
+
+_SUFFIXES = (".parquet", ".pq")
+
+# Calls at once where files are far away. On a local disk they decode, and do no waiting.
+_REMOTE_FETCHES = 8
+
+# Footers that are read at once.
+_OPENED_AT_ONCE = 8
+
+# Bytes that a value of no fixed size is taken to have at least.
+_VALUE = 16
+
+
+class ParquetUnits:
+    """The row groups of Parquet files, as a source (see `Units`).
+
+    Args:
+        files: the files and where they are.
+        found: the files.
+        hive: whether folders such as `year=2026` are columns.
+        columns: the columns that are read; None for all.
+    """
+
+    def __init__(self, files: Files, found: list[File], *, hive: bool, columns: list[str] | None = None) -> None:
+        self._storage, self._found, self._hive, self._columns = files, found, hive, columns
+        with concurrent.futures.ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(found))) as pool:
+            self._metadata: list[Any] = list(pool.map(self._open, found))
+        self._schemas = [metadata.schema.to_arrow_schema() for metadata in self._metadata]
+        self._partitions, values = _partitions([file.path for file in found] if hive else [], self._schemas)
+        self._groups = [
+            (number, group)
+            for number, metadata in enumerate(self._metadata)
+            for group in range(metadata.num_row_groups)
+            if metadata.row_group(group).num_rows > 0
+        ]
+        whole = self._whole_schema(values)
+        self.schema = whole if columns is None else _chosen(whole, columns)
+        self.rows = [self._metadata[number].row_group(group).num_rows for number, group in self._groups]
+        self.files = [file.path for file in found]
+        self._sizes()
+
+    def _open(self, file: File) -> Any:
+        import pyarrow.parquet
+
+        with storage_errors(file.path), self._storage.open(file.path) as source:
+            return pyarrow.parquet.read_metadata(source)
+
+    def _whole_schema(self, values: dict[str, pa.DataType]) -> pa.Schema:
+        """The schema of all files, which must be one, with columns for folders."""
+        import pyarrow as pa
+
+        first = self._schemas[0]
+        for file, schema in zip(self._found, self._schemas, strict=True):
+            _check_same(self._found[0].path, first, file.path, schema)
+        certain = self._certain()
+        fields = [field.with_nullable(False) if field.name in certain else field for field in first]
+        fields = [_certainly(field) if field.name in certain else field for field in fields]
+        for name, kind in values.items():
+            some = any(partition.get(name) is None for partition in self._partitions)
+            fields.append(pa.field(name, kind, nullable=some))
+        return pa.schema(fields, metadata=first.metadata)
+
+    def _certain(self) -> set[str]:
+        """Columns in which there is no null at any level, as the statistics of all row groups say."""
+        certain: dict[str, bool] = {}
+        for number, group in self._groups:
+            row_group = self._metadata[number].row_group(group)
+            for i in range(row_group.num_columns):
+                column = row_group.column(i)
+                name = column.path_in_schema.partition(".")[0]
+                if certain.get(name) is False:
+                    continue
+                statistics = column.statistics
+                known = statistics is not None and statistics.has_null_count
+                certain[name] = known and statistics.null_count == 0
+        return {name for name, all_there in certain.items() if all_there}
+
+    def _sizes(self) -> None:
+        """Guesses at what units take in memory: values of a fixed size, and what others take in the file, decompressed."""
+        widths = {field.name: _width(field.type) for field in self.schema}
+        wanted = set(self.schema.names)
+        self.nbytes: list[int] = []
+        for (number, group), rows in zip(self._groups, self.rows, strict=True):
+            row_group = self._metadata[number].row_group(group)
+            total = sum(width for width in widths.values() if width is not None) * rows
+            for i in range(row_group.num_columns):
+                column = row_group.column(i)
+                name = column.path_in_schema.partition(".")[0]
+                if name in wanted and widths.get(name) is None:
+                    total += max(column.total_uncompressed_size, _VALUE * rows)
+            self.nbytes.append(total)
+
+    def select(self, columns: list[str]) -> ParquetUnits:
+        """The same row groups, of which only these columns are read."""
+        chosen = object.__new__(type(self))
+        chosen.__dict__ |= self.__dict__
+        chosen._columns = columns
+        chosen.schema = _chosen(self.schema, columns)
+        chosen._sizes()
+        return chosen
+
+    def name(self, unit: int) -> str:
+        """The row group and its file."""
+        number, group = self._groups[unit]
+        return f"row group {group} of {self._found[number].path}"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Names without folders, sizes, and numbers of rows and row groups of all files."""
+        return {
+            "parquet": [
+                [os.path.basename(file.path), file.size, metadata.num_rows, metadata.num_row_groups]
+                for file, metadata in zip(self._found, self._metadata, strict=True)
+            ]
+        }
+
+    def read(self, unit: int) -> pa.Table:
+        """A row group."""
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        number, group = self._groups[unit]
+        file = self._found[number]
+        folders = self._partitions[number] if self._partitions else {}
+        columns = [name for name in self.schema.names if name in self._schemas[number].names]
+        with storage_errors(file.path, self.name(unit)):
+            with self._storage.open(file.path) as source:
+                parquet = pyarrow.parquet.ParquetFile(
+                    source, metadata=self._metadata[number], pre_buffer=not self._storage.is_local
+                )
+                table = parquet.read_row_group(group, columns=columns, use_threads=False)
+            self._storage.check(file)
+            for name in self.schema.names:
+                if name in folders:
+                    kind = self.schema.field(name).type
+                    value = pa.scalar(folders[name]).cast(kind) if folders[name] is not None else pa.scalar(None, kind)
+                    table = table.append_column(name, pa.repeat(value, table.num_rows))
+        return table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._storage, self._found, self._hive, self._columns)
+
+
+def _reopen(files: Files, found: list[File], hive: bool, columns: list[str] | None) -> ParquetUnits:
+    for file in found:
+        files.check(file)
+    return ParquetUnits(files, found, hive=hive, columns=columns)
+
+
+def _chosen(schema: pa.Schema, columns: list[str]) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
+
+
+def _certainly(field: pa.Field) -> pa.Field:
+    """A field without nulls at any level."""
+    import pyarrow as pa
+
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_certainly(kind.field(i)) for i in range(kind.num_fields)])
+    elif pa.types.is_fixed_size_list(kind):
+        kind = pa.list_(_certainly(kind.value_field), kind.list_size)
+    elif pa.types.is_large_list(kind):
+        kind = pa.large_list(_certainly(kind.value_field))
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_certainly(kind.value_field))
+    return pa.field(field.name, kind, nullable=False, metadata=field.metadata)
+
+
+def _width(kind: pa.DataType) -> int | None:
+    """Bytes of a value, if all have as many."""
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(kind):
+        item = _width(kind.value_type)
+        return None if item is None else item * kind.list_size
+    if pa.types.is_struct(kind):
+        parts = [_width(kind.field(i).type) for i in range(kind.num_fields)]
+        return None if None in parts else sum(part for part in parts if part is not None)
+    try:
+        return -(-int(kind.bit_width) // 8)
+    except (ValueError, AttributeError):
+        return None
+
+
+def _check_same(first_path: str, first: pa.Schema, path: str, schema: pa.Schema) -> None:
+    if schema.equals(first, check_metadata=False):
+        return
+    mine, other = {field.name: field.type for field in first}, {field.name: field.type for field in schema}
+    for name in [*mine, *other]:
+        one, another = mine.get(name), other.get(name)
+        if one != another:
+            reason = (
+                f"files must have the same columns: {first_path} has {_told(name, one)}, and {path} has "
+                f"{_told(name, another)}; columns= can leave it out only if all files have it, so read them one by one"
+            )
+            raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
+
+
+def _told(name: str, kind: pa.DataType | None) -> str:
+    return f"no column {name!r}" if kind is None else f"a column {name!r} of type {kind}"
+
+
+def _partitions(
+    paths: list[str], schemas: list[pa.Schema]
+) -> tuple[list[dict[str, str | None]], dict[str, pa.DataType]]:
+    """What the folders of each file say, and the type of each such column: int64 if all are such numbers, else text."""
+    import pyarrow as pa
+
+    found = [partition_of(path) for path in paths]
+    names = list(dict.fromkeys(name for partition in found for name in partition))
+    # What a file says itself counts more.
+    names = [name for name in names if all(name not in schema.names for schema in schemas)]
+    kinds: dict[str, pa.DataType] = {}
+    for name in names:
+        if any(name not in partition for partition in found):
+            path = next(path for path, partition in zip(paths, found, strict=True) if name not in partition)
+            reason = f"other files lie in folders {name}=..., and this one doesn't: partitioning=None leaves them out"
+            raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
+        values = [partition[name] for partition in found if partition[name] is not None]
+        kinds[name] = pa.int64() if values and all(_is_int64(value) for value in values) else pa.string()
+    return [{name: partition[name] for name in names} for partition in found], kinds
+
+
+def _is_int64(text: str | None) -> bool:
+    try:
+        return text is not None and str(int(text)) == text and -(2**63) <= int(text) < 2**63
+    except ValueError:
+        return False
+
+
+def read_parquet(
+    source: Paths,
+    *,
+    features: Mapping[str, Spec] | None = None,
+    columns: Sequence[str] | None = None,
+    batch_size: SupportsIndex,
+    filesystem: Any = None,
+    partitioning: Literal["hive"] | None = "hive",
+    num_fetches: SupportsIndex | None = None,
+    **options: Unpack[Options],
+) -> Reader:
+    """Reads Parquet files as batches of NumPy arrays (extra `arrow`).
+
+    Row groups are read and decoded by pyarrow, wanted columns only, on threads of their own; rows are gathered from them.
+
+    With `shuffle=True` rows of many row groups are mixed: the window is as large as 256 MiB of them allow, unless
+    `shuffle_buffer` says how many rows it has. Files with smaller row groups (some thousand rows) are mixed better, and
+    faster.
+
+    Args:
+        source: a path, a glob (`**` for any depth), a directory (all files below it that end in `.parquet` or `.pq`),
+            or a list of these, as in `read_avro`.
+        features: dict from name to spec, as in `from_arrow`. By default what follows from the types, which must be the
+            same in all files. Columns have `nulls="mask"` unless the files' statistics say that there are no nulls.
+        columns: only these, and what is nested in them; at least one. What isn't wanted isn't read.
+        batch_size: rows a batch.
+        filesystem: where the files are: a file system of `pyarrow.fs` (S3, Google Cloud Storage, HDFS, ...) or fsspec;
+            None for local disks.
+        partitioning: "hive" makes columns of folders that are named `year=2026`: int64 if all values are such numbers,
+            else text. None doesn't.
+        num_fetches: row groups that are read at once: by default as many as `num_threads` on local disks, where that is
+            work, and 8 elsewhere, where it is waiting.
+        **options: as in `read_avro`.
+
+    Returns:
+        The reader.
+
+    Raises:
+        ImportError: if pyarrow isn't installed.
+        MissingFileError: if a file isn't there, a glob matches nothing, or a directory holds none.
+        MalformedFileError: if a file is damaged or no Parquet file.
+        StorageError: if a file can't be read, or was changed since the reader was made.
+        SchemaError: if files have different columns, a column isn't there, or a spec doesn't fit its type.
+        UnsupportedError: if a wanted column is of a type that isn't read; for URLs without a file system.
+        TypeError: if an argument is of the wrong type.
+        ValueError: for values out of range, and for arguments that exclude each other.
+
+    Example:
+        >>> import fastpipe
+        >>> import pyarrow as pa
+        >>> import pyarrow.parquet
+        >>> pa.parquet.write_table(pa.table({"x": range(5), "y": list("abcde")}), "letters.parquet", row_group_size=2)
+        >>> for batch in fastpipe.read_parquet("letters.parquet", batch_size=3):
+        ...     print(batch["x"], batch["y"].to_list())
+        [0 1 2] ['a', 'b', 'c']
+        [3 4] ['d', 'e']
+    """
+    settings = Settings("read_parquet", batch_size, options)
+    if partitioning not in ("hive", None):
+        raise ValueError(f"partitioning is 'hive' or None, not {partitioning!r}")
+    require_pyarrow()
+    files = Files(filesystem)
+    at_once = fetches(num_fetches, threads_of(settings) if files.is_local else _REMOTE_FETCHES)
+    units = ParquetUnits(files, files.find(source, _SUFFIXES), hive=partitioning == "hive")
+    return reader_of(settings, units, features, columns, at_once)
+
+
+def threads_of(settings: Settings) -> int:
+    """Threads that a reader may use at most."""
+    wanted = settings.running.num_threads
+    return wanted if isinstance(wanted, int) else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

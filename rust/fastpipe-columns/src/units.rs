@@ -1,0 +1,410 @@
+//! Finished columns that are fetched unit by unit: row groups, shards, what a call returns.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arrow_array::{Array, RecordBatch};
+use arrow_schema::{DataType, SchemaRef};
+use fastpipe_batch::{
+    Access, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fetched, Pass, Result, Row, Sink, Source, Unit,
+    UnitInfo, Unpicked, Work, try_with_capacity,
+};
+
+use crate::layout::Column;
+use crate::table::{Columns, OpenRows, pick};
+
+/// Bytes that are taken for a value of no fixed size, before any was seen.
+const VALUE: u64 = 16;
+
+/// Items that are taken for a list's, before any was seen.
+const ITEMS: u64 = 8;
+
+/// What brings units.
+pub trait ReadUnit: Send + Sync + 'static {
+    /// How many may be under way at once; at least one.
+    fn at_once(&self) -> usize;
+
+    /// A unit in the source's words: `row group 3 of a.parquet`.
+    fn name(&self, unit: u64) -> String;
+
+    /// The rows of a unit, and their schema. It may wait, and gives up when `cancelled`.
+    fn read(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<(SchemaRef, Vec<RecordBatch>)>;
+}
+
+/// What is known of units before they are fetched.
+struct Known {
+    columns: Arc<Columns>,
+    /// The columns that are used.
+    schema: SchemaRef,
+    rows: Vec<u32>,
+    /// Bytes of each, if the source says so.
+    bytes: Option<Vec<u64>>,
+    /// Bytes that a row is taken to have: at first by its types, then what rows of units had that were fetched.
+    row_bytes: AtomicU64,
+    classes: [Arc<str>; 1],
+}
+
+/// Units of finished columns, fetched by calls.
+pub struct UnitsSource<R> {
+    known: Arc<Known>,
+    read: R,
+}
+
+impl<R: ReadUnit> UnitsSource<R> {
+    /// These features of units with so many rows each, and as many bytes if that is known.
+    pub fn new(
+        schema: &SchemaRef,
+        features: &[Feature],
+        rows: Vec<u32>,
+        bytes: Option<Vec<u64>>,
+        read: R,
+    ) -> Result<UnitsSource<R>> {
+        // What isn't wanted needn't be there when units are read.
+        let whole = Columns::new(schema.clone(), features)?;
+        let mut used: Vec<usize> = whole.columns().iter().filter_map(Column::first_step).collect();
+        used.sort_unstable();
+        used.dedup();
+        let used = schema.project(&used);
+        let used = Arc::new(used.map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))?);
+        let row_bytes = used.fields.iter().map(|field| guess(field.data_type())).sum();
+        let known = Known {
+            columns: Arc::new(Columns::new(used.clone(), features)?),
+            schema: used,
+            rows,
+            bytes,
+            row_bytes: AtomicU64::new(row_bytes),
+            classes: ["units".into()],
+        };
+        Ok(UnitsSource {
+            known: Arc::new(known),
+            read,
+        })
+    }
+
+    /// The same units, brought by another reader.
+    pub fn with_reader<S: ReadUnit>(&self, read: S) -> UnitsSource<S> {
+        UnitsSource {
+            known: self.known.clone(),
+            read,
+        }
+    }
+
+    /// The names of the columns that are used.
+    pub fn used(&self) -> impl Iterator<Item = &str> {
+        self.known.schema.fields.iter().map(|field| field.name().as_str())
+    }
+
+    /// Bytes that rows are taken to have, one with another.
+    pub fn row_bytes(&self) -> u64 {
+        let (rows, known) = (self.known.rows.iter().map(|&rows| u64::from(rows)), &self.known);
+        match &known.bytes {
+            Some(bytes) => bytes.iter().sum::<u64>() / rows.sum::<u64>().max(1),
+            None => known.row_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The columns that are used of a record batch: it may have others, and in another order.
+    fn project(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+        let mut chosen = try_with_capacity(self.known.schema.fields.len(), "columns")?;
+        for field in &self.known.schema.fields {
+            let Ok(i) = batch.schema_ref().index_of(field.name()) else {
+                let reason = format!(
+                    "the schema says that there is a column '{}', and there is none",
+                    field.name()
+                );
+                return Err(Error::new(ErrorKind::Schema, reason).at_feature(field.name()));
+            };
+            chosen.push(i);
+        }
+        batch
+            .project(&chosen)
+            .map_err(|error| Error::new(ErrorKind::Malformed, error.to_string()))
+    }
+}
+
+/// Bytes that a value of a type is taken to have.
+fn guess(ty: &DataType) -> u64 {
+    use DataType::{
+        Dictionary, FixedSizeBinary, FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded,
+        Struct,
+    };
+    match ty {
+        FixedSizeBinary(size) => u64::from(size.unsigned_abs()),
+        FixedSizeList(item, size) => guess(item.data_type()) * u64::from(size.unsigned_abs()),
+        List(item) | LargeList(item) | ListView(item) | LargeListView(item) | Map(item, _) => {
+            8 + ITEMS * guess(item.data_type())
+        }
+        Struct(fields) => fields.iter().map(|field| guess(field.data_type())).sum(),
+        Dictionary(_, values) => guess(values),
+        RunEndEncoded(_, values) => guess(values.data_type()),
+        other => other.primitive_width().map_or(VALUE, |width| width as u64),
+    }
+}
+
+/// Bytes of the rows of record batches, without what else lies in their memory.
+fn bytes_of(batches: &[RecordBatch]) -> usize {
+    let arrays = batches.iter().flat_map(|batch| batch.columns());
+    arrays
+        .map(|array| {
+            let slice = array.to_data().get_slice_memory_size();
+            slice.unwrap_or_else(|_| array.get_array_memory_size())
+        })
+        .sum()
+}
+
+impl<R: ReadUnit> Source for UnitsSource<R> {
+    fn columns(&self) -> &[ColumnSpec] {
+        self.known.columns.specs()
+    }
+
+    fn units(&self) -> Option<u64> {
+        Some(self.known.rows.len() as u64)
+    }
+
+    fn describe(&self, unit: u64) -> UnitInfo {
+        let rows = self.known.rows.get(unit as usize).copied().unwrap_or(0);
+        let bytes = self.known.bytes.as_ref().and_then(|bytes| bytes.get(unit as usize));
+        let guessed = || u64::from(rows).saturating_mul(self.known.row_bytes.load(Ordering::Relaxed));
+        UnitInfo {
+            rows,
+            range: None,
+            class: 0,
+            apart: false,
+            held: Some(bytes.copied().unwrap_or_else(guessed)),
+        }
+    }
+
+    fn classes(&self) -> &[Arc<str>] {
+        &self.known.classes
+    }
+
+    fn work(&self) -> Work {
+        Work {
+            open: "opening",
+            place: "gathering",
+        }
+    }
+
+    fn locations(&self) -> &[Arc<str>] {
+        &[]
+    }
+
+    fn access(&self) -> Access {
+        Access::Random
+    }
+
+    fn fetches(&self) -> usize {
+        self.read.at_once().max(1)
+    }
+
+    fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched> {
+        let (schema, batches) = self.read.read(unit, cancelled)?;
+        let mut projected = try_with_capacity(batches.len(), "the record batches of a unit")?;
+        for batch in &batches {
+            projected.push(self.project(batch)?);
+        }
+        if batches.is_empty() {
+            self.project(&RecordBatch::new_empty(schema))?;
+        }
+        let expected = self.describe(unit).rows as usize;
+        let found: usize = projected.iter().map(RecordBatch::num_rows).sum();
+        if found != expected {
+            let reason = format!("expected {expected} rows, as `rows` says of this unit, and found {found}");
+            return Err(Error::new(ErrorKind::Shape, reason));
+        }
+        let held = bytes_of(&projected);
+        if found > 0 {
+            // No less than it was: memory is reserved for the largest.
+            let row_bytes = held.div_ceil(found) as u64;
+            let before = &self.known.row_bytes;
+            let first = before.load(Ordering::Relaxed);
+            before.store((first * 7 + row_bytes).div_ceil(8).max(row_bytes), Ordering::Relaxed);
+        }
+        Ok(Fetched::Other {
+            what: Box::new(projected),
+            held,
+        })
+    }
+
+    fn open(&self, unit: u64, pass: Pass, fetched: Fetched, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
+        let Fetched::Other { what, held } = fetched else {
+            return Err(Error::new(ErrorKind::Internal, "a unit was opened that wasn't fetched"));
+        };
+        let batches = what.downcast::<Vec<RecordBatch>>();
+        let batches = batches.map_err(|_| Error::new(ErrorKind::Internal, "a unit was fetched as something else"))?;
+        let chunks = self.known.columns.bind(&batches)?;
+        let held = held + chunks.bytes;
+        if pass.most_bytes.is_some_and(|most| held as u64 > most) {
+            let reason = format!(
+                "a unit takes {held} bytes when it is open, which is more than memory_limit: smaller units, or fewer \
+                 columns, take less"
+            );
+            return Err(Error::over_memory_limit(reason));
+        }
+        Ok(Box::new(OpenRows {
+            columns: self.known.columns.clone(),
+            chunks: Arc::new(chunks),
+            first: 0,
+            rows: self.describe(unit).rows,
+            held,
+        }))
+    }
+
+    fn pick(
+        &self,
+        units: &[&dyn Unit],
+        rows: &[Row],
+        slots: Range<usize>,
+        out: &mut Sink<'_>,
+    ) -> std::result::Result<(), Unpicked> {
+        pick(&self.known.columns, units, rows, slots, out)
+    }
+
+    fn locate(&self, unit: u64, error: Error) -> Error {
+        if error.location().unit.is_some() {
+            return error;
+        }
+        error.at_unit(unit).in_unit(&self.read.name(unit))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::{ArrayRef, Int64Array, StringArray};
+    use arrow_schema::{Field, Schema};
+    use fastpipe_batch::{Fragment, Mark, Pick, Rows, SlabPool};
+
+    use super::*;
+    use crate::infer::infer;
+
+    struct Toy(Vec<RecordBatch>);
+
+    impl ReadUnit for Toy {
+        fn at_once(&self) -> usize {
+            3
+        }
+
+        fn name(&self, unit: u64) -> String {
+            format!("shard {unit}")
+        }
+
+        fn read(&self, unit: u64, _cancelled: &dyn Fn() -> bool) -> Result<(SchemaRef, Vec<RecordBatch>)> {
+            let batch = self.0[unit as usize].clone();
+            Ok((
+                batch.schema(),
+                vec![batch.slice(0, 1), batch.slice(1, batch.num_rows() - 1)],
+            ))
+        }
+    }
+
+    fn schema() -> SchemaRef {
+        let field = |name, ty| Field::new(name, ty, false);
+        Arc::new(Schema::new(vec![
+            field("x", DataType::Int64),
+            field("unused", DataType::Float64),
+            field("text", DataType::Utf8),
+        ]))
+    }
+
+    fn batch(columns: &[(&str, ArrayRef)]) -> RecordBatch {
+        RecordBatch::try_from_iter(columns.iter().map(|(name, array)| (*name, array.clone()))).unwrap()
+    }
+
+    fn numbers(values: &[i64]) -> ArrayRef {
+        Arc::new(Int64Array::from(values.to_vec()))
+    }
+
+    fn texts(values: &[&str]) -> ArrayRef {
+        Arc::new(StringArray::from(values.to_vec()))
+    }
+
+    fn source(units: Vec<RecordBatch>, rows: &[u32]) -> UnitsSource<Toy> {
+        let wanted = ["x".to_owned(), "text".to_owned()];
+        let features = infer(&schema(), Some(&wanted)).unwrap().features;
+        UnitsSource::new(&schema(), &features, rows.to_vec(), None, Toy(units)).unwrap()
+    }
+
+    fn fetch(source: &UnitsSource<Toy>, unit: u64) -> Result<Fetched> {
+        let fetched = source.fetch(unit, &|| false);
+        fetched.map_err(|error| source.locate(unit, error))
+    }
+
+    #[test]
+    fn rows_are_gathered_whatever_the_order_of_columns() {
+        let unit = batch(&[("text", texts(&["a", "b", "c"])), ("x", numbers(&[1, 2, 3]))]);
+        let source = source(vec![unit], &[3]);
+        assert_eq!((source.fetches(), source.access()), (3, Access::Random));
+        assert_eq!(source.used().collect::<Vec<_>>(), ["x", "text"]);
+        let fetched = fetch(&source, 0).unwrap();
+        let open = source
+            .open(0, Pass::default(), fetched, &BufferPool::default())
+            .unwrap();
+        let parts = source.columns().iter().flat_map(ColumnSpec::parts).collect();
+        let rows = Rows::new(parts, 2, &SlabPool::new(1)).unwrap();
+        let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
+        let picks = [2, 0].map(|record| Pick {
+            record,
+            slot: u32::from(record == 0),
+        });
+        for pick in picks {
+            open.place(Mark { record: 0, byte: 0 }, &[pick], &mut sink).unwrap();
+        }
+        drop(sink.finish());
+        let filled = rows.complete().unwrap();
+        let place = filled.place(0).unwrap();
+        let values = filled.bytes()[place]
+            .as_chunks()
+            .0
+            .iter()
+            .map(|c| i64::from_le_bytes(*c));
+        assert_eq!(values.collect::<Vec<_>>(), [3, 1]);
+    }
+
+    #[test]
+    fn units_that_are_not_what_was_said_are_refused() {
+        let whole = batch(&[("x", numbers(&[1, 2])), ("text", texts(&["a", "b"]))]);
+        let cases = [
+            (
+                whole.clone(),
+                3,
+                ErrorKind::Shape,
+                "expected 3 rows, as `rows` says of this unit, and found 2",
+            ),
+            (
+                batch(&[("x", numbers(&[1, 2]))]),
+                2,
+                ErrorKind::Schema,
+                "'text', and there is none",
+            ),
+        ];
+        for (unit, rows, kind, what) in cases {
+            let error = fetch(&source(vec![unit], &[rows]), 0).err().unwrap();
+            assert_eq!(error.kind(), kind);
+            assert!(error.to_string().contains(what), "{error}");
+            assert!(error.to_string().contains("unit shard 0"), "{error}");
+        }
+        let other = batch(&[("x", texts(&["1", "2"])), ("text", texts(&["a", "b"]))]);
+        let source = source(vec![other], &[2]);
+        let fetched = fetch(&source, 0).unwrap();
+        let opened = source.open(0, Pass::default(), fetched, &BufferPool::default());
+        assert_eq!(opened.err().unwrap().kind(), ErrorKind::Schema);
+    }
+
+    #[test]
+    fn what_a_unit_takes_is_guessed_and_then_known() {
+        let long = "x".repeat(1000);
+        let unit = batch(&[("x", numbers(&[1, 2])), ("text", texts(&[&long, &long]))]);
+        let source = source(vec![unit.clone(), unit], &[2, 2]);
+        assert_eq!(source.describe(0).held, Some(2 * (8 + VALUE)));
+        let fetched = fetch(&source, 0).unwrap();
+        assert!(fetched.held_bytes() >= 2016 && fetched.held_bytes() < 2100);
+        assert!(source.describe(1).held.unwrap() >= 2016);
+        let limited = Pass {
+            most_bytes: Some(1000),
+            ..Pass::default()
+        };
+        let error = source.open(0, limited, fetched, &BufferPool::default()).err().unwrap();
+        assert!(error.is_over_memory_limit(), "{error}");
+    }
+}

@@ -1,0 +1,237 @@
+//! Calls into Python that may wait: threads of Python's answer what threads of a pass ask.
+//!
+//! A thread of a pass that fetches never needs the GIL: it asks, and waits for the answer or for the end of its pass. Python's
+//! threads are daemons, which the interpreter leaves behind when it ends, as it does with any other; they end with the last
+//! pass. They belong to the data set, so that no more calls are under way than it allows, even where a pass was left while some
+//! were.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use fastpipe_batch::{Error, ErrorKind};
+use fastpipe_columns::ReadUnit;
+use pyo3::exceptions::PyMemoryError;
+use pyo3::prelude::*;
+
+use crate::arrow_import::import;
+use crate::errors::{Raised, guarded};
+
+/// How long a call that was cancelled may take to be noticed.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// What a call brought.
+type Answer = Result<(SchemaRef, Vec<RecordBatch>), Error>;
+
+/// A call that somebody waits for.
+struct Asked {
+    unit: u64,
+    answer: Mutex<Option<Answer>>,
+    answered: Condvar,
+    /// Whether nobody waits for it any more.
+    forgotten: AtomicBool,
+}
+
+/// What is asked, and who answers.
+#[derive(Default)]
+struct State {
+    asked: VecDeque<Arc<Asked>>,
+    /// Passes that may ask.
+    passes: usize,
+    /// Threads of Python's.
+    threads: usize,
+}
+
+/// The calls of a data set.
+pub(crate) struct Calls {
+    state: Mutex<State>,
+    changed: Condvar,
+    at_once: usize,
+    process: u32,
+}
+
+impl Calls {
+    pub(crate) fn new(at_once: usize) -> Arc<Calls> {
+        Arc::new(Calls {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            at_once,
+            process: std::process::id(),
+        })
+    }
+
+    /// Whether its threads are of this process.
+    pub(crate) fn are_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a pass ask. Also how many threads must be started for it.
+    pub(crate) fn enter(self: &Arc<Self>, name: Arc<Py<PyAny>>) -> (Asking, usize) {
+        let mut state = self.lock();
+        state.passes += 1;
+        let missing = self.at_once.saturating_sub(state.threads);
+        state.threads += missing;
+        let asking = Asking {
+            calls: self.clone(),
+            name,
+        };
+        (asking, missing)
+    }
+
+    /// So many threads weren't started, after all.
+    pub(crate) fn without(&self, threads: usize) {
+        self.lock().threads -= threads;
+    }
+
+    /// What a thread of Python's is to answer; `None` once there is no pass.
+    fn next(&self) -> Option<Arc<Asked>> {
+        let mut state = self.lock();
+        loop {
+            if let Some(asked) = state.asked.pop_front() {
+                if asked.forgotten.load(Ordering::Relaxed) {
+                    continue;
+                }
+                return Some(asked);
+            }
+            if state.passes == 0 {
+                state.threads -= 1;
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A pass that asks.
+pub(crate) struct Asking {
+    calls: Arc<Calls>,
+    name: Arc<Py<PyAny>>,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        // In a forked child a thread that doesn't exist there may hold the lock.
+        if self.calls.are_ours() {
+            self.calls.lock().passes -= 1;
+            self.calls.changed.notify_all();
+        }
+    }
+}
+
+impl ReadUnit for Asking {
+    fn at_once(&self) -> usize {
+        self.calls.at_once
+    }
+
+    fn name(&self, unit: u64) -> String {
+        name_of(&self.name, unit)
+    }
+
+    fn read(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Answer {
+        let asked = Arc::new(Asked {
+            unit,
+            answer: Mutex::new(None),
+            answered: Condvar::new(),
+            forgotten: AtomicBool::new(false),
+        });
+        self.calls.lock().asked.push_back(asked.clone());
+        self.calls.changed.notify_one();
+        let mut answer = asked.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(answer) = answer.take() {
+                return answer;
+            }
+            if cancelled() {
+                asked.forgotten.store(true, Ordering::Relaxed);
+                return Err(Error::new(ErrorKind::Closed, "the pass was closed"));
+            }
+            let waited = asked.answered.wait_timeout(answer, PATIENCE);
+            answer = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// What a source calls a unit; its number if it can't be asked, or doesn't say.
+pub(crate) fn name_of(name: &Py<PyAny>, unit: u64) -> String {
+    let asked = Python::try_attach(|py| name.call1(py, (unit,)).and_then(|name| name.extract::<String>(py)));
+    match asked {
+        Some(Ok(name)) => name,
+        _ => unit.to_string(),
+    }
+}
+
+/// Where threads of Python's find what they are to answer.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct UnitCalls(pub(crate) Arc<Calls>);
+
+#[pymethods]
+impl UnitCalls {
+    /// Waits for a call; None once no pass is left, and then the thread must end.
+    fn next(&self, py: Python<'_>) -> Option<UnitCall> {
+        py.detach(|| self.0.next()).map(|asked| UnitCall { asked })
+    }
+}
+
+/// A call that is to be answered once.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct UnitCall {
+    asked: Arc<Asked>,
+}
+
+impl UnitCall {
+    fn give(&self, py: Python<'_>, answer: Answer) {
+        py.detach(|| {
+            *self.asked.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+            self.asked.answered.notify_all();
+        });
+    }
+}
+
+#[pymethods]
+impl UnitCall {
+    /// The unit that is wanted.
+    #[getter]
+    fn unit(&self) -> u64 {
+        self.asked.unit
+    }
+
+    /// Answers with whatever is Arrow. What is wrong with it is raised, and the call isn't answered then.
+    fn answer(&self, py: Python<'_>, table: &Bound<'_, PyAny>) -> PyResult<()> {
+        let imported = guarded(py, || import(table))?;
+        self.give(py, Ok(imported));
+        Ok(())
+    }
+
+    /// Answers with an exception.
+    fn fail(&self, py: Python<'_>, exception: Bound<'_, PyAny>) {
+        let raised = PyErr::from_value(exception);
+        let kind = match raised.is_instance_of::<PyMemoryError>(py) {
+            true => ErrorKind::OutOfMemory,
+            false => ErrorKind::Raised,
+        };
+        let reason = format!("read({}) raised {raised}", self.asked.unit);
+        let error = Error::new(kind, reason).with_cause(Arc::new(Raised::new(py, raised)));
+        self.give(py, Err(error));
+    }
+}
+
+impl Drop for UnitCall {
+    fn drop(&mut self) {
+        let mut answer = self.asked.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        // Somebody waits: taken answers are gone, and given ones are there.
+        if answer.is_none() && Arc::strong_count(&self.asked) > 1 {
+            *answer = Some(Err(Error::new(
+                ErrorKind::Internal,
+                "a call was dropped without an answer",
+            )));
+            self.asked.answered.notify_all();
+        }
+    }
+}

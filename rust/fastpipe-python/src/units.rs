@@ -1,0 +1,147 @@
+//! Units that Python reads as a data set.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fastpipe_batch::{Error, ErrorKind, Feature, Source};
+use fastpipe_columns::{Inferred, ReadUnit, UnitsSource, infer};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use crate::arrow_import::import_schema;
+use crate::calls::{Calls, UnitCalls, name_of};
+use crate::data::Data;
+use crate::errors::{IntoPy, guarded};
+use crate::features::{Described, Lowered, describe, feature};
+
+/// Stands where no pass reads.
+struct Unread(Arc<Py<PyAny>>);
+
+impl ReadUnit for Unread {
+    fn at_once(&self) -> usize {
+        1
+    }
+
+    fn name(&self, unit: u64) -> String {
+        name_of(&self.0, unit)
+    }
+
+    fn read(
+        &self,
+        _unit: u64,
+        _cancelled: &dyn Fn() -> bool,
+    ) -> Result<(arrow_schema::SchemaRef, Vec<arrow_array::RecordBatch>), Error> {
+        Err(Error::new(ErrorKind::Internal, "units are read by passes"))
+    }
+}
+
+/// What passes need of Python.
+struct Reading {
+    source: Arc<UnitsSource<Unread>>,
+    name: Arc<Py<PyAny>>,
+    /// Starts threads that answer: is called with a `UnitCalls` and their number, and returns how many there are.
+    start: Py<PyAny>,
+    at_once: usize,
+    /// Only locked with the GIL, so that no other thread can hold it when a process forks.
+    calls: Mutex<Option<Arc<Calls>>>,
+}
+
+impl Reading {
+    /// The source of a pass.
+    fn begin(&self, py: Python<'_>) -> PyResult<Arc<dyn Source>> {
+        let mut kept = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = match &*kept {
+            Some(calls) if calls.are_ours() => calls.clone(),
+            _ => kept.insert(Calls::new(self.at_once)).clone(),
+        };
+        drop(kept);
+        let (asking, missing) = calls.enter(self.name.clone());
+        if missing > 0 {
+            let started = self
+                .start
+                .call1(py, (UnitCalls(calls.clone()), missing))
+                .and_then(|started| started.extract::<usize>(py));
+            let started = started.inspect_err(|_| calls.without(missing))?;
+            calls.without(missing - started.min(missing));
+            if started == 0 && missing == self.at_once {
+                return Err(PyRuntimeError::new_err("no thread could be started that reads units"));
+            }
+        }
+        Ok(Arc::new(self.source.with_reader(asking)))
+    }
+}
+
+/// Units that Python reads: whatever a callable returns that is Arrow.
+#[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
+pub(crate) struct UnitsDataset {
+    source: Arc<UnitsSource<Unread>>,
+    features: Vec<Feature>,
+}
+
+#[pymethods]
+impl UnitsDataset {
+    /// Units of a schema, with so many rows each, and as many bytes if that is known. `name` says what a unit is called;
+    /// `start` starts threads that answer calls, at most `at_once` of them. Without features those are inferred of all columns,
+    /// or of some.
+    #[new]
+    #[pyo3(signature = (schema, rows, bytes, name, start, at_once, features=None, columns=None))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    fn new(
+        py: Python<'_>,
+        schema: &Bound<'_, PyAny>,
+        rows: Vec<u32>,
+        bytes: Option<Vec<u64>>,
+        name: Py<PyAny>,
+        start: Py<PyAny>,
+        at_once: usize,
+        features: Option<Vec<(String, Lowered<'_>)>>,
+        columns: Option<Vec<String>>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let schema = guarded(py, || import_schema(schema))?;
+        let features = match features {
+            Some(features) => {
+                let features = features.into_iter().map(|(name, spec)| feature(name, spec));
+                features.collect::<PyResult<Vec<_>>>()?
+            }
+            None => {
+                let Inferred { features, left_out } = infer(&schema, columns.as_deref()).py(py)?;
+                if let Some((name, reason)) = left_out.first() {
+                    let names: Vec<_> = features.iter().map(|feature| format!("{:?}", feature.name)).collect();
+                    let reason = format!("{reason}; columns=[{}] reads the others", names.join(", "));
+                    return Err(Error::new(ErrorKind::Unsupported, reason).at_feature(name)).py(py);
+                }
+                features
+            }
+        };
+        let name = Arc::new(name);
+        let source = UnitsSource::new(&schema, &features, rows, bytes, Unread(name.clone())).py(py)?;
+        let source = Arc::new(source);
+        let reading = Reading {
+            source: source.clone(),
+            name,
+            start,
+            at_once: at_once.max(1),
+            calls: Mutex::default(),
+        };
+        let dataset = UnitsDataset {
+            source: source.clone(),
+            features,
+        };
+        let data = Data::with_passes(source, Box::new(move |py| reading.begin(py)));
+        Ok(PyClassInitializer::from(data).add_subclass(dataset))
+    }
+
+    /// Name, kind, shape, dtype and nulls of each feature.
+    fn features(&self) -> Vec<Described> {
+        self.features.iter().map(describe).collect()
+    }
+
+    /// The columns that units are read for.
+    fn used(&self) -> Vec<String> {
+        self.source.used().map(str::to_owned).collect()
+    }
+
+    /// Bytes that rows are taken to have, one with another.
+    fn row_bytes(&self) -> u64 {
+        self.source.row_bytes()
+    }
+}
