@@ -18,7 +18,7 @@ ROWS = 240
 Make = Callable[..., fastpipe.Reader]
 
 
-@pytest.fixture(scope="module", params=["avro", "interactions", "arrays", "arrow"])
+@pytest.fixture(scope="module", params=["avro", "interactions", "arrays", "arrow", "units", "parquet", "arrow file"])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Makes readers of 240 rows."""
     if request.param == "avro":
@@ -43,7 +43,36 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     texts, lists = [str(i) * (i % 3) for i in range(ROWS)], [[i] * (i % 4) for i in range(ROWS)]
     table = pa.table({"id": arrays["id"], "text": texts, "t": lists})
     parts = pa.concat_tables([table.slice(i, 50) for i in range(0, ROWS, 50)])
-    return lambda **options: fastpipe.from_arrow(parts, **options)
+    if request.param == "arrow":
+        return lambda **options: fastpipe.from_arrow(parts, **options)
+    if request.param == "units":
+        return lambda **options: fastpipe.read_units(Slices(table, 17), **options)
+    path = tmp_path_factory.mktemp("columns") / "table"
+    if request.param == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(table, path, row_group_size=33)
+        return lambda **options: fastpipe.read_parquet(path, **options)
+    feather = pytest.importorskip("pyarrow.feather")
+    feather.write_feather(table, path, chunksize=29)
+    return lambda **options: fastpipe.read_arrow(path, **options)
+
+
+class Slices:
+    """A table as units of some rows."""
+
+    def __init__(self, table: Any, size: int) -> None:
+        self.table, self.size = table, size
+        pa = pytest.importorskip("pyarrow")
+        items = pa.list_(pa.field("item", pa.int64(), nullable=False))
+        fields = [("id", pa.int64()), ("text", pa.string()), ("t", items)]
+        self.schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
+        self.rows = [len(table.slice(at, size)) for at in range(0, len(table), size)]
+
+    def read(self, unit: int) -> Any:
+        return self.table.slice(unit * self.size, self.size)
+
+    def fingerprint(self) -> str:
+        return "a table"
 
 
 ORDERS = [

@@ -34,9 +34,7 @@ _ADVICE = {
     "planning": "Batches are tiny: a larger `batch_size` makes it faster.",
 }
 
-_FETCH_ADVICE = (
-    "The source is the limit: more calls at once (`num_fetches`) make it faster if it can answer them; more threads don't."
-)
+_FETCH_ADVICE = "The source is the limit: more calls at once (`num_fetches`) make it faster if it can answer them; more threads don't."
 
 # A pass whose threads work less than this share of the time waits for what is fetched.
 _IDLE = 0.5

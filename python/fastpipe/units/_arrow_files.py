@@ -80,7 +80,9 @@ class ArrowFileUnits:
                 self._batches.append((number, i))
                 self.rows.append(batch.num_rows)
             if look:
-                nulls |= {name for name, column in zip(batch.schema.names, batch.columns, strict=True) if _nulls(column)}
+                nulls |= {
+                    name for name, column in zip(batch.schema.names, batch.columns, strict=True) if _nulls(column)
+                }
         return whole
 
     def select(self, columns: list[str]) -> ArrowFileUnits:
@@ -152,7 +154,9 @@ def _check_magic(path: str, source: pa.NativeFile) -> None:
     if head.startswith(_MAGIC):
         return
     if head.startswith(_OLD_FEATHER):
-        reason = "this is a Feather file of version 1: pyarrow.feather.read_table reads it, and from_arrow takes the table"
+        reason = (
+            "this is a Feather file of version 1: pyarrow.feather.read_table reads it, and from_arrow takes the table"
+        )
         raise UnsupportedError(f"{reason} (file {path})", path=path, reason=reason)
     if head.startswith(_STREAM):
         reason = (

@@ -179,7 +179,7 @@ def partition_of(path: str) -> dict[str, str | None]:
     return found
 
 
-class storage_errors:  # noqa: N801 - a context manager, named as what it does.
+class storage_errors:
     """Turns what pyarrow raises into fastpipe's errors, which name the file, and the unit if there is one."""
 
     def __init__(self, path: str, unit: str | None = None) -> None:

@@ -322,4 +322,10 @@ def read_parquet(
 def threads_of(settings: Settings) -> int:
     """Threads that a reader may use at most."""
     wanted = settings.running.num_threads
-    return wanted if isinstance(wanted, int) else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        wanted
+        if isinstance(wanted, int)
+        else len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )

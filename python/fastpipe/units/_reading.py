@@ -65,8 +65,10 @@ def read_units(
         >>> class Squares:
         ...     schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
         ...     rows = [3, 3]
+        ...
         ...     def read(self, unit):
         ...         return pa.table({"x": [i * i for i in range(3 * unit, 3 * unit + 3)]})
+        ...
         ...     def fingerprint(self):
         ...         return "squares"
         >>> [batch["x"].tolist() for batch in fastpipe.read_units(Squares(), batch_size=4)]
