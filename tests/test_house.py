@@ -1,8 +1,12 @@
-"""The house rules of the source: no file is so long that nobody reads it."""
+"""The house rules of the source: no file is so long that nobody reads it, and no files of the engine use each other."""
 
 from __future__ import annotations
 
+import re
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 MOST_LINES = 500
@@ -32,3 +36,28 @@ def test_no_source_file_is_too_long() -> None:
     assert len(lines) > 200, "the files aren't where this test looks for them"
     long = {path for path, count in lines.items() if count > MOST_LINES}
     assert not long - LONGER.keys(), f"more than {MOST_LINES} lines: move a concept to a file of its own"
+
+
+def uses(crate: str) -> dict[str, set[str]]:
+    """For each file of a crate the files that it uses."""
+    folder = ROOT / "rust" / crate / "src"
+    graph: dict[str, set[str]] = {}
+    for path in folder.rglob("*.rs"):
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        if path.name in ("lib.rs", "tests.rs"):
+            continue
+        text = path.read_text(encoding="utf-8").split("#[cfg(test)]\nmod tests {\n")[0]
+        graph[name] = set(re.findall(r"\bcrate::([a-z_]+)::", text)) - {name}
+        if "/" in name and "super::" in text:
+            graph[name].add(name.rpartition("/")[0])
+    return graph
+
+
+@pytest.mark.parametrize("crate", ["fastpipe-engine"])
+def test_no_files_use_each_other(crate: str) -> None:
+    graph = uses(crate)
+    assert sum(map(len, graph.values())) > 50, "nothing was found"
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(f"a circle: {' -> '.join(error.args[1])}") from None

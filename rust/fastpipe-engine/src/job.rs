@@ -1,15 +1,12 @@
-//! Batches in flight, and the tasks that fill them.
+//! Batches in flight.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::{Error, Fragment, Rows};
-use fastpipe_order::Run;
 
 use crate::batch::About;
 use crate::budget::Reserved;
-use crate::schedule::Urgency;
-use crate::unit::SequenceCell;
 
 /// Records placed between two looks at whether the pass was closed: far below 100 ms of work.
 pub(crate) const RECORDS_AT_ONCE: usize = 1024;
@@ -109,35 +106,5 @@ impl Job {
             Some((_, error)) => Err(error),
             None => Ok(left),
         })
-    }
-}
-
-/// A run with the unit that it reads.
-#[derive(Clone)]
-pub(crate) struct Piece {
-    pub(crate) run: Run,
-    pub(crate) cell: Arc<SequenceCell>,
-    /// Which piece of the unit it is.
-    pub(crate) number: u32,
-    /// Nanoseconds that it is expected to take.
-    pub(crate) expected: u64,
-}
-
-/// Some runs of a batch, done one after the other by one thread at a time.
-pub(crate) struct Task {
-    pub(crate) job: Arc<Job>,
-    pub(crate) pieces: Vec<Piece>,
-    /// Pieces that are done.
-    pub(crate) done: usize,
-    /// Nanoseconds that it is expected to take.
-    pub(crate) cost: u64,
-}
-
-impl Task {
-    pub(crate) fn urgency(&self) -> Urgency {
-        Urgency {
-            batch: self.job.number,
-            cost: self.cost,
-        }
     }
 }

@@ -30,6 +30,7 @@
 mod admission;
 mod assemble;
 mod batch;
+mod batches;
 mod budget;
 mod cost;
 mod fetch;

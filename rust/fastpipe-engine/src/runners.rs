@@ -8,8 +8,8 @@ use fastpipe_batch::Result;
 
 use crate::lock::lock;
 use crate::panicked::panicked;
-use crate::schedule::{self, End, Urgency};
-use crate::shared::Shared;
+use crate::schedule::{End, Urgency};
+use crate::shared::{Part, Shared};
 
 impl Shared {
     /// Runs a part of the engine so that a panic in it becomes an error.
@@ -38,7 +38,7 @@ impl Shared {
         self.put(urgency, rayon::current_thread_index(), Box::new(part));
     }
 
-    fn put(self: &Arc<Self>, urgency: Urgency, thread: Option<usize>, part: schedule::Part) {
+    fn put(self: &Arc<Self>, urgency: Urgency, thread: Option<usize>, part: Part) {
         if self.schedule.put(urgency, thread, part) {
             self.run_on_another();
         }

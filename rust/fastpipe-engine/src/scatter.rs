@@ -1,29 +1,21 @@
-//! Batches of picked records: the units that they take rows of are opened first, and then every row is decoded where it
-//! belongs, slot by slot, so that what has no fixed size lies in the right order without being moved.
+//! Units of which records are picked at random, and what batches of picks keep of them.
+//!
+//! A unit is opened, the starts of its records are found once, and from then on any number of batches and threads pick records at
+//! once.
+
+mod picking;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind, Result, Row, Sink, Unit, Unpicked, try_collect, try_reserve};
-use fastpipe_order::Picks;
+use fastpipe_batch::{Error, Result, Row, try_reserve};
 
-use crate::batch::About;
 use crate::budget::Reserved;
-use crate::fetch::Fetch;
-use crate::job::{Job, RECORDS_AT_ONCE};
-use crate::lock::lock;
-use crate::panicked::panicked;
-use crate::schedule::Urgency;
-use crate::shared::Shared;
-use crate::telemetry::Activity;
-use crate::unit::{OpenUnit, Opened, RandomCell};
-
-/// So many rows for each unit, or more, are picked in one call, which looks at all units first.
-const ROWS_A_UNIT: usize = 16;
+use crate::job::Job;
+use crate::unit::OpenUnit;
 
 /// Units of which records are picked.
 #[derive(Default)]
@@ -35,7 +27,7 @@ pub(crate) struct Scatter {
 }
 
 /// What memory is for that says which units a batch needs.
-const UNITS: &str = "the list of a batch's units; a smaller batch_size or shuffle_buffer needs less";
+pub(super) const UNITS: &str = "the list of a batch's units; a smaller batch_size or shuffle_buffer needs less";
 
 /// Units that are remembered after they were let go of: more than the edge of a window cuts, for many ranks.
 const REMEMBERED: usize = 64;
@@ -96,286 +88,74 @@ impl Scatter {
 
 /// A batch whose units are being opened.
 pub(crate) struct Waiting {
-    job: Arc<Job>,
-    units: Vec<Arc<RandomCell>>,
-    rows: Vec<Row>,
+    pub(super) job: Arc<Job>,
+    pub(super) units: Vec<Arc<RandomCell>>,
+    pub(super) rows: Vec<Row>,
     /// The slots of each task.
-    tasks: Vec<Range<usize>>,
+    pub(super) tasks: Vec<Range<usize>>,
     /// Nanoseconds that each is expected to take.
-    cost: u64,
+    pub(super) cost: u64,
     /// Units that are not open, and one for whoever still adds to them.
-    missing: AtomicUsize,
+    pub(super) missing: AtomicUsize,
 }
 
-/// A batch whose units are open.
-struct Ready {
-    job: Arc<Job>,
-    units: Vec<(u64, Opened)>,
-    batch: Arc<Waiting>,
+/// A unit of which batches in flight pick records.
+pub(crate) struct RandomCell {
+    /// The unit, and which reading of it.
+    pub(crate) unit: u64,
+    pub(crate) epoch: u64,
+    /// Its memory, from when it is decided to open it.
+    pub(crate) reserved: Reserved,
+    state: Mutex<RandomState>,
 }
 
-/// How a task ended.
-enum Ended {
-    Done,
-    /// The pass was closed before.
-    Closed,
+/// The unit as batches see it: open and indexed, or what went wrong.
+pub(crate) type Opened = Result<Arc<OpenUnit>, Error>;
+
+enum RandomState {
+    /// Being opened, and who waits for that.
+    Opening(Vec<Arc<Waiting>>),
+    Open(Opened),
 }
 
-impl Ready {
-    /// The unit of a slot.
-    fn unit(&self, slot: usize) -> &(u64, Opened) {
-        &self.units[self.batch.rows[slot].unit as usize]
+impl RandomCell {
+    pub(crate) fn new(unit: u64, epoch: u64, reserved: Reserved) -> Self {
+        RandomCell {
+            unit,
+            epoch,
+            reserved,
+            state: Mutex::new(RandomState::Opening(Vec::new())),
+        }
     }
 
-    /// The first of these slots whose unit couldn't be opened.
-    fn first_lost(&self, mut slots: Range<usize>) -> Option<usize> {
-        if self.units.iter().all(|(_, unit)| unit.is_ok()) {
-            return None;
-        }
-        slots.find(|&slot| self.unit(slot).1.is_err())
+    fn lock(&self) -> MutexGuard<'_, RandomState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl Shared {
-    /// Starts a batch of picked records.
-    pub(crate) fn start_picks(
-        self: &Arc<Self>,
-        scatter: &mut Scatter,
-        number: u64,
-        about: About,
-        picks: Picks,
-        reserved: Reserved,
-    ) -> Result<()> {
-        for unit in scatter.want(about.epoch, number, &picks.units)? {
-            self.open_ahead(scatter, about.epoch, number, unit)?;
+    /// The unit, if it is open.
+    pub(crate) fn opened(&self) -> Option<Opened> {
+        match &*self.lock() {
+            RandomState::Open(opened) => Some(opened.clone()),
+            RandomState::Opening(_) => None,
         }
-        let slots = picks.rows.len();
-        let cost = self.picks_cost(&picks);
-        let tasks = self.tasks_of(cost).min(slots.max(1) as u64) as usize;
-        let tasks: Vec<_> = (0..tasks).map(|i| slots * i / tasks..slots * (i + 1) / tasks).collect();
-        let class = picks.units.first().map_or(0, |&unit| self.source.describe(unit).class);
-        let units = picks.units.iter();
-        let units = units.filter_map(|&unit| Some(scatter.units.get(&(about.epoch, unit))?.0.clone()));
-        let units = try_collect(units, UNITS)?;
-        let picked = picks.rows.into_iter().map(|row| Row {
-            unit: row.unit,
-            record: row.record,
-        });
-        let batch = Arc::new(Waiting {
-            job: Arc::new(Job::new(number, about, tasks.len(), class, reserved)),
-            units,
-            rows: try_collect(picked, "where a batch's rows are; a smaller batch_size needs less")?,
-            cost: cost / tasks.len() as u64,
-            tasks,
-            missing: AtomicUsize::new(1),
-        });
-        for cell in &batch.units {
-            batch.missing.fetch_add(1, Ordering::Relaxed);
-            if !cell.wait(&batch) {
-                batch.missing.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Lets a batch wait; false if there is nothing to wait for.
+    pub(crate) fn wait(&self, batch: &Arc<Waiting>) -> bool {
+        match &mut *self.lock() {
+            RandomState::Open(_) => false,
+            RandomState::Opening(waiting) => {
+                waiting.push(batch.clone());
+                true
             }
         }
-        self.arrived(&batch)
     }
 
-    /// Opens a unit that batch `number` needs.
-    pub(crate) fn open_ahead(
-        self: &Arc<Self>,
-        scatter: &mut Scatter,
-        epoch: u64,
-        number: u64,
-        unit: u64,
-    ) -> Result<()> {
-        let needed = self.fetches.are_needed();
-        let fetch = needed.then(|| self.fetches.start(unit, number)).transpose()?;
-        let reserved = self.budget.reserve(self.unit_bytes(unit));
-        let cell = Arc::new(RandomCell::new(unit, epoch, reserved));
-        scatter.units.insert((epoch, unit), (cell.clone(), number));
-        let info = self.source.describe(unit);
-        if scatter.released.contains(&(epoch, unit)) {
-            self.telemetry.add(&self.telemetry.rows_reopened, u64::from(info.rows));
-        }
-        let stored = info.range.map_or(0, |range| range.len);
-        let pass = || self.costs.pass(info.class, stored);
-        let is_indexed = self.random || self.memory.knows_starts(unit);
-        let cost = self.costs.open(info.class, stored) + if is_indexed { 0 } else { pass() };
-        let urgency = Urgency { batch: number, cost };
-        let Some(fetch) = fetch else {
-            self.spawn(urgency, move |shared| shared.open_cell(&cell, None, number, cost));
-            return Ok(());
-        };
-        let (shared, fetched) = (self.clone(), fetch.clone());
-        fetch.then(Box::new(move || {
-            shared.look_again();
-            shared.spawn(urgency, move |shared| {
-                shared.open_cell(&cell, Some(&fetched), number, cost)
-            });
-        }));
-        Ok(())
-    }
-
-    /// Nanoseconds that it is expected to take to decode a batch.
-    fn picks_cost(&self, picks: &Picks) -> u64 {
-        let Some(&unit) = picks.units.first() else {
-            return 0;
-        };
-        let infos = picks.units.iter().map(|&unit| self.source.describe(unit));
-        let (bytes, records) = infos.fold((0, 0), |(bytes, records), info| {
-            let stored = info.range.map_or(0, |range| range.len);
-            (bytes + stored, records + u64::from(info.rows))
-        });
-        let rows = picks.rows.len() as u64;
-        let stored = (u128::from(bytes) * u128::from(rows) / u128::from(records.max(1))) as u64;
-        self.costs.decode(self.source.describe(unit).class, rows, stored)
-    }
-
-    /// Opens a unit and finds its records; then starts the batches that waited for it alone.
-    fn open_cell(self: &Arc<Self>, cell: &RandomCell, fetch: Option<&Fetch>, number: u64, expected: u64) -> Result<()> {
-        if self.is_closed() {
-            // The batches that wait hold the cell, and it holds them: without this they would keep each other for ever.
-            cell.open(Err(Error::new(ErrorKind::Closed, "the pass was closed")));
-            return Ok(());
-        }
-        let began = self.telemetry.records_spans().then(|| self.telemetry.now());
-        let opened = catch_unwind(AssertUnwindSafe(|| {
-            let mut unit = self.open(cell.unit, cell.epoch, fetch)?;
-            if !self.random {
-                self.index(cell.unit, &mut unit)?;
-            }
-            cell.reserved.set(unit.get().held_bytes() as u64);
-            Ok(Arc::new(unit))
-        }));
-        if let Some(start) = began {
-            self.note((expected, Activity::Open), number, start);
-        }
-        let opened: Opened = opened.unwrap_or_else(|panic| Err(panicked(&*panic)));
-        let opened = opened.map_err(|error| self.source.locate(cell.unit, error));
-        let mut result = Ok(());
-        for batch in cell.open(opened) {
-            result = result.and(self.arrived(&batch));
-        }
-        result
-    }
-
-    /// Finds where the records of a unit start.
-    fn index(&self, number: u64, unit: &mut OpenUnit) -> Result<()> {
-        let known = self.memory.starts(number);
-        let is_new = known.is_none();
-        let (starts, nanos) = self.telemetry.time(Activity::Index, || unit.get_mut().index(known));
-        let starts = starts?;
-        if is_new {
-            let class = self.source.describe(number).class;
-            self.costs
-                .passed(class, u64::from(starts.last().copied().unwrap_or(0)), nanos);
-            self.memory.keep_starts(number, &starts, self.budget.limit());
-        }
-        Ok(())
-    }
-
-    /// A unit of a batch is open. With the last one its tasks start.
-    fn arrived(self: &Arc<Self>, batch: &Arc<Waiting>) -> Result<()> {
-        if batch.missing.fetch_sub(1, Ordering::AcqRel) != 1 {
-            return Ok(());
-        }
-        let lost = || Err(Error::new(ErrorKind::Internal, "a unit was used before it was open"));
-        let units = batch
-            .units
-            .iter()
-            .map(|cell| (cell.unit, cell.opened().unwrap_or_else(lost)));
-        let ready = Arc::new(Ready {
-            job: batch.job.clone(),
-            units: try_collect(units, UNITS)?,
-            batch: batch.clone(),
-        });
-        let urgency = Urgency {
-            batch: batch.job.number,
-            cost: batch.cost,
-        };
-        for slots in batch.tasks.clone() {
-            let ready = ready.clone();
-            self.spawn(urgency, move |shared| shared.pick(&ready, slots));
-        }
-        Ok(())
-    }
-
-    /// Fills slots of a batch.
-    fn pick(self: &Arc<Self>, ready: &Ready, slots: Range<usize>) -> Result<()> {
-        let job = &ready.job;
-        let start = self.telemetry.now();
-        let count = slots.len() as u64;
-        if let Ok(rows) = self.rows_of(job) {
-            let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
-            let mut sink = Sink::new(&rows, fragment)?;
-            let lost = ready.first_lost(slots.clone());
-            let picked = self.pick_open(ready, slots.start..lost.unwrap_or(slots.end), &mut sink);
-            let failed = match (picked, lost) {
-                (Ok(Ended::Closed), _) => return Ok(()),
-                (Ok(Ended::Done), None) => None,
-                (Ok(Ended::Done), Some(slot)) => ready.unit(slot).1.as_ref().err().map(|error| (slot, error.clone())),
-                (Err(Unpicked { slot, error }), _) => Some((slot, self.source.locate(ready.unit(slot).0, error))),
-            };
-            if let Some((slot, error)) = failed {
-                job.fail(slot as u32, error);
-            }
-            job.leave(sink.finish());
-            self.picked(ready, count, start);
-        }
-        self.end_task(job)
-    }
-
-    /// Fills slots of units that are open.
-    fn pick_open(&self, ready: &Ready, slots: Range<usize>, sink: &mut Sink<'_>) -> Result<Ended, Unpicked> {
-        let open = || ready.units.iter().filter_map(|(_, unit)| unit.as_ref().ok());
-        let Some(any) = open().next() else {
-            return Ok(Ended::Done);
-        };
-        // Another one stands for a unit that couldn't be opened: no row of that is among the slots.
-        let units = ready.units.iter().map(|(_, unit)| unit.as_ref().unwrap_or(any).get());
-        let at_start = |error| Unpicked {
-            slot: slots.start,
-            error,
-        };
-        let units: Vec<&dyn Unit> = try_collect(units, UNITS).map_err(at_start)?;
-        let at_once = RECORDS_AT_ONCE.max(ROWS_A_UNIT * units.len());
-        for start in slots.clone().step_by(at_once) {
-            if self.is_closed() {
-                return Ok(Ended::Closed);
-            }
-            let some = start..(start + at_once).min(slots.end);
-            catch_unwind(AssertUnwindSafe(|| {
-                self.source.pick(&units, &ready.batch.rows, some, sink)
-            }))
-            .unwrap_or_else(|panic| {
-                Err(Unpicked {
-                    slot: start,
-                    error: panicked(&*panic),
-                })
-            })?;
-        }
-        Ok(Ended::Done)
-    }
-
-    /// Learns from a task that picked rows.
-    fn picked(&self, ready: &Ready, rows: u64, start: u64) {
-        let nanos = self.telemetry.now() - start;
-        self.telemetry.took(Activity::Decode, nanos);
-        self.note((ready.batch.cost, Activity::Decode), ready.job.number, start);
-        let infos = ready.batch.units.iter().map(|cell| self.source.describe(cell.unit));
-        let mut class = None;
-        let (mut bytes, mut records) = (0, 0);
-        for (info, (_, unit)) in infos.zip(&ready.units) {
-            // Classes can't be told apart within a task.
-            if class.is_some_and(|class| class != info.class) {
-                return;
-            }
-            class = Some(info.class);
-            bytes += unit.as_ref().map_or(0, |unit| unit.get().bytes()) as u64;
-            records += u64::from(info.rows);
-        }
-        if let Some(class) = class {
-            let bytes = (u128::from(bytes) * u128::from(rows) / u128::from(records.max(1))) as u64;
-            self.costs.decoded(class, rows, bytes, nanos);
-            self.costs.judge(class, ready.batch.cost, nanos);
+    /// The unit has been opened. Returns who waited.
+    pub(crate) fn open(&self, opened: Opened) -> Vec<Arc<Waiting>> {
+        match std::mem::replace(&mut *self.lock(), RandomState::Open(opened)) {
+            RandomState::Opening(waiting) => waiting,
+            RandomState::Open(_) => Vec::new(),
         }
     }
 }

@@ -9,15 +9,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-
-use fastpipe_batch::Result;
-
-use crate::shared::Shared;
-
-/// Work, and what it is done for.
-pub(crate) type Part = Box<dyn FnOnce(&Arc<Shared>) -> Result<()> + Send>;
 
 /// How urgent work is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,38 +29,37 @@ impl Urgency {
     };
 }
 
-struct Ready {
+struct Ready<P> {
     /// Greatest first.
     rank: (Reverse<u64>, u64, Reverse<u64>),
     since: Option<Instant>,
-    part: Part,
+    part: P,
 }
 
-impl PartialEq for Ready {
+impl<P> PartialEq for Ready<P> {
     fn eq(&self, other: &Self) -> bool {
         self.rank == other.rank
     }
 }
 
-impl Eq for Ready {}
+impl<P> Eq for Ready<P> {}
 
-impl PartialOrd for Ready {
+impl<P> PartialOrd for Ready<P> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Ready {
+impl<P> Ord for Ready<P> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.rank.cmp(&other.rank)
     }
 }
 
-#[derive(Default)]
-struct Queue {
-    ready: BinaryHeap<Ready>,
+struct Queue<P> {
+    ready: BinaryHeap<Ready<P>>,
     /// Work that goes on where a thread just ended, with the thread's number.
-    next: Vec<(usize, Ready)>,
+    next: Vec<(usize, Ready<P>)>,
     /// How often in a row threads went on with theirs although there was more urgent work.
     passed: u32,
     put: u64,
@@ -80,13 +72,13 @@ struct Queue {
 /// How often in a row more urgent work may be passed by.
 const MOST_PASSED: u32 = 4;
 
-impl Queue {
+impl<P> Queue<P> {
     fn is_empty(&self) -> bool {
         self.ready.is_empty() && self.next.is_empty()
     }
 
     /// Takes what a thread is to do.
-    fn pop(&mut self, thread: usize) -> Option<Ready> {
+    fn pop(&mut self, thread: usize) -> Option<Ready<P>> {
         let next = &self.next;
         let first = (0..next.len()).max_by(|&a, &b| next[a].1.cmp(&next[b].1));
         let first = first.filter(|&i| self.ready.peek().is_none_or(|ready| next[i].1 > *ready));
@@ -111,31 +103,35 @@ pub(crate) enum End {
     Last,
 }
 
-/// The queue of a pass.
-pub(crate) struct Schedule {
-    queue: Mutex<Queue>,
+/// The queue of a pass. It doesn't know what the parts of the work are.
+pub(crate) struct Schedule<P> {
+    queue: Mutex<Queue<P>>,
     /// Nanoseconds and number of starts on threads that had slept.
     delayed: (AtomicU64, AtomicU64),
 }
 
-impl Schedule {
-    pub(crate) fn new(allowed: usize) -> Schedule {
+impl<P> Schedule<P> {
+    pub(crate) fn new(allowed: usize) -> Schedule<P> {
         Schedule {
             queue: Mutex::new(Queue {
+                ready: BinaryHeap::new(),
+                next: Vec::new(),
+                passed: 0,
+                put: 0,
+                running: 0,
                 allowed: allowed.max(1),
-                ..Queue::default()
             }),
             delayed: Default::default(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, Queue<P>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts work in the queue; `thread` if it goes on where that one just ended. True if a runner must be started for it.
     #[must_use]
-    pub(crate) fn put(&self, urgency: Urgency, thread: Option<usize>, part: Part) -> bool {
+    pub(crate) fn put(&self, urgency: Urgency, thread: Option<usize>, part: P) -> bool {
         let mut queue = self.lock();
         let start = queue.running < queue.allowed;
         queue.put += 1;
@@ -163,7 +159,7 @@ impl Schedule {
     }
 
     /// The next work for a runner on this thread; `None` if there is none, or too many run.
-    pub(crate) fn take(&self, thread: usize) -> Option<Part> {
+    pub(crate) fn take(&self, thread: usize) -> Option<P> {
         let mut queue = self.lock();
         if queue.running > queue.allowed {
             return None;
@@ -239,9 +235,7 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    fn part() -> Part {
-        Box::new(|_| Ok(()))
-    }
+    fn part() {}
 
     #[test]
     fn early_batches_come_first_and_of_one_the_longest() {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 
-use fastpipe_batch::{Error, ErrorKind, Part, Result, Source};
+use fastpipe_batch::{self as batch, Error, ErrorKind, Result, Source};
 use rayon::ThreadPool;
 
 use crate::admission::Admission;
@@ -20,16 +20,19 @@ use crate::sequence::Parked;
 use crate::telemetry::Telemetry;
 use crate::threads::Measured;
 
+/// A part of the work.
+pub(crate) type Part = Box<dyn FnOnce(&Arc<Shared>) -> Result<()> + Send>;
+
 /// What a running pass is made of.
 pub(crate) struct Shared {
     pub(crate) source: Arc<dyn Source>,
-    pub(crate) parts: Arc<[Part]>,
+    pub(crate) parts: Arc<[batch::Part]>,
     pub(crate) memory: Arc<Memory>,
     pub(crate) parked: Parked,
     pub(crate) options: Options,
     pub(crate) files: Files,
     pub(crate) fetches: Fetches,
-    pub(crate) schedule: Schedule,
+    pub(crate) schedule: Schedule<Part>,
     pub(crate) costs: CostModel,
     pub(crate) budget: Arc<Budget>,
     pub(crate) telemetry: Telemetry,

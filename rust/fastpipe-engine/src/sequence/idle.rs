@@ -9,11 +9,12 @@ use std::sync::Arc;
 use fastpipe_batch::{Error, Mark};
 use fastpipe_order::Run;
 
-use crate::job::{Job, Piece};
+use super::{Piece, SequenceCell};
+use crate::job::Job;
 use crate::lock::lock;
 use crate::shared::Shared;
 use crate::telemetry::Activity;
-use crate::unit::{OpenUnit, SequenceCell};
+use crate::unit::OpenUnit;
 
 /// How fast rows of several tasks are joined.
 const JOINED_BYTES_A_NANO: u64 = 4;

@@ -1,0 +1,317 @@
+//! Batches of picked records: the units that they take rows of are opened first, and then every row is decoded where it
+//! belongs, slot by slot, so that what has no fixed size lies in the right order without being moved.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fastpipe_batch::{Error, ErrorKind, Result, Row, Sink, Unit, Unpicked, try_collect};
+use fastpipe_order::Picks;
+
+use super::{Opened, RandomCell, Scatter, UNITS, Waiting};
+use crate::batch::About;
+use crate::batches::{Batches, Cost, Need};
+use crate::budget::Reserved;
+use crate::fetch::Fetch;
+use crate::job::{Job, RECORDS_AT_ONCE};
+use crate::lock::lock;
+use crate::panicked::panicked;
+use crate::schedule::Urgency;
+use crate::shared::Shared;
+use crate::telemetry::Activity;
+use crate::unit::OpenUnit;
+
+/// So many rows for each unit, or more, are picked in one call, which looks at all units first.
+const ROWS_A_UNIT: usize = 16;
+
+/// A batch whose units are open.
+struct Ready {
+    job: Arc<Job>,
+    units: Vec<(u64, Opened)>,
+    batch: Arc<Waiting>,
+}
+
+/// How a task ended.
+enum Ended {
+    Done,
+    /// The pass was closed before.
+    Closed,
+}
+
+impl Ready {
+    /// The unit of a slot.
+    fn unit(&self, slot: usize) -> &(u64, Opened) {
+        &self.units[self.batch.rows[slot].unit as usize]
+    }
+
+    /// The first of these slots whose unit couldn't be opened.
+    fn first_lost(&self, mut slots: Range<usize>) -> Option<usize> {
+        if self.units.iter().all(|(_, unit)| unit.is_ok()) {
+            return None;
+        }
+        slots.find(|&slot| self.unit(slot).1.is_err())
+    }
+}
+
+impl Batches<Picks> for Shared {
+    type Kept = Scatter;
+
+    fn needed(&self, kept: &Scatter, epoch: u64, picks: &Picks) -> Need {
+        let first = picks.units.first().copied();
+        let new = picks.units.iter().filter(|&&unit| !kept.has(epoch, unit));
+        Need {
+            class: first.map_or(0, |unit| self.source.describe(unit).class),
+            more: first.map_or(0, |unit| self.fetched_bytes(unit)),
+            units: new.map(|&unit| self.unit_bytes(unit)).sum(),
+        }
+    }
+
+    fn prepare(self: &Arc<Self>, kept: &mut Scatter, epoch: u64, number: u64, picks: &Picks) -> bool {
+        let room = self.batch_bytes.get().copied().unwrap_or(0);
+        // Without memory for the list, the batch itself says so when it is begun; so it does where a unit can't be fetched.
+        let wanted = kept.want(epoch, number, &picks.units).unwrap_or_default();
+        wanted.into_iter().all(|unit| {
+            self.budget.fits_ahead(self.unit_bytes(unit), room) && self.open_ahead(kept, epoch, number, unit).is_ok()
+        })
+    }
+
+    fn start(
+        self: &Arc<Self>,
+        scatter: &mut Scatter,
+        number: u64,
+        about: About,
+        picks: Picks,
+        reserved: Reserved,
+    ) -> Result<Cost> {
+        for unit in scatter.want(about.epoch, number, &picks.units)? {
+            self.open_ahead(scatter, about.epoch, number, unit)?;
+        }
+        let slots = picks.rows.len();
+        let cost = self.picks_cost(&picks);
+        let tasks = self.tasks_of(cost).min(slots.max(1) as u64) as usize;
+        let tasks: Vec<_> = (0..tasks).map(|i| slots * i / tasks..slots * (i + 1) / tasks).collect();
+        let class = picks.units.first().map_or(0, |&unit| self.source.describe(unit).class);
+        let units = picks.units.iter();
+        let units = units.filter_map(|&unit| Some(scatter.units.get(&(about.epoch, unit))?.0.clone()));
+        let units = try_collect(units, UNITS)?;
+        let picked = picks.rows.into_iter().map(|row| Row {
+            unit: row.unit,
+            record: row.record,
+        });
+        let batch = Arc::new(Waiting {
+            job: Arc::new(Job::new(number, about, tasks.len(), class, reserved)),
+            units,
+            rows: try_collect(picked, "where a batch's rows are; a smaller batch_size needs less")?,
+            cost: cost / tasks.len() as u64,
+            tasks,
+            missing: AtomicUsize::new(1),
+        });
+        for cell in &batch.units {
+            batch.missing.fetch_add(1, Ordering::Relaxed);
+            if !cell.wait(&batch) {
+                batch.missing.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        self.arrived(&batch)?;
+        // All units of a window are opened ahead.
+        Ok(Cost::default())
+    }
+}
+
+impl Shared {
+    /// Opens a unit that batch `number` needs.
+    fn open_ahead(self: &Arc<Self>, scatter: &mut Scatter, epoch: u64, number: u64, unit: u64) -> Result<()> {
+        let needed = self.fetches.are_needed();
+        let fetch = needed.then(|| self.fetches.start(unit, number)).transpose()?;
+        let reserved = self.budget.reserve(self.unit_bytes(unit));
+        let cell = Arc::new(RandomCell::new(unit, epoch, reserved));
+        scatter.units.insert((epoch, unit), (cell.clone(), number));
+        let info = self.source.describe(unit);
+        if scatter.released.contains(&(epoch, unit)) {
+            self.telemetry.add(&self.telemetry.rows_reopened, u64::from(info.rows));
+        }
+        let stored = info.range.map_or(0, |range| range.len);
+        let pass = || self.costs.pass(info.class, stored);
+        let is_indexed = self.random || self.memory.knows_starts(unit);
+        let cost = self.costs.open(info.class, stored) + if is_indexed { 0 } else { pass() };
+        let urgency = Urgency { batch: number, cost };
+        let Some(fetch) = fetch else {
+            self.spawn(urgency, move |shared| shared.open_cell(&cell, None, number, cost));
+            return Ok(());
+        };
+        let (shared, fetched) = (self.clone(), fetch.clone());
+        fetch.then(Box::new(move || {
+            shared.look_again();
+            shared.spawn(urgency, move |shared| {
+                shared.open_cell(&cell, Some(&fetched), number, cost)
+            });
+        }));
+        Ok(())
+    }
+
+    /// Nanoseconds that it is expected to take to decode a batch.
+    fn picks_cost(&self, picks: &Picks) -> u64 {
+        let Some(&unit) = picks.units.first() else {
+            return 0;
+        };
+        let infos = picks.units.iter().map(|&unit| self.source.describe(unit));
+        let (bytes, records) = infos.fold((0, 0), |(bytes, records), info| {
+            let stored = info.range.map_or(0, |range| range.len);
+            (bytes + stored, records + u64::from(info.rows))
+        });
+        let rows = picks.rows.len() as u64;
+        let stored = (u128::from(bytes) * u128::from(rows) / u128::from(records.max(1))) as u64;
+        self.costs.decode(self.source.describe(unit).class, rows, stored)
+    }
+
+    /// Opens a unit and finds its records; then starts the batches that waited for it alone.
+    fn open_cell(self: &Arc<Self>, cell: &RandomCell, fetch: Option<&Fetch>, number: u64, expected: u64) -> Result<()> {
+        if self.is_closed() {
+            // The batches that wait hold the cell, and it holds them: without this they would keep each other for ever.
+            cell.open(Err(Error::new(ErrorKind::Closed, "the pass was closed")));
+            return Ok(());
+        }
+        let began = self.telemetry.records_spans().then(|| self.telemetry.now());
+        let opened = catch_unwind(AssertUnwindSafe(|| {
+            let mut unit = self.open(cell.unit, cell.epoch, fetch)?;
+            if !self.random {
+                self.index(cell.unit, &mut unit)?;
+            }
+            cell.reserved.set(unit.get().held_bytes() as u64);
+            Ok(Arc::new(unit))
+        }));
+        if let Some(start) = began {
+            self.note((expected, Activity::Open), number, start);
+        }
+        let opened: Opened = opened.unwrap_or_else(|panic| Err(panicked(&*panic)));
+        let opened = opened.map_err(|error| self.source.locate(cell.unit, error));
+        let mut result = Ok(());
+        for batch in cell.open(opened) {
+            result = result.and(self.arrived(&batch));
+        }
+        result
+    }
+
+    /// Finds where the records of a unit start.
+    fn index(&self, number: u64, unit: &mut OpenUnit) -> Result<()> {
+        let known = self.memory.starts(number);
+        let is_new = known.is_none();
+        let (starts, nanos) = self.telemetry.time(Activity::Index, || unit.get_mut().index(known));
+        let starts = starts?;
+        if is_new {
+            let class = self.source.describe(number).class;
+            self.costs
+                .passed(class, u64::from(starts.last().copied().unwrap_or(0)), nanos);
+            self.memory.keep_starts(number, &starts, self.budget.limit());
+        }
+        Ok(())
+    }
+
+    /// A unit of a batch is open. With the last one its tasks start.
+    fn arrived(self: &Arc<Self>, batch: &Arc<Waiting>) -> Result<()> {
+        if batch.missing.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return Ok(());
+        }
+        let lost = || Err(Error::new(ErrorKind::Internal, "a unit was used before it was open"));
+        let units = batch
+            .units
+            .iter()
+            .map(|cell| (cell.unit, cell.opened().unwrap_or_else(lost)));
+        let ready = Arc::new(Ready {
+            job: batch.job.clone(),
+            units: try_collect(units, UNITS)?,
+            batch: batch.clone(),
+        });
+        let urgency = Urgency {
+            batch: batch.job.number,
+            cost: batch.cost,
+        };
+        for slots in batch.tasks.clone() {
+            let ready = ready.clone();
+            self.spawn(urgency, move |shared| shared.pick(&ready, slots));
+        }
+        Ok(())
+    }
+
+    /// Fills slots of a batch.
+    fn pick(self: &Arc<Self>, ready: &Ready, slots: Range<usize>) -> Result<()> {
+        let job = &ready.job;
+        let start = self.telemetry.now();
+        let count = slots.len() as u64;
+        if let Ok(rows) = self.rows_of(job) {
+            let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
+            let mut sink = Sink::new(&rows, fragment)?;
+            let lost = ready.first_lost(slots.clone());
+            let picked = self.pick_open(ready, slots.start..lost.unwrap_or(slots.end), &mut sink);
+            let failed = match (picked, lost) {
+                (Ok(Ended::Closed), _) => return Ok(()),
+                (Ok(Ended::Done), None) => None,
+                (Ok(Ended::Done), Some(slot)) => ready.unit(slot).1.as_ref().err().map(|error| (slot, error.clone())),
+                (Err(Unpicked { slot, error }), _) => Some((slot, self.source.locate(ready.unit(slot).0, error))),
+            };
+            if let Some((slot, error)) = failed {
+                job.fail(slot as u32, error);
+            }
+            job.leave(sink.finish());
+            self.picked(ready, count, start);
+        }
+        self.end_task(job)
+    }
+
+    /// Fills slots of units that are open.
+    fn pick_open(&self, ready: &Ready, slots: Range<usize>, sink: &mut Sink<'_>) -> Result<Ended, Unpicked> {
+        let open = || ready.units.iter().filter_map(|(_, unit)| unit.as_ref().ok());
+        let Some(any) = open().next() else {
+            return Ok(Ended::Done);
+        };
+        // Another one stands for a unit that couldn't be opened: no row of that is among the slots.
+        let units = ready.units.iter().map(|(_, unit)| unit.as_ref().unwrap_or(any).get());
+        let at_start = |error| Unpicked {
+            slot: slots.start,
+            error,
+        };
+        let units: Vec<&dyn Unit> = try_collect(units, UNITS).map_err(at_start)?;
+        let at_once = RECORDS_AT_ONCE.max(ROWS_A_UNIT * units.len());
+        for start in slots.clone().step_by(at_once) {
+            if self.is_closed() {
+                return Ok(Ended::Closed);
+            }
+            let some = start..(start + at_once).min(slots.end);
+            catch_unwind(AssertUnwindSafe(|| {
+                self.source.pick(&units, &ready.batch.rows, some, sink)
+            }))
+            .unwrap_or_else(|panic| {
+                Err(Unpicked {
+                    slot: start,
+                    error: panicked(&*panic),
+                })
+            })?;
+        }
+        Ok(Ended::Done)
+    }
+
+    /// Learns from a task that picked rows.
+    fn picked(&self, ready: &Ready, rows: u64, start: u64) {
+        let nanos = self.telemetry.now() - start;
+        self.telemetry.took(Activity::Decode, nanos);
+        self.note((ready.batch.cost, Activity::Decode), ready.job.number, start);
+        let infos = ready.batch.units.iter().map(|cell| self.source.describe(cell.unit));
+        let mut class = None;
+        let (mut bytes, mut records) = (0, 0);
+        for (info, (_, unit)) in infos.zip(&ready.units) {
+            // Classes can't be told apart within a task.
+            if class.is_some_and(|class| class != info.class) {
+                return;
+            }
+            class = Some(info.class);
+            bytes += unit.as_ref().map_or(0, |unit| unit.get().bytes()) as u64;
+            records += u64::from(info.rows);
+        }
+        if let Some(class) = class {
+            let bytes = (u128::from(bytes) * u128::from(rows) / u128::from(records.max(1))) as u64;
+            self.costs.decoded(class, rows, bytes, nanos);
+            self.costs.judge(class, ready.batch.cost, nanos);
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! Batches of runs: their pieces are read one after the other, each from where the one in front of it ends.
+
+use std::cell::OnceCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use fastpipe_batch::{
+    Error, ErrorKind, Fragment, Mark, Pick, Result, Rows, Sink, try_collect, try_reserve, try_with_capacity,
+};
+use fastpipe_order::Run;
+
+use super::{Ahead, Piece, Sequence, SequenceCell, SequenceState, Task};
+use crate::batch::About;
+use crate::batches::{Batches, Cost, Need};
+use crate::budget::Reserved;
+use crate::job::{Job, RECORDS_AT_ONCE, SMALLEST_TASK};
+use crate::lock::lock;
+use crate::panicked::panicked;
+use crate::shared::Shared;
+use crate::telemetry::{Activity, Span};
+use crate::unit::OpenUnit;
+
+/// Units that are fetched ahead, for each that may be under way at once.
+const FETCHED_AHEAD: usize = 2;
+
+/// Bytes of units that the system is asked to read before they are needed.
+const READ_AHEAD: u64 = 16 << 20;
+
+/// What memory is for that says which stretches of units a batch is made of.
+const RUNS: &str = "the list of a batch's blocks; a smaller batch_size needs less";
+
+impl Batches<Vec<Run>> for Shared {
+    type Kept = Sequence;
+
+    fn needed(&self, kept: &Sequence, epoch: u64, runs: &Vec<Run>) -> Need {
+        let first = runs.first().map(|run| self.source.describe(run.unit).class);
+        let class = first.unwrap_or(0);
+        let bytes = |run: &&Run| self.unit_bytes(run.unit);
+        if self.fetches.are_needed() {
+            // Each has its own memory, from when it is fetched.
+            let new = runs.iter().filter(|run| !kept.is_fetched(epoch, run.unit));
+            let (more, units) = (0, new.map(|run| bytes(&run)).sum());
+            return Need { class, more, units };
+        }
+        let ends = |run: &Run| run.record + run.rows >= self.source.describe(run.unit).rows;
+        let new = runs.iter().filter(|run| !kept.has(run.unit));
+        let fetched = runs.iter().map(|run| self.fetched_bytes(run.unit)).max().unwrap_or(0);
+        let (ending, outlasting): (Vec<&Run>, Vec<&Run>) = new.partition(|run| ends(run));
+        // One after the other is read and closed.
+        let ending = ending.iter().map(bytes).max().unwrap_or(0);
+        Need {
+            class,
+            more: ending + fetched,
+            units: outlasting.iter().map(bytes).sum(),
+        }
+    }
+
+    fn prepare(self: &Arc<Self>, kept: &mut Sequence, epoch: u64, number: u64, runs: &Vec<Run>) -> bool {
+        match self.fetches.are_needed() {
+            true => self.fetch_batch(kept, epoch, number, runs),
+            false => self.hint(kept, runs),
+        }
+    }
+
+    fn start(
+        self: &Arc<Self>,
+        kept: &mut Sequence,
+        number: u64,
+        about: About,
+        runs: Vec<Run>,
+        reserved: Reserved,
+    ) -> Result<Cost> {
+        let longest = runs.iter().map(|run| self.rest_cost(run)).max();
+        let cost = Cost {
+            cost: runs.iter().map(|run| self.run_cost(run)).sum(),
+            longest: longest.unwrap_or(0),
+        };
+        self.start_runs(kept, number, about, &runs, reserved)?;
+        Ok(cost)
+    }
+}
+
+impl Shared {
+    /// Fetches the units of a batch that isn't begun. False if no more may be fetched by now.
+    fn fetch_batch(&self, kept: &mut Sequence, epoch: u64, number: u64, runs: &[Run]) -> bool {
+        if kept.ahead() >= FETCHED_AHEAD * self.fetches.most() {
+            return false;
+        }
+        let room = self.batch_bytes.get().copied().unwrap_or(0);
+        runs.iter().all(|run| {
+            // Without memory or a thread for it, the batch itself says so when it is begun.
+            kept.is_fetched(epoch, run.unit)
+                || self.budget.fits_ahead(self.unit_bytes(run.unit), room)
+                    && self.fetch_ahead(kept, epoch, number, run.unit).is_ok()
+        })
+    }
+
+    /// Lets the system read the units of a batch before they are needed; not before the first was read, nor where they come from
+    /// memory, or nearly as fast: then the system's own reading ahead is enough, and keeps them in larger pages, which makes
+    /// all later reads twice as fast. False if enough is read ahead.
+    fn hint(&self, kept: &mut Sequence, runs: &[Run]) -> bool {
+        let bytes = self.stored_bytes(runs);
+        if kept.hinted + bytes > READ_AHEAD && kept.hinted > 0 {
+            return false;
+        }
+        kept.hinted += bytes;
+        let read = self.telemetry.bytes_read.load(Ordering::Relaxed);
+        if read < self.telemetry.nanos(Activity::Read) / 2 {
+            for run in runs.iter().filter(|run| run.record == 0) {
+                if let Some(range) = self.source.describe(run.unit).range {
+                    self.files.will_need(range);
+                }
+            }
+        }
+        true
+    }
+
+    /// A batch that was prepared is begun.
+    pub(crate) fn no_longer_ahead(&self, kept: &mut Sequence, runs: &[Run]) {
+        kept.hinted -= self.stored_bytes(runs).min(kept.hinted);
+    }
+
+    /// Bytes that units have in their files, of which a batch is the first.
+    fn stored_bytes(&self, runs: &[Run]) -> u64 {
+        let begun = runs.iter().filter(|run| run.record == 0);
+        let ranges = begun.filter_map(|run| self.source.describe(run.unit).range);
+        ranges.map(|range| range.len).sum()
+    }
+
+    /// Cuts a batch of runs into tasks that are expected to take equally long, and starts them.
+    fn start_runs(
+        self: &Arc<Self>,
+        units: &mut Sequence,
+        number: u64,
+        about: About,
+        runs: &[Run],
+        reserved: Reserved,
+    ) -> Result<()> {
+        let costs: Vec<u64> = try_collect(runs.iter().map(|run| self.run_cost(run)), RUNS)?;
+        let total: u64 = costs.iter().sum();
+        let tasks = self.tasks_of(total);
+        let target = total / tasks + 1;
+        let mut groups: Vec<Vec<Piece>> = vec![Vec::new()];
+        let mut filled = 0;
+        for (run, cost) in runs.iter().zip(costs) {
+            if self.fetches.are_needed() {
+                self.fetch_ahead(units, about.epoch, number, run.unit)?;
+            }
+            let rows = self.source.describe(run.unit).rows;
+            let mut left = *run;
+            let mut cost_left = cost;
+            while left.rows > 0 {
+                if filled >= target && (groups.len() as u64) < tasks {
+                    groups.push(Vec::new());
+                    filled = 0;
+                }
+                // The end of a run that doesn't fit goes to the next task, unless it is hardly worth it.
+                let over = (filled + cost_left).saturating_sub(target);
+                let cut = (groups.len() as u64) < tasks && over > target / 8 && over > SMALLEST_TASK / 2;
+                let mut taken = left;
+                let mut taken_cost = cost_left;
+                if cut {
+                    let share = (cost_left - over) as f64 / cost_left as f64;
+                    taken.rows = ((f64::from(left.rows) * share) as u32).clamp(1, left.rows);
+                    taken_cost = (cost_left as f64 * f64::from(taken.rows) / f64::from(left.rows)) as u64;
+                    // All of it: it ends the task.
+                    filled = filled.max(target);
+                }
+                let last = taken.record + taken.rows >= rows;
+                if let Some(group) = groups.last_mut() {
+                    try_reserve(group, 1, RUNS)?;
+                    group.push(units.piece(taken, about.epoch, last, taken_cost, self.random));
+                }
+                filled += taken_cost;
+                left.rows -= taken.rows;
+                left.record += taken.rows;
+                left.slot += taken.rows;
+                cost_left = cost_left.saturating_sub(taken_cost);
+            }
+        }
+        // The batch has reserved memory for units that end in it; those of which more is to come outlast it.
+        if let Some(run) = runs.last()
+            && let Some((cell, _)) = units.units.get(&run.unit)
+        {
+            let mut state = cell.lock();
+            if state.reserved.is_none() {
+                state.reserved = Some(self.budget.reserve(self.unit_bytes(run.unit)));
+            }
+        }
+        let class = runs.first().map_or(0, |run| self.source.describe(run.unit).class);
+        let job = Arc::new(Job::new(number, about, groups.len(), class, reserved));
+        for pieces in groups {
+            // Of a unit of which no more is to come nobody waits for the end.
+            if let [_, .., tail] = &pieces[..]
+                && units.has(tail.run.unit)
+            {
+                tail.cell.lock().tail = Some((tail.number, job.clone(), tail.run, tail.expected));
+            }
+            let cost = pieces.iter().map(|piece| piece.expected).sum();
+            let job = job.clone();
+            self.start_task(Task {
+                job,
+                pieces,
+                done: 0,
+                cost,
+            });
+        }
+        Ok(())
+    }
+
+    /// Fetches a unit that batch `number` reads, unless it is fetched already.
+    fn fetch_ahead(&self, units: &mut Sequence, epoch: u64, number: u64, unit: u64) -> Result<()> {
+        if units.is_fetched(epoch, unit) {
+            return Ok(());
+        }
+        let room = units.ahead.try_reserve(1);
+        room.map_err(|_| Error::out_of_memory(size_of::<Ahead>(), RUNS))?;
+        let fetch = self.fetches.start(unit, number)?;
+        let reserved = self.budget.reserve(self.unit_bytes(unit));
+        units.ahead.insert((epoch, unit), Ahead { fetch, reserved });
+        Ok(())
+    }
+
+    /// Starts a task once what its units are opened from is there.
+    fn start_task(self: &Arc<Self>, task: Task) {
+        let fetches = task.pieces.iter().filter_map(|piece| piece.cell.fetch.clone());
+        let missing: Vec<_> = fetches.filter(|fetch| !fetch.is_done()).collect();
+        if missing.is_empty() {
+            return self.spawn_task(task);
+        }
+        let left = Arc::new((AtomicUsize::new(missing.len()), Mutex::new(Some(task))));
+        for fetch in missing {
+            let (shared, left) = (self.clone(), left.clone());
+            fetch.then(Box::new(move || {
+                shared.look_again();
+                if left.0.fetch_sub(1, Ordering::AcqRel) == 1
+                    && let Some(task) = lock(&left.1).take()
+                {
+                    shared.spawn_task(task);
+                }
+            }));
+        }
+    }
+
+    /// Into how many tasks a batch is cut that is expected to take so many nanoseconds: into several only where there are not
+    /// enough batches under way for all threads, since what has no fixed size must then be joined.
+    pub(crate) fn tasks_of(&self, nanos: u64) -> u64 {
+        let threads = self.schedule.allowed() as u64;
+        threads.div_ceil(self.ahead()).min(nanos / SMALLEST_TASK).max(1)
+    }
+
+    /// Nanoseconds that a run and all behind it in its unit are expected to take.
+    fn rest_cost(&self, run: &Run) -> u64 {
+        let rows = self.source.describe(run.unit).rows.saturating_sub(run.record);
+        self.run_cost(&Run { rows, ..*run })
+    }
+
+    /// Nanoseconds that a run is expected to take.
+    fn run_cost(&self, run: &Run) -> u64 {
+        let info = self.source.describe(run.unit);
+        let stored = info.range.map_or(0, |range| range.len);
+        let open = if run.record == 0 {
+            self.costs.open(info.class, stored)
+        } else {
+            0
+        };
+        open + self.costs.decode(info.class, u64::from(run.rows), self.stored(run))
+    }
+
+    /// Bytes that a run is expected to have in its file.
+    pub(super) fn stored(&self, run: &Run) -> u64 {
+        let info = self.source.describe(run.unit);
+        let stored = info.range.map_or(0, |range| range.len);
+        (u128::from(stored) * u128::from(run.rows) / u128::from(info.rows.max(1))) as u64
+    }
+
+    /// Where the rows of a batch are written. Its memory is taken only when the first of its tasks begins, by the thread that
+    /// will write most of it: until then it serves others.
+    pub(crate) fn rows_of(&self, job: &Job) -> Result<Arc<Rows>> {
+        job.rows(|| self.rows(job.size))
+    }
+
+    pub(crate) fn rows(&self, count: usize) -> Result<Rows> {
+        Rows::new(self.parts.clone(), count, &self.memory.slabs)
+    }
+
+    fn spawn_task(self: &Arc<Self>, task: Task) {
+        self.spawn(task.urgency(), move |shared| shared.run(task));
+    }
+
+    /// Starts a task that goes on where this thread ends.
+    pub(super) fn go_on_with(self: &Arc<Self>, task: Task) {
+        self.spawn_next(task.urgency(), move |shared| shared.run(task));
+    }
+
+    /// Goes on with a task until it is done or must wait.
+    fn run(self: &Arc<Self>, mut task: Task) -> Result<()> {
+        let job = task.job.clone();
+        let (rows, mut sink) = (OnceCell::new(), None::<Result<Sink<'_>>>);
+        while task.done < task.pieces.len() {
+            if self.is_closed() {
+                return Ok(());
+            }
+            let piece = &task.pieces[task.done];
+            let cell = piece.cell.clone();
+            let mut state = cell.lock();
+            if state.taken == Some(piece.number) {
+                state.taken = None;
+                drop(state);
+                task.done += 1;
+                continue;
+            }
+            if state.must_wait(piece.number) {
+                let number = piece.number;
+                if let Some(Ok(sink)) = sink {
+                    self.leave(&job, sink.finish());
+                }
+                drop(rows);
+                // Whoever finds the start takes the task from here, so nothing of it may be used below.
+                lock(&self.parked).insert((cell.id, number), task);
+                return Ok(());
+            }
+            let (mark, error) = (
+                state.start(piece.number, piece.run.record),
+                state.error_before(piece.number).cloned(),
+            );
+            state.begin(piece.number);
+            let open = state.open.clone();
+            state.opening = open.is_none() && error.is_none();
+            drop(state);
+            let start = self.telemetry.now();
+            // Without memory pieces fail one by one, like damaged ones: others wait for them.
+            let sink = sink.get_or_insert_with(|| self.sink(rows.get_or_init(|| self.rows_of(&job))));
+            let read = match (error, sink) {
+                (Some(error), _) => Err(error),
+                (None, Err(error)) => Err(error.clone()),
+                (None, Ok(sink)) => self.read(piece, open, mark, sink),
+            };
+            self.costs
+                .judge(job.class, piece.expected, self.telemetry.now() - start);
+            self.note((piece.expected, Activity::Decode), job.number, start);
+            self.end_piece(&job, piece, read);
+            task.done += 1;
+        }
+        if let Some(Ok(sink)) = sink {
+            self.leave(&job, sink.finish());
+        }
+        drop((rows, task));
+        self.end_task(&job)
+    }
+
+    /// What a task writes to.
+    pub(super) fn sink<'a>(&self, rows: &'a Result<Arc<Rows>>) -> Result<Sink<'a>> {
+        let rows = rows.as_ref().map_err(Error::clone)?;
+        Sink::new(rows, lock(&self.memory.fragments).pop().unwrap_or_default())
+    }
+
+    /// Leaves to a batch what a task has appended. What holds nothing would only keep a single other from being taken over.
+    pub(super) fn leave(&self, job: &Job, fragment: Fragment) {
+        if fragment.slots().is_empty() {
+            lock(&self.memory.fragments).push(fragment);
+        } else {
+            job.leave(fragment);
+        }
+    }
+
+    pub(crate) fn note(&self, (expected, activity): (u64, Activity), batch: u64, start: u64) {
+        self.telemetry.span(|| Span {
+            activity,
+            batch,
+            thread: rayon::current_thread_index().unwrap_or(0) as u32,
+            start,
+            end: self.telemetry.now(),
+            expected,
+        });
+    }
+
+    /// A piece is done: the next one of its unit can start.
+    pub(super) fn end_piece(self: &Arc<Self>, job: &Job, piece: &Piece, read: Result<Mark>) {
+        let mut state = piece.cell.lock();
+        let behind = piece.number + 1;
+        let read = read.and_then(|mark| match state.starts.get(behind as usize) {
+            Some(found) if *found != mark => Err(Error::new(
+                ErrorKind::Malformed,
+                format!(
+                    "record {} was expected at byte {} of the block, where passing over those in front ends; decoding them \
+                     ends at byte {}",
+                    mark.record, found.byte, mark.byte
+                ),
+            )),
+            _ => Ok(mark),
+        });
+        match read {
+            Ok(mark) if state.starts.len() == behind as usize => state.starts.push(mark),
+            Ok(_) => {}
+            Err(error) => {
+                let error = self.source.locate(piece.run.unit, error);
+                job.fail(piece.run.slot, error.clone());
+                state.fail(piece.number, error);
+                state.opening = false;
+            }
+        }
+        state.done += 1;
+        if state.pieces == Some(state.done) {
+            state.open = None;
+            state.reserved = None;
+        }
+        let next = lock(&self.parked).remove(&(piece.cell.id, behind));
+        drop(state);
+        if let Some(next) = next {
+            self.go_on_with(next);
+        }
+    }
+
+    /// Reads a piece of a unit, which is opened if it isn't. Returns where it ends.
+    pub(super) fn read(
+        self: &Arc<Self>,
+        piece: &Piece,
+        open: Option<Arc<OpenUnit>>,
+        start: Mark,
+        sink: &mut Sink<'_>,
+    ) -> Result<Mark> {
+        let read = catch_unwind(AssertUnwindSafe(|| {
+            let unit = match open {
+                Some(unit) => unit,
+                None => self.open_in_sequence(&piece.cell)?,
+            };
+            let (end, nanos) = self
+                .telemetry
+                .time(Activity::Decode, || self.place(&unit, start, piece, sink));
+            let end = end?;
+            // A pass that begins within a unit has passed over what lies in front, too.
+            if start.record == piece.run.record {
+                let class = self.source.describe(piece.cell.unit).class;
+                let bytes = end.byte.saturating_sub(start.byte);
+                self.costs.decoded(class, u64::from(piece.run.rows), bytes, nanos);
+            }
+            Ok(end)
+        }));
+        read.unwrap_or_else(|panic| Err(panicked(&*panic)))
+    }
+
+    /// Opens the unit of a cell, for all who read it. The caller has said that it does.
+    pub(super) fn open_in_sequence(self: &Arc<Self>, cell: &SequenceCell) -> Result<Arc<OpenUnit>> {
+        let unit = Arc::new(self.open(cell.unit, cell.epoch, cell.fetch.as_deref())?);
+        let mut state = cell.lock();
+        state.opening = false;
+        if let Some(reserved) = &state.reserved {
+            reserved.set(unit.get().held_bytes() as u64);
+        }
+        if state.pieces != Some(state.done) {
+            state.open = Some(unit.clone());
+        }
+        // Who came meanwhile, and knows where to start.
+        let waiting = self.unpark(cell, &state);
+        let behind = !state.passing && lock(&self.parked).contains_key(&(cell.id, state.starts.len() as u32));
+        drop(state);
+        waiting.into_iter().for_each(|task| self.spawn_task(task));
+        // Who came meanwhile, and could have passed over records.
+        if behind {
+            self.wake_one();
+        }
+        Ok(unit)
+    }
+
+    /// Tasks that are parked although it is known where they start.
+    pub(super) fn unpark(&self, cell: &SequenceCell, state: &SequenceState) -> Vec<Task> {
+        let mut parked = lock(&self.parked);
+        let known = parked.extract_if(|&(id, number), _| id == cell.id && state.is_known(number));
+        known.map(|(_, task)| task).collect()
+    }
+
+    fn place(&self, unit: &OpenUnit, mut mark: Mark, piece: &Piece, sink: &mut Sink<'_>) -> Result<Mark> {
+        let run = piece.run;
+        let mut picks = try_with_capacity(RECORDS_AT_ONCE.min(run.rows as usize), "the records of a block")?;
+        let mut done = 0;
+        while done < run.rows {
+            if self.is_closed() {
+                return Err(Error::new(ErrorKind::Closed, "the pass was closed"));
+            }
+            let n = (run.rows - done).min(RECORDS_AT_ONCE as u32);
+            picks.clear();
+            picks.extend((done..done + n).map(|i| Pick {
+                record: run.record + i,
+                slot: run.slot + i,
+            }));
+            mark = unit.get().place(mark, &picks, sink)?;
+            done += n;
+        }
+        Ok(mark)
+    }
+}
