@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import posixpath
 import urllib.parse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -154,7 +153,8 @@ def _expanded(source: Paths, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def _is_hidden(path: str, folder: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in posixpath.relpath(path, folder or "/").split("/"))
+    below = path.removeprefix(folder).split("/")
+    return any(part.startswith(("_", ".")) for part in below)
 
 
 def _matches(path: list[str], pattern: list[str]) -> bool:
