@@ -8,7 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice::Iter;
 
 use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, SparseLayout, TimeUnit};
-use fastpipe_engine::{About, Batch, Byte, Stretch, panicked};
+use fastpipe_engine::{About, Batch, Stretch, panicked};
+use fastpipe_rebatch::Byte;
 use numpy::datetime::units::{Days, Microseconds, Milliseconds, Nanoseconds, Seconds};
 use numpy::datetime::{Datetime, Timedelta};
 use numpy::{Element, PyArray1, PyArrayMethods, PyUntypedArray, dtype};

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::slice;
 
 use fastpipe_batch::Slab;
-use fastpipe_engine::{Array, Byte};
+use fastpipe_rebatch::{Array, Byte};
 use numpy::npyffi::{NPY_ARRAY_WRITEABLE, NpyTypes, PY_ARRAY_API, get_type_object, npy_intp};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;

@@ -6,8 +6,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, OutOfBounds, Result, SlabPool, try_collect};
-use fastpipe_engine::{Array, Chunk, Ends, Part, Ready, Recut, RowLayout, Shuffled, Targets, default_threads};
+use fastpipe_engine::default_threads;
 use fastpipe_order::Key;
+use fastpipe_rebatch::{Array, Chunk, Ends, Part, Ready, Recut, RowLayout, Shuffled, Targets};
 use numpy::{
     PyArray1, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray,
     PyUntypedArrayMethods, dtype,

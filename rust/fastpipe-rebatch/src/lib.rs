@@ -20,6 +20,7 @@
 //! So a narrow row is copied in and out, a wide one out and at most once more, the variable part of a row in, out and about
 //! once more; and memory is at most about twice that of the rows. Copies are shared out over threads where there is enough to
 //! copy (`copies.rs`).
+#![forbid(unsafe_code)]
 
 mod arena;
 mod copies;

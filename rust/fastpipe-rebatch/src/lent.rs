@@ -12,8 +12,8 @@ use std::collections::VecDeque;
 
 use fastpipe_batch::{OutOfBounds, Place, Result, move_rows, try_collect, try_reserve, try_with_capacity};
 
-use super::rows::Byte;
-use super::slots::{ROWS, make_room};
+use crate::rows::Byte;
+use crate::slots::{ROWS, make_room};
 
 /// Elements of so many bytes or more stay where they came in. Narrower ones are faster copied to a table: it is in large
 /// pages, and most arrays aren't, so that each row that is read from them costs a walk through the page table.

@@ -3,11 +3,11 @@
 use fastpipe_batch::{Error, OutOfBounds, Place, Result, Span, try_reserve};
 use fastpipe_order::{FisherYates, Key};
 
-use super::arena::{Arena, part_room};
-use super::copies::{Copies, Which, copy_all};
-use super::lent::{Array, Lent, WIDE};
-use super::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
-use super::slots::{ROWS, Slots, make_room};
+use crate::arena::{Arena, part_room};
+use crate::copies::{Copies, Which, copy_all};
+use crate::lent::{Array, Lent, WIDE};
+use crate::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
+use crate::slots::{ROWS, Slots, make_room};
 
 /// The row buffer of a shuffle: a Fisher-Yates draw over a window, see [`FisherYates`].
 #[derive(Debug)]

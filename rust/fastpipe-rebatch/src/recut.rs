@@ -2,9 +2,9 @@
 
 use fastpipe_batch::{OutOfBounds, Result, try_reserve};
 
-use super::copies::{Copies, Which, copy_all};
-use super::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
-use super::slots::ROWS;
+use crate::copies::{Copies, Which, copy_all};
+use crate::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
+use crate::slots::ROWS;
 
 /// Cuts chunks anew, in order.
 ///

@@ -2,8 +2,8 @@
 
 use fastpipe_batch::{Result, Span, try_collect, try_reserve, try_with_capacity};
 
-use super::rows::Part;
-use super::slots::{ROWS, reserve};
+use crate::rows::Part;
+use crate::slots::{ROWS, reserve};
 
 /// The start of no row.
 const NOWHERE: usize = usize::MAX;
