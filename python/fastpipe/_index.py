@@ -15,7 +15,7 @@ from fastpipe.errors import FastpipeError, StorageError
 
 __all__ = ["IndexedFile", "build", "table"]
 
-# A file that was modified more recently isn't indexed: see rust/fastpipe-engine/src/index_cache.rs.
+# A file that was modified more recently isn't indexed: see rust/fastpipe-files/src/index_cache.rs.
 _SETTLING_SECONDS = 2.0
 
 _STATES = {"before": "was there", "now": "written", "small": "needs none"}

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 
 use fastpipe_batch::{self as batch, Error, ErrorKind, Result, Source};
+use fastpipe_files::Files;
 use rayon::ThreadPool;
 
 use crate::admission::Admission;
@@ -13,7 +14,6 @@ use crate::fetch::Fetches;
 use crate::hand_over::HandOver;
 use crate::lock::lock;
 use crate::memory::Memory;
-use crate::open_files::Files;
 use crate::options::Options;
 use crate::schedule::Schedule;
 use crate::sequence::Parked;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use fastpipe_batch::{Access, Error, ErrorKind, Result, Slab, Source, give_back, put_spare_by};
+use fastpipe_files::Files;
 use fastpipe_order::Cursor;
 
 use crate::admission::Admission;
@@ -16,7 +17,6 @@ use crate::hand_over::HandOver;
 use crate::least;
 use crate::lock::lock;
 use crate::memory::Memory;
-use crate::open_files::Files;
 use crate::options::Options;
 use crate::order_memory::check_order;
 use crate::schedule::{Schedule, Urgency};

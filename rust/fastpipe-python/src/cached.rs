@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_avro::{Block, FileInfo, Header, Schema, decode_index, encode_index};
 use fastpipe_batch::{BufferPool, Error, ErrorKind, FileStamp, ReadAt, Result, path_text, shown_path};
-use fastpipe_engine::{IndexCache, Key, LocalFile, Lookup, Stamp};
+use fastpipe_files::{IndexCache, Key, LocalFile, Lookup, Stamp};
 use pyo3::prelude::*;
 
 use crate::errors::IntoPy;

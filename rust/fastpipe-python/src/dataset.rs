@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use fastpipe_avro::{AvroSource, Evidence, column_times};
 use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, Feature, Pass as Reading, Source, path_text, text_path};
-use fastpipe_engine::{Files, IndexCache};
+use fastpipe_files::{Files, IndexCache};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use fastpipe_avro::{Block, Codec, FileInfo, decompress};
 use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, path_text, text_path, try_collect};
-use fastpipe_engine::LocalFile;
+use fastpipe_files::LocalFile;
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fastpipe_avro::{Block, FileInfo, Header, Walk};
 use fastpipe_batch::{BufferPool, Error, ReadAt, Result};
-use fastpipe_engine::LocalFile;
+use fastpipe_files::LocalFile;
 use pyo3::prelude::*;
 
 use crate::errors::to_py;

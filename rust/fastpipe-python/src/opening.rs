@@ -9,7 +9,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::Error;
-use fastpipe_engine::{IndexCache, default_threads};
+use fastpipe_engine::default_threads;
+use fastpipe_files::IndexCache;
 use pyo3::prelude::*;
 
 use crate::cached::{self, Opened, Schemas};

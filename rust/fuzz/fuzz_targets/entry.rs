@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use fastpipe_engine::{IndexCache, Key, Lookup};
+use fastpipe_files::{IndexCache, Key, Lookup};
 use libfuzzer_sys::fuzz_target;
 
 const INDEX: &[u8] = b"an index";

@@ -91,7 +91,10 @@ impl Files {
 
     /// The same, if something of another epoch is to be read now. A change that was met when a file was closed is told at
     /// any time.
-    pub(crate) fn check_before(&self, epoch: u64) -> Result<()> {
+    ///
+    /// # Errors
+    /// Of storage: if one was.
+    pub fn check_before(&self, epoch: u64) -> Result<()> {
         // Looked at first: threads that only read don't take the word from one another.
         if self.epoch.load(Ordering::Relaxed) < epoch && self.epoch.fetch_max(epoch, Ordering::Relaxed) < epoch {
             return self.check();
