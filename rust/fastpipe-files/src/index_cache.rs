@@ -1,6 +1,6 @@
 //! A directory in which the indexes of files are kept, so that a file's units needn't be looked for again.
 //!
-//! One entry a file, named by a hash of what names the file. An entry is
+//! One entry a file and tag of its [format](crate::Format::cache_tag), named by a hash of both. An entry is
 //!
 //! | bytes | what |
 //! |---|---|
@@ -19,6 +19,7 @@
 //! looks at the contents, we keep no index of it: [`Stamp::is_settled`] says whether the file's time lay far enough in the
 //! past when it was looked at, *before* its units were looked for. Every later change then gets another time.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -101,34 +102,55 @@ pub enum Key {
         /// When it was modified, in nanoseconds since 1970.
         modified: i128,
     },
+    /// A local file, of which there may be several indexes.
+    Tagged {
+        /// Which of them: see [`Format::cache_tag`](crate::Format::cache_tag).
+        tag: Vec<u8>,
+        /// Its absolute path, without symbolic links.
+        path: Vec<u8>,
+        /// Its bytes.
+        size: u64,
+        /// When it was modified, in nanoseconds since 1970.
+        modified: i128,
+    },
 }
 
 impl Key {
-    /// The key of a local file that was looked at.
-    pub fn local(path: &str, stamp: &Stamp) -> Result<Key> {
+    /// The key of a local file that was looked at, for the index that the tag names.
+    pub fn local(path: &str, stamp: &Stamp, tag: &[u8]) -> Result<Key> {
         // Several names of one file share an entry. What is open but has no name any more still has the one it was given.
         let real = text_path(path);
         let path = std::fs::canonicalize(&*real)
             .or_else(|_| std::path::absolute(&*real))
             .map_err(|e| Error::io(path, &e))?;
-        Ok(Key::Local {
-            path: path.into_os_string().into_encoded_bytes(),
-            size: stamp.file.size,
-            modified: stamp.file.modified,
+        let path = path.into_os_string().into_encoded_bytes();
+        let FileStamp { size, modified } = stamp.file;
+        Ok(if tag.is_empty() {
+            Key::Local { path, size, modified }
+        } else {
+            let tag = tag.to_vec();
+            Key::Tagged {
+                tag,
+                path,
+                size,
+                modified,
+            }
         })
     }
 
-    /// What names the file, whatever it holds.
-    fn name(&self) -> &[u8] {
+    /// What names the index, whatever the file holds.
+    fn name(&self) -> Cow<'_, [u8]> {
         match self {
-            Key::Local { path, .. } => path,
+            Key::Local { path, .. } => path.into(),
+            // No path has a byte 0.
+            Key::Tagged { tag, path, .. } => [&path[..], tag].join(&0).into(),
         }
     }
 
     /// Bytes that an entry for it can have. An index is smaller than what it is about, so nothing larger is read.
     fn most(&self) -> u64 {
-        let Key::Local { path, size, .. } = self;
-        size.saturating_add(path.len() as u64 + SLACK)
+        let (Key::Local { size, .. } | Key::Tagged { size, .. }) = self;
+        size.saturating_add(self.name().len() as u64 + SLACK)
     }
 }
 
@@ -165,7 +187,7 @@ impl IndexCache {
     /// Where the entry for a key lies.
     pub fn path(&self, key: &Key) -> PathBuf {
         // SipHash has a specification, so the name stays the same over versions of Rust and of fastpipe.
-        let hash = SipHasher24::new().hash(key.name()).as_u128();
+        let hash = SipHasher24::new().hash(&key.name()).as_u128();
         self.directory.join(format!("{hash:032x}.{SUFFIX}"))
     }
 
@@ -314,6 +336,26 @@ mod tests {
         std::fs::rename(cache.path(&new), cache.path(&key("/y", 7, -3))).unwrap();
         assert_eq!(cache.load(&key("/y", 7, -3)), Lookup::Missing);
         assert_eq!(std::fs::read_dir(folder.path().join("a/b")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn tags_tell_the_indexes_of_one_file_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, b"content").unwrap();
+        let stamp = Stamp::of(&LocalFile::open(path.to_str().unwrap()).unwrap()).unwrap();
+        let cache = IndexCache::open(folder.path()).unwrap();
+        let keys = [&b""[..], b"a", b"b"].map(|tag| Key::local(path.to_str().unwrap(), &stamp, tag).unwrap());
+        assert!(matches!(keys[0], Key::Local { .. }));
+        for (i, key) in keys.iter().enumerate() {
+            cache.store(key, &[i as u8; 20]).unwrap();
+        }
+        for (i, key) in keys.iter().enumerate() {
+            assert_eq!(cache.load(key), found(&[i as u8; 20], key));
+        }
+        // Another tag under the same name, were two hashes ever the same.
+        std::fs::rename(cache.path(&keys[1]), cache.path(&keys[2])).unwrap();
+        assert_eq!(cache.load(&keys[2]), Lookup::Missing);
     }
 
     #[test]

@@ -1,10 +1,34 @@
-//! Files: how they are read, watched and indexed.
+//! Files: how they are read, watched for changes, and opened with their blocks.
+//!
+//! [`LocalFile`] reads one file by position. [`Files`] are those of a source while a pass reads it. To be read, a file is
+//! opened first: its header is read and its blocks are found, by a walk through it or in an [`IndexCache`]
+//! ([`open`], [`open_all`]). What a header says, and how blocks follow one another, is a matter of the file's [`Format`].
+//!
+//! Nothing here knows Python or a thread pool. Whoever opens files is told every few milliseconds how far it got
+//! ([`Tell`]), and ends it by an error of its own.
 #![forbid(unsafe_code)]
 
+mod format;
+mod head;
 mod index_cache;
+mod note;
 mod open_files;
+mod opened;
+mod opening;
 mod storage;
+mod survey;
+mod tell;
+#[cfg(test)]
+mod toy;
+mod walk;
 
+pub use format::{Extent, Format};
 pub use index_cache::{IndexCache, Key, Lookup, Stamp};
+pub use note::{Level, Note};
 pub use open_files::Files;
+pub use opened::{Kept, Opened, open, open_front};
+pub use opening::{Found, Opening, open_all};
 pub use storage::LocalFile;
+pub use survey::{Survey, survey};
+pub use tell::{Halt, LOOK_AFTER, Tell};
+pub use walk::{walk, walk_front};

@@ -7,27 +7,20 @@ use std::hash::Hasher;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fastpipe_avro::{AvroSource, Evidence, column_times};
-use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, Feature, Pass as Reading, Source, path_text, text_path};
-use fastpipe_files::{Files, IndexCache};
+use fastpipe_avro::{AvroSource, Evidence, InferredColumns, column_times, infer_columns};
+use fastpipe_batch::{Buffer, BufferPool, Error, Feature, Source, Unit, path_text, text_path};
+use fastpipe_engine::default_threads;
+use fastpipe_files::{Files, IndexCache, Opening, Survey, open_all, survey};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
-use crate::cached::{self, Schemas};
+use crate::avro_format::AvroFormat;
 use crate::data::Data;
 use crate::errors::{IntoPy, to_py};
 use crate::features::{Described, Lowered, describe, feature};
-use crate::inferred::{self, Inferring};
-use crate::opening::open_all;
-
-/// Data sets up to this many bytes are looked at as a whole when features are inferred; of larger ones a sample is.
-const LOOKED_AT_WHOLE: u64 = 16 << 20;
-
-/// Blocks in that sample, and records of each.
-const SAMPLED_BLOCKS: u64 = 64;
-const SAMPLED_RECORDS: u32 = 4096;
+use crate::index::{log, signals};
 
 /// Blocks among which one is chosen to see what columns take.
 const LOOKED_AT: u64 = 16;
@@ -37,7 +30,7 @@ const LOOKED_AT: u64 = 16;
 pub(crate) struct AvroDataset {
     source: Arc<AvroSource>,
     features: Vec<Feature>,
-    inferring: Inferring,
+    inferred: InferredColumns,
     files: Vec<(Arc<str>, u64, [u8; 16])>,
 }
 
@@ -62,9 +55,15 @@ impl AvroDataset {
     ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
-        let schemas = Schemas::default();
-        let (found, failed) = open_all(py, &paths, &schemas, cache.as_ref(), damaged.is_some())?;
-        let texts = schemas.texts();
+        let format = AvroFormat::default();
+        let how = Opening {
+            cache: cache.as_ref(),
+            tolerant: damaged.is_some(),
+            threads: default_threads(),
+        };
+        let opened = py.detach(|| open_all(&format, &paths, how, &mut signals()));
+        let (found, failed) = opened.py(py)?;
+        let texts = format.schema_texts();
         let mut files = Vec::with_capacity(found.len());
         let mut stamps = Vec::with_capacity(found.len());
         let mut checked = HashSet::new();
@@ -73,18 +72,18 @@ impl AvroDataset {
                 damaged.append(to_py(py, damage).value(py))?;
             }
             let Some(file) = file.opened else { continue };
-            cached::log(py, &file.notes)?;
-            let schema = Arc::as_ptr(&file.info.schema);
+            log(py, &file.notes)?;
+            let schema = Arc::as_ptr(&file.header.schema);
             if let Some(check) = check.filter(|_| checked.insert(schema)) {
-                check.call1((text_path(&file.info.path), texts.get(&schema).map(|text| &**text)))?;
+                check.call1((text_path(&file.path), texts.get(&schema).map(|text| &**text)))?;
             }
             stamps.push(file.stamp);
-            files.push((file.info, file.blocks));
+            files.push((file.header, file.blocks));
         }
         if let Some(error) = failed {
             return Err(to_py(py, &error));
         }
-        let mut inferring = Inferring::default();
+        let mut inferred = InferredColumns::default();
         let features = match features {
             Some(features) => features
                 .into_iter()
@@ -92,9 +91,9 @@ impl AvroDataset {
                 .collect::<PyResult<_>>()?,
             None => {
                 if let Some((first, _)) = files.first() {
-                    inferring = inferred::infer(first, columns.as_deref(), lenient).py(py)?;
+                    inferred = infer_columns(first, columns.as_deref(), lenient).py(py)?;
                 }
-                let source = AvroSource::new(&inferring.features, &files).py(py)?;
+                let source = AvroSource::new(&inferred.features, &files).py(py)?;
                 refined(py, &source.with_stamps(stamps.clone()))?
             }
         };
@@ -107,7 +106,7 @@ impl AvroDataset {
             files: files.collect(),
             source: source.clone(),
             features,
-            inferring,
+            inferred,
         };
         Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
     }
@@ -119,12 +118,12 @@ impl AvroDataset {
 
     /// For each feature of a logical type that `lenient` let be read as what is stored: the logical type.
     fn stored(&self) -> Vec<(String, String)> {
-        self.inferring.stored.clone()
+        self.inferred.stored.clone()
     }
 
     /// For each column that `lenient` left out: why.
     fn left_out(&self) -> Vec<(String, String)> {
-        self.inferring.left_out.clone()
+        self.inferred.left_out.clone()
     }
 
     /// The symbols of enums that are read as codes.
@@ -193,69 +192,23 @@ impl AvroDataset {
     }
 }
 
-/// Features with the fixed shapes that a look at the data suggests. A damaged block says nothing here: reading it reports its
-/// error where it stands. Where storage or memory fails, so does this: what is inferred follows from the data alone.
+/// Features with the fixed shapes that a look at the data suggests.
 fn refined(py: Python<'_>, source: &AvroSource) -> PyResult<Vec<Feature>> {
-    let mut evidence = Evidence::new(source);
-    let units = source.units().unwrap_or(0);
-    let info = |unit: u64| source.describe(unit);
-    let stored: u64 = (0..units).filter_map(|unit| info(unit).range).map(|r| r.len).sum();
-    let whole = stored <= LOOKED_AT_WHOLE;
-    let samples = if whole { units } else { units.min(SAMPLED_BLOCKS) };
-    let records = if whole { u32::MAX } else { SAMPLED_RECORDS };
-    let files = Files::of(source);
-    let pool = BufferPool::default();
-    let mut damaged = Vec::new();
-    for i in 0..samples {
-        if !evidence.is_open() {
-            break;
-        }
-        let unit = (u128::from(i) * u128::from(units) / u128::from(samples)) as u64;
-        let looked = py.detach(|| -> Result<(), Error> {
-            let Some(range) = info(unit).range else { return Ok(()) };
-            let bytes = files.read(range, &pool)?;
-            let mut open = source.open(unit, Reading::default(), bytes.into(), &pool)?;
-            evidence.observe(&*open, records)?;
-            open.recycle(&pool);
-            Ok(())
-        });
-        if let Err(error) = looked {
-            let error = source.locate(unit, error);
-            let error = files.change_behind(&error).unwrap_or(error);
-            if !says_nothing(error.kind()) {
-                return Err(to_py(py, &error));
-            }
-            damaged.push(error);
-        }
-        py.check_signals()?;
-    }
-    files.check().py(py)?;
-    cached::log(py, &passed_over(&damaged))?;
-    Ok(evidence.refine())
+    let mut lengths = Lengths(Evidence::new(source));
+    let notes = py.detach(|| survey(source, &mut lengths, &mut signals())).py(py)?;
+    log(py, &notes)?;
+    Ok(lengths.0.refine())
 }
 
-/// Whether an error is about the data of a block, which is then as good as not there.
-fn says_nothing(kind: ErrorKind) -> bool {
-    use ErrorKind::{Malformed, Null, Shape, ValueRange};
-    matches!(kind, Malformed | Shape | ValueRange | Null)
-}
+/// A survey of the lengths of arrays.
+struct Lengths<'a>(Evidence<'a>);
 
-/// Warnings about blocks that inference passed over.
-fn passed_over(damaged: &[Error]) -> Vec<(&'static str, String)> {
-    const SHOWN: usize = 3;
-    let warning = |error: &Error| {
-        (
-            "warning",
-            format!("a block says nothing of the features, since it is damaged: {error}"),
-        )
-    };
-    let mut notes: Vec<_> = damaged.iter().take(SHOWN).map(warning).collect();
-    if damaged.len() > SHOWN {
-        let more = damaged.len() - SHOWN;
-        notes.push((
-            "warning",
-            format!("{more} more damaged blocks say nothing of the features"),
-        ));
+impl Survey for Lengths<'_> {
+    fn is_open(&self) -> bool {
+        self.0.is_open()
     }
-    notes
+
+    fn observe(&mut self, unit: &dyn Unit, records: u32) -> Result<(), Error> {
+        self.0.observe(unit, records)
+    }
 }

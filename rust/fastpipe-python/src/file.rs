@@ -5,16 +5,17 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, OnceLock};
 
-use fastpipe_avro::{Block, Codec, FileInfo, decompress};
+use fastpipe_avro::{Block, Codec, FileInfo, Header, decompress};
 use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, path_text, text_path, try_collect};
-use fastpipe_files::LocalFile;
+use fastpipe_files::{LocalFile, walk};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::arrays::array;
+use crate::avro_format::AvroFormat;
 use crate::errors::IntoPy;
-use crate::index::{read_header, signals, walk};
+use crate::index::signals;
 
 /// One container file: its header, and its blocks when they are asked for.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -29,8 +30,8 @@ impl ContainerFile {
         if let Some(blocks) = self.blocks.get() {
             return Ok(blocks);
         }
-        let walked = py.detach(|| walk(&self.file, &self.info, &mut signals()));
-        let blocks = walked.map_err(|halt| halt.raise(py))?;
+        let walked = py.detach(|| walk(&AvroFormat::default(), &self.file, &self.info, &mut signals()));
+        let blocks = walked.py(py)?;
         Ok(self.blocks.get_or_init(|| blocks))
     }
 
@@ -66,8 +67,13 @@ type Columns<'py> = (
 impl ContainerFile {
     #[new]
     fn new(py: Python<'_>, path: OsString) -> PyResult<Self> {
-        let path = Arc::from(path_text(&path));
-        let (file, info) = py.detach(|| read_header(&path)).py(py)?;
+        let path: Arc<str> = path_text(&path).into();
+        let read = || {
+            let file = LocalFile::open(&path)?;
+            let info = FileInfo::new(path.clone(), Header::read(&file)?)?;
+            Ok::<_, Error>((file, info))
+        };
+        let (file, info) = py.detach(read).py(py)?;
         Ok(ContainerFile {
             file,
             info,

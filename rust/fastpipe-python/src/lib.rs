@@ -4,7 +4,7 @@
 
 mod arrays;
 mod arrow_import;
-mod cached;
+mod avro_format;
 mod calls;
 mod data;
 mod dataset;
@@ -12,9 +12,7 @@ mod errors;
 mod features;
 mod file;
 mod index;
-mod inferred;
 mod interactions;
-mod opening;
 mod order;
 mod pass;
 mod pass_memory;
@@ -39,8 +37,6 @@ mod _fastpipe {
     #[pymodule_export]
     use super::arrays::Memory;
     #[pymodule_export]
-    use super::cached::index_file;
-    #[pymodule_export]
     use super::calls::{UnitCall, UnitCalls};
     #[pymodule_export]
     use super::data::Data;
@@ -48,6 +44,8 @@ mod _fastpipe {
     use super::dataset::AvroDataset;
     #[pymodule_export]
     use super::file::ContainerFile;
+    #[pymodule_export]
+    use super::index::index_file;
     #[pymodule_export]
     use super::interactions::{InteractionsDataset, Positives};
     #[pymodule_export]

@@ -1,50 +1,52 @@
 //! What is inferred of a file's schema: all of it, the columns that are named, or whatever can be read.
 
-use fastpipe_avro::{FileInfo, Inferred, infer as infer_schema};
-use fastpipe_batch::{Error, ErrorKind, Feature, nearest};
+use fastpipe_batch::{Error, ErrorKind, Feature, Result, nearest};
+
+use crate::file_info::FileInfo;
+use crate::infer::{Inferred, infer};
 
 /// Names that a message lists at most.
 const SHOWN: usize = 30;
 
 /// Features that are made up from a schema, and what became of the rest of it.
 #[derive(Default)]
-pub(crate) struct Inferring {
+pub struct InferredColumns {
     /// The features.
-    pub(crate) features: Vec<Feature>,
+    pub features: Vec<Feature>,
     /// Those of them that are read as what is stored, and their logical types.
-    pub(crate) stored: Vec<(String, String)>,
+    pub stored: Vec<(String, String)>,
     /// Columns that are left out, and why.
-    pub(crate) left_out: Vec<(String, String)>,
+    pub left_out: Vec<(String, String)>,
 }
 
 /// The features of a file, or those among them that `columns` names. What isn't inferred is an error; `lenient` reads it as
 /// what is stored, or leaves it out.
-pub(crate) fn infer(file: &FileInfo, columns: Option<&[String]>, lenient: bool) -> Result<Inferring, Error> {
+pub fn infer_columns(file: &FileInfo, columns: Option<&[String]>, lenient: bool) -> Result<InferredColumns> {
     let at = |e: Error| e.at_path(&file.path);
-    let found = infer_schema(&file.schema).map_err(at)?;
+    let found = infer(&file.schema).map_err(at)?;
     let wanted = match columns {
         None => found.iter().collect(),
         Some(columns) => chosen(&found, columns).map_err(at)?,
     };
-    let mut inferring = Inferring::default();
+    let mut inferred = InferredColumns::default();
     for field in wanted {
         match (&field.feature, &field.stored) {
-            (Ok(feature), _) => inferring.features.push(feature.clone()),
+            (Ok(feature), _) => inferred.features.push(feature.clone()),
             (Err(_), Some(stored)) if lenient => {
-                inferring.features.push(stored.feature.clone());
-                inferring.stored.push((field.name.clone(), stored.logical.clone()));
+                inferred.features.push(stored.feature.clone());
+                inferred.stored.push((field.name.clone(), stored.logical.clone()));
             }
             (Err(error), None) if lenient => {
-                inferring.left_out.push((field.name.clone(), error.reason().to_owned()));
+                inferred.left_out.push((field.name.clone(), error.reason().to_owned()));
             }
             (Err(error), _) => return Err(at(refused(error, field, &found))),
         }
     }
-    Ok(inferring)
+    Ok(inferred)
 }
 
 /// The columns that are named, or lie within one that is.
-fn chosen<'f>(found: &'f [Inferred], columns: &[String]) -> Result<Vec<&'f Inferred>, Error> {
+fn chosen<'f>(found: &'f [Inferred], columns: &[String]) -> Result<Vec<&'f Inferred>> {
     let mut wanted: Vec<&Inferred> = Vec::new();
     for column in columns {
         let mut any = false;

@@ -1,0 +1,168 @@
+//! Opening many files: in parallel, so that it can be ended, and with the same outcome as one after the other.
+//!
+//! Threads take the files in their order. The first one that fails, in the order of the files, is the one that is told: those
+//! before it are opened to their end, those behind it no longer begun. The threads live as long as the call, so that nothing is
+//! left for a process that forks.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fastpipe_batch::Error;
+
+use crate::format::Format;
+use crate::index_cache::IndexCache;
+use crate::opened::{Opened, open, open_front};
+use crate::tell::{Halt, LOOK_AFTER, Tell};
+
+/// Threads that open files at most: more wait for one another in the system.
+const MOST_THREADS: usize = 16;
+
+/// How files are opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening<'a> {
+    /// Where indexes are kept, if anywhere.
+    pub cache: Option<&'a IndexCache>,
+    /// Whether files that are damaged are opened as far as they aren't.
+    pub tolerant: bool,
+    /// Threads that open files, with the caller's.
+    pub threads: usize,
+}
+
+/// What became of a file.
+pub struct Found<F: Format> {
+    /// The file; of a damaged one the blocks in front of the damage, of one whose header is damaged nothing.
+    pub opened: Option<Opened<F>>,
+    /// The damage, where it is passed over.
+    pub damage: Option<Error>,
+}
+
+/// Files, each with its number.
+type Numbered<F> = Vec<(usize, Found<F>)>;
+
+/// What the threads share.
+struct Work<'a, F> {
+    format: &'a F,
+    paths: &'a [Arc<str>],
+    how: Opening<'a>,
+    /// The next file that nobody has taken.
+    next: AtomicUsize,
+    /// The first file that failed, or their number.
+    end: AtomicUsize,
+    /// Why it failed.
+    failed: Mutex<Option<Error>>,
+    /// Whether to leave everything as it is.
+    stopped: AtomicBool,
+}
+
+/// Another thread ended the work.
+struct Stopped;
+
+impl<F: Format> Work<'_, F> {
+    /// Opens files until there are none left. `tell` is called every now and then.
+    fn run<E>(&self, tell: &mut Tell<'_, E>) -> Result<Numbered<F>, Halt<E>> {
+        let mut opened = Vec::new();
+        loop {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            if number >= self.end.load(Ordering::Relaxed) {
+                return Ok(opened);
+            }
+            tell(0).map_err(Halt::Interrupted)?;
+            match self.open(&self.paths[number], tell) {
+                Ok(file) => opened.push((number, file)),
+                Err(Halt::Failed(error)) => self.fail(number, error),
+                Err(halt) => return Err(halt),
+            }
+        }
+    }
+
+    fn open<E>(&self, path: &Arc<str>, tell: &mut Tell<'_, E>) -> Result<Found<F>, Halt<E>> {
+        match open(self.format, path, self.how.cache, tell) {
+            Ok(opened) => Ok(Found {
+                opened: Some(opened),
+                damage: None,
+            }),
+            Err(Halt::Failed(error)) if self.how.tolerant && error.kind().is_damage() => Ok(Found {
+                opened: open_front(self.format, path, tell)?,
+                damage: Some(error),
+            }),
+            Err(halt) => Err(halt),
+        }
+    }
+
+    fn fail(&self, number: usize, error: Error) {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if number < self.end.load(Ordering::Relaxed) {
+            self.end.store(number, Ordering::Relaxed);
+            *failed = Some(error);
+        }
+    }
+
+    /// What other threads than the caller's do.
+    fn help(&self, _done: Sender<()>) -> Numbered<F> {
+        let stopped = || self.stopped.load(Ordering::Relaxed);
+        self.run(&mut |_| if stopped() { Err(Stopped) } else { Ok(()) })
+            .unwrap_or_default()
+    }
+
+    /// What the caller's thread does: the same, but it asks the caller whether to go on, for the others too.
+    fn lead<E>(&self, helpers: &Receiver<()>, tell: &mut Tell<'_, E>) -> Result<Numbered<F>, Halt<E>> {
+        let mut run = || {
+            let opened = self.run(tell)?;
+            while let Err(RecvTimeoutError::Timeout) = helpers.recv_timeout(LOOK_AFTER) {
+                tell(0).map_err(Halt::Interrupted)?;
+            }
+            Ok(opened)
+        };
+        let result = run();
+        self.stopped.store(true, Ordering::Relaxed);
+        result
+    }
+}
+
+/// The files in front of the first that failed, and why that one did.
+type Outcome<F> = (Vec<Found<F>>, Option<Error>);
+
+/// Opens files: the files before the first one that fails, and why that one does. If damage is tolerated, it is no failure.
+/// `tell` is called in the caller's thread every few milliseconds, or between files that take less.
+///
+/// # Errors
+/// Whatever `tell` returns.
+pub fn open_all<F: Format, E>(
+    format: &F,
+    paths: &[Arc<str>],
+    how: Opening<'_>,
+    tell: &mut Tell<'_, E>,
+) -> Result<Outcome<F>, Halt<E>> {
+    let work = Work {
+        format,
+        paths,
+        how,
+        next: AtomicUsize::new(0),
+        end: AtomicUsize::new(paths.len()),
+        failed: Mutex::new(None),
+        stopped: AtomicBool::new(false),
+    };
+    let mut opened = std::thread::scope(|scope| {
+        let (done, helpers) = channel();
+        let threads = how.threads.min(MOST_THREADS).min(paths.len());
+        // The caller's thread works too; where the system has no more threads, it has to do.
+        let spawn = |_| {
+            let (work, done) = (&work, done.clone());
+            let builder = std::thread::Builder::new().name("fastpipe-open".to_owned());
+            builder.spawn_scoped(scope, move || work.help(done)).ok()
+        };
+        let handles: Vec<_> = (1..threads).map_while(spawn).collect();
+        drop(done);
+        let mut opened = work.lead(&helpers, tell)?;
+        for handle in handles {
+            opened.extend(handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        Ok::<_, Halt<E>>(opened)
+    })?;
+    opened.sort_unstable_by_key(|(number, _)| *number);
+    let end = work.end.into_inner();
+    let failed = work.failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let opened = opened.into_iter().take_while(|(number, _)| *number < end);
+    Ok((opened.map(|(_, file)| file).collect(), failed))
+}

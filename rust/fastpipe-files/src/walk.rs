@@ -1,0 +1,104 @@
+//! Walking files for their blocks.
+
+use fastpipe_batch::{BufferPool, Error, ReadAt, Result};
+
+use crate::format::{Extent, Format};
+use crate::tell::{Halt, Tell};
+
+/// Appends a block to the index of a file, if the system has memory for it.
+fn push<B>(blocks: &mut Vec<B>, block: B, path: &str) -> Result<()> {
+    if blocks.len() == blocks.capacity() {
+        let bytes = blocks.len().saturating_add(1).saturating_mul(size_of::<B>());
+        let refused = |_| Error::out_of_memory(bytes, "the index of a file's blocks").at_path(path);
+        blocks.try_reserve(1).map_err(refused)?;
+    }
+    blocks.push(block);
+    Ok(())
+}
+
+/// Walks the blocks of a file. A block without rows is never read, so it is looked at here whether it really has none.
+pub fn walk<F: Format, E>(
+    format: &F,
+    file: &dyn ReadAt,
+    header: &F::Header,
+    tell: &mut Tell<'_, E>,
+) -> Result<Vec<F::Block>, Halt<E>> {
+    let mut walk = format.walk(file, header)?;
+    let mut blocks = Vec::new();
+    let (mut behind, pool) = (format.first_block(header), BufferPool::default());
+    loop {
+        let from = blocks.len();
+        for block in walk.by_ref().take(F::BLOCKS_AT_ONCE) {
+            let block = block?;
+            let extent = format.extent(&block);
+            if extent.rows == 0 {
+                check_empty(format, file, header, (blocks.len() as u64, &block, extent), &pool)?;
+            }
+            behind = extent.end();
+            push(&mut blocks, block, file.location())?;
+        }
+        tell(behind).map_err(Halt::Interrupted)?;
+        if blocks.len() - from < F::BLOCKS_AT_ONCE {
+            blocks.shrink_to_fit();
+            return Ok(blocks);
+        }
+    }
+}
+
+/// The blocks in front of the first that is damaged, as far as a walk can tell. A block without rows is taken as it is.
+pub fn walk_front<F: Format, E>(
+    format: &F,
+    file: &dyn ReadAt,
+    header: &F::Header,
+    tell: &mut Tell<'_, E>,
+) -> Result<Vec<F::Block>, Halt<E>> {
+    let mut blocks = Vec::new();
+    let Ok(walk) = format.walk(file, header) else {
+        return Ok(blocks);
+    };
+    for block in walk.map_while(Result::ok) {
+        let behind = format.extent(&block).end();
+        push(&mut blocks, block, file.location())?;
+        if blocks.len().is_multiple_of(F::BLOCKS_AT_ONCE) {
+            tell(behind).map_err(Halt::Interrupted)?;
+        }
+    }
+    Ok(blocks)
+}
+
+/// Looks at the blocks without rows of an index that was kept: reading a file never holds them against it. There are next
+/// to none.
+pub(crate) fn check_all_empty<F: Format, E>(
+    format: &F,
+    file: &dyn ReadAt,
+    header: &F::Header,
+    blocks: &[F::Block],
+    tell: &mut Tell<'_, E>,
+) -> Result<(), Halt<E>> {
+    let pool = BufferPool::default();
+    let extents = (0..)
+        .zip(blocks)
+        .map(|(number, block)| (number, block, format.extent(block)));
+    for (looked_at, numbered) in extents.filter(|(_, _, extent)| extent.rows == 0).enumerate() {
+        check_empty(format, file, header, numbered, &pool)?;
+        if looked_at % F::BLOCKS_AT_ONCE == F::BLOCKS_AT_ONCE - 1 {
+            tell(format.first_block(header)).map_err(Halt::Interrupted)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads a block without rows, and has it checked.
+fn check_empty<F: Format>(
+    format: &F,
+    file: &dyn ReadAt,
+    header: &F::Header,
+    (number, block, extent): (u64, &F::Block, Extent),
+    pool: &BufferPool,
+) -> Result<()> {
+    let mut stored = pool.take(extent.len as usize)?;
+    file.read_at(extent.offset, &mut stored)?;
+    format.check_empty(header, number, block, &stored, pool)?;
+    pool.put(stored);
+    Ok(())
+}

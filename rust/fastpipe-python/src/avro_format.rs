@@ -1,0 +1,95 @@
+//! Avro's container files as a format that files are opened in: where `fastpipe-avro` meets `fastpipe-files`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fastpipe_avro::{Block, FileInfo, Header, Schema, Walk, decode_index, encode_index};
+use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result};
+use fastpipe_files::{Extent, Format};
+
+/// Container files. Their blocks are Avro's.
+#[derive(Default)]
+pub(crate) struct AvroFormat {
+    /// The schemas that were parsed, by their texts: files that have the same share one.
+    schemas: Mutex<HashMap<Arc<str>, Arc<Schema>>>,
+}
+
+impl AvroFormat {
+    /// The schema with a text. Whoever wants one that is being parsed waits for it.
+    fn parse(&self, json: &str) -> Result<Arc<Schema>> {
+        let mut known = self.schemas.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(schema) = known.get(json) {
+            return Ok(schema.clone());
+        }
+        let schema = Arc::new(Schema::parse(json)?);
+        known.insert(json.into(), schema.clone());
+        Ok(schema)
+    }
+
+    /// The texts of the schemas of all files that were opened.
+    pub(crate) fn schema_texts(self) -> HashMap<*const Schema, Arc<str>> {
+        let known = self.schemas.into_inner().unwrap_or_else(PoisonError::into_inner);
+        known
+            .into_iter()
+            .map(|(json, schema)| (Arc::as_ptr(&schema), json))
+            .collect()
+    }
+}
+
+impl Format for AvroFormat {
+    /// Without the metadata: each file has the text of its schema there.
+    type Header = FileInfo;
+    type Block = Block;
+
+    fn cache_tag(&self) -> &[u8] {
+        &[]
+    }
+
+    fn read_header(&self, path: &Arc<str>, file: &dyn ReadAt) -> Result<FileInfo> {
+        let mut info = FileInfo::parsed(path.clone(), Header::read(file)?, |json| self.parse(json))?;
+        info.header.metadata = BTreeMap::new();
+        Ok(info)
+    }
+
+    fn first_block(&self, info: &FileInfo) -> u64 {
+        info.header.size
+    }
+
+    fn walk<'w>(
+        &'w self,
+        file: &'w dyn ReadAt,
+        info: &'w FileInfo,
+    ) -> Result<impl Iterator<Item = Result<Block>> + 'w> {
+        let blocks = (0..).zip(Walk::new(file, &info.header)?);
+        Ok(blocks.map(|(number, block)| {
+            let block = block?;
+            info.check(number, &block)?;
+            Ok(block)
+        }))
+    }
+
+    fn extent(&self, block: &Block) -> Extent {
+        Extent {
+            offset: block.offset,
+            len: block.len(),
+            rows: block.rows,
+        }
+    }
+
+    fn check_empty(&self, info: &FileInfo, number: u64, block: &Block, stored: &[u8], pool: &BufferPool) -> Result<()> {
+        if Block::parse(stored, block.offset)? != *block {
+            let reason = "it has a block without records that isn't there";
+            return Err(Error::new(ErrorKind::Malformed, reason));
+        }
+        let start = block.header as usize;
+        info.check_empty(number, block, &stored[start..start + block.size as usize], pool)
+    }
+
+    fn encode(&self, info: &FileInfo, blocks: &[Block]) -> Result<Vec<u8>> {
+        Ok(encode_index(info, blocks))
+    }
+
+    fn decode(&self, info: &FileInfo, index: &[u8], size: u64) -> Result<Option<Vec<Block>>> {
+        decode_index(index, info, size)
+    }
+}
