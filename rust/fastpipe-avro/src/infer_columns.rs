@@ -128,3 +128,63 @@ fn list(names: &[String]) -> String {
     };
     format!("{}{more}", names[..names.len().min(SHOWN)].join(", "))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::container::{Header, SYNC_BYTES};
+
+    /// A file with a column of each kind: read, of a logical type, and of a type that isn't read.
+    fn file() -> FileInfo {
+        let schema = r#"{"type": "record", "name": "R", "fields": [
+            {"name": "a", "type": "int"},
+            {"name": "n", "type": {"type": "record", "name": "N", "fields": [
+                {"name": "x", "type": "float"}, {"name": "y", "type": "double"}]}},
+            {"name": "t", "type": {"type": "int", "logicalType": "time-millis"}},
+            {"name": "u", "type": ["int", "string"]}]}"#;
+        let header = Header {
+            metadata: [("avro.schema".to_owned(), schema.as_bytes().to_vec())].into(),
+            sync: [7; SYNC_BYTES],
+            size: 60,
+        };
+        FileInfo::new("x.avro".into(), header).unwrap()
+    }
+
+    fn names(columns: Option<&[&str]>, lenient: bool) -> Result<Vec<String>> {
+        let columns: Option<Vec<String>> = columns.map(|c| c.iter().map(|&c| c.to_owned()).collect());
+        let inferred = infer_columns(&file(), columns.as_deref(), lenient)?;
+        Ok(inferred.features.into_iter().map(|f| f.name).collect())
+    }
+
+    #[test]
+    fn columns_are_named_or_lie_within_one_that_is() {
+        assert_eq!(names(Some(&["n", "a"]), false).unwrap(), ["n.x", "n.y", "a"]);
+        assert_eq!(names(Some(&["n.y", "n"]), false).unwrap(), ["n.y", "n.x"]);
+        assert!(names(Some(&[]), false).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_not_inferred_is_an_error_that_names_the_others() {
+        let error = names(None, false).unwrap_err();
+        assert_eq!(error.location().path.as_deref(), Some("x.avro"));
+        let hint = r#"columns=["a", "n.x", "n.y"] reads the others"#;
+        assert!(error.reason().contains(hint), "{error}");
+        for (column, expected) in [("b", "the schema has no column 'b'"), ("n.z", "did you mean")] {
+            let error = names(Some(&[column]), true).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Schema);
+            assert!(error.reason().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn lenient_reads_what_is_stored_or_leaves_it_out() {
+        let inferred = infer_columns(&file(), None, true).unwrap();
+        let names: Vec<_> = inferred.features.iter().map(|f| &*f.name).collect();
+        let stored: Vec<_> = inferred.stored.iter().map(|(name, _)| &**name).collect();
+        let left_out: Vec<_> = inferred.left_out.iter().map(|(name, _)| &**name).collect();
+        let all: Vec<_> = names.iter().chain(&left_out).copied().collect();
+        assert_eq!(all.len(), 5, "{all:?}");
+        assert!(names.starts_with(&["a", "n.x", "n.y"]) && left_out.contains(&"u"));
+        assert!(stored.iter().all(|name| names.contains(name)));
+    }
+}

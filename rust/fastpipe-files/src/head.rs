@@ -57,3 +57,39 @@ impl ReadAt for Head<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_at_hand_and_what_is_not_read_alike() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let bytes: Vec<u8> = (0..HEAD_BYTES + 100).map(|i| (i % 251) as u8).collect();
+        std::fs::write(file.path(), &bytes).unwrap();
+        let file = LocalFile::open(file.path().to_str().unwrap()).unwrap();
+        let head = Head::read(&file, bytes.len() as u64).unwrap();
+        assert_eq!(
+            (head.bytes.len() as u64, head.size().unwrap()),
+            (HEAD_BYTES, HEAD_BYTES + 100)
+        );
+        for offset in [
+            0,
+            5,
+            HEAD_BYTES - 8,
+            HEAD_BYTES - 7,
+            HEAD_BYTES,
+            HEAD_BYTES + 95,
+            HEAD_BYTES + 200,
+        ] {
+            let expected = bytes.get(offset as usize..).unwrap_or_default();
+            let expected = &expected[..expected.len().min(8)];
+            let mut out = [0; 8];
+            let found = head.read_at(offset, &mut out).unwrap();
+            assert_eq!(&out[..found], expected, "{offset}");
+            let found = head.glance_at(offset, &mut out).unwrap();
+            assert_eq!(&out[..found], expected, "{offset}");
+        }
+        assert_eq!(head.read_at(u64::MAX, &mut []).unwrap(), 0);
+    }
+}

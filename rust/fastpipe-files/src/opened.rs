@@ -195,3 +195,291 @@ fn keep<F: Format>(
     let entry = cache.store(key, &format.encode(&opened.header, &opened.blocks)?)?;
     Ok((Kept::Now, entry))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::path::Path;
+
+    use fastpipe_batch::ErrorKind;
+
+    use super::*;
+    use crate::note::Level;
+    use crate::toy::{HEADER, Toy, file, many, write};
+
+    fn never(_: u64) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn opened(format: &Toy, path: &Arc<str>, cache: Option<&IndexCache>) -> Opened<Toy> {
+        open(format, path, cache, &mut never).unwrap_or_else(|halt| panic!("{halt:?}"))
+    }
+
+    fn failure(path: &Arc<str>, cache: Option<&IndexCache>) -> fastpipe_batch::Error {
+        match open(&Toy::default(), path, cache, &mut never) {
+            Err(Halt::Failed(error)) => error,
+            _ => panic!("it didn't fail"),
+        }
+    }
+
+    /// The entry of a file in a cache that has only this one.
+    fn entry(cache: &Path) -> std::path::PathBuf {
+        let mut entries = std::fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path());
+        let entry = entries.next().unwrap();
+        assert!(entries.next().is_none());
+        entry
+    }
+
+    struct Place {
+        folder: tempfile::TempDir,
+        cache: IndexCache,
+        format: Toy,
+    }
+
+    impl Place {
+        fn new() -> Place {
+            let folder = tempfile::tempdir().unwrap();
+            let cache = IndexCache::open(&folder.path().join("cache")).unwrap();
+            let format = Toy::default();
+            Place { folder, cache, format }
+        }
+
+        fn write(&self, bytes: &[u8]) -> Arc<str> {
+            write(self.folder.path(), "file", bytes)
+        }
+
+        fn opened(&self, path: &Arc<str>) -> Opened<Toy> {
+            opened(&self.format, path, Some(&self.cache))
+        }
+    }
+
+    #[test]
+    fn a_second_opening_needs_no_walk() {
+        let place = Place::new();
+        let path = place.write(&file(b'x', &many()));
+        let plain = opened(&Toy::default(), &path, None);
+        assert_eq!((plain.kept, plain.entry), (Kept::Nowhere, 0));
+        let first = place.opened(&path);
+        assert_eq!((first.kept, place.format.walks()), (Kept::Now, 1));
+        let second = place.opened(&path);
+        assert_eq!((second.kept, place.format.walks()), (Kept::Before, 1));
+        let bytes = std::fs::metadata(entry(&place.folder.path().join("cache")))
+            .unwrap()
+            .len();
+        assert_eq!((first.entry, second.entry), (bytes, bytes));
+        for opened in [&first, &second] {
+            assert_eq!(opened.blocks, plain.blocks);
+            assert_eq!((&opened.header, &opened.path), (&plain.header, &path));
+            assert!(opened.notes.is_empty());
+        }
+        assert_eq!(plain.blocks.last().unwrap().end(), plain.stamp.size);
+    }
+
+    #[test]
+    fn what_is_read_with_its_header_needs_no_cache() {
+        let place = Place::new();
+        let small = place.write(&file(b'x', &[(1, 2), (3, 4)]));
+        let found = place.opened(&small);
+        assert_eq!((found.kept, found.blocks.len()), (Kept::Small, 2));
+        let none = place.write(b"toyx");
+        assert_eq!(place.opened(&none).blocks, []);
+        assert_eq!(std::fs::read_dir(place.folder.path().join("cache")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_that_changed_is_walked_again() {
+        let place = Place::new();
+        let mut blocks = many();
+        let path = place.write(&file(b'x', &blocks));
+        assert_eq!(place.opened(&path).kept, Kept::Now);
+        blocks[7].0 += 1;
+        // Of the same size, and of another time.
+        let path = place.write(&file(b'x', &blocks));
+        let again = place.opened(&path);
+        assert_eq!((again.kept, again.blocks[7].rows), (Kept::Now, u32::from(blocks[7].0)));
+        blocks.push((9, 9));
+        let path = place.write(&file(b'x', &blocks));
+        assert_eq!(place.opened(&path).blocks.len(), blocks.len());
+        assert_eq!(place.opened(&path).kept, Kept::Before);
+        assert_eq!(place.format.walks(), 3);
+    }
+
+    #[test]
+    fn an_entry_for_another_header_is_as_good_as_none() {
+        let place = Place::new();
+        let path = place.write(&file(b'x', &many()));
+        let time = std::fs::metadata(&*path).unwrap().modified().unwrap();
+        place.opened(&path);
+        // Of the same size and time.
+        std::fs::write(&*path, file(b'y', &many())).unwrap();
+        let open = std::fs::File::options().write(true).open(&*path).unwrap();
+        open.set_modified(time).unwrap();
+        let again = place.opened(&path);
+        assert_eq!((again.kept, again.header.name), (Kept::Now, b'y'));
+        assert!(again.notes.is_empty());
+    }
+
+    #[test]
+    fn a_damaged_entry_is_told_of_and_replaced() {
+        let place = Place::new();
+        let path = place.write(&file(b'x', &many()));
+        let blocks = place.opened(&path).blocks;
+        let kept = entry(&place.folder.path().join("cache"));
+        let sound = std::fs::read(&kept).unwrap();
+        let stamp = Stamp::of(&LocalFile::open(&path).unwrap()).unwrap();
+        let key = Key::local(&path, &stamp, b"").unwrap();
+        let write_index = |index: &[u8]| assert!(place.cache.store(&key, index).unwrap() > 0);
+        let damages: [(&str, &dyn Fn()); 4] = [
+            ("it is cut short", &|| std::fs::write(&kept, b"FP").unwrap()),
+            ("its checksum is wrong", &|| {
+                let mut bytes = sound.clone();
+                *bytes.last_mut().unwrap() ^= 1;
+                std::fs::write(&kept, bytes).unwrap();
+            }),
+            ("its blocks don't fill the file", &|| write_index(b"x\x01\x02")),
+            // Sound as an entry, and of blocks that aren't there: the format finds out.
+            ("it isn't empty", &|| {
+                let mut index = place.format.encode(&plain_header(&path), &blocks).unwrap();
+                index[1] = 0;
+                write_index(&index);
+            }),
+        ];
+        for (what, damage) in damages {
+            damage();
+            let again = place.opened(&path);
+            assert_eq!((again.kept, &again.blocks), (Kept::Now, &blocks), "{what}");
+            let [note] = &again.notes[..] else { panic!("{what}") };
+            assert_eq!(note.level, Level::Warning);
+            assert!(
+                note.text.contains(&format!("is damaged ({what}): it is made anew")),
+                "{}",
+                note.text
+            );
+            assert!(note.text.contains(&*path) && note.text.contains(kept.to_str().unwrap()));
+            assert_eq!(std::fs::read(&kept).unwrap(), sound);
+        }
+    }
+
+    fn plain_header(path: &Arc<str>) -> crate::toy::ToyHeader {
+        opened(&Toy::default(), path, None).header
+    }
+
+    #[test]
+    fn formats_with_other_tags_have_other_entries() {
+        let place = Place::new();
+        let path = place.write(&file(b'x', &many()));
+        for tag in [&b""[..], b"csv;", b"csv,"] {
+            let format = Toy { tag, ..Toy::default() };
+            assert_eq!(opened(&format, &path, Some(&place.cache)).kept, Kept::Now);
+            assert_eq!(opened(&format, &path, Some(&place.cache)).kept, Kept::Before);
+        }
+    }
+
+    #[test]
+    fn what_may_change_unnoticed_is_not_kept() {
+        let place = Place::new();
+        let path = place.write(&file(b'x', &many()));
+        let open = std::fs::File::options().write(true).open(&*path).unwrap();
+        open.set_modified(std::time::SystemTime::now()).unwrap();
+        let found = place.opened(&path);
+        assert_eq!((found.kept, found.blocks.len()), (Kept::Unsettled, 300));
+        let [note] = &found.notes[..] else { panic!() };
+        assert_eq!(note.level, Level::Info);
+        assert!(note.text.contains("wasn't kept: the file was modified a moment ago"));
+    }
+
+    #[test]
+    fn a_file_that_changes_during_the_walk_is_not_kept() {
+        let place = Place::new();
+        let path = place.write(&file(b'x', &many()));
+        let mut change = |_| {
+            let open = std::fs::File::options().write(true).open(&*path).unwrap();
+            open.set_modified(std::time::UNIX_EPOCH).unwrap();
+            Ok::<_, Infallible>(())
+        };
+        let found = open(&place.format, &path, Some(&place.cache), &mut change).unwrap_or_else(|_| panic!());
+        assert_eq!((found.kept, found.notes.len()), (Kept::Changed, 1));
+        assert_eq!(place.opened(&path).kept, Kept::Now);
+    }
+
+    #[test]
+    fn the_caller_is_told_how_far_it_got_and_can_end_it() {
+        let place = Place::new();
+        let path = place.write(&file(b'x', &many()));
+        let mut told = Vec::new();
+        let mut end = |behind| {
+            told.push(behind);
+            if told.len() == 3 { Err("enough") } else { Ok(()) }
+        };
+        let halted = open(&place.format, &path, Some(&place.cache), &mut end);
+        assert!(matches!(halted, Err(Halt::Interrupted("enough"))));
+        assert_eq!(told, [4, 8, 12].map(|blocks| HEADER + 257 * blocks));
+        // Nothing was kept of it.
+        assert_eq!(place.opened(&path).kept, Kept::Now);
+        let mut told = Vec::new();
+        let mut note = |behind| {
+            told.push(behind);
+            Ok::<_, Infallible>(())
+        };
+        open(&place.format, &path, Some(&place.cache), &mut note).unwrap_or_else(|_| panic!());
+        assert_eq!(told, [HEADER + 257 * 300]);
+        let halted = open(&place.format, &path, Some(&place.cache), &mut |_| Err(()));
+        assert!(matches!(halted, Err(Halt::Interrupted(()))));
+        let halted = open_front(&place.format, &path, &mut |_| Err(()));
+        assert!(matches!(halted, Err(Halt::Interrupted(()))));
+    }
+
+    #[test]
+    fn blocks_in_front_of_damage_are_kept() {
+        let place = Place::new();
+        let mut bytes = file(b'x', &many());
+        bytes.truncate(bytes.len() - 1);
+        let path = place.write(&bytes);
+        for cache in [None, Some(&place.cache)] {
+            let error = failure(&path, cache);
+            assert_eq!(
+                (error.kind(), error.location().block),
+                (ErrorKind::Malformed, Some(299))
+            );
+        }
+        assert_eq!(std::fs::read_dir(place.folder.path().join("cache")).unwrap().count(), 0);
+        let front = open_front(&place.format, &path, &mut never).unwrap_or_else(|_| panic!());
+        let front = front.expect("its header is sound");
+        assert_eq!((front.blocks.len(), front.kept), (299, Kept::Nowhere));
+        let headless = place.write(b"boy");
+        assert_eq!(failure(&headless, None).kind(), ErrorKind::Malformed);
+        let front = open_front(&place.format, &headless, &mut never);
+        assert!(matches!(front, Ok(None)));
+    }
+
+    #[test]
+    fn a_block_without_rows_is_looked_at() {
+        let place = Place::new();
+        let sound = place.write(&file(b'x', &[(1, 1), (0, 0), (1, 1)]));
+        assert_eq!(place.opened(&sound).blocks.len(), 3);
+        let damaged = place.write(&file(b'x', &[(1, 1), (0, 3), (1, 1)]));
+        let error = failure(&damaged, None);
+        assert_eq!((error.kind(), error.location().block), (ErrorKind::Malformed, Some(1)));
+    }
+
+    #[test]
+    fn a_missing_file_is_a_typed_error() {
+        let place = Place::new();
+        let path: Arc<str> = place.folder.path().join("none").to_str().unwrap().into();
+        let error = failure(&path, Some(&place.cache));
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert_eq!(error.location().path.as_deref(), Some(&*path));
+        let front = open_front(&place.format, &path, &mut never);
+        assert!(matches!(front, Err(Halt::Failed(e)) if e.kind() == ErrorKind::NotFound));
+    }
+
+    #[test]
+    fn a_cache_that_can_not_be_written_fails_before_the_walk() {
+        let place = Place::new();
+        let path = place.write(&file(b'x', &many()));
+        std::fs::remove_dir(place.folder.path().join("cache")).unwrap();
+        let halted = open(&place.format, &path, Some(&place.cache), &mut never);
+        assert!(matches!(halted, Err(Halt::Failed(e)) if e.kind() == ErrorKind::Storage));
+        assert_eq!(place.format.walks(), 0);
+    }
+}

@@ -166,3 +166,112 @@ pub fn open_all<F: Format, E>(
     let opened = opened.into_iter().take_while(|(number, _)| *number < end);
     Ok((opened.map(|(_, file)| file).collect(), failed))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::path::Path;
+
+    use fastpipe_batch::ErrorKind;
+
+    use super::*;
+    use crate::toy::{Toy, file, write};
+
+    const THREADS: [usize; 3] = [1, 2, 8];
+
+    /// Files of which each has a block more than the one before it, and those that are `bad` are cut short.
+    fn files(folder: &Path, count: usize, bad: &[usize]) -> Vec<Arc<str>> {
+        let write = |i: usize| {
+            let mut bytes = file(b'x', &vec![(1, 5); i + 1]);
+            bytes.truncate(bytes.len() - usize::from(bad.contains(&i)));
+            write(folder, &i.to_string(), &bytes)
+        };
+        (0..count).map(write).collect()
+    }
+
+    fn outcome(paths: &[Arc<str>], threads: usize, tolerant: bool) -> Outcome<Toy> {
+        let how = Opening {
+            cache: None,
+            tolerant,
+            threads,
+        };
+        let mut never = |_| Ok::<_, Infallible>(());
+        open_all(&Toy::default(), paths, how, &mut never).unwrap_or_else(|_| panic!("nobody ended it"))
+    }
+
+    fn blocks(found: &[Found<Toy>]) -> Vec<Option<usize>> {
+        found.iter().map(|f| Some(f.opened.as_ref()?.blocks.len())).collect()
+    }
+
+    #[test]
+    fn files_keep_their_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = files(folder.path(), 50, &[]);
+        for threads in THREADS {
+            let (found, failed) = outcome(&paths, threads, false);
+            assert!(failed.is_none());
+            assert!(found.iter().all(|f| f.damage.is_none()));
+            assert_eq!(blocks(&found), (1..=50).map(Some).collect::<Vec<_>>());
+        }
+        let (found, failed) = outcome(&[], 8, false);
+        assert!(found.is_empty() && failed.is_none());
+    }
+
+    #[test]
+    fn the_first_that_fails_is_the_one_that_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        for bad in [&[0][..], &[49], &[30, 7, 8, 45]] {
+            let paths = files(folder.path(), 50, bad);
+            let first = *bad.iter().min().unwrap();
+            for threads in THREADS {
+                let (found, failed) = outcome(&paths, threads, false);
+                let failed = failed.unwrap();
+                assert_eq!(failed.location().path.as_deref(), Some(&*paths[first]));
+                assert_eq!(blocks(&found), (1..=first).map(Some).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn damage_that_is_tolerated_costs_what_lies_behind_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut paths = files(folder.path(), 9, &[3, 5]);
+        std::fs::write(&*paths[7], b"not").unwrap();
+        for threads in THREADS {
+            let (found, failed) = outcome(&paths, threads, true);
+            assert!(failed.is_none());
+            let expected = [1, 2, 3, 3, 5, 5, 7, 0, 9].map(|n| (n > 0).then_some(n));
+            assert_eq!(blocks(&found), expected);
+            let damaged = found.iter().map(|f| f.damage.is_some());
+            assert!(damaged.eq((0..9).map(|i| [3, 5, 7].contains(&i))));
+        }
+        // What isn't there is no damage.
+        paths[4] = folder.path().join("none").to_str().unwrap().into();
+        let (found, failed) = outcome(&paths, 2, true);
+        assert_eq!((found.len(), failed.unwrap().kind()), (4, ErrorKind::NotFound));
+    }
+
+    #[test]
+    fn the_caller_ends_it_for_all_threads() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = files(folder.path(), 50, &[]);
+        for threads in THREADS {
+            let how = Opening {
+                cache: None,
+                tolerant: false,
+                threads,
+            };
+            // At once, or behind a few files.
+            for after in [0, 3] {
+                let mut told = 0;
+                let mut end = |_| {
+                    told += 1;
+                    if told > after { Err("enough") } else { Ok(()) }
+                };
+                let halted = open_all(&Toy::default(), &paths, how, &mut end);
+                // Others may have taken all the files before.
+                assert!(matches!(halted, Err(Halt::Interrupted("enough"))) || (threads > 1 && halted.is_ok()));
+            }
+        }
+    }
+}

@@ -103,3 +103,232 @@ fn passed_over(damaged: &[Error]) -> Vec<Note> {
     }
     notes
 }
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::ops::Range;
+    use std::sync::Arc;
+
+    use fastpipe_batch::{
+        ByteRange, ColumnSpec, Fetched, FileStamp, Mark, Pick, Row, Sink, Starts, UnitInfo, Unpicked, Work,
+    };
+
+    use super::*;
+    use crate::note::Level;
+    use crate::storage::LocalFile;
+
+    /// Units of one file, each as long: the first byte of each is its rows, and 0 is damage.
+    struct Bytes {
+        path: [Arc<str>; 1],
+        stamp: [FileStamp; 1],
+        units: u64,
+        /// Bytes that each unit has, and that it says it has: with large ones there is a sample without large files.
+        len: u64,
+        said: u64,
+    }
+
+    struct Open(u32);
+
+    impl Source for Bytes {
+        fn columns(&self) -> &[ColumnSpec] {
+            &[]
+        }
+
+        fn units(&self) -> Option<u64> {
+            Some(self.units)
+        }
+
+        fn describe(&self, unit: u64) -> UnitInfo {
+            let range = ByteRange {
+                location: 0,
+                offset: unit * self.len,
+                len: self.said,
+            };
+            UnitInfo {
+                rows: 1,
+                range: Some(range),
+                class: 0,
+                apart: false,
+                held: None,
+            }
+        }
+
+        fn classes(&self) -> &[Arc<str>] {
+            &self.path
+        }
+
+        fn work(&self) -> Work {
+            Work { open: "", place: "" }
+        }
+
+        fn locations(&self) -> &[Arc<str>] {
+            &self.path
+        }
+
+        fn stamps(&self) -> &[FileStamp] {
+            &self.stamp
+        }
+
+        fn open(&self, _: u64, _: Pass, fetched: Fetched, _: &BufferPool) -> Result<Box<dyn Unit>> {
+            match fetched.into_bytes()[0] {
+                0 => Err(Error::new(ErrorKind::Malformed, "a nought")),
+                1 => Err(Error::new(ErrorKind::OutOfMemory, "no memory")),
+                rows => Ok(Box::new(Open(u32::from(rows)))),
+            }
+        }
+
+        fn pick(&self, _: &[&dyn Unit], _: &[Row], _: Range<usize>, _: &mut Sink<'_>) -> Result<(), Unpicked> {
+            unreachable!("nothing is picked")
+        }
+
+        fn locate(&self, unit: u64, error: Error) -> Error {
+            error.at_block(unit, unit * self.len).at_path(&self.path[0])
+        }
+    }
+
+    impl Unit for Open {
+        fn rows(&self) -> u32 {
+            self.0
+        }
+
+        fn held_bytes(&self) -> usize {
+            0
+        }
+
+        fn bytes(&self) -> usize {
+            0
+        }
+
+        fn place(&self, from: Mark, _: &[Pick], _: &mut Sink<'_>) -> Result<Mark> {
+            Ok(from)
+        }
+
+        fn advance(&self, from: Mark, _: u32) -> Result<Mark> {
+            Ok(from)
+        }
+
+        fn index(&mut self, _: Option<Starts>) -> Result<Starts> {
+            Ok(Starts::default())
+        }
+    }
+
+    /// Notes the rows of units, and has seen enough behind a number of them.
+    struct Seen {
+        rows: Vec<u32>,
+        records: u32,
+        enough: usize,
+    }
+
+    impl Survey for Seen {
+        fn is_open(&self) -> bool {
+            self.rows.len() < self.enough
+        }
+
+        fn observe(&mut self, unit: &dyn Unit, records: u32) -> Result<()> {
+            self.rows.push(unit.rows());
+            self.records = records;
+            Ok(())
+        }
+    }
+
+    fn source(folder: &tempfile::TempDir, first: &[u8], len: u64) -> Bytes {
+        let path = folder.path().join("file");
+        let mut bytes = vec![7; first.len() * len as usize];
+        bytes
+            .chunks_exact_mut(len as usize)
+            .zip(first)
+            .for_each(|(unit, &first)| unit[0] = first);
+        std::fs::write(&path, bytes).unwrap();
+        let path: Arc<str> = path.to_str().unwrap().into();
+        Bytes {
+            stamp: [LocalFile::open(&path).unwrap().stamp().unwrap()],
+            path: [path],
+            units: first.len() as u64,
+            len,
+            said: len,
+        }
+    }
+
+    fn seen(source: &Bytes, enough: usize) -> (Seen, Result<Vec<Note>, Halt<Infallible>>) {
+        let mut seen = Seen {
+            rows: Vec::new(),
+            records: 0,
+            enough,
+        };
+        let notes = survey(source, &mut seen, &mut |_| Ok(()));
+        (seen, notes)
+    }
+
+    #[test]
+    fn small_sources_are_looked_at_as_a_whole_until_there_is_enough() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = source(&folder, &[5, 6, 7, 8], 3);
+        let (all, notes) = seen(&source, 100);
+        assert_eq!((&all.rows[..], all.records), (&[5, 6, 7, 8][..], u32::MAX));
+        assert!(notes.unwrap_or_else(|_| panic!()).is_empty());
+        assert_eq!(seen(&source, 2).0.rows, [5, 6]);
+        assert_eq!(seen(&source, 0).0.rows, []);
+    }
+
+    #[test]
+    fn of_large_sources_a_sample_is_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let first: Vec<u8> = (0..192).map(|i| 2 + i as u8).collect();
+        let source = source(&folder, &first, 1 + LOOKED_AT_WHOLE / 192);
+        let (sample, _) = seen(&source, 100);
+        let expected: Vec<u32> = (0..64).map(|i| 2 + 3 * i).collect();
+        assert_eq!((sample.rows, sample.records), (expected, SAMPLED_RECORDS));
+    }
+
+    #[test]
+    fn damaged_units_say_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (found, notes) = seen(&source(&folder, &[0, 5, 0, 0, 6, 0, 0], 3), 100);
+        assert_eq!(found.rows, [5, 6]);
+        let notes = notes.unwrap_or_else(|_| panic!());
+        assert_eq!(notes.len(), 4);
+        assert!(notes.iter().all(|note| note.level == Level::Warning));
+        assert!(notes[1].text.contains("since it is damaged: ") && notes[1].text.contains("a nought"));
+        assert!(notes[3].text.starts_with("2 more damaged blocks"));
+    }
+
+    #[test]
+    fn what_is_no_damage_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let failure = |source: &Bytes| match seen(source, 100).1 {
+            Err(Halt::Failed(error)) => error,
+            _ => panic!("it didn't fail"),
+        };
+        let error = failure(&source(&folder, &[5, 1, 6], 3));
+        assert_eq!(
+            (error.kind(), error.location().block),
+            (ErrorKind::OutOfMemory, Some(1))
+        );
+        // A unit that is damaged since the file changed.
+        let damaged = source(&folder, &[5, 6, 0], 3);
+        let file = std::fs::File::options().write(true).open(&*damaged.path[0]).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
+        let error = failure(&damaged);
+        assert!(error.reason().contains("changed while it was read"), "{error}");
+        let cut = Bytes {
+            said: 9,
+            ..source(&folder, &[5, 6, 7], 3)
+        };
+        assert_eq!(failure(&cut).kind(), ErrorKind::Storage);
+    }
+
+    #[test]
+    fn the_caller_can_end_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = source(&folder, &[5, 6, 7], 3);
+        let mut seen = Seen {
+            rows: Vec::new(),
+            records: 0,
+            enough: 9,
+        };
+        let halted = survey(&source, &mut seen, &mut |_| Err("enough"));
+        assert!(matches!(halted, Err(Halt::Interrupted("enough"))));
+        assert_eq!(seen.rows, [5]);
+    }
+}

@@ -134,3 +134,18 @@ impl Format for Toy {
         }
     }
 }
+
+/// Writes a file into a folder, as if that was a day ago, so that its index is kept.
+pub(crate) fn write(folder: &std::path::Path, name: &str, bytes: &[u8]) -> Arc<str> {
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    let day = std::time::Duration::from_secs(86_400);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_modified(std::time::SystemTime::now() - day).unwrap();
+    path.to_str().unwrap().into()
+}
+
+/// Blocks that make a file larger than what is read with its header.
+pub(crate) fn many() -> Vec<(u8, u8)> {
+    (0..300).map(|i| (1 + (i % 200) as u8, 255)).collect()
+}
