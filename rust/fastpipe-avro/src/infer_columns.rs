@@ -19,8 +19,8 @@ pub struct InferredColumns {
     pub left_out: Vec<(String, String)>,
 }
 
-/// The features of a file, or those among them that `columns` names. What isn't inferred is an error; `lenient` reads it as
-/// what is stored, or leaves it out.
+/// The features of a file, or those among them that `columns` names. What isn't inferred is an error; `lenient` reads
+/// it as what is stored, or leaves it out.
 pub fn infer_columns(file: &FileInfo, columns: Option<&[String]>, lenient: bool) -> Result<InferredColumns> {
     let at = |e: Error| e.at_path(&file.path);
     let found = infer(&file.schema).map_err(at)?;

@@ -1,9 +1,9 @@
 //! What a file format is to whoever opens files.
 //!
-//! A file has a header, which may be empty, and behind it *blocks*: stretches of bytes, one behind the other, that are read
-//! each by itself. A walk through the file finds them. A format says how to read a header, how to walk, and how the blocks
-//! that were found become bytes and back, so that the next opening needs no walk. It never opens a file, and knows nothing
-//! of caches, threads and signals.
+//! A file has a header, which may be empty, and behind it *blocks*: stretches of bytes, one behind the other, that are
+//! read each by itself. A walk through the file finds them. A format says how to read a header, how to walk, and how
+//! the blocks that were found become bytes and back, so that the next opening needs no walk. It never opens a file, and
+//! knows nothing of caches, threads and signals.
 
 use std::sync::Arc;
 
@@ -35,12 +35,12 @@ pub trait Format: Sync {
     /// A block: where it lies, and whatever else the format has to know of it.
     type Block: Send;
 
-    /// Blocks that a walk finds in a few milliseconds: that often its caller is asked whether to go on. Formats whose walks
-    /// read every byte have a smaller number.
+    /// Blocks that a walk finds in a few milliseconds: that often its caller is asked whether to go on. Formats whose
+    /// walks read every byte have a smaller number.
     const BLOCKS_AT_ONCE: usize = 2048;
 
-    /// What tells the kept index of a file from one of another format, or of other settings of this one. An empty tag is
-    /// left to the first format, whose entries were in caches before there were others.
+    /// What tells the kept index of a file from one of another format, or of other settings of this one. An empty tag
+    /// is left to the first format, whose entries were in caches before there were others.
     fn cache_tag(&self) -> &[u8];
 
     /// Reads the header of a file. The first bytes of `file` are at hand, and cost nothing to read.
@@ -52,7 +52,8 @@ pub trait Format: Sync {
     /// Where the first block starts if there is one: behind the header.
     fn first_block(&self, header: &Self::Header) -> u64;
 
-    /// Finds the blocks of a file, one behind the other, and checks what they declare. The first error is the last item.
+    /// Finds the blocks of a file, one behind the other, and checks what they declare. Nobody asks for more behind an
+    /// error.
     ///
     /// # Errors
     /// With the file's path, and where there is one the block.
@@ -65,8 +66,8 @@ pub trait Format: Sync {
     /// Where a block lies, and how many rows it has.
     fn extent(&self, block: &Self::Block) -> Extent;
 
-    /// Checks that block `number`, which is said to have no rows, has none: it is never read again, so nobody else would
-    /// notice. `stored` are the bytes of its extent, `pool` has memory for more.
+    /// Checks that block `number`, which is said to have no rows, has none: it is never read again, so nobody else
+    /// would notice. `stored` are the bytes of its extent, `pool` has memory for more.
     ///
     /// # Errors
     /// Malformed, if it isn't such a block.
@@ -85,8 +86,8 @@ pub trait Format: Sync {
     /// Of memory.
     fn encode(&self, header: &Self::Header, blocks: &[Self::Block]) -> Result<Vec<u8>>;
 
-    /// The blocks of a file of `size` bytes; `None` if they are those of a file with another header. Nothing in the bytes
-    /// is to be trusted: what comes out is what a walk over a file of this size could have found.
+    /// The blocks of a file of `size` bytes; `None` if they are those of a file with another header. Nothing in the
+    /// bytes is to be trusted: what comes out is what a walk over a file of this size could have found.
     ///
     /// # Errors
     /// Malformed, if the bytes aren't an index, or not one of blocks that such a file could have.

@@ -1,8 +1,9 @@
 //! Files: how they are read, watched for changes, and opened with their blocks.
 //!
-//! [`LocalFile`] reads one file by position. [`Files`] are those of a source while a pass reads it. To be read, a file is
-//! opened first: its header is read and its blocks are found, by a walk through it or in an [`IndexCache`]
-//! ([`open`], [`open_all`]). What a header says, and how blocks follow one another, is a matter of the file's [`Format`].
+//! [`LocalFile`] reads one file by position. [`Files`] are those of a source while a pass reads it. To be read, a file
+//! is opened first: its header is read and its blocks are found, by a walk through it or in an [`IndexCache`]
+//! ([`open`], [`open_all`]). What a header says, and how blocks follow one another, is a matter of the file's
+//! [`Format`].
 //!
 //! Nothing here knows Python or a thread pool. Whoever opens files is told every few milliseconds how far it got
 //! ([`Tell`]), and ends it by an error of its own.

@@ -56,8 +56,8 @@ struct Begun<'f, F: Format> {
 
 impl<'f, F: Format> Begun<'f, F> {
     fn new(format: &F, file: &'f LocalFile, path: &Arc<str>) -> Result<Self> {
-        // Its stamp is taken before anything is read of it: what changes from there on shows in the stamp after the walk, in
-        // the key of the next opening, or when the file is read.
+        // Its stamp is taken before anything is read of it: what changes from there on shows in the stamp after the
+        // walk, in the key of the next opening, or when the file is read.
         let stamp = Stamp::of(file)?;
         let head = Head::read(file, stamp.size())?;
         let opened = Opened {
@@ -144,8 +144,10 @@ fn open_cached<F: Format, E>(
     Ok(())
 }
 
-/// The blocks of a file out of the cache, and the bytes of their entry. Damage is noted.
-#[allow(clippy::type_complexity)] // Named, it would be no clearer.
+/// The blocks of a file, and the bytes of their entry in the cache.
+type Loaded<F> = (Vec<<F as Format>::Block>, u64);
+
+/// What the cache has for a file. Damage is noted.
 fn load<F: Format, E>(
     format: &F,
     cache: &IndexCache,
@@ -153,7 +155,7 @@ fn load<F: Format, E>(
     file: &dyn ReadAt,
     opened: &mut Opened<F>,
     tell: &mut Tell<'_, E>,
-) -> Result<Option<(Vec<F::Block>, u64)>, Halt<E>> {
+) -> Result<Option<Loaded<F>>, Halt<E>> {
     let header = &opened.header;
     let damage = match cache.load(key) {
         Lookup::Missing => return Ok(None),

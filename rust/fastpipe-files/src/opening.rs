@@ -1,8 +1,8 @@
 //! Opening many files: in parallel, so that it can be ended, and with the same outcome as one after the other.
 //!
-//! Threads take the files in their order. The first one that fails, in the order of the files, is the one that is told: those
-//! before it are opened to their end, those behind it no longer begun. The threads live as long as the call, so that nothing is
-//! left for a process that forks.
+//! Threads take the files in their order. The first one that fails, in the order of the files, is the one that is told:
+//! those before it are opened to their end, those behind it no longer begun. The threads live as long as the call, so
+//! that nothing is left for a process that forks.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -123,8 +123,8 @@ impl<F: Format> Work<'_, F> {
 /// The files in front of the first that failed, and why that one did.
 type Outcome<F> = (Vec<Found<F>>, Option<Error>);
 
-/// Opens files: the files before the first one that fails, and why that one does. If damage is tolerated, it is no failure.
-/// `tell` is called in the caller's thread every few milliseconds, or between files that take less.
+/// Opens files: the files before the first one that fails, and why that one does. If damage is tolerated, it is no
+/// failure. `tell` is called in the caller's thread every few milliseconds, or between files that take less.
 ///
 /// # Errors
 /// Whatever `tell` returns.

@@ -1,5 +1,5 @@
-//! A format for tests: `toy`, a byte that names the file, and blocks of a byte of rows, a byte of size, and so many bytes
-//! that are all `d`.
+//! A format for tests: `toy`, a byte that names the file, and blocks of a byte of rows, a byte of size, and so many
+//! bytes that are all `d`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

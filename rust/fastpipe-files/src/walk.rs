@@ -66,8 +66,8 @@ pub fn walk_front<F: Format, E>(
     Ok(blocks)
 }
 
-/// Looks at the blocks without rows of an index that was kept: reading a file never holds them against it. There are next
-/// to none.
+/// Looks at the blocks without rows of an index that was kept: reading a file never holds them against it. There are
+/// next to none.
 pub(crate) fn check_all_empty<F: Format, E>(
     format: &F,
     file: &dyn ReadAt,
