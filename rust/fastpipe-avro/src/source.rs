@@ -1,13 +1,12 @@
 //! Avro files as a [`Source`]: a unit is a block.
 
-use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
     Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Mark, Pass, Pick, Result,
-    Row, Sink, Source, Starts, Unit, UnitInfo, Unpicked, Work, try_reserve, try_with_capacity,
+    Row, Sink, Source, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_reserve,
 };
 
 use crate::codec::{Codec, decompress_within};
@@ -258,8 +257,8 @@ impl Source for AvroSource {
         &self.specs
     }
 
-    fn units(&self) -> Option<u64> {
-        Some(self.blocks.len() as u64)
+    fn units(&self) -> u64 {
+        self.blocks.len() as u64
     }
 
     fn describe(&self, unit: u64) -> UnitInfo {
@@ -314,20 +313,15 @@ impl Source for AvroSource {
         slots: Range<usize>,
         out: &mut Sink<'_>,
     ) -> std::result::Result<(), Unpicked> {
-        let blocks = units.iter().map(|&unit| {
-            let block: &AvroBlock = (unit as &dyn Any).downcast_ref()?;
-            Some(decode::Indexed::new(block.block(), &block.starts))
-        });
         let at_start = |error| Unpicked {
             slot: slots.start,
             error,
         };
-        let mut found = try_with_capacity(units.len(), "the blocks of a batch").map_err(at_start)?;
-        for block in blocks {
-            let lost = || Error::new(ErrorKind::Internal, "a unit isn't an Avro block");
-            found.push(block.ok_or_else(lost).map_err(at_start)?);
-        }
-        let mut blocks = found;
+        let own = own_units::<AvroBlock>(units).map_err(at_start)?;
+        let blocks = own
+            .iter()
+            .map(|block| decode::Indexed::new(block.block(), &block.starts));
+        let mut blocks = try_collect(blocks, "the blocks of a batch").map_err(at_start)?;
         decode::pick(&mut blocks, rows, slots, out)
     }
 

@@ -54,7 +54,7 @@ pub use sink::{Filled, Fragment, Rows, Sink};
 pub use slab::{Slab, SlabPool};
 pub use source::{
     Access, ByteRange, Fetched, FileStamp, Mark, Pass, Pick, ReadAt, Row, Source, Starts, Unit, UnitInfo, Unpicked,
-    Work,
+    Work, own_units,
 };
 pub use spec::{ColumnSpec, Form, NestedForm, Part, PartKind, SparseForm, SparseLayout};
 pub use writer::{Element, Overflow, Writer};

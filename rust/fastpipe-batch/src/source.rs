@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use crate::buffers::{Buffer, BufferPool};
 use crate::error::{Error, ErrorKind};
+use crate::fallible::try_with_capacity;
 use crate::sink::Sink;
 use crate::spec::ColumnSpec;
 
@@ -171,8 +172,8 @@ pub trait Source: Send + Sync + 'static {
     /// The columns of every batch.
     fn columns(&self) -> &[ColumnSpec];
 
-    /// Number of units; `None` while it is not known, or when there is no end.
-    fn units(&self) -> Option<u64>;
+    /// Number of units.
+    fn units(&self) -> u64;
 
     /// What is known of a unit before it is read.
     fn describe(&self, unit: u64) -> UnitInfo;
@@ -253,6 +254,22 @@ pub trait Unit: Any + Send + Sync {
     fn recycle(&mut self, pool: &BufferPool) {
         let _ = pool;
     }
+}
+
+/// Open units as what their source made of them, for [`Source::pick`], which only gets units that its source has opened.
+///
+/// # Errors
+/// [`ErrorKind::Internal`] if one is of another source; [`ErrorKind::OutOfMemory`] if there is none for the list.
+pub fn own_units<'u, U: Unit>(units: &[&'u dyn Unit]) -> Result<Vec<&'u U>, Error> {
+    let mut own = try_with_capacity(units.len(), "the units of a batch")?;
+    for &unit in units {
+        let Some(unit) = (unit as &dyn Any).downcast_ref() else {
+            let reason = "a unit was given to a source that hasn't opened it";
+            return Err(Error::new(ErrorKind::Internal, reason));
+        };
+        own.push(unit);
+    }
+    Ok(own)
 }
 
 /// Random access to the bytes of one file.

@@ -1,6 +1,5 @@
 //! Finished columns as a source: tables that lie in memory.
 
-use std::any::Any;
 use std::collections::HashSet;
 use std::hash::Hasher;
 use std::ops::Range;
@@ -10,7 +9,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use fastpipe_batch::{
     Access, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fetched, Fragment, Mark, Pass, Pick, Result, Row, Rows,
-    Sink, SlabPool, Source, Starts, Unit, UnitInfo, Unpicked, Work, try_collect, try_with_capacity,
+    Sink, SlabPool, Source, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_with_capacity,
 };
 use siphasher::sip128::{Hasher128, SipHasher24};
 
@@ -264,9 +263,7 @@ pub(crate) fn pick(
         slot: slots.start,
         error,
     };
-    let open = units.iter().map(|&unit| (unit as &dyn Any).downcast_ref::<OpenRows>());
-    let open: Option<Vec<&OpenRows>> = open.collect();
-    let open = open.ok_or_else(|| at_start(Error::new(ErrorKind::Internal, "a unit isn't of finished columns")))?;
+    let open = own_units::<OpenRows>(units).map_err(at_start)?;
     // Units that share their record batches follow one another or not: those that do are told of once.
     let mut chunks: Vec<&[Bound]> = Vec::new();
     let mut bases: Vec<u32> = try_with_capacity(open.len(), PICKED).map_err(at_start)?;
@@ -377,8 +374,8 @@ impl Source for TableSource {
         &self.columns.specs
     }
 
-    fn units(&self) -> Option<u64> {
-        Some((self.chunks.rows as u64).div_ceil(UNIT_ROWS))
+    fn units(&self) -> u64 {
+        (self.chunks.rows as u64).div_ceil(UNIT_ROWS)
     }
 
     fn describe(&self, unit: u64) -> UnitInfo {

@@ -158,8 +158,8 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
         self.known.columns.specs()
     }
 
-    fn units(&self) -> Option<u64> {
-        Some(self.known.rows.len() as u64)
+    fn units(&self) -> u64 {
+        self.known.rows.len() as u64
     }
 
     fn describe(&self, unit: u64) -> UnitInfo {

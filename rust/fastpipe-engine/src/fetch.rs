@@ -286,8 +286,8 @@ mod tests {
             &[]
         }
 
-        fn units(&self) -> Option<u64> {
-            Some(u64::MAX)
+        fn units(&self) -> u64 {
+            u64::MAX
         }
 
         fn describe(&self, _unit: u64) -> UnitInfo {

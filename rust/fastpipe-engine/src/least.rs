@@ -23,7 +23,7 @@ const LOOK_BYTES: u64 = 16 << 20;
 pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<()> {
     look_at_some(shared, limit)?;
     let settings = order.settings();
-    let units = shared.source.units().unwrap_or(0);
+    let units = shared.source.units();
     let sums = Sums::of(shared, units);
     let classes = 0..shared.source.classes().len() as u32;
     let rows = u64::from(settings.batch_size).min(sums.rows as u64);
@@ -82,7 +82,7 @@ fn look_at_some(shared: &Arc<Shared>, limit: u64) -> Result<()> {
         return Ok(());
     }
     let mut looked_at = vec![0; shared.source.classes().len().max(1)];
-    for unit in spread(shared.source.units().unwrap_or(0)) {
+    for unit in spread(shared.source.units()) {
         let class = shared.source.describe(unit).class;
         let Some(count) = looked_at.get_mut(class as usize) else {
             continue;

@@ -86,8 +86,8 @@ impl Source for Made {
         &self.columns
     }
 
-    fn units(&self) -> Option<u64> {
-        Some(self.units.len() as u64)
+    fn units(&self) -> u64 {
+        self.units.len() as u64
     }
 
     fn describe(&self, unit: u64) -> UnitInfo {

@@ -32,7 +32,7 @@ pub trait Survey {
 /// # Errors
 /// Of storage or memory; if a file was changed since it was indexed; whatever `tell` returns.
 pub fn survey<E>(source: &dyn Source, survey: &mut dyn Survey, tell: &mut Tell<'_, E>) -> Result<Vec<Note>, Halt<E>> {
-    let units = source.units().unwrap_or(0);
+    let units = source.units();
     let stored: u64 = (0..units)
         .filter_map(|unit| source.describe(unit).range)
         .map(|range| range.len)
@@ -135,8 +135,8 @@ mod tests {
             &[]
         }
 
-        fn units(&self) -> Option<u64> {
-            Some(self.units)
+        fn units(&self) -> u64 {
+            self.units
         }
 
         fn describe(&self, unit: u64) -> UnitInfo {

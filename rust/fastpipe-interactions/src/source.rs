@@ -220,8 +220,8 @@ impl Source for InteractionsSource {
         &self.columns
     }
 
-    fn units(&self) -> Option<u64> {
-        Some(self.shards.len() as u64)
+    fn units(&self) -> u64 {
+        self.shards.len() as u64
     }
 
     fn describe(&self, unit: u64) -> UnitInfo {

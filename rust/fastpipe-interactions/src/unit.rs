@@ -4,13 +4,12 @@
 //! in 2 bytes each or in 4. With 4 negatives and up to 65,536 items that is 2.4 bytes a row, where a row of a batch has 7, and
 //! a row that is picked takes no more than a look at one place in memory.
 
-use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
 use fastpipe_batch::{
     Buffer, BufferPool, DType, Element, Error, ErrorKind, Mark, Pick, Result, Row, Sink, Starts, Unit, Unpicked,
-    prefetch_of,
+    own_units, prefetch_of, try_collect,
 };
 
 /// Rows that are picked meanwhile before one is looked at that was asked for.
@@ -54,16 +53,14 @@ impl Layout {
         slots: Range<usize>,
         out: &mut Sink<'_>,
     ) -> std::result::Result<(), Unpicked> {
-        let shards = units.iter().map(|&unit| {
-            let shard: &OpenShard = (unit as &dyn Any).downcast_ref()?;
-            Some((&shard.bytes[..], shard.first_user))
+        let shards = own_units::<OpenShard>(units).and_then(|shards| {
+            let bytes = shards.iter().map(|shard| (&shard.bytes[..], shard.first_user));
+            try_collect(bytes, "the shards of a batch")
         });
-        let shards: Option<Vec<_>> = shards.collect();
-        let picked = match (shards, self.width) {
-            (None, _) => Err(internal("a unit isn't a shard")),
-            (Some(shards), 2) => self.pick_from::<2>(&shards, rows, slots.clone(), out),
-            (Some(shards), _) => self.pick_from::<4>(&shards, rows, slots.clone(), out),
-        };
+        let picked = shards.and_then(|shards| match self.width {
+            2 => self.pick_from::<2>(&shards, rows, slots.clone(), out),
+            _ => self.pick_from::<4>(&shards, rows, slots.clone(), out),
+        });
         picked.map_err(|error| Unpicked {
             slot: slots.start,
             error,

@@ -97,7 +97,7 @@ fn read(source: &InteractionsSource) -> Vec<Vec<Point>> {
             }
         })
     };
-    (0..source.units().unwrap()).map(unit).collect()
+    (0..source.units()).map(unit).collect()
 }
 
 /// What a sampler draws for each positive by itself, as rows.

@@ -77,7 +77,7 @@ impl Data {
 
     /// Rows of each unit.
     fn rows(&self) -> impl Iterator<Item = u32> {
-        (0..self.source.units().unwrap_or(0)).map(|unit| self.source.describe(unit).rows)
+        (0..self.source.units()).map(|unit| self.source.describe(unit).rows)
     }
 }
 

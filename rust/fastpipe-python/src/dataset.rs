@@ -188,7 +188,7 @@ impl AvroDataset {
 
 impl AvroDataset {
     fn units(&self) -> u64 {
-        self.source.units().unwrap_or(0)
+        self.source.units()
     }
 }
 

@@ -67,7 +67,7 @@ fn read(bytes: &[u8]) -> Result<(), Error> {
 
 /// Plans the first batches of every order, whatever the blocks declare, and some at the end.
 fn plan(source: &AvroSource) -> Result<(), Error> {
-    let counts = (0..source.units().unwrap_or(0)).map(|unit| source.describe(unit).rows);
+    let counts = (0..source.units()).map(|unit| source.describe(unit).rows);
     let units = Arc::new(Units::new(counts).map_err(|e| Error::new(ErrorKind::Limit, e.to_string()))?);
     for kind in [Kind::Sequential, Kind::Window, Kind::Block, Kind::Buffer] {
         let settings = Settings {
