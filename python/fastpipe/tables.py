@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, SupportsIndex, Unpack, cast
+from typing import Any, Literal, NamedTuple, SupportsIndex, Unpack
 
 from fastpipe import _fastpipe
-from fastpipe._arguments import names, shown
-from fastpipe._columns import features_of, to_arrow
+from fastpipe._arguments import shown
+from fastpipe._column_features import asked_for, inferred, is_time, rewritten, written
+from fastpipe._columns import to_arrow
 from fastpipe._options import Options, Settings
 from fastpipe._state import VERSION
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
 from fastpipe.reader import Reader
-from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
+from fastpipe.specs import Features, SparseSpec, Spec
 
 __all__ = ["RowLocation", "TableData", "from_arrays", "from_arrow"]
-
-_KINDS: dict[str, type[Spec]] = {"dense": DenseSpec, "ragged": RaggedSpec, "sparse": SparseSpec}
 
 # Rows of a window are counted in 32 bits.
 _LARGEST_WINDOW = 2**31
@@ -49,9 +48,7 @@ class TableData:
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
         self.handle = _fastpipe.TableDataset(arrow, lowered, columns)
         if features is None:
-            features = Features()
-            for name, kind, shape, dtype, nulls in self.handle.features():
-                features[name] = _KINDS[kind](tuple(shape), dtype, nulls=cast("Nulls", nulls))
+            features = inferred(self.handle)
         self.features = features
         self.files: list[str] = []
         self.symbols: dict[str, list[str]] = {}
@@ -181,15 +178,7 @@ def from_arrays(
 def _reader(
     settings: Settings, table: Any, features: Mapping[str, Spec] | None, columns: Sequence[str] | None
 ) -> Reader:
-    if features is not None and columns is not None:
-        raise ValueError(
-            "give features or columns, not both: features says the form of each, columns takes what is inferred"
-        )
-    wanted = None if features is None else Features(features)
-    chosen = None if columns is None else names("columns", columns)
-    for name, given in (("features", wanted), ("columns", chosen)):
-        if given is not None and not given:
-            raise ValueError(f"{name} is empty: name at least one")
+    wanted, chosen = asked_for(features, columns)
     if wanted is None:
         wanted = _known(table, chosen)
     data = TableData(table, wanted, chosen if wanted is None else None)
@@ -205,29 +194,12 @@ def _reader(
 
 def _known(table: Any, columns: list[str] | None) -> Features | None:
     """The specs of a table that fastpipe wrote, or is about to; None for any other."""
-    found: Features | None = None
     if isinstance(table, Reader):
-        found = table.features
-    elif (pa := sys.modules.get("pyarrow")) is not None and isinstance(
-        table, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)
-    ):
-        found = features_of(table.schema)
-    if found is None or (columns is not None and not found.keys() >= set(columns)):
-        return None
-    chosen = found if columns is None else {name: found[name] for name in columns}
-    return Features({name: _finished(spec) for name, spec in chosen.items()})
-
-
-def _finished(spec: Spec) -> Spec:
-    """The spec of what a spec has made: fields were renamed, lists padded or counted, and nulls replaced."""
-    # What was NaT is null in Arrow, and becomes NaT again.
-    nulls = "mask" if spec.nulls == "mask" else "fill" if _is_time(spec) else "error"
-    options: dict[str, Any] = {"field": None, "fill": None, "nulls": nulls}
-    if isinstance(spec, DenseSpec):
-        options |= {"pad": None}
-    if isinstance(spec, (DenseSpec, RaggedSpec)):
-        options |= {"length": False}
-    return replace(spec, **options)
+        return rewritten(table.features, columns)
+    pa = sys.modules.get("pyarrow")
+    if pa is not None and isinstance(table, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)):
+        return written(table.schema, columns)
+    return None
 
 
 def _formed(form: Any, spec: Spec) -> Spec:
@@ -243,8 +215,4 @@ def _formed(form: Any, spec: Spec) -> Spec:
         spec = replace(spec, shape=shape, layout=layout)
     if masked:
         return replace(spec, nulls="mask")
-    return replace(spec, nulls="fill") if _is_time(spec) else spec
-
-
-def _is_time(spec: Spec) -> bool:
-    return bool(spec.dtype.startswith(("datetime64", "timedelta64")))
+    return replace(spec, nulls="fill") if is_time(spec) else spec

@@ -13,8 +13,8 @@ from fastpipe.errors import MalformedFileError, UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
 from fastpipe.units._files import File, Files, storage_errors
-from fastpipe.units._parquet import _certainly, _check_same, _chosen, threads_of
-from fastpipe.units._reading import fetches, reader_of
+from fastpipe.units._reading import fetches, reader_of, threads_of
+from fastpipe.units._schemas import chosen_columns, common_schema, without_nulls
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,13 +53,13 @@ class ArrowFileUnits:
         for number, file in enumerate(found):
             with storage_errors(file.path), self._storage.open(file.path) as source:
                 schemas.append(self._walk(number, file, source, nulls, look))
-            _check_same(found[0].path, schemas[0], file.path, schemas[number])
         import pyarrow as pa
 
-        self._names = schemas[0].names
-        fields = [_certainly(field) if look and field.name not in nulls else field for field in schemas[0]]
-        whole = pa.schema(fields, metadata=schemas[0].metadata)
-        self.schema = whole if columns is None else _chosen(whole, columns)
+        self._names = [schema.names for schema in schemas]
+        common = common_schema(self.files, schemas)
+        fields = [without_nulls(field) if look and field.name not in nulls else field for field in common]
+        whole = pa.schema(fields, metadata=common.metadata)
+        self.schema = whole if columns is None else chosen_columns(whole, columns)
 
     def _walk(self, number: int, file: File, source: pa.NativeFile, nulls: set[str], look: bool) -> pa.Schema:
         """Counts the rows of a file's record batches, and notes which columns have nulls."""
@@ -70,8 +70,7 @@ class ArrowFileUnits:
         fields = None if look else [0]
         whole = pyarrow.ipc.open_file(source).schema
         if len(whole) == 0:
-            reason = "the file has no columns"
-            raise UnsupportedError(f"{reason} (file {file.path})", path=file.path, reason=reason)
+            return whole
         options = pyarrow.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         reader = pyarrow.ipc.open_file(source, options=options)
         for i in range(reader.num_record_batches):
@@ -90,7 +89,7 @@ class ArrowFileUnits:
         chosen = object.__new__(type(self))
         chosen.__dict__ |= self.__dict__
         chosen._columns = columns
-        chosen.schema = _chosen(self.schema, columns)
+        chosen.schema = chosen_columns(self.schema, columns)
         return chosen
 
     def name(self, unit: int) -> str:
@@ -108,7 +107,7 @@ class ArrowFileUnits:
 
         number, batch = self._batches[unit]
         file = self._found[number]
-        fields = [self._names.index(name) for name in self.schema.names]
+        fields = [self._names[number].index(name) for name in self.schema.names]
         with storage_errors(file.path, self.name(unit)):
             options = pyarrow.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
             with self._storage.open(file.path) as source:
@@ -161,7 +160,8 @@ def _check_magic(path: str, source: pa.NativeFile) -> None:
     if head.startswith(_STREAM):
         reason = (
             "this is a stream of Arrow, which can only be read from its beginning: "
-            "from_arrow(pyarrow.ipc.open_stream(path)) takes it into memory, and pyarrow.ipc.new_file writes it as a file"
+            "from_arrow(pyarrow.ipc.open_stream(path)) takes it into memory, and pyarrow.ipc.new_file writes it as a "
+            "file"
         )
         raise UnsupportedError(f"{reason} (file {path})", path=path, reason=reason)
     reason = f"an Arrow file begins with {_MAGIC!r}, and this one with {head[:6]!r}"
@@ -184,11 +184,12 @@ def read_arrow(
     aren't mapped: one that is cut short while it is read raises an error, and doesn't end the process.
 
     Args:
-        source: a path, a glob, a directory (all files below it that end in `.arrow`, else in `.feather`, else in `.ipc`),
-            or a list of these, as in `read_avro`.
-        features: dict from name to spec, as in `from_arrow`. By default, the specs in the schema's metadata if fastpipe
-            wrote the file, else what follows from the types, which must be the same in all files. Of local files up to
-            256 MiB, columns have `nulls="mask"` if there are nulls in them; of others, if the schema lets them be null.
+        source: a path, a glob, a directory (all files below it that end in `.arrow`, else in `.feather`, else in
+            `.ipc`), or a list of these, as in `read_avro`.
+        features: dict from name to spec, as in `from_arrow`. By default, the specs in the files' metadata if fastpipe
+            wrote all of them alike, else what follows from the types, which must be the same in all files: of local
+            files up to 256 MiB, columns have `nulls="mask"` if there are nulls in them; of others, if the schema lets
+            them be null.
         columns: only these, and what is nested in them; at least one.
         batch_size: rows a batch.
         filesystem: where the files are: a file system of `pyarrow.fs` or fsspec; None for local disks.

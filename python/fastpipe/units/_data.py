@@ -5,20 +5,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from typing import Any, NamedTuple, cast
+import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import shown
+from fastpipe._column_features import inferred, written
 from fastpipe._state import VERSION
-from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
+from fastpipe.specs import Features
 from fastpipe.units._calls import start
 from fastpipe.units._protocol import Units
 
 __all__ = ["UnitLocation", "UnitsData"]
-
-_KINDS: dict[str, type[Spec]] = {"dense": DenseSpec, "ragged": RaggedSpec, "sparse": SparseSpec}
 
 # Bytes of the units that a window takes rows of, unless the user says how many rows it has.
 _WINDOW_BYTES = 256 << 20
@@ -71,6 +71,8 @@ class UnitsData:
             nbytes = _counts(nbytes, "nbytes", 2**63 - 1)
             if len(nbytes) != len(self._rows):
                 raise ValueError(f"units.nbytes has {len(nbytes)} entries, and units.rows {len(self._rows)}")
+        if features is None:
+            features = _written(units.schema, columns)
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
         # What is read is chosen when it is known what is wanted.
         chosen: list[Units] = []
@@ -86,14 +88,12 @@ class UnitsData:
             begin,
             num_fetches,
             lowered,
-            columns,
+            columns if lowered is None else None,
         )
         select = getattr(units, "select", None)
         chosen.append(units if select is None else select(self.handle.used()))
         if features is None:
-            features = Features()
-            for name, kind, shape, dtype, nulls in self.handle.features():
-                features[name] = _KINDS[kind](tuple(shape), dtype, nulls=cast("Nulls", nulls))
+            features = inferred(self.handle)
         self.features = features
         self.files: list[str] = list(getattr(units, "files", []))
         self.symbols: dict[str, list[str]] = {}
@@ -134,6 +134,24 @@ class UnitsData:
     def __str__(self) -> str:
         units = f"{len(self._rows)} unit" + "s" * (len(self._rows) != 1)
         return f"{units} of {type(self._units).__name__} with {self.handle.num_rows} rows"
+
+
+def _written(schema: Any, columns: list[str] | None) -> Features | None:
+    """The specs that fastpipe wrote beside columns, with inferred ones for what was added; None if it wrote none."""
+    pa = sys.modules.get("pyarrow")
+    if pa is None or not isinstance(schema, pa.Schema):
+        return None
+    found = written(schema, columns)
+    if found is None or columns is not None:
+        return found
+    added = [name for name in schema.names if name not in found]
+    if added:
+        found |= inferred(_fastpipe.UnitsDataset(schema, [], None, str, _unread, 1, None, added))
+    return found
+
+
+def _unread(calls: _fastpipe.UnitCalls, threads: int) -> int:
+    return 0
 
 
 def _name(units: Units, unit: int) -> str:

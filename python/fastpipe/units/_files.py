@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import functools
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastpipe._arguments import shown
 from fastpipe._columns.arrow_schema import require_pyarrow
 from fastpipe._sources import Paths, expand
-from fastpipe.errors import MalformedFileError, MissingFileError, StorageError, UnsupportedError
+from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, StorageError, UnsupportedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -179,28 +180,21 @@ def partition_of(path: str) -> dict[str, str | None]:
     return found
 
 
-class storage_errors:
+@contextlib.contextmanager
+def storage_errors(path: str, unit: str | None = None) -> Iterator[None]:
     """Turns what pyarrow raises into fastpipe's errors, which name the file, and the unit if there is one."""
+    import pyarrow
 
-    def __init__(self, path: str, unit: str | None = None) -> None:
-        self._path, self._unit = path, unit
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        import pyarrow
-
-        at = f" (file {self._path})" if self._unit is None else f" ({self._unit})"
-        known = {"path": self._path, "unit": self._unit}
-        if isinstance(error, (MissingFileError, StorageError, MalformedFileError)):
-            return
-        if isinstance(error, FileNotFoundError):
-            raise MissingFileError(f"{error}{at}", reason=str(error), **known) from error
-        if isinstance(error, pyarrow.ArrowMemoryError):
-            return
-        if isinstance(error, OSError) and not isinstance(error, pyarrow.ArrowException) and error.errno is not None:
-            raise StorageError(f"{error}{at}", reason=str(error), **known) from error
-        if isinstance(error, (pyarrow.ArrowException, OSError)):
-            reason = str(error)
-            raise MalformedFileError(f"{reason}{at}", reason=reason, **known) from error
+    at = f" (file {path})" if unit is None else f" ({unit})"
+    known: dict[str, Any] = {"path": path, "unit": unit}
+    try:
+        yield
+    except (FastpipeError, pyarrow.ArrowMemoryError):
+        raise
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{error}{at}", reason=str(error), **known) from error
+    except (pyarrow.ArrowException, OSError) as error:
+        # pyarrow raises an OSError without a number for most damage.
+        failed = isinstance(error, OSError) and error.errno is not None
+        kind = StorageError if failed else MalformedFileError
+        raise kind(f"{error}{at}", reason=str(error), **known) from error

@@ -14,7 +14,8 @@ from fastpipe.errors import SchemaError
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
 from fastpipe.units._files import File, Files, partition_of, storage_errors
-from fastpipe.units._reading import fetches, reader_of
+from fastpipe.units._reading import fetches, reader_of, threads_of
+from fastpipe.units._schemas import chosen_columns, common_schema, without_nulls
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +57,7 @@ class ParquetUnits:
             if metadata.row_group(group).num_rows > 0
         ]
         whole = self._whole_schema(values)
-        self.schema = whole if columns is None else _chosen(whole, columns)
+        self.schema = whole if columns is None else chosen_columns(whole, columns)
         self.rows = [self._metadata[number].row_group(group).num_rows for number, group in self._groups]
         self.files = [file.path for file in found]
         self._sizes()
@@ -71,12 +72,9 @@ class ParquetUnits:
         """The schema of all files, which must be one, with columns for folders."""
         import pyarrow as pa
 
-        first = self._schemas[0]
-        for file, schema in zip(self._found, self._schemas, strict=True):
-            _check_same(self._found[0].path, first, file.path, schema)
+        first = common_schema([file.path for file in self._found], self._schemas)
         certain = self._certain()
-        fields = [field.with_nullable(False) if field.name in certain else field for field in first]
-        fields = [_certainly(field) if field.name in certain else field for field in fields]
+        fields = [without_nulls(field) if field.name in certain else field for field in first]
         for name, kind in values.items():
             some = any(partition.get(name) is None for partition in self._partitions)
             fields.append(pa.field(name, kind, nullable=some))
@@ -98,7 +96,7 @@ class ParquetUnits:
         return {name for name, all_there in certain.items() if all_there}
 
     def _sizes(self) -> None:
-        """Guesses at what units take in memory: values of a fixed size, and what others take in the file, decompressed."""
+        """Guesses what units take in memory: values of a fixed size, and what others take in the file, decompressed."""
         widths = {field.name: _width(field.type) for field in self.schema}
         wanted = set(self.schema.names)
         self.nbytes: list[int] = []
@@ -117,7 +115,7 @@ class ParquetUnits:
         chosen = object.__new__(type(self))
         chosen.__dict__ |= self.__dict__
         chosen._columns = columns
-        chosen.schema = _chosen(self.schema, columns)
+        chosen.schema = chosen_columns(self.schema, columns)
         chosen._sizes()
         return chosen
 
@@ -168,28 +166,6 @@ def _reopen(files: Files, found: list[File], hive: bool, columns: list[str] | No
     return ParquetUnits(files, found, hive=hive, columns=columns)
 
 
-def _chosen(schema: pa.Schema, columns: list[str]) -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
-
-
-def _certainly(field: pa.Field) -> pa.Field:
-    """A field without nulls at any level."""
-    import pyarrow as pa
-
-    kind = field.type
-    if pa.types.is_struct(kind):
-        kind = pa.struct([_certainly(kind.field(i)) for i in range(kind.num_fields)])
-    elif pa.types.is_fixed_size_list(kind):
-        kind = pa.list_(_certainly(kind.value_field), kind.list_size)
-    elif pa.types.is_large_list(kind):
-        kind = pa.large_list(_certainly(kind.value_field))
-    elif pa.types.is_list(kind):
-        kind = pa.list_(_certainly(kind.value_field))
-    return pa.field(field.name, kind, nullable=False, metadata=field.metadata)
-
-
 def _width(kind: pa.DataType) -> int | None:
     """Bytes of a value, if all have as many."""
     import pyarrow as pa
@@ -204,24 +180,6 @@ def _width(kind: pa.DataType) -> int | None:
         return -(-int(kind.bit_width) // 8)
     except (ValueError, AttributeError):
         return None
-
-
-def _check_same(first_path: str, first: pa.Schema, path: str, schema: pa.Schema) -> None:
-    if schema.equals(first, check_metadata=False):
-        return
-    mine, other = {field.name: field.type for field in first}, {field.name: field.type for field in schema}
-    for name in [*mine, *other]:
-        one, another = mine.get(name), other.get(name)
-        if one != another:
-            reason = (
-                f"files must have the same columns: {first_path} has {_told(name, one)}, and {path} has "
-                f"{_told(name, another)}; columns= can leave it out only if all files have it, so read them one by one"
-            )
-            raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
-
-
-def _told(name: str, kind: pa.DataType | None) -> str:
-    return f"no column {name!r}" if kind is None else f"a column {name!r} of type {kind}"
 
 
 def _partitions(
@@ -265,7 +223,8 @@ def read_parquet(
 ) -> Reader:
     """Reads Parquet files as batches of NumPy arrays (extra `arrow`).
 
-    Row groups are read and decoded by pyarrow, wanted columns only, on threads of their own; rows are gathered from them.
+    Row groups are read and decoded by pyarrow, wanted columns only, on threads of their own; rows are gathered from
+    them.
 
     With `shuffle=True` rows of many row groups are mixed: the window is as large as 256 MiB of them allow, unless
     `shuffle_buffer` says how many rows it has. Files with smaller row groups (some thousand rows) are mixed better, and
@@ -274,8 +233,9 @@ def read_parquet(
     Args:
         source: a path, a glob (`**` for any depth), a directory (all files below it that end in `.parquet` or `.pq`),
             or a list of these, as in `read_avro`.
-        features: dict from name to spec, as in `from_arrow`. By default what follows from the types, which must be the
-            same in all files. Columns have `nulls="mask"` unless the files' statistics say that there are no nulls.
+        features: dict from name to spec, as in `from_arrow`. By default, the specs in the files' metadata if fastpipe
+            wrote all of them alike, else what follows from the types, which must be the same in all files: columns have
+            `nulls="mask"` unless the files' statistics say that there are no nulls.
         columns: only these, and what is nested in them; at least one. What isn't wanted isn't read.
         batch_size: rows a batch.
         filesystem: where the files are: a file system of `pyarrow.fs` (S3, Google Cloud Storage, HDFS, ...) or fsspec;
@@ -317,15 +277,3 @@ def read_parquet(
     at_once = fetches(num_fetches, threads_of(settings) if files.is_local else _REMOTE_FETCHES)
     units = ParquetUnits(files, files.find(source, _SUFFIXES), hive=partitioning == "hive")
     return reader_of(settings, units, features, columns, at_once)
-
-
-def threads_of(settings: Settings) -> int:
-    """Threads that a reader may use at most."""
-    wanted = settings.running.num_threads
-    return (
-        wanted
-        if isinstance(wanted, int)
-        else len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )

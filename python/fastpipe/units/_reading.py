@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, SupportsIndex, Unpack
 
-from fastpipe._arguments import names, shown
+from fastpipe._arguments import shown
+from fastpipe._column_features import asked_for
 from fastpipe._options import Options, Settings
 from fastpipe.reader import Reader
-from fastpipe.specs import Features, Spec
+from fastpipe.specs import Spec
 from fastpipe.units._data import UnitsData
 from fastpipe.units._protocol import Units
 
-__all__ = ["read_units", "reader_of"]
+__all__ = ["fetches", "read_units", "reader_of", "threads_of"]
 
 _FETCHES = 8
 _MOST_FETCHES = 1024
@@ -39,8 +41,9 @@ def read_units(
 
     Args:
         units: has `schema`, `rows`, `read(unit)` and `fingerprint()`: see `Units`.
-        features: dict from name to spec, as in `from_arrow`. By default what follows from the types of the schema.
-            Columns that may have nulls, as the schema says, have `nulls="mask"`.
+        features: dict from name to spec, as in `from_arrow`. By default, the specs in the metadata of a
+            `pyarrow.Schema` that fastpipe made, else what follows from the types of the schema: columns that may have
+            nulls, as it says, have `nulls="mask"`.
         columns: only these, and what is nested in them; at least one.
         batch_size: rows a batch.
         num_fetches: calls of `units.read` at once; 8 by default.
@@ -104,17 +107,19 @@ def reader_of(
     num_fetches: int,
 ) -> Reader:
     """The reader of units."""
-    if features is not None and columns is not None:
-        raise ValueError(
-            "give features or columns, not both: features says the form of each, columns takes what is inferred"
-        )
-    wanted = None if features is None else Features(features)
-    chosen = None if columns is None else names("columns", columns)
-    for name, given in (("features", wanted), ("columns", chosen)):
-        if given is not None and not given:
-            raise ValueError(f"{name} is empty: name at least one")
+    wanted, chosen = asked_for(features, columns)
     data = UnitsData(units, wanted, chosen, num_fetches)
     ordering = settings.ordering
     if ordering.shuffle != "sequential" and ordering.shuffle_buffer is None:
         ordering = replace(ordering, shuffle_buffer=data.default_window(ordering.batch_size))
     return settings.reader(data, ordering)
+
+
+def threads_of(settings: Settings) -> int:
+    """Threads that a reader may use at most."""
+    wanted = settings.running.num_threads
+    if isinstance(wanted, int):
+        return wanted
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

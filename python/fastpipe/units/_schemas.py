@@ -1,0 +1,89 @@
+"""Schemas of several files, which must be one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastpipe.errors import SchemaError, UnsupportedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["chosen_columns", "common_schema", "with_nulls", "without_nulls"]
+
+
+def chosen_columns(schema: pa.Schema, columns: list[str]) -> pa.Schema:
+    """The schema of these columns only."""
+    import pyarrow as pa
+
+    return pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
+
+
+def without_nulls(field: pa.Field) -> pa.Field:
+    """A field without nulls at any level."""
+    return _nullable(field, False)
+
+
+def with_nulls(field: pa.Field) -> pa.Field:
+    """A field that may be null at any level."""
+    return _nullable(field, True)
+
+
+def _nullable(field: pa.Field, nullable: bool) -> pa.Field:
+    import pyarrow as pa
+
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_nullable(kind.field(i), nullable) for i in range(kind.num_fields)])
+    elif pa.types.is_fixed_size_list(kind):
+        kind = pa.list_(_nullable(kind.value_field, nullable), kind.list_size)
+    elif pa.types.is_large_list(kind):
+        kind = pa.large_list(_nullable(kind.value_field, nullable))
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_nullable(kind.value_field, nullable))
+    return pa.field(field.name, kind, nullable=nullable, metadata=field.metadata)
+
+
+def common_schema(paths: list[str], schemas: list[pa.Schema]) -> pa.Schema:
+    """The one schema of files: what may be null in one of them may be null.
+
+    Metadata is kept if all files have the same.
+
+    Raises:
+        SchemaError: if files have different columns, naming one and two files.
+        UnsupportedError: if a file has no columns.
+    """
+    import pyarrow as pa
+
+    common = schemas[0]
+    for path, schema in zip(paths, schemas, strict=True):
+        if len(schema) == 0:
+            reason = "the file has no columns"
+            raise UnsupportedError(f"{reason} (file {path})", path=path, reason=reason)
+        if len(set(schema.names)) < len(schema):
+            name = next(name for name in schema.names if schema.names.count(name) > 1)
+            reason = f"several columns are called {name!r}"
+            raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
+        if schema.equals(common, check_metadata=True):
+            continue
+        _check_same(paths[0], common, path, schema)
+        fields = [field if schema.field(field.name).equals(field) else with_nulls(field) for field in common]
+        same = schema.metadata == common.metadata
+        common = pa.schema(fields, metadata=common.metadata if same else None)
+    return common
+
+
+def _check_same(first_path: str, first: pa.Schema, path: str, schema: pa.Schema) -> None:
+    mine, other = ({field.name: without_nulls(field).type for field in each} for each in (first, schema))
+    for name in [*mine, *other]:
+        one, another = mine.get(name), other.get(name)
+        if one != another:
+            reason = (
+                f"files must have the same columns: {first_path} has {_told(name, one)}, and {path} has "
+                f"{_told(name, another)}: read them one by one, or write them alike"
+            )
+            raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
+
+
+def _told(name: str, kind: pa.DataType | None) -> str:
+    return f"no column {name!r}" if kind is None else f"a column {name!r} of type {kind}"
