@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -155,13 +156,16 @@ def _offsets(items: list[Any]) -> list[int]:
 
 
 @st.composite
-def tables(draw: st.DrawFn, most_rows: int = 30) -> tuple[pa.Table, list[list[Any]]]:
+def tables(
+    draw: st.DrawFn, most_rows: int = 30, kinds: st.SearchStrategy[pa.DataType] | None = None
+) -> tuple[pa.Table, list[list[Any]]]:
     """A table of a column `row`, which counts, and of random ones, sliced and in chunks; and the values of these."""
+    kinds = types() if kinds is None else kinds
     rows, front, back = draw(st.integers(0, most_rows)), draw(st.integers(0, 3)), draw(st.integers(0, 3))
     columns: dict[str, pa.Array] = {"row": pa.array(range(-front, rows + back), pa.int64())}
     kept = []
     for name in "abc"[: draw(st.integers(1, 3))]:
-        kind = draw(types())
+        kind = draw(kinds)
         strategy = values(kind, nulls=draw(st.booleans()))
         items = draw(st.lists(strategy, min_size=front + rows + back, max_size=front + rows + back))
         columns[name] = array(items, kind)
@@ -171,6 +175,27 @@ def tables(draw: st.DrawFn, most_rows: int = 30) -> tuple[pa.Table, list[list[An
     edges = [0, *cuts, rows]
     batches = [whole.slice(a, b - a) for a, b in pairwise(edges)]
     return pa.Table.from_batches(batches, whole.schema), kept
+
+
+def item_of(scalar: Any) -> Any:
+    """What pyarrow says a value is: as `values` makes it, with times as numbers."""
+    if not scalar.is_valid:
+        return None
+    kind = scalar.type
+    if pa.types.is_struct(kind):
+        return {field.name: item_of(scalar[i]) for i, field in enumerate(kind)}
+    if pa.types.is_map(kind):
+        return [(item_of(pair[0]), item_of(pair[1])) for pair in scalar.values]
+    if is_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [item_of(item) for item in scalar.values]
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return item_of(scalar.value)
+    return scalar.value if pa.types.is_temporal(kind) else scalar.as_py()
+
+
+def has(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type, or one within it, is such."""
+    return test(kind) or any(has(kind.field(i).type, test) for i in range(kind.num_fields))
 
 
 def leaves(kind: pa.DataType, name: str) -> list[tuple[str, pa.DataType, tuple[str, ...]]]:
