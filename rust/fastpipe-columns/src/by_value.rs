@@ -3,7 +3,7 @@
 use fastpipe_batch::{Block, Error, ErrorKind, Form, Leaf, NestedForm, Nulls, Overflow, Request, SparseForm};
 
 use crate::bound::{Bound, Values};
-use crate::gather::{Fault, Gather, Result, lost, null, wrong_length};
+use crate::gather::{Fault, Gather, Result, denied_null, lost, null, wrong_length};
 use crate::layout::Rule;
 
 impl Gather<'_> {
@@ -78,6 +78,15 @@ impl Gather<'_> {
         }
     }
 
+    /// Refuses a null that the spec doesn't allow; or that no mask shows, since the schema says that there is none.
+    fn check_null(&self, shown: bool) -> Result<()> {
+        match self.column.feature.nulls {
+            Nulls::Error => Err(null()),
+            Nulls::Mask if !shown => Err(denied_null()),
+            Nulls::Mask | Nulls::Fill(_) => Ok(()),
+        }
+    }
+
     /// Writes what is at a level: a list with all that is in it, or a value.
     fn item(&self, form: &NestedForm, level: usize, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
         let nulls = match chunk.levels.get(level) {
@@ -85,9 +94,11 @@ impl Gather<'_> {
             None => chunk.nulls.as_ref(),
         };
         if nulls.is_some_and(|nulls| nulls.is_null(i)) {
-            if self.column.feature.nulls == Nulls::Error {
-                return Err(null());
-            }
+            let shown = match level.checked_sub(form.ragged) {
+                Some(passed) => form.leaf_mask.is_some_and(|dims| passed <= dims),
+                None => form.masks[level],
+            };
+            self.check_null(shown)?;
             self.nothing(form, level, &self.column.fill, out);
             return Ok(());
         }
@@ -153,8 +164,8 @@ impl Gather<'_> {
         let level = chunk.levels.first().ok_or_else(lost)?;
         let mut part = 0;
         let is_null = level.nulls.as_ref().is_some_and(|nulls| nulls.is_null(i));
-        if is_null && self.column.feature.nulls == Nulls::Error {
-            return Err(null());
+        if is_null {
+            self.check_null(form.mask)?;
         }
         if form.mask {
             out.push(part, &[u8::from(!is_null)]);

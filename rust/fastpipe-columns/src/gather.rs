@@ -238,6 +238,15 @@ pub(crate) fn null() -> Error {
     )
 }
 
+/// The error of a null that can't be marked: there is no mask where the schema says that nothing is null.
+pub(crate) fn denied_null() -> Error {
+    Error::new(
+        ErrorKind::Null,
+        "found null, which the schema does not allow; fill=... replaces nulls, and where the schema lets values be null, \
+         nulls=\"mask\" marks them",
+    )
+}
+
 #[cold]
 pub(crate) fn wrong_length(dimension: usize, expected: usize, found: usize) -> Error {
     Error::new(ErrorKind::Shape, format!("expected {expected} items, found {found}")).with_lengths(Lengths::Dimension {

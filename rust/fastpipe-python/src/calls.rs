@@ -73,16 +73,12 @@ impl Calls {
     }
 
     /// Lets a pass ask. Also how many threads must be started for it.
-    pub(crate) fn enter(self: &Arc<Self>, name: Arc<Py<PyAny>>) -> (Asking, usize) {
+    pub(crate) fn enter(self: &Arc<Self>) -> (Entered, usize) {
         let mut state = self.lock();
         state.passes += 1;
         let missing = self.at_once.saturating_sub(state.threads);
         state.threads += missing;
-        let asking = Asking {
-            calls: self.clone(),
-            name,
-        };
-        (asking, missing)
+        (Entered(self.clone()), missing)
     }
 
     /// So many threads weren't started, after all.
@@ -109,19 +105,28 @@ impl Calls {
     }
 }
 
-/// A pass that asks.
+/// That a pass may ask, until this is dropped.
+pub(crate) struct Entered(Arc<Calls>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // In a forked child a thread that doesn't exist there may hold the lock.
+        if self.0.are_ours() {
+            self.0.lock().passes -= 1;
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+/// Asks for a pass. It may outlive it, for whoever looks at what the pass has done, and asks no more then.
 pub(crate) struct Asking {
     calls: Arc<Calls>,
     name: Arc<Py<PyAny>>,
 }
 
-impl Drop for Asking {
-    fn drop(&mut self) {
-        // In a forked child a thread that doesn't exist there may hold the lock.
-        if self.calls.are_ours() {
-            self.calls.lock().passes -= 1;
-            self.calls.changed.notify_all();
-        }
+impl Asking {
+    pub(crate) fn new(calls: Arc<Calls>, name: Arc<Py<PyAny>>) -> Self {
+        Asking { calls, name }
     }
 }
 

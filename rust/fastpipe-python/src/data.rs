@@ -1,5 +1,6 @@
 //! What orders and passes need of a data set, whatever its source.
 
+use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Source, try_collect};
@@ -23,7 +24,16 @@ pub(crate) struct Data {
 }
 
 /// Makes the source of a pass.
-pub(crate) type Begin = Box<dyn Fn(Python<'_>) -> PyResult<Arc<dyn Source>> + Send + Sync>;
+pub(crate) type Begin = Box<dyn Fn(Python<'_>) -> PyResult<Begun> + Send + Sync>;
+
+/// The source of a pass, which may be looked at when the pass is over; and what is dropped when it is.
+pub(crate) struct Begun {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) lease: Option<Lease>,
+}
+
+/// What a pass keeps as long as it is under way.
+pub(crate) type Lease = Arc<dyn Any + Send + Sync>;
 
 impl Data {
     pub(crate) fn new(source: Arc<dyn Source>) -> Self {
@@ -44,10 +54,12 @@ impl Data {
     }
 
     /// The source of a new pass.
-    pub(crate) fn begin(&self, py: Python<'_>) -> PyResult<Arc<dyn Source>> {
-        self.begin
-            .as_ref()
-            .map_or_else(|| Ok(self.source.clone()), |begin| begin(py))
+    pub(crate) fn begin(&self, py: Python<'_>) -> PyResult<Begun> {
+        let whole = || Begun {
+            source: self.source.clone(),
+            lease: None,
+        };
+        self.begin.as_ref().map_or_else(|| Ok(whole()), |begin| begin(py))
     }
 
     pub(crate) fn source(&self) -> &Arc<dyn Source> {

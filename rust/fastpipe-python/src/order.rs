@@ -355,9 +355,9 @@ impl Order {
         memory: Option<Arc<Memory>>,
     ) -> PyResult<Pass> {
         let data = self.data.get();
-        let (source, memory) = (data.begin(py)?, memory.unwrap_or_else(|| data.memory()));
+        let (begun, memory) = (data.begin(py)?, memory.unwrap_or_else(|| data.memory()));
         let stream = py
-            .detach(|| Stream::start(source.clone(), cursor, options, memory.clone()))
+            .detach(|| Stream::start(begun.source.clone(), cursor, options, memory.clone()))
             .py(py)?;
         let padded = self.order.settings().uneven == Uneven::Pad;
         let origin = Origin {
@@ -365,7 +365,7 @@ impl Order {
             options,
             memory,
         };
-        Pass::new(py, stream, source, padded, total, origin, state)
+        Pass::new(py, stream, begun, padded, total, origin, state)
     }
 }
 

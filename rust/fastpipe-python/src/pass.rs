@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arrays::to_dict;
+use crate::data::{Begun, Lease};
 use crate::errors::{IntoPy, guarded, lost};
 use crate::order::Progress;
 use crate::stats;
@@ -57,6 +58,8 @@ impl Position {
 pub(crate) struct Running {
     stream: Stream,
     source: Arc<dyn Source>,
+    /// Dropped behind the stream, which waits for its threads when it is.
+    lease: Option<Lease>,
     origin: Origin,
     seen: Arc<Seen>,
     /// What closed it, in words.
@@ -71,7 +74,7 @@ pub(crate) struct Origin {
 }
 
 impl Running {
-    fn new(stream: Stream, source: Arc<dyn Source>, origin: Origin, state: State) -> Arc<Self> {
+    fn new(stream: Stream, begun: Begun, origin: Origin, state: State) -> Arc<Self> {
         let delivered = Delivered {
             batches: 0,
             last: 0,
@@ -83,7 +86,8 @@ impl Running {
         });
         Arc::new(Running {
             stream,
-            source,
+            source: begun.source,
+            lease: begun.lease,
             origin,
             seen,
             closed_by: OnceLock::new(),
@@ -105,7 +109,11 @@ impl Running {
             memory: memory.clone(),
         };
         let state = State::start(rest.epoch, order.settings().ranks);
-        Ok((Running::new(stream, self.source.clone(), origin, state), rest))
+        let begun = Begun {
+            source: self.source.clone(),
+            lease: self.lease.clone(),
+        };
+        Ok((Running::new(stream, begun, origin, state), rest))
     }
 
     /// The epoch of the batch behind those that the consumer has got.
@@ -231,14 +239,14 @@ impl Pass {
     pub(crate) fn new(
         py: Python<'_>,
         stream: Stream,
-        source: Arc<dyn Source>,
+        begun: Begun,
         padded: bool,
         total: Option<u64>,
         origin: Origin,
         state: State,
     ) -> PyResult<Self> {
         let watch = stream.watch();
-        let running = Running::new(stream, source, origin, state);
+        let running = Running::new(stream, begun, origin, state);
         let position = Position {
             seen: running.seen.clone(),
             watch,

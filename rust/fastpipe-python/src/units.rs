@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind, Feature, Source};
+use fastpipe_batch::{Error, ErrorKind, Feature};
 use fastpipe_columns::{Inferred, ReadUnit, UnitsSource, infer};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::arrow_import::import_schema;
-use crate::calls::{Calls, UnitCalls, name_of};
-use crate::data::Data;
+use crate::calls::{Asking, Calls, UnitCalls, name_of};
+use crate::data::{Begun, Data};
 use crate::errors::{IntoPy, guarded};
 use crate::features::{Described, Lowered, describe, feature};
 
@@ -47,14 +47,14 @@ struct Reading {
 
 impl Reading {
     /// The source of a pass.
-    fn begin(&self, py: Python<'_>) -> PyResult<Arc<dyn Source>> {
+    fn begin(&self, py: Python<'_>) -> PyResult<Begun> {
         let mut kept = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let calls = match &*kept {
             Some(calls) if calls.are_ours() => calls.clone(),
             _ => kept.insert(Calls::new(self.at_once)).clone(),
         };
         drop(kept);
-        let (asking, missing) = calls.enter(self.name.clone());
+        let (lease, missing) = calls.enter();
         if missing > 0 {
             let started = self
                 .start
@@ -66,7 +66,11 @@ impl Reading {
                 return Err(PyRuntimeError::new_err("no thread could be started that reads units"));
             }
         }
-        Ok(Arc::new(self.source.with_reader(asking)))
+        let asking = Asking::new(calls, self.name.clone());
+        Ok(Begun {
+            source: Arc::new(self.source.with_reader(asking)),
+            lease: Some(Arc::new(lease)),
+        })
     }
 }
 
