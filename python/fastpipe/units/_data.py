@@ -14,6 +14,7 @@ from fastpipe import _fastpipe
 from fastpipe._arguments import shown
 from fastpipe._column_features import inferred, written
 from fastpipe._state import VERSION
+from fastpipe.errors import SchemaError
 from fastpipe.specs import Features
 from fastpipe.units._calls import start
 from fastpipe.units._protocol import Units
@@ -94,6 +95,8 @@ class UnitsData:
         chosen.append(units if select is None else select(self.handle.used()))
         if features is None:
             features = inferred(self.handle)
+            if not features:
+                raise SchemaError("the schema has no columns")
         self.features = features
         self.files: list[str] = list(getattr(units, "files", []))
         self.symbols: dict[str, list[str]] = {}
@@ -162,8 +165,8 @@ def _name(units: Units, unit: int) -> str:
 def _counts(values: Any, name: str, most: int) -> list[int]:
     try:
         array = np.asarray(values)
-    except (TypeError, ValueError):
-        array = np.empty(0, object)
+    except (TypeError, ValueError, OverflowError):
+        array = np.empty((), object)
     if array.ndim != 1 or (array.size > 0 and array.dtype.kind not in "iu"):
         raise TypeError(f"units.{name} must be a sequence of numbers, one for each unit, not {shown(values)}")
     counts: list[int] = array.tolist()
