@@ -1,4 +1,4 @@
-"""Random tables as units: Parquet, Arrow files and sources in Python give what pyarrow takes of them, in every order."""
+"""Random tables as units: Parquet, Arrow files and sources in Python give what pyarrow takes, in every order."""
 
 from __future__ import annotations
 

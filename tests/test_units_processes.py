@@ -1,0 +1,82 @@
+"""Sources in Python in processes that end, are interrupted, fork, or are killed, while reads hang or run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import unit_programs  # noqa: E402
+
+# Importing pyarrow and starting processes takes a while where others work.
+PROMPTLY = 30
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", unit_programs.__file__, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(*arguments: str) -> str:
+    """What a program prints, if it goes well and in silence."""
+    with start(*arguments) as process:
+        try:
+            out, errors = process.communicate(timeout=PROMPTLY)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert (process.returncode, errors) == (0, "")
+    return out
+
+
+@pytest.mark.parametrize("what", ["hang", "run", "spin"])
+def test_programs_end_whatever_reads_do(what: str) -> None:
+    run("end_while", what)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_ctrl_c_while_a_read_hangs() -> None:
+    with start("interrupted") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        time.sleep(0.1)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=PROMPTLY)
+    assert out == "interrupted\n"
+    assert time.monotonic() - begin < 10
+    assert errors.endswith("KeyboardInterrupt\n")
+    assert process.returncode == -signal.SIGINT
+
+
+fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+
+
+@fork
+@pytest.mark.parametrize("act", ["slow", "hang"])
+def test_forked_children_have_threads_of_their_own(act: str) -> None:
+    run("forked", act)
+
+
+@pytest.mark.parametrize("method", [pytest.param("fork", marks=fork), "spawn"])
+def test_readers_are_sent_to_processes(method: str) -> None:
+    run("in_pool", method)
+
+
+@fork
+@pytest.mark.timeout(300)
+def test_workers_of_torch() -> None:
+    pytest.importorskip("torch")
+    with start("workers") as process:
+        out, errors = process.communicate(timeout=250)
+    assert (process.returncode, out) == (0, "killed\n"), errors

@@ -1,0 +1,163 @@
+"""Programs that test_units_processes.py runs: sources in Python, and processes that end, fork or are interrupted.
+
+Each is a process of its own: python unit_programs.py name arguments...
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import fastpipe
+from toy_units import Numbers, flat, until
+
+ROWS = [4] * 12
+
+
+def hang(unit: int) -> None:
+    if unit >= 2:
+        time.sleep(1000)
+
+
+def slowly(unit: int) -> None:
+    time.sleep(0.02)
+
+
+def end_while(what: str) -> None:
+    """Ends while reads hang, or run; the reader is kept, or isn't."""
+    units = Numbers([4] * 1000, {"hang": hang, "run": slowly, "spin": spin}[what])
+    reader = fastpipe.read_units(units, batch_size=4, num_fetches=5)
+    batches = iter(reader)
+    next(batches)
+    until(lambda: units.under_way >= 3)
+    if what == "hang":
+        globals()["kept"] = batches
+
+
+def spin(unit: int) -> None:
+    """Needs the GIL all the while."""
+    end = time.monotonic() + (0.01 if unit < 2 else 0.3)
+    while time.monotonic() < end:
+        sum(range(100))
+
+
+def interrupted() -> None:
+    """Waits for a read that hangs."""
+    reader = fastpipe.read_units(Numbers([4] * 12, hang), batch_size=4)
+    batches = iter(reader)
+    next(batches)
+    next(batches)
+    print("waits", flush=True)
+    try:
+        next(batches)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        raise
+
+
+def in_child(work: Any) -> None:
+    """Does something in a forked child, which must end well."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    end = time.monotonic() + 30
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert status == 0, status
+            return
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            raise AssertionError("the child hangs")
+        time.sleep(0.01)
+
+
+def forked(act: str) -> None:
+    """Forks while a pass is under way; parent and child read on, each by itself."""
+    units = Numbers(ROWS, {"slow": slowly, "hang": hang_in_parent}[act])
+    reader = fastpipe.read_units(units, batch_size=5, num_fetches=3)
+    batches = iter(reader)
+    first = next(batches)["x"].tolist() if act == "slow" else []
+    if act == "hang":
+        until(lambda: units.under_way == 3)
+
+    def work() -> None:
+        try:
+            next(batches)
+        except fastpipe.PassClosedError:
+            pass
+        else:
+            raise AssertionError("a pass of another process")
+        assert flat(fastpipe.read_units(Numbers(ROWS, slowly), batch_size=5)) == list(range(48))
+        reader.set_epoch(0)
+        for _ in range(2):
+            assert flat(reader) == list(range(48))
+            reader.set_epoch(0)
+        until(lambda: not [t for t in threading.enumerate() if t.name == "fastpipe-read" and t.is_alive()])
+
+    for _ in range(3):
+        in_child(work)
+    if act == "slow":
+        assert first + flat(batches) == list(range(48))
+
+
+PARENT = os.getpid()
+
+
+def hang_in_parent(unit: int) -> None:
+    if os.getpid() == PARENT:
+        time.sleep(1000)
+
+
+def in_pool(method: str) -> None:
+    """Sends a reader to a process of multiprocessing, after it was used here."""
+    reader = fastpipe.read_units(Numbers(ROWS, slowly), batch_size=5)
+    next(iter(reader))
+    reader.close()
+    reader = fastpipe.read_units(Numbers(ROWS, slowly), batch_size=5)
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        for found in pool.map(flat, [reader, reader]):
+            assert found == list(range(48))
+
+
+def kill_self(unit: int) -> None:
+    if unit == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def workers() -> None:
+    """Reads with workers of Torch's DataLoader, of which one is killed within a read."""
+    from torch.utils.data import DataLoader
+
+    from fastpipe.torch import IterableDataset
+
+    def read(act: Any, method: str) -> list[int]:
+        data = IterableDataset(fastpipe.read_units(Numbers(ROWS, act), batch_size=5))
+        return flat(DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context=method))
+
+    assert read(slowly, "spawn") == list(range(48))
+    try:
+        read(kill_self, "fork")
+    except RuntimeError as error:
+        # Torch has two messages for it.
+        assert "DataLoader worker (pid" in str(error), error
+        print("killed")
+
+
+def main() -> None:
+    name, *arguments = sys.argv[1:]
+    globals()[name](*arguments)
+
+
+if __name__ == "__main__":
+    main()
