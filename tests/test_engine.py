@@ -61,7 +61,7 @@ def test_counts_are_exact(shuffle: bool | str, num_threads: int, codec: str, dat
     assert stats["bytes_delivered"] > 300 * 8
     assert stats["threads"]["chosen"] == stats["threads"]["available"] == num_threads
     seconds = stats["seconds"]
-    assert set(seconds) == {*WORK, "elapsed", "consumer_waiting", "waiting_for_consumer"}
+    assert set(seconds) == {*WORK, "fetching", "elapsed", "consumer_waiting", "waiting_for_consumer"}
     assert all(part >= 0 for part in seconds.values())
     assert sum(seconds[name] for name in WORK) <= num_threads * seconds["elapsed"] * 1.1 + 0.01
     assert seconds["consumer_waiting"] + seconds["waiting_for_consumer"] <= seconds["elapsed"] * 1.1 + 0.01
