@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
+import re
 import threading
 import time
 import traceback
 from collections.abc import Iterator
-import re
 from typing import Any
 
 import numpy as np
@@ -349,6 +350,22 @@ def test_a_failed_pass_leaves_no_threads() -> None:
         list(reader)
     del reader
     until(lambda: not list(readers()))
+
+
+def test_a_failed_pass_is_garbage_once_nobody_has_it() -> None:
+    reader = fastpipe.read_units(Numbers([4] * 20, failing(Broken())), batch_size=8)
+    batches = iter(reader)
+    position = batches.position
+    try:
+        list(batches)
+    except Broken as error:
+        # Its traceback has this frame, which has the pass, which has the exception.
+        kept = error
+        assert kept.__traceback__ is not None
+        del kept
+    del batches, reader
+    gc.collect()
+    assert not position.active
 
 
 def test_several_threads_draw_from_one_reader() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-import unit_programs  # noqa: E402
+import unit_programs
 
 # Importing pyarrow and starting processes takes a while where others work.
 PROMPTLY = 30

@@ -150,8 +150,7 @@ def workers() -> None:
         read(kill_self, "fork")
     except RuntimeError as error:
         # Torch has two messages for it.
-        assert "DataLoader worker (pid" in str(error), error
-        print("killed")
+        print("killed" if "DataLoader worker (pid" in str(error) else error)
 
 
 def main() -> None:

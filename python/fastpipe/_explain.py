@@ -34,7 +34,10 @@ _ADVICE = {
     "planning": "Batches are tiny: a larger `batch_size` makes it faster.",
 }
 
-_FETCH_ADVICE = "The source is the limit: more calls at once (`num_fetches`) make it faster if it can answer them; more threads don't."
+_FETCH_ADVICE = (
+    "The source is the limit: more calls at once (`num_fetches`) make it faster if it can answer them; more threads "
+    "don't."
+)
 
 # A pass whose threads work less than this share of the time waits for what is fetched.
 _IDLE = 0.5
@@ -74,8 +77,8 @@ def explain(stats: Mapping[str, Any], column_times: Callable[[], tuple[float, li
             lines.append(f"All the same the consumer waits {waited / spent:.0%} of the time.")
     elif fetch_bound:
         lines.append(
-            f"fetch-bound: {fetching / elapsed:.1f} calls wait for the source at once, one with another, and the threads "
-            f"are idle {1 - total / (used * elapsed):.0%} of the time."
+            f"fetch-bound: {fetching / elapsed:.1f} calls wait for the source at once, one with another, and the "
+            f"threads are idle {1 - total / (used * elapsed):.0%} of the time."
         )
     else:
         lines.append(f"{_BOUND[largest]} {on}: the consumer waits for the reader {waited / spent:.0%} of the time.")

@@ -482,8 +482,8 @@ class Reader:
             - `ready`: batches that wait to be yielded;
             - `seconds`: `elapsed` since the pass began; of all threads together `reading`, `decompressing` (of
               interactions: `sampling`), `indexing` (finding where records start), `skipping`, `decoding` (of
-              interactions: `gathering`), `assembling` and `planning`; `fetching` of all calls of a source together, for which
-              no thread of the pass waits; and of the consumer
+              interactions: `gathering`), `assembling` and `planning`; `fetching` of all calls of a source
+              together, for which no thread of the pass waits; and of the consumer
               `consumer_waiting`, when it wanted a batch that wasn't there, and `waiting_for_consumer`, when it was busy
               with the one before;
             - `threads`: how many were `chosen` of those `available`, and `start_delay`, the seconds until one that

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, give_up_spare, text_path};
 use fastpipe_engine::panicked;
@@ -55,8 +56,10 @@ pub(crate) fn guarded<T>(py: Python<'_>, part: impl FnOnce() -> PyResult<T>) -> 
 }
 
 /// An exception that a user's code raised.
+///
+/// A pass takes it out of the error: kept in there, it would keep what its traceback has, the pass itself among it, for ever.
 pub(crate) struct Raised {
-    exception: Py<PyAny>,
+    exception: Mutex<Option<Py<PyAny>>>,
     traceback: Option<Py<PyAny>>,
     /// Whether it says where it was raised.
     noted: AtomicBool,
@@ -66,21 +69,40 @@ impl Raised {
     pub(crate) fn new(py: Python<'_>, raised: PyErr) -> Self {
         Raised {
             traceback: raised.traceback(py).map(|traceback| traceback.into_any().unbind()),
-            exception: raised.into_value(py).into_any(),
+            exception: Mutex::new(Some(raised.into_value(py).into_any())),
             noted: AtomicBool::new(false),
         }
     }
 
-    /// The exception as it was raised, each time that it is raised again, with a note of where that was.
-    fn again(&self, py: Python<'_>, error: &Error) -> PyResult<PyErr> {
-        let exception = self.exception.bind(py);
-        exception.setattr("__traceback__", self.traceback.as_ref())?;
-        if !self.noted.swap(true, Ordering::Relaxed) {
-            let note = format!("raised while fastpipe read a unit{}", error.location());
-            exception.call_method1("add_note", (note,))?;
-        }
-        Ok(PyErr::from_value(exception.clone()))
+    /// The exception, for whoever keeps it from now on.
+    pub(crate) fn take(&self) -> Option<Py<PyAny>> {
+        self.exception.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
+
+    /// The exception as it was raised, each time that it is raised again, with a note of where that was.
+    pub(crate) fn again(&self, py: Python<'_>, exception: &Bound<'_, PyAny>, error: &Error) -> PyErr {
+        let prepare = || {
+            exception.setattr("__traceback__", self.traceback.as_ref())?;
+            if !self.noted.swap(true, Ordering::Relaxed) {
+                let note = format!("raised while fastpipe read a unit{}", error.location());
+                exception.call_method1("add_note", (note,))?;
+            }
+            Ok(())
+        };
+        match prepare() {
+            Ok(()) => PyErr::from_value(exception.clone()),
+            Err(failed) => {
+                let failed: PyErr = failed;
+                failed.set_cause(py, Some(PyErr::from_value(exception.clone())));
+                failed
+            }
+        }
+    }
+}
+
+/// What a user's code raised, if an error is that.
+pub(crate) fn raised_of(error: &Error) -> Option<&Raised> {
+    error.cause().and_then(|cause| cause.downcast_ref())
 }
 
 /// The exception for an error, with its location as attributes.
@@ -95,8 +117,10 @@ pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
 
 fn make(py: Python<'_>, error: &Error) -> PyErr {
     let make = || -> PyResult<PyErr> {
-        if let Some(raised) = error.cause().and_then(|cause| cause.downcast_ref::<Raised>()) {
-            return raised.again(py, error);
+        if let Some(raised) = raised_of(error)
+            && let Some(exception) = raised.take()
+        {
+            return Ok(raised.again(py, exception.bind(py), error));
         }
         let at = error.location();
         let kwargs = PyDict::new(py);

@@ -6,12 +6,13 @@ use std::time::Duration;
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Source};
 use fastpipe_engine::{Memory, Options, Poll, Stream, Watch, unplanned};
 use fastpipe_order::{Order, Rest, State};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arrays::to_dict;
 use crate::data::{Begun, Lease};
-use crate::errors::{IntoPy, guarded, lost};
+use crate::errors::{guarded, lost, raised_of, to_py};
 use crate::order::Progress;
 use crate::stats;
 
@@ -58,8 +59,8 @@ impl Position {
 pub(crate) struct Running {
     stream: Stream,
     source: Arc<dyn Source>,
-    /// Dropped behind the stream, which waits for its threads when it is.
-    lease: Option<Lease>,
+    /// Dropped behind the stream, which waits for its threads when it is; or when there is nothing more to read.
+    lease: Mutex<Option<Lease>>,
     origin: Origin,
     seen: Arc<Seen>,
     /// What closed it, in words.
@@ -87,7 +88,7 @@ impl Running {
         Arc::new(Running {
             stream,
             source: begun.source,
-            lease: begun.lease,
+            lease: Mutex::new(begun.lease),
             origin,
             seen,
             closed_by: OnceLock::new(),
@@ -111,7 +112,7 @@ impl Running {
         let state = State::start(rest.epoch, order.settings().ranks);
         let begun = Begun {
             source: self.source.clone(),
-            lease: self.lease.clone(),
+            lease: self.lease.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
         Ok((Running::new(stream, begun, origin, state), rest))
     }
@@ -135,6 +136,11 @@ impl Running {
             self.closed_by.get_or_init(|| by);
         }
         self.stream.close();
+    }
+
+    /// Nothing more is read.
+    fn release(&self) {
+        drop(self.lease.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     /// The columns of its batches.
@@ -232,6 +238,9 @@ pub(crate) struct Pass {
     padded: bool,
     total: Option<u64>,
     position: Py<Position>,
+    /// What a user's code raised and ended the pass with. It is here, where Python's garbage collector sees it: its traceback
+    /// may have frames that have the pass.
+    raised: Mutex<Option<Py<PyAny>>>,
 }
 
 impl Pass {
@@ -257,7 +266,26 @@ impl Pass {
             padded,
             total,
             position: Py::new(py, position)?,
+            raised: Mutex::new(None),
         })
+    }
+
+    /// The exception for what ended the pass.
+    fn failed(&self, py: Python<'_>, running: &Running, error: &Error) -> PyErr {
+        py.detach(|| running.release());
+        let Some(raised) = raised_of(error) else {
+            return to_py(py, error);
+        };
+        let mut kept = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.is_none() {
+            *kept = raised.take();
+        }
+        let exception = kept.as_ref().map(|exception| exception.clone_ref(py));
+        drop(kept);
+        exception.map_or_else(
+            || to_py(py, error),
+            |exception| raised.again(py, exception.bind(py), error),
+        )
     }
 
     /// The pass itself, for whoever draws from it without Python.
@@ -275,7 +303,8 @@ impl Pass {
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let Some(running) = &self.running else { return Ok(None) };
         loop {
-            match py.detach(|| running.poll()).py(py)? {
+            let polled = py.detach(|| running.poll());
+            match polled.map_err(|error| self.failed(py, running, &error))? {
                 Poll::Ready(number, mut batch) => {
                     let after = std::mem::take(&mut batch.about.after);
                     let dict = guarded(py, || to_dict(py, running.columns(), *batch, self.padded));
@@ -286,11 +315,24 @@ impl Pass {
                 }
                 Poll::End => {
                     running.ended();
+                    py.detach(|| running.release());
                     return Ok(None);
                 }
                 Poll::Pending => py.check_signals()?,
             }
         }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self.raised.try_lock() {
+            Ok(raised) => raised.as_ref().map_or(Ok(()), |raised| visit.call(raised)),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn __clear__(&self) {
+        let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(raised);
     }
 
     fn __repr__(&self) -> String {
