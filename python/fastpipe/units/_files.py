@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
+import os
+import posixpath
 import urllib.parse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastpipe._arguments import shown
@@ -80,11 +82,19 @@ class Files:
                 reason = "a URL needs its file system: give filesystem=pyarrow.fs.S3FileSystem(...) or one of fsspec"
                 raise UnsupportedError(f"{reason} (file {error.path})", path=error.path, reason=reason) from None
         else:
-            items: Iterable[Any] = [source] if isinstance(source, str) or hasattr(source, "__fspath__") else source
-            paths = [path for item in items for path in self._matching(str(item), suffixes)]
+            paths = [path for item in _items(source) for path in self._matching(self._normal(item), suffixes)]
         if not paths:
             raise MissingFileError("the list of files is empty", reason="the list of files is empty")
         return [self.look(path) for path in paths]
+
+    def _normal(self, path: str) -> str:
+        """A path as the file system itself writes it when it lists files."""
+        import pyarrow.fs
+
+        with storage_errors(path):
+            if isinstance(self.given, pyarrow.fs.FileSystem):
+                return str(self.system.normalize_path(path))
+            return str(self.given._strip_protocol(path))
 
     def _matching(self, path: str, suffixes: tuple[str, ...]) -> list[str]:
         import pyarrow.fs
@@ -98,13 +108,14 @@ class Files:
             if _MAGIC.isdisjoint(path):
                 if self.system.get_file_info(path).type != pyarrow.fs.FileType.Directory:
                     return [path]
-                found = [name for name in below(path) if name.endswith(suffixes)]
+                found = _of_one_suffix(below(path), suffixes)
             else:
                 parts = path.split("/")
                 fixed = next(i for i, part in enumerate(parts) if not _MAGIC.isdisjoint(part))
                 found = [name for name in below("/".join(parts[:fixed])) if _matches(name.split("/"), parts)]
         if not found:
-            reason = "no file matches the pattern, or the directory holds none"
+            is_folder = _MAGIC.isdisjoint(path)
+            reason = _none_in_folder(suffixes) if is_folder else "no file matches the pattern"
             raise MissingFileError(f"{reason} (file {path})", path=path, reason=reason)
         return found
 
@@ -115,12 +126,15 @@ class Files:
             MissingFileError: if there is none.
             StorageError: if the file system fails, or it is no file.
         """
+        import pyarrow.fs
+
         with storage_errors(path):
             info = self.system.get_file_info(path)
         if info.is_file:
             return File(path, info.size, info.mtime_ns)
-        reason = "there is no such file" if str(info.type).endswith("NotFound") else "it is no file"
-        kind = MissingFileError if "no such" in reason else StorageError
+        missing = info.type == pyarrow.fs.FileType.NotFound
+        reason = "there is no such file" if missing else "it is no file"
+        kind = MissingFileError if missing else StorageError
         raise kind(f"{reason} (file {path})", path=path, reason=reason)
 
     def open(self, path: str) -> pa.NativeFile:
@@ -150,12 +164,43 @@ def _expanded(source: Paths, suffixes: tuple[str, ...]) -> list[str]:
         except MissingFileError as error:
             if "the directory holds no" not in error.reason:
                 raise
-    return expand(source, suffixes[-1])
+    try:
+        return expand(source, suffixes[-1])
+    except MissingFileError as error:
+        if "the directory holds no" not in error.reason:
+            raise
+        reason = _none_in_folder(suffixes)
+        raise MissingFileError(f"{reason} (file {error.path})", path=error.path, reason=reason) from None
+
+
+def _none_in_folder(suffixes: tuple[str, ...]) -> str:
+    return "the directory holds no file that ends in " + " or ".join(suffixes)
+
+
+def _of_one_suffix(paths: list[str], suffixes: tuple[str, ...]) -> list[str]:
+    found = ([path for path in paths if path.endswith(suffix)] for suffix in suffixes)
+    return next((some for some in found if some), [])
+
+
+def _items(source: Any) -> list[str]:
+    """The paths of a source, as text.
+
+    Raises:
+        TypeError: if it is anything else.
+    """
+    one = isinstance(source, (str, os.PathLike))
+    try:
+        items = [source] if one or isinstance(source, bytes) else list(source)
+    except TypeError:
+        items = [source]
+    for item in items:
+        if not isinstance(item, (str, os.PathLike)):
+            raise TypeError(f"source is a path, a glob, a directory or a list of these, not {shown(item)}")
+    return [os.fsdecode(item) for item in items]
 
 
 def _is_hidden(path: str, folder: str) -> bool:
-    below = path.removeprefix(folder).split("/")
-    return any(part.startswith(("_", ".")) for part in below)
+    return any(part.startswith(("_", ".")) for part in posixpath.relpath(path, folder or "/").split("/"))
 
 
 def _matches(path: list[str], pattern: list[str]) -> bool:

@@ -141,7 +141,7 @@ class ParquetUnits:
         number, group = self._groups[unit]
         file = self._found[number]
         folders = self._partitions[number] if self._partitions else {}
-        columns = [name for name in self.schema.names if name in self._schemas[number].names]
+        columns = [name for name in self.schema.names if name not in folders]
         with storage_errors(file.path, self.name(unit)):
             with self._storage.open(file.path) as source:
                 parquet = pyarrow.parquet.ParquetFile(
@@ -231,8 +231,8 @@ def read_parquet(
     faster.
 
     Args:
-        source: a path, a glob (`**` for any depth), a directory (all files below it that end in `.parquet` or `.pq`),
-            or a list of these, as in `read_avro`.
+        source: a path, a glob (`**` for any depth), a directory (all files below it that end in `.parquet`, else in
+            `.pq`), or a list of these, as in `read_avro`.
         features: dict from name to spec, as in `from_arrow`. By default, the specs in the files' metadata if fastpipe
             wrote all of them alike, else what follows from the types, which must be the same in all files: columns have
             `nulls="mask"` unless the files' statistics say that there are no nulls.

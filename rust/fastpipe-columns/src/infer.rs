@@ -53,11 +53,7 @@ pub fn infer(schema: &Schema, columns: Option<&[String]>) -> Result<Inferred, Er
         inferred.field(&Above::default().enter(field.name()), field)?;
     }
     let Some(wanted) = columns else {
-        let mut names = HashSet::new();
-        if let Some(twice) = inferred.features.iter().find(|feature| !names.insert(&feature.name)) {
-            let reason = format!("several columns are called '{}': rename them", twice.name);
-            return Err(Error::new(ErrorKind::Schema, reason).at_feature(&twice.name));
-        }
+        check_unique(&inferred.features)?;
         return Ok(inferred);
     };
     let mut chosen = Inferred::default();
@@ -66,6 +62,7 @@ pub fn infer(schema: &Schema, columns: Option<&[String]>) -> Result<Inferred, Er
         let is_wanted = |name: &str| name == column || name.starts_with(&below);
         let found = inferred.features.iter().filter(|feature| is_wanted(&feature.name));
         let found: Vec<_> = found.cloned().collect();
+        check_unique(&found)?;
         let refused = inferred.left_out.iter().find(|(name, _)| is_wanted(name));
         match (found.is_empty(), refused) {
             (_, Some((name, reason))) if name == column || found.is_empty() => {
@@ -78,6 +75,17 @@ pub fn infer(schema: &Schema, columns: Option<&[String]>) -> Result<Inferred, Er
     let mut seen = HashSet::new();
     chosen.features.retain(|feature| seen.insert(feature.name.clone()));
     Ok(chosen)
+}
+
+fn check_unique(features: &[Feature]) -> Result<(), Error> {
+    let mut names = HashSet::new();
+    match features.iter().find(|feature| !names.insert(&feature.name)) {
+        Some(twice) => {
+            let reason = format!("several columns are called '{}': rename them", twice.name);
+            Err(Error::new(ErrorKind::Schema, reason).at_feature(&twice.name))
+        }
+        None => Ok(()),
+    }
 }
 
 fn no_column(schema: &Schema, inferred: &Inferred, column: &str) -> Error {
