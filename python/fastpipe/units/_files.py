@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["File", "Files", "partition_of", "storage_errors"]
 
 _MAGIC = set("*?[")
+# How pyarrow names object stores in their errors.
+_STORES = ("AWS Error", "google::cloud::", "Azure")
 # What Hive writes for a null.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -238,8 +240,8 @@ def storage_errors(path: str, unit: str | None = None) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise MissingFileError(f"{error}{at}", reason=str(error), **known) from error
-    except (pyarrow.ArrowException, OSError) as error:
-        # pyarrow raises an OSError without a number for most damage.
-        failed = isinstance(error, OSError) and error.errno is not None
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        # pyarrow raises an OSError without a number both for damage and where an object store fails.
+        failed = isinstance(error, OSError) and (error.errno is not None or any(name in str(error) for name in _STORES))
         kind = StorageError if failed else MalformedFileError
         raise kind(f"{error}{at}", reason=str(error), **known) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import io
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, Unpack
@@ -47,8 +49,9 @@ class ParquetUnits:
     def __init__(self, files: Files, found: list[File], *, hive: bool, columns: list[str] | None = None) -> None:
         self._storage, self._found, self._hive, self._columns = files, found, hive, columns
         with concurrent.futures.ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(found))) as pool:
-            self._metadata: list[Any] = list(pool.map(self._open, found))
-        self._schemas = [metadata.schema.to_arrow_schema() for metadata in self._metadata]
+            opened = list(pool.map(self._open, found))
+        self._metadata: list[Any] = [metadata for metadata, _ in opened]
+        self._schemas = [schema for _, schema in opened]
         self._partitions, values = _partitions([file.path for file in found] if hive else [], self._schemas)
         self._groups = [
             (number, group)
@@ -62,11 +65,14 @@ class ParquetUnits:
         self.files = [file.path for file in found]
         self._sizes()
 
-    def _open(self, file: File) -> Any:
+    def _open(self, file: File) -> tuple[Any, pa.Schema]:
+        """The metadata and the schema of a file."""
         import pyarrow.parquet
 
         with storage_errors(file.path), self._storage.open(file.path) as source:
-            return pyarrow.parquet.read_metadata(source)
+            metadata = pyarrow.parquet.read_metadata(source)
+            _check_chunks(metadata, file.size)
+            return metadata, metadata.schema.to_arrow_schema()
 
     def _whole_schema(self, values: dict[str, pa.DataType]) -> pa.Schema:
         """The schema of all files, which must be one, with columns for folders."""
@@ -84,10 +90,7 @@ class ParquetUnits:
         """Columns in which there is no null at any level, as the statistics of all row groups say."""
         certain: dict[str, bool] = {}
         for number, group in self._groups:
-            row_group = self._metadata[number].row_group(group)
-            for i in range(row_group.num_columns):
-                column = row_group.column(i)
-                name = column.path_in_schema.partition(".")[0]
+            for name, column in self._chunks(number, group):
                 if certain.get(name) is False:
                     continue
                 statistics = column.statistics
@@ -95,17 +98,21 @@ class ParquetUnits:
                 certain[name] = known and statistics.null_count == 0
         return {name for name, all_there in certain.items() if all_there}
 
+    def _chunks(self, number: int, group: int) -> list[tuple[str, Any]]:
+        """What is known of the column chunks of a row group, and the columns that they belong to."""
+        row_group = self._metadata[number].row_group(group)
+        with storage_errors(self._found[number].path):
+            columns = [row_group.column(i) for i in range(row_group.num_columns)]
+            return [(column.path_in_schema.partition(".")[0], column) for column in columns]
+
     def _sizes(self) -> None:
         """Guesses what units take in memory: values of a fixed size, and what others take in the file, decompressed."""
         widths = {field.name: _width(field.type) for field in self.schema}
         wanted = set(self.schema.names)
         self.nbytes: list[int] = []
         for (number, group), rows in zip(self._groups, self.rows, strict=True):
-            row_group = self._metadata[number].row_group(group)
             total = sum(width for width in widths.values() if width is not None) * rows
-            for i in range(row_group.num_columns):
-                column = row_group.column(i)
-                name = column.path_in_schema.partition(".")[0]
+            for name, column in self._chunks(number, group):
                 if name in wanted and widths.get(name) is None:
                     total += max(column.total_uncompressed_size, _VALUE * rows)
             self.nbytes.append(total)
@@ -158,6 +165,48 @@ class ParquetUnits:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._storage, self._found, self._hive, self._columns)
+
+
+class _Unread(io.RawIOBase):
+    """A file of some size that isn't read."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        raise _Reached
+
+
+class _Reached(Exception):
+    """The bytes of a file would be read now."""
+
+
+def _check_chunks(metadata: Any, size: int) -> None:
+    """Looks at the metadata of all column chunks as a read does, which raises what is wrong with it.
+
+    Where pyarrow looks at the metadata of a damaged chunk outside of a read, it ends the process.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    if metadata.num_row_groups == 0:
+        return
+    file = pyarrow.parquet.ParquetFile(pa.PythonFile(_Unread(size), "r"), metadata=metadata, pre_buffer=True)
+    with contextlib.suppress(_Reached):
+        file.read_row_groups(range(metadata.num_row_groups), use_threads=False)
 
 
 def _reopen(files: Files, found: list[File], hive: bool, columns: list[str] | None) -> ParquetUnits:

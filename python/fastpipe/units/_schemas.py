@@ -51,7 +51,7 @@ def common_schema(paths: list[str], schemas: list[pa.Schema]) -> pa.Schema:
 
     Raises:
         SchemaError: if files have different columns, naming one and two files.
-        UnsupportedError: if a file has no columns.
+        UnsupportedError: if a file has no columns, or one whose name can't be passed on.
     """
     import pyarrow as pa
 
@@ -59,6 +59,9 @@ def common_schema(paths: list[str], schemas: list[pa.Schema]) -> pa.Schema:
     for path, schema in zip(paths, schemas, strict=True):
         if len(schema) == 0:
             reason = "the file has no columns"
+            raise UnsupportedError(f"{reason} (file {path})", path=path, reason=reason)
+        if any("\0" in name for name in schema.names):
+            reason = "the name of a column has a NUL character in it"
             raise UnsupportedError(f"{reason} (file {path})", path=path, reason=reason)
         if len(set(schema.names)) < len(schema):
             name = next(name for name in schema.names if schema.names.count(name) > 1)

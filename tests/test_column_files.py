@@ -1,0 +1,365 @@
+"""What holds for Parquet and Arrow files alike: how they are found, damaged, changed, and what their metadata says."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastpipe
+
+pa = pytest.importorskip("pyarrow")
+import pyarrow.fs  # noqa: E402
+
+import column_files  # noqa: E402
+from column_files import FORMATS, Format, table  # noqa: E402
+from toy_units import until  # noqa: E402
+
+
+@pytest.fixture(params=FORMATS)
+def form(request: pytest.FixtureRequest) -> Format:
+    return FORMATS[request.param]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def numbers(form: Format, source: Any, **options: Any) -> list[int]:
+    return [row["n"] for row in form.rows(source, **options)]
+
+
+# --- Which files ---
+
+
+def lay_out(form: Format, folder: Path) -> None:
+    """Some files, some that are hidden, and some of others."""
+    for i, name in enumerate(["b/2", "a/1", "0", "_hidden/8", ".hidden/8", "a/_8", "a/.8"]):
+        path = (folder / name).with_suffix(form.suffix) if not name.startswith("a/.") else folder / f"a/.8{form.suffix}"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        form.write(table(1, i), path)
+    for name in ("_SUCCESS", "a/_metadata", "notes.txt", f"a/part{form.suffix}.crc", f"b/x{form.suffix}.tmp"):
+        (folder / name).write_text("something else")
+
+
+@pytest.mark.parametrize("system", ["none", "pyarrow", "subtree", "fsspec"])
+def test_files_are_found(form: Format, folder: Path, system: str) -> None:
+    lay_out(form, folder)
+    root, options = f"{folder}/", {}
+    if system == "pyarrow":
+        options = {"filesystem": pyarrow.fs.LocalFileSystem()}
+    elif system == "subtree":
+        root, options = "", {"filesystem": pyarrow.fs.SubTreeFileSystem(str(folder), pyarrow.fs.LocalFileSystem())}
+    elif system == "fsspec":
+        options = {"filesystem": pytest.importorskip("fsspec").filesystem("file")}
+    for source, found in {
+        f"{folder}/" if root else "": [2, 1, 0],
+        f"{root}a": [1],
+        f"{root}*{form.suffix}": [2],
+        f"{root}*/*{form.suffix}": [1, 0],
+        f"{root}**/*{form.suffix}": [2, 1, 0],
+        f"{root}[ab]/?{form.suffix}": [1, 0],
+        f"{root}a/_8{form.suffix}": [5],
+        f"{root}a/.8{form.suffix}": [6],
+    }.items():
+        assert numbers(form, source, **options) == found, source
+    first, second = f"{root}b/2{form.suffix}", f"{root}a/1{form.suffix}"
+    assert numbers(form, [first, Path(second), first], **options) == [0, 1, 0]
+    for source in (f"{root}nothing", f"{root}a/nothing{form.suffix}", f"{root}x*", f"{root}a/*/*", []):
+        with pytest.raises(fastpipe.MissingFileError):
+            numbers(form, source, **options)
+    (folder / "empty").mkdir()
+    with pytest.raises(fastpipe.MissingFileError, match=r"the directory holds no file that ends in \.") as error:
+        numbers(form, f"{root}empty", **options)
+    assert error.value.path == f"{root}empty"
+    for wrong in (3, None, b"a", [3], [b"a"], {"a": 1}.values()):
+        with pytest.raises(TypeError, match="source is a path"):
+            numbers(form, wrong, **options)
+
+
+def test_files_in_memory(form: Format) -> None:
+    system = pytest.importorskip("fsspec").filesystem("memory")
+    for i, name in enumerate(["a/1", "a/2", "b/3"]):
+        with system.open(f"/files{form.suffix}/{name}{form.suffix}", "wb") as file:
+            form.write(table(1, i), file)
+    root = f"files{form.suffix}"
+    for source in (root, f"/{root}", f"/{root}/", f"memory://{root}", f"{root}/*/*", f"/{root}/**/*{form.suffix}"):
+        assert numbers(form, source, filesystem=system) == [0, 1, 2], source
+        again = pickle.loads(pickle.dumps(form.read(source, batch_size=3, filesystem=system, columns=["l"])))
+        assert [batch["l"].to_list() for batch in again] == [[[], [1], None]]
+    assert numbers(form, f"{root}/b/3{form.suffix}", filesystem=system) == [2]
+    with pytest.raises(fastpipe.MissingFileError):
+        numbers(form, "/nothing", filesystem=system)
+
+
+@pytest.mark.parametrize("filesystem", ["s3", 3, object(), os])
+def test_what_is_no_file_system(form: Format, filesystem: Any) -> None:
+    with pytest.raises(TypeError, match="filesystem is one of"):
+        form.read("x", batch_size=1, filesystem=filesystem)
+
+
+def test_what_is_no_file(form: Format, folder: Path) -> None:
+    for url in ("s3://bucket/x", "https://example.com/x.parquet"):
+        with pytest.raises(fastpipe.UnsupportedError, match="a URL needs its file system"):
+            form.read(url, batch_size=1)
+    (folder / f"link{form.suffix}").symlink_to(folder / "nowhere")
+    for source in (f"link{form.suffix}", folder):
+        with pytest.raises(fastpipe.MissingFileError, match="link"):
+            form.read(source, batch_size=1)
+    with pytest.raises(fastpipe.MissingFileError) as error:
+        form.read(f"missing{form.suffix}", batch_size=1)
+    assert error.value.path == f"missing{form.suffix}"
+    os.mkfifo("pipe")
+    with pytest.raises(fastpipe.StorageError, match="it is no file"):
+        form.read("pipe", batch_size=1)
+
+
+# --- What is in them ---
+
+
+def test_empty_ones(form: Format, folder: Path) -> None:
+    form.write(table(0), f"none{form.suffix}")
+    assert numbers(form, f"none{form.suffix}") == []
+    form.write(table(12), f"some{form.suffix}")
+    assert numbers(form, folder) == list(range(12))
+    Path(f"zero{form.suffix}").touch()
+    with pytest.raises(fastpipe.MalformedFileError, match="zero"):
+        numbers(form, folder)
+    Path("text").write_text("hello, world, this is no file of columns")
+    with pytest.raises(fastpipe.MalformedFileError, match=r"\(file text\)"):
+        numbers(form, "text")
+    form.write(pa.table({}), "columns")
+    with pytest.raises(fastpipe.UnsupportedError, match=r"the file has no columns \(file columns\)"):
+        numbers(form, "columns")
+    form.write(pa.table([[1], [2]], names=["x", "x"]), "twice")
+    with pytest.raises(fastpipe.SchemaError, match=r"several columns are called 'x' \(file twice\)"):
+        numbers(form, "twice")
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        ({"n": [1]}, "first has a column 't' of type string, and second has no column 't'"),
+        ({"n": [1], "t": ["a"], "m": [1]}, "first has no column 'm', and second has a column 'm' of type int64"),
+        ({"n": ["1"], "t": ["a"]}, "first has a column 'n' of type int64, and second has a column 'n' of type string"),
+        ({"n": [[1]], "t": ["a"]}, "'n' of type int64, and second has a column 'n' of type list"),
+    ],
+)
+def test_other_columns_are_named(form: Format, folder: Path, other: dict[str, Any], match: str) -> None:
+    form.write(pa.table({"n": [1], "t": ["a"]}), "first")
+    form.write(pa.table(other), "second")
+    with pytest.raises(fastpipe.SchemaError, match=match) as error:
+        form.read(["first", "second"], batch_size=1)
+    assert (error.value.path, error.value.feature) == ("second", match.split("column '")[1][0])
+
+
+def test_columns_in_another_order_and_nulls_in_one_file(form: Format, folder: Path) -> None:
+    def field(name: str, kind: Any, nullable: bool) -> Any:
+        return pa.field(name, kind, nullable=nullable)
+
+    inner = [pa.list_(field("item", pa.int64(), nullable)) for nullable in (False, True)]
+    strict = pa.schema([field("n", pa.int64(), False), field("l", inner[0], False)])
+    loose = pa.schema([field("l", inner[1], True), field("n", pa.int64(), True)])
+    form.write(pa.table({"n": [1, 2], "l": [[1], []]}, strict), "first")
+    form.write(pa.table({"n": [3, None], "l": [None, [None]]}, loose), "second")
+    for source in (["first", "second"], ["second", "first"]):
+        found = sorted(form.rows(source), key=lambda row: row["n"] or 9)
+        lists = [[1], [], None, [None]]
+        assert found == [{"n": n, "l": items} for n, items in zip([1, 2, 3, None], lists, strict=True)]
+
+
+def test_nested_columns(form: Format, folder: Path) -> None:
+    values = [{"b": 5, "c": {"d": 1, "e": ["x"]}}, {"b": 6, "c": None}]
+    form.write(pa.table({"a": values, "p": [{"q": 1}, {"q": 2}], "a.x": [1, 2]}), "nested")
+    assert [*form.rows("nested")[1].items()] == [("a.b", 6), ("a.c.d", None), ("a.c.e", None), ("p.q", 2), ("a.x", 2)]
+    assert form.rows("nested", columns=["a.c.d", "p"]) == [{"a.c.d": 1, "p.q": 1}, {"a.c.d": None, "p.q": 2}]
+    assert form.rows("nested", columns=["a.x"]) == [{"a.x": 1}, {"a.x": 2}]
+    features = {"d": fastpipe.DenseSpec((), "int64", field="a.c.d", fill=0)}
+    assert form.rows("nested", features=features) == [{"d": 1}, {"d": 0}]
+    for wrong in ("a.y", "b", "a.c.", ".a", ""):
+        with pytest.raises((fastpipe.SchemaError, ValueError)):
+            form.rows("nested", columns=[wrong])
+    form.write(pa.table({"a": [{"b": 5}], "a.b": [7]}), "twice")
+    for columns in (None, ["a"], ["a.b"]):
+        with pytest.raises(fastpipe.SchemaError, match=r"several columns are called 'a\.b'"):
+            form.rows("twice", columns=columns)
+
+
+def test_many_columns(form: Format, folder: Path) -> None:
+    form.write(pa.table({f"c{i}": [i] for i in range(10_000)}), "wide")
+    reader = form.read("wide", columns=["c7", "c9999"], batch_size=1)
+    assert [column_files.as_rows(batch) for batch in reader] == [[{"c7": 7, "c9999": 9999}]]
+    form.write(pa.table({f"c{i}": [i] for i in range(2000)}), "less wide")
+    assert form.rows("less wide") == [{f"c{i}": i for i in range(2000)}]
+
+
+def test_what_fastpipe_wrote_comes_back(form: Format, folder: Path) -> None:
+    arrays = {
+        "x": np.arange(12, dtype="float32").reshape(6, 2),
+        "n": np.arange(6, dtype="uint8"),
+        "s": fastpipe.Sparse(np.array([[0, 1], [3, 0]]), np.array([1.0, 2.0]), (6, 4)),
+        "when": np.array(["2020-01-01", "NaT"] * 3, "datetime64[D]"),
+        "m": fastpipe.Masked(np.arange(6), np.arange(6) % 2 == 0),
+        "t": fastpipe.Ragged(np.arange(6.0), np.array([0, 0, 1, 3, 3, 6, 6])),
+    }
+    written = pa.table(fastpipe.from_arrays(arrays, batch_size=4))
+    form.write(written, "file", 3)
+    reader = form.read("file", batch_size=6)
+    (batch,) = reader
+    assert {name: type(array) for name, array in batch.items()} == {name: type(array) for name, array in arrays.items()}
+    assert list(batch["s"].dense_shape) == [6, 4]
+    for name in ("x", "n", "when"):
+        assert batch[name].dtype == arrays[name].dtype
+        np.testing.assert_array_equal(batch[name], arrays[name])
+    assert batch["m"].to_list() == [0, None, 2, None, 4, None]
+    assert list(form.read("file", columns=["t", "x"], batch_size=6).features) == ["t", "x"]
+    # A file of another origin beside it says nothing of forms: then types count.
+    plain = written.replace_schema_metadata(None)
+    form.write(plain, "plain", 3)
+    assert form.read(["file", "plain"], batch_size=6).features == form.read("plain", batch_size=6).features
+    form.write(written.append_column("more", [[1] * 6]), "more", 3)
+    assert list(form.read("more", batch_size=6).features) == [*arrays, "more"]
+
+
+# --- Damage ---
+
+
+def damaged(data: bytes) -> list[bytes]:
+    """A file cut short at every 37th byte, and with some bytes flipped."""
+    cut = [data[:size] for size in range(0, len(data), 37)]
+    draw = random.Random(7)
+    for count in (1, 1, 1, 3, 20):
+        for _ in range(60):
+            flipped = bytearray(data)
+            for at in draw.sample(range(len(data)), count):
+                flipped[at] ^= draw.randrange(1, 256)
+            cut.append(bytes(flipped))
+    return cut
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damaged_files(name: str, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    FORMATS[name].write(table(), whole)
+    files = damaged(whole.read_bytes())
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    for i, data in enumerate(files):
+        (folder / f"{i:04}").write_bytes(data)
+    command = [sys.executable, column_files.__file__, name, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, ""), (lines[-1:], done.stderr)
+    assert len(lines) == len(files)
+    kinds = {line.partition(" ")[2] for line in lines}
+    assert kinds <= {"rows", "other rows", "MalformedFileError", "UnsupportedError", "SchemaError", "StorageError"} | {
+        "ShapeError",
+        "NullValueError",
+        "OutOfMemoryError",
+        "LimitError",
+    }
+    truncated = [line for line in lines if int(line[:4]) * 37 < whole.stat().st_size]
+    assert all(line.endswith("MalformedFileError") for line in truncated)
+
+
+# --- Change ---
+
+CHANGES = {
+    "another": lambda form, path: form.write(table(31), path),
+    "cut short": lambda form, path: os.truncate(path, 200),
+    "touched": lambda form, path: os.utime(path, ns=(1, 1)),
+    "replaced": lambda form, path: (form.write(table(30, 5), f"{path}.new"), os.replace(f"{path}.new", path)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_files_that_change(form: Format, folder: Path, change: str) -> None:
+    form.write(table(), "file")
+    os.utime("file", ns=(10**18, 10**18))
+    readers = [form.read("file", batch_size=7) for _ in range(2)]
+    pickled = pickle.dumps(form.read("file", batch_size=7))
+    state = readers[0].state_dict()
+    CHANGES[change](form, "file")
+    with pytest.raises(fastpipe.FastpipeError) as error:
+        list(readers[0])
+    assert isinstance(error.value, (fastpipe.StorageError, fastpipe.MalformedFileError))
+    assert error.value.path == "file"
+    with pytest.raises(fastpipe.StorageError, match="the file changed since the reader was made"):
+        pickle.loads(pickled)
+    if change == "another":
+        with pytest.raises(fastpipe.StateError):
+            form.read("file", batch_size=7).load_state_dict(state)
+    os.unlink("file")
+    with pytest.raises(fastpipe.MissingFileError):
+        list(readers[1])
+    with pytest.raises(fastpipe.MissingFileError):
+        pickle.loads(pickled)
+
+
+class Failing(pyarrow.fs.FileSystemHandler):
+    """A file system that fails after a while."""
+
+    def __init__(self, error: Exception, good: int) -> None:
+        self.error, self.good = error, good
+        self.inner = pyarrow.fs.LocalFileSystem()
+
+    def open_input_file(self, path: str) -> Any:
+        self.good -= 1
+        if self.good < 0:
+            raise self.error
+        return self.inner.open_input_file(path)
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        return self.inner.get_file_info(paths)
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_type_name(self) -> str:
+        return "failing"
+
+    def _none(self, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    copy_file = create_dir = delete_dir = delete_dir_contents = delete_file = delete_root_dir_contents = _none
+    get_file_info_selector = move = open_append_stream = open_input_stream = open_output_stream = _none
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (PermissionError(13, "no entry"), fastpipe.StorageError),
+        (OSError(5, "broken disk"), fastpipe.StorageError),
+        (FileNotFoundError(2, "gone"), fastpipe.MissingFileError),
+        (OSError("When reading: AWS Error NETWORK_CONNECTION during GetObject"), fastpipe.StorageError),
+        (KeyError("a bug of the file system's"), KeyError),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("good", [0, 1])
+def test_file_systems_that_fail(form: Format, folder: Path, error: Exception, kind: Any, good: int) -> None:
+    form.write(table(), folder / "file")
+    system = pyarrow.fs.PyFileSystem(Failing(error, good))
+    with pytest.raises(kind) as raised:
+        list(form.read(str(folder / "file"), batch_size=7, filesystem=system))
+    assert type(raised.value) is kind
+    if isinstance(raised.value, fastpipe.FastpipeError):
+        assert raised.value.path == str(folder / "file")
+        assert (raised.value.unit is None) == (good == 0)
+
+
+def test_files_are_closed(form: Format, folder: Path) -> None:
+    psutil = pytest.importorskip("psutil")
+    form.write(table(1000), "file")
+    form.rows("file")
+    assert len(form.rows("file")) == 1000
+    until(lambda: not [file for file in psutil.Process().open_files() if file.path.endswith("/file")])
