@@ -1,0 +1,143 @@
+"""What Arrow IPC files alone have: dictionaries, compression, and relatives that aren't read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastpipe
+
+pa = pytest.importorskip("pyarrow")
+import pyarrow.feather  # noqa: E402
+import pyarrow.ipc  # noqa: E402
+
+from column_files import FORMATS, table  # noqa: E402
+
+rows = FORMATS["arrow"].rows
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path: str, batches: list[Any], **options: Any) -> None:
+    options = pa.ipc.IpcWriteOptions(**options)
+    with pa.ipc.new_file(path, batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def test_streams_are_refused(folder: Path) -> None:
+    for options in ({}, {"use_legacy_format": True}):
+        with pa.ipc.new_stream("stream.arrow", table().schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+            writer.write_table(table())
+        match = r"a stream of Arrow.*from_arrow\(pyarrow\.ipc\.open_stream\(path\)\)"
+        expected = fastpipe.MalformedFileError if options else fastpipe.UnsupportedError
+        with pytest.raises(expected, match=None if options else match) as error:
+            rows("stream.arrow")
+        assert error.value.path == "stream.arrow"
+
+
+def test_old_feather_files_are_refused(folder: Path) -> None:
+    Path("old.feather").write_bytes(b"FEA1" + b"\0" * 60 + b"FEA1")
+    with pytest.raises(fastpipe.UnsupportedError, match=r"Feather file of version 1: pyarrow\.feather\.read_table"):
+        rows("old.feather")
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd"])
+def test_feather_files(folder: Path, compression: str) -> None:
+    pyarrow.feather.write_feather(table(100), "file.feather", compression=compression, chunksize=7)
+    assert rows("file.feather") == table(100).to_pylist()
+    assert rows("file.feather", columns=["l"]) == table(100).select(["l"]).to_pylist()
+
+
+def test_a_directory_has_files_of_one_ending(folder: Path) -> None:
+    for i, suffix in enumerate([".ipc", ".feather", ".arrow"]):
+        FORMATS["arrow"].write(table(1, i), folder / f"x{suffix}")
+        for source in (folder, f"{folder}/"):
+            assert rows(source) == table(1, i).to_pylist()
+            assert rows(str(source), filesystem=pa.fs.LocalFileSystem()) == table(1, i).to_pylist()
+
+
+def dictionaries(*values: list[str]) -> list[Any]:
+    return [
+        pa.record_batch(
+            {"d": pa.DictionaryArray.from_arrays(pa.array([len(v) - 1, 0, None], pa.int8()), v), "x": [1, 2, 3]}
+        )
+        for v in values
+    ]
+
+
+@pytest.mark.parametrize("columns", [None, ["d"], ["x"], ["x", "d"]])
+def test_dictionaries_that_grow(folder: Path, columns: list[str] | None) -> None:
+    batches = dictionaries(["a"], ["a", "b"], ["a", "b", "c"])
+    write("file", batches, emit_dictionary_deltas=True)
+    names = columns or ["d", "x"]
+    expected = [{name: row[name] for name in names} for batch in batches for row in batch.to_pylist()]
+    for order in ({}, {"shuffle": True, "seed": 1}):
+        found = rows("file", columns=columns, **order)
+        assert sorted(found, key=str) == sorted(expected, key=str)
+    assert rows("file", columns=columns) == expected
+
+
+def test_nested_dictionaries_and_other_columns(folder: Path) -> None:
+    """Fields are counted by columns, whatever is nested in them."""
+    kind = pa.list_(pa.dictionary(pa.int16(), pa.string()))
+    whole = pa.table(
+        {
+            "s": [{"a": 1, "b": {"c": 2}}] * 4,
+            "l": pa.array([["x"], ["y", "x"], None, []], kind),
+            "d": pa.array(["q", None, "r", "q"]).dictionary_encode(),
+            "x": [1, 2, 3, 4],
+        }
+    )
+    write("file", whole.to_batches(max_chunksize=2), unify_dictionaries=True)
+    for columns in (["x"], ["d", "x"], ["l"], ["x", "s"], ["s.b", "l"], ["d"]):
+        found = rows("file", columns=columns)
+        for name in columns:
+            expected = [2] * 4 if name == "s.b" else whole[name].to_pylist()
+            if name == "s":
+                assert [(row["s.a"], row["s.b.c"]) for row in found] == [(1, 2)] * 4
+            else:
+                assert [row["s.b.c" if name == "s.b" else name] for row in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "nulls"),
+    [
+        (pa.array([1, 2]), "error"),
+        (pa.array([1, None]), "mask"),
+        (pa.array([[1], [2]]), "error"),
+        (pa.array([[1], [None]]), "mask"),
+        (pa.array([[1], None]), "mask"),
+        (pa.array([[1], [2]], pa.list_(pa.int64(), 1)), "error"),
+        (pa.array([[1], [None]], pa.list_(pa.int64(), 1)), "mask"),
+        (pa.array(["a", "b"]).dictionary_encode(), "error"),
+        (pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None])), "mask"),
+        (pa.DictionaryArray.from_arrays(pa.array([0, None]), pa.array(["a", "b"])), "mask"),
+        (pa.array([{"f": 1}, {"f": 2}]), "error"),
+        (pa.array([{"f": 1}, {"f": None}]), "mask"),
+        (pa.array([{"f": 1}, None]), "mask"),
+        (pa.nulls(2), "mask"),
+    ],
+    ids=str,
+)
+def test_nulls_are_looked_for(folder: Path, column: Any, nulls: str) -> None:
+    write("file", [pa.record_batch({"x": column})])
+    (spec,) = fastpipe.read_arrow("file", batch_size=1).features.values()
+    assert spec.nulls == nulls
+    assert [next(iter(row.values())) for row in rows("file")] == [
+        item["f"] if isinstance(item, dict) else None if "struct" in str(column.type) and item is None else item
+        for item in column.to_pylist()
+    ]
+
+
+def test_record_batches_without_rows(folder: Path) -> None:
+    whole = pa.record_batch({"x": [1, 2]})
+    write("file", [whole.slice(0, 0), whole, whole.slice(0, 0), whole])
+    assert rows("file", batch_size=3) == [{"x": x} for x in (1, 2, 1, 2)]
+    assert fastpipe.read_arrow("file", batch_size=3).locate(1, 0, epoch=0) == (1, "record batch 3 of file", 1)

@@ -1,0 +1,160 @@
+"""What Parquet files alone have: folders that are columns, statistics, and row groups."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastpipe
+from fastpipe import DenseSpec
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+from column_files import FORMATS  # noqa: E402
+
+rows = FORMATS["parquet"].rows
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def lay_out(files: dict[str, Any]) -> None:
+    """Writes files, each of one row or of a dict of columns."""
+    for name, content in files.items():
+        path = Path("data", name, "part.parquet")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pa.table(content if isinstance(content, dict) else {"x": [content]}), path)
+
+
+# --- Folders ---
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"y=1": 10, "y=2": 20}, [{"x": 10, "y": 1}, {"x": 20, "y": 2}]),
+        ({"y=-1": 10, "y=0": 20}, [{"x": 10, "y": -1}, {"x": 20, "y": 0}]),
+        ({"y=01": 10, "y=02": 20}, [{"x": 10, "y": "01"}, {"x": 20, "y": "02"}]),
+        ({"y=1": 10, "y=a": 20}, [{"x": 10, "y": "1"}, {"x": 20, "y": "a"}]),
+        ({"y=1.5": 10}, [{"x": 10, "y": "1.5"}]),
+        ({f"y={2**63 - 1}": 10}, [{"x": 10, "y": 2**63 - 1}]),
+        ({f"y={2**63}": 10}, [{"x": 10, "y": str(2**63)}]),
+        ({"y=\uff11": 10}, [{"x": 10, "y": "\uff11"}]),
+        ({"y=1_000": 10}, [{"x": 10, "y": "1_000"}]),
+        ({"y=": 10}, [{"x": 10, "y": ""}]),
+        ({"y=a=b": 10}, [{"x": 10, "y": "a=b"}]),
+        ({"a%3Db=c%2Fd%20e": 10}, [{"x": 10, "a=b": "c/d e"}]),
+        ({"y=__HIVE_DEFAULT_PARTITION__": 10, "y=2": 20}, [{"x": 20, "y": 2}, {"x": 10, "y": None}]),
+        ({"y=__HIVE_DEFAULT_PARTITION__": 10, "y=b": 20}, [{"x": 10, "y": None}, {"x": 20, "y": "b"}]),
+        ({"y=__HIVE_DEFAULT_PARTITION__": 10}, [{"x": 10, "y": None}]),
+        ({"y=1/m=2": 10, "y=1/m=3": 20}, [{"x": 10, "y": 1, "m": 2}, {"x": 20, "y": 1, "m": 3}]),
+        ({"y=1/other/m=2": 10}, [{"x": 10, "y": 1, "m": 2}]),
+        ({"=1": 10}, [{"x": 10}]),
+        ({"x=5": 10}, [{"x": 10}]),
+        ({"x.y=5": 10}, [{"x": 10, "x.y": 5}]),
+    ],
+    ids=str,
+)
+def test_folders_are_columns(folder: Path, files: dict[str, Any], found: list[dict[str, Any]]) -> None:
+    lay_out(files)
+    for system in (None, pa.fs.LocalFileSystem()):
+        by_x = sorted(rows("data", filesystem=system), key=lambda row: row["x"])
+        assert by_x == sorted(found, key=lambda row: row["x"])
+    assert sorted(rows("data", partitioning=None), key=str) == [{"x": row["x"]} for row in sorted(found, key=str)]
+    again = pickle.loads(pickle.dumps(fastpipe.read_parquet("data", batch_size=9)))
+    assert again.features == fastpipe.read_parquet("data", batch_size=9).features
+
+
+def test_folders_above_count_too(folder: Path) -> None:
+    lay_out({"y=1/m=2": 10})
+    assert rows("data/y=1") == [{"x": 10, "y": 1, "m": 2}]
+    assert rows("data/y=1/m=2/part.parquet") == [{"x": 10, "y": 1, "m": 2}]
+
+
+def test_folders_of_different_depth_are_refused(folder: Path) -> None:
+    lay_out({"y=1": 10, "y=1/m=2": 20})
+    with pytest.raises(fastpipe.SchemaError, match=r"other files lie in folders m=.*partitioning=None") as error:
+        rows("data")
+    assert (error.value.path, error.value.feature) == ("data/y=1/part.parquet", "m")
+    assert rows("data", partitioning=None) == [{"x": 20}, {"x": 10}]
+
+
+def test_columns_of_folders_are_chosen(folder: Path) -> None:
+    lay_out({"y=1": {"x": [1, 2], "z": [3, 4]}, "y=2": {"x": [5], "z": [6]}})
+    assert rows("data", columns=["y"]) == [{"y": 1}, {"y": 1}, {"y": 2}]
+    assert rows("data", columns=["y", "z"]) == [{"y": 1, "z": 3}, {"y": 1, "z": 4}, {"y": 2, "z": 6}]
+    assert rows("data", features={"year": DenseSpec((), "float32", field="y")}) == [
+        {"year": y} for y in (1.0, 1.0, 2.0)
+    ]
+    with pytest.raises(ValueError, match="partitioning is 'hive' or None"):
+        rows("data", partitioning="dir")  # type: ignore[arg-type]
+
+
+# --- Nulls ---
+
+
+@pytest.mark.parametrize("statistics", [True, False, ["x"]])
+def test_statistics_say_what_may_be_null(folder: Path, statistics: Any) -> None:
+    table = pa.table({"x": [1, 2, 3], "y": [1, None, 3], "l": [[1], [2], [3]], "s": [{"a": 1}] * 3})
+    parquet.write_table(table, "file", row_group_size=1, write_statistics=statistics)
+    nulls = {name: spec.nulls for name, spec in fastpipe.read_parquet("file", batch_size=2).features.items()}
+    sure = "error" if statistics is True else "mask"
+    assert nulls == {"x": "error" if statistics else "mask", "y": "mask", "l": sure, "s.a": sure}
+    assert rows("file") == [{"x": i, "y": None if i == 2 else i, "l": [i], "s.a": 1} for i in (1, 2, 3)]
+
+
+def test_one_row_group_with_nulls_is_enough(folder: Path) -> None:
+    for name, last in (("a", 3), ("b", None)):
+        parquet.write_table(pa.table({"x": pa.array([1, 2, last], pa.int64())}), name, row_group_size=1)
+    assert fastpipe.read_parquet("a", batch_size=2).features["x"].nulls == "error"
+    assert fastpipe.read_parquet(["a", "b"], batch_size=2).features["x"].nulls == "mask"
+    assert [row["x"] for row in rows(["a", "b"])] == [1, 2, 3, 1, 2, None]
+
+
+# --- Row groups ---
+
+
+def test_row_groups_without_rows(folder: Path) -> None:
+    table = pa.table({"x": [1, 2]})
+    with parquet.ParquetWriter("file", table.schema) as writer:
+        for part in (table.slice(0, 0), table, table.slice(0, 0), table):
+            writer.write_table(part)
+    assert rows("file", batch_size=3) == [{"x": x} for x in (1, 2, 1, 2)]
+    with parquet.ParquetWriter("none", table.schema):
+        pass
+    assert rows("none") == []
+    assert rows(["none", "file"]) == rows("file")
+
+
+def test_rows_are_located(folder: Path) -> None:
+    parquet.write_table(pa.table({"x": range(5)}), "file", row_group_size=2)
+    place = fastpipe.read_parquet("file", batch_size=3).locate(1, 1, epoch=0)
+    assert place == (2, "row group 2 of file", 0)
+
+
+def test_only_wanted_columns_are_read(folder: Path) -> None:
+    """A column whose data are damaged hurts only who reads it."""
+    columns = {"x": list(range(1000)), "y": [f"a long text {i}" * 9 for i in range(1000)]}
+    parquet.write_table(pa.table(columns), "file", compression="zstd", use_dictionary=False)
+    chunk = parquet.read_metadata("file").row_group(0).column(1)
+    data = bytearray(Path("file").read_bytes())
+    middle = chunk.data_page_offset + chunk.total_compressed_size // 2
+    data[middle : middle + 9] = b"\0" * 9
+    Path("file").write_bytes(data)
+    assert rows("file", columns=["x"]) == [{"x": x} for x in range(1000)]
+    with pytest.raises(fastpipe.MalformedFileError, match=r"\(row group 0 of file\)") as error:
+        rows("file")
+    assert (error.value.path, error.value.unit) == ("file", "row group 0 of file")
+
+
+def test_types_that_are_not_read_are_named(folder: Path) -> None:
+    parquet.write_table(pa.table({"x": [1], "d": pa.array([1], pa.decimal256(70, 3))}), "file")
+    found = rows("file", columns=["x"])
+    assert found == [{"x": 1}]
