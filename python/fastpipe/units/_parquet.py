@@ -52,6 +52,8 @@ class ParquetUnits:
             opened = list(pool.map(self._open, found))
         self._metadata: list[Any] = [metadata for metadata, _ in opened]
         self._schemas = [schema for _, schema in opened]
+        schemas = [metadata.schema for metadata in self._metadata]
+        self._physical = [[schema.column(i).physical_type for i in range(len(schema))] for schema in schemas]
         self._partitions, values = _partitions([file.path for file in found] if hive else [], self._schemas)
         self._groups = [
             (number, group)
@@ -100,9 +102,14 @@ class ParquetUnits:
 
     def _chunks(self, number: int, group: int) -> list[tuple[str, Any]]:
         """What is known of the column chunks of a row group, and the columns that they belong to."""
-        row_group = self._metadata[number].row_group(group)
+        import pyarrow as pa
+
+        row_group, kinds = self._metadata[number].row_group(group), self._physical[number]
         with storage_errors(self._found[number].path):
             columns = [row_group.column(i) for i in range(row_group.num_columns)]
+            # Where they differ, pyarrow ends the process when it is asked for statistics.
+            if any(column.physical_type != kind for column, kind in zip(columns, kinds, strict=True)):
+                raise pa.ArrowInvalid(f"a column of row group {group} is of another type than the schema says")
             return [(column.path_in_schema.partition(".")[0], column) for column in columns]
 
     def _sizes(self) -> None:
