@@ -249,6 +249,21 @@ def test_columns_behind_one_that_fails_are_looked_at_up_to_there() -> None:
             assert error.value.feature in ("a", "y")
 
 
+@pytest.mark.parametrize(
+    ("column", "spec"),
+    [
+        ([[1, None]], RaggedSpec((None,), "int64", nulls="mask")),
+        ([None], DenseSpec((), "string", nulls="mask")),
+        ([[["a"], None]], RaggedSpec((None, None), "string", nulls="mask")),
+    ],
+)
+@pytest.mark.parametrize("order", ORDERS)
+def test_columns_behind_one_whose_first_row_fails(column: list[Any], spec: Any, order: dict[str, Any]) -> None:
+    table = pa.table({"a": [None] * 3, "b": column * 3})
+    with pytest.raises(fastpipe.NullValueError, match="feature 'a'"):
+        list(fastpipe.from_arrow(table, features={"a": DenseSpec((), "int64"), "b": spec}, batch_size=2, **order))
+
+
 def test_arguments() -> None:
     table = pa.table({"price": [1], "s": [{"deep": 1}]})
     with pytest.raises(fastpipe.SchemaError, match="did you mean 'price'"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fastpipe.errors import SchemaError, UnsupportedError
+from fastpipe.errors import MalformedFileError, SchemaError, UnsupportedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,6 +52,7 @@ def common_schema(paths: list[str], schemas: list[pa.Schema]) -> pa.Schema:
 
     Raises:
         SchemaError: if files have different columns, naming one and two files.
+        MalformedFileError: if a name is no UTF-8.
         UnsupportedError: if a file has no columns, or one whose name can't be passed on.
     """
     import pyarrow as pa
@@ -60,9 +62,7 @@ def common_schema(paths: list[str], schemas: list[pa.Schema]) -> pa.Schema:
         if len(schema) == 0:
             reason = "the file has no columns"
             raise UnsupportedError(f"{reason} (file {path})", path=path, reason=reason)
-        if any("\0" in name for name in schema.names):
-            reason = "the name of a column has a NUL character in it"
-            raise UnsupportedError(f"{reason} (file {path})", path=path, reason=reason)
+        _check_names(path, schema)
         if len(set(schema.names)) < len(schema):
             name = next(name for name in schema.names if schema.names.count(name) > 1)
             reason = f"several columns are called {name!r}"
@@ -74,6 +74,23 @@ def common_schema(paths: list[str], schemas: list[pa.Schema]) -> pa.Schema:
         same = schema.metadata == common.metadata
         common = pa.schema(fields, metadata=common.metadata if same else None)
     return common
+
+
+def _check_names(path: str, fields: Iterable[pa.Field]) -> None:
+    """Refuses names, at any level, that Arrow can't pass on whole."""
+    import pyarrow as pa
+
+    for field in fields:
+        try:
+            texts = [field.name, field.type.tz or "" if pa.types.is_timestamp(field.type) else ""]
+        except UnicodeDecodeError as error:
+            reason = f"the name of a column or of a time zone is no UTF-8: {error}"
+            raise MalformedFileError(f"{reason} (file {path})", path=path, reason=reason) from error
+        if any("\0" in text for text in texts):
+            reason = f"the name of a column or of a time zone has a NUL character in it: {texts}"
+            raise UnsupportedError(f"{reason} (file {path})", path=path, reason=reason)
+        kind = field.type
+        _check_names(path, [kind.field(i) for i in range(kind.num_fields)])
 
 
 def _check_same(first_path: str, first: pa.Schema, path: str, schema: pa.Schema) -> None:

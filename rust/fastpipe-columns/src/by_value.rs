@@ -34,7 +34,8 @@ impl Gather<'_> {
                 None => {
                     let mut arena = block.arena(part)?;
                     let starts = &written.starts[i];
-                    let ends = starts[1..].iter().copied().chain([written.bytes[i].len()]);
+                    // There are no rows where the first one can't be written, of another column.
+                    let ends = starts.iter().skip(1).copied().chain([written.bytes[i].len()]);
                     for (&start, end) in starts.iter().zip(ends) {
                         arena.begin_row()?;
                         arena.writer().extend(&written.bytes[i][start..end])?;
