@@ -6,7 +6,6 @@ import contextlib
 import fnmatch
 import functools
 import os
-import posixpath
 import urllib.parse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -202,7 +201,7 @@ def _items(source: Any) -> list[str]:
 
 
 def _is_hidden(path: str, folder: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in posixpath.relpath(path, folder or "/").split("/"))
+    return any(part.startswith(("_", ".")) for part in path.removeprefix(folder).split("/"))
 
 
 def _matches(path: list[str], pattern: list[str]) -> bool:

@@ -136,6 +136,7 @@ impl Running {
             self.closed_by.get_or_init(|| by);
         }
         self.stream.close();
+        self.release();
     }
 
     /// Nothing more is read.
