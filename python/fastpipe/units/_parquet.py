@@ -54,6 +54,11 @@ class ParquetUnits:
         self._schemas = [schema for _, schema in opened]
         schemas = [metadata.schema for metadata in self._metadata]
         self._physical = [[schema.column(i).physical_type for i in range(len(schema))] for schema in schemas]
+        # Of each file, to which column each leaf belongs.
+        self._leaves = [
+            [metadata.schema.column(i).path.partition(".")[0] for i in range(metadata.num_columns)]
+            for metadata in self._metadata
+        ]
         self._partitions, values = _partitions([file.path for file in found] if hive else [], self._schemas)
         self._groups = [
             (number, group)
@@ -110,18 +115,22 @@ class ParquetUnits:
             # Where they differ, pyarrow ends the process when it is asked for statistics.
             if any(column.physical_type != kind for column, kind in zip(columns, kinds, strict=True)):
                 raise pa.ArrowInvalid(f"a column of row group {group} is of another type than the schema says")
-            return [(column.path_in_schema.partition(".")[0], column) for column in columns]
+            return list(zip(self._leaves[number], columns, strict=True))
 
     def _sizes(self) -> None:
         """Guesses what units take in memory: values of a fixed size, and what others take in the file, decompressed."""
         widths = {field.name: _width(field.type) for field in self.schema}
-        wanted = set(self.schema.names)
+        fixed = sum(width for width in widths.values() if width is not None)
+        # Asking for a column of a row group takes microseconds, and there may be many.
+        others = {name for name, width in widths.items() if width is None}
+        asked = [[i for i, name in enumerate(leaves) if name in others] for leaves in self._leaves]
         self.nbytes: list[int] = []
         for (number, group), rows in zip(self._groups, self.rows, strict=True):
-            total = sum(width for width in widths.values() if width is not None) * rows
-            for name, column in self._chunks(number, group):
-                if name in wanted and widths.get(name) is None:
-                    total += max(column.total_uncompressed_size, _VALUE * rows)
+            total = fixed * rows
+            if asked[number]:
+                row_group = self._metadata[number].row_group(group)
+                sizes = (row_group.column(i).total_uncompressed_size for i in asked[number])
+                total += sum(max(size, _VALUE * rows) for size in sizes)
             self.nbytes.append(total)
 
     def select(self, columns: list[str]) -> ParquetUnits:
@@ -155,7 +164,8 @@ class ParquetUnits:
         number, group = self._groups[unit]
         file = self._found[number]
         folders = self._partitions[number] if self._partitions else {}
-        columns = [name for name in self.schema.names if name not in folders]
+        names = self.schema.names
+        columns = [name for name in names if name not in folders]
         with storage_errors(file.path, self.name(unit)):
             with self._storage.open(file.path) as source:
                 parquet = pyarrow.parquet.ParquetFile(
@@ -163,7 +173,7 @@ class ParquetUnits:
                 )
                 table = parquet.read_row_group(group, columns=columns, use_threads=False)
             self._storage.check(file)
-            for name in self.schema.names:
+            for name in names if folders else ():
                 if name in folders:
                     kind = self.schema.field(name).type
                     value = pa.scalar(folders[name]).cast(kind) if folders[name] is not None else pa.scalar(None, kind)
