@@ -1,9 +1,10 @@
 """The readers that are compared, each in a process and an environment of its own.
 
-One family a file: `ours` (fastpipe), `records` (fastavro), `frames` (polars, polars-avro, jetliner, DuckDB) and
-`tensors` (AvroTensorDataset and AvroRecordDataset of tensorflow-io). `worker` is what runs in the reader's process,
-`process` the driver's end of it, `environments` makes the environments. This module only names the readers: the drivers
-import it, and so do the workers, whose environments lack one another's libraries.
+One family a file: `ours` (fastpipe), `records` (fastavro), `frames` (polars, polars-avro, jetliner, DuckDB,
+arrow-avro), `tensors` (AvroTensorDataset and AvroRecordDataset of tensorflow-io) and `parquet` (readers of Parquet
+files). `worker` is what runs in the reader's process, `process` the driver's end of it, `environments` makes the
+environments. This module only names the readers: the drivers import it, and so do the workers, whose environments lack
+one another's libraries.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Reader:
         peer: Whose reader it is. A peer counts with the fastest of its readers.
         shuffles: Whether it can give the rows in a shuffled order.
         part: It reads the first records alone, one in so many of them, and rates are compared.
-        only: The cells it takes part in; empty: all. "tf" stands for those of `atds.py`.
+        only: The cells it takes part in; empty: all. "tf" stands for those of `atds.py`,
+            "frames" and "parquet" for those of `frames.py` and `parquet.py`.
     """
 
     name: str
@@ -81,5 +83,38 @@ _ALL = [
     Reader("duckdb", "duckdb", "frames:DuckdbWorker", "one Arrow table", "frames", part=8),
     Reader("duckdb-batches", "duckdb", "frames:DuckdbBatchesWorker", "Arrow record batches", "frames", part=8),
     Reader("duckdb-numpy", "duckdb", "frames:DuckdbNumpyWorker", "NumPy batches", "frames", part=8),
+    Reader("fastpipe-table", None, "frames:FastpipeTableWorker", "one Arrow table", "fastpipe", False, 1, ("frames",)),
+    Reader("fastpipe-polars", None, "frames:FastpipePolarsWorker", "one frame", "fastpipe", False, 1, ("frames",)),
+    Reader(
+        "fastpipe-batches",
+        None,
+        "frames:FastpipeRecordBatchesWorker",
+        "record batches",
+        "fastpipe",
+        False,
+        1,
+        ("frames",),
+    ),
+    Reader(
+        "fastpipe-table-csr", None, "frames:FastpipeTableCsrWorker", "one Arrow table", "fastpipe", only=("frames",)
+    ),
+    Reader("fastpipe-polars-csr", None, "frames:FastpipePolarsCsrWorker", "one frame", "fastpipe", only=("frames",)),
+    Reader(
+        "fastpipe-batches-csr",
+        None,
+        "frames:FastpipeRecordBatchesCsrWorker",
+        "record batches",
+        "fastpipe",
+        only=("frames",),
+    ),
+    Reader("arrow-avro", None, "frames:ArrowAvroWorker", "record batches, kept", "arrow-avro", False, 1, ("frames",)),
+    Reader(
+        "arrow-avro-batches", None, "frames:ArrowAvroBatchesWorker", "record batches", "arrow-avro", only=("frames",)
+    ),
+    Reader("arrow-avro-views", None, "frames:ArrowAvroViewsWorker", "record batches", "arrow-avro", only=("frames",)),
+    Reader("fastpipe-parquet", None, "parquet:FastpipeWorker", "NumPy batches", "fastpipe", True, only=("parquet",)),
+    Reader("pyarrow-parquet", None, "parquet:PyarrowWorker", "record batches", "pyarrow", only=("parquet",)),
+    Reader("datasets", "datasets", "parquet:DatasetsWorker", "NumPy batches", "datasets", True, only=("parquet",)),
+    Reader("ray-data", "ray-data", "parquet:RayWorker", "NumPy batches", "ray-data", True, only=("parquet",)),
 ]
 READERS: dict[str, Reader] = {reader.name: reader for reader in _ALL}

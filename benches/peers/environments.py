@@ -21,6 +21,8 @@ PINS: dict[str, list[str]] = {
     "jetliner": ["jetliner==0.2.0", *FRAMES],
     # DuckDB fetches its extensions from a server of its own; this package brings the avro one, for that very version.
     "duckdb": ["duckdb==1.5.5", "duckdb-extension-avro==1.5.5", "pyarrow==26.0.1", *NUMPY],
+    "datasets": ["datasets==5.2.0", "pyarrow==26.0.1", *NUMPY],
+    "ray-data": ["ray[data]==2.60.0", "pyarrow==26.0.1", *NUMPY],
     # The last tensorflow-io; it was built for TensorFlow 2.16, which wants NumPy 1.
     "tensorflow-io": ["tensorflow-io==0.37.1", "tensorflow-cpu==2.16.2", "numpy==1.26.4"],
 }

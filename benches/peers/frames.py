@@ -1,4 +1,4 @@
-"""Readers of frames: polars, polars-avro, jetliner and DuckDB.
+"""Readers of frames: polars, polars-avro, jetliner, DuckDB, arrow-avro, and fastpipe where it makes frames.
 
 Each is read as its documentation reads a file, the whole of it to one frame, and a batch at a time, each frame being
 dropped before the next, so that no time goes to memory for a whole file. Neither gives NumPy arrays: that is in their
@@ -7,6 +7,8 @@ favour. The `Numpy` readers take that step too, the cheapest way that Arrow allo
 
 from __future__ import annotations
 
+import dataclasses
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ from typing import Any
 import generate
 from peers import arrow, batches
 from peers.job import CannotError, Job, Pass
+
+ARROW_AVRO = Path(__file__).resolve().parent.parent / "arrow_avro"
+"""The program around arrow-avro."""
 
 
 class FrameWorker:
@@ -193,3 +198,135 @@ class DuckdbBatchesWorker(Batches, DuckdbWorker):
 
 class DuckdbNumpyWorker(Numpy, DuckdbBatchesWorker):
     """DuckDB's avro extension, a record batch at a time, to NumPy."""
+
+
+class FastpipeTableWorker(FrameWorker):
+    """fastpipe, to a table of pyarrow's, as its documentation makes one of a reader."""
+
+    packages = ("fastpipe-data", "pyarrow")
+
+    def __init__(self) -> None:
+        import pyarrow
+
+        import fastpipe
+
+        self._fastpipe, self._pyarrow = fastpipe, pyarrow
+
+    def _reader(self, job: Job) -> Any:
+        return self._fastpipe.read_avro(job.path, batch_size=job.batch, num_threads=job.threads)
+
+    def height(self, frame: Any) -> int:
+        """How many rows a table has."""
+        rows: int = frame.num_rows
+        return rows
+
+    def arrow(self, frame: Any, name: str) -> Any:
+        """A column of a table."""
+        return frame[name]
+
+    def frames(self, job: Job) -> Iterator[Any]:
+        """Reads the file to a table."""
+        with self._reader(job) as reader:
+            yield self._pyarrow.table(reader)
+
+
+class FastpipeRecordBatchesWorker(Batches, FastpipeTableWorker):
+    """fastpipe, a record batch at a time."""
+
+    def frames(self, job: Job) -> Iterator[Any]:
+        """Yields record batches."""
+        with self._reader(job) as reader:
+            yield from self._pyarrow.RecordBatchReader.from_stream(reader)
+
+
+class Csr(FastpipeTableWorker):
+    """Has sparse columns as `SparseCSR`, which is how Arrow lays them out: their indices needn't be copied."""
+
+    def _reader(self, job: Job) -> Any:
+        features: dict[str, Any] = dict(super()._reader(job).features)
+        for name, spec in features.items():
+            if isinstance(spec, self._fastpipe.SparseSpec):
+                features[name] = dataclasses.replace(spec, layout="csr")
+        return self._fastpipe.read_avro(job.path, features=features, batch_size=job.batch, num_threads=job.threads)
+
+
+class FastpipeTableCsrWorker(Csr):
+    """fastpipe, to a table of pyarrow's."""
+
+
+class FastpipeRecordBatchesCsrWorker(Csr, FastpipeRecordBatchesWorker):
+    """fastpipe, a record batch at a time."""
+
+
+class FastpipePolarsWorker(FastpipeTableWorker):
+    """fastpipe, to a frame of polars'."""
+
+    packages = ("fastpipe-data", "polars")
+
+    def __init__(self) -> None:
+        import polars
+
+        super().__init__()
+        self._polars = polars
+
+    def height(self, frame: Any) -> int:
+        """How many rows a frame has."""
+        rows: int = frame.height
+        return rows
+
+    def arrow(self, frame: Any, name: str) -> Any:
+        """A column as an Arrow array."""
+        return frame[name].to_arrow()
+
+    def frames(self, job: Job) -> Iterator[Any]:
+        """Reads the file to a frame."""
+        with self._reader(job) as reader:
+            yield self._polars.DataFrame(reader)
+
+
+class ArrowAvroWorker:
+    """The crate arrow-avro, in a program of its own that takes its time itself: see `benches/arrow_avro`."""
+
+    packages: tuple[str, ...] = ()
+    keeps = "keep"
+    strings = "copies"
+
+    def __init__(self) -> None:
+        self._program = subprocess.Popen(
+            [ARROW_AVRO / "target" / "release" / "arrow-avro-bench"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def read(self, job: Job) -> Pass:
+        """Reads the file to record batches, which are dropped after the clock is stopped."""
+        if job.shuffle:
+            raise CannotError("doesn't shuffle")
+        assert self._program.stdin is not None
+        assert self._program.stdout is not None
+        print(job.batch, self.keeps, self.strings, job.path, file=self._program.stdin, flush=True)
+        answer = self._program.stdout.readline().split()
+        if len(answer) != 3 or answer[0] == "error":
+            raise CannotError(" ".join(answer[1:]) or "the process died")
+        return Pass(int(answer[0]), seconds=float(answer[1]), cpu=float(answer[2]))
+
+    def check(self, job: Job) -> tuple[int, generate.Sums | None]:
+        """Counts the rows."""
+        return self.read(job).rows, None
+
+
+class ArrowAvroBatchesWorker(ArrowAvroWorker):
+    """arrow-avro, each batch dropped before the next."""
+
+    keeps = "drop"
+
+
+class ArrowAvroViewsWorker(ArrowAvroBatchesWorker):
+    """arrow-avro, strings as views, each batch dropped before the next."""
+
+    strings = "views"
+
+
+class FastpipePolarsCsrWorker(Csr, FastpipePolarsWorker):
+    """fastpipe, to a frame of polars'."""

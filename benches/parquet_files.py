@@ -1,0 +1,94 @@
+"""Generated Parquet files for `parquet.py`, seeded, as pyarrow writes them by default (Snappy, dictionaries).
+
+====  ==============================================
+scalars  20 columns of int32, float32, int64, float64 and uint8
+vectors  float32[128] and a label
+texts    two strings, a ragged array of 0 to 16 longs, a label
+====  ==============================================
+
+Beside each file lies a JSON file with the number of rows and a checksum of every column, taken before it was written.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import generate
+
+VERSION = 2
+"""Part of the cached files' names: raise it when the same arguments give other values."""
+KINDS = ("int32", "float32", "int64", "float64", "uint8")
+LEAVES: dict[str, dict[str, str]] = {
+    "scalars": {f"c{i}": KINDS[i % 5] for i in range(20)},
+    "vectors": {"x": "float32", "label": "int8"},
+    "texts": {"title": "uint8", "query": "uint8", "clicks": "int64", "label": "int8"},
+}
+"""The columns of each table, and what their values are: for strings, their bytes."""
+
+
+def _columns(table: str, rows: int, rng: np.random.Generator, sums: generate.Sums) -> dict[str, Any]:
+    import pyarrow as pa
+
+    def summed(name: str, values: Any) -> Any:
+        sums.add(name, values, LEAVES[table][name])
+        return values
+
+    def ends(counts: Any) -> Any:
+        return np.concatenate(([0], np.cumsum(counts))).astype("i4")
+
+    def text(name: str, least: int, most: int) -> Any:
+        counts = rng.integers(least, most, rows)
+        letters = rng.integers(ord("a"), ord("z") + 1, int(counts.sum()), "u1")
+        buffers = [None, pa.py_buffer(ends(counts)), pa.py_buffer(summed(name, letters))]
+        return pa.Array.from_buffers(pa.string(), rows, buffers)
+
+    if table == "scalars":
+        # Whole numbers repeat, as identifiers and counts do. Floats fit float32, which datasets makes of float64.
+        drawn = {
+            name: rng.random(rows, "float32").astype(kind)
+            if "float" in kind
+            else rng.integers(0, 200, rows).astype(kind)
+            for name, kind in LEAVES[table].items()
+        }
+        return {name: pa.array(summed(name, values)) for name, values in drawn.items()}
+    label = pa.array(summed("label", rng.integers(0, 2, rows, "int8")))
+    if table == "vectors":
+        x = summed("x", rng.random(rows * 128, "float32"))
+        return {"x": pa.FixedSizeListArray.from_arrays(pa.array(x), 128), "label": label}
+    counts = rng.integers(0, 17, rows)
+    clicks = summed("clicks", rng.integers(0, 1 << 40, int(counts.sum())))
+    lists = pa.ListArray.from_arrays(pa.array(ends(counts)), pa.array(clicks))
+    return {"title": text("title", 8, 40), "query": text("query", 2, 20), "clicks": lists, "label": label}
+
+
+def write(table: str, rows: int, row_group: int) -> tuple[Path, dict[str, Any]]:
+    """Writes a table, unless it lies in the cache already.
+
+    Args:
+        table: A key of `LEAVES`.
+        rows: How many rows it has.
+        row_group: How many rows a row group has.
+
+    Returns:
+        The file's path, and what is known of it: rows, bytes, sums, and sums that don't depend on the order.
+    """
+    path = generate.CACHE / f"{table}-{rows}-{row_group}-v{VERSION}.parquet"
+    note = path.with_suffix(".json")
+    if not (path.exists() and note.exists()):
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        generate.CACHE.mkdir(parents=True, exist_ok=True)
+        sums = generate.Sums()
+        columns = _columns(table, rows, np.random.default_rng([1, rows]), sums)
+        partial = path.with_suffix(".partial")
+        pa.parquet.write_table(pa.table(columns), partial, row_group_size=row_group)
+        known = {"rows": rows, "bytes": partial.stat().st_size, "sums": sums.result(), "plain": sums.plain()}
+        note.write_text(json.dumps(known))
+        partial.replace(path)
+    generate.page_in(path)
+    return path, json.loads(note.read_text())

@@ -1,0 +1,194 @@
+"""Readers of Parquet files: fastpipe, pyarrow, Hugging Face's datasets and Ray Data.
+
+A job's `shuffle` is the number of rows of a shuffle buffer; -1: fastpipe's `shuffle=True`; 0: the file's order.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import generate
+from peers.job import CannotError, Job, Pass
+
+SEED = 1
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of all that it started, and they: Ray decodes in processes of its own."""
+    parents, spent = {}, {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                # The second field is a name in brackets, in which there may be blanks.
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # It has ended.
+                continue
+            parents[int(folder.name)] = int(fields[1])
+            spent[int(folder.name)] = sum(map(int, fields[11:15]))
+    own = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in own} - own:
+        own |= more
+    others = sum(spent.get(pid, 0) for pid in own - {os.getpid()}) / os.sysconf("SC_CLK_TCK")
+    return time.process_time() + others
+
+
+def _leaf(array: Any) -> tuple[Any, int]:
+    """An Arrow array's numbers, or the bytes of its strings."""
+    import pyarrow as pa
+
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        array = array.cast(pa.large_string())
+        ends = np.frombuffer(array.buffers()[1], "i8")[array.offset : array.offset + len(array) + 1]
+        return np.frombuffer(array.buffers()[2], "u1")[ends[0] : ends[-1]], len(array)
+    if pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type) or pa.types.is_large_list(array.type):
+        return array.flatten().to_numpy(zero_copy_only=False), len(array)
+    return array.to_numpy(zero_copy_only=False), len(array)
+
+
+def flat(value: Any) -> Any:
+    """The numbers of a column, or the bytes of its strings, whatever a reader makes of them."""
+    if type(value).__module__.partition(".")[0] == "pyarrow":
+        return _leaf(value)[0]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return value.reshape(-1)
+    if hasattr(value, "valid"):  # A list without items counts as a null in the files' statistics, so there is a mask.
+        value = value.values
+    if hasattr(value, "offsets"):  # fastpipe's Ragged and Strings
+        return value.values[value.offsets[0] : value.offsets[-1]]
+    items = list(value)
+    if items and isinstance(items[0], str):
+        return np.frombuffer("".join(items).encode(), "u1")
+    return np.concatenate([np.asarray(item) for item in items])
+
+
+class ParquetWorker:
+    """A reader of batches, each a mapping from name to column."""
+
+    packages: tuple[str, ...] = ()
+
+    def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
+        """Yields the batches of one pass, each with its number of rows."""
+        raise NotImplementedError
+
+    def cpu(self) -> float:
+        """CPU time so far."""
+        return time.process_time()
+
+    def read(self, job: Job) -> Pass:
+        """Reads the file to batches and drops them."""
+        before = self.cpu()
+        rows = sum(n for n, _ in self.batches(job))
+        return Pass(rows, cpu=self.cpu() - before)
+
+    def check(self, job: Job) -> tuple[int, generate.Sums | None]:
+        """Sums up every value."""
+        import parquet_files
+
+        sums, rows = generate.Sums(), 0
+        for n, batch in self.batches(job):
+            rows += n
+            for name, dtype in parquet_files.LEAVES[job.dataset].items():
+                sums.add(name, flat(batch[name]), dtype)
+        return rows, sums
+
+
+class FastpipeWorker(ParquetWorker):
+    """fastpipe, one thread that gathers rows and one that reads row groups, on the same core."""
+
+    packages = ("fastpipe-data", "pyarrow")
+
+    def __init__(self) -> None:
+        import pyarrow.parquet  # noqa: F401 - importing isn't timed
+
+        import fastpipe
+
+        self._fastpipe = fastpipe
+
+    def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
+        """Yields the batches of one pass, each with its number of rows."""
+        order: dict[str, Any] = {}
+        if job.shuffle > 0:
+            order = {"shuffle": "buffer", "shuffle_buffer": job.shuffle, "seed": SEED}
+        elif job.shuffle:
+            order = {"shuffle": True, "seed": SEED}
+        reader = self._fastpipe.read_parquet(
+            job.path, batch_size=job.batch, num_threads=job.threads, num_fetches=job.threads, **order
+        )
+        with reader:
+            for batch in reader:
+                yield len(next(iter(batch.values()))), batch
+
+
+class PyarrowWorker(ParquetWorker):
+    """pyarrow, to record batches, without the step to NumPy."""
+
+    packages = ("pyarrow",)
+
+    def __init__(self) -> None:
+        import pyarrow.parquet
+
+        self._parquet = pyarrow.parquet
+
+    def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
+        """Yields the batches of one pass, each with its number of rows."""
+        if job.shuffle:
+            raise CannotError("doesn't shuffle")
+        with self._parquet.ParquetFile(job.path) as file:
+            for batch in file.iter_batches(job.batch, use_threads=False):
+                yield batch.num_rows, batch
+
+
+class DatasetsWorker(ParquetWorker):
+    """datasets, streaming: of the ways that its documentation gives, the fastest."""
+
+    packages = ("datasets", "pyarrow")
+
+    def __init__(self) -> None:
+        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(generate.CACHE / "huggingface")}
+        import datasets
+
+        # At the end of a pass over Parquet files it sleeps for 5 seconds, for the sake of a crash of Arrow's threads.
+        datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
+        self._datasets = datasets
+
+    def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
+        """Yields the batches of one pass, each with its number of rows."""
+        data = self._datasets.load_dataset("parquet", data_files=job.path, split="train", streaming=True)
+        data = data.with_format("numpy")
+        if job.shuffle:
+            data = data.shuffle(seed=SEED, buffer_size=job.shuffle)
+        for batch in data.batch(job.batch):
+            yield len(next(iter(batch.values()))), batch
+
+
+class RayWorker(ParquetWorker):
+    """Ray Data, with as many CPUs as it has threads. Its start isn't timed, that of its tasks is."""
+
+    packages = ("ray", "pyarrow")
+
+    def __init__(self) -> None:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        import ray
+
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        self._ray = ray
+
+    def cpu(self) -> float:
+        """CPU time so far, of all processes."""
+        return cpu_seconds()
+
+    def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
+        """Yields the batches of one pass, each with its number of rows."""
+        order = {"local_shuffle_buffer_size": job.shuffle, "local_shuffle_seed": SEED} if job.shuffle else {}
+        data = self._ray.data.read_parquet(job.path)
+        for batch in data.iter_batches(batch_size=job.batch, batch_format="numpy", **order):
+            yield len(next(iter(batch.values()))), batch
