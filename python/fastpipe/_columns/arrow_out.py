@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,12 +124,14 @@ def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, check: boo
         missing, others = sorted(set(names) - batch.keys()), [name for name in batch if name not in names]
         problem = f"lacks {missing}" if missing else f"also has {others}"
         raise ValueError(f"the columns of the batch aren't those of features: it {problem}")
+    # Asked for one by one, they take as long as all the rest of a column.
+    types = [None] * len(names) if schema is None else schema.types
     arrays: list[Any] = []
-    for name in names:
-        where = f"column {checked_name(name)!r}"
+    for name, kind in zip(names, types, strict=True):
+        where = f"column {(checked_name(name) if schema is None else name)!r}"
         array = _column(batch[name], where, check)
-        if schema is not None and array.type != schema.field(name).type:
-            raise TypeError(f"{where} is of Arrow type {array.type}, but its spec makes {schema.field(name).type}")
+        if kind is not None and array.type != kind:
+            raise TypeError(f"{where} is of Arrow type {array.type}, but its spec makes {kind}")
         if arrays and len(array) != len(arrays[0]):
             raise ValueError(f"column {names[0]!r} has {len(arrays[0])} rows, but {where} {len(array)}")
         arrays.append(array)
@@ -180,6 +182,12 @@ class _Masks:
 
 def _array(node: Any, where: str) -> pa.Array:
     """A column, or a level of one, as an Arrow array with as many rows."""
+    if type(node) is np.ndarray and node.ndim == 1 and node.flags.c_contiguous:
+        # Most are plain numbers, and the rest of this takes longer than many a batch takes to decode.
+        number = _number(node.dtype)
+        if number is not None:
+            pa = require_pyarrow()
+            return pa.Array.from_buffers(number, len(node), [None, pa.py_buffer(node)])
     masks = _Masks(where)
     while isinstance(node, Masked):
         masks.add(node.valid)
@@ -198,6 +206,14 @@ def _array(node: Any, where: str) -> pa.Array:
         kind = require_pyarrow().list_(array.type, shape[depth])
         array = _from_buffers(kind, math.prod(shape[:depth]), [masks.bitmap(depth)], [array])
     return array
+
+
+@cache
+def _number(dtype: np.dtype[Any]) -> pa.DataType | None:
+    """Arrow's type for numbers that it lays out as NumPy does."""
+    if dtype.kind in "iuf" and dtype.itemsize <= 8 and dtype.isnative:
+        return require_pyarrow().from_numpy_dtype(dtype)
+    return None
 
 
 def _dense(array: np.ndarray, masks: _Masks, where: str) -> tuple[tuple[int, ...], pa.Array]:
