@@ -12,6 +12,7 @@ Beside each file lies a JSON file with the number of rows and a checksum of ever
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def write(table: str, rows: int, row_group: int) -> tuple[Path, dict[str, Any]]:
         generate.CACHE.mkdir(parents=True, exist_ok=True)
         sums = generate.Sums()
         columns = _columns(table, rows, np.random.default_rng([1, rows]), sums)
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")
         pa.parquet.write_table(pa.table(columns), partial, row_group_size=row_group)
         known = {"rows": rows, "bytes": partial.stat().st_size, "sums": sums.result(), "plain": sums.plain()}
         note.write_text(json.dumps(known))

@@ -59,10 +59,11 @@ def flat(value: Any) -> Any:
         return _leaf(value)[0]
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return value.reshape(-1)
-    if hasattr(value, "valid"):  # A list without items counts as a null in the files' statistics, so there is a mask.
-        value = value.values
+    # A list without items counts as a null in the files' statistics, so there are masks, of lists and of items.
+    value = value.values if hasattr(value, "valid") else value
     if hasattr(value, "offsets"):  # fastpipe's Ragged and Strings
-        return value.values[value.offsets[0] : value.offsets[-1]]
+        items = value.values.values if hasattr(value.values, "valid") else value.values
+        return items[value.offsets[0] : value.offsets[-1]]
     items = list(value)
     if items and isinstance(items[0], str):
         return np.frombuffer("".join(items).encode(), "u1")

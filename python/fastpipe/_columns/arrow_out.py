@@ -144,7 +144,7 @@ def _column(node: Any, where: str, check: bool) -> pa.Array:
     """A form as an array; checked, its offsets are in order and its strings UTF-8, on which other libraries rely."""
     invalid = require_pyarrow().ArrowInvalid
     try:
-        array = _array(node, where)
+        array = _array(node, where, check)
         if check:
             array.validate(full=True)
     except invalid as error:
@@ -180,8 +180,8 @@ class _Masks:
         return None if valid is None else _buffer(np.packbits(valid, bitorder="little"))
 
 
-def _array(node: Any, where: str) -> pa.Array:
-    """A column, or a level of one, as an Arrow array with as many rows."""
+def _array(node: Any, where: str, check: bool = True) -> pa.Array:
+    """A column, or a level of one, as an Arrow array with as many rows; unchecked, sparse entries are in order."""
     if type(node) is np.ndarray and node.ndim == 1 and node.flags.c_contiguous:
         # Most are plain numbers, and the rest of this takes longer than many a batch takes to decode.
         number = _number(node.dtype)
@@ -197,7 +197,7 @@ def _array(node: Any, where: str) -> pa.Array:
     elif isinstance(node, Ragged):
         shape, array = _ragged(node, masks, where)
     elif isinstance(node, (Sparse, SparseCSR)):
-        shape, array = _sparse(node, masks, where)
+        shape, array = _sparse(node, masks, where, check)
     elif isinstance(node, np.ndarray):
         shape, array = _dense(node, masks, where)
     else:
@@ -295,7 +295,7 @@ def _ragged(node: Ragged, masks: _Masks, where: str) -> tuple[tuple[int], pa.Arr
     return (rows,), _lists(offsets, _array(node.values, where), masks.bitmap(1))
 
 
-def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[int], pa.Array]:
+def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str, check: bool) -> tuple[tuple[int], pa.Array]:
     """A struct with a list for each dimension, and one for the values; all have the same offsets."""
     pa = require_pyarrow()
     indices: Any = node.indices  # Users may give anything.
@@ -305,7 +305,7 @@ def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[
         offsets = _offsets(node.offsets, where)
         dimensions = [indices] if indices.ndim == 1 else list(indices.T)
     elif indices.ndim == 2 and indices.shape[1] > 1:
-        offsets = _row_offsets(indices[:, 0], len(node), where)
+        offsets = _row_offsets(indices[:, 0], len(node), where, check)
         dimensions = list(indices.T[1:])
     else:
         raise ValueError(f"{where}: sparse indices are the row and an index in each dimension, not {indices.shape}")
@@ -320,9 +320,11 @@ def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[
     return (rows,), _from_buffers(kind, rows, [masks.bitmap(1)], list(lists.values()))
 
 
-def _row_offsets(of: np.ndarray, rows: int, where: str) -> np.ndarray:
+def _row_offsets(of: np.ndarray, rows: int, where: str, check: bool) -> np.ndarray:
     """Where each row begins and ends among entries of which each says its row."""
-    if len(of) and not (of[0] >= 0 and of[-1] < rows and np.all(of[:-1] <= of[1:])):
+    # Every look at it is faster where it is in one piece.
+    of = np.ascontiguousarray(of)
+    if check and len(of) and not (of[0] >= 0 and of[-1] < rows and np.all(of[:-1] <= of[1:])):
         raise ValueError(f"{where}: sparse entries are in the order of their rows, 0 to {rows - 1}")
     return np.searchsorted(of, np.arange(rows + 1)).astype(np.int64, copy=False)
 
