@@ -22,6 +22,10 @@ MAIN = {
 """The cells that matter most, and what to call them."""
 
 
+BY_HAND = "\n## Parquet files\n"
+"""From this heading on RESULTS.md is written by hand, and stays."""
+
+
 def _order(name: str) -> int:
     return plan.CELLS.index(name) if name in plan.CELLS else len(plan.CELLS)
 
@@ -102,7 +106,9 @@ def write() -> None:
     lines += ["", "## On a GPU", "", *gpu.table(parts["cuda"])]
     for cell in cells:
         lines += ["", f"## {tables.title(cell)}", "", *tables.cell_table(cell)]
-    (plots.HERE / "RESULTS.md").write_text("\n".join([*lines, ""]))
+    path = plots.HERE / "RESULTS.md"
+    _, heading, by_hand = path.read_text().partition(BY_HAND) if path.exists() else ("", "", "")
+    path.write_text("\n".join([*lines, *["", heading.strip()] * bool(heading)]) + (by_hand or "\n"))
 
 
 if __name__ == "__main__":
