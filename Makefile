@@ -74,9 +74,9 @@ test-python: $(STAMPS)/test $(STAMPS)/extension
 	FASTPIPE_REWRITE="$(abspath $(TARGET)/debug/examples/rewrite)" $(BIN)/python -m pytest \
 	    -n $(PYTEST_PROCESSES) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
-soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: negatives, mutated files, running out of memory
-	FASTPIPE_NEGATIVES=1000000000 FASTPIPE_MUTATIONS=200000 FASTPIPE_OOM_RUNS=200 $(BIN)/python -m pytest -s \
-	    tests/test_negatives.py tests/test_mutations.py tests/test_out_of_memory.py $(PYTEST_ARGS)
+soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: negatives, mutated files, running out of memory, a new source
+	FASTPIPE_NEGATIVES=1000000000 FASTPIPE_MUTATIONS=200000 FASTPIPE_OOM_RUNS=200 FASTPIPE_TOY=1 $(BIN)/python -m pytest -s \
+	    tests/test_negatives.py tests/test_mutations.py tests/test_out_of_memory.py tests/test_new_source.py $(PYTEST_ARGS)
 
 # Two globals of libdeflate have one name in two of its files, which is no fault.
 fuzz: ## run each fuzz target for FUZZ_SECONDS (needs a nightly Rust and `cargo install cargo-fuzz`)
