@@ -61,3 +61,21 @@ def test_no_files_use_each_other(crate: str) -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         raise AssertionError(f"a circle: {' -> '.join(error.args[1])}") from None
+
+
+# Those that build what adapters know of a reader.
+OF_THE_READER = {"reader.py", "_reader_passes.py"}
+
+
+def test_only_the_reader_knows_its_attributes() -> None:
+    """All others have its public names, and its passes (`fastpipe._passes`)."""
+    folder = ROOT / "python/fastpipe"
+    private = re.compile(r"reader\._(?!passes\b)[a-z]\w*")
+    found = {
+        path.relative_to(folder).as_posix(): private.findall(path.read_text(encoding="utf-8"))
+        for path in folder.rglob("*.py")
+    }
+    assert found.keys() >= OF_THE_READER
+    assert all(found[name] for name in OF_THE_READER), "the pattern finds nothing any more"
+    others = {name: names for name, names in found.items() if names and name not in OF_THE_READER}
+    assert not others, "use fastpipe._passes"

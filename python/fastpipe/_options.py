@@ -8,7 +8,7 @@ from fastpipe._arguments import flag
 from fastpipe._data import Data
 from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven
 from fastpipe._running import Running
-from fastpipe.reader import Reader
+from fastpipe.reader import Reader, made
 
 __all__ = ["Options", "Settings"]
 
@@ -62,5 +62,4 @@ class Settings:
     def reader(self, data: Data, ordering: Ordering | None = None) -> Reader:
         """The reader of a data set; in another order than the user's, if one is given."""
         chosen = self.ordering if ordering is None else ordering
-        reader = Reader(data, ordering=chosen, running=self.running, progress=self._progress, epochs=self._epochs)
-        return reader._warned()
+        return made(data, ordering=chosen, running=self.running, progress=self._progress, epochs=self._epochs)

@@ -1,4 +1,4 @@
-"""A pass of a reader whose batches become something else: what counts as seen is what the consumer was given."""
+"""A pass whose batches become something else: what counts as seen is what the consumer was given."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+from fastpipe._passes import Passes, Started
 from fastpipe.errors import FastpipeError
-from fastpipe.reader import Reader
 
 __all__ = ["Batches", "Seen"]
 
@@ -16,38 +16,37 @@ __all__ = ["Batches", "Seen"]
 class Seen:
     """How far the consumer of a pass has come. It doesn't keep the pass."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self.begin()
+    def __init__(self, passes: Passes, started: Started) -> None:
+        self._passes = passes
+        self.begin(started)
 
-    def begin(self) -> None:
-        """Takes the pass that the reader has just begun."""
-        assert self._reader._position is not None
-        self.position = self._reader._position
+    def begin(self, started: Started) -> None:
+        """Takes the pass that has just begun."""
+        self.position = started.position
         self.ended = False
         # Batches, and the progress behind them: in one, since Ctrl-C may come between any two steps.
         self.mark = 0, self.position.progress()
 
     @property
     def is_current(self) -> bool:
-        """Whether it still is what the reader is in."""
-        return self._reader._position is self.position and self._reader._resume is None
+        """Whether it still is the last pass."""
+        return self._passes.is_current(self.position)
 
     def state(self, *, ended_stays: bool) -> dict[str, Any]:
-        """The reader's state as the consumer has seen it. As `Reader._state`."""
+        """The state as the consumer has seen it. As `Passes.state`."""
         if not self.is_current:
-            return self._reader._state(ended_stays=ended_stays)
-        return self._reader._state_behind(self.mark[1], ended=self.ended and not ended_stays)
+            return self._passes.state(ended_stays=ended_stays)
+        return self._passes.state_behind(self.mark[1], ended=self.ended and not ended_stays)
 
 
 class Batches(Iterator[Any]):
     """What a function makes of each batch of a pass. It starts the pass.
 
-    An error, of the reader or of the function, ends the pass: it is raised again by each further `next`. Ctrl-C
+    An error, of the pass or of the function, ends the pass: it is raised again by each further `next`. Ctrl-C
     doesn't: the next batch is the one that it came into.
 
     Args:
-        reader: whose pass it is.
+        passes: whose pass it is.
         make: the function.
         fail: makes of an error what is raised.
         end: called when the end of the pass is seen.
@@ -55,15 +54,16 @@ class Batches(Iterator[Any]):
 
     def __init__(
         self,
-        reader: Reader,
+        passes: Passes,
         make: Callable[[dict[str, Any]], Any],
         fail: Callable[[Exception], Exception],
         end: Callable[[], None],
     ) -> None:
-        self._reader = reader
+        self._passes = passes
         self._make, self._fail, self._end = make, fail, end
-        self._batches = iter(reader)
-        self.seen = Seen(reader)
+        started = passes.start()
+        self._batches = started.batches
+        self.seen = Seen(passes, started)
         self._error: Exception | None = None
         self._lock = threading.Lock()
 
@@ -110,13 +110,13 @@ class Batches(Iterator[Any]):
         return made
 
     def _restart(self) -> None:
-        """Begins again behind the last batch that was seen: Ctrl-C came between the reader and the consumer."""
+        """Begins again behind the last batch that was seen: Ctrl-C came between the pass and the consumer."""
         if not self.seen.is_current:
             raise FastpipeError("Ctrl-C has ended the pass, and the next one was prepared since; iter() starts it")
-        reader = self._reader
-        reader._resume = reader._epoch, self.seen.mark[1]
-        self._batches = iter(reader)
-        self.seen.begin()
+        self._passes.go_back(self.seen.mark[1])
+        started = self._passes.start()
+        self._batches = started.batches
+        self.seen.begin(started)
 
 
 def _twin(error: Exception) -> Exception:

@@ -20,7 +20,7 @@ from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven
 from fastpipe._running import Running
 from fastpipe._sources import Paths, expand, local
 from fastpipe.errors import LimitError
-from fastpipe.reader import Reader
+from fastpipe.reader import Reader, made
 from fastpipe.specs import Features, Spec
 
 __all__ = ["AvroFile", "infer_features", "read_avro"]
@@ -161,7 +161,7 @@ def read_avro(
         if chosen is not None and not chosen:
             raise ValueError("columns is empty: name at least one")
         data = AvroData.inferring(files, chosen, index_cache)
-    return Reader(data, ordering=ordering, running=running, progress=progress, epochs=epochs)._warned()
+    return made(data, ordering=ordering, running=running, progress=progress, epochs=epochs)
 
 
 def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index_cache: IndexCache = None) -> Features:

@@ -40,6 +40,7 @@ import numpy as np
 
 from fastpipe import _fastpipe
 from fastpipe._ordering import within
+from fastpipe._passes import Passes, Position, passes_of
 from fastpipe._staging import CopyEngine, Drawn, StagingRing
 from fastpipe.reader import Reader
 
@@ -106,13 +107,12 @@ def prefetch(
         TypeError: if it isn't a reader.
         ValueError: if an argument is out of range, or the reader can't be shared out among devices or ranks.
     """
-    if not isinstance(reader, Reader):
-        raise TypeError(f"reader is what fastpipe.read_avro returns, not {type(reader).__name__}")
+    passes = _passes(reader)
     ahead = within("depth", depth, 1, _MOST_AHEAD)
     chosen = framework or _installed()
     make: Callable[[Any], _Engine]
     if chosen == "torch":
-        reader, make = _with_torch(reader, distributed, ragged, sparse, strings)
+        passes, make = _with_torch(passes, distributed, ragged, sparse, strings)
     elif chosen == "cupy":
         if (ragged, sparse, strings) != ("offsets", "coo", "tensors"):
             raise ValueError(
@@ -125,7 +125,15 @@ def prefetch(
     engines = [make(each) for each in (device if several else [device])]
     if not engines:
         raise ValueError("device is an empty list")
-    return Prefetcher(reader, engines, ahead, several=several)
+    return Prefetcher(passes, engines, ahead, several=several)
+
+
+def _passes(reader: Any) -> Passes:
+    """The passes of a reader, if it is one."""
+    passes = passes_of(reader)
+    if passes is None:
+        raise TypeError(f"reader is what fastpipe.read_avro returns, not {type(reader).__name__}")
+    return passes
 
 
 def _installed() -> str:
@@ -139,22 +147,22 @@ def _installed() -> str:
 
 
 def _with_torch(
-    reader: Reader, distributed: bool, ragged: RaggedAs, sparse: SparseAs, strings: StringsAs
-) -> tuple[Reader, Callable[[Any], _Engine]]:
+    passes: Passes, distributed: bool, ragged: RaggedAs, sparse: SparseAs, strings: StringsAs
+) -> tuple[Passes, Callable[[Any], _Engine]]:
     try:
         from fastpipe._cuda_torch import TorchEngine
         from fastpipe._torch_forms import Forms
         from fastpipe._torch_ranks import local_ranks, world
     except ImportError as error:
         raise ImportError("fastpipe.cuda needs PyTorch for this: pip install 'fastpipe-data[torch]'") from error
-    if distributed and reader.world_size == 1:
+    if distributed and passes.world_size == 1:
         rank, ranks, origin = world()
         if ranks > 1:
-            reader = reader._share(ranks, rank)
-            reader._sharing(local_ranks())
+            passes = passes.share(ranks, rank)
+            passes.share_processors(local_ranks())
             _LOG.info("rank %d of %d reads its share (by %s)", rank, ranks, origin)
     forms = Forms(ragged, sparse, strings)
-    return reader, lambda device: TorchEngine(device, forms)
+    return passes, lambda device: TorchEngine(device, forms)
 
 
 def _with_cupy() -> Callable[[Any], _Engine]:
@@ -174,23 +182,24 @@ class Prefetcher:
     its threads when the copies that were begun are complete. Batches that were yielded stay as they are.
     """
 
-    def __init__(self, reader: Reader, engines: Sequence[_Engine], depth: int, *, several: bool) -> None:
+    def __init__(self, reader: Reader | Passes, engines: Sequence[_Engine], depth: int, *, several: bool) -> None:
+        passes = _passes(reader)
         count = len(engines)
-        if count > 1 and reader._ordering.uneven == "allow":
+        if count > 1 and passes.uneven == "allow":
             raise ValueError(
                 'with uneven="allow" some devices would have no batch when others have: use "drop" or "pad"'
             )
-        readers = [reader] if count == 1 else [reader.shard(count, i) for i in range(count)]
-        for share in readers if count > 1 else ():
-            share._sharing(count * reader._running.sharers)
-        self._lanes = [_Lane(*lane, depth) for lane in zip(readers, engines, strict=True)]
+        shares = [passes] if count == 1 else [passes.shard(count, i) for i in range(count)]
+        for share in shares if count > 1 else ():
+            share.share_processors(count * passes.sharers)
+        self._lanes = [_Lane(*lane, depth) for lane in zip(shares, engines, strict=True)]
         self._several = several
         self._active: weakref.ref[_Pass] | None = None
 
     @property
     def readers(self) -> tuple[Reader, ...]:
         """The readers whose batches these are, one for each device: for their `stats()` and `explain()`."""
-        return tuple(lane.reader for lane in self._lanes)
+        return tuple(lane.passes.origin for lane in self._lanes)
 
     @property
     def epoch(self) -> int:
@@ -210,7 +219,7 @@ class Prefetcher:
         Raises:
             TypeError: if passes have no end.
         """
-        return len(self._lanes[0].reader)
+        return len(self._lanes[0].passes)
 
     def __iter__(self) -> Iterator[Any]:
         """Starts a pass: where a loaded state stands, else at the start of the epoch."""
@@ -258,18 +267,18 @@ class Prefetcher:
 
     def __repr__(self) -> str:
         devices = ", ".join(str(lane.engine) for lane in self._lanes)
-        return f"<fastpipe.cuda.Prefetcher to {devices} of {self._lanes[0].reader!r}>"
+        return f"<fastpipe.cuda.Prefetcher to {devices} of {self._lanes[0].passes!r}>"
 
 
 class _Lane:
-    """A reader, the device that its batches go to, and how far the consumer of these has come."""
+    """A reader's passes, the device that their batches go to, and how far the consumer of these has come."""
 
-    def __init__(self, reader: Reader, engine: _Engine, depth: int) -> None:
-        self.reader = reader
+    def __init__(self, passes: Passes, engine: _Engine, depth: int) -> None:
+        self.passes = passes
         self.engine = engine
         self._depth = depth
         self._memory: _fastpipe.PassMemory | None = None
-        self._position: _fastpipe.Position | None = None
+        self._position: Position | None = None
         # The last batch that was seen, counted from 1; what progress the pass had made there. None before a pass.
         self._seen: tuple[float, dict[str, Any]] | None = None
         self._lock = threading.Lock()
@@ -277,15 +286,14 @@ class _Lane:
     def start(self) -> StagingRing:
         if self._seen is not None:
             # The reader itself may have gone further.
-            self.reader.set_epoch(self.epoch)
+            self.passes.set_epoch(self.epoch)
         if self._memory is None:
-            self._memory = _fastpipe.PassMemory(self.reader._data.handle, self.engine.allocate, self._depth)
+            self._memory = self.passes.memory(self.engine.allocate, self._depth)
         self.engine.begin()
-        started = self.reader._start(self._memory)
-        batches = self.reader._shown(started)
+        started = self.passes.start(self._memory)
         self._position, self._seen = started.position, (0, started.position.progress())
         return StagingRing(
-            _Source(batches, started.position),
+            _Source(started.batches, started.position),
             self.engine,
             self._depth,
             stop=started.close,
@@ -294,10 +302,10 @@ class _Lane:
 
     @property
     def epoch(self) -> int:
-        return self.reader.epoch if self._seen is None else int(self._seen[1]["epoch"])
+        return self.passes.epoch if self._seen is None else int(self._seen[1]["epoch"])
 
     def set_epoch(self, epoch: int) -> None:
-        self.reader.set_epoch(epoch)
+        self.passes.set_epoch(epoch)
         self._seen = None
 
     def see(self, number: float, progress: dict[str, Any]) -> None:
@@ -314,19 +322,19 @@ class _Lane:
 
     def state_dict(self) -> dict[str, Any]:
         if self._seen is None:
-            return self.reader.state_dict()
+            return self.passes.state_dict()
         number, progress = self._seen
-        return self.reader._state_behind(progress, ended=number == math.inf)
+        return self.passes.state_behind(progress, ended=number == math.inf)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.reader.load_state_dict(state)
+        self.passes.load_state_dict(state)
         self._seen = None
 
 
 class _Source(Iterator[Drawn]):
     """The batches of a pass, each with its number and the progress behind it."""
 
-    def __init__(self, batches: Iterator[dict[str, Any]], position: _fastpipe.Position) -> None:
+    def __init__(self, batches: Iterator[dict[str, Any]], position: Position) -> None:
         self._batches = batches
         self._position = position
 

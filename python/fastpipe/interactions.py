@@ -24,7 +24,7 @@ from fastpipe._running import Running
 from fastpipe._sampling import Sampling
 from fastpipe._sources import Paths
 from fastpipe.errors import InteractionsError
-from fastpipe.reader import Reader
+from fastpipe.reader import Reader, made
 
 __all__ = ["HeldOut", "Interactions", "PointLocation", "read_interactions"]
 
@@ -493,4 +493,4 @@ def read_interactions(
         shard_by=shard_by,
         uneven=uneven,
     )
-    return Reader(source, ordering=ordering, running=running, progress=progress, epochs=epochs)._warned()
+    return made(source, ordering=ordering, running=running, progress=progress, epochs=epochs)

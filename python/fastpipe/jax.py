@@ -46,9 +46,9 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from fastpipe import _fastpipe
 from fastpipe._jax_forms import Masked, Ragged, Strings, leaves, narrow, pytree
 from fastpipe._jax_put import Put, Sharded, put
+from fastpipe._passes import Passes, Position, passes_of
 from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, SparseSpec, Spec
@@ -80,35 +80,35 @@ def iterator(reader: Reader, *, sharding: jax.sharding.Sharding | None = None) -
         UnsupportedError: if JAX has no array for a feature, or a sharding can't divide it.
         ValueError: if batches may differ in size under a sharding; or if processes would not read shares of one order.
     """
-    _check_types(reader, sharding)
-    for name, spec in reader.features.items():
+    passes = _checked(reader, sharding)
+    for name, spec in passes.features.items():
         _check_feature(name, spec)
     shares, index, scale = jax.process_count(), jax.process_index(), 1
     if sharding is not None:
-        _check_sizes(reader)
+        _check_sizes(passes)
         if not sharding.is_fully_addressable:
             shares, index = _share(sharding)
             scale = shares
-        for name, spec in reader.features.items():
+        for name, spec in passes.features.items():
             _check_dense(name, spec)
-            _check_divisible(name, (reader.batch_size * scale, *spec.shape), sharding)
-    own = reader
-    if jax.process_count() > 1 and reader.world_size == 1:
-        own = reader._share(shares, index)
+            _check_divisible(name, (passes.batch_size * scale, *spec.shape), sharding)
+    own = passes
+    if jax.process_count() > 1 and passes.world_size == 1:
+        own = passes.share(shares, index)
         _log.info(
             "process %d of %d reads share %d of %d of %r",
             jax.process_index(),
             jax.process_count(),
             index,
             shares,
-            reader,
+            passes,
         )
-    elif scale > 1 and (reader.world_size, reader.rank) != (shares, index):
+    elif scale > 1 and (passes.world_size, passes.rank) != (shares, index):
         raise ValueError(
             f"the sharding divides rows into {shares} shares, and this process holds share {index}, but the reader is"
-            f" rank {reader.rank} of {reader.world_size}: leave rank and world_size out, or give these"
+            f" rank {passes.rank} of {passes.world_size}: leave rank and world_size out, or give these"
         )
-    return DatasetIterator(own, reader, sharding, scale)
+    return DatasetIterator(own, passes, sharding, scale)
 
 
 class IteratorState(dict[str, Any]):
@@ -122,7 +122,7 @@ class IteratorState(dict[str, Any]):
 class _Passing:
     """A pass, of which it is known what was left before each batch that has been asked for and isn't returned."""
 
-    def __init__(self, batches: Iterator[dict[str, Any]], position: _fastpipe.Position) -> None:
+    def __init__(self, batches: Iterator[dict[str, Any]], position: Position) -> None:
         self._batches = batches
         self._position = position
         self.open: dict[int, dict[str, Any]] = {}
@@ -164,9 +164,9 @@ class DatasetIterator(Iterator[dict[str, Any]]):
     `save_checkpointables(path, {"model": params, "data": iterator})` will do.
     """
 
-    def __init__(self, reader: Reader, origin: Reader, sharding: jax.sharding.Sharding | None, scale: int) -> None:
+    def __init__(self, passes: Passes, origin: Passes, sharding: jax.sharding.Sharding | None, scale: int) -> None:
         # A share of `origin`, or that itself.
-        self._reader = reader
+        self._passes = passes
         self._origin = origin
         # `scale` times larger is the global batch.
         self._put: Put = put if sharding is None else Sharded(sharding, scale)
@@ -211,21 +211,21 @@ class DatasetIterator(Iterator[dict[str, Any]]):
             if self._error is not None:
                 raise self._error
             if self._passing is None:
-                started = self._reader._start()
-                self._passing = _Passing(self._reader._shown(started), started.position)
+                started = self._passes.start()
+                self._passing = _Passing(started.batches, started.position)
             return self._passing
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._error = self._error or error
-        self._reader.close()
+        self._passes.close()
 
     def _end(self) -> None:
         with self._lock:
             ended, self._ended = self._ended, True
-        if not ended and self._origin is not self._reader:
+        if not ended and self._origin is not self._passes:
             # As if it had been read itself: the next iterator reads the next epoch, with one process and with many.
-            self._origin.set_epoch(self._reader.epoch)
+            self._origin.set_epoch(self._passes.epoch)
 
     def get_state(self) -> IteratorState:
         """How far it has come: that of `Reader.state_dict`. Only batches that `next` has returned count as seen.
@@ -239,8 +239,8 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         # Without a lock, so that a signal's handler can save it.
         left = None if self._passing is None else self._passing.before_open()
         if left is None:
-            return IteratorState(self._reader.state_dict())
-        return IteratorState(self._reader._state_behind(left, ended=False))
+            return IteratorState(self._passes.state_dict())
+        return IteratorState(self._passes.state_behind(left, ended=False))
 
     def set_state(self, state: Mapping[str, Any] | bytes) -> None:
         """Goes on where a state was saved, whatever it has done before.
@@ -255,7 +255,7 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         if isinstance(state, bytes):
             state = _parsed(state)
         with self._lock:
-            self._reader.load_state_dict(state)
+            self._passes.load_state_dict(state)
             self._passing = self._error = None
             self._ended = False
 
@@ -292,7 +292,7 @@ class DatasetIterator(Iterator[dict[str, Any]]):
 
     def close(self) -> None:
         """Ends the pass and waits for its threads. Batches that were yielded stay as they are."""
-        self._reader.close()
+        self._passes.close()
 
     def _convert(self, batch: dict[str, Any]) -> dict[str, Any]:
         narrows = jax.dtypes.canonicalize_dtype(np.int64).itemsize < 8
@@ -341,14 +341,17 @@ def _read(directory: Any) -> dict[str, Any]:
     return states[0]
 
 
-def _check_types(reader: Any, sharding: Any) -> None:
-    if not isinstance(reader, Reader):
+def _checked(reader: Any, sharding: Any) -> Passes:
+    """The passes of a reader, if it is one, and the sharding is one."""
+    passes = passes_of(reader)
+    if passes is None:
         raise TypeError(f"reader is a Reader, as fastpipe.read_avro makes one, not {type(reader).__name__}")
     if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
         raise TypeError(
             "sharding is a jax.sharding.Sharding, such as NamedSharding(mesh, PartitionSpec('data')), not"
             f" {type(sharding).__name__}"
         )
+    return passes
 
 
 def _check_feature(name: str, spec: Spec) -> None:
@@ -381,14 +384,13 @@ def _check_dense(name: str, spec: Spec) -> None:
     raise UnsupportedError(f"feature {name!r}: {reason}", feature=name, reason=reason)
 
 
-def _check_sizes(reader: Reader) -> None:
-    order = reader._ordering
-    if not order.drop_last and order.uneven != "pad":
+def _check_sizes(passes: Passes) -> None:
+    if not passes.one_size:
         raise ValueError(
             "a sharding needs batches of one size, and the last one may be smaller: read with drop_last=True, or with"
             ' uneven="pad" to fill it up'
         )
-    if order.uneven == "allow" and jax.process_count() > 1:
+    if passes.uneven == "allow" and jax.process_count() > 1:
         raise ValueError('with uneven="allow" some processes would wait for others for ever: use "drop" or "pad"')
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
@@ -12,7 +11,9 @@ from fastpipe._arguments import flag
 from fastpipe._data import Data, Location
 from fastpipe._explain import explain
 from fastpipe._ordering import LARGEST_WORLD, Ordering, integer, within
+from fastpipe._passes import Passes
 from fastpipe._progress import show
+from fastpipe._reader_passes import ReaderPasses
 from fastpipe._running import Running
 from fastpipe.errors import StateError
 from fastpipe.specs import Features
@@ -77,6 +78,11 @@ class Reader:
         """The same, once the user was told of the rows that it leaves out, if these are many."""
         _left_out.warn(self._order, self._ordering, self.num_rows)
         return self
+
+    @property
+    def _passes(self) -> Passes:
+        """What adapters know of this reader: the one private name that they use."""
+        return ReaderPasses(self)
 
     @property
     def features(self) -> Features:
@@ -252,35 +258,15 @@ class Reader:
             [2, 2, 2]
         """
         shards = within("num_shards", num_shards, 1, LARGEST_WORLD)
-        ordering = self._ordering.shard(shards, within("index", index, 0, shards - 1))
+        return self._reordered(self._ordering.shard(shards, within("index", index, 0, shards - 1)))._warned()
+
+    def _reordered(self, ordering: Ordering) -> Reader:
+        """Another one of the same data in another order; at this one's epoch, or where a loaded state stands.
+
+        Raises:
+            StateError: if a state was loaded that can't be gone on from in that order.
+        """
         reader = _rebuild(self._data, self._options() | {"ordering": ordering}, self.epoch, self._resume)
-        if self._resume is not None:
-            reader._check(reader._order, self._resume[1])
-        return reader._warned()
-
-    def _share(self, processes: int, index: int) -> Reader:
-        """The same among processes, each of which has made its reader itself: so they must have agreed on the seed.
-
-        Raises:
-            ValueError: as `shard` does, and for a shuffled reader whose seed was drawn.
-        """
-        drawn = not self._ordering.seed_given and self._resume is None
-        if processes > 1 and drawn and self._ordering.shuffle != "sequential":
-            raise ValueError("give a seed: all processes must shuffle alike, and one that is drawn differs among them")
-        return self.shard(processes, index)
-
-    def _sharing(self, sharers: int) -> None:
-        """Takes no more than this share of the processors from now on, unless it was told how many threads to take."""
-        self._running = replace(self._running, sharers=sharers)
-
-    def _worker(self, workers: int, worker: int) -> Reader:
-        """The share of one of this rank's workers; at this reader's epoch, or where a loaded state stands.
-
-        Raises:
-            StateError: if a state was loaded that can't be shared out so.
-        """
-        options = self._options() | {"ordering": self._ordering.worker(workers, worker)}
-        reader = _rebuild(self._data, options, self.epoch, self._resume)
         if self._resume is not None:
             reader._check(reader._order, self._resume[1])
         return reader
@@ -288,21 +274,6 @@ class Reader:
     def _rebuilt(self) -> Reader:
         """Another one that starts where this one's next pass would."""
         return _rebuild(self._data, self._options(), self.epoch, self._resume)
-
-    @property
-    def _pass_epoch(self) -> int:
-        """The epoch with which the active or last pass began, or the next one begins."""
-        return self._epoch if self._resume is None else self._resume[0]
-
-    @property
-    def _at_end(self) -> bool:
-        """Whether a loaded state stands at the end of its pass."""
-        return self._resume is not None and self._epochs is not None and self.epoch >= self._resume[0] + self._epochs
-
-    def _begin(self, epoch: int) -> None:
-        """Lets the next pass be the one that begins with an epoch; where a loaded state of it stands, if any."""
-        if self._resume is None or self._resume[0] != epoch:
-            self.set_epoch(epoch)
 
     @staticmethod
     def _check(order: _fastpipe.Order, progress: _state.State) -> None:
@@ -549,6 +520,11 @@ class Reader:
             f"<fastpipe.Reader of {self._data}: {self.num_rows} rows, {len(self.features)} features, "
             f"batch_size={order.batch_size}{shuffled}{ranks}>"
         )
+
+
+def made(data: Data, **options: Any) -> Reader:
+    """A reader of these options for the user, who is told of the rows that it leaves out, if these are many."""
+    return Reader(data, **options)._warned()
 
 
 def _rebuild(data: Data, options: dict[str, Any], epoch: int, resume: tuple[int, _state.State] | None) -> Reader:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from fastpipe._ordering import within
+from fastpipe._passes import Passes, passes_of
 from fastpipe.errors import FastpipeError, StateError
 from fastpipe.reader import Reader
 
@@ -105,26 +106,27 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         strings: StringsAs = "tensors",
     ) -> None:
         super().__init__()
-        if not isinstance(reader, Reader):
+        passes = passes_of(reader)
+        if passes is None:
             raise TypeError(
                 f"reader is what fastpipe.read_avro returns, not {type(reader).__name__}:"
                 " IterableDataset(fastpipe.read_avro(path, batch_size=1024))"
             )
         if map is not None and not callable(map):
             raise TypeError(f"map is a function of what select picks, not {type(map).__name__}")
-        self._reader = reader
-        self._select = _checked(select, reader)
+        self._passes = passes
+        self._select = _checked(select, passes)
         self._map = map
         self._distributed = distributed
         self._forms = Forms(ragged, sparse, strings)
         # How far the active or last pass of this process has come.
         self._seen: Seen | None = None
         # What this process says to workers, and where they note what becomes of it.
-        self._version = Version(0, _next_epoch(reader), reader._resume is not None)
-        self._passes = LedgerFile()
+        self._version = Version(0, passes.next_epoch, passes.loaded)
+        self._ledger = LedgerFile()
         # In a worker: the process that a state was loaded in, its share, and the passes that it has begun.
         self._loaded: int | None = None
-        self._share: tuple[tuple[int, int], Reader] | None = None
+        self._share: tuple[tuple[int, int], Passes] | None = None
         self._iterations = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -134,45 +136,45 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return self._begin_here() if worker is None else self._begin_in_worker(worker)
 
     def _begin_here(self) -> Iterator[Any]:
-        reader = self._of_rank()
+        passes = self._of_rank()
         self._go_on()
-        self._say(Version(0, _next_epoch(reader), False))
+        self._say(Version(0, passes.next_epoch, False))
         begun = self._version
 
         def end() -> None:
             # Unless the next epoch was set meanwhile.
             if self._version == begun:
-                self._say(Version(0, reader.epoch, False))
+                self._say(Version(0, passes.epoch, False))
 
-        batches = Batches(reader, self._make, lambda error: error, end)
+        batches = Batches(passes, self._make, lambda error: error, end)
         self._seen = batches.seen
         return batches
 
     def _begin_in_worker(self, worker: Any) -> Iterator[Any]:
-        reader = self._here()
+        passes = self._here()
         parent = multiprocessing.parent_process()
         main = os.getppid() if parent is None or parent.pid is None else parent.pid
         key, kept = f"{worker.seed - worker.id}/{self._iterations}", self._iterations > 0
         self._iterations += 1
         # Torchdata loads states in workers.
-        own = reader._pass_epoch if self._loaded == os.getpid() else None
+        own = passes.pass_epoch if self._loaded == os.getpid() else None
         self._loaded = None
         joiner = Joiner(main, self._version, kept, key, worker.id, worker.num_workers, own)
-        with self._passes.open() as ledger:
+        with self._ledger.open() as ledger:
             joined = ledger.join(joiner)
-            if own is not None and reader._at_end:
-                ledger.end(joined.serial, worker.id, joined.epoch + (reader._epochs or 0))
+            if own is not None and passes.at_end:
+                ledger.end(joined.serial, worker.id, joined.epoch + (passes.epochs or 0))
         if own is None:
             if joined.loaded:
-                reader._begin(joined.epoch)
+                passes.begin(joined.epoch)
             else:
-                reader.set_epoch(joined.epoch)
+                passes.set_epoch(joined.epoch)
 
         def end() -> None:
-            with self._passes.open() as ledger:
-                ledger.end(joined.serial, worker.id, joined.epoch + (reader._epochs or 0))
+            with self._ledger.open() as ledger:
+                ledger.end(joined.serial, worker.id, joined.epoch + (passes.epochs or 0))
 
-        batches = Batches(reader, self._make, _carried, end)
+        batches = Batches(passes, self._make, _carried, end)
         self._seen = batches.seen
         return batches
 
@@ -221,16 +223,16 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
                 here.
         """
         if torch.utils.data.get_worker_info() is not None:
-            reader, ended_stays = self._here(), True
+            passes, ended_stays = self._here(), True
         else:
-            reader, ended_stays = self._of_rank(), False
+            passes, ended_stays = self._of_rank(), False
             if self._go_on():
                 raise StateError(
                     "batches are read by a DataLoader's workers, and how many of them were seen isn't known here:"
                     " torchdata's StatefulDataLoader knows, or num_workers=0"
                 )
         if self._seen is None:
-            return reader._state(ended_stays=ended_stays)
+            return passes.state(ended_stays=ended_stays)
         return self._seen.state(ended_stays=ended_stays)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -248,68 +250,63 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
                 "this is the state of a StatefulDataLoader, not of its data set: give it to the load_state_dict of one"
                 " with as many workers"
             )
-        reader = self._here()
-        reader.load_state_dict(state_dict)
+        passes = self._here()
+        passes.load_state_dict(state_dict)
         if torch.utils.data.get_worker_info() is not None:
             self._loaded = os.getpid()
         else:
-            self._say(Version(0, _next_epoch(reader), not reader._at_end))
+            self._say(Version(0, passes.next_epoch, not passes.at_end))
 
     def _say(self, version: Version) -> None:
         """Says in this process, which is no worker, what the next pass is."""
         self._version = version._replace(number=self._version.number + 1)
-        self._passes.announce(self._version)
+        self._ledger.announce(self._version)
 
     def _go_on(self) -> bool:
         """Takes notice of passes that workers have ended; says whether they are in the midst of one."""
-        epoch, under_way = self._passes.next(self._version)
+        epoch, under_way = self._ledger.next(self._version)
         if epoch != self._version.epoch:
             self._of_rank().set_epoch(epoch)
             if not under_way:
                 self._say(Version(0, epoch, False))
         return under_way
 
-    def _here(self) -> Reader:
-        """This process's reader: a worker's share, or the rank's."""
+    def _here(self) -> Passes:
+        """This process's passes: a worker's share, or the rank's."""
         worker = torch.utils.data.get_worker_info()
         if worker is None:
             return self._of_rank()
         key = os.getpid(), worker.id
         if self._share is None or self._share[0] != key:
-            share = self._of_rank()._worker(worker.num_workers, worker.id)
-            share._sharing(worker.num_workers * local_ranks())
+            share = self._of_rank().worker(worker.num_workers, worker.id)
+            share.share_processors(worker.num_workers * local_ranks())
             self._share, self._seen = (key, share), None
         return self._share[1]
 
-    def _of_rank(self) -> Reader:
-        """The reader, divided among ranks as soon as there are several."""
-        reader = self._reader
-        if self._distributed and reader.world_size == 1:
+    def _of_rank(self) -> Passes:
+        """The reader's passes, divided among ranks as soon as there are several."""
+        passes = self._passes
+        if self._distributed and passes.world_size == 1:
             rank, ranks, origin = world()
             if ranks > 1:
-                reader = self._reader = reader._share(ranks, rank)
+                passes = self._passes = passes.share(ranks, rank)
                 _LOG.info("rank %d of %d reads its share (by %s)", rank, ranks, origin)
-                reader._sharing(local_ranks())
-        return reader
+                passes.share_processors(local_ranks())
+        return passes
 
     def __getstate__(self) -> dict[str, Any]:
         # What is spawned has no process group to ask.
-        reader = self._of_rank()
+        passes = self._of_rank()
         state = self.__dict__ | {"_share": None, "_loaded": None, "_seen": None, "_iterations": 0}
         if multiprocessing.context.get_spawning_popen() is None:
             # Another data set, of which this one's workers know nothing.
-            epoch = self._passes.next(self._version)[0]
-            return state | {"_passes": None, "_version": Version(0, epoch, self._version.loaded)}
+            epoch = self._ledger.next(self._version)[0]
+            return state | {"_ledger": None, "_version": Version(0, epoch, self._version.loaded)}
         # A worker begins with what the ledger says, whatever is being read here meanwhile.
-        return state | {"_reader": reader._rebuilt()}
+        return state | {"_passes": passes.rebuilt()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state if state["_passes"] is not None else state | {"_passes": LedgerFile()})
-
-
-def _next_epoch(reader: Reader) -> int:
-    """The epoch with which the next pass begins that has a batch."""
-    return reader.epoch if reader._resume is None or reader._at_end else reader._pass_epoch
+        self.__dict__.update(state if state["_ledger"] is not None else state | {"_ledger": LedgerFile()})
 
 
 def _carried(error: Exception) -> Exception:
@@ -330,15 +327,15 @@ def _warn_of_batching(caller: FrameType) -> None:
             )
 
 
-def _checked(select: Any, reader: Reader) -> Any:
+def _checked(select: Any, passes: Passes) -> Any:
     """A selection, if it is one."""
     if select is None:
         return None
     for name in _names(select):
-        if name not in reader.features and name != "valid":
-            close = difflib.get_close_matches(name, reader.features, 1)
+        if name not in passes.features and name != "valid":
+            close = difflib.get_close_matches(name, passes.features, 1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"select names {name!r}{hint}, and the reader's features are {', '.join(reader.features)}")
+            raise ValueError(f"select names {name!r}{hint}, and the reader's features are {', '.join(passes.features)}")
     return select
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from fastpipe._fastpipe import Pass
+from fastpipe._passes import Passes, passes_of
 from fastpipe.errors import UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.tf._forms import Array, Masked, Node, column
@@ -64,55 +65,55 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
     `tf.errors.InvalidArgumentError` for what `ValueError` is raised for, `tf.errors.NotFoundError` for a missing file,
     and `tf.errors.UnknownError` for all others. The message is fastpipe's.
     """
-    if not isinstance(reader, Reader):
+    passes = passes_of(reader)
+    if passes is None:
         raise TypeError(f"reader is what fastpipe.read_avro returns, not {type(reader).__name__}")
     if input_context is not None:
-        reader = reader._share(input_context.num_input_pipelines, input_context.input_pipeline_id)
-    if reader._progress:
+        passes = passes.share(input_context.num_input_pipelines, input_context.input_pipeline_id)
+    if passes.shows_progress:
         raise ValueError("progress=True shows what Python draws; here TensorFlow draws, and Keras has a bar of its own")
-    layout = _layout(reader)
+    layout = _layout(passes)
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     # It would have a batch that nobody asked for, which the reader's state counts.
     options.experimental_optimization.inject_prefetch = False
-    source = _Passes(reader, layout)
+    source = _Source(passes, layout)
     dataset = tf.data.experimental.from_variant(from_passes(source, []), layout.element_spec)
     keep(dataset, source)
     return dataset.with_options(options)
 
 
-class _Passes(Source):
+class _Source(Source):
     """A reader's passes."""
 
-    def __init__(self, reader: Reader, layout: Layout) -> None:
+    def __init__(self, passes: Passes, layout: Layout) -> None:
         super().__init__(layout)
-        self._reader = reader
+        self._passes = passes
 
     def start(self) -> tuple[Pass, list[Told]]:
         """The reader's next pass."""
-        return self._reader._start(), []
+        return self._passes.start_in_engine(), []
 
 
-def _layout(reader: Reader) -> Layout:
-    masked = any(spec.nulls == "mask" for spec in reader.features.values())
-    sample = _first(reader) if masked else {}
+def _layout(passes: Passes) -> Layout:
+    masked = any(spec.nulls == "mask" for spec in passes.features.values())
+    sample = _first(passes) if masked else {}
     columns: dict[str, Node] = {}
-    for name, spec in reader.features.items():
+    for name, spec in passes.features.items():
         try:
             columns[name] = column(name, spec, sample.get(name))
         except UnsupportedError:
             raise
         except ValueError as error:
             raise ValueError(f"feature {name!r}: {error}") from None
-    padded = reader._ordering.uneven == "pad"
-    if padded:
+    if passes.uneven == "pad":
         columns["valid"] = Array(tf.bool, ())
-    return Layout(columns, reader.batch_size if padded or reader._ordering.drop_last else None)
+    return Layout(columns, passes.batch_size if passes.one_size else None)
 
 
-def _first(reader: Reader) -> dict[str, Any]:
+def _first(passes: Passes) -> dict[str, Any]:
     try:
-        return reader.batch_at(0)
+        return passes.batch_at(0)
     except IndexError:  # An epoch without batches: no mask will be seen.
         return {}

@@ -229,7 +229,7 @@ class _Source(Source):
         # A reader has one pass; iterations of a dataset may overlap.
         reader = Reader(data, ordering=ordering, running=running, progress=False, epochs=1)
         reader.set_epoch(_next_epoch(self.number, paths))
-        return reader._start(), damaged
+        return reader._passes.start_in_engine(), damaged
 
 
 _begun: OrderedDict[tuple[int, tuple[str, ...]], int] = OrderedDict()

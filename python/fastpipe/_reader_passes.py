@@ -1,0 +1,142 @@
+"""The passes of a reader, as adapters know them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fastpipe import _fastpipe
+from fastpipe._passes import Passes, Position, Started
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fastpipe._state import State
+    from fastpipe.reader import Reader
+    from fastpipe.specs import Features
+
+__all__ = ["ReaderPasses"]
+
+
+class ReaderPasses(Passes):
+    """The passes of a reader; all that they stand at is the reader's.
+
+    Args:
+        reader: whose passes these are.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def __repr__(self) -> str:
+        return repr(self._reader)
+
+    @property
+    def origin(self) -> Reader:
+        return self._reader
+
+    @property
+    def features(self) -> Features:
+        return self._reader.features
+
+    @property
+    def batch_size(self) -> int:
+        return self._reader.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        return self._reader._ordering.drop_last
+
+    @property
+    def uneven(self) -> str:
+        return self._reader._ordering.uneven
+
+    @property
+    def epochs(self) -> int | None:
+        return self._reader._epochs
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    @property
+    def shows_progress(self) -> bool:
+        return self._reader._progress
+
+    @property
+    def rank(self) -> int:
+        return self._reader.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._reader.world_size
+
+    def shard(self, num_shards: int, index: int) -> Passes:
+        return ReaderPasses(self._reader.shard(num_shards, index))
+
+    def share(self, processes: int, index: int) -> Passes:
+        ordering = self._reader._ordering
+        drawn = not ordering.seed_given and not self.loaded
+        if processes > 1 and drawn and ordering.shuffle != "sequential":
+            raise ValueError("give a seed: all processes must shuffle alike, and one that is drawn differs among them")
+        return self.shard(processes, index)
+
+    def worker(self, workers: int, worker: int) -> Passes:
+        return ReaderPasses(self._reader._reordered(self._reader._ordering.worker(workers, worker)))
+
+    def rebuilt(self) -> Passes:
+        return ReaderPasses(self._reader._rebuilt())
+
+    @property
+    def sharers(self) -> int:
+        return self._reader._running.sharers
+
+    def share_processors(self, sharers: int) -> None:
+        self._reader._running = replace(self._reader._running, sharers=sharers)
+
+    @property
+    def epoch(self) -> int:
+        return self._reader.epoch
+
+    @property
+    def pass_epoch(self) -> int:
+        resume = self._reader._resume
+        return self._reader._epoch if resume is None else resume[0]
+
+    @property
+    def loaded(self) -> bool:
+        return self._reader._resume is not None
+
+    def set_epoch(self, epoch: int) -> None:
+        self._reader.set_epoch(epoch)
+
+    def is_current(self, position: Position) -> bool:
+        return self._reader._position is position and not self.loaded
+
+    def go_back(self, progress: State) -> None:
+        self._reader._resume = self._reader._epoch, progress
+
+    def state(self, *, ended_stays: bool) -> dict[str, Any]:
+        return self._reader._state(ended_stays=ended_stays)
+
+    def state_behind(self, progress: State, *, ended: bool) -> dict[str, Any]:
+        return self._reader._state_behind(progress, ended=ended)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._reader.load_state_dict(state_dict)
+
+    def start(self, memory: _fastpipe.PassMemory | None = None) -> Started:
+        started = self._reader._start(memory)
+        return Started(self._reader._shown(started), started.position, started.close)
+
+    def batch_at(self, step: int) -> dict[str, Any]:
+        return self._reader.batch_at(step)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> _fastpipe.PassMemory:
+        return _fastpipe.PassMemory(self._reader._data.handle, allocate, held)
+
+    def start_in_engine(self) -> _fastpipe.Pass:
+        return self._reader._start()
