@@ -68,7 +68,7 @@ class Hosts:
     def __init__(self, dataset: str, batch_size: int, rows: int, num_threads: int | None) -> None:
         from fastpipe import _fastpipe
         from fastpipe._cuda_torch import TorchEngine
-        from fastpipe._torch_forms import Forms
+        from fastpipe._tensors import Forms
 
         self.engine: TorchEngine = TorchEngine("cuda:0", Forms(sparse="coo"))
         path, _ = generate.generate(dataset, rows)
@@ -300,7 +300,7 @@ def loaded(batch_size: int, rows: int) -> Iterator[dict[str, Any]]:
     from torch.utils.data import DataLoader
 
     from collated import Collate, Records
-    from fastpipe._torch_forms import Bag
+    from fastpipe._tensors import Bag
 
     _, dense, sparse = recommender()
     path, _ = generate.generate("a", rows)

@@ -18,7 +18,7 @@ import torch
 
 from fastpipe._cuda_torch import TorchEngine
 from fastpipe._memory import aligned
-from fastpipe._torch_forms import Forms
+from fastpipe._tensors import Forms
 
 
 class PlainEngine(TorchEngine):

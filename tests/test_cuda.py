@@ -20,7 +20,7 @@ import fastpipe.cuda
 import fastpipe.torch
 import samples
 from fastpipe import _cuda_torch, _staging
-from fastpipe._torch_forms import Forms
+from fastpipe._tensors import Forms
 from plain_gpu import PlainEngine
 from samples import FEATURES, SHUFFLES, Data
 
@@ -536,7 +536,7 @@ def test_training_on_a_gpu(large: Data, depth: int) -> None:
 def test_the_interpreter_ends_with_a_gpu(data: Data, how: str) -> None:
     code = EXIT.replace("[PlainEngine(), PlainEngine()]", "[TorchEngine('cuda:0', Forms()) for _ in 'ab']").replace(
         "from plain_gpu import PlainEngine",
-        "from fastpipe._cuda_torch import TorchEngine; from fastpipe._torch_forms import Forms",
+        "from fastpipe._cuda_torch import TorchEngine; from fastpipe._tensors import Forms",
     )
     code = code.format(folder=str(Path(__file__).parent), paths=data.paths, how=how)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)

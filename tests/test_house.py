@@ -79,3 +79,24 @@ def test_only_the_reader_knows_its_attributes() -> None:
     assert all(found[name] for name in OF_THE_READER), "the pattern finds nothing any more"
     others = {name: names for name, names in found.items() if names and name not in OF_THE_READER}
     assert not others, "use fastpipe._passes"
+
+
+ADAPTERS = ("torch", "jax", "cuda", "tf")
+
+
+def test_adapters_do_not_import_each_other() -> None:
+    """What several use (`_tensors.py`, `_staging.py`) belongs to none of them."""
+    folder = ROOT / "python/fastpipe"
+    modules = "|".join(ADAPTERS)
+    imported = re.compile(
+        rf"^ *(?:from|import) fastpipe\._?({modules})\b|^ *from fastpipe\._({modules})_", re.MULTILINE
+    )
+    seen: set[str] = set()
+    for adapter in ADAPTERS:
+        files = [*folder.glob(f"{adapter}.py"), *folder.glob(f"_{adapter}_*.py"), *folder.glob(f"{adapter}/*.py")]
+        assert files, adapter
+        for path in files:
+            names = {a or b for a, b in imported.findall(path.read_text(encoding="utf-8"))}
+            assert names <= {adapter}, path
+            seen |= names
+    assert seen == set(ADAPTERS), "the pattern finds nothing any more"

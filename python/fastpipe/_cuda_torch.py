@@ -12,7 +12,7 @@ import torch
 
 from fastpipe._packing import PackedBatch
 from fastpipe._staging import Completion
-from fastpipe._torch_forms import Forms
+from fastpipe._tensors import Forms
 from fastpipe.errors import DeviceError
 
 __all__ = ["TorchEngine"]

@@ -45,7 +45,7 @@ from fastpipe._staging import CopyEngine, Drawn, StagingRing
 from fastpipe.reader import Reader
 
 if TYPE_CHECKING:
-    from fastpipe._torch_forms import RaggedAs, SparseAs, StringsAs
+    from fastpipe._tensors import RaggedAs, SparseAs, StringsAs
 
 __all__ = ["Prefetcher", "prefetch"]
 
@@ -151,8 +151,8 @@ def _with_torch(
 ) -> tuple[Passes, Callable[[Any], _Engine]]:
     try:
         from fastpipe._cuda_torch import TorchEngine
-        from fastpipe._torch_forms import Forms
-        from fastpipe._torch_ranks import local_ranks, world
+        from fastpipe._distributed import local_ranks, world
+        from fastpipe._tensors import Forms
     except ImportError as error:
         raise ImportError("fastpipe.cuda needs PyTorch for this: pip install 'fastpipe-data[torch]'") from error
     if distributed and passes.world_size == 1:

@@ -28,9 +28,8 @@ try:
     import torch.utils.data
     from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
-    from fastpipe._torch_batches import Batches, Seen
-    from fastpipe._torch_errors import carrying
-    from fastpipe._torch_forms import (
+    from fastpipe._distributed import local_ranks, world
+    from fastpipe._tensors import (
         Bag,
         Forms,
         Jagged,
@@ -42,8 +41,9 @@ try:
         keyed_jagged,
         tensors,
     )
+    from fastpipe._torch_batches import Batches, Seen
+    from fastpipe._torch_errors import carrying
     from fastpipe._torch_passes import Joiner, LedgerFile, Version
-    from fastpipe._torch_ranks import local_ranks, world
 except ImportError as error:
     raise ImportError("fastpipe.torch needs PyTorch: pip install 'fastpipe-data[torch]'") from error
 
