@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 
 import fastpipe
-from fastpipe import _inspect, cli
+from fastpipe import cli
 from fastpipe._row_text import batch_rows
-from fastpipe._schema_fields import schema_fields
 from fastpipe._terminal_text import size_text, table
+from fastpipe.avro import _inspect
+from fastpipe.avro._schema_fields import schema_fields
 
 USER = {
     "type": "record",

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastpipe import AvroFile, _bench_plot, _inspect, infer_features
+from fastpipe import AvroFile, _bench_plot, infer_features
 from fastpipe._bench import ROUNDS, Cell, Data, Measured, Threads, grid, measure
-from fastpipe._inspect import Readable
 from fastpipe._progress import progress_bar
 from fastpipe._running import memory_size
 from fastpipe._sources import expand
 from fastpipe._terminal_text import clean, plural, size_text, table
+from fastpipe.avro import _inspect
+from fastpipe.avro._inspect import Readable
 from fastpipe.errors import SchemaError
 
 _SHUFFLES = ("off", "window", "block", "buffer")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastpipe._demo_batches import Batch
-from fastpipe._schema_fields import Names
+from fastpipe.avro._schema_fields import Names
 from fastpipe.batch import Masked, Ragged, Sparse, Strings
 from fastpipe.specs import SparseSpec, Spec
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 import fastpipe
-from fastpipe import _inspect
 from fastpipe._demo_batches import counted
 from fastpipe._demo_comparison import Throughput, compare
 from fastpipe._demo_digits import write_digits
 from fastpipe._demo_model import HELD_OUT, History, fit, inputs_of
 from fastpipe._sources import expand
 from fastpipe._terminal_text import clean, plural, size_text, table
+from fastpipe.avro import _inspect
 from fastpipe.batch import Sparse, SparseCSR, Strings
 from fastpipe.errors import SchemaError
 from fastpipe.specs import DenseSpec, Features

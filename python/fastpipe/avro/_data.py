@@ -10,8 +10,8 @@ from typing import Any, Self, cast
 from fastpipe import _fastpipe
 from fastpipe._arguments import names
 from fastpipe._data import Location
-from fastpipe._index_cache import IndexCache, cache_directory
 from fastpipe._state import VERSION
+from fastpipe.avro._index_cache import IndexCache, cache_directory
 from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
 
 __all__ = ["AvroData"]

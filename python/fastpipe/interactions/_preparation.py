@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from fastpipe._csr import CSR, Duplicates, compress, core
-from fastpipe._ids import Codes, IdEncoder, Vocabulary
-from fastpipe._interaction_sources import Chunk
 from fastpipe._ordering import within
 from fastpipe.errors import InteractionsError
+from fastpipe.interactions._ids import Codes, IdEncoder, Vocabulary
+from fastpipe.interactions._sources import Chunk
 
 __all__ = ["prepare"]
 

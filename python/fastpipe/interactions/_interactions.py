@@ -1,34 +1,29 @@
-"""Interactions of users and items: preparing them, and reading them with sampled negatives."""
+"""Interactions of users and items, prepared."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _fastpipe
-from fastpipe import _interaction_shards as _shards
-from fastpipe import _interaction_sources as _sources
 from fastpipe._csr import CSR, Duplicates
 from fastpipe._form import described
-from fastpipe._ids import Vocabulary
-from fastpipe._interaction_data import InteractionsData, OnFull, PointLocation
-from fastpipe._interaction_preparation import prepare
-from fastpipe._interaction_sources import Chunk, Columns
-from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven, within
-from fastpipe._running import Running
-from fastpipe._sampling import Sampling
+from fastpipe._ordering import within
 from fastpipe._sources import Paths
 from fastpipe.errors import InteractionsError
-from fastpipe.reader import Reader, made
+from fastpipe.interactions import _shards, _sources
+from fastpipe.interactions._ids import Vocabulary
+from fastpipe.interactions._preparation import prepare
+from fastpipe.interactions._sources import Chunk, Columns
 
-__all__ = ["HeldOut", "Interactions", "PointLocation", "read_interactions"]
+__all__ = ["LARGEST", "HeldOut", "Interactions"]
 
-_LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1
 
 
 class HeldOut(NamedTuple):
@@ -325,7 +320,7 @@ class Interactions:
         """
         if self._part is not None:
             raise InteractionsError("these are shards of more: write all of them together")
-        most = within("shard_positives", shard_positives, 1, _LARGEST)
+        most = within("shard_positives", shard_positives, 1, LARGEST)
         return _shards.write(os.fspath(folder), format, most, self._users, self._items, self._csr)
 
     @classmethod
@@ -383,114 +378,3 @@ class Interactions:
             f"<fastpipe.Interactions: {self.num_users} users{part}, {self.num_items} items, "
             f"{self.num_positives} positives>"
         )
-
-
-def read_interactions(
-    data: Interactions,
-    *,
-    negatives: int = 4,
-    batch_size: int,
-    seed: int | None = None,
-    shuffle: bool | Shuffle = True,
-    shuffle_buffer: int | None = None,
-    drop_last: bool = False,
-    item_dtype: Literal["uint16", "int32"] | None = None,
-    repeats: bool = True,
-    sampling: Sampling = "uniform",
-    power: float = 0.75,
-    on_full: OnFull = "error",
-    epochs: int | None = 1,
-    rank: int = 0,
-    world_size: int = 1,
-    shard_by: ShardBy | None = None,
-    uneven: Uneven = "drop",
-    num_threads: int | Literal["auto"] = "auto",
-    prefetch: int | None = None,
-    memory_limit: int | str | None = None,
-    progress: bool = False,
-) -> Reader:
-    """Reads interactions as batches of points, with negatives that are drawn anew in each epoch.
-
-    Each positive is a point of label 1. For each, `negatives` points of the same user and label 0 follow, whose items
-    are drawn from those that the user has no positive with: exactly, each with its probability. Which these are depends
-    on seed, epoch, the positive and the number of the negative alone: not on batches, threads, ranks or shards.
-
-    Batches are dicts of `"user"` (int32 `[batch]`, numbers that stand for `data.users`), `"item"` (uint16, or int32
-    where there are more than 65,535 items) and `"label"` (int8): 7 bytes a point.
-
-    Args:
-        data: the positives.
-        negatives: points with label 0 for each positive, 0 to 65,535.
-        batch_size: points a batch.
-        seed: of negatives and shuffling, 0 to 2^64 - 1. One is drawn by default, and shown by `reader.seed`.
-        shuffle: True or `"window"`: points are shuffled in windows of `shuffle_buffer` points, each of which is a
-            uniform permutation. False: users as they are numbered, and each positive with its negatives behind it.
-            Others: as in `read_avro`, with shards of 32,000 positives, or more where there are many, for blocks.
-        shuffle_buffer: points of a window, pool or buffer, rounded up to whole batches. By default all points of an
-            epoch, up to 2^31, so that it is one uniform permutation. Where that doesn't fit in `memory_limit`, an error
-            names the largest number that does.
-        drop_last: whether to leave out a last batch of fewer points.
-        item_dtype: `"uint16"` or `"int32"`, whatever the number of items.
-        repeats: whether the negatives of one positive are drawn independently, so that some may be the same; False for
-            different ones.
-        sampling: `"uniform"`, all unseen items alike; or `"popularity"`, in proportion to `data.item_counts ** power`.
-            Items that nobody has a positive with are then never drawn, unless `power` is 0.
-        power: exponent of the popularity, 0 or more.
-        on_full: what becomes of users who have too few unseen items to draw from: none at all or, without repeats,
-            fewer than `negatives`. `"error"` raises; `"skip"` leaves out their positives.
-        epochs: how often each pass goes through the data, each time in another order and with other negatives; None for
-            without end.
-        rank: which share of the batches to yield, 0 to `world_size - 1`.
-        world_size: number of shares.
-        shard_by: what ranks share out, as in `read_avro`.
-        uneven: as in `read_avro`.
-        num_threads: threads that draw and place points; as in `read_avro`.
-        prefetch: as in `read_avro`.
-        memory_limit: as in `read_avro`. It changes no row. The positives themselves come on top.
-        progress: whether to show a progress bar (extra `progress`).
-
-    Returns:
-        A `Reader`, as `read_avro` returns it: with states, ranks, `batch_at`, `locate` and `stats`; adapters take it,
-        too.
-
-    Raises:
-        UnseenItemsError: if a user has too few unseen items; it names the user.
-        LimitError: from `iter(reader)`, if `memory_limit` is below the least with which this can be read. It names the
-            largest `shuffle_buffer` that fits.
-        TypeError: for arguments of the wrong type.
-        ValueError: if arguments exclude each other or are out of range.
-
-    Example:
-        >>> import fastpipe
-        >>> data = fastpipe.Interactions.from_arrays([10, 10, 11, 12], ["a", "b", "b", "c"])
-        >>> batch = next(iter(fastpipe.read_interactions(data, negatives=1, batch_size=8, seed=7)))
-        >>> batch["user"].shape, int(batch["label"].sum())
-        ((8,), 4)
-    """
-    if not isinstance(data, Interactions):
-        raise TypeError(f"data is Interactions, as Interactions.from_arrays makes them, not {type(data).__name__}")
-    running = Running.checked(num_threads=num_threads, prefetch=prefetch, memory_limit=memory_limit)
-    source = InteractionsData(
-        data,
-        negatives=negatives,
-        item_dtype=item_dtype,
-        repeats=repeats,
-        sampling=sampling,
-        power=power,
-        on_full=on_full,
-    )
-    size = within("batch_size", batch_size, 1, _LARGEST)
-    if shuffle is not False and shuffle_buffer is None:
-        shuffle_buffer = source.default_window(size)
-    ordering = Ordering.checked(
-        batch_size=size,
-        drop_last=drop_last,
-        shuffle=shuffle,
-        shuffle_buffer=shuffle_buffer,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        shard_by=shard_by,
-        uneven=uneven,
-    )
-    return made(source, ordering=ordering, running=running, progress=progress, epochs=epochs)

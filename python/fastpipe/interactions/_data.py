@@ -15,7 +15,7 @@ from fastpipe.errors import UnseenItemsError
 from fastpipe.specs import DenseSpec, Features
 
 if TYPE_CHECKING:
-    from fastpipe.interactions import Interactions
+    from fastpipe.interactions._interactions import Interactions
 
 __all__ = ["InteractionsData", "OnFull", "PointLocation"]
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpipe._ids import Coded
 from fastpipe._sources import Paths, expand
 from fastpipe.avro import infer_features, read_avro
 from fastpipe.batch import Masked
@@ -20,6 +19,7 @@ from fastpipe.errors import (
     StorageError,
     UnsupportedError,
 )
+from fastpipe.interactions._ids import Coded
 from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, Features
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import fastpipe
-from fastpipe._avro_data import AvroData
-from fastpipe._schema_fields import Field, schema_fields
 from fastpipe._terminal_text import clean, table
+from fastpipe.avro._data import AvroData
+from fastpipe.avro._schema_fields import Field, schema_fields
 from fastpipe.errors import FastpipeError
 from fastpipe.specs import Features
 

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._csr import CSR
-from fastpipe._ids import Vocabulary
-from fastpipe._interaction_files import ArrowFiles, AvroFiles, put_arrow, put_avro, wrong
 from fastpipe._sources import Paths, expand
 from fastpipe.errors import MalformedFileError, MissingFileError, UnsupportedError
+from fastpipe.interactions._files import ArrowFiles, AvroFiles, put_arrow, put_avro, wrong
+from fastpipe.interactions._ids import Vocabulary
 
 __all__ = ["Format", "Part", "read", "write"]
 

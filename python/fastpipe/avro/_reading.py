@@ -1,31 +1,20 @@
-"""Avro container files: reading, looking at, inferring features."""
+"""Reading Avro container files, and inferring what is in them."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
-import json
-import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from fastpipe import _fastpipe
 from fastpipe._arguments import flag, names
-from fastpipe._avro_data import AvroData
-from fastpipe._index_cache import IndexCache
 from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven
 from fastpipe._running import Running
-from fastpipe._sources import Paths, expand, local
-from fastpipe.errors import LimitError
+from fastpipe._sources import Paths, expand
+from fastpipe.avro._data import AvroData
+from fastpipe.avro._index_cache import IndexCache
 from fastpipe.reader import Reader, made
 from fastpipe.specs import Features, Spec
 
-__all__ = ["AvroFile", "infer_features", "read_avro"]
-
-_BLOCK = np.dtype([("offset", np.int64), ("size", np.int64), ("rows", np.int64)])
+__all__ = ["infer_features", "read_avro"]
 
 
 def read_avro(
@@ -203,115 +192,3 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index
     if chosen is not None and not chosen:
         raise ValueError("columns is empty: name at least one")
     return AvroData.inferring(expand(source), chosen, index_cache).features
-
-
-class AvroFile:
-    """One container file, to look at; nothing of its data is read.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        TypeError: if the path is none.
-        MissingFileError: if it isn't there.
-        MalformedFileError: if it isn't an Avro container file, or its header is damaged.
-        SchemaError: if its schema doesn't parse.
-        UnsupportedError: if its codec isn't read.
-        LimitError: if its header or its schema exceeds a limit.
-
-    Example:
-        >>> import fastpipe
-        >>> file = fastpipe.AvroFile("data/part-0.avro")
-        >>> file.codec, file.num_records, file.schema["name"]
-        ('deflate', 3072, 'Impression')
-    """
-
-    __slots__ = ("_blocks", "_file")
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = _fastpipe.ContainerFile(local(path, "path is the path of a file"))
-        self._blocks: npt.NDArray[Any] | None = None
-
-    @property
-    def path(self) -> str:
-        """The file's path."""
-        return self._file.path
-
-    @property
-    def schema(self) -> Any:
-        """The writer's schema, as parsed JSON.
-
-        Raises:
-            LimitError: if its defaults or other attributes are nested deeper than Python's parser goes; `schema_json`
-                has the text.
-        """
-        text = self._file.schema_json
-        with contextlib.suppress(RecursionError):
-            return json.loads(text)
-        # The parser counts the frames of its callers as well, of which a thread has next to none.
-        with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            try:
-                return thread.submit(json.loads, text).result()
-            except RecursionError:
-                pass
-        reason = "the schema's JSON is nested deeper than Python's parser goes; schema_json has its text"
-        raise LimitError(f"{reason} (file {self.path})", path=self.path, reason=reason)
-
-    @property
-    def schema_json(self) -> str:
-        """The writer's schema as it stands in the file."""
-        return self._file.schema_json
-
-    @property
-    def codec(self) -> str:
-        """`null`, `deflate`, `snappy` or `zstandard`."""
-        return self._file.codec
-
-    @property
-    def metadata(self) -> dict[str, bytes]:
-        """All metadata, the schema and the codec included."""
-        return self._file.metadata
-
-    @property
-    def sync_marker(self) -> bytes:
-        """The 16 bytes behind each block."""
-        return self._file.sync_marker
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return self._file.size
-
-    @property
-    def blocks(self) -> npt.NDArray[Any]:
-        """The blocks: a structured array of `offset` (of the block's header), `size` (bytes as stored) and `rows`.
-
-        Found by hopping from header to header the first time.
-
-        Raises:
-            MalformedFileError: if the file is cut short, or a block's header or sync marker is damaged.
-        """
-        if self._blocks is None:
-            columns = self._file.blocks()
-            blocks = np.empty(len(columns[0]), _BLOCK)
-            for name, column in zip(("offset", "size", "rows"), columns, strict=True):
-                blocks[name] = column
-            blocks.flags.writeable = False
-            self._blocks = blocks
-        return self._blocks
-
-    @property
-    def num_records(self) -> int:
-        """Records in all blocks."""
-        return int(self.blocks["rows"].sum())
-
-    def sample_uncompressed(self, max_blocks: int = 8) -> tuple[int, int]:
-        """Bytes of some blocks, spread evenly over the file, as stored and decompressed."""
-        return self._file.sample_uncompressed(max_blocks)
-
-    def __len__(self) -> int:
-        """Records in all blocks, as `num_records`."""
-        return self.num_records
-
-    def __repr__(self) -> str:
-        return f"AvroFile({self.path!r})"

@@ -1,0 +1,8 @@
+"""Avro container files: reading, looking at, inferring features."""
+
+from __future__ import annotations
+
+from fastpipe.avro._file import AvroFile
+from fastpipe.avro._reading import infer_features, read_avro
+
+__all__ = ["AvroFile", "infer_features", "read_avro"]
