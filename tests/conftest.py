@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -30,3 +31,10 @@ def plain_values() -> Iterator[None]:
     readers.clear()
     yield
     readers.update(saved)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_garbage_for_others() -> Iterator[None]:
+    """What exceptions of a file's tests have kept by their tracebacks, passes and their threads, ends with the file."""
+    yield
+    gc.collect()

@@ -37,7 +37,20 @@ class Broken(RuntimeError):
     """A class of the user's."""
 
 
+RAISED: list[BaseException] = []
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    """A source that keeps its exception keeps by its traceback the pass that it failed, which keeps the source."""
+    yield
+    while RAISED:
+        RAISED.pop().__traceback__ = None
+
+
 def failing(error: BaseException, at: int = 4) -> Any:
+    RAISED.append(error)
+
     def act(unit: int) -> None:
         if unit == at:
             raise error
