@@ -12,6 +12,7 @@ _WAITS = {"elapsed", "waiting_for_consumer", "consumer_waiting", "fetching"}
 
 _BOUND = {
     "reading": "read-bound",
+    "opening": "open-bound",
     "decompressing": "decompression-bound",
     "sampling": "sampling-bound",
     "indexing": "index-bound",
