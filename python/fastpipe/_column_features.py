@@ -1,23 +1,19 @@
-"""Specs of columns: those that users ask for, those that fastpipe wrote beside the columns, and inferred ones."""
+"""Specs of columns: those that users ask for, and those that fastpipe wrote beside the columns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from fastpipe._arguments import names
 from fastpipe._columns import features_of
-from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
+from fastpipe.specs import DenseSpec, Features, RaggedSpec, Spec
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastpipe import _fastpipe
-
-__all__ = ["asked_for", "inferred", "is_time", "rewritten", "written"]
-
-_KINDS: dict[str, type[Spec]] = {"dense": DenseSpec, "ragged": RaggedSpec, "sparse": SparseSpec}
+__all__ = ["asked_for", "is_time", "rewritten", "written"]
 
 
 def asked_for(
@@ -39,14 +35,6 @@ def asked_for(
         if given is not None and not given:
             raise ValueError(f"{name} is empty: name at least one")
     return wanted, chosen
-
-
-def inferred(handle: _fastpipe.TableDataset | _fastpipe.UnitsDataset) -> Features:
-    """The specs that a data set was made with."""
-    features = Features()
-    for name, kind, shape, dtype, nulls in handle.features():
-        features[name] = _KINDS[kind](tuple(shape), dtype, nulls=cast("Nulls", nulls))
-    return features
 
 
 def written(schema: pa.Schema, columns: list[str] | None) -> Features | None:

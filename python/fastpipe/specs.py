@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -269,6 +269,25 @@ class Features(dict[str, Spec]):
     def __repr__(self) -> str:
         lines = "".join(f"    {_code(name)}: {spec!r},\n" for name, spec in self.items())
         return f"{{\n{lines}}}" if lines else "{}"
+
+
+_KINDS: dict[str, type[Spec]] = {kind._kind: kind for kind in (DenseSpec, RaggedSpec, SparseSpec)}
+
+
+def spec_of(kind: str, shape: Any, dtype: Any, **options: Any) -> Spec:
+    """The spec whose class goes by this name in the extension module and in metadata.
+
+    Raises:
+        KeyError: if no class does.
+        TypeError: as of the class.
+        ValueError: as of the class.
+    """
+    return _KINDS[kind](shape, dtype, **options)
+
+
+def inferred(columns: Iterable[tuple[str, str, list[int | None], str, str]]) -> Features:
+    """The specs of columns as the extension module describes them: by name, kind, shape, dtype and nulls."""
+    return Features({name: spec_of(kind, shape, dtype, nulls=nulls) for name, kind, shape, dtype, nulls in columns})
 
 
 def _dtype(dtype: Any) -> str:

@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, Unpack
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import shown
-from fastpipe._column_features import asked_for, inferred, is_time, rewritten, written
+from fastpipe._column_features import asked_for, is_time, rewritten, written
 from fastpipe._columns import to_arrow
 from fastpipe._options import Options, Settings
 from fastpipe._state import VERSION
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
 from fastpipe.reader import Reader
-from fastpipe.specs import Features, SparseSpec, Spec
+from fastpipe.specs import Features, SparseSpec, Spec, inferred
 
 __all__ = ["RowLocation", "TableData", "from_arrays", "from_arrow"]
 
@@ -48,7 +48,7 @@ class TableData:
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
         self.handle = _fastpipe.TableDataset(arrow, lowered, columns)
         if features is None:
-            features = inferred(self.handle)
+            features = inferred(self.handle.features())
         self.features = features
         self.files: list[str] = []
         self.symbols: dict[str, list[str]] = {}

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastpipe._arguments import flag, shown
 from fastpipe.errors import SchemaError, UnsupportedError
-from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
+from fastpipe.specs import Features, SparseSpec, Spec, spec_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +38,6 @@ FEATURES = b"fastpipe:features"
 VALID = "valid"
 
 _VERSION = 1
-_KINDS: dict[str, type[Spec]] = {kind._kind: kind for kind in (DenseSpec, RaggedSpec, SparseSpec)}
 _TEXT = {"string": "large_string", "bytes": "large_binary"}
 # Arrow counts the items of a fixed-size list in 32 bits.
 _LARGEST_FIXED = 2**31 - 1
@@ -179,7 +178,7 @@ def _decoded(text: bytes) -> Features:
 
 def _spec(entry: dict[str, Any]) -> Spec:
     options = {name: _value(value) for name, value in entry.items()}
-    return _KINDS[options.pop("kind")](options.pop("shape"), options.pop("dtype"), **options)
+    return spec_of(options.pop("kind"), options.pop("shape"), options.pop("dtype"), **options)
 
 
 def _plain(value: Any) -> Any:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import names
 from fastpipe._data import Location
 from fastpipe._state import VERSION
 from fastpipe.avro._index_cache import IndexCache, cache_directory
-from fastpipe.specs import DenseSpec, Features, Nulls, RaggedSpec, SparseSpec, Spec
+from fastpipe.specs import Features, inferred
 
 __all__ = ["AvroData"]
-
-_KINDS: dict[str, type[Spec]] = {"dense": DenseSpec, "ragged": RaggedSpec, "sparse": SparseSpec}
 
 
 class AvroData:
@@ -62,9 +60,7 @@ class AvroData:
         data = cls.__new__(cls)
         handle = _fastpipe.AvroDataset(files, None, wanted, cache_directory(index_cache), lenient=lenient)
         data._open(files, handle, index_cache)
-        data.features = Features()
-        for name, kind, shape, dtype, nulls in data.handle.features():
-            data.features[name] = _KINDS[kind](tuple(shape), dtype, nulls=cast("Nulls", nulls))
+        data.features = inferred(handle.features())
         return data
 
     def _open(self, files: list[str], handle: _fastpipe.AvroDataset, index_cache: IndexCache) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import shown
-from fastpipe._column_features import inferred, written
+from fastpipe._column_features import written
 from fastpipe._state import VERSION
 from fastpipe.errors import SchemaError
-from fastpipe.specs import Features
+from fastpipe.specs import Features, inferred
 from fastpipe.units._calls import start
 from fastpipe.units._protocol import Units
 
@@ -94,7 +94,7 @@ class UnitsData:
         select = getattr(units, "select", None)
         chosen.append(units if select is None else select(self.handle.used()))
         if features is None:
-            features = inferred(self.handle)
+            features = inferred(self.handle.features())
             if not features:
                 raise SchemaError("the schema has no columns")
         self.features = features
@@ -149,7 +149,7 @@ def _written(schema: Any, columns: list[str] | None) -> Features | None:
         return found
     added = [name for name in schema.names if name not in found]
     if added:
-        found |= inferred(_fastpipe.UnitsDataset(schema, [], None, str, _unread, 1, None, added))
+        found |= inferred(_fastpipe.UnitsDataset(schema, [], None, str, _unread, 1, None, added).features())
     return found
 
 
