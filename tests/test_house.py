@@ -14,7 +14,6 @@ MOST_LINES = 500
 # Files that are longer all the same, and why.
 LONGER = {
     "rust/fastpipe-batch/src/sink.rs": "all ways of writing a slot share the state of one sink",
-    "python/fastpipe/reader.py": "the docstrings of one public class",
 }
 
 

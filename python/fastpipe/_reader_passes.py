@@ -100,27 +100,26 @@ class ReaderPasses(Passes):
 
     @property
     def pass_epoch(self) -> int:
-        resume = self._reader._resume
-        return self._reader._epoch if resume is None else resume[0]
+        return self._reader._bookmark.pass_epoch
 
     @property
     def loaded(self) -> bool:
-        return self._reader._resume is not None
+        return self._reader._bookmark.loaded is not None
 
     def set_epoch(self, epoch: int) -> None:
         self._reader.set_epoch(epoch)
 
     def is_current(self, position: Position) -> bool:
-        return self._reader._position is position and not self.loaded
+        return self._reader._bookmark.position is position and not self.loaded
 
     def go_back(self, progress: State) -> None:
-        self._reader._resume = self._reader._epoch, progress
+        self._reader._bookmark.go_back(progress)
 
     def state(self, *, ended_stays: bool) -> dict[str, Any]:
-        return self._reader._state(ended_stays=ended_stays)
+        return self._reader._stored(*self._reader._bookmark.here(self.world_size, ended_stays=ended_stays))
 
     def state_behind(self, progress: State, *, ended: bool) -> dict[str, Any]:
-        return self._reader._state_behind(progress, ended=ended)
+        return self._reader._stored(*self._reader._bookmark.behind(progress, ended=ended))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._reader.load_state_dict(state_dict)

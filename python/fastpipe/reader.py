@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from fastpipe import _columns, _fastpipe, _left_out, _state
 from fastpipe._arguments import flag
+from fastpipe._bookmark import Bookmark
 from fastpipe._data import Data, Location
 from fastpipe._explain import explain
 from fastpipe._ordering import LARGEST_WORLD, Ordering, integer, within
@@ -66,11 +67,7 @@ class Reader:
         self._running = running
         self._progress = flag("progress", progress)
         self._epochs = None if epochs is None else within("epochs", epochs, 1, 2**31 - 1)
-        self._epoch = 0
-        self._resume: tuple[int, _state.State] | None = None
-        self._position: _fastpipe.Position | None = None
-        # What the pass of that position began with.
-        self._begun: tuple[int, _state.State | None] = 0, None
+        self._bookmark = Bookmark()
         self._active: _fastpipe.Position | None = None
         _left_out.check(self._order, ordering, self.num_rows)
 
@@ -132,13 +129,11 @@ class Reader:
     @property
     def epoch(self) -> int:
         """The epoch that is being read, or that the next pass starts with."""
-        return self._epoch if self._position is None else self._position.epoch
+        return self._bookmark.epoch
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Lets the next pass start with this epoch, from its beginning. The active pass goes on as it is."""
-        self._epoch = within("epoch", epoch, 0, _state.LARGEST_EPOCH)
-        self._position = None
-        self._resume = None
+        self._bookmark.set_epoch(within("epoch", epoch, 0, _state.LARGEST_EPOCH))
 
     def __len__(self) -> int:
         """Batches that this rank gets in a pass.
@@ -196,7 +191,7 @@ class Reader:
         Memory whose allocator is written in Python must not be asked for when the interpreter ends: the pass has to be
         closed before.
         """
-        epoch, progress = self._next_start()
+        epoch, progress = self._bookmark.next_start()
         self._close(
             "another iter(reader) began a pass, and a reader has one at a time; take two readers for two passes"
         )
@@ -211,23 +206,9 @@ class Reader:
             record_tasks=self._running.record_tasks,
             memory=memory,
         )
-        self._resume = None
-        self._epoch, self._position, self._active = epoch, started.position, started.position
-        self._begun = epoch, progress
+        self._active = started.position
+        self._bookmark.start(epoch, progress, started.position)
         return started
-
-    def _next_start(self) -> tuple[int, _state.State | None]:
-        """The epoch with which the next pass begins, and where a loaded state stands in it.
-
-        A pass of which nobody has taken a batch is begun again where it began: `tqdm.auto.tqdm(reader)` calls `iter`
-        twice, and a loaded state must outlive that.
-        """
-        if self._resume is not None:
-            return self._resume
-        position = self._position
-        if position is not None and position.delivered == 0 and not position.ended:
-            return self._begun
-        return self.epoch, None
 
     def _shown(self, started: _fastpipe.Pass) -> Iterator[dict[str, Any]]:
         """The batches of a pass, with a progress bar if that is wanted."""
@@ -266,14 +247,15 @@ class Reader:
         Raises:
             StateError: if a state was loaded that can't be gone on from in that order.
         """
-        reader = _rebuild(self._data, self._options() | {"ordering": ordering}, self.epoch, self._resume)
-        if self._resume is not None:
-            reader._check(reader._order, self._resume[1])
+        loaded = self._bookmark.loaded
+        reader = _rebuild(self._data, self._options() | {"ordering": ordering}, self.epoch, loaded)
+        if loaded is not None:
+            reader._check(reader._order, loaded[1])
         return reader
 
     def _rebuilt(self) -> Reader:
         """Another one that starts where this one's next pass would."""
-        return _rebuild(self._data, self._options(), self.epoch, self._resume)
+        return _rebuild(self._data, self._options(), self.epoch, self._bookmark.loaded)
 
     @staticmethod
     def _check(order: _fastpipe.Order, progress: _state.State) -> None:
@@ -307,28 +289,9 @@ class Reader:
             >>> len(list(again)), len(again)
             (5, 6)
         """
-        return self._state(ended_stays=False)
+        return self._stored(*self._bookmark.here(self.world_size, ended_stays=False))
 
-    def _state(self, *, ended_stays: bool) -> dict[str, Any]:
-        """The state; of a pass that the consumer saw end that of the next one, unless it is to stay at that end."""
-        if self._resume is not None:
-            pass_epoch, progress = self._resume
-        elif self._position is None:
-            pass_epoch, progress = self._epoch, _state.fresh(self._epoch, self.world_size)
-        else:
-            progress = self._position.progress()
-            return self._state_behind(progress, ended=self._position.ended and not ended_stays)
-        return _state.state(self._data.fingerprint(), self._ordering, self._order.shuffle_buffer, pass_epoch, progress)
-
-    def _state_behind(self, progress: dict[str, Any], *, ended: bool) -> dict[str, Any]:
-        """The state of the last pass when its position had made this progress.
-
-        Args:
-            progress: of the position, behind a batch.
-            ended: whether the consumer has seen the end of the pass.
-        """
-        # Behind the end a new pass begins. Before the consumer has seen that, its pass is to end where it stands.
-        pass_epoch = int(progress["epoch"]) if ended else self._epoch
+    def _stored(self, pass_epoch: int, progress: _state.State) -> dict[str, Any]:
         return _state.state(self._data.fingerprint(), self._ordering, self._order.shuffle_buffer, pass_epoch, progress)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -364,9 +327,7 @@ class Reader:
         self._check(order, progress)
         self._close("load_state_dict() was called; iter(reader) goes on where the state was saved")
         self._ordering, self._order = ordering, order
-        self._position = None
-        self._epoch = int(progress["epoch"])
-        self._resume = pass_epoch, progress
+        self._bookmark.load(pass_epoch, progress)
 
     def batch_at(self, step: SupportsIndex, epoch: SupportsIndex | None = None) -> dict[str, Any]:
         """Makes any batch, without reading those before.
@@ -462,14 +423,15 @@ class Reader:
             - `memory`: bytes `reserved` for what is under way, now and at `most_reserved`; bytes `in_batches` that
               aren't yielded, and `free`, which is kept to be used again; how many slabs and buffers were `recycled`,
               and how many `fresh`;
-            - `model`: for each class of blocks (codec and schema) what was learned: `ns_per_stored_byte` to
-              decompress, `ns_per_row` and `ns_per_byte` to decode, `ns_per_skipped_byte`, the `expansion` by
-              decompressing; and by how much the `predictions` that were made with it were off: `error`, as a fraction
+            - `model`: for each class of units (of Avro: codec and schema) what was learned: `ns_per_stored_byte` to
+              open, `ns_per_row` and `ns_per_byte` to decode, `ns_per_skipped_byte`, the `expansion` by
+              opening; and by how much the `predictions` that were made with it were off: `error`, as a fraction
               of what was predicted. None for what wasn't met.
 
             Empty before the first pass.
         """
-        return ({} if self._position is None else self._position.stats()) or {}
+        position = self._bookmark.position
+        return ({} if position is None else position.stats()) or {}
 
     def explain(self) -> str:
         """Says in words what limits the last pass, and what would help.
@@ -502,7 +464,7 @@ class Reader:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._active is not None and self._active.active:
             raise TypeError("a reader can't be pickled while a pass is active: close() it first")
-        return _rebuild, (self._data, self._options(), self.epoch, self._resume)
+        return _rebuild, (self._data, self._options(), self.epoch, self._bookmark.loaded)
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -527,8 +489,8 @@ def made(data: Data, **options: Any) -> Reader:
     return Reader(data, **options)._warned()
 
 
-def _rebuild(data: Data, options: dict[str, Any], epoch: int, resume: tuple[int, _state.State] | None) -> Reader:
+def _rebuild(data: Data, options: dict[str, Any], epoch: int, loaded: tuple[int, _state.State] | None) -> Reader:
     """A reader that starts where another one would."""
     reader = Reader(data, **options)
-    reader._epoch, reader._resume = epoch, resume
+    reader._bookmark = Bookmark(epoch, loaded)
     return reader
