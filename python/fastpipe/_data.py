@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from fastpipe import _fastpipe
 from fastpipe._state import VERSION
 from fastpipe.specs import Features
 
-__all__ = ["Data", "Location"]
+__all__ = ["Data", "Location", "Words"]
 
 
 class Location(NamedTuple):
@@ -23,6 +25,20 @@ class Location(NamedTuple):
     file: str
     block: int
     record: int
+
+
+class Words(NamedTuple):
+    """How a source words what readers say of it.
+
+    Attributes:
+        units: what it calls its units.
+        advice: for kinds of work, as `Reader.stats` names them, what takes less of it.
+        other_digest: why a state doesn't fit of whose data set only the digest differs.
+    """
+
+    units: str = "units"
+    advice: Mapping[str, str] = MappingProxyType({})
+    other_digest: str = "the data set has other contents"
 
 
 class Data(Protocol):
@@ -43,6 +59,10 @@ class Data(Protocol):
     @property
     def symbols(self) -> dict[str, list[str]]:
         """For each enum that is read as codes its symbols."""
+
+    @property
+    def words(self) -> Words:
+        """How readers are to speak of it."""
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """What tells it from other data sets, fit for JSON: a few numbers that say something, and a `digest`.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastpipe._data import Data
 
 __all__ = ["explain"]
 
@@ -23,22 +26,12 @@ _BOUND = {
     "planning": "planning-bound",
 }
 
+# What holds for all sources; each has its own of the work that is its own.
 _ADVICE = {
-    "reading": "Storage is the limit: faster disks, or a codec such as zstandard, make it faster; more threads don't, "
-    "unless it is far away.",
-    "decompressing": "Files written with snappy or zstandard take less than with deflate; so do more threads.",
-    "sampling": "Fewer negatives take less; so do more threads.",
-    "indexing": "Records are looked for before they can be picked. Later epochs remember where they start, up to 16 "
-    "million records.",
-    "skipping": "Threads share blocks that are large beside a batch. A larger `prefetch` avoids that.",
+    "skipping": "Threads share {units} that are large beside a batch. A larger `prefetch` avoids that.",
     "assembling": "Ragged and sparse values are joined from several tasks: a larger `prefetch` or `batch_size` helps.",
     "planning": "Batches are tiny: a larger `batch_size` makes it faster.",
 }
-
-_FETCH_ADVICE = (
-    "The source is the limit: more calls at once (`num_fetches`) make it faster if it can answer them; more threads "
-    "don't."
-)
 
 # A pass whose threads work less than this share of the time waits for what is fetched.
 _IDLE = 0.5
@@ -49,12 +42,12 @@ _WAIT = 0.1
 _COLUMNS_NAMED = 3
 
 
-def explain(stats: Mapping[str, Any], column_times: Callable[[], tuple[float, list[tuple[str, float]]]]) -> str:
+def explain(stats: Mapping[str, Any], data: Data) -> str:
     """Says what limits a pass.
 
     Args:
         stats: as `Reader.stats` returns it.
-        column_times: nanoseconds that a record takes to decode, with all columns and without each.
+        data: what was read.
     """
     if not stats or not stats["batches"]:
         return "Nothing was read yet: explain() describes the last pass."
@@ -82,21 +75,21 @@ def explain(stats: Mapping[str, Any], column_times: Callable[[], tuple[float, li
             f"threads are idle {1 - total / (used * elapsed):.0%} of the time."
         )
     else:
-        lines.append(f"{_BOUND[largest]} {on}: the consumer waits for the reader {waited / spent:.0%} of the time.")
+        bound = _BOUND.get(largest, f"{largest}-bound")
+        lines.append(f"{bound} {on}: the consumer waits for the reader {waited / spent:.0%} of the time.")
     shares = sorted(((part / total, name) for name, part in work.items()), reverse=True)
     shown = [f"{name} {share:.0%}" for share, name in shares if share >= 0.01]
     lines.append(f"Of the work: {', '.join(shown)}.")
-    if away <= waited and fetch_bound:
-        lines.append(_FETCH_ADVICE)
-    elif away <= waited and largest in _ADVICE:
-        lines.append(_ADVICE[largest])
+    advice = {**_ADVICE, **data.words.advice}.get("fetching" if fetch_bound else largest)
+    if away <= waited and advice is not None:
+        lines.append(advice.replace("{units}", data.words.units))
     if work.get("decoding", 0.0) > _COLUMN * total:
-        lines += _columns(work["decoding"] / total, *column_times())
+        lines += _columns(work["decoding"] / total, *data.column_times())
     reopened = stats["rows_reopened"]
     if reopened > _WAIT * stats["rows"]:
         lines.append(
-            f"{reopened / stats['rows']:.0%} of the rows are in blocks that were opened twice, since windows cut them: "
-            "a larger `shuffle_buffer` does that less."
+            f"{reopened / stats['rows']:.0%} of the rows are in {data.words.units} that were opened twice, since "
+            "windows cut them: a larger `shuffle_buffer` does that less."
         )
     return "\n".join(lines)
 

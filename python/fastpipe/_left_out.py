@@ -15,8 +15,14 @@ __all__ = ["check", "warn"]
 _UNSAID = 10
 
 
-def check(order: _fastpipe.Order, ordering: Ordering, rows: int) -> None:
+def check(order: _fastpipe.Order, ordering: Ordering, rows: int, units: str) -> None:
     """Refuses to deal out rows among ranks such that none of them gets a batch.
+
+    Args:
+        order: of the rows.
+        ordering: what it was made of.
+        rows: of an epoch.
+        units: what the source calls its units.
 
     Raises:
         ValueError: if that is so; it names what would do.
@@ -32,7 +38,7 @@ def check(order: _fastpipe.Order, ordering: Ordering, rows: int) -> None:
     if order.own_rows is None:
         found = f"{rows} rows make {batches} batches of batch_size={size}{short}, and there are {ranks} ranks"
     else:
-        found = f"no rank's blocks have the rows of a batch of batch_size={size}{short}"
+        found = f"no rank's {units} have the rows of a batch of batch_size={size}{short}"
     raise ValueError(
         f'{found}: uneven="{ordering.uneven}" would leave every rank without a batch. What would do: '
         + "; ".join(_choices(order, ordering, rows, batches))

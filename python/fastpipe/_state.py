@@ -6,9 +6,7 @@ each rank), can be stored as JSON, and has these entries:
 `version`
     1. What a version writes all later ones read; a state of a later version is refused.
 `data`
-    What tells the data set from others. Of Avro files: how many files, rows and bytes, and a digest of the files' names
-    (without folders), sizes and sync markers. Of interactions: how many users, items and positives, how negatives are
-    drawn, and a digest of who has which items.
+    What tells the data set from others, as its source has it (`Data.fingerprint`): a few numbers, and a digest.
 `order`
     The arguments that the order depends on.
 `pass_epoch`
@@ -23,11 +21,14 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastpipe._ordering import Ordering
 from fastpipe.errors import StateError
+
+if TYPE_CHECKING:
+    from fastpipe._data import Data
 
 __all__ = ["LARGEST_EPOCH", "VERSION", "State", "fresh", "parts", "state"]
 
@@ -57,14 +58,12 @@ def state(data: State, ordering: Ordering, shuffle_buffer: int, pass_epoch: int,
     return stored | {"checksum": _checksum(stored)}
 
 
-def parts(
-    stored: Mapping[str, Any], fingerprint: Callable[[int], State], ordering: Ordering, shuffle_buffer: int
-) -> tuple[int, State, int]:
+def parts(stored: Mapping[str, Any], data: Data, ordering: Ordering, shuffle_buffer: int) -> tuple[int, State, int]:
     """Takes a stored state apart.
 
     Args:
         stored: the state.
-        fingerprint: what tells the data set from others, as states of a version have it.
+        data: of the reader.
         ordering: of the reader.
         shuffle_buffer: of the reader.
 
@@ -78,14 +77,12 @@ def parts(
     if not isinstance(stored, Mapping):
         raise TypeError(f"a state is a dict as state_dict() returns it, not {type(stored).__name__}")
     try:
-        return _parts(stored, fingerprint, ordering, shuffle_buffer)
+        return _parts(stored, data, ordering, shuffle_buffer)
     except RecursionError:
         raise StateError("this is no state of a reader: it is nested too deeply") from None
 
 
-def _parts(
-    stored: Mapping[str, Any], fingerprint: Callable[[int], State], ordering: Ordering, shuffle_buffer: int
-) -> tuple[int, State, int]:
+def _parts(stored: Mapping[str, Any], data: Data, ordering: Ordering, shuffle_buffer: int) -> tuple[int, State, int]:
     version = stored.get("version")
     if isinstance(version, int) and version > VERSION:
         raise StateError(
@@ -93,7 +90,7 @@ def _parts(
             " later fastpipe, which reads it"
         )
     try:
-        data, order = dict(stored["data"]), dict(stored["order"])
+        saved, order = dict(stored["data"]), dict(stored["order"])
         pass_epoch, progress = int(stored["pass_epoch"]), dict(stored["progress"])
         seed = int(order["seed"])
         possible = 0 <= pass_epoch <= int(progress["epoch"]) <= LARGEST_EPOCH and 0 <= seed < 2**64
@@ -108,7 +105,12 @@ def _parts(
     if not ordering.seed_given:
         # One that was drawn is part of what is restored.
         expected["seed"] = seed
-    differing = _differences(data, fingerprint(version), "the data set's ") + _differences(order, expected, "")
+    here = data.fingerprint(version)
+    if (changed := _changed(saved, here)) == ["digest"]:
+        differing = [data.words.other_digest]
+    else:
+        differing = _told(changed, saved, here, "the data set's ")
+    differing += _told(_changed(order, expected), order, expected)
     if differing:
         raise StateError(f"the state is of another reader: {'; '.join(differing)}")
     return pass_epoch, progress, seed
@@ -129,9 +131,9 @@ def _order(ordering: Ordering, shuffle_buffer: int) -> State:
     }
 
 
-def _differences(saved: State, here: State, whose: str) -> list[str]:
-    names = [name for name in here if saved.get(name) != here[name]]
-    if names == ["digest"]:
-        files = " (files: sync markers or blocks), or its files other names or another order" if "files" in here else ""
-        return [f"the data set has other contents{files}"]
+def _changed(saved: State, here: State) -> list[str]:
+    return [name for name in here if saved.get(name) != here[name]]
+
+
+def _told(names: list[str], saved: State, here: State, whose: str = "") -> list[str]:
     return [f"{whose}{name} was {saved.get(name)!r} and is {here[name]!r}" for name in names if name != "digest"]

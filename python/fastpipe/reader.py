@@ -26,15 +26,15 @@ __all__ = ["Location", "Reader"]
 
 
 class Reader:
-    """Yields the batches of a data set. `read_avro` makes one.
+    """Yields the batches of a data set. `read_avro`, `from_arrow` and their like make one.
 
     `iter(reader)` starts a pass; it is the one active pass of the reader, and a second one closes the first, whose
     `next` then raises `PassClosedError`. (So `zip(reader, reader)` fails: two readers have two passes.) Several
     threads may draw from one pass: each batch goes to one of them. A pass that is dropped ends its threads. A pass that
     ends advances the epoch. An error ends a pass: it is raised again by each further `next`.
 
-    Which rows stand in a batch depends on the files, the arguments that `read_avro` says so of, the epoch and the
-    batch's number alone: never on threads, on look-ahead, or on what was read before.
+    Which rows stand in a batch depends on the data set, the arguments that say what is read and in which order, the
+    epoch and the batch's number alone: never on threads, on look-ahead, or on what was read before.
 
     Batches are dicts from feature name to array or batch form, in the order of `features`. Their arrays lie in memory
     of the reader, which is used again when the last array over it has died; so keeping batches is safe.
@@ -69,7 +69,7 @@ class Reader:
         self._epochs = None if epochs is None else within("epochs", epochs, 1, 2**31 - 1)
         self._bookmark = Bookmark()
         self._active: _fastpipe.Position | None = None
-        _left_out.check(self._order, ordering, self.num_rows)
+        _left_out.check(self._order, ordering, self.num_rows, data.words.units)
 
     def _warned(self) -> Self:
         """The same, once the user was told of the rows that it leaves out, if these are many."""
@@ -277,7 +277,7 @@ class Reader:
 
         Returns:
             A small dict that can be stored as JSON. Later versions of fastpipe will read it. It refers to the data set
-            by a digest: of files by their names without folders, sizes, sync markers and the places of their blocks.
+            by a digest, in which file names have no folders.
 
         Example:
             >>> import fastpipe
@@ -297,7 +297,7 @@ class Reader:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Lets the next pass go on where a state was saved; the active one is closed.
 
-        A seed that was not given to `read_avro` is taken from the state. If it was saved behind the last batch of a
+        A seed that the reader was not given is taken from the state. If it was saved behind the last batch of a
         pass, what is left of that pass is empty: see `state_dict`.
 
         Args:
@@ -319,9 +319,7 @@ class Reader:
             >>> len(reader), [len(list(rank)) for rank in ranks]
             (13, [5, 5])
         """
-        pass_epoch, progress, seed = _state.parts(
-            state_dict, self._data.fingerprint, self._ordering, self._order.shuffle_buffer
-        )
+        pass_epoch, progress, seed = _state.parts(state_dict, self._data, self._ordering, self._order.shuffle_buffer)
         ordering = self._ordering if seed == self.seed else self._ordering.with_seed(seed)
         order = self._order if ordering is self._ordering else ordering.of(self._data.handle)
         self._check(order, progress)
@@ -369,7 +367,7 @@ class Reader:
             epoch: the current one by default.
 
         Returns:
-            A `Location`; of interactions a `PointLocation`.
+            A named tuple of the source's: a `Location` (file, block and record) of Avro files; others have their own.
 
         Raises:
             IndexError: if there is no such batch or row; a negative number is none.
@@ -407,15 +405,15 @@ class Reader:
             A dict that can be stored as JSON, with
 
             - `batches`, `rows`, and `bytes_delivered`: what was made;
-            - `blocks` (of interactions: shards), `rows_in_blocks`, `bytes_read`, and `bytes_opened`, which is
-              what these are when they are decompressed: what was opened for it;
-              `rows_reopened`: rows of blocks that were opened a second time, because the edge of a window cuts them;
-              `rows_skipped`: rows that were passed over once, to let several threads work on one block;
+            - `blocks`: units of the source (blocks of Avro files, shards, row groups), `rows_in_blocks`, `bytes_read`,
+              and `bytes_opened`, which is what these are when they are open: what was opened for it;
+              `rows_reopened`: rows of units that were opened a second time, because the edge of a window cuts them;
+              `rows_skipped`: rows that were passed over once, to let several threads work on one unit;
             - `ready`: batches that wait to be yielded;
-            - `seconds`: `elapsed` since the pass began; of all threads together `reading`, `decompressing` (of
-              interactions: `sampling`), `indexing` (finding where records start), `skipping`, `decoding` (of
-              interactions: `gathering`), `assembling` and `planning`; `fetching` of all calls of a source
-              together, for which no thread of the pass waits; and of the consumer
+            - `seconds`: `elapsed` since the pass began; of all threads together `reading`, opening units (by the
+              source's word for it: `decompressing`, `sampling`, `opening`), `indexing` (finding where records start),
+              `skipping`, making rows of them (`decoding` or `gathering`), `assembling` and `planning`; `fetching` of
+              all calls of a source together, for which no thread of the pass waits; and of the consumer
               `consumer_waiting`, when it wanted a batch that wasn't there, and `waiting_for_consumer`, when it was busy
               with the one before;
             - `threads`: how many were `chosen` of those `available`, and `start_delay`, the seconds until one that
@@ -436,12 +434,12 @@ class Reader:
     def explain(self) -> str:
         """Says in words what limits the last pass, and what would help.
 
-        Reads a block of the first file and decodes it several times, to see what each column takes.
+        May read a unit and decode it several times, to see what each column takes.
 
         Raises:
-            FastpipeError: if that block can't be read.
+            FastpipeError: if that unit can't be read.
         """
-        return explain(self.stats(), self._data.column_times)
+        return explain(self.stats(), self._data)
 
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""

@@ -11,6 +11,7 @@ from fastpipe import _fastpipe
 from fastpipe._arguments import shown
 from fastpipe._column_features import asked_for, is_time, rewritten, written
 from fastpipe._columns import to_arrow
+from fastpipe._data import Words
 from fastpipe._options import Options, Settings
 from fastpipe._state import VERSION
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
@@ -41,6 +42,8 @@ class TableData:
         features: as in `from_arrow`.
         columns: as in `from_arrow`.
     """
+
+    words = Words()
 
     def __init__(self, table: Any, features: Features | None, columns: list[str] | None) -> None:
         self._table = table

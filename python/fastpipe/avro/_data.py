@@ -9,12 +9,25 @@ from typing import Any, Self
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import names
-from fastpipe._data import Location
+from fastpipe._data import Location, Words
 from fastpipe._state import VERSION
 from fastpipe.avro._index_cache import IndexCache, cache_directory
 from fastpipe.specs import Features, inferred
 
 __all__ = ["AvroData"]
+
+_WORDS = Words(
+    units="blocks",
+    advice={
+        "reading": "Storage is the limit: faster disks, or a codec such as zstandard, make it faster; more threads "
+        "don't, unless it is far away.",
+        "decompressing": "Files written with snappy or zstandard take less than with deflate; so do more threads.",
+        "indexing": "Records are looked for before they can be picked. Later epochs remember where they start, up to "
+        "16 million records.",
+    },
+    other_digest="the data set has other contents (files: sync markers or blocks), or its files other names or another "
+    "order",
+)
 
 
 class AvroData:
@@ -29,6 +42,8 @@ class AvroData:
         damaged: is filled with the exceptions of damaged files, of which then the blocks in front of the damage are
             read. They are raised by default.
     """
+
+    words = _WORDS
 
     def __init__(
         self,

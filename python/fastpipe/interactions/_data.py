@@ -8,6 +8,7 @@ import numpy as np
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import flag
+from fastpipe._data import Words
 from fastpipe._ordering import within
 from fastpipe._sampling import check_unseen, weights_of
 from fastpipe._state import VERSION
@@ -55,6 +56,8 @@ class InteractionsData:
         power: exponent of the popularity.
         on_full: what becomes of users without enough unseen items.
     """
+
+    words = Words(units="shards", advice={"sampling": "Fewer negatives take less; so do more threads."})
 
     def __init__(
         self,

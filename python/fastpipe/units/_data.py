@@ -13,6 +13,7 @@ import numpy as np
 from fastpipe import _fastpipe
 from fastpipe._arguments import shown
 from fastpipe._column_features import written
+from fastpipe._data import Words
 from fastpipe._state import VERSION
 from fastpipe.errors import SchemaError
 from fastpipe.specs import Features, inferred
@@ -53,6 +54,13 @@ class UnitsData:
         columns: as in `read_units`.
         num_fetches: as in `read_units`.
     """
+
+    words = Words(
+        advice={
+            "fetching": "The source is the limit: more calls at once (`num_fetches`) make it faster if it can answer "
+            "them; more threads don't."
+        }
+    )
 
     def __init__(self, units: Units, features: Features | None, columns: list[str] | None, num_fetches: int) -> None:
         self._units = units
