@@ -180,7 +180,6 @@ def test_the_ring_of_cuda_takes_them(data: Data) -> None:
 
 def test_what_draws_without_python_refuses_them(data: Data) -> None:
     passes = passes_of(Reading(data))
-    assert passes is not None
     with pytest.raises(fastpipe.UnsupportedError, match="Python makes the batches"):
         passes.start_in_engine()
 
@@ -188,7 +187,6 @@ def test_what_draws_without_python_refuses_them(data: Data) -> None:
 def test_a_reader_has_passes_and_no_further_public_name(data: Data) -> None:
     reader = data.read(**OPTIONS)
     passes = passes_of(reader)
-    assert passes is not None
     assert passes.origin is reader
     assert passes_of(passes) is passes
     np.testing.assert_array_equal(passes.batch_at(2)["id"], reader.batch_at(2)["id"])
@@ -197,7 +195,8 @@ def test_a_reader_has_passes_and_no_further_public_name(data: Data) -> None:
 
 @pytest.mark.parametrize("other", [None, [], {"_passes": 1}, DataLoader([1])])
 def test_others_have_none(other: object) -> None:
-    assert passes_of(other) is None
+    with pytest.raises(TypeError, match=f"reader is a Reader, .* not {type(other).__name__}: try another"):
+        passes_of(other, ": try another")
 
 
 PUBLIC = [

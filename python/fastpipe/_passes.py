@@ -260,7 +260,13 @@ class Passes(ABC):
         raise UnsupportedError(f"Python makes the batches of {self!r}, and this draws them without Python")
 
 
-def passes_of(reader: object) -> Passes | None:
-    """The passes of what a user gave for a reader, `Reader` or another that has some; None if it has none."""
+def passes_of(reader: object, hint: str = "") -> Passes:
+    """The passes of what a user gave for a reader: `Reader`, another that has some, or passes themselves.
+
+    Raises:
+        TypeError: if it has none; it ends with the hint.
+    """
     found = reader if isinstance(reader, Passes) else getattr(reader, "_passes", None)
-    return found if isinstance(found, Passes) else None
+    if not isinstance(found, Passes):
+        raise TypeError(f"reader is a Reader, as fastpipe.read_avro makes one, not {type(reader).__name__}{hint}")
+    return found

@@ -107,7 +107,7 @@ def prefetch(
         TypeError: if it isn't a reader.
         ValueError: if an argument is out of range, or the reader can't be shared out among devices or ranks.
     """
-    passes = _passes(reader)
+    passes = passes_of(reader)
     ahead = within("depth", depth, 1, _MOST_AHEAD)
     chosen = framework or _installed()
     make: Callable[[Any], _Engine]
@@ -126,14 +126,6 @@ def prefetch(
     if not engines:
         raise ValueError("device is an empty list")
     return Prefetcher(passes, engines, ahead, several=several)
-
-
-def _passes(reader: Any) -> Passes:
-    """The passes of a reader, if it is one."""
-    passes = passes_of(reader)
-    if passes is None:
-        raise TypeError(f"reader is what fastpipe.read_avro returns, not {type(reader).__name__}")
-    return passes
 
 
 def _installed() -> str:
@@ -183,7 +175,7 @@ class Prefetcher:
     """
 
     def __init__(self, reader: Reader | Passes, engines: Sequence[_Engine], depth: int, *, several: bool) -> None:
-        passes = _passes(reader)
+        passes = passes_of(reader)
         count = len(engines)
         if count > 1 and passes.uneven == "allow":
             raise ValueError(

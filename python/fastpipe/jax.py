@@ -344,8 +344,6 @@ def _read(directory: Any) -> dict[str, Any]:
 def _checked(reader: Any, sharding: Any) -> Passes:
     """The passes of a reader, if it is one, and the sharding is one."""
     passes = passes_of(reader)
-    if passes is None:
-        raise TypeError(f"reader is a Reader, as fastpipe.read_avro makes one, not {type(reader).__name__}")
     if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
         raise TypeError(
             "sharding is a jax.sharding.Sharding, such as NamedSharding(mesh, PartitionSpec('data')), not"

@@ -106,12 +106,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         strings: StringsAs = "tensors",
     ) -> None:
         super().__init__()
-        passes = passes_of(reader)
-        if passes is None:
-            raise TypeError(
-                f"reader is what fastpipe.read_avro returns, not {type(reader).__name__}:"
-                " IterableDataset(fastpipe.read_avro(path, batch_size=1024))"
-            )
+        passes = passes_of(reader, ": IterableDataset(fastpipe.read_avro(path, batch_size=1024))")
         if map is not None and not callable(map):
             raise TypeError(f"map is a function of what select picks, not {type(map).__name__}")
         self._passes = passes

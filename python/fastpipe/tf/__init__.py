@@ -46,7 +46,7 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
     `map` it does, unless `options.experimental_optimization.map_parallelization` is False.)
 
     Auto-sharding is off, as ranks are the reader's: each worker of `tf.distribute` has to read a share of its own, by
-    `input_context` or the arguments of `read_avro`. TensorFlow can't save where an iteration stands: save
+    `input_context` or the reader's `rank` and `world_size`. TensorFlow can't save where an iteration stands: save
     `reader.state_dict()`, which counts what TensorFlow has taken, prefetched batches among it.
 
     Args:
@@ -66,8 +66,6 @@ def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None 
     and `tf.errors.UnknownError` for all others. The message is fastpipe's.
     """
     passes = passes_of(reader)
-    if passes is None:
-        raise TypeError(f"reader is what fastpipe.read_avro returns, not {type(reader).__name__}")
     if input_context is not None:
         passes = passes.share(input_context.num_input_pipelines, input_context.input_pipeline_id)
     if passes.shows_progress:
