@@ -99,3 +99,28 @@ def test_adapters_do_not_import_each_other() -> None:
             assert names <= {adapter}, path
             seen |= names
     assert seen == set(ADAPTERS), "the pattern finds nothing any more"
+
+
+# Modules for readers of any source.
+OF_ANY_SOURCE = (
+    "_bookmark",
+    "_explain",
+    "_left_out",
+    "_ordering",
+    "_passes",
+    "_reader_passes",
+    "_running",
+    "_staging",
+    "_state",
+    "_tensors",
+    "rebatch",
+)
+
+
+@pytest.mark.parametrize("module", OF_ANY_SOURCE)
+def test_what_serves_any_source_speaks_of_none(module: str) -> None:
+    """A source words what is its own itself (`fastpipe._data.Words`)."""
+    text = (ROOT / "python/fastpipe" / f"{module}.py").read_text(encoding="utf-8")
+    # `read_avro` is the usual example of a function that makes a reader.
+    found = re.findall(r"(?i)(?<!read_)(?<!\.)\bavro\b|interactions|parquet|sync marker|codec", text)
+    assert not found

@@ -14,7 +14,10 @@ __all__ = ["Options", "Settings"]
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of every function that makes a reader; `read_avro` documents them."""
+    """Keyword arguments of every function that makes a reader.
+
+    `read_avro` documents them, in the words of Avro: its blocks are any source's units, and its records are rows.
+    """
 
     drop_last: bool
     shuffle: bool | Shuffle

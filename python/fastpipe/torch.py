@@ -63,7 +63,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     With several ranks all have equally many batches, as the reader's `uneven` says; with workers, a rank's workers
     share its batches, which are as many as without (with `shuffle="block"` and `"buffer"` as many but for short last
-    batches, since blocks are shared out). Workers take their share of the processors, and copy what they read to the
+    batches, since units are shared out). Workers take their share of the processors, and copy what they read to the
     process that trains: `num_workers=0` needs no copy, and the reader's own threads decode ahead all the same.
 
     In `torch.distributed` a reader of one rank is divided among the ranks of the default process group or, before there
