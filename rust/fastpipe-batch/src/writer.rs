@@ -162,6 +162,27 @@ impl Writer {
         Ok(())
     }
 
+    /// Notes where rows of so many bytes start, the first of them here. Returns how many bytes they have.
+    pub(crate) fn begin_arena_rows(&mut self, lens: impl Iterator<Item = usize>) -> Result<usize, Overflow> {
+        let Some(arena) = &mut self.arena else {
+            return Err(Overflow::Row);
+        };
+        let (from, mut total) = (self.len - arena.lead, 0usize);
+        arena
+            .starts
+            .try_reserve(lens.size_hint().0)
+            .map_err(|_| Overflow::Memory)?;
+        for len in lens {
+            if arena.starts.len() == arena.starts.capacity() {
+                arena.starts.try_reserve(1).map_err(|_| Overflow::Memory)?;
+            }
+            arena.starts.push(from + total);
+            total = total.checked_add(len).ok_or(Overflow::Memory)?;
+        }
+        from.checked_add(total).ok_or(Overflow::Memory)?;
+        Ok(total)
+    }
+
     /// Room for `bytes` more bytes.
     #[inline(always)]
     fn reserve(&mut self, bytes: usize) -> Result<*mut u8, Overflow> {

@@ -3,6 +3,8 @@
 //! Layouts that only say how values are stored (dictionaries, run ends, views), and values of another type than the wanted
 //! one, are rewritten when a unit is opened. All others stay where they are.
 
+use std::ops::Range;
+
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, make_array};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
@@ -56,6 +58,19 @@ impl Values {
             Values::ShortText(offsets, bytes) => &bytes[offsets[i] as usize..offsets[i + 1] as usize],
             Values::LongText(offsets, bytes) => &bytes[offsets[i] as usize..offsets[i + 1] as usize],
             Values::Elements(_) | Values::Bits(_) => &[],
+        }
+    }
+
+    /// The bytes of all these strings, if they lie one after the other.
+    pub(crate) fn texts(&self, rows: Range<usize>) -> Option<&[u8]> {
+        let (start, end) = match self {
+            Values::ShortText(offsets, _) => (offsets[rows.start] as usize, offsets[rows.end] as usize),
+            Values::LongText(offsets, _) => (offsets[rows.start] as usize, offsets[rows.end] as usize),
+            Values::Elements(_) | Values::Bits(_) => return None,
+        };
+        match self {
+            Values::ShortText(_, bytes) | Values::LongText(_, bytes) => bytes.get(start..end),
+            Values::Elements(_) | Values::Bits(_) => None,
         }
     }
 }

@@ -80,7 +80,7 @@ impl Gather<'_> {
     }
 
     /// Refuses a null that the spec doesn't allow; or that no mask shows, since the schema says that there is none.
-    fn check_null(&self, shown: bool) -> Result<()> {
+    pub(crate) fn check_null(&self, shown: bool) -> Result<()> {
         match self.column.feature.nulls {
             Nulls::Error => Err(null()),
             Nulls::Mask if !shown => Err(denied_null()),

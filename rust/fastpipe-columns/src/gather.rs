@@ -1,11 +1,13 @@
 //! Rows of finished columns, copied to where they belong, a column at a time.
 //!
-//! Columns of one fixed width a row without nulls, strings, and lists of such elements are copied by loops of their own. What is
-//! nested deeper, or has nulls, is written value by value (`by_value.rs`).
+//! Columns of one fixed width a row, strings, and lists of such elements are copied by loops of their own, and nulls are put over
+//! what was copied; rows that follow one another in a record batch are copied at once. Whatever is nested deeper is written value
+//! by value (`by_value.rs`), and so is a column with a null that its spec doesn't allow, so that there is one place that says so.
 
-use fastpipe_batch::{Block, Error, ErrorKind, Form, Leaf, Lengths, NestedForm, Overflow, hint};
+use arrow_buffer::NullBuffer;
+use fastpipe_batch::{Block, Error, ErrorKind, Form, Leaf, Lengths, NestedForm, Overflow, hint, try_collect};
 
-use crate::bound::{Bound, Lists, Values};
+use crate::bound::{Bound, Level, Lists, Values};
 use crate::layout::{Column, Rule};
 
 /// Rows that are asked for before they are copied.
@@ -23,6 +25,28 @@ pub(crate) struct At {
     pub(crate) row: usize,
 }
 
+/// Rows that follow one another in a record batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stretch {
+    /// Which of the record batches.
+    pub(crate) chunk: usize,
+    /// The first row.
+    pub(crate) row: usize,
+    /// Number of rows.
+    pub(crate) len: usize,
+}
+
+/// The rows as stretches, the fewest that there are.
+pub(crate) fn stretches(rows: &[At]) -> Result<Vec<Stretch>> {
+    let follow = |pair: &At, next: &At| pair.chunk == next.chunk && pair.row + 1 == next.row;
+    let stretches = rows.chunk_by(follow).map(|rows| Stretch {
+        chunk: rows[0].chunk as usize,
+        row: rows[0].row,
+        len: rows.len(),
+    });
+    try_collect(stretches, "where picked rows are")
+}
+
 /// What went wrong, in which of the picked rows.
 #[derive(Debug)]
 pub(crate) struct Fault {
@@ -37,15 +61,16 @@ pub(crate) struct Gather<'a> {
     pub(crate) column: &'a Column,
     pub(crate) chunks: &'a [&'a Bound],
     pub(crate) rows: &'a [At],
+    /// The same rows, if they are read one after the other; none if they were picked.
+    pub(crate) stretches: &'a [Stretch],
 }
 
 impl Gather<'_> {
     /// Writes the parts of the column.
     pub(crate) fn write(&self, block: &mut Block<'_, '_>) -> Result<(), Fault> {
         let done = match &self.column.spec.form {
-            Form::Nested(form) if self.is_plain(form) => self.plain(form, block).map(|()| true),
-            Form::Nested(form) => self.listed(form, block),
-            Form::Sparse(_) => Ok(false),
+            Form::Nested(form) if self.chunks.iter().all(|chunk| chunk.fitting.is_none()) => self.copy(form, block),
+            Form::Nested(_) | Form::Sparse(_) => Ok(false),
         };
         match done {
             Ok(true) => Ok(()),
@@ -54,52 +79,84 @@ impl Gather<'_> {
         }
     }
 
-    /// Whether every row is so many elements, one after the other, none of them null.
+    /// Copies what can be copied. Says whether it has.
+    fn copy(&self, form: &NestedForm, block: &mut Block<'_, '_>) -> Result<bool> {
+        match (form.ragged, form.leaf) {
+            (0, Leaf::Fixed(_)) if self.is_plain(form) => self.plain(form, block),
+            (0, Leaf::Bytes { .. }) if form.shape.is_empty() => self.texts(form, block),
+            (1, Leaf::Fixed(dtype)) if form.shape.is_empty() && self.column.rule(0) == Rule::Free => {
+                self.lists(form, dtype.size(), block)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether every row is so many elements, one after the other; only rows of one element may be null.
     fn is_plain(&self, form: &NestedForm) -> bool {
-        let Leaf::Fixed(_) = form.leaf else { return false };
-        form.ragged == 0
-            && self.chunks.iter().all(|chunk| {
-                let fixed = |(dim, level): (usize, &crate::bound::Level)| {
-                    level.nulls.is_none()
-                        && matches!((&level.lists, self.column.rule(dim)), (Lists::Fixed(n), Rule::Exact(m)) if *n == m)
-                };
-                chunk.fitting.is_none()
-                    && chunk.nulls.is_none()
-                    && chunk.levels.len() == form.shape.len()
-                    && chunk.levels.iter().enumerate().all(fixed)
-            })
+        self.chunks.iter().all(|chunk| {
+            let fixed = |(dim, level): (usize, &Level)| {
+                level.nulls.is_none()
+                    && matches!((&level.lists, self.column.rule(dim)), (Lists::Fixed(n), Rule::Exact(m)) if *n == m)
+            };
+            (chunk.nulls.is_none() || form.shape.is_empty())
+                && chunk.levels.len() == form.shape.len()
+                && chunk.levels.iter().enumerate().all(fixed)
+        })
     }
 
     /// Copies rows of a fixed width.
-    fn plain(&self, form: &NestedForm, block: &mut Block<'_, '_>) -> Result<()> {
+    fn plain(&self, form: &NestedForm, block: &mut Block<'_, '_>) -> Result<bool> {
+        let Some(nulls) = self.null_rows(|chunk| Ok(chunk.nulls.as_ref()), form.leaf_mask.is_some())? else {
+            return Ok(false);
+        };
         let mut part = self.column.first_part;
         if form.leaf_mask.is_some() {
-            block.placed::<u8>(part)?.fill(1);
+            mask(block.placed(part)?, &nulls);
             part += 1;
         }
         let Leaf::Fixed(dtype) = form.leaf else {
             return Err(lost());
         };
-        let width = form.width();
+        let (width, size) = (form.width(), dtype.size());
+        let out = block.placed::<u8>(part)?;
         if self.chunks.iter().any(|chunk| matches!(chunk.values, Values::Bits(_))) {
-            let out = block.placed::<u8>(part)?;
-            for (row, out) in self.rows.iter().zip(out.chunks_exact_mut(width.max(1))) {
-                let Values::Bits(bits) = &self.chunk(*row)?.values else {
-                    return Err(lost());
-                };
-                for (i, out) in out.iter_mut().enumerate() {
-                    *out = u8::from(bits.value(row.row * width + i));
-                }
+            self.bits(width, out)?;
+        } else if !self.stretches.is_empty() {
+            self.copy_stretches(width * size, out)?;
+        } else {
+            match (width, size) {
+                (1, 1) => self.elements::<1>(out)?,
+                (1, 2) => self.elements::<2>(out)?,
+                (1, 4) => self.elements::<4>(out)?,
+                (1, 8) => self.elements::<8>(out)?,
+                _ => self.wide(width * size, out)?,
             }
-            return Ok(());
         }
-        match (width, dtype.size()) {
-            (1, 1) => self.elements::<1>(block.placed(part)?),
-            (1, 2) => self.elements::<2>(block.placed(part)?),
-            (1, 4) => self.elements::<4>(block.placed(part)?),
-            (1, 8) => self.elements::<8>(block.placed(part)?),
-            (_, size) => self.stretches(width * size, block.placed(part)?),
+        for row in nulls {
+            let value = out.get_mut(row * size..(row + 1) * size).ok_or_else(lost)?;
+            value.copy_from_slice(&self.column.fill);
         }
+        Ok(true)
+    }
+
+    /// The picked rows that are null, by their place among them. None if there are some and the spec doesn't allow it.
+    fn null_rows<'c>(
+        &'c self,
+        nulls: impl Fn(&'c Bound) -> Result<Option<&'c NullBuffer>>,
+        shown: bool,
+    ) -> Result<Option<Vec<usize>>> {
+        let nulls: Vec<Option<&NullBuffer>> = self.chunks.iter().map(|chunk| nulls(chunk)).collect::<Result<_>>()?;
+        if nulls.iter().all(Option::is_none) {
+            return Ok(Some(Vec::new()));
+        }
+        let is_null = |row: &At| {
+            nulls
+                .get(row.chunk as usize)
+                .is_some_and(|nulls| nulls.is_some_and(|nulls| nulls.is_null(row.row)))
+        };
+        let null = self.rows.iter().enumerate().filter(|(_, row)| is_null(row));
+        let null = try_collect(null.map(|(at, _)| at), "which rows are null")?;
+        Ok((null.is_empty() || self.check_null(shown).is_ok()).then_some(null))
     }
 
     pub(crate) fn chunk(&self, row: At) -> Result<&Bound> {
@@ -112,6 +169,32 @@ impl Gather<'_> {
             Some(Values::Elements(bytes)) => Ok(bytes),
             _ => Err(lost()),
         }
+    }
+
+    /// Unpacks so many bits a row.
+    fn bits(&self, width: usize, out: &mut [u8]) -> Result<()> {
+        for (row, out) in self.rows.iter().zip(out.chunks_exact_mut(width.max(1))) {
+            let Values::Bits(bits) = &self.chunk(*row)?.values else {
+                return Err(lost());
+            };
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = u8::from(bits.value(row.row * width + i));
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies so many bytes a row, of rows that follow one another.
+    fn copy_stretches(&self, width: usize, out: &mut [u8]) -> Result<()> {
+        let mut rest = out;
+        for stretch in self.stretches {
+            let (out, behind) = rest.split_at_mut_checked(stretch.len * width).ok_or_else(lost)?;
+            let from = self.bytes_of(stretch.chunk)?;
+            let from = from.get(stretch.row * width..(stretch.row + stretch.len) * width);
+            out.copy_from_slice(from.ok_or_else(lost)?);
+            rest = behind;
+        }
+        Ok(())
     }
 
     /// Copies one element a row.
@@ -134,7 +217,7 @@ impl Gather<'_> {
     }
 
     /// Copies so many bytes a row.
-    fn stretches(&self, width: usize, out: &mut [u8]) -> Result<()> {
+    fn wide(&self, width: usize, out: &mut [u8]) -> Result<()> {
         if width == 0 {
             return Ok(());
         }
@@ -154,74 +237,154 @@ impl Gather<'_> {
         Ok(())
     }
 
-    /// Copies strings, or lists of elements, if none of them is null. Says whether it has.
-    fn listed(&self, form: &NestedForm, block: &mut Block<'_, '_>) -> Result<bool> {
-        let sound = |chunk: &&Bound| {
-            chunk.fitting.is_none() && chunk.nulls.is_none() && chunk.levels.iter().all(|level| level.nulls.is_none())
+    /// Copies strings. Says whether it has.
+    fn texts(&self, form: &NestedForm, block: &mut Block<'_, '_>) -> Result<bool> {
+        let Some(nulls) = self.null_rows(|chunk| Ok(chunk.nulls.as_ref()), form.leaf_mask.is_some())? else {
+            return Ok(false);
         };
-        if !self.chunks.iter().all(sound) {
+        let mut part = self.column.first_part;
+        if form.leaf_mask.is_some() {
+            mask(block.placed(part)?, &nulls);
+            part += 1;
+        }
+        let fill = &self.column.fill[..];
+        let lens = block.placed::<i64>(part)?;
+        for (out, row) in lens.iter_mut().zip(self.rows) {
+            *out = self.chunk(*row)?.values.text(row.row).len() as i64;
+        }
+        for &row in &nulls {
+            *lens.get_mut(row).ok_or_else(lost)? = fill.len() as i64;
+        }
+        let mut arena = block.arena(part + 1)?;
+        if nulls.is_empty() && !self.stretches.is_empty() {
+            for stretch in self.stretches {
+                let values = &self.chunks.get(stretch.chunk).ok_or_else(lost)?.values;
+                let rows = stretch.row..stretch.row + stretch.len;
+                let Some(bytes) = values.texts(rows.clone()) else {
+                    for row in rows {
+                        arena.begin_row()?;
+                        arena.writer().extend(values.text(row))?;
+                    }
+                    continue;
+                };
+                let lens = rows.map(|row| values.text(row).len());
+                arena.take_rows(lens)?.copy_from_slice(bytes);
+            }
+            return Ok(true);
+        }
+        let mut nulls = nulls.into_iter().peekable();
+        for (at, row) in self.rows.iter().enumerate() {
+            arena.begin_row()?;
+            match nulls.next_if_eq(&at) {
+                Some(_) => arena.writer().extend(fill)?,
+                None => arena.writer().extend(self.chunk(*row)?.values.text(row.row))?,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies lists of elements of `size` bytes. Says whether it has.
+    fn lists(&self, form: &NestedForm, size: usize, block: &mut Block<'_, '_>) -> Result<bool> {
+        let is_elements = |chunk: &&Bound| matches!(chunk.values, Values::Elements(_)) && chunk.levels.len() == 1;
+        if !self.chunks.iter().all(is_elements) {
             return Ok(false);
         }
-        let first = self.column.first_part;
-        match (form.ragged, form.leaf) {
-            (0, Leaf::Bytes { .. }) if form.shape.is_empty() => {
-                let part = first + usize::from(form.leaf_mask.is_some());
-                if form.leaf_mask.is_some() {
-                    block.placed::<u8>(first)?.fill(1);
-                }
-                for (out, row) in block.placed::<i64>(part)?.iter_mut().zip(self.rows) {
-                    *out = self.chunk(*row)?.values.text(row.row).len() as i64;
-                }
-                let mut arena = block.arena(part + 1)?;
-                for row in self.rows {
-                    arena.begin_row()?;
-                    arena.writer().extend(self.chunk(*row)?.values.text(row.row))?;
-                }
-                Ok(true)
-            }
-            (1, Leaf::Fixed(dtype)) if form.shape.is_empty() && self.column.rule(0) == Rule::Free => {
-                if !self
-                    .chunks
-                    .iter()
-                    .all(|chunk| matches!(chunk.values, Values::Elements(_)))
-                {
-                    return Ok(false);
-                }
-                let mut part = first;
-                if form.masks[0] {
-                    block.placed::<u8>(part)?.fill(1);
-                    part += 1;
-                }
-                let range = |row: &At| -> Result<(usize, usize)> {
-                    let level = self.chunk(*row)?.levels.first().ok_or_else(lost)?;
-                    Ok(level.lists.range(row.row))
-                };
-                for (out, row) in block.placed::<i64>(part)?.iter_mut().zip(self.rows) {
-                    *out = range(row)?.1 as i64;
-                }
-                part += 1;
-                let items = |row: &At| -> Result<(usize, usize)> { range(row) };
-                if form.leaf_mask.is_some() {
-                    let mut arena = block.arena(part)?;
-                    for row in self.rows {
-                        arena.begin_row()?;
-                        arena.writer().take::<u8>(items(row)?.1)?.fill(1);
-                    }
-                    part += 1;
-                }
-                let size = dtype.size();
-                let mut arena = block.arena(part)?;
-                for row in self.rows {
-                    let (start, len) = items(row)?;
-                    let bytes = self.bytes_of(row.chunk as usize)?;
-                    let bytes = bytes.get(start * size..(start + len) * size).ok_or_else(lost)?;
-                    arena.begin_row()?;
-                    arena.writer().extend(bytes)?;
-                }
-                Ok(true)
-            }
-            _ => Ok(false),
+        let Some(nulls) = self.null_rows(|chunk| Ok(chunk.levels[0].nulls.as_ref()), form.masks[0])? else {
+            return Ok(false);
+        };
+        let null_items = self.chunks.iter().any(|chunk| chunk.nulls.is_some());
+        if null_items && self.check_null(form.leaf_mask.is_some()).is_err() {
+            return Ok(false);
         }
+        let mut part = self.column.first_part;
+        if form.masks[0] {
+            mask(block.placed(part)?, &nulls);
+            part += 1;
+        }
+        let ranges = self.ranges(&nulls)?;
+        for (out, (_, start, end)) in block.placed::<i64>(part)?.iter_mut().zip(&ranges.rows) {
+            *out = (end - start) as i64;
+        }
+        part += 1;
+        if form.leaf_mask.is_some() {
+            let mut arena = block.arena(part)?;
+            for (chunk, items, lens) in ranges.runs() {
+                let out = arena.take_rows(lens)?;
+                out.fill(1);
+                if let Some(nulls) = &self.chunks[chunk].nulls {
+                    out.iter_mut()
+                        .zip(items)
+                        .for_each(|(out, item)| *out = u8::from(nulls.is_valid(item)));
+                }
+            }
+            part += 1;
+        }
+        let mut arena = block.arena(part)?;
+        for (chunk, items, lens) in ranges.runs() {
+            let from = self.bytes_of(chunk)?.get(items.start * size..items.end * size);
+            let out = arena.take_rows(lens.map(|len| len * size))?;
+            out.copy_from_slice(from.ok_or_else(lost)?);
+            if let Some(nulls) = &self.chunks[chunk].nulls {
+                let null = out
+                    .chunks_exact_mut(size)
+                    .zip(items)
+                    .filter(|(_, item)| nulls.is_null(*item));
+                null.for_each(|(out, _)| out.copy_from_slice(&self.column.fill));
+            }
+        }
+        Ok(true)
+    }
+
+    /// The items of the picked rows; none of the null ones.
+    fn ranges(&self, nulls: &[usize]) -> Result<Ranges> {
+        let mut nulls = nulls.iter().copied().peekable();
+        let mut last = (0, 0);
+        let ranges = self.rows.iter().enumerate().map(|(at, row)| {
+            let chunk = row.chunk as usize;
+            let (start, len) = match nulls.next_if_eq(&at) {
+                Some(_) => (0, 0),
+                None => self.chunks[chunk].levels[0].lists.range(row.row),
+            };
+            // Wherever a row without items is, it doesn't part those around it.
+            let start = match (len, last.0 == chunk) {
+                (0, true) => last.1,
+                (0, false) => 0,
+                _ => start,
+            };
+            last = (chunk, start + len);
+            (chunk, start, start + len)
+        });
+        Ok(Ranges {
+            rows: try_collect(ranges, "where the items of lists are")?,
+        })
+    }
+}
+
+/// Marks rows as valid, but for these.
+fn mask(out: &mut [u8], nulls: &[usize]) {
+    out.fill(1);
+    for &row in nulls {
+        if let Some(valid) = out.get_mut(row) {
+            *valid = 0;
+        }
+    }
+}
+
+/// The items of lists.
+struct Ranges {
+    /// Of each row: which of the record batches, its first item, and where they end.
+    rows: Vec<(usize, usize, usize)>,
+}
+
+impl Ranges {
+    /// Rows whose items follow one another: the record batch, the items, and how many each row has.
+    fn runs(&self) -> impl Iterator<Item = (usize, std::ops::Range<usize>, impl Iterator<Item = usize>)> {
+        let follow = |one: &(usize, usize, usize), next: &(usize, usize, usize)| one.0 == next.0 && one.2 == next.1;
+        self.rows.chunk_by(follow).map(|rows| {
+            let (chunk, start, _) = rows[0];
+            let lens = rows.iter().map(|(_, start, end)| end - start);
+            (chunk, start..start + lens.clone().sum::<usize>(), lens)
+        })
     }
 }
 

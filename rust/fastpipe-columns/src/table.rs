@@ -14,7 +14,7 @@ use fastpipe_batch::{
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use crate::bound::Bound;
-use crate::gather::{At, Fault, Gather};
+use crate::gather::{At, Fault, Gather, Stretch, stretches};
 use crate::layout::Column;
 
 /// Rows of a unit of a table in memory. Part of what orders are made from: how a table is cut in record batches is not.
@@ -83,18 +83,29 @@ impl Columns {
 
     /// Writes rows, each of which is at its place in some chunks, to consecutive slots, column by column. Of several rows that
     /// can't be written the first is told of, whichever column it is of.
-    fn write(&self, chunks: &[&[Bound]], rows: &[At], slots: Range<u32>, out: &mut Sink<'_>) -> Result<(), Fault> {
+    /// `stretches` are the same rows, if they are read one after the other.
+    fn write(
+        &self,
+        chunks: &[&[Bound]],
+        (rows, stretches): (&[At], &[Stretch]),
+        slots: Range<u32>,
+        out: &mut Sink<'_>,
+    ) -> Result<(), Fault> {
         let at_start = |error| Fault { at: 0, error };
         let mut block = out.begin_block(slots).map_err(at_start)?;
         let mut first: Option<Fault> = None;
         for (i, column) in self.columns.iter().enumerate() {
             let in_chunks = chunks.iter().map(|chunk| &chunk[i]);
             let in_chunks: Vec<&Bound> = try_collect(in_chunks, PICKED).map_err(at_start)?;
-            let until = first.as_ref().map_or(rows.len(), |fault| fault.at);
+            let (rows, stretches) = match &first {
+                Some(fault) => (&rows[..fault.at], &[][..]),
+                None => (rows, stretches),
+            };
             let gather = Gather {
                 column,
                 chunks: &in_chunks,
-                rows: &rows[..until],
+                rows,
+                stretches,
             };
             if let Err(mut fault) = gather.write(&mut block)
                 && first.as_ref().is_none_or(|first| fault.at < first.at)
@@ -234,7 +245,7 @@ impl Unit for OpenRows {
             let at: Vec<At> = at.collect::<Result<_>>()?;
             let slots = some[0].slot..some[0].slot + some.len() as u32;
             self.columns
-                .write(&chunks, &at, slots, out)
+                .write(&chunks, (&at, &stretches(&at)?), slots, out)
                 .map_err(|fault| fault.error.with_record(u64::from(some[fault.at].record)))?;
             rest = behind;
         }
@@ -292,7 +303,7 @@ pub(crate) fn pick(
             row: found.row,
         });
     }
-    let written = columns.write(&chunks, &at, slots.start as u32..slots.end as u32, out);
+    let written = columns.write(&chunks, (&at, &[]), slots.start as u32..slots.end as u32, out);
     written.map_err(|fault| {
         let slot = slots.start + fault.at;
         Unpicked {
