@@ -6,24 +6,19 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
 
-from fastpipe._columns.arrow_schema import require_pyarrow
 from fastpipe._options import Options, Settings
 from fastpipe._sources import Paths
 from fastpipe.errors import MalformedFileError, UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
+from fastpipe.units._file_units import FileUnits, read_files
 from fastpipe.units._files import File, Files, storage_errors
-from fastpipe.units._reading import fetches, reader_of, threads_of
-from fastpipe.units._schemas import chosen_columns, common_schema, without_nulls
+from fastpipe.units._schemas import common_schema, without_nulls
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["ArrowFileUnits", "read_arrow"]
-
-_SUFFIXES = (".arrow", ".feather", ".ipc")
-
-_REMOTE_FETCHES = 8
 
 # Local files of no more bytes are looked at as a whole to see which columns have nulls.
 _LOOKED_AT = 256 << 20
@@ -33,20 +28,21 @@ _OLD_FEATHER = b"FEA1"
 _STREAM = b"\xff\xff\xff\xff"
 
 
-class ArrowFileUnits:
+class ArrowFileUnits(FileUnits):
     """The record batches of Arrow IPC files, as a source (see `Units`).
 
     Args:
-        files: the files and where they are.
-        found: the files.
+        files: the file system.
+        found: the files on it.
         columns: the columns that are read; None for all.
     """
 
+    suffixes = (".arrow", ".feather", ".ipc")
+
     def __init__(self, files: Files, found: list[File], columns: list[str] | None = None) -> None:
-        self._storage, self._found, self._columns = files, found, columns
+        super().__init__(files, found, columns)
         self._batches: list[tuple[int, int]] = []
         self.rows: list[int] = []
-        self.files = [file.path for file in found]
         look = files.is_local and sum(file.size for file in found) <= _LOOKED_AT
         nulls: set[str] = set()
         schemas = []
@@ -58,8 +54,7 @@ class ArrowFileUnits:
         self._names = [schema.names for schema in schemas]
         common = common_schema(self.files, schemas)
         fields = [without_nulls(field) if look and field.name not in nulls else field for field in common]
-        whole = pa.schema(fields, metadata=common.metadata)
-        self.schema = whole if columns is None else chosen_columns(whole, columns)
+        self._choose(pa.schema(fields, metadata=common.metadata))
 
     def _walk(self, number: int, file: File, source: pa.NativeFile, nulls: set[str], look: bool) -> pa.Schema:
         """Counts the rows of a file's record batches, and notes which columns have nulls."""
@@ -87,14 +82,6 @@ class ArrowFileUnits:
                 }
         return whole
 
-    def select(self, columns: list[str]) -> ArrowFileUnits:
-        """The same record batches, of which only these columns are read."""
-        chosen = object.__new__(type(self))
-        chosen.__dict__ |= self.__dict__
-        chosen._columns = columns
-        chosen.schema = chosen_columns(self.schema, columns)
-        return chosen
-
     def name(self, unit: int) -> str:
         """The record batch and its file."""
         number, batch = self._batches[unit]
@@ -119,15 +106,6 @@ class ArrowFileUnits:
             table.validate()
             self._storage.check(file)
         return table
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._storage, self._found, self._columns)
-
-
-def _reopen(files: Files, found: list[File], columns: list[str] | None) -> ArrowFileUnits:
-    for file in found:
-        files.check(file)
-    return ArrowFileUnits(files, found, columns)
 
 
 def _nulls(column: pa.Array) -> bool:
@@ -223,8 +201,12 @@ def read_arrow(
         [[0, 1, 2], [3, 4]]
     """
     settings = Settings("read_arrow", batch_size, options)
-    require_pyarrow()
-    files = Files(filesystem)
-    at_once = fetches(num_fetches, threads_of(settings) if files.is_local else _REMOTE_FETCHES)
-    units = ArrowFileUnits(files, files.find(source, _SUFFIXES))
-    return reader_of(settings, units, features, columns, at_once)
+    return read_files(
+        ArrowFileUnits,
+        settings,
+        source,
+        features=features,
+        columns=columns,
+        filesystem=filesystem,
+        num_fetches=num_fetches,
+    )

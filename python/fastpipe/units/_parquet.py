@@ -7,27 +7,21 @@ import contextlib
 import io
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack
 
-from fastpipe._columns.arrow_schema import require_pyarrow
 from fastpipe._options import Options, Settings
 from fastpipe._sources import Paths
 from fastpipe.errors import SchemaError
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
+from fastpipe.units._file_units import FileUnits, read_files
 from fastpipe.units._files import File, Files, partition_of, storage_errors
-from fastpipe.units._reading import fetches, reader_of, threads_of
-from fastpipe.units._schemas import chosen_columns, common_schema, without_nulls
+from fastpipe.units._schemas import common_schema, without_nulls
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["ParquetUnits", "read_parquet"]
-
-_SUFFIXES = (".parquet", ".pq")
-
-# Calls at once where files are far away. On a local disk they decode, and do no waiting.
-_REMOTE_FETCHES = 8
 
 # Footers that are read at once.
 _OPENED_AT_ONCE = 8
@@ -36,18 +30,21 @@ _OPENED_AT_ONCE = 8
 _VALUE = 16
 
 
-class ParquetUnits:
+class ParquetUnits(FileUnits):
     """The row groups of Parquet files, as a source (see `Units`).
 
     Args:
-        files: the files and where they are.
-        found: the files.
-        hive: whether folders such as `year=2026` are columns.
+        files: the file system.
+        found: the files on it.
         columns: the columns that are read; None for all.
+        hive: whether folders such as `year=2026` are columns.
     """
 
-    def __init__(self, files: Files, found: list[File], *, hive: bool, columns: list[str] | None = None) -> None:
-        self._storage, self._found, self._hive, self._columns = files, found, hive, columns
+    suffixes = (".parquet", ".pq")
+
+    def __init__(self, files: Files, found: list[File], columns: list[str] | None = None, *, hive: bool) -> None:
+        super().__init__(files, found, columns)
+        self._hive = hive
         with concurrent.futures.ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(found))) as pool:
             opened = list(pool.map(self._open, found))
         self._metadata: list[Any] = [metadata for metadata, _ in opened]
@@ -66,10 +63,8 @@ class ParquetUnits:
             for group in range(metadata.num_row_groups)
             if metadata.row_group(group).num_rows > 0
         ]
-        whole = self._whole_schema(values)
-        self.schema = whole if columns is None else chosen_columns(whole, columns)
+        self._choose(self._whole_schema(values))
         self.rows = [self._metadata[number].row_group(group).num_rows for number, group in self._groups]
-        self.files = [file.path for file in found]
         self._sizes()
 
     def _open(self, file: File) -> tuple[Any, pa.Schema]:
@@ -133,12 +128,12 @@ class ParquetUnits:
                 total += sum(max(size, _VALUE * rows) for size in sizes)
             self.nbytes.append(total)
 
-    def select(self, columns: list[str]) -> ParquetUnits:
+    def _how(self) -> dict[str, Any]:
+        return {"hive": self._hive}
+
+    def select(self, columns: list[str]) -> Self:
         """The same row groups, of which only these columns are read."""
-        chosen = object.__new__(type(self))
-        chosen.__dict__ |= self.__dict__
-        chosen._columns = columns
-        chosen.schema = chosen_columns(self.schema, columns)
+        chosen = super().select(columns)
         chosen._sizes()
         return chosen
 
@@ -179,9 +174,6 @@ class ParquetUnits:
                     value = pa.scalar(folders[name]).cast(kind) if folders[name] is not None else pa.scalar(None, kind)
                     table = table.append_column(name, pa.repeat(value, table.num_rows))
         return table
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._storage, self._found, self._hive, self._columns)
 
 
 class _Unread(io.RawIOBase):
@@ -224,12 +216,6 @@ def _check_chunks(metadata: Any, size: int) -> None:
     file = pyarrow.parquet.ParquetFile(pa.PythonFile(_Unread(size), "r"), metadata=metadata, pre_buffer=True)
     with contextlib.suppress(_Reached):
         file.read_row_groups(range(metadata.num_row_groups), use_threads=False)
-
-
-def _reopen(files: Files, found: list[File], hive: bool, columns: list[str] | None) -> ParquetUnits:
-    for file in found:
-        files.check(file)
-    return ParquetUnits(files, found, hive=hive, columns=columns)
 
 
 def _width(kind: pa.DataType) -> int | None:
@@ -338,8 +324,13 @@ def read_parquet(
     settings = Settings("read_parquet", batch_size, options)
     if partitioning not in ("hive", None):
         raise ValueError(f"partitioning is 'hive' or None, not {partitioning!r}")
-    require_pyarrow()
-    files = Files(filesystem)
-    at_once = fetches(num_fetches, threads_of(settings) if files.is_local else _REMOTE_FETCHES)
-    units = ParquetUnits(files, files.find(source, _SUFFIXES), hive=partitioning == "hive")
-    return reader_of(settings, units, features, columns, at_once)
+    return read_files(
+        ParquetUnits,
+        settings,
+        source,
+        features=features,
+        columns=columns,
+        filesystem=filesystem,
+        num_fetches=num_fetches,
+        hive=partitioning == "hive",
+    )
