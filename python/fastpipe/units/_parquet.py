@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,6 @@ class ParquetUnits(FileUnits):
         ]
         self._choose(self._whole_schema(values))
         self.rows = [self._metadata[number].row_group(group).num_rows for number, group in self._groups]
-        self._sizes()
 
     def _open(self, file: File) -> tuple[Any, pa.Schema]:
         """The metadata and the schema of a file."""
@@ -112,21 +112,26 @@ class ParquetUnits(FileUnits):
                 raise pa.ArrowInvalid(f"a column of row group {group} is of another type than the schema says")
             return list(zip(self._leaves[number], columns, strict=True))
 
-    def _sizes(self) -> None:
-        """Guesses what units take in memory: values of a fixed size, and what others take in the file, decompressed."""
+    @functools.cached_property
+    def nbytes(self) -> list[int]:
+        """A guess of what units take in memory: values of a fixed size, and what others take in the file, decompressed.
+
+        It is made when it is asked for: of the columns that are read alone, where there may be many.
+        """
         widths = {field.name: _width(field.type) for field in self.schema}
         fixed = sum(width for width in widths.values() if width is not None)
         # Asking for a column of a row group takes microseconds, and there may be many.
         others = {name for name, width in widths.items() if width is None}
         asked = [[i for i, name in enumerate(leaves) if name in others] for leaves in self._leaves]
-        self.nbytes: list[int] = []
+        sizes: list[int] = []
         for (number, group), rows in zip(self._groups, self.rows, strict=True):
             total = fixed * rows
             if asked[number]:
                 row_group = self._metadata[number].row_group(group)
-                sizes = (row_group.column(i).total_uncompressed_size for i in asked[number])
-                total += sum(max(size, _VALUE * rows) for size in sizes)
-            self.nbytes.append(total)
+                chunks = (row_group.column(i).total_uncompressed_size for i in asked[number])
+                total += sum(max(size, _VALUE * rows) for size in chunks)
+            sizes.append(total)
+        return sizes
 
     def _how(self) -> dict[str, Any]:
         return {"hive": self._hive}
@@ -134,7 +139,7 @@ class ParquetUnits(FileUnits):
     def select(self, columns: list[str]) -> Self:
         """The same row groups, of which only these columns are read."""
         chosen = super().select(columns)
-        chosen._sizes()
+        chosen.__dict__.pop("nbytes", None)
         return chosen
 
     def name(self, unit: int) -> str:
