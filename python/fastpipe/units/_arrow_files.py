@@ -114,20 +114,19 @@ def _nulls(column: pa.Array) -> bool:
 
     if column.null_count > 0:
         return True
-    kind = column.type
-    if pa.types.is_dictionary(kind):
+    kind, types = column.type, pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _nulls(column.storage)
+    if types.is_dictionary(kind):
         return _nulls(column.dictionary)
-    if pa.types.is_struct(kind):
+    if types.is_struct(kind):
         return any(_nulls(column.field(i)) for i in range(kind.num_fields))
-    if pa.types.is_map(kind):
+    if types.is_map(kind):
         return _nulls(column.keys) or _nulls(column.items)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    # Lists and their views, and run ends.
+    if hasattr(column, "values"):
         return _nulls(column.values)
-    return not _is_flat(kind)
-
-
-def _is_flat(kind: pa.DataType) -> bool:
-    return bool(kind.num_fields == 0)
+    return bool(kind.num_fields > 0)
 
 
 def _check_magic(path: str, source: pa.NativeFile) -> None:
