@@ -16,7 +16,7 @@ from fastpipe.errors import MissingFileError, UnsupportedError
 
 __all__ = ["Paths", "expand", "local", "none_in_directory", "with_suffix"]
 
-Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 # One letter is a drive of Windows.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")

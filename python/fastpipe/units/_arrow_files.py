@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
 
-from fastpipe._options import Options, Settings
+from fastpipe._options import Options, Settings, takes_options
 from fastpipe._sources import Paths
 from fastpipe.errors import MalformedFileError, UnsupportedError
 from fastpipe.reader import Reader
@@ -150,6 +150,7 @@ def _check_magic(path: str, source: pa.NativeFile) -> None:
     raise MalformedFileError(f"{reason} (file {path})", path=path, reason=reason)
 
 
+@takes_options()
 def read_arrow(
     source: Paths,
     *,
@@ -165,6 +166,8 @@ def read_arrow(
     Record batches are read by pyarrow, wanted columns only, on threads of their own; rows are gathered from them. Files
     aren't mapped: one that is cut short while it is read raises an error, and doesn't end the process.
 
+    When rows are shuffled, `shuffle_buffer` is as large as 256 MiB of record batches allow, unless it is given.
+
     Args:
         source: a path, a glob, a directory (all files below it that end in `.arrow`, else in `.feather`, else in
             `.ipc`), or a list of these, as in `read_avro`.
@@ -176,7 +179,7 @@ def read_arrow(
         batch_size: rows a batch.
         filesystem: where the files are: a file system of `pyarrow.fs` or fsspec; None for local disks.
         num_fetches: record batches that are read at once; by default as many as `num_threads` on local disks, else 8.
-        **options: as in `read_avro`.
+        **options: see `fastpipe.Options`.
 
     Returns:
         The reader.
@@ -199,7 +202,7 @@ def read_arrow(
         >>> [batch["x"].tolist() for batch in fastpipe.read_arrow("numbers.feather", batch_size=3)]
         [[0, 1, 2], [3, 4]]
     """
-    settings = Settings("read_arrow", batch_size, options)
+    settings = Settings(read_arrow, batch_size, options)
     return read_files(
         ArrowFileUnits,
         settings,

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack
 
-from fastpipe._options import Options, Settings
+from fastpipe._options import Options, Settings, takes_options
 from fastpipe._sources import Paths
 from fastpipe.errors import SchemaError
 from fastpipe.reader import Reader
@@ -267,6 +267,7 @@ def _is_int64(text: str | None) -> bool:
         return False
 
 
+@takes_options()
 def read_parquet(
     source: Paths,
     *,
@@ -283,9 +284,8 @@ def read_parquet(
     Row groups are read and decoded by pyarrow, wanted columns only, on threads of their own; rows are gathered from
     them.
 
-    With `shuffle=True` rows of many row groups are mixed: the window is as large as 256 MiB of them allow, unless
-    `shuffle_buffer` says how many rows it has. Files with smaller row groups (some thousand rows) are mixed better, and
-    faster.
+    When rows are shuffled, `shuffle_buffer` is as large as 256 MiB of row groups allow, unless it is given. Files with
+    smaller row groups (some thousand rows) are mixed better, and faster.
 
     Args:
         source: a path, a glob (`**` for any depth), a directory (all files below it that end in `.parquet`, else in
@@ -301,7 +301,7 @@ def read_parquet(
             else text. None doesn't.
         num_fetches: row groups that are read at once: by default as many as `num_threads` on local disks, where that is
             work, and 8 elsewhere, where it is waiting.
-        **options: as in `read_avro`.
+        **options: see `fastpipe.Options`.
 
     Returns:
         The reader.
@@ -326,7 +326,7 @@ def read_parquet(
         [0 1 2] ['a', 'b', 'c']
         [3 4] ['d', 'e']
     """
-    settings = Settings("read_parquet", batch_size, options)
+    settings = Settings(read_parquet, batch_size, options)
     if partitioning not in ("hive", None):
         raise ValueError(f"partitioning is 'hive' or None, not {partitioning!r}")
     return read_files(
