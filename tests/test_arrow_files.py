@@ -13,6 +13,7 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.feather  # noqa: E402
 import pyarrow.ipc  # noqa: E402
 
+import column_files  # noqa: E402
 from column_files import FORMATS, table  # noqa: E402
 
 rows = FORMATS["arrow"].rows
@@ -134,6 +135,46 @@ def test_nulls_are_looked_for(folder: Path, column: Any, nulls: str) -> None:
         item["f"] if isinstance(item, dict) else None if "struct" in str(column.type) and item is None else item
         for item in column.to_pylist()
     ]
+
+
+MAP = pa.map_(pa.string(), pa.int32())
+TENSOR = pa.fixed_shape_tensor(pa.float32(), [2])
+
+
+def tensors(values: Any) -> Any:
+    return pa.ExtensionArray.from_storage(TENSOR, pa.array(values, pa.list_(pa.float32(), 2)))
+
+
+@pytest.mark.parametrize(
+    ("column", "nulls"),
+    [
+        (pa.array([[("a", 1)], []], MAP), ["error", "error"]),
+        (pa.array([[("a", None)], []], MAP), ["mask", "mask"]),
+        (pa.array([[("a", 1)], None], MAP), ["mask", "mask"]),
+        (pa.array([[("a", {"f": 1})], []], pa.map_(pa.string(), pa.struct({"f": pa.int8()}))), ["error", "error"]),
+        (pa.array([[1], []], pa.list_view(pa.int32())), ["error"]),
+        (pa.array([[1], [None]], pa.list_view(pa.int32())), ["mask"]),
+        (pa.array([[1], None], pa.large_list_view(pa.int32())), ["mask"]),
+        (pa.array([[1], [2]], pa.large_list_view(pa.int32())), ["error"]),
+        (pa.array([[{"f": 1}], []], pa.list_(pa.struct({"f": pa.int8()}))), ["error"]),
+        (pa.array([[{"f": None}], []], pa.list_(pa.struct({"f": pa.int8()}))), ["mask"]),
+        (pa.array([[{"f": [1]}], []], pa.list_view(pa.struct({"f": pa.list_view(pa.int8())}))), ["error"]),
+        (pa.compute.run_end_encode(pa.array([3, 3])), ["error"]),
+        (pa.compute.run_end_encode(pa.array([3, None])), ["mask"]),
+        (tensors([[1, 2], [3, 4]]), ["error"]),
+        (tensors([[1, 2], [3, None]]), ["mask"]),
+        (tensors([[1, 2], None]), ["mask"]),
+    ],
+    ids=str,
+)
+def test_nulls_are_looked_for_at_all_levels(folder: Path, column: Any, nulls: list[str]) -> None:
+    write("file", [pa.record_batch({"x": column})])
+    reader = fastpipe.read_arrow("file", batch_size=2)
+    assert [spec.nulls for spec in reader.features.values()] == nulls
+    table = fastpipe.from_arrow(pa.table({"x": column}), batch_size=2)
+    assert reader.features == table.features
+    (found,), (expected,) = ([column_files.as_rows(batch) for batch in batches] for batches in (reader, table))
+    assert found == expected
 
 
 def test_record_batches_without_rows(folder: Path) -> None:

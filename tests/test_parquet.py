@@ -154,6 +154,22 @@ def test_only_wanted_columns_are_read(folder: Path) -> None:
     assert (error.value.path, error.value.unit) == ("file", "row group 0 of file")
 
 
+def test_only_wanted_columns_count_for_the_window(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastpipe.units._data._WINDOW_BYTES", 256 << 10)
+    numbers = range(800)
+    columns = {"x": numbers, "t": [f"{i:1000}" for i in numbers], "f": [[0.0] * 125] * 800}
+    kinds = {"x": pa.int64(), "t": pa.string(), "f": pa.list_(pa.float64(), 125)}
+    parquet.write_table(pa.table(columns, pa.schema(kinds)), "file", row_group_size=100, use_dictionary=False)
+
+    def groups_of_batches(columns: list[str]) -> set[int]:
+        reader = fastpipe.read_parquet("file", columns=columns, batch_size=100, shuffle=True, seed=1)
+        return {len({x // 100 for x in batch["x"].tolist()}) for batch in reader}
+
+    # 32,768 rows would fit of 8 bytes, 262 rows of 1000, less those at both edges.
+    assert groups_of_batches(["x"]) == {8}
+    assert groups_of_batches(["x", "t"]) == groups_of_batches(["f", "x"]) == {1}
+
+
 def test_types_that_are_not_read_are_named(folder: Path) -> None:
     parquet.write_table(pa.table({"x": [1], "d": pa.array([1], pa.decimal256(70, 3))}), "file")
     found = rows("file", columns=["x"])

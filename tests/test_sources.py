@@ -164,6 +164,19 @@ def test_nothing_found_is_an_error(tree: Tree, source: Any) -> None:
         expand(source)
 
 
+def test_of_a_directory_the_first_suffix_is_taken_that_it_has_files_of(tree: Tree) -> None:
+    tree("a/1.x", "a/deep/2.x", "a/0.y", "b/3.y", "b/_4.x", "b/.5.x", "c/6.z", "b/7.xz")
+    suffixes = (".x", ".y")
+    assert expand("a", suffixes) == ["a/1.x", "a/deep/2.x"]
+    assert expand(["b", "a"], suffixes) == ["b/3.y", "a/1.x", "a/deep/2.x"], "each directory has a suffix of its own"
+    assert expand("a", (".y", ".x")) == ["a/0.y"]
+    assert expand(["c/6.z", "*/*.y"], suffixes) == ["c/6.z", "a/0.y", "b/3.y"], "only directories are looked through"
+    for source in ("c", ["a", "c"]):
+        with pytest.raises(fastpipe.MissingFileError, match=r"no file that ends in \.x or \.y \(file c\)") as error:
+            expand(source, suffixes)
+        assert error.value.path == "c"
+
+
 def test_the_home_directory(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tree("x.avro", "d/y.avro")
     for name in ("HOME", "USERPROFILE"):

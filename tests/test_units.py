@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import pickle
 import re
 import threading
 import time
@@ -513,6 +514,44 @@ def test_columns_are_chosen_once(kind: Any, options: dict[str, Any], names: list
 
 
 MASK = DenseSpec((), "int64", nulls="mask")
+
+
+class Wide(Selects):
+    """Three columns, of which `z` is by far the largest, as it says."""
+
+    def __init__(self, rows: list[int], columns: list[str] | None = None) -> None:
+        super().__init__(rows, columns)
+        sizes = {"x": 8, "y": 8, "z": 1 << 20}
+        row = sum(sizes[name] for name in columns or sizes)
+        self.nbytes = [row * number for number in rows]
+
+
+@pytest.mark.parametrize(
+    ("options", "window"),
+    [
+        # 256 rows of 1 MiB, less those at both edges, but no fewer than a unit has.
+        ({}, 100),
+        ({"columns": ["z", "x"]}, 100),
+        ({"columns": ["x"]}, 10_000),
+        ({"features": {"a": DenseSpec((), "int32", field="y")}}, 10_000),
+    ],
+    ids=str,
+)
+def test_only_columns_that_are_read_count_for_the_window(options: dict[str, Any], window: int) -> None:
+    reader = fastpipe.read_units(Wide([100] * 100), batch_size=100, shuffle=True, seed=1, **options)
+    again = pickle.loads(pickle.dumps(reader))
+    batches = [batch.popitem()[1] for batch in reader]
+    units = [len({x // 100 for x in batch.tolist()}) for batch in batches]
+    assert sum(map(len, batches)) == 10_000
+    assert max(units) == 1 if window == 100 else min(units) > 40
+    assert [batch.popitem()[1].tolist() for batch in again] == [batch.tolist() for batch in batches]
+
+
+def test_only_columns_that_are_read_count_for_a_limit() -> None:
+    options: dict[str, Any] = {"batch_size": 100, "memory_limit": "8MB", "num_fetches": 1, "num_threads": 1}
+    assert flat(fastpipe.read_units(Wide([100] * 10), columns=["x"], **options)) == list(range(1000))
+    with pytest.raises(fastpipe.LimitError, match=r"memory_limit is 8\.0 MB, and this takes at least 2\d\d"):
+        list(fastpipe.read_units(Wide([100] * 10), **options))
 
 
 @pytest.mark.parametrize("features", [None, {"x": MASK}], ids=["inferred", "mask"])

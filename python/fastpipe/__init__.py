@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from fastpipe._columns import to_arrow
 from fastpipe._fastpipe import __version__
+from fastpipe._options import Options
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
 from fastpipe.avro import AvroFile, infer_features, read_avro
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
@@ -62,6 +63,7 @@ __all__ = [
     "Masked",
     "MissingFileError",
     "NullValueError",
+    "Options",
     "OutOfMemoryError",
     "PassClosedError",
     "PointLocation",

@@ -52,14 +52,14 @@ class Folder:
         return listed
 
 
-def files_below(folder: str, suffix: str) -> list[str]:
-    """The visible files with a suffix in a folder and all visible ones below it, sorted.
+def files_below(folder: str) -> list[str]:
+    """The visible files in a folder and all visible ones below it, sorted.
 
     Raises:
         MissingFileError: for a link that leads nowhere.
         StorageError: if a folder can't be read.
     """
-    return sorted(path for found in _below([folder]) for path in _visible(found.files) if path.endswith(suffix))
+    return sorted(path for found in _below([folder]) for path in _visible(found.files))
 
 
 def matching(pattern: str) -> list[str]:

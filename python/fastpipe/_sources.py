@@ -14,15 +14,15 @@ from fastpipe._arguments import shown
 from fastpipe._folders import broken_link, files_below, matching
 from fastpipe.errors import MissingFileError, UnsupportedError
 
-__all__ = ["Paths", "expand", "local"]
+__all__ = ["Paths", "expand", "local", "none_in_directory", "with_suffix"]
 
-Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 # One letter is a drive of Windows.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
-def expand(source: Paths, suffix: str = ".avro") -> list[str]:
+def expand(source: Paths, suffixes: tuple[str, ...] = (".avro",)) -> list[str]:
     """Lists the files that a source names.
 
     Directories and globs leave out files and folders that begin with `_` or `.`, as Hadoop's readers do: they hold what
@@ -31,10 +31,10 @@ def expand(source: Paths, suffix: str = ".avro") -> list[str]:
     end. A file that is linked twice is read twice.
 
     Args:
-        source: a path, a glob (`**` for any depth), a directory (all files below it that end in `suffix`), or a list of
-            these. What a list names keeps its order; what a glob or directory holds is sorted. A path that exists is
-            taken as it is, even if it looks like a glob or begins with `~`, which else is the home directory.
-        suffix: of the files that are taken from directories.
+        source: a path, a glob (`**` for any depth), a directory (all files below it with one of the suffixes), or a
+            list of these. What a list names keeps its order; what a glob or directory holds is sorted. A path that
+            exists is taken as it is, even if it looks like a glob or begins with `~`, which else is the home directory.
+        suffixes: what the files end in that are taken from a directory: the first of them that it has files of.
 
     Returns:
         Paths as they will be named in errors.
@@ -47,14 +47,14 @@ def expand(source: Paths, suffix: str = ".avro") -> list[str]:
         UnsupportedError: for a URL of anything but a local file.
     """
     if isinstance(source, str | os.PathLike):
-        return _expand_one(source, suffix)
+        return _expand_one(source, suffixes)
     _refuse_contents(source)
     try:
         items = iter(source)
     except TypeError:
         kind = type(source).__name__
         raise TypeError(f"source is a path, a glob, a directory or a list of these, not {kind}") from None
-    files = [path for item in items for path in _expand_one(item, suffix)]
+    files = [path for item in items for path in _expand_one(item, suffixes)]
     if not files:
         raise MissingFileError("the list of files is empty", reason="the list of files is empty")
     return files
@@ -67,10 +67,21 @@ def _refuse_contents(source: object) -> None:
         raise TypeError(f"source is a path, not {kind}: open files and bytes aren't read yet; write them to a file")
 
 
-def _expand_one(item: str | os.PathLike[str], suffix: str) -> list[str]:
+def with_suffix(paths: list[str], suffixes: tuple[str, ...]) -> list[str]:
+    """The files of a directory with the first of the suffixes that any has; none if none has one."""
+    found = ([path for path in paths if path.endswith(suffix)] for suffix in suffixes)
+    return next(filter(None, found), [])
+
+
+def none_in_directory(suffixes: tuple[str, ...]) -> str:
+    """Why nothing is read of a directory in which no file has one of these suffixes."""
+    return f"the directory holds no file that ends in {' or '.join(suffixes)}"
+
+
+def _expand_one(item: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[str]:
     path = local(item)
     if os.path.isdir(path):
-        return _nonempty(files_below(path, suffix), path, f"the directory holds no *{suffix} file")
+        return _nonempty(with_suffix(files_below(path), suffixes), path, none_in_directory(suffixes))
     if os.path.exists(path):
         return [path]
     if os.path.islink(path):

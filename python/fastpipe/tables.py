@@ -12,7 +12,7 @@ from fastpipe._arguments import shown
 from fastpipe._column_features import asked_for, is_time, rewritten, written
 from fastpipe._columns import to_arrow
 from fastpipe._data import Words
-from fastpipe._options import Options, Settings
+from fastpipe._options import Options, Settings, takes_options
 from fastpipe._state import VERSION
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
 from fastpipe.reader import Reader
@@ -79,6 +79,7 @@ class TableData:
         return f"a table of {self.handle.num_rows} rows"
 
 
+@takes_options()
 def from_arrow(
     table: Any,
     *,
@@ -93,8 +94,8 @@ def from_arrow(
     that say how values are stored (dictionaries, run ends, views), and values of another type than the wanted one, are
     rewritten when the reader is made. Streams are read to their end.
 
-    With `shuffle=True` the window is the whole table unless `shuffle_buffer` says otherwise, so every order of the rows
-    is as likely as any other. The order doesn't depend on how the table is cut in record batches.
+    When rows are shuffled, `shuffle_buffer` is the whole table, unless it is given: with `shuffle=True` every order of
+    the rows is as likely as any other. The order doesn't depend on how the table is cut in record batches.
 
     Args:
         table: what has `__arrow_c_stream__` or `__arrow_c_array__`: a table, record batch or reader of pyarrow, a data
@@ -106,7 +107,7 @@ def from_arrow(
             decimals float64, dictionaries what they stand for. Columns in which there are nulls have `nulls="mask"`.
         columns: only these, and what is nested in them; at least one.
         batch_size: rows a batch.
-        **options: as in `read_avro`.
+        **options: see `fastpipe.Options`.
 
     Returns:
         The reader. It keeps the table's memory alive.
@@ -128,13 +129,14 @@ def from_arrow(
         [1. 2.] [['a'], []]
         [3.] [['b', 'c']]
     """
-    settings = Settings("from_arrow", batch_size, options)
+    settings = Settings(from_arrow, batch_size, options)
     if not (hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__")):
         hint = "; from_arrays takes a dict of arrays" if isinstance(table, Mapping) else ""
         raise TypeError(f"a table has __arrow_c_stream__ or __arrow_c_array__, which {shown(table)} lacks{hint}")
     return _reader(settings, table, features, columns)
 
 
+@takes_options()
 def from_arrays(
     arrays: Mapping[str, Any],
     *,
@@ -152,7 +154,7 @@ def from_arrays(
         features: as in `from_arrow`.
         columns: as in `from_arrow`.
         batch_size: rows a batch.
-        **options: as in `read_avro`.
+        **options: see `fastpipe.Options`.
 
     Returns:
         The reader. It keeps the arrays alive.
@@ -170,7 +172,7 @@ def from_arrays(
         >>> [batch["x"].shape for batch in reader]
         [(2, 2), (1, 2)]
     """
-    settings = Settings("from_arrays", batch_size, options)
+    settings = Settings(from_arrays, batch_size, options)
     given: Any = arrays  # Users may give anything.
     if not isinstance(given, Mapping):
         hint = "; from_arrow takes Arrow data" if hasattr(given, "__arrow_c_stream__") else ""
@@ -189,10 +191,7 @@ def _reader(
         formed = Features({name: _formed(table.get(name), spec) for name, spec in data.features.items()})
         if formed != data.features:
             data = TableData(table, formed, None)
-    ordering = settings.ordering
-    if ordering.shuffle != "sequential" and ordering.shuffle_buffer is None:
-        ordering = replace(ordering, shuffle_buffer=data.default_window(ordering.batch_size))
-    return settings.reader(data, ordering)
+    return settings.reader(data, data.default_window)
 
 
 def _known(table: Any, columns: list[str] | None) -> Features | None:

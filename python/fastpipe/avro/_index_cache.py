@@ -10,7 +10,7 @@ from fastpipe.errors import StorageError
 
 __all__ = ["IndexCache", "cache_directory", "user_cache_directory"]
 
-IndexCache: TypeAlias = "bool | str | os.PathLike[str] | None"
+IndexCache: TypeAlias = bool | str | os.PathLike[str] | None
 
 
 def cache_directory(index_cache: IndexCache) -> str | None:

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, SupportsIndex, Unpack
 
-from fastpipe._ordering import Ordering, ShardBy, Shuffle, Uneven, within
-from fastpipe._running import Running
+from fastpipe._options import Options, Settings, takes_options
 from fastpipe._sampling import Sampling
 from fastpipe.interactions._data import InteractionsData, OnFull
-from fastpipe.interactions._interactions import LARGEST, Interactions
-from fastpipe.reader import Reader, made
+from fastpipe.interactions._interactions import Interactions
+from fastpipe.reader import Reader
 
 __all__ = ["read_interactions"]
 
 
+@takes_options(shuffle=True)
 def read_interactions(
     data: Interactions,
     *,
     negatives: int = 4,
-    batch_size: int,
-    seed: int | None = None,
-    shuffle: bool | Shuffle = True,
-    shuffle_buffer: int | None = None,
-    drop_last: bool = False,
+    batch_size: SupportsIndex,
     item_dtype: Literal["uint16", "int32"] | None = None,
     repeats: bool = True,
     sampling: Sampling = "uniform",
     power: float = 0.75,
     on_full: OnFull = "error",
-    epochs: int | None = 1,
-    rank: int = 0,
-    world_size: int = 1,
-    shard_by: ShardBy | None = None,
-    uneven: Uneven = "drop",
-    num_threads: int | Literal["auto"] = "auto",
-    prefetch: int | None = None,
-    memory_limit: int | str | None = None,
-    progress: bool = False,
+    **options: Unpack[Options],
 ) -> Reader:
     """Reads interactions as batches of points, with negatives that are drawn anew in each epoch.
 
@@ -45,20 +33,13 @@ def read_interactions(
     on seed, epoch, the positive and the number of the negative alone: not on batches, threads, ranks or shards.
 
     Batches are dicts of `"user"` (int32 `[batch]`, numbers that stand for `data.users`), `"item"` (uint16, or int32
-    where there are more than 65,535 items) and `"label"` (int8): 7 bytes a point.
+    where there are more than 65,535 items) and `"label"` (int8): 7 bytes a point. `memory_limit` doesn't count the
+    positives, which stay in memory.
 
     Args:
         data: the positives.
         negatives: points with label 0 for each positive, 0 to 65,535.
         batch_size: points a batch.
-        seed: of negatives and shuffling, 0 to 2^64 - 1. One is drawn by default, and shown by `reader.seed`.
-        shuffle: True or `"window"`: points are shuffled in windows of `shuffle_buffer` points, each of which is a
-            uniform permutation. False: users as they are numbered, and each positive with its negatives behind it.
-            Others: as in `read_avro`, with shards of 32,000 positives, or more where there are many, for blocks.
-        shuffle_buffer: points of a window, pool or buffer, rounded up to whole batches. By default all points of an
-            epoch, up to 2^31, so that it is one uniform permutation. Where that doesn't fit in `memory_limit`, an error
-            names the largest number that does.
-        drop_last: whether to leave out a last batch of fewer points.
         item_dtype: `"uint16"` or `"int32"`, whatever the number of items.
         repeats: whether the negatives of one positive are drawn independently, so that some may be the same; False for
             different ones.
@@ -67,16 +48,16 @@ def read_interactions(
         power: exponent of the popularity, 0 or more.
         on_full: what becomes of users who have too few unseen items to draw from: none at all or, without repeats,
             fewer than `negatives`. `"error"` raises; `"skip"` leaves out their positives.
+        seed: of negatives and shuffling, 0 to 2^64 - 1. One is drawn by default, and shown by `reader.seed`.
+        shuffle: True or `"window"`: points are shuffled in windows of `shuffle_buffer` points, each of which is a
+            uniform permutation. False: users as they are numbered, and each positive with its negatives behind it.
+            Others: as in `fastpipe.Options`; units are shards of 32,000 positives, or more where there are many.
+        shuffle_buffer: points of a window, pool or buffer, rounded up to whole batches. By default all points of an
+            epoch, up to 2^31, so that it is one uniform permutation. Where that doesn't fit in `memory_limit`, an error
+            names the largest number that does.
         epochs: how often each pass goes through the data, each time in another order and with other negatives; None for
             without end.
-        rank: which share of the batches to yield, 0 to `world_size - 1`.
-        world_size: number of shares.
-        shard_by: what ranks share out, as in `read_avro`.
-        uneven: as in `read_avro`.
-        num_threads: threads that draw and place points; as in `read_avro`.
-        prefetch: as in `read_avro`.
-        memory_limit: as in `read_avro`. It changes no row. The positives themselves come on top.
-        progress: whether to show a progress bar (extra `progress`).
+        **options: see `fastpipe.Options`.
 
     Returns:
         A `Reader`, as `read_avro` returns it: with states, ranks, `batch_at`, `locate` and `stats`; adapters take it,
@@ -98,7 +79,7 @@ def read_interactions(
     """
     if not isinstance(data, Interactions):
         raise TypeError(f"data is Interactions, as Interactions.from_arrays makes them, not {type(data).__name__}")
-    running = Running.checked(num_threads=num_threads, prefetch=prefetch, memory_limit=memory_limit)
+    settings = Settings(read_interactions, batch_size, options)
     source = InteractionsData(
         data,
         negatives=negatives,
@@ -108,18 +89,4 @@ def read_interactions(
         power=power,
         on_full=on_full,
     )
-    size = within("batch_size", batch_size, 1, LARGEST)
-    if shuffle is not False and shuffle_buffer is None:
-        shuffle_buffer = source.default_window(size)
-    ordering = Ordering.checked(
-        batch_size=size,
-        drop_last=drop_last,
-        shuffle=shuffle,
-        shuffle_buffer=shuffle_buffer,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        shard_by=shard_by,
-        uneven=uneven,
-    )
-    return made(source, ordering=ordering, running=running, progress=progress, epochs=epochs)
+    return settings.reader(source, source.default_window)

@@ -198,7 +198,7 @@ def from_csv(source: Paths, names: Columns, delimiter: str, column_names: list[s
     read = csv.ReadOptions(column_names=column_names)
     parse = csv.ParseOptions(delimiter=delimiter)
     convert = csv.ConvertOptions(include_columns=names.wanted)
-    for path in expand(source, ".csv"):
+    for path in expand(source, (".csv",)):
         _must_exist(path)
         try:
             with csv.open_csv(path, read_options=read, parse_options=parse) as opened:

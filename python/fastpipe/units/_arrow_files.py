@@ -6,24 +6,19 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
 
-from fastpipe._columns.arrow_schema import require_pyarrow
-from fastpipe._options import Options, Settings
+from fastpipe._options import Options, Settings, takes_options
 from fastpipe._sources import Paths
 from fastpipe.errors import MalformedFileError, UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
+from fastpipe.units._file_units import FileUnits, read_files
 from fastpipe.units._files import File, Files, storage_errors
-from fastpipe.units._reading import fetches, reader_of, threads_of
-from fastpipe.units._schemas import chosen_columns, common_schema, without_nulls
+from fastpipe.units._schemas import common_schema, without_nulls
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["ArrowFileUnits", "read_arrow"]
-
-_SUFFIXES = (".arrow", ".feather", ".ipc")
-
-_REMOTE_FETCHES = 8
 
 # Local files of no more bytes are looked at as a whole to see which columns have nulls.
 _LOOKED_AT = 256 << 20
@@ -33,20 +28,21 @@ _OLD_FEATHER = b"FEA1"
 _STREAM = b"\xff\xff\xff\xff"
 
 
-class ArrowFileUnits:
+class ArrowFileUnits(FileUnits):
     """The record batches of Arrow IPC files, as a source (see `Units`).
 
     Args:
-        files: the files and where they are.
-        found: the files.
+        files: the file system.
+        found: the files on it.
         columns: the columns that are read; None for all.
     """
 
+    suffixes = (".arrow", ".feather", ".ipc")
+
     def __init__(self, files: Files, found: list[File], columns: list[str] | None = None) -> None:
-        self._storage, self._found, self._columns = files, found, columns
+        super().__init__(files, found, columns)
         self._batches: list[tuple[int, int]] = []
         self.rows: list[int] = []
-        self.files = [file.path for file in found]
         look = files.is_local and sum(file.size for file in found) <= _LOOKED_AT
         nulls: set[str] = set()
         schemas = []
@@ -58,8 +54,7 @@ class ArrowFileUnits:
         self._names = [schema.names for schema in schemas]
         common = common_schema(self.files, schemas)
         fields = [without_nulls(field) if look and field.name not in nulls else field for field in common]
-        whole = pa.schema(fields, metadata=common.metadata)
-        self.schema = whole if columns is None else chosen_columns(whole, columns)
+        self._choose(pa.schema(fields, metadata=common.metadata))
 
     def _walk(self, number: int, file: File, source: pa.NativeFile, nulls: set[str], look: bool) -> pa.Schema:
         """Counts the rows of a file's record batches, and notes which columns have nulls."""
@@ -87,14 +82,6 @@ class ArrowFileUnits:
                 }
         return whole
 
-    def select(self, columns: list[str]) -> ArrowFileUnits:
-        """The same record batches, of which only these columns are read."""
-        chosen = object.__new__(type(self))
-        chosen.__dict__ |= self.__dict__
-        chosen._columns = columns
-        chosen.schema = chosen_columns(self.schema, columns)
-        return chosen
-
     def name(self, unit: int) -> str:
         """The record batch and its file."""
         number, batch = self._batches[unit]
@@ -120,15 +107,6 @@ class ArrowFileUnits:
             self._storage.check(file)
         return table
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._storage, self._found, self._columns)
-
-
-def _reopen(files: Files, found: list[File], columns: list[str] | None) -> ArrowFileUnits:
-    for file in found:
-        files.check(file)
-    return ArrowFileUnits(files, found, columns)
-
 
 def _nulls(column: pa.Array) -> bool:
     """Whether there are nulls at any level."""
@@ -136,20 +114,19 @@ def _nulls(column: pa.Array) -> bool:
 
     if column.null_count > 0:
         return True
-    kind = column.type
-    if pa.types.is_dictionary(kind):
+    kind, types = column.type, pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _nulls(column.storage)
+    if types.is_dictionary(kind):
         return _nulls(column.dictionary)
-    if pa.types.is_struct(kind):
+    if types.is_struct(kind):
         return any(_nulls(column.field(i)) for i in range(kind.num_fields))
-    if pa.types.is_map(kind):
+    if types.is_map(kind):
         return _nulls(column.keys) or _nulls(column.items)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    # Lists and their views, and run ends.
+    if hasattr(column, "values"):
         return _nulls(column.values)
-    return not _is_flat(kind)
-
-
-def _is_flat(kind: pa.DataType) -> bool:
-    return bool(kind.num_fields == 0)
+    return bool(kind.num_fields > 0)
 
 
 def _check_magic(path: str, source: pa.NativeFile) -> None:
@@ -173,6 +150,7 @@ def _check_magic(path: str, source: pa.NativeFile) -> None:
     raise MalformedFileError(f"{reason} (file {path})", path=path, reason=reason)
 
 
+@takes_options()
 def read_arrow(
     source: Paths,
     *,
@@ -188,6 +166,8 @@ def read_arrow(
     Record batches are read by pyarrow, wanted columns only, on threads of their own; rows are gathered from them. Files
     aren't mapped: one that is cut short while it is read raises an error, and doesn't end the process.
 
+    When rows are shuffled, `shuffle_buffer` is as large as 256 MiB of record batches allow, unless it is given.
+
     Args:
         source: a path, a glob, a directory (all files below it that end in `.arrow`, else in `.feather`, else in
             `.ipc`), or a list of these, as in `read_avro`.
@@ -199,7 +179,7 @@ def read_arrow(
         batch_size: rows a batch.
         filesystem: where the files are: a file system of `pyarrow.fs` or fsspec; None for local disks.
         num_fetches: record batches that are read at once; by default as many as `num_threads` on local disks, else 8.
-        **options: as in `read_avro`.
+        **options: see `fastpipe.Options`.
 
     Returns:
         The reader.
@@ -222,9 +202,13 @@ def read_arrow(
         >>> [batch["x"].tolist() for batch in fastpipe.read_arrow("numbers.feather", batch_size=3)]
         [[0, 1, 2], [3, 4]]
     """
-    settings = Settings("read_arrow", batch_size, options)
-    require_pyarrow()
-    files = Files(filesystem)
-    at_once = fetches(num_fetches, threads_of(settings) if files.is_local else _REMOTE_FETCHES)
-    units = ArrowFileUnits(files, files.find(source, _SUFFIXES))
-    return reader_of(settings, units, features, columns, at_once)
+    settings = Settings(read_arrow, batch_size, options)
+    return read_files(
+        ArrowFileUnits,
+        settings,
+        source,
+        features=features,
+        columns=columns,
+        filesystem=filesystem,
+        num_fetches=num_fetches,
+    )

@@ -75,32 +75,32 @@ class UnitsData:
                 f"units.schema must be an Arrow schema (it has __arrow_c_schema__), not {shown(units.schema)}"
             )
         self._rows = _counts(units.rows, "rows", _MOST_ROWS)
-        nbytes = getattr(units, "nbytes", None)
-        if nbytes is not None:
-            nbytes = _counts(nbytes, "nbytes", 2**63 - 1)
-            if len(nbytes) != len(self._rows):
-                raise ValueError(f"units.nbytes has {len(nbytes)} entries, and units.rows {len(self._rows)}")
         if features is None:
             features = _written(units.schema, columns)
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
-        # What is read is chosen when it is known what is wanted.
-        chosen: list[Units] = []
 
         def begin(calls: _fastpipe.UnitCalls, threads: int) -> int:
-            return start(chosen[0].read, calls, threads)
+            return start(chosen.read, calls, threads)
 
-        self.handle = _fastpipe.UnitsDataset(
-            units.schema,
-            self._rows,
-            nbytes,
-            functools.partial(_name, units),
-            begin,
-            num_fetches,
-            lowered,
-            columns if lowered is None else None,
-        )
-        select = getattr(units, "select", None)
-        chosen.append(units if select is None else select(self.handle.used()))
+        def handle(nbytes: list[int] | None) -> _fastpipe.UnitsDataset:
+            return _fastpipe.UnitsDataset(
+                units.schema,
+                self._rows,
+                nbytes,
+                functools.partial(_name, units),
+                begin,
+                num_fetches,
+                lowered,
+                columns if lowered is None else None,
+            )
+
+        chosen, first = units, None
+        if (select := getattr(units, "select", None)) is not None:
+            # A handle tells which columns are read. Only these count for memory, so nbytes is asked of what has them.
+            first = handle(None)
+            chosen = select(first.used())
+        nbytes = _nbytes(chosen, len(self._rows))
+        self.handle = handle(nbytes) if first is None or nbytes is not None else first
         if features is None:
             features = inferred(self.handle.features())
             if not features:
@@ -163,6 +163,16 @@ def _written(schema: Any, columns: list[str] | None) -> Features | None:
 
 def _unread(calls: _fastpipe.UnitCalls, threads: int) -> int:
     return 0
+
+
+def _nbytes(units: Units, number: int) -> list[int] | None:
+    nbytes = getattr(units, "nbytes", None)
+    if nbytes is None:
+        return None
+    counts = _counts(nbytes, "nbytes", 2**63 - 1)
+    if len(counts) != number:
+        raise ValueError(f"units.nbytes has {len(counts)} entries, and units.rows {number}")
+    return counts
 
 
 def _name(units: Units, unit: int) -> str:

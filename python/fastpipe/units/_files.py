@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastpipe._arguments import shown
 from fastpipe._columns.arrow_schema import require_pyarrow
-from fastpipe._sources import Paths, expand
+from fastpipe._sources import Paths, expand, none_in_directory, with_suffix
 from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, StorageError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Files:
         """
         if self.given is None:
             try:
-                paths = _expanded(source, suffixes)
+                paths = expand(source, suffixes)
             except UnsupportedError as error:
                 reason = "a URL needs its file system: give filesystem=pyarrow.fs.S3FileSystem(...) or one of fsspec"
                 raise UnsupportedError(f"{reason} (file {error.path})", path=error.path, reason=reason) from None
@@ -109,14 +109,14 @@ class Files:
             if _MAGIC.isdisjoint(path):
                 if self.system.get_file_info(path).type != pyarrow.fs.FileType.Directory:
                     return [path]
-                found = _of_one_suffix(below(path), suffixes)
+                found = with_suffix(below(path), suffixes)
             else:
                 parts = path.split("/")
                 fixed = next(i for i, part in enumerate(parts) if not _MAGIC.isdisjoint(part))
                 found = [name for name in below("/".join(parts[:fixed])) if _matches(name.split("/"), parts)]
         if not found:
             is_folder = _MAGIC.isdisjoint(path)
-            reason = _none_in_folder(suffixes) if is_folder else "no file matches the pattern"
+            reason = none_in_directory(suffixes) if is_folder else "no file matches the pattern"
             raise MissingFileError(f"{reason} (file {path})", path=path, reason=reason)
         return found
 
@@ -155,32 +155,6 @@ class Files:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Files, (self.given,)
-
-
-def _expanded(source: Paths, suffixes: tuple[str, ...]) -> list[str]:
-    """As `expand`, for several endings: of a directory, the first that it has files of."""
-    for suffix in suffixes[:-1]:
-        try:
-            return expand(source, suffix)
-        except MissingFileError as error:
-            if "the directory holds no" not in error.reason:
-                raise
-    try:
-        return expand(source, suffixes[-1])
-    except MissingFileError as error:
-        if "the directory holds no" not in error.reason:
-            raise
-        reason = _none_in_folder(suffixes)
-        raise MissingFileError(f"{reason} (file {error.path})", path=error.path, reason=reason) from None
-
-
-def _none_in_folder(suffixes: tuple[str, ...]) -> str:
-    return "the directory holds no file that ends in " + " or ".join(suffixes)
-
-
-def _of_one_suffix(paths: list[str], suffixes: tuple[str, ...]) -> list[str]:
-    found = ([path for path in paths if path.endswith(suffix)] for suffix in suffixes)
-    return next((some for some in found if some), [])
 
 
 def _items(source: Any) -> list[str]:

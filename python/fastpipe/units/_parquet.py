@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import io
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack
 
-from fastpipe._columns.arrow_schema import require_pyarrow
-from fastpipe._options import Options, Settings
+from fastpipe._options import Options, Settings, takes_options
 from fastpipe._sources import Paths
 from fastpipe.errors import SchemaError
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
+from fastpipe.units._file_units import FileUnits, read_files
 from fastpipe.units._files import File, Files, partition_of, storage_errors
-from fastpipe.units._reading import fetches, reader_of, threads_of
-from fastpipe.units._schemas import chosen_columns, common_schema, without_nulls
+from fastpipe.units._schemas import common_schema, without_nulls
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["ParquetUnits", "read_parquet"]
-
-_SUFFIXES = (".parquet", ".pq")
-
-# Calls at once where files are far away. On a local disk they decode, and do no waiting.
-_REMOTE_FETCHES = 8
 
 # Footers that are read at once.
 _OPENED_AT_ONCE = 8
@@ -36,18 +31,21 @@ _OPENED_AT_ONCE = 8
 _VALUE = 16
 
 
-class ParquetUnits:
+class ParquetUnits(FileUnits):
     """The row groups of Parquet files, as a source (see `Units`).
 
     Args:
-        files: the files and where they are.
-        found: the files.
-        hive: whether folders such as `year=2026` are columns.
+        files: the file system.
+        found: the files on it.
         columns: the columns that are read; None for all.
+        hive: whether folders such as `year=2026` are columns.
     """
 
-    def __init__(self, files: Files, found: list[File], *, hive: bool, columns: list[str] | None = None) -> None:
-        self._storage, self._found, self._hive, self._columns = files, found, hive, columns
+    suffixes = (".parquet", ".pq")
+
+    def __init__(self, files: Files, found: list[File], columns: list[str] | None = None, *, hive: bool) -> None:
+        super().__init__(files, found, columns)
+        self._hive = hive
         with concurrent.futures.ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(found))) as pool:
             opened = list(pool.map(self._open, found))
         self._metadata: list[Any] = [metadata for metadata, _ in opened]
@@ -66,11 +64,8 @@ class ParquetUnits:
             for group in range(metadata.num_row_groups)
             if metadata.row_group(group).num_rows > 0
         ]
-        whole = self._whole_schema(values)
-        self.schema = whole if columns is None else chosen_columns(whole, columns)
+        self._choose(self._whole_schema(values))
         self.rows = [self._metadata[number].row_group(group).num_rows for number, group in self._groups]
-        self.files = [file.path for file in found]
-        self._sizes()
 
     def _open(self, file: File) -> tuple[Any, pa.Schema]:
         """The metadata and the schema of a file."""
@@ -117,29 +112,34 @@ class ParquetUnits:
                 raise pa.ArrowInvalid(f"a column of row group {group} is of another type than the schema says")
             return list(zip(self._leaves[number], columns, strict=True))
 
-    def _sizes(self) -> None:
-        """Guesses what units take in memory: values of a fixed size, and what others take in the file, decompressed."""
+    @functools.cached_property
+    def nbytes(self) -> list[int]:
+        """A guess of what units take in memory: values of a fixed size, and what others take in the file, decompressed.
+
+        It is made when it is asked for: of the columns that are read alone, where there may be many.
+        """
         widths = {field.name: _width(field.type) for field in self.schema}
         fixed = sum(width for width in widths.values() if width is not None)
         # Asking for a column of a row group takes microseconds, and there may be many.
         others = {name for name, width in widths.items() if width is None}
         asked = [[i for i, name in enumerate(leaves) if name in others] for leaves in self._leaves]
-        self.nbytes: list[int] = []
+        sizes: list[int] = []
         for (number, group), rows in zip(self._groups, self.rows, strict=True):
             total = fixed * rows
             if asked[number]:
                 row_group = self._metadata[number].row_group(group)
-                sizes = (row_group.column(i).total_uncompressed_size for i in asked[number])
-                total += sum(max(size, _VALUE * rows) for size in sizes)
-            self.nbytes.append(total)
+                chunks = (row_group.column(i).total_uncompressed_size for i in asked[number])
+                total += sum(max(size, _VALUE * rows) for size in chunks)
+            sizes.append(total)
+        return sizes
 
-    def select(self, columns: list[str]) -> ParquetUnits:
+    def _how(self) -> dict[str, Any]:
+        return {"hive": self._hive}
+
+    def select(self, columns: list[str]) -> Self:
         """The same row groups, of which only these columns are read."""
-        chosen = object.__new__(type(self))
-        chosen.__dict__ |= self.__dict__
-        chosen._columns = columns
-        chosen.schema = chosen_columns(self.schema, columns)
-        chosen._sizes()
+        chosen = super().select(columns)
+        chosen.__dict__.pop("nbytes", None)
         return chosen
 
     def name(self, unit: int) -> str:
@@ -179,9 +179,6 @@ class ParquetUnits:
                     value = pa.scalar(folders[name]).cast(kind) if folders[name] is not None else pa.scalar(None, kind)
                     table = table.append_column(name, pa.repeat(value, table.num_rows))
         return table
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._storage, self._found, self._hive, self._columns)
 
 
 class _Unread(io.RawIOBase):
@@ -224,12 +221,6 @@ def _check_chunks(metadata: Any, size: int) -> None:
     file = pyarrow.parquet.ParquetFile(pa.PythonFile(_Unread(size), "r"), metadata=metadata, pre_buffer=True)
     with contextlib.suppress(_Reached):
         file.read_row_groups(range(metadata.num_row_groups), use_threads=False)
-
-
-def _reopen(files: Files, found: list[File], hive: bool, columns: list[str] | None) -> ParquetUnits:
-    for file in found:
-        files.check(file)
-    return ParquetUnits(files, found, hive=hive, columns=columns)
 
 
 def _width(kind: pa.DataType) -> int | None:
@@ -276,6 +267,7 @@ def _is_int64(text: str | None) -> bool:
         return False
 
 
+@takes_options()
 def read_parquet(
     source: Paths,
     *,
@@ -292,9 +284,8 @@ def read_parquet(
     Row groups are read and decoded by pyarrow, wanted columns only, on threads of their own; rows are gathered from
     them.
 
-    With `shuffle=True` rows of many row groups are mixed: the window is as large as 256 MiB of them allow, unless
-    `shuffle_buffer` says how many rows it has. Files with smaller row groups (some thousand rows) are mixed better, and
-    faster.
+    When rows are shuffled, `shuffle_buffer` is as large as 256 MiB of row groups allow, unless it is given. Files with
+    smaller row groups (some thousand rows) are mixed better, and faster.
 
     Args:
         source: a path, a glob (`**` for any depth), a directory (all files below it that end in `.parquet`, else in
@@ -310,7 +301,7 @@ def read_parquet(
             else text. None doesn't.
         num_fetches: row groups that are read at once: by default as many as `num_threads` on local disks, where that is
             work, and 8 elsewhere, where it is waiting.
-        **options: as in `read_avro`.
+        **options: see `fastpipe.Options`.
 
     Returns:
         The reader.
@@ -335,11 +326,16 @@ def read_parquet(
         [0 1 2] ['a', 'b', 'c']
         [3 4] ['d', 'e']
     """
-    settings = Settings("read_parquet", batch_size, options)
+    settings = Settings(read_parquet, batch_size, options)
     if partitioning not in ("hive", None):
         raise ValueError(f"partitioning is 'hive' or None, not {partitioning!r}")
-    require_pyarrow()
-    files = Files(filesystem)
-    at_once = fetches(num_fetches, threads_of(settings) if files.is_local else _REMOTE_FETCHES)
-    units = ParquetUnits(files, files.find(source, _SUFFIXES), hive=partitioning == "hive")
-    return reader_of(settings, units, features, columns, at_once)
+    return read_files(
+        ParquetUnits,
+        settings,
+        source,
+        features=features,
+        columns=columns,
+        filesystem=filesystem,
+        num_fetches=num_fetches,
+        hive=partitioning == "hive",
+    )

@@ -17,8 +17,9 @@ class Units(Protocol):
     - `name(unit) -> str`: what a unit is called in errors and by `locate`; else it is called by its number;
     - `select(columns) -> Units`: the same units, of which only these columns are read. It is called once, before
       anything is read;
-    - `nbytes`, a sequence of each unit's bytes in memory: memory limits and windows are planned with it. Without it
-      they are planned with what the types of the schema suggest, until units are read.
+    - `nbytes`, a sequence of each unit's bytes in memory: memory limits and windows are planned with it. Where there is
+      `select`, it is asked of what that returns, and counts its columns only. Without it they are planned with what the
+      types of the schema suggest, until units are read.
 
     For workers that are spawned, and for other machines, it must be possible to pickle it.
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, SupportsIndex, Unpack
 
 from fastpipe._arguments import shown
 from fastpipe._column_features import asked_for
-from fastpipe._options import Options, Settings
+from fastpipe._options import Options, Settings, takes_options
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
 from fastpipe.units._data import UnitsData
@@ -22,6 +21,7 @@ _FETCHES = 8
 _MOST_FETCHES = 1024
 
 
+@takes_options()
 def read_units(
     units: Units,
     *,
@@ -36,8 +36,7 @@ def read_units(
     `units.read` is called on threads of its own, before its rows are needed: several calls wait at once, and none of
     them keeps the threads of the pass from working. A pass that is left doesn't wait for calls that are under way.
 
-    With `shuffle=True` the window is as large as 256 MiB of units allow, unless `shuffle_buffer` says how many rows it
-    has.
+    When rows are shuffled, `shuffle_buffer` is as large as 256 MiB of units allow, unless it is given.
 
     Args:
         units: has `schema`, `rows`, `read(unit)` and `fingerprint()`: see `Units`.
@@ -47,7 +46,7 @@ def read_units(
         columns: only these, and what is nested in them; at least one.
         batch_size: rows a batch.
         num_fetches: calls of `units.read` at once; 8 by default.
-        **options: as in `read_avro`.
+        **options: see `fastpipe.Options`.
 
     Returns:
         The reader.
@@ -77,7 +76,7 @@ def read_units(
         >>> [batch["x"].tolist() for batch in fastpipe.read_units(Squares(), batch_size=4)]
         [[0, 1, 4, 9], [16, 25]]
     """
-    settings = Settings("read_units", batch_size, options)
+    settings = Settings(read_units, batch_size, options)
     return reader_of(settings, units, features, columns, fetches(num_fetches, _FETCHES))
 
 
@@ -109,10 +108,7 @@ def reader_of(
     """The reader of units."""
     wanted, chosen = asked_for(features, columns)
     data = UnitsData(units, wanted, chosen, num_fetches)
-    ordering = settings.ordering
-    if ordering.shuffle != "sequential" and ordering.shuffle_buffer is None:
-        ordering = replace(ordering, shuffle_buffer=data.default_window(ordering.batch_size))
-    return settings.reader(data, ordering)
+    return settings.reader(data, data.default_window)
 
 
 def threads_of(settings: Settings) -> int:

@@ -33,16 +33,38 @@ def with_nulls(field: pa.Field) -> pa.Field:
 def _nullable(field: pa.Field, nullable: bool) -> pa.Field:
     import pyarrow as pa
 
-    kind = field.type
-    if pa.types.is_struct(kind):
-        kind = pa.struct([_nullable(kind.field(i), nullable) for i in range(kind.num_fields)])
-    elif pa.types.is_fixed_size_list(kind):
-        kind = pa.list_(_nullable(kind.value_field, nullable), kind.list_size)
-    elif pa.types.is_large_list(kind):
-        kind = pa.large_list(_nullable(kind.value_field, nullable))
-    elif pa.types.is_list(kind):
-        kind = pa.list_(_nullable(kind.value_field, nullable))
-    return pa.field(field.name, kind, nullable=nullable, metadata=field.metadata)
+    return pa.field(field.name, _kind(field.type, nullable), nullable=nullable, metadata=field.metadata)
+
+
+def _kind(kind: pa.DataType, nullable: bool) -> pa.DataType:
+    """A type, in which fields at all levels may be null, or may not."""
+    import pyarrow as pa
+
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        # It is read as what it is stored as, and can't be made of another storage.
+        return _kind(kind.storage_type, nullable)
+    if types.is_struct(kind):
+        return pa.struct([_nullable(kind.field(i), nullable) for i in range(kind.num_fields)])
+    if types.is_map(kind):
+        # A key is never null, though what is in it may be.
+        key = _nullable(kind.key_field, nullable).with_nullable(False)
+        return pa.map_(key, _nullable(kind.item_field, nullable), keys_sorted=kind.keys_sorted)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_nullable(kind.value_field, nullable), kind.list_size)
+    # These have no field of their own for their values.
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _kind(kind.value_type, nullable), kind.ordered)
+    if types.is_run_end_encoded(kind):
+        return pa.run_end_encoded(kind.run_end_type, _kind(kind.value_type, nullable))
+    lists = {
+        pa.lib.Type_LIST: pa.list_,
+        pa.lib.Type_LARGE_LIST: pa.large_list,
+        pa.lib.Type_LIST_VIEW: pa.list_view,
+        pa.lib.Type_LARGE_LIST_VIEW: pa.large_list_view,
+    }
+    make = lists.get(kind.id)
+    return kind if make is None else make(_nullable(kind.value_field, nullable))
 
 
 def common_schema(paths: list[str], schemas: list[pa.Schema]) -> pa.Schema:

@@ -1,0 +1,135 @@
+"""Options that all readers share: documented, given defaults and checked once, and shown by every function."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastpipe
+from fastpipe._options import Settings, takes_options
+
+FUNCTIONS = [
+    fastpipe.read_avro,
+    fastpipe.read_parquet,
+    fastpipe.read_arrow,
+    fastpipe.read_units,
+    fastpipe.from_arrow,
+    fastpipe.from_arrays,
+    fastpipe.read_interactions,
+]
+functions = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+NAMES = list(fastpipe.Options.__annotations__)
+
+
+def said_of(text: str) -> list[str]:
+    """The names that a docstring says something of."""
+    return re.findall(r"^ {4}(\w+): ", inspect.cleandoc(text), re.MULTILINE)
+
+
+def test_all_functions_are_looked_at() -> None:
+    """Each public one that returns a reader takes the options."""
+    made = [
+        public
+        for name in fastpipe.__all__
+        if inspect.isfunction(public := getattr(fastpipe, name)) and public.__annotations__.get("return") == "Reader"
+    ]
+    assert set(made) == set(FUNCTIONS)
+
+
+@functions
+def test_signatures_and_docstrings_show_every_option(function: Callable[..., Any]) -> None:
+    parameters = inspect.signature(function).parameters
+    assert list(parameters)[-len(NAMES) :] == NAMES
+    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in NAMES)
+    assert function.__doc__ is not None
+    said = said_of(function.__doc__)
+    for name in parameters:
+        assert said.count(name) == 1, name
+    assert "**options" not in function.__doc__
+    assert "ForwardRef" not in str(inspect.signature(function))
+
+
+@functions
+def test_types_are_those_of_the_options(function: Callable[..., Any]) -> None:
+    hints = typing.get_type_hints(function)
+    assert hints["options"] == typing.Unpack[fastpipe.Options]
+    assert typing.get_type_hints(fastpipe.Options).keys() == set(NAMES)
+
+
+def test_options_are_documented_in_order() -> None:
+    assert fastpipe.Options.__doc__ is not None
+    assert said_of(fastpipe.Options.__doc__) == NAMES
+
+
+@functions
+def test_defaults_are_what_signatures_say(function: Callable[..., Any]) -> None:
+    shown = {name: inspect.signature(function).parameters[name].default for name in NAMES}
+    none, all_ = Settings(function, 5, {}), Settings(function, 5, typing.cast("fastpipe.Options", shown))
+    assert none.running == all_.running
+    assert none.ordering.with_seed(1) == all_.ordering.with_seed(1)
+    assert none.ordering.shuffle == ("window" if function is fastpipe.read_interactions else "sequential")
+    others = {name: inspect.signature(fastpipe.from_arrow).parameters[name].default for name in NAMES}
+    assert shown == {**others, "shuffle": function is fastpipe.read_interactions}
+
+
+@functions
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ("shufle", "; did you mean 'shuffle'?"),
+        ("num_thread", "; did you mean 'num_threads'?"),
+        ("batchsize", "; did you mean 'batch_size'?"),
+        ("workers", ": it takes "),
+    ],
+)
+def test_a_misspelled_option_says_what_was_meant(function: Callable[..., Any], wrong: str, hint: str) -> None:
+    data = fastpipe.Interactions.from_arrays(np.array([0, 0, 1]), np.array([0, 1, 2]))
+    given: Any = data if function is fastpipe.read_interactions else {"x": np.arange(3)}
+    name = function.__name__
+    if function is fastpipe.from_arrow:
+        given = fastpipe.to_arrow({"x": np.arange(3)})
+    with pytest.raises(TypeError, match=re.escape(f"{name}() got an unexpected keyword argument '{wrong}'{hint}")):
+        function(given, batch_size=2, **{wrong: 1})
+
+
+def test_own_keywords_are_suggested_too() -> None:
+    with pytest.raises(TypeError, match="'num_fetch'; did you mean 'num_fetches'"):
+        fastpipe.read_parquet("x", batch_size=1, num_fetch=3)  # type: ignore[call-arg]
+
+
+def test_what_a_docstring_says_itself_stays() -> None:
+    @takes_options(seed=3)
+    def read(x: int, **options: typing.Unpack[fastpipe.Options]) -> Any:
+        """Reads.
+
+        Args:
+            x: a number.
+            seed: of something else,
+                told on two lines.
+            **options: see `fastpipe.Options`.
+
+        Returns:
+            It.
+        """
+
+    assert read.__doc__ is not None
+    assert inspect.signature(read).parameters["seed"].default == 3
+    before, after = read.__doc__.split("    drop_last: ")
+    assert before.endswith("    seed: of something else,\n        told on two lines.\n")
+    assert after.count("seed:") == 0
+    assert after.endswith("(extra `progress`).\n\nReturns:\n    It.")
+
+
+def test_without_docstrings_it_works_too() -> None:
+    program = "import fastpipe, inspect; print(fastpipe.read_avro.__doc__, inspect.signature(fastpipe.read_avro))"
+    done = subprocess.run([sys.executable, "-OO", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("None (source: ")
+    assert done.stdout.rstrip().endswith("progress: 'bool' = False) -> 'Reader'")

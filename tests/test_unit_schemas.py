@@ -1,0 +1,99 @@
+"""What may be null in the schemas of files, at any level of any type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fastpipe
+
+pa = pytest.importorskip("pyarrow")
+
+from fastpipe.units._schemas import common_schema, with_nulls, without_nulls  # noqa: E402
+
+
+def item(nullable: bool, kind: Any = None, name: str = "item") -> Any:
+    return pa.field(name, kind or pa.int32(), nullable=nullable)
+
+
+def struct(nullable: bool) -> Any:
+    return pa.struct([item(nullable, name="a"), item(nullable, pa.list_(item(nullable)), "b")])
+
+
+# Each as a function of whether it may be null at its inner levels.
+KINDS: dict[str, Any] = {
+    "plain": lambda nullable: pa.int32(),
+    "struct": struct,
+    "list": lambda nullable: pa.list_(item(nullable)),
+    "large list": lambda nullable: pa.large_list(item(nullable)),
+    "fixed-size list": lambda nullable: pa.list_(item(nullable), 3),
+    "list view": lambda nullable: pa.list_view(item(nullable)),
+    "large list view": lambda nullable: pa.large_list_view(item(nullable)),
+    "list of structs": lambda nullable: pa.list_(item(nullable, struct(nullable))),
+    "map": lambda nullable: pa.map_(pa.string(), item(nullable, name="value")),
+    "sorted map of structs": lambda nullable: pa.map_(
+        item(False, struct(nullable), "key"), item(nullable, struct(nullable), "value"), keys_sorted=True
+    ),
+    "run ends": lambda nullable: pa.run_end_encoded(pa.int16(), struct(nullable)),
+    "dictionary": lambda nullable: pa.dictionary(pa.int8(), pa.list_(item(nullable)), ordered=True),
+    "text": lambda nullable: pa.string_view(),
+    "time": lambda nullable: pa.timestamp("ms", "UTC"),
+}
+kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+def exactly(one: Any, other: Any) -> bool:
+    """Whether two fields are the same. (Types that differ in what keys of maps may be null compare as equal.)"""
+    return one.equals(other, check_metadata=True) and str(one.type) == str(other.type)
+
+
+@kinds
+def test_fields_lose_and_get_nulls_at_all_levels(kind: Any) -> None:
+    strict, loose = (
+        pa.field("x", kind(nullable), nullable=nullable, metadata={"k": "v"}) for nullable in (False, True)
+    )
+    for field in (strict, loose):
+        assert exactly(without_nulls(field), strict)
+        assert exactly(with_nulls(field), loose)
+
+
+@kinds
+def test_what_may_be_null_in_one_file_may_be_null(kind: Any) -> None:
+    outer, inner, strict = (
+        pa.schema([pa.field("x", kind(inner), nullable=outer)])
+        for outer, inner in ((True, False), (False, True), (False, False))
+    )
+    loose = pa.field("x", kind(True))
+    assert common_schema(["a", "b"], [strict, strict]).equals(strict)
+    for other in (outer, inner):
+        if other.equals(strict):
+            continue
+        for schemas in ([strict, other], [other, strict], [strict, other, strict]):
+            assert exactly(common_schema(["a", "b", "c"][: len(schemas)], schemas).field("x"), loose)
+
+
+def test_extension_types_are_what_they_are_stored_as() -> None:
+    tensor = pa.field("x", pa.fixed_shape_tensor(pa.float32(), [2]))
+    assert without_nulls(tensor).type == pa.list_(item(False, pa.float32()), 2)
+    assert with_nulls(tensor).type == pa.list_(item(True, pa.float32()), 2)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.int64())),
+        (pa.map_(pa.string(), pa.int32()), pa.map_(pa.binary(), pa.int32())),
+        (pa.list_view(pa.int32()), pa.list_(pa.int32())),
+        (pa.run_end_encoded(pa.int16(), pa.int32()), pa.int32()),
+        (pa.dictionary(pa.int8(), pa.string()), pa.string()),
+    ],
+    ids=str,
+)
+def test_other_types_are_refused(one: Any, other: Any) -> None:
+    for kinds in ((one, other), (other, one)):
+        schemas = [pa.schema({"x": kind}) for kind in kinds]
+        with pytest.raises(
+            fastpipe.SchemaError, match=r"a has a column 'x' of type .*, and b has a column 'x' of type"
+        ):
+            common_schema(["a", "b"], schemas)
