@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,11 @@ class Chunks:
             return pa.RecordBatchReader.from_batches(part.schema, part.to_batches())
         # Columns may come in another order, and there may be more.
         return part.select(part.column_names[::-1]).append_column("more", pa.nulls(part.num_rows))
+
+    def read_slices(self, unit: int, start: int, rows: int) -> Iterator[Any]:
+        part = self.read(unit)
+        part = part.read_all() if self.form == "stream" else part
+        return (part.slice(first, rows) for first in range(start, self.rows[unit], rows))
 
     def fingerprint(self) -> str:
         return "chunks"
@@ -124,9 +129,11 @@ def test_batches_hold_what_pyarrow_takes(
     names = table.column_names
     columns = draw(st.none() | st.lists(st.sampled_from(names), unique=True, min_size=1))
     options = {"num_threads": draw(st.integers(1, 3)), "num_fetches": draw(st.sampled_from((None, 1, 3)))}
-    reader = make(batch_size=batch_size, columns=columns, **options, **order)
-    if draw(st.booleans()):
-        reader = pickle.loads(pickle.dumps(reader))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastpipe.units._data._SLICE_BYTES", draw(st.sampled_from((8 << 20, 1, 40, 300))))
+        reader = make(batch_size=batch_size, columns=columns, **options, **order)
+        if draw(st.booleans()):
+            reader = pickle.loads(pickle.dumps(reader))
     # Units without rows count in sources of one's own only.
     units = [unit for unit in units if unit.num_rows or source == "units"]
     values = {name: [[item_of(value) for value in unit[name]] for unit in units] for name in names}

@@ -8,17 +8,18 @@ from typing import Any
 
 from fastpipe._arguments import shown
 from fastpipe._fastpipe import UnitCalls
+from fastpipe.units._slices import Slices
 
 __all__ = ["start"]
 
 
-def start(read: Callable[[int], Any], calls: UnitCalls, threads: int) -> int:
+def start(read: Callable[[int], Any], slices: Slices, calls: UnitCalls, threads: int) -> int:
     """Starts threads that answer calls, and returns how many could be started.
 
     They are daemons: a program that ends doesn't wait for them. They end by themselves when no pass is left.
     """
     for started in range(threads):
-        thread = threading.Thread(target=_serve, args=(calls, read), name="fastpipe-read", daemon=True)
+        thread = threading.Thread(target=_serve, args=(calls, read, slices), name="fastpipe-read", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # There is no memory for it, or the interpreter is ending.
@@ -26,21 +27,24 @@ def start(read: Callable[[int], Any], calls: UnitCalls, threads: int) -> int:
     return threads
 
 
-def _serve(calls: UnitCalls, read: Callable[[int], Any]) -> None:
+def _serve(calls: UnitCalls, read: Callable[[int], Any], slices: Slices) -> None:
     while (call := calls.next()) is not None:
         try:
-            call.answer(_checked(read(call.unit), call.unit))
+            unit, rows = call.unit, call.rows
+            call.answer(_checked(read(unit) if rows is None else slices.read(unit, *rows), unit, rows))
         # Whatever it is belongs to the batch.
         except BaseException as error:
             call.fail(error)
         # While the thread waits it keeps nothing.
         del call
+    slices.clear()
 
 
-def _checked(table: Any, unit: int) -> Any:
+def _checked(table: Any, unit: int, rows: tuple[int, int] | None) -> Any:
     if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
         return table
+    called, returned = ("read", "return") if rows is None else ("read_slices", "yield")
     raise TypeError(
-        f"read({unit}) must return Arrow data (something with __arrow_c_stream__ or __arrow_c_array__), and returned "
-        f"{shown(table)}"
+        f"{called}({unit}) must {returned} Arrow data (something with __arrow_c_stream__ or __arrow_c_array__), and "
+        f"{returned}ed {shown(table)}"
     )

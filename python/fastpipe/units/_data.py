@@ -19,11 +19,15 @@ from fastpipe.errors import SchemaError
 from fastpipe.specs import Features, inferred
 from fastpipe.units._calls import start
 from fastpipe.units._protocol import Units
+from fastpipe.units._slices import Slices
 
 __all__ = ["UnitLocation", "UnitsData"]
 
 # Bytes of the units that a window takes rows of, unless the user says how many rows it has.
 _WINDOW_BYTES = 256 << 20
+
+# Bytes of a slice of a unit: some fit in a processor's cache.
+_SLICE_BYTES = 8 << 20
 
 # Rows of a window are counted in 32 bits.
 _LARGEST_WINDOW = 2**31
@@ -53,6 +57,8 @@ class UnitsData:
         features: as in `read_units`.
         columns: as in `read_units`.
         num_fetches: as in `read_units`.
+        in_sequence: whether rows are read in their order, and so a slice of a large unit at a time where the source can
+            do that.
     """
 
     words = Words(
@@ -62,9 +68,16 @@ class UnitsData:
         }
     )
 
-    def __init__(self, units: Units, features: Features | None, columns: list[str] | None, num_fetches: int) -> None:
-        self._units = units
-        self._num_fetches = num_fetches
+    def __init__(
+        self,
+        units: Units,
+        features: Features | None,
+        columns: list[str] | None,
+        num_fetches: int,
+        *,
+        in_sequence: bool,
+    ) -> None:
+        self._units, self._num_fetches, self._in_sequence = units, num_fetches, in_sequence
         for name in ("schema", "rows", "read", "fingerprint"):
             if not hasattr(units, name):
                 raise TypeError(
@@ -80,7 +93,9 @@ class UnitsData:
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
 
         def begin(calls: _fastpipe.UnitCalls, threads: int) -> int:
-            return start(chosen.read, calls, threads)
+            return start(chosen.read, slices, calls, threads)
+
+        slice_bytes = _SLICE_BYTES if in_sequence and hasattr(units, "read_slices") else None
 
         def handle(nbytes: list[int] | None) -> _fastpipe.UnitsDataset:
             return _fastpipe.UnitsDataset(
@@ -92,6 +107,7 @@ class UnitsData:
                 num_fetches,
                 lowered,
                 columns if lowered is None else None,
+                slice_bytes,
             )
 
         chosen, first = units, None
@@ -99,6 +115,7 @@ class UnitsData:
             # A handle tells which columns are read. Only these count for memory, so nbytes is asked of what has them.
             first = handle(None)
             chosen = select(first.used())
+        slices = Slices(chosen, self._rows)
         nbytes = _nbytes(chosen, len(self._rows))
         self.handle = handle(nbytes) if first is None or nbytes is not None else first
         if features is None:
@@ -133,14 +150,16 @@ class UnitsData:
 
     def place(self, unit: int, record: int) -> UnitLocation:
         """The unit, what it is called, and the row within it."""
-        return UnitLocation(unit, _name(self._units, unit), record)
+        unit, row = self.handle.row_of(unit, record)
+        return UnitLocation(unit, _name(self._units, unit), row)
 
     def column_times(self) -> tuple[float, list[tuple[str, float]]]:
         """Nothing: nothing is decoded."""
         return 0.0, []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return UnitsData, (self._units, self.features, None, self._num_fetches)
+        known = (self._units, self.features, None, self._num_fetches)
+        return functools.partial(UnitsData, in_sequence=self._in_sequence), known
 
     def __str__(self) -> str:
         units = f"{len(self._rows)} unit" + "s" * (len(self._rows) != 1)

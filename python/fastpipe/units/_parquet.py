@@ -7,7 +7,7 @@ import contextlib
 import functools
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack
 
 from fastpipe._options import Options, Settings, takes_options
@@ -17,15 +17,20 @@ from fastpipe.reader import Reader
 from fastpipe.specs import Spec
 from fastpipe.units._file_units import FileUnits, read_files
 from fastpipe.units._files import File, Files, partition_of, storage_errors
+from fastpipe.units._reading import threads_of
 from fastpipe.units._schemas import common_schema, without_nulls
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet
 
 __all__ = ["ParquetUnits", "read_parquet"]
 
 # Footers that are read at once.
 _OPENED_AT_ONCE = 8
+
+# Bytes of a column chunk that are read at a time, where row groups are read in slices.
+_BUFFER = 1 << 20
 
 # Bytes that a value of no fixed size is taken to have at least.
 _VALUE = 16
@@ -39,13 +44,16 @@ class ParquetUnits(FileUnits):
         found: the files on it.
         columns: the columns that are read; None for all.
         hive: whether folders such as `year=2026` are columns.
+        parallel: whether columns of a slice are decoded at the same time.
     """
 
     suffixes = (".parquet", ".pq")
 
-    def __init__(self, files: Files, found: list[File], columns: list[str] | None = None, *, hive: bool) -> None:
+    def __init__(
+        self, files: Files, found: list[File], columns: list[str] | None = None, *, hive: bool, parallel: bool
+    ) -> None:
         super().__init__(files, found, columns)
-        self._hive = hive
+        self._hive, self._parallel = hive, parallel
         with concurrent.futures.ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(found))) as pool:
             opened = list(pool.map(self._open, found))
         self._metadata: list[Any] = [metadata for metadata, _ in opened]
@@ -134,7 +142,7 @@ class ParquetUnits(FileUnits):
         return sizes
 
     def _how(self) -> dict[str, Any]:
-        return {"hive": self._hive}
+        return {"hive": self._hive, "parallel": self._parallel}
 
     def select(self, columns: list[str]) -> Self:
         """The same row groups, of which only these columns are read."""
@@ -158,27 +166,68 @@ class ParquetUnits(FileUnits):
 
     def read(self, unit: int) -> pa.Table:
         """A row group."""
-        import pyarrow as pa
+        number, group = self._groups[unit]
+        with storage_errors(self._found[number].path, self.name(unit)), self._opened(number) as parquet:
+            table = parquet.read_row_group(group, columns=self._stored(number), use_threads=False)
+            self._storage.check(self._found[number])
+            return self._with_folders(number, table)
+
+    def read_slices(self, unit: int, start: int, rows: int) -> Iterator[pa.Table]:
+        """A row group from a row on, so many rows at a time, without ever holding all of it."""
+        number, group = self._groups[unit]
+        with storage_errors(self._found[number].path, self.name(unit)), self._opened(number, _BUFFER) as parquet:
+            batches = parquet.iter_batches(
+                rows, row_groups=[group], columns=self._stored(number), use_threads=self._parallel
+            )
+            for table in _slices(batches, start, rows):
+                self._storage.check(self._found[number])
+                yield self._with_folders(number, table)
+
+    @contextlib.contextmanager
+    def _opened(self, number: int, buffer: int = 0) -> Iterator[pyarrow.parquet.ParquetFile]:
         import pyarrow.parquet
 
-        number, group = self._groups[unit]
-        file = self._found[number]
-        folders = self._partitions[number] if self._partitions else {}
-        names = self.schema.names
-        columns = [name for name in names if name not in folders]
-        with storage_errors(file.path, self.name(unit)):
-            with self._storage.open(file.path) as source:
-                parquet = pyarrow.parquet.ParquetFile(
-                    source, metadata=self._metadata[number], pre_buffer=not self._storage.is_local
-                )
-                table = parquet.read_row_group(group, columns=columns, use_threads=False)
-            self._storage.check(file)
-            for name in names if folders else ():
-                if name in folders:
-                    kind = self.schema.field(name).type
-                    value = pa.scalar(folders[name]).cast(kind) if folders[name] is not None else pa.scalar(None, kind)
-                    table = table.append_column(name, pa.repeat(value, table.num_rows))
+        with self._storage.open(self._found[number].path) as source:
+            yield pyarrow.parquet.ParquetFile(
+                source, metadata=self._metadata[number], pre_buffer=not self._storage.is_local, buffer_size=buffer
+            )
+
+    def _folders(self, number: int) -> dict[str, str | None]:
+        """The columns that a file's folders stand for."""
+        return self._partitions[number] if self._partitions else {}
+
+    def _stored(self, number: int) -> list[str]:
+        """The columns that are read from a file."""
+        return [name for name in self.schema.names if name not in self._folders(number)]
+
+    def _with_folders(self, number: int, table: pa.Table) -> pa.Table:
+        import pyarrow as pa
+
+        for name, text in self._folders(number).items():
+            if name in self.schema.names:
+                kind = self.schema.field(name).type
+                value = pa.scalar(None, kind) if text is None else pa.scalar(text).cast(kind)
+                table = table.append_column(name, pa.repeat(value, table.num_rows))
         return table
+
+
+def _slices(batches: Iterator[pa.RecordBatch], start: int, rows: int) -> Iterator[pa.Table]:
+    """Tables of so many rows each, but for the last one, of record batches without the first rows."""
+    import pyarrow as pa
+
+    kept: list[pa.RecordBatch] = []
+    missing, passed = rows, start
+    for batch in batches:
+        rest = batch.slice(min(passed, len(batch)))
+        passed -= len(batch) - len(rest)
+        while len(rest) > 0:
+            kept.append(rest[:missing])
+            rest, missing = rest[len(kept[-1]) :], missing - len(kept[-1])
+            if missing == 0:
+                yield pa.Table.from_batches(kept)
+                kept, missing = [], rows
+    if kept:
+        yield pa.Table.from_batches(kept)
 
 
 class _Unread(io.RawIOBase):
@@ -338,4 +387,5 @@ def read_parquet(
         filesystem=filesystem,
         num_fetches=num_fetches,
         hive=partitioning == "hive",
+        parallel=threads_of(settings) > 1,
     )

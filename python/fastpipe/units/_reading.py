@@ -107,7 +107,9 @@ def reader_of(
 ) -> Reader:
     """The reader of units."""
     wanted, chosen = asked_for(features, columns)
-    data = UnitsData(units, wanted, chosen, num_fetches)
+    # Ranks that take whole units take them uncut.
+    in_sequence = settings.ordering.shuffle == "sequential" and settings.ordering.shard_by != "block"
+    data = UnitsData(units, wanted, chosen, num_fetches, in_sequence=in_sequence)
     return settings.reader(data, data.default_window)
 
 

@@ -204,6 +204,12 @@ pub trait Source: Send + Sync + 'static {
         0
     }
 
+    /// Whether a unit is the rest of the one in front of it, and fetched only when that is: of one call the next.
+    fn follows(&self, unit: u64) -> bool {
+        let _ = unit;
+        false
+    }
+
     /// Brings what a unit is made of; it may wait, and gives up when `cancelled`. Several threads call it at once, for a unit
     /// at most one. What the unit takes beforehand is guessed at ([`UnitInfo::held`]).
     fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched, Error> {

@@ -4,7 +4,7 @@
 //! decoded, and picked rows are gathered from it, a whole column at a time. A feature is traced in the schema once (`trace.rs`),
 //! laid out as a column of a batch (`layout.rs`), and bound to the memory of each record batch (`bound.rs`); rows are gathered
 //! from what is bound (`gather.rs`). Tables are sources (`table.rs`), and so are
-//! units that are fetched one by one (`units.rs`).
+//! units that are fetched one by one (`units.rs`), or large ones a slice at a time (`slices.rs`).
 //!
 //! No I/O, no threads, no Python.
 #![forbid(unsafe_code)]
@@ -15,6 +15,7 @@ mod gather;
 mod import;
 mod infer;
 mod layout;
+mod slices;
 mod table;
 mod trace;
 mod types;
@@ -22,5 +23,6 @@ mod units;
 
 pub use import::record_batch;
 pub use infer::{Inferred, infer};
+pub use slices::Slice;
 pub use table::{TableSource, UNIT_ROWS};
 pub use units::{ReadUnit, UnitsSource};

@@ -12,6 +12,7 @@ use fastpipe_batch::{
 };
 
 use crate::layout::Column;
+use crate::slices::{Slice, Slices};
 use crate::table::{Columns, OpenRows, pick};
 
 /// Bytes that are taken for a value of no fixed size, before any was seen.
@@ -28,8 +29,9 @@ pub trait ReadUnit: Send + Sync + 'static {
     /// A unit in the source's words: `row group 3 of a.parquet`.
     fn name(&self, unit: u64) -> String;
 
-    /// The rows of a unit, and their schema. It may wait, and gives up when `cancelled`.
-    fn read(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<(SchemaRef, Vec<RecordBatch>)>;
+    /// Rows of a unit, and their schema. It may wait, and gives up when `cancelled`. Slices of a unit are asked for one after
+    /// the other, if nothing fails.
+    fn read(&self, slice: &Slice, cancelled: &dyn Fn() -> bool) -> Result<(SchemaRef, Vec<RecordBatch>)>;
 }
 
 /// What is known of units before they are fetched.
@@ -37,8 +39,8 @@ struct Known {
     columns: Arc<Columns>,
     /// The columns that are used.
     schema: SchemaRef,
-    rows: Vec<u32>,
-    /// Bytes of each, if the source says so.
+    slices: Slices,
+    /// Bytes of each unit, if the source says so.
     bytes: Option<Vec<u64>>,
     /// Bytes that a row is taken to have: at first by its types, then what rows of units had that were fetched.
     row_bytes: AtomicU64,
@@ -52,12 +54,14 @@ pub struct UnitsSource<R> {
 }
 
 impl<R: ReadUnit> UnitsSource<R> {
-    /// These features of units with so many rows each, and as many bytes if that is known.
+    /// These features of units with so many rows each, and as many bytes if that is known. With `slice_bytes`, what is larger than
+    /// two slices of so many bytes is read a slice at a time.
     pub fn new(
         schema: &SchemaRef,
         features: &[Feature],
         rows: Vec<u32>,
         bytes: Option<Vec<u64>>,
+        slice_bytes: Option<u64>,
         read: R,
     ) -> Result<UnitsSource<R>> {
         // What isn't wanted needn't be there when units are read.
@@ -67,11 +71,16 @@ impl<R: ReadUnit> UnitsSource<R> {
         used.dedup();
         let used = schema.project(&used);
         let used = Arc::new(used.map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))?);
-        let row_bytes = used.fields.iter().map(|field| guess(field.data_type())).sum();
+        let row_bytes: u64 = used.fields.iter().map(|field| guess(field.data_type())).sum();
+        let bytes_of = |unit: u64, rows: u32| held(bytes.as_deref(), row_bytes, unit, rows);
+        let slices = match slice_bytes {
+            Some(slice_bytes) => Slices::cut(rows, bytes_of, slice_bytes)?,
+            None => Slices::whole(rows),
+        };
         let known = Known {
             columns: Arc::new(Columns::new(used.clone(), features)?),
             schema: used,
-            rows,
+            slices,
             bytes,
             row_bytes: AtomicU64::new(row_bytes),
             classes: ["units".into()],
@@ -95,9 +104,22 @@ impl<R: ReadUnit> UnitsSource<R> {
         self.known.schema.fields.iter().map(|field| field.name().as_str())
     }
 
+    /// Number of units before large ones were cut.
+    pub fn uncut(&self) -> u64 {
+        self.known.slices.units().len() as u64
+    }
+
+    /// The rows that the engine's unit stands for.
+    pub fn slice(&self, unit: u64) -> Slice {
+        self.known.slices.get(unit)
+    }
+
     /// Bytes that rows are taken to have, one with another.
     pub fn row_bytes(&self) -> u64 {
-        let (rows, known) = (self.known.rows.iter().map(|&rows| u64::from(rows)), &self.known);
+        let (rows, known) = (
+            self.known.slices.units().iter().map(|&rows| u64::from(rows)),
+            &self.known,
+        );
         match &known.bytes {
             Some(bytes) => bytes.iter().sum::<u64>() / rows.sum::<u64>().max(1),
             None => known.row_bytes.load(Ordering::Relaxed),
@@ -121,6 +143,12 @@ impl<R: ReadUnit> UnitsSource<R> {
             .project(&chosen)
             .map_err(|error| Error::new(ErrorKind::Malformed, error.to_string()))
     }
+}
+
+/// Bytes that a unit takes when it is open, as it says or by what rows are taken to have.
+fn held(bytes: Option<&[u64]>, row_bytes: u64, unit: u64, rows: u32) -> u64 {
+    let said = bytes.and_then(|bytes| bytes.get(unit as usize)).copied();
+    said.unwrap_or_else(|| u64::from(rows).saturating_mul(row_bytes))
 }
 
 /// Bytes that a value of a type is taken to have.
@@ -159,19 +187,23 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
     }
 
     fn units(&self) -> u64 {
-        self.known.rows.len() as u64
+        self.known.slices.len() as u64
     }
 
     fn describe(&self, unit: u64) -> UnitInfo {
-        let rows = self.known.rows.get(unit as usize).copied().unwrap_or(0);
-        let bytes = self.known.bytes.as_ref().and_then(|bytes| bytes.get(unit as usize));
-        let guessed = || u64::from(rows).saturating_mul(self.known.row_bytes.load(Ordering::Relaxed));
+        let known = &self.known;
+        let slice = known.slices.get(unit);
+        let rows = slice.rows.end - slice.rows.start;
+        let all = known.slices.units().get(slice.unit as usize).copied().unwrap_or(0);
+        let row_bytes = known.row_bytes.load(Ordering::Relaxed);
+        let bytes = held(known.bytes.as_deref(), row_bytes, slice.unit, all);
+        let share = u128::from(bytes) * u128::from(rows) / u128::from(all.max(1));
         UnitInfo {
             rows,
             range: None,
             class: 0,
             apart: false,
-            held: Some(bytes.copied().unwrap_or_else(guessed)),
+            held: Some(u64::try_from(share).unwrap_or(u64::MAX)),
         }
     }
 
@@ -198,8 +230,13 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
         self.read.at_once().max(1)
     }
 
+    fn follows(&self, unit: u64) -> bool {
+        self.known.slices.get(unit).rows.start > 0
+    }
+
     fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched> {
-        let (schema, batches) = self.read.read(unit, cancelled)?;
+        let slice = self.known.slices.get(unit);
+        let (schema, batches) = self.read.read(&slice, cancelled)?;
         let mut projected = try_with_capacity(batches.len(), "the record batches of a unit")?;
         for batch in &batches {
             projected.push(self.project(batch)?);
@@ -207,10 +244,16 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
         if batches.is_empty() {
             self.project(&RecordBatch::new_empty(schema))?;
         }
-        let expected = self.describe(unit).rows as usize;
+        let expected = slice.rows.len();
         let found: usize = projected.iter().map(RecordBatch::num_rows).sum();
         if found != expected {
-            let reason = format!("expected {expected} rows, as `rows` says of this unit, and found {found}");
+            let reason = match slice.whole {
+                true => format!("expected {expected} rows, as `rows` says of this unit, and found {found}"),
+                false => format!(
+                    "expected {expected} rows in the slice that begins with row {}, and found {found}",
+                    slice.rows.start
+                ),
+            };
             return Err(Error::new(ErrorKind::Shape, reason));
         }
         let held = bytes_of(&projected);
@@ -265,7 +308,12 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
         if error.location().unit.is_some() {
             return error;
         }
-        error.at_unit(unit).in_unit(&self.read.name(unit))
+        let slice = self.known.slices.get(unit);
+        let error = match error.location().record {
+            Some(record) => error.with_record(u64::from(slice.rows.start) + record),
+            None => error,
+        };
+        error.at_unit(slice.unit).in_unit(&self.read.name(slice.unit))
     }
 }
 
@@ -289,11 +337,16 @@ mod tests {
             format!("shard {unit}")
         }
 
-        fn read(&self, unit: u64, _cancelled: &dyn Fn() -> bool) -> Result<(SchemaRef, Vec<RecordBatch>)> {
-            let batch = self.0[unit as usize].clone();
+        fn read(&self, slice: &Slice, _cancelled: &dyn Fn() -> bool) -> Result<(SchemaRef, Vec<RecordBatch>)> {
+            let batch = self.0[slice.unit as usize].clone();
+            let batch = match slice.whole {
+                true => batch,
+                false => batch.slice(slice.rows.start as usize, slice.rows.len()),
+            };
+            let first = batch.num_rows().min(1);
             Ok((
                 batch.schema(),
-                vec![batch.slice(0, 1), batch.slice(1, batch.num_rows() - 1)],
+                vec![batch.slice(0, first), batch.slice(first, batch.num_rows() - first)],
             ))
         }
     }
@@ -322,7 +375,7 @@ mod tests {
     fn source(units: Vec<RecordBatch>, rows: &[u32]) -> UnitsSource<Toy> {
         let wanted = ["x".to_owned(), "text".to_owned()];
         let features = infer(&schema(), Some(&wanted)).unwrap().features;
-        UnitsSource::new(&schema(), &features, rows.to_vec(), None, Toy(units)).unwrap()
+        UnitsSource::new(&schema(), &features, rows.to_vec(), None, None, Toy(units)).unwrap()
     }
 
     fn fetch(source: &UnitsSource<Toy>, unit: u64) -> Result<Fetched> {
@@ -406,5 +459,31 @@ mod tests {
         };
         let error = source.open(0, limited, fetched, &BufferPool::default()).err().unwrap();
         assert!(error.is_over_memory_limit(), "{error}");
+    }
+
+    #[test]
+    fn large_units_are_read_a_slice_at_a_time() {
+        let unit = batch(&[
+            ("x", numbers(&[1, 2, 3, 4, 5])),
+            ("text", texts(&["a", "b", "c", "d", "e"])),
+        ]);
+        let wanted = ["x".to_owned()];
+        let features = infer(&schema(), Some(&wanted)).unwrap().features;
+        let (rows, bytes) = (vec![5, 5], Some(vec![10, 50]));
+        let units = Toy(vec![unit.clone(), unit]);
+        let source = UnitsSource::new(&schema(), &features, rows, bytes, Some(20), units).unwrap();
+        assert_eq!(source.units(), 4);
+        let described: Vec<_> = (0..4)
+            .map(|unit| (source.describe(unit).rows, source.describe(unit).held))
+            .collect();
+        assert_eq!(described, [(5, Some(10)), (2, Some(20)), (2, Some(20)), (1, Some(10))]);
+        let follow: Vec<_> = (0..4).map(|unit| source.follows(unit)).collect();
+        assert_eq!(follow, [false, false, true, true]);
+        for unit in 0..4 {
+            assert!(fetch(&source, unit).is_ok());
+        }
+        let error = source.locate(3, Error::new(ErrorKind::Null, "null").with_record(0));
+        assert_eq!(error.location().record, Some(4));
+        assert!(error.to_string().contains("shard 1"), "{error}");
     }
 }

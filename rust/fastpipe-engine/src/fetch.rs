@@ -5,10 +5,10 @@
 //! forgets the rest.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -106,6 +106,10 @@ impl Ord for Wanted {
 struct Queue {
     wanted: BinaryHeap<Wanted>,
     asked: u64,
+    /// What was asked for last.
+    last: Weak<Fetch>,
+    /// Units that wait for the one in front of them, by that one.
+    behind: HashMap<u64, Wanted>,
     threads: Vec<JoinHandle<()>>,
     /// Threads that have nothing to do.
     idle: usize,
@@ -114,6 +118,7 @@ struct Queue {
 struct Inner {
     source: Arc<dyn Source>,
     queue: Mutex<Queue>,
+    most: usize,
     changed: Condvar,
     closed: AtomicBool,
     /// Fetches that are asked for and not done.
@@ -124,7 +129,6 @@ struct Inner {
 /// The fetches of a pass.
 pub(crate) struct Fetches {
     inner: Arc<Inner>,
-    most: usize,
 }
 
 impl Fetches {
@@ -132,30 +136,28 @@ impl Fetches {
         let inner = Inner {
             source: source.clone(),
             queue: Mutex::default(),
+            most: source.fetches(),
             changed: Condvar::new(),
             closed: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
             nanos: AtomicU64::new(0),
         };
-        Fetches {
-            most: source.fetches(),
-            inner: Arc::new(inner),
-        }
+        Fetches { inner: Arc::new(inner) }
     }
 
     /// Whether units of this source are fetched by calls.
     pub(crate) fn are_needed(&self) -> bool {
-        self.most > 0
+        self.inner.most > 0
     }
 
     /// Whether more could be under way at once than are.
     pub(crate) fn have_room(&self) -> bool {
-        self.inner.pending.load(Ordering::Relaxed) < self.most
+        self.inner.pending.load(Ordering::Relaxed) < self.inner.most
     }
 
     /// Fetches at once.
     pub(crate) fn most(&self) -> usize {
-        self.most
+        self.inner.most
     }
 
     /// Nanoseconds that calls have taken, all together.
@@ -163,7 +165,7 @@ impl Fetches {
         self.inner.nanos.load(Ordering::Relaxed)
     }
 
-    /// Asks for a unit, which batch `batch` needs first.
+    /// Asks for a unit, which batch `batch` needs first. If it is the rest of the one that was asked for before, it waits for that.
     ///
     /// # Errors
     /// If there is no thread for it, and none can be started.
@@ -179,25 +181,25 @@ impl Fetches {
             fetch.finish(Err(closed()));
             return Ok(fetch);
         }
-        if queue.idle <= queue.wanted.len() && queue.threads.len() < self.most {
-            let (name, inner) = (format!("fastpipe-fetch-{}", queue.threads.len()), inner.clone());
-            let builder = std::thread::Builder::new().name(name).stack_size(STACK);
-            match builder.spawn(move || inner.run()) {
-                Ok(thread) => queue.threads.push(thread),
-                Err(error) if queue.threads.is_empty() => {
-                    let reason = format!("can't start a thread that fetches: {error}");
-                    return Err(Error::new(ErrorKind::OutOfMemory, reason));
-                }
-                // Those that there are do it, only later.
-                Err(_) => {}
+        let before = std::mem::replace(&mut queue.last, Arc::downgrade(&fetch)).upgrade();
+        let before = before.filter(|before| {
+            before.unit.checked_add(1) == Some(unit) && inner.source.follows(unit) && !before.is_done()
+        });
+        queue.asked += 1;
+        let wanted = Wanted {
+            rank: Reverse((batch, queue.asked)),
+            fetch: fetch.clone(),
+        };
+        match before {
+            // The thread that fetches it takes this one up.
+            Some(before) => {
+                queue.behind.insert(before.unit, wanted);
+            }
+            None => {
+                inner.need_thread(&mut queue)?;
+                queue.wanted.push(wanted);
             }
         }
-        queue.asked += 1;
-        let rank = Reverse((batch, queue.asked));
-        queue.wanted.push(Wanted {
-            rank,
-            fetch: fetch.clone(),
-        });
         inner.pending.fetch_add(1, Ordering::Relaxed);
         drop(queue);
         inner.changed.notify_one();
@@ -209,9 +211,10 @@ impl Fetches {
         self.inner.closed.store(true, Ordering::SeqCst);
         let mut queue = self.inner.lock();
         let (wanted, threads) = (std::mem::take(&mut queue.wanted), std::mem::take(&mut queue.threads));
+        let behind = std::mem::take(&mut queue.behind);
         drop(queue);
         self.inner.changed.notify_all();
-        for Wanted { fetch, .. } in wanted {
+        for Wanted { fetch, .. } in wanted.into_iter().chain(behind.into_values()) {
             fetch.finish(Err(closed()));
         }
         for thread in threads {
@@ -233,6 +236,25 @@ impl Inner {
         self.closed.load(Ordering::SeqCst)
     }
 
+    /// Starts a thread if there is none with nothing to do, and there may be another.
+    fn need_thread(self: &Arc<Self>, queue: &mut Queue) -> Result<()> {
+        if queue.idle > queue.wanted.len() || queue.threads.len() >= self.most {
+            return Ok(());
+        }
+        let (name, inner) = (format!("fastpipe-fetch-{}", queue.threads.len()), self.clone());
+        let builder = std::thread::Builder::new().name(name).stack_size(STACK);
+        match builder.spawn(move || inner.run()) {
+            Ok(thread) => queue.threads.push(thread),
+            Err(error) if queue.threads.is_empty() => {
+                let reason = format!("can't start a thread that fetches: {error}");
+                return Err(Error::new(ErrorKind::OutOfMemory, reason));
+            }
+            // Those that there are do it, only later.
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
     /// A thread that fetches.
     fn run(&self) {
         while let Some(fetch) = self.next() {
@@ -244,6 +266,12 @@ impl Inner {
             self.pending.fetch_sub(1, Ordering::Relaxed);
             // What goes on from here may fail as well: this thread fetches on.
             let _ = catch_unwind(AssertUnwindSafe(|| fetch.finish(fetched)));
+            let mut queue = self.lock();
+            if let Some(next) = queue.behind.remove(&fetch.unit) {
+                queue.wanted.push(next);
+                drop(queue);
+                self.changed.notify_one();
+            }
         }
     }
 
@@ -277,6 +305,8 @@ mod tests {
     /// Tells which units are fetched, and takes its time.
     struct Slow {
         most: usize,
+        /// Whether all units are rests of the first.
+        chained: bool,
         told: Mutex<Sender<u64>>,
         time: Duration,
     }
@@ -314,6 +344,10 @@ mod tests {
             self.most
         }
 
+        fn follows(&self, unit: u64) -> bool {
+            self.chained && unit > 0
+        }
+
         fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched> {
             self.told.lock().unwrap().send(unit).unwrap();
             assert_ne!(unit, 13, "a panic");
@@ -344,9 +378,14 @@ mod tests {
     }
 
     fn fetches(most: usize, millis: u64) -> (Fetches, std::sync::mpsc::Receiver<u64>) {
+        fetches_of(most, millis, false)
+    }
+
+    fn fetches_of(most: usize, millis: u64, chained: bool) -> (Fetches, std::sync::mpsc::Receiver<u64>) {
         let (told, heard) = channel();
         let source: Arc<dyn Source> = Arc::new(Slow {
             most,
+            chained,
             told: Mutex::new(told),
             time: Duration::from_millis(millis),
         });
@@ -397,6 +436,24 @@ mod tests {
         wait(&all);
         assert_eq!(heard.try_iter().collect::<Vec<_>>(), [8, 9, 7]);
         fetches.close();
+    }
+
+    #[test]
+    fn the_rest_of_a_unit_is_fetched_behind_it() {
+        let (fetches, heard) = fetches_of(4, 50, true);
+        let start = Instant::now();
+        let all: Vec<_> = (0..4).map(|unit| fetches.start(unit, 0).unwrap()).collect();
+        wait(&all);
+        assert_eq!(heard.try_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert!(start.elapsed() >= Duration::from_millis(200), "one after the other");
+        // A unit is no rest of one that isn't in front of it, or that is there.
+        let all = [4, 7].map(|unit| fetches.start(unit, 1).unwrap());
+        let start = Instant::now();
+        wait(&all);
+        assert!(start.elapsed() < Duration::from_millis(95));
+        let many: Vec<_> = (0..10_000).map(|unit| fetches.start(unit, 2).unwrap()).collect();
+        fetches.close();
+        assert!(many.iter().all(|fetch| fetch.is_done()) && many[9_999].take().is_err());
     }
 
     #[test]

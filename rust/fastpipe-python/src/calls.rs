@@ -13,7 +13,7 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use fastpipe_batch::{Error, ErrorKind};
-use fastpipe_columns::ReadUnit;
+use fastpipe_columns::{ReadUnit, Slice};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 
@@ -28,7 +28,7 @@ type Answer = Result<(SchemaRef, Vec<RecordBatch>), Error>;
 
 /// A call that somebody waits for.
 struct Asked {
-    unit: u64,
+    slice: Slice,
     answer: Mutex<Option<Answer>>,
     answered: Condvar,
     /// Whether nobody waits for it any more.
@@ -139,9 +139,9 @@ impl ReadUnit for Asking {
         name_of(&self.name, unit)
     }
 
-    fn read(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Answer {
+    fn read(&self, slice: &Slice, cancelled: &dyn Fn() -> bool) -> Answer {
         let asked = Arc::new(Asked {
-            unit,
+            slice: slice.clone(),
             answer: Mutex::new(None),
             answered: Condvar::new(),
             forgotten: AtomicBool::new(false),
@@ -204,7 +204,14 @@ impl UnitCall {
     /// The unit that is wanted.
     #[getter]
     fn unit(&self) -> u64 {
-        self.asked.unit
+        self.asked.slice.unit
+    }
+
+    /// Which of its rows, and how many a slice has: `(first, end)`. None if all of them are wanted at once.
+    #[getter]
+    fn rows(&self) -> Option<(u32, u32)> {
+        let Slice { rows, whole, .. } = &self.asked.slice;
+        (!whole).then_some((rows.start, rows.end))
     }
 
     /// Answers with whatever is Arrow. What is wrong with it is raised, and the call isn't answered then.
@@ -221,7 +228,7 @@ impl UnitCall {
             true => ErrorKind::OutOfMemory,
             false => ErrorKind::Raised,
         };
-        let reason = format!("read({}) raised {raised}", self.asked.unit);
+        let reason = format!("read({}) raised {raised}", self.asked.slice.unit);
         let error = Error::new(kind, reason).with_cause(Arc::new(Raised::new(py, raised)));
         self.give(py, Err(error));
     }

@@ -18,6 +18,8 @@ pub(crate) struct Data {
     source: Arc<dyn Source>,
     /// Makes the source of a pass, where each pass has its own.
     begin: Option<Begin>,
+    /// Units before large ones were cut; `None` if none was.
+    uncut: Option<u64>,
     rows: OnceLock<Arc<Units>>,
     /// Shared by all passes. Only locked with the GIL, so that no other thread can hold it when a process forks.
     memory: Mutex<Option<Arc<Memory>>>,
@@ -40,15 +42,17 @@ impl Data {
         Data {
             source,
             begin: None,
+            uncut: None,
             rows: OnceLock::new(),
             memory: Mutex::default(),
         }
     }
 
-    /// Of a source whose passes have their own.
-    pub(crate) fn with_passes(source: Arc<dyn Source>, begin: Begin) -> Self {
+    /// Of a source whose passes have their own, and of which large units may have been cut.
+    pub(crate) fn with_passes(source: Arc<dyn Source>, begin: Begin, uncut: u64) -> Self {
         Data {
             begin: Some(begin),
+            uncut: Some(uncut),
             ..Data::new(source)
         }
     }
@@ -76,6 +80,12 @@ impl Data {
             UnitsError::TooLong => Error::new(ErrorKind::Limit, error.to_string()),
         })?;
         Ok(self.rows.get_or_init(|| Arc::new(units)).clone())
+    }
+
+    /// Rows of a unit, one with another. How large ones are cut doesn't count: orders don't depend on it.
+    pub(crate) fn average_rows(&self, units: &Units) -> u64 {
+        let number = self.uncut.unwrap_or(units.len() as u64);
+        units.total().div_ceil(number.max(1))
     }
 
     /// The memory of passes before, if this process made it.

@@ -120,7 +120,7 @@ impl Order {
             kind,
             batch_size: batch_size.max(1),
             drop_last,
-            shuffle_buffer: buffer(kind, shuffle_buffer, batch_size.max(1), &units),
+            shuffle_buffer: buffer(kind, shuffle_buffer, batch_size.max(1), data.get().average_rows(&units)),
             seed,
             rank,
             ranks: world_size.max(1),
@@ -370,9 +370,8 @@ impl Order {
 }
 
 /// Rows of a window, pool or buffer.
-fn buffer(kind: Kind, wanted: Option<u64>, batch_size: u32, units: &Units) -> u64 {
+fn buffer(kind: Kind, wanted: Option<u64>, batch_size: u32, average: u64) -> u64 {
     let size = u64::from(batch_size);
-    let average = units.total().div_ceil(units.len().max(1) as u64);
     let default = || (DEFAULT_BATCHES * size).max(DEFAULT_UNITS.saturating_mul(average));
     let rows = wanted.unwrap_or_else(default).clamp(1, LARGEST_BUFFER);
     match kind {

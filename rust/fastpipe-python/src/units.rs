@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Feature};
-use fastpipe_columns::{Inferred, ReadUnit, UnitsSource, infer};
+use fastpipe_columns::{Inferred, ReadUnit, Slice, UnitsSource, infer};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -27,7 +27,7 @@ impl ReadUnit for Unread {
 
     fn read(
         &self,
-        _unit: u64,
+        _slice: &Slice,
         _cancelled: &dyn Fn() -> bool,
     ) -> Result<(arrow_schema::SchemaRef, Vec<arrow_array::RecordBatch>), Error> {
         Err(Error::new(ErrorKind::Internal, "units are read by passes"))
@@ -85,9 +85,9 @@ pub(crate) struct UnitsDataset {
 impl UnitsDataset {
     /// Units of a schema, with so many rows each, and as many bytes if that is known. `name` says what a unit is called;
     /// `start` starts threads that answer calls, at most `at_once` of them. Without features those are inferred of all columns,
-    /// or of some.
+    /// or of some. With `slice_bytes` units that are larger than two slices of so many bytes are read a slice at a time.
     #[new]
-    #[pyo3(signature = (schema, rows, bytes, name, start, at_once, features=None, columns=None))]
+    #[pyo3(signature = (schema, rows, bytes, name, start, at_once, features=None, columns=None, slice_bytes=None))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
@@ -99,6 +99,7 @@ impl UnitsDataset {
         at_once: usize,
         features: Option<Vec<(String, Lowered<'_>)>>,
         columns: Option<Vec<String>>,
+        slice_bytes: Option<u64>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let schema = guarded(py, || import_schema(schema))?;
         let features = match features {
@@ -117,7 +118,7 @@ impl UnitsDataset {
             }
         };
         let name = Arc::new(name);
-        let source = UnitsSource::new(&schema, &features, rows, bytes, Unread(name.clone())).py(py)?;
+        let source = UnitsSource::new(&schema, &features, rows, bytes, slice_bytes, Unread(name.clone())).py(py)?;
         let source = Arc::new(source);
         let reading = Reading {
             source: source.clone(),
@@ -130,7 +131,8 @@ impl UnitsDataset {
             source: source.clone(),
             features,
         };
-        let data = Data::with_passes(source, Box::new(move |py| reading.begin(py)));
+        let uncut = source.uncut();
+        let data = Data::with_passes(source, Box::new(move |py| reading.begin(py)), uncut);
         Ok(PyClassInitializer::from(data).add_subclass(dataset))
     }
 
@@ -142,6 +144,12 @@ impl UnitsDataset {
     /// The columns that units are read for.
     fn used(&self) -> Vec<String> {
         self.source.used().map(str::to_owned).collect()
+    }
+
+    /// The unit that row `record` of the engine's unit `unit` is of, and its row there.
+    fn row_of(&self, unit: u64, record: u64) -> (u64, u64) {
+        let slice = self.source.slice(unit);
+        (slice.unit, u64::from(slice.rows.start) + record)
     }
 
     /// Bytes that rows are taken to have, one with another.

@@ -1,0 +1,279 @@
+"""Large units that are read a slice at a time, where rows are read in their order."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastpipe
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
+
+from toy_units import Numbers, flat, readers, until  # noqa: E402
+
+ROWS = [4, 25, 0, 3, 30]
+NUMBERS = list(range(sum(ROWS)))
+
+
+@pytest.fixture(autouse=True)
+def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices have 10 of `Numbers`' rows, and units of more than 20 are cut."""
+    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", 80)
+
+
+class Sliced(Numbers):
+    """Numbers that can be read in slices.
+
+    Attributes:
+        begun: the arguments of each call of `read_slices`.
+        given: the first row of each slice that was given, and its unit.
+    """
+
+    def __init__(self, rows: Any = ROWS, slices: Callable[..., Any] | None = None) -> None:
+        super().__init__(rows)
+        self.slices = slices
+        self.begun: list[tuple[int, int, int]] = []
+        self.given: list[tuple[int, int]] = []
+
+    def read_slices(self, unit: int, start: int, rows: int) -> Iterator[Any]:
+        self.begun.append((unit, start, rows))
+        return iter(self._slices(unit, start, rows))
+
+    def _slices(self, unit: int, start: int, rows: int) -> Iterator[Any]:
+        for first in range(start, self.rows[unit], rows):
+            self.given.append((unit, first))
+            table = self.table(unit).slice(first, rows)
+            yield table if self.slices is None else self.slices(unit, first, table)
+        if self.slices is not None and (more := self.slices(unit, self.rows[unit], None)) is not None:
+            yield more
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+@pytest.mark.parametrize("num_fetches", [1, 3])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_slices_are_read_one_after_the_other(batch_size: int, num_fetches: int, num_threads: int) -> None:
+    units = Sliced()
+    with fastpipe.read_units(units, batch_size=batch_size, num_fetches=num_fetches, num_threads=num_threads) as reader:
+        assert flat(reader) == NUMBERS
+    assert sorted(units.begun) == [(1, 0, 10), (4, 0, 10)]
+    assert [first for unit, first in units.given if unit == 1] == [0, 10, 20]
+    assert [first for unit, first in units.given if unit == 4] == [0, 10, 20]
+    assert sorted(units.calls) == [0, 3]
+
+
+def test_only_large_units_in_sequence_are_cut() -> None:
+    for options in ({"shuffle": True, "seed": 1}, {"shuffle": "buffer", "shuffle_buffer": 9, "seed": 1}):
+        units = Sliced()
+        assert sorted(flat(fastpipe.read_units(units, batch_size=8, **options))) == NUMBERS
+        assert not units.begun
+        assert set(units.calls) == {0, 1, 3, 4}
+    units = Sliced([20, 20])
+    assert flat(fastpipe.read_units(units, batch_size=8)) == list(range(40))
+    assert not units.begun
+
+
+def test_a_pass_that_resumes_begins_with_the_slice_that_it_needs() -> None:
+    reader = fastpipe.read_units(Sliced(), batch_size=3)
+    with reader:
+        states = [pickle.dumps(reader.state_dict()) for _ in reader]
+    for step, state in enumerate(states):
+        units = Sliced()
+        again = fastpipe.read_units(units, batch_size=3)
+        again.load_state_dict(pickle.loads(state))
+        rest = [] if step + 1 == len(states) else flat(again)
+        assert rest == NUMBERS[3 * step + 3 :]
+        if rest and 4 + 10 < rest[0] < 4 + 20:
+            assert units.begun[0] == (1, 10, 10), "rows before it are not read"
+
+
+def test_states_and_batches_do_not_depend_on_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    sliced = fastpipe.read_units(Sliced(), batch_size=4)
+    with sliced:
+        next(iter(sliced))
+        state = sliced.state_dict()
+    monkeypatch.undo()
+    whole = fastpipe.read_units(Sliced(), batch_size=4)
+    whole.load_state_dict(state)
+    assert flat(whole) == NUMBERS[4:]
+    assert whole.locate(5, 2, epoch=0) == sliced.locate(5, 2, epoch=0) == (1, "page 1", 18)
+
+
+@pytest.mark.parametrize("shard_by", [None, "batch"])
+def test_ranks_share_rows_alike_with_and_without_slices(monkeypatch: pytest.MonkeyPatch, shard_by: Any) -> None:
+    def of(rank: int) -> list[int]:
+        options: Any = {"rank": rank, "world_size": 3, "uneven": "allow", "shard_by": shard_by}
+        return flat(fastpipe.read_units(Sliced([4, 25, 0, 3, 300]), batch_size=1, **options))
+
+    sliced = [of(rank) for rank in range(3)]
+    assert sorted(itertools.chain(*sliced)) == list(range(332))
+    monkeypatch.undo()
+    assert [of(rank) for rank in range(3)] == sliced
+
+
+def test_passes_beside_each_other() -> None:
+    reader = fastpipe.read_units(Sliced(), batch_size=5, num_fetches=1)
+    with reader:
+        for step, batch in enumerate(reader):
+            assert batch["x"].tolist() == NUMBERS[5 * step : 5 * step + 5]
+            assert reader.batch_at(7)["x"].tolist() == NUMBERS[35:40]
+
+
+def test_a_pass_that_is_left_forgets_its_slices() -> None:
+    closed = []
+
+    class Closes(Sliced):
+        def _slices(self, *of: int) -> Iterator[Any]:
+            try:
+                yield from super()._slices(*of)
+            finally:
+                closed.append(of)
+
+    units = Closes([100])
+    reader = fastpipe.read_units(units, batch_size=5)
+    with reader:
+        next(iter(reader))
+    until(lambda: not list(readers()))
+    until(lambda: closed == [(0, 0, 10)])
+
+
+@pytest.mark.parametrize("at", [0, 10, 20])
+def test_what_a_slice_raises_comes_out_at_its_batch(at: int) -> None:
+    def fail(unit: int, first: int, table: Any) -> Any:
+        if table is not None and (unit, first) == (1, at):
+            raise ZeroDivisionError("the page is torn")
+        return table
+
+    batches = iter(fastpipe.read_units(Sliced(slices=fail), batch_size=2))
+    whole = (4 + at) // 2
+    assert flat(itertools.islice(batches, whole)) == NUMBERS[: 2 * whole]
+    with pytest.raises(ZeroDivisionError, match="the page is torn") as raised:
+        next(batches)
+    assert raised.value.__notes__ == ["raised while fastpipe read a unit (unit page 1)"]
+
+
+WRONG: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
+    "too few": (
+        lambda table, last: table.slice(1),
+        fastpipe.ShapeError,
+        r"expected 5 rows in the slice that begins with row 20, and found 4 .*page 1",
+    ),
+    "too many": (
+        lambda table, last: pa.concat_tables([table, table]),
+        fastpipe.ShapeError,
+        r"expected 5 rows in the slice that begins with row 20, and found 10",
+    ),
+    "no table": (lambda table, last: 7, TypeError, r"read_slices\(1\) must yield Arrow data .* yielded 7"),
+    "another schema": (
+        lambda table, last: pa.table({"y": [0] * 5}),
+        fastpipe.SchemaError,
+        "there is a column 'x', and there is none",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_slices_that_are_not_what_was_said(what: str) -> None:
+    act, error, match = WRONG[what]
+
+    def slices(unit: int, first: int, table: Any) -> Any:
+        return act(table, first) if table is not None and (unit, first) == (1, 20) else table
+
+    with pytest.raises(error, match=match):
+        list(fastpipe.read_units(Sliced(slices=slices), batch_size=4))
+
+
+def test_a_unit_that_ends_early_or_goes_on() -> None:
+    class Ends(Sliced):
+        def _slices(self, unit: int, start: int, rows: int) -> Iterator[Any]:
+            return itertools.islice(super()._slices(unit, start, rows), 2)
+
+    with pytest.raises(fastpipe.ShapeError, match=r"read_slices\(1\) ended before row 20, and the unit has 25 rows"):
+        list(fastpipe.read_units(Ends(), batch_size=4))
+
+    def more(unit: int, first: int, table: Any) -> Any:
+        return pa.table({"x": [1]}) if table is None else table
+
+    with pytest.raises(fastpipe.ShapeError, match=r"read_slices\(1\) went on behind row 25"):
+        list(fastpipe.read_units(Sliced(slices=more), batch_size=4))
+
+
+def test_no_iterator() -> None:
+    class Returns(Sliced):
+        def read_slices(self, unit: int, start: int, rows: int) -> Any:
+            return None
+
+    with pytest.raises(TypeError, match="not iterable"):
+        list(fastpipe.read_units(Returns(), batch_size=4))
+
+
+def test_errors_count_rows_from_the_start_of_the_unit() -> None:
+    class Null(Sliced):
+        def table(self, unit: int) -> pa.Table:
+            table = super().table(unit)
+            values = [None if (unit, i) == (1, 23) else value for i, value in enumerate(table["x"].to_pylist())]
+            return pa.table({"x": pa.array(values, pa.int64())})
+
+    with pytest.raises(fastpipe.FastpipeError, match=r"unit page 1, record 23") as raised:
+        list(fastpipe.read_units(Null(), batch_size=4))
+    assert raised.value.record == 23  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_row_groups_are_never_held_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
+) -> None:
+    monkeypatch.undo()
+    rows, width = 60_000, 256
+    values = np.random.default_rng(1).random(rows * width, "float32")
+    table = pa.table(
+        {
+            "x": pa.FixedSizeListArray.from_arrays(pa.array(values), width),
+            "text": [f"row {i}" for i in range(rows)],
+        }
+    )
+    pa.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=rows)
+    values = values.reshape(rows, width)
+    del table
+    before = most = pa.total_allocated_bytes()
+    reader = fastpipe.read_parquet(tmp_path, columns=["x"], batch_size=1000, num_threads=num_threads)
+    with reader:
+        for step, batch in enumerate(reader):
+            most = max(most, pa.total_allocated_bytes())
+            assert np.array_equal(batch["x"], values[1000 * step : 1000 * step + 1000])
+    # Slices that are read ahead, and what pyarrow itself takes.
+    assert most - before < values.nbytes * 0.85
+
+
+def test_slices_of_row_groups_with_folders(tmp_path: Path) -> None:
+    for year in (2025, 2026):
+        folder = tmp_path / f"year={year}"
+        folder.mkdir()
+        table = pa.table({"x": range(1000), "text": [f"{year}-{i}" for i in range(1000)]})
+        pa.parquet.write_table(table, folder / "a.parquet", row_group_size=600)
+    reader = fastpipe.read_parquet(tmp_path, batch_size=70)
+    batches = list(reader)
+    assert [text for batch in batches for text in batch["text"].to_list()] == [
+        f"{year}-{i}" for year in (2025, 2026) for i in range(1000)
+    ]
+    assert flat(batches, "year") == [2025] * 1000 + [2026] * 1000
+    place = fastpipe.read_parquet(tmp_path, batch_size=70).locate(10, 3, epoch=0)
+    assert (place.unit, place.row) == (1, 103)
+
+
+def test_a_file_that_changes_between_slices(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"x": range(1000)}), path)
+    reader = fastpipe.read_parquet(path, batch_size=10, num_threads=1)
+    with reader:
+        batches = iter(reader)
+        next(batches)
+        pa.parquet.write_table(pa.table({"x": range(1000)}), path)
+        with pytest.raises(fastpipe.StorageError, match="changed"):
+            list(batches)
