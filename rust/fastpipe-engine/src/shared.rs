@@ -56,7 +56,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Whether the consumer has gone.
+    /// Whether the consumer has gone, or has the error that ended the pass.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
@@ -87,10 +87,21 @@ impl Shared {
         checked
     }
 
+    /// The consumer goes: from now on it is told that, whatever else happens or has happened.
+    pub(crate) fn close(&self) {
+        let mut state = lock(&self.hand_over);
+        self.closed.store(true, Ordering::Relaxed);
+        state.failed = None;
+    }
+
     /// Ends the pass with an error, at the batch that would have come next.
     pub(crate) fn fail(&self, error: Error) {
         let error = self.explained(error);
-        lock(&self.hand_over).failed.get_or_insert_with(|| error.clone());
+        let mut state = lock(&self.hand_over);
+        if !self.is_closed() {
+            state.failed.get_or_insert_with(|| error.clone());
+        }
+        drop(state);
         self.changed.notify_all();
         self.release_after(&error);
     }

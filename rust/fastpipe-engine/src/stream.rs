@@ -117,13 +117,19 @@ impl Stream {
     }
 
     /// The next batch, if it is there within `wait`. Several threads may ask: each batch goes to one of them. An error
-    /// ends the pass: it is returned again and again, so that nobody takes the end of the data for it.
+    /// ends the pass, which lets go of its threads and memory. It is returned again and again, so that nobody takes the end of
+    /// the data for it.
     pub fn poll(&self, wait: Duration) -> Result<Poll> {
         if self.process != std::process::id() {
             let reason =
                 "the pass was started by another process, which has its threads; start one here with iter(reader)";
             return Err(Error::new(ErrorKind::Closed, reason));
         }
+        // Whoever keeps the pass by its error, in a traceback say, keeps nothing else.
+        self.look(wait).inspect_err(|_| self.end())
+    }
+
+    fn look(&self, wait: Duration) -> Result<Poll> {
         let shared = &self.shared;
         let mut state = lock(&shared.hand_over);
         if let Some(left) = state.left.take() {
@@ -144,14 +150,14 @@ impl Stream {
                 .telemetry
                 .add(&shared.telemetry.consumer_waited, waited.as_nanos() as u64);
         }
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
         if shared.is_closed() {
             return Err(Error::new(
                 ErrorKind::Closed,
                 "the pass was closed; iter(reader) starts a new one",
             ));
-        }
-        if let Some(error) = &state.failed {
-            return Err(error.clone());
         }
         if state.is_over() {
             shared.check_files(&mut state)?;
@@ -196,10 +202,12 @@ impl Stream {
         }
     }
 
-    /// Ends the pass with an error: a batch that was handed over is lost, and those behind it are no substitute.
+    /// Ends the pass with an error and waits for its threads: a batch that was handed over is lost, and those behind it are
+    /// no substitute.
     pub fn fail(&self, error: Error) {
         if self.process == std::process::id() {
             self.shared.fail(error);
+            self.end();
         }
     }
 
@@ -213,9 +221,14 @@ impl Stream {
 
     /// Ends the pass and waits for its threads. Batches that were handed over stay as they are.
     pub fn close(&self) {
-        if self.process != std::process::id() {
-            return;
+        if self.process == std::process::id() {
+            self.shared.close();
+            self.end();
         }
+    }
+
+    /// Waits for the threads and lets go of all that batches under way hold; the error stays, if there is one.
+    fn end(&self) {
         self.shared.telemetry.end();
         self.shared.closed.store(true, Ordering::Relaxed);
         drop(lock(&self.shared.hand_over));

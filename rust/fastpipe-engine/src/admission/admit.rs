@@ -197,7 +197,7 @@ impl Shared {
     fn plan_next(&self, admission: &mut Admission) -> Result<(), PlanError> {
         let goes_on = |epoch: u64| self.options.end_epoch.is_none_or(|end| epoch < end);
         while !admission.complete {
-            let cursor = &mut admission.cursor;
+            let Some(cursor) = &mut admission.cursor else { break };
             let wanted = self.options.limit.is_none_or(|limit| admission.plans < limit);
             if !wanted || !goes_on(cursor.current_epoch()) {
                 admission.complete = true;
