@@ -23,6 +23,7 @@ from fastpipe.units import UnitLocation
 pa = pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq  # noqa: E402
+
 from samples import threads_are  # noqa: E402
 from toy_units import Numbers, flat, readers, until  # noqa: E402
 
@@ -40,20 +41,7 @@ class Broken(RuntimeError):
     """A class of the user's."""
 
 
-RAISED: list[BaseException] = []
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    """A source that keeps its exception keeps by its traceback the pass that it failed, which keeps the source."""
-    yield
-    while RAISED:
-        RAISED.pop().__traceback__ = None
-
-
 def failing(error: BaseException, at: int = 4) -> Any:
-    RAISED.append(error)
-
     def act(unit: int) -> None:
         if unit == at:
             raise error
@@ -369,7 +357,9 @@ def test_a_failed_pass_leaves_no_threads() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system doesn't list threads")
-@pytest.mark.parametrize("order", [{}, {"shuffle": True, "shuffle_buffer": 20, "seed": 1}], ids=["sequential", "window"])
+@pytest.mark.parametrize(
+    "order", [{}, {"shuffle": True, "shuffle_buffer": 20, "seed": 1}], ids=["sequential", "window"]
+)
 def test_a_failed_pass_that_is_kept_keeps_its_error_alone(order: dict[str, Any]) -> None:
     """The source keeps its exception, and so does this: both keep the pass, by tracebacks."""
     reader = fastpipe.read_units(Numbers([4] * 20, failing(Broken(), at=11)), batch_size=5, num_threads=2, **order)
