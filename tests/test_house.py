@@ -104,6 +104,7 @@ def test_adapters_do_not_import_each_other() -> None:
 # Modules for readers of any source.
 OF_ANY_SOURCE = (
     "_bookmark",
+    "_data",
     "_explain",
     "_left_out",
     "_ordering",
@@ -113,6 +114,7 @@ OF_ANY_SOURCE = (
     "_staging",
     "_state",
     "_tensors",
+    "reader",
     "rebatch",
 )
 
@@ -124,3 +126,13 @@ def test_what_serves_any_source_speaks_of_none(module: str) -> None:
     # `read_avro` is the usual example of a function that makes a reader.
     found = re.findall(r"(?i)(?<!read_)(?<!\.)\bavro\b|interactions|parquet|sync marker|codec", text)
     assert not found
+
+
+def test_the_engine_speaks_of_no_source() -> None:
+    """It has units, which are blocks of files for one source only; `Kind::Block` is an order."""
+    folder = ROOT / "rust/fastpipe-engine/src"
+    words = re.compile(r"(?i)\bavro\b|interactions|parquet|sync marker|codec|(?<!Kind::)\bblocks?\b")
+    texts = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.rs")}
+    assert len(texts) > 30, "the files aren't where this test looks for them"
+    found = {name: words.findall(text) for name, text in texts.items()}
+    assert not {name: words for name, words in found.items() if words}

@@ -3,7 +3,7 @@
 //! Columns of one fixed width a row without nulls, strings, and lists of such elements are copied by loops of their own. What is
 //! nested deeper, or has nulls, is written value by value (`by_value.rs`).
 
-use fastpipe_batch::{Block, Error, ErrorKind, Form, Leaf, Lengths, NestedForm, Overflow, hint};
+use fastpipe_batch::{Error, ErrorKind, Form, Leaf, Lengths, NestedForm, Overflow, RowsByPart, hint};
 
 use crate::bound::{Bound, Lists, Values};
 use crate::layout::{Column, Rule};
@@ -41,15 +41,15 @@ pub(crate) struct Gather<'a> {
 
 impl Gather<'_> {
     /// Writes the parts of the column.
-    pub(crate) fn write(&self, block: &mut Block<'_, '_>) -> Result<(), Fault> {
+    pub(crate) fn write(&self, by_part: &mut RowsByPart<'_, '_>) -> Result<(), Fault> {
         let done = match &self.column.spec.form {
-            Form::Nested(form) if self.is_plain(form) => self.plain(form, block).map(|()| true),
-            Form::Nested(form) => self.listed(form, block),
+            Form::Nested(form) if self.is_plain(form) => self.plain(form, by_part).map(|()| true),
+            Form::Nested(form) => self.listed(form, by_part),
             Form::Sparse(_) => Ok(false),
         };
         match done {
             Ok(true) => Ok(()),
-            Ok(false) => self.value_by_value(block),
+            Ok(false) => self.value_by_value(by_part),
             Err(error) => Err(Fault { at: 0, error }),
         }
     }
@@ -71,10 +71,10 @@ impl Gather<'_> {
     }
 
     /// Copies rows of a fixed width.
-    fn plain(&self, form: &NestedForm, block: &mut Block<'_, '_>) -> Result<()> {
+    fn plain(&self, form: &NestedForm, by_part: &mut RowsByPart<'_, '_>) -> Result<()> {
         let mut part = self.column.first_part;
         if form.leaf_mask.is_some() {
-            block.placed::<u8>(part)?.fill(1);
+            by_part.placed::<u8>(part)?.fill(1);
             part += 1;
         }
         let Leaf::Fixed(dtype) = form.leaf else {
@@ -82,7 +82,7 @@ impl Gather<'_> {
         };
         let width = form.width();
         if self.chunks.iter().any(|chunk| matches!(chunk.values, Values::Bits(_))) {
-            let out = block.placed::<u8>(part)?;
+            let out = by_part.placed::<u8>(part)?;
             for (row, out) in self.rows.iter().zip(out.chunks_exact_mut(width.max(1))) {
                 let Values::Bits(bits) = &self.chunk(*row)?.values else {
                     return Err(lost());
@@ -94,11 +94,11 @@ impl Gather<'_> {
             return Ok(());
         }
         match (width, dtype.size()) {
-            (1, 1) => self.elements::<1>(block.placed(part)?),
-            (1, 2) => self.elements::<2>(block.placed(part)?),
-            (1, 4) => self.elements::<4>(block.placed(part)?),
-            (1, 8) => self.elements::<8>(block.placed(part)?),
-            (_, size) => self.stretches(width * size, block.placed(part)?),
+            (1, 1) => self.elements::<1>(by_part.placed(part)?),
+            (1, 2) => self.elements::<2>(by_part.placed(part)?),
+            (1, 4) => self.elements::<4>(by_part.placed(part)?),
+            (1, 8) => self.elements::<8>(by_part.placed(part)?),
+            (_, size) => self.stretches(width * size, by_part.placed(part)?),
         }
     }
 
@@ -155,7 +155,7 @@ impl Gather<'_> {
     }
 
     /// Copies strings, or lists of elements, if none of them is null. Says whether it has.
-    fn listed(&self, form: &NestedForm, block: &mut Block<'_, '_>) -> Result<bool> {
+    fn listed(&self, form: &NestedForm, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
         let sound = |chunk: &&Bound| {
             chunk.fitting.is_none() && chunk.nulls.is_none() && chunk.levels.iter().all(|level| level.nulls.is_none())
         };
@@ -167,12 +167,12 @@ impl Gather<'_> {
             (0, Leaf::Bytes { .. }) if form.shape.is_empty() => {
                 let part = first + usize::from(form.leaf_mask.is_some());
                 if form.leaf_mask.is_some() {
-                    block.placed::<u8>(first)?.fill(1);
+                    by_part.placed::<u8>(first)?.fill(1);
                 }
-                for (out, row) in block.placed::<i64>(part)?.iter_mut().zip(self.rows) {
+                for (out, row) in by_part.placed::<i64>(part)?.iter_mut().zip(self.rows) {
                     *out = self.chunk(*row)?.values.text(row.row).len() as i64;
                 }
-                let mut arena = block.arena(part + 1)?;
+                let mut arena = by_part.arena(part + 1)?;
                 for row in self.rows {
                     arena.begin_row()?;
                     arena.writer().extend(self.chunk(*row)?.values.text(row.row))?;
@@ -189,20 +189,20 @@ impl Gather<'_> {
                 }
                 let mut part = first;
                 if form.masks[0] {
-                    block.placed::<u8>(part)?.fill(1);
+                    by_part.placed::<u8>(part)?.fill(1);
                     part += 1;
                 }
                 let range = |row: &At| -> Result<(usize, usize)> {
                     let level = self.chunk(*row)?.levels.first().ok_or_else(lost)?;
                     Ok(level.lists.range(row.row))
                 };
-                for (out, row) in block.placed::<i64>(part)?.iter_mut().zip(self.rows) {
+                for (out, row) in by_part.placed::<i64>(part)?.iter_mut().zip(self.rows) {
                     *out = range(row)?.1 as i64;
                 }
                 part += 1;
                 let items = |row: &At| -> Result<(usize, usize)> { range(row) };
                 if form.leaf_mask.is_some() {
-                    let mut arena = block.arena(part)?;
+                    let mut arena = by_part.arena(part)?;
                     for row in self.rows {
                         arena.begin_row()?;
                         arena.writer().take::<u8>(items(row)?.1)?.fill(1);
@@ -210,7 +210,7 @@ impl Gather<'_> {
                     part += 1;
                 }
                 let size = dtype.size();
-                let mut arena = block.arena(part)?;
+                let mut arena = by_part.arena(part)?;
                 for row in self.rows {
                     let (start, len) = items(row)?;
                     let bytes = self.bytes_of(row.chunk as usize)?;

@@ -58,9 +58,9 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
         at_least(needed)
     );
     match settings.kind {
-        Kind::Sequential => reason.push_str("blocks"),
+        Kind::Sequential => reason.push_str("units"),
         _ => {
-            reason += &format!("the blocks and the order of shuffle_buffer={}", settings.shuffle_buffer);
+            reason += &format!("the units and the order of shuffle_buffer={}", settings.shuffle_buffer);
             // What it takes grows with it.
             let fits = largest(settings.shuffle_buffer, settings.batch_size.into(), |buffer| {
                 batch.saturating_add(fetched).saturating_add(units_of(buffer)) <= limit

@@ -28,7 +28,7 @@ const FETCHED_AHEAD: usize = 2;
 const READ_AHEAD: u64 = 16 << 20;
 
 /// What memory is for that says which stretches of units a batch is made of.
-const RUNS: &str = "the list of a batch's blocks; a smaller batch_size needs less";
+const RUNS: &str = "the list of a batch's units; a smaller batch_size needs less";
 
 impl Batches<Vec<Run>> for Shared {
     type Kept = Sequence;
@@ -384,7 +384,7 @@ impl Shared {
             Some(found) if *found != mark => Err(Error::new(
                 ErrorKind::Malformed,
                 format!(
-                    "record {} was expected at byte {} of the block, where passing over those in front ends; decoding them \
+                    "record {} was expected at byte {} of the unit, where passing over those in front ends; decoding them \
                      ends at byte {}",
                     mark.record, found.byte, mark.byte
                 ),
@@ -473,7 +473,7 @@ impl Shared {
 
     fn place(&self, unit: &OpenUnit, mut mark: Mark, piece: &Piece, sink: &mut Sink<'_>) -> Result<Mark> {
         let run = piece.run;
-        let mut picks = try_with_capacity(RECORDS_AT_ONCE.min(run.rows as usize), "the records of a block")?;
+        let mut picks = try_with_capacity(RECORDS_AT_ONCE.min(run.rows as usize), "the records of a unit")?;
         let mut done = 0;
         while done < run.rows {
             if self.is_closed() {
