@@ -62,6 +62,36 @@ def test_no_files_use_each_other(crate: str) -> None:
         raise AssertionError(f"a circle: {' -> '.join(error.args[1])}") from None
 
 
+# The parts that a pass of the engine is made of, by their files.
+PARTS = {
+    "given": "Given",
+    "room": "Room",
+    "memory": "Memory",
+    "budget": "Budget",
+    "cost": "CostModel",
+    "telemetry": "Telemetry",
+    "gate": "Gate",
+    "fetch": "Fetches",
+    "schedule": "Schedule<P>",
+    "workers": "Workers",
+    "hand_over": "HandOver",
+}
+# Those that do something with several of them.
+TOGETHER = {
+    *("shared", "stream", "watch", "stats", "runners", "finish", "opening", "least"),
+    *("admission", "sequence", "scatter"),
+}
+
+
+@pytest.mark.parametrize("file", PARTS)
+def test_parts_of_the_engine_keep_their_fields(file: str) -> None:
+    text = (ROOT / f"rust/fastpipe-engine/src/{file}.rs").read_text(encoding="utf-8")
+    (fields,) = re.findall(rf"pub(?:\(crate\))? struct {re.escape(PARTS[file])} \{{\n(.*?)\n\}}", text, re.DOTALL)
+    assert re.search(r"^    [a-z_]+:", fields, re.MULTILINE), "the pattern finds nothing any more"
+    assert "pub" not in re.sub(r"///.*", "", fields)
+    assert not uses("fastpipe-engine")[file] & TOGETHER - {"admission"}, "it takes the parts that it needs"
+
+
 # Those that build what adapters know of a reader.
 OF_THE_READER = {"reader.py", "_reader_passes.py"}
 

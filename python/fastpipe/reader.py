@@ -421,7 +421,7 @@ class Reader:
             - `memory`: bytes `reserved` for what is under way, now and at `most_reserved`; bytes `in_batches` that
               aren't yielded, and `free`, which is kept to be used again; how many slabs and buffers were `recycled`,
               and how many `fresh`;
-            - `model`: for each class of units that cost alike (files of one schema, say) what was learned: `ns_per_stored_byte` to
+            - `model`: for each class of units that cost alike what was learned: `ns_per_stored_byte` to
               open, `ns_per_row` and `ns_per_byte` to decode, `ns_per_skipped_byte`, the `expansion` by
               opening; and by how much the `predictions` that were made with it were off: `error`, as a fraction
               of what was predicted. None for what wasn't met.

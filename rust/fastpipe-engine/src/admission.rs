@@ -1,6 +1,7 @@
 //! What is known of batches that are under way, or will be.
 
 mod admit;
+mod plan;
 
 use std::collections::VecDeque;
 
