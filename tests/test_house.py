@@ -62,6 +62,36 @@ def test_no_files_use_each_other(crate: str) -> None:
         raise AssertionError(f"a circle: {' -> '.join(error.args[1])}") from None
 
 
+# The parts that a pass of the engine is made of, by their files.
+PARTS = {
+    "given": "Given",
+    "room": "Room",
+    "memory": "Memory",
+    "budget": "Budget",
+    "cost": "CostModel",
+    "telemetry": "Telemetry",
+    "gate": "Gate",
+    "fetch": "Fetches",
+    "schedule": "Schedule<P>",
+    "workers": "Workers",
+    "hand_over": "HandOver",
+}
+# Those that do something with several of them.
+TOGETHER = {
+    *("shared", "stream", "watch", "stats", "runners", "finish", "opening", "least"),
+    *("admission", "sequence", "scatter"),
+}
+
+
+@pytest.mark.parametrize("file", PARTS)
+def test_parts_of_the_engine_keep_their_fields(file: str) -> None:
+    text = (ROOT / f"rust/fastpipe-engine/src/{file}.rs").read_text(encoding="utf-8")
+    (fields,) = re.findall(rf"pub(?:\(crate\))? struct {re.escape(PARTS[file])} \{{\n(.*?)\n\}}", text, re.DOTALL)
+    assert re.search(r"^    [a-z_]+:", fields, re.MULTILINE), "the pattern finds nothing any more"
+    assert "pub" not in re.sub(r"///.*", "", fields)
+    assert not uses("fastpipe-engine")[file] & TOGETHER - {"admission"}, "it takes the parts that it needs"
+
+
 # Those that build what adapters know of a reader.
 OF_THE_READER = {"reader.py", "_reader_passes.py"}
 
@@ -104,6 +134,7 @@ def test_adapters_do_not_import_each_other() -> None:
 # Modules for readers of any source.
 OF_ANY_SOURCE = (
     "_bookmark",
+    "_data",
     "_explain",
     "_left_out",
     "_ordering",
@@ -113,6 +144,7 @@ OF_ANY_SOURCE = (
     "_staging",
     "_state",
     "_tensors",
+    "reader",
     "rebatch",
 )
 
@@ -124,3 +156,13 @@ def test_what_serves_any_source_speaks_of_none(module: str) -> None:
     # `read_avro` is the usual example of a function that makes a reader.
     found = re.findall(r"(?i)(?<!read_)(?<!\.)\bavro\b|interactions|parquet|sync marker|codec", text)
     assert not found
+
+
+def test_the_engine_speaks_of_no_source() -> None:
+    """It has units, which are blocks of files for one source only; `Kind::Block` is an order."""
+    folder = ROOT / "rust/fastpipe-engine/src"
+    words = re.compile(r"(?i)\bavro\b|interactions|parquet|sync marker|codec|(?<!Kind::)\bblocks?\b")
+    texts = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.rs")}
+    assert len(texts) > 30, "the files aren't where this test looks for them"
+    found = {name: words.findall(text) for name, text in texts.items()}
+    assert not {name: words for name, words in found.items() if words}

@@ -255,9 +255,9 @@ def test_blocks_of_their_own_stay_with_as_many_ranks(data: Data, shuffle: Any) -
 def test_fewer_blocks_than_ranks(tmp_path: Path, shuffle: Any) -> None:
     data = samples.write(tmp_path, [[9, 8]])
     options = {"shuffle": shuffle, "batch_size": 3, "seed": 1}
-    with pytest.raises(ValueError, match='only 2 blocks; shard_by="batch" shares'):
+    with pytest.raises(ValueError, match='only 2 units; shard_by="batch" shares'):
         world(data, 3, **options)
-    with pytest.raises(ValueError, match="only 2 blocks"):
+    with pytest.raises(ValueError, match="only 2 units"):
         world(data, 3, **options, uneven="pad")
     assert list(map(len, world(data, 3, **options, uneven="allow"))) == [3, 3, 0]
     assert list(map(len, world(data, 3, **options, shard_by="batch"))) == [2, 2, 2]

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ from fastpipe.units import UnitLocation
 
 pa = pytest.importorskip("pyarrow")
 
+import pyarrow.parquet as pq  # noqa: E402
+
+from samples import threads_are  # noqa: E402
 from toy_units import Numbers, flat, readers, until  # noqa: E402
 
 ORDERS: tuple[dict[str, Any], ...] = (
@@ -38,20 +42,7 @@ class Broken(RuntimeError):
     """A class of the user's."""
 
 
-RAISED: list[BaseException] = []
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    """A source that keeps its exception keeps by its traceback the pass that it failed, which keeps the source."""
-    yield
-    while RAISED:
-        RAISED.pop().__traceback__ = None
-
-
 def failing(error: BaseException, at: int = 4) -> Any:
-    RAISED.append(error)
-
     def act(unit: int) -> None:
         if unit == at:
             raise error
@@ -364,6 +355,57 @@ def test_a_failed_pass_leaves_no_threads() -> None:
         list(reader)
     del reader
     until(lambda: not list(readers()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system doesn't list threads")
+@pytest.mark.parametrize(
+    "order", [{}, {"shuffle": True, "shuffle_buffer": 20, "seed": 1}], ids=["sequential", "window"]
+)
+def test_a_failed_pass_that_is_kept_keeps_its_error_alone(order: dict[str, Any]) -> None:
+    """The source keeps its exception, and so does this: both keep the pass, by tracebacks."""
+    reader = fastpipe.read_units(Numbers([4] * 20, failing(Broken(), at=11)), batch_size=5, num_threads=2, **order)
+    batches = iter(reader)
+    with pytest.raises(Broken) as raised:
+        for _ in batches:
+            pass
+    assert batches.position.active
+    until(lambda: not list(readers()))
+    assert threads_are(0)
+    stats = reader.stats()
+    assert (stats["memory"]["reserved"], stats["ready"]) == (0, 0)
+    assert stats["batches"] > 0
+    others: list[BaseException] = []
+
+    def draw() -> None:
+        try:
+            next(batches)
+        except Broken as error:
+            others.append(error)
+
+    threads = [threading.Thread(target=draw) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert others == [raised.value] * 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system doesn't list threads")
+def test_a_failed_pass_that_is_kept_by_its_excinfo(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": pa.array([*range(99), None], pa.int64())}), path, row_group_size=10)
+    reader = fastpipe.read_parquet(path, features={"x": DenseSpec((), "int64")}, batch_size=4, num_threads=2)
+    batches = iter(reader)
+    with pytest.raises(fastpipe.NullValueError) as excinfo:
+        list(batches)
+    assert threads_are(0)
+    assert reader.stats()["memory"]["reserved"] == 0
+    with pytest.raises(fastpipe.NullValueError) as again:
+        next(batches)
+    assert str(again.value) == str(excinfo.value)
+    batches.close()
+    with pytest.raises(fastpipe.PassClosedError):
+        next(batches)
 
 
 def test_a_failed_pass_is_garbage_once_nobody_has_it() -> None:

@@ -18,7 +18,7 @@ from fastpipe._columns import to_arrow
 from fastpipe._fastpipe import __version__
 from fastpipe._options import Options
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
-from fastpipe.avro import AvroFile, infer_features, read_avro
+from fastpipe.avro import AvroFile, Location, infer_features, read_avro
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import (
     DeviceError,
@@ -41,7 +41,7 @@ from fastpipe.errors import (
 )
 from fastpipe.evaluation import Candidates, evaluation_candidates, hit_rate, ndcg
 from fastpipe.interactions import HeldOut, Interactions, PointLocation, read_interactions
-from fastpipe.reader import Location, Reader
+from fastpipe.reader import Reader
 from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
 from fastpipe.tables import RowLocation, from_arrays, from_arrow

@@ -10,21 +10,7 @@ from fastpipe import _fastpipe
 from fastpipe._state import VERSION
 from fastpipe.specs import Features
 
-__all__ = ["Data", "Location", "Words"]
-
-
-class Location(NamedTuple):
-    """Where a row stands.
-
-    Attributes:
-        file: the path of its file.
-        block: the number of its block within the file.
-        record: its number within the block.
-    """
-
-    file: str
-    block: int
-    record: int
+__all__ = ["Data", "Words"]
 
 
 class Words(NamedTuple):
@@ -33,11 +19,13 @@ class Words(NamedTuple):
     Attributes:
         units: what it calls its units.
         advice: for kinds of work, as `Reader.stats` names them, what takes less of it.
+        bound: what a pass is that such work limits, where that isn't the work's name and "-bound".
         other_digest: why a state doesn't fit of whose data set only the digest differs.
     """
 
     units: str = "units"
     advice: Mapping[str, str] = MappingProxyType({})
+    bound: Mapping[str, str] = MappingProxyType({})
     other_digest: str = "the data set has other contents"
 
 

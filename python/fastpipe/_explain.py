@@ -13,11 +13,10 @@ __all__ = ["explain"]
 # What isn't work, of what takes seconds.
 _WAITS = {"elapsed", "waiting_for_consumer", "consumer_waiting", "fetching"}
 
+# What a pass is that such work limits; a source may word its own work otherwise.
 _BOUND = {
     "reading": "read-bound",
     "opening": "open-bound",
-    "decompressing": "decompression-bound",
-    "sampling": "sampling-bound",
     "indexing": "index-bound",
     "skipping": "skip-bound",
     "decoding": "decode-bound",
@@ -75,7 +74,7 @@ def explain(stats: Mapping[str, Any], data: Data) -> str:
             f"threads are idle {1 - total / (used * elapsed):.0%} of the time."
         )
     else:
-        bound = _BOUND.get(largest, f"{largest}-bound")
+        bound = {**_BOUND, **data.words.bound}.get(largest, f"{largest}-bound")
         lines.append(f"{bound} {on}: the consumer waits for the reader {waited / spent:.0%} of the time.")
     shares = sorted(((part / total, name) for name, part in work.items()), reverse=True)
     shown = [f"{name} {share:.0%}" for share, name in shares if share >= 0.01]

@@ -37,10 +37,10 @@ class FastpipeError(Exception):
     Args:
         message: what went wrong and where, as shown to people.
         path: the file.
-        unit: what the unit is called by its source, where that isn't a block of a file.
-        block: the number of the block within its file.
-        offset: byte offset in the file: of the fault itself where that is known, else of the block's header.
-        record: the number of the record within its block.
+        unit: what the unit is called by its source, where a file and a number don't say it.
+        block: the number of the unit within its file, where those are counted.
+        offset: byte offset in the file: of the fault itself where that is known, else of the unit's start.
+        record: the number of the record within its unit.
         feature: the feature, or the path of the field in the schema.
         reason: what went wrong, without the location; the message if not given.
 
@@ -78,15 +78,15 @@ class FastpipeError(Exception):
 
 
 class MalformedFileError(FastpipeError, ValueError):
-    """The bytes don't follow the Avro file format.
+    """The bytes don't follow the format of their file.
 
-    For example: wrong magic bytes or sync marker, a truncated file, a varint that doesn't end, a wrong checksum, a
-    negative length, a union branch that doesn't exist, or bytes left over at the end of a block.
+    For example: wrong magic bytes, a truncated file, a number that doesn't end, a wrong checksum, a negative length, or
+    bytes left over at the end of a unit.
     """
 
 
 class LimitError(FastpipeError, ValueError):
-    """A documented absolute limit is exceeded, such as the size of a block or the depth of a schema."""
+    """A documented absolute limit is exceeded, such as the size of a unit or the depth of a schema."""
 
 
 class SchemaError(FastpipeError, ValueError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 from fastpipe import _columns, _fastpipe, _left_out, _state
 from fastpipe._arguments import flag
 from fastpipe._bookmark import Bookmark
-from fastpipe._data import Data, Location
+from fastpipe._data import Data
 from fastpipe._explain import explain
 from fastpipe._ordering import LARGEST_WORLD, Ordering, integer, within
 from fastpipe._passes import Passes
@@ -22,7 +22,7 @@ from fastpipe.specs import Features
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Location", "Reader"]
+__all__ = ["Reader"]
 
 
 class Reader:
@@ -367,7 +367,7 @@ class Reader:
             epoch: the current one by default.
 
         Returns:
-            A named tuple of the source's: a `Location` (file, block and record) of Avro files; others have their own.
+            A named tuple of the source's own, whose fields say where the row comes from.
 
         Raises:
             IndexError: if there is no such batch or row; a negative number is none.
@@ -405,7 +405,7 @@ class Reader:
             A dict that can be stored as JSON, with
 
             - `batches`, `rows`, and `bytes_delivered`: what was made;
-            - `blocks`: units of the source (blocks of Avro files, shards, row groups), `rows_in_blocks`, `bytes_read`,
+            - `units` of the source (blocks of a file, shards, row groups), `rows_in_units`, `bytes_read`,
               and `bytes_opened`, which is what these are when they are open: what was opened for it;
               `rows_reopened`: rows of units that were opened a second time, because the edge of a window cuts them;
               `rows_skipped`: rows that were passed over once, to let several threads work on one unit;
@@ -421,7 +421,7 @@ class Reader:
             - `memory`: bytes `reserved` for what is under way, now and at `most_reserved`; bytes `in_batches` that
               aren't yielded, and `free`, which is kept to be used again; how many slabs and buffers were `recycled`,
               and how many `fresh`;
-            - `model`: for each class of units (of Avro: codec and schema) what was learned: `ns_per_stored_byte` to
+            - `model`: for each class of units that cost alike what was learned: `ns_per_stored_byte` to
               open, `ns_per_row` and `ns_per_byte` to decode, `ns_per_skipped_byte`, the `expansion` by
               opening; and by how much the `predictions` that were made with it were off: `error`, as a fraction
               of what was predicted. None for what wasn't met.

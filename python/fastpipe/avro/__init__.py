@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from fastpipe.avro._data import Location
 from fastpipe.avro._file import AvroFile
 from fastpipe.avro._reading import infer_features, read_avro
 
-__all__ = ["AvroFile", "infer_features", "read_avro"]
+__all__ = ["AvroFile", "Location", "infer_features", "read_avro"]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import names
-from fastpipe._data import Location, Words
+from fastpipe._data import Words
 from fastpipe._state import VERSION
 from fastpipe.avro._index_cache import IndexCache, cache_directory
 from fastpipe.specs import Features, inferred
 
-__all__ = ["AvroData"]
+__all__ = ["AvroData", "Location"]
 
 _WORDS = Words(
     units="blocks",
@@ -25,9 +25,24 @@ _WORDS = Words(
         "indexing": "Records are looked for before they can be picked. Later epochs remember where they start, up to "
         "16 million records.",
     },
+    bound={"decompressing": "decompression-bound"},
     other_digest="the data set has other contents (files: sync markers or blocks), or its files other names or another "
     "order",
 )
+
+
+class Location(NamedTuple):
+    """Where a row stands.
+
+    Attributes:
+        file: the path of its file.
+        block: the number of its block within the file.
+        record: its number within the block.
+    """
+
+    file: str
+    block: int
+    record: int
 
 
 class AvroData:

@@ -107,8 +107,7 @@ def reader_of(
 ) -> Reader:
     """The reader of units."""
     wanted, chosen = asked_for(features, columns)
-    # Ranks that take whole units take them uncut.
-    in_sequence = settings.ordering.shuffle == "sequential" and settings.ordering.shard_by != "block"
+    in_sequence = settings.ordering.shuffle == "sequential"
     data = UnitsData(units, wanted, chosen, num_fetches, in_sequence=in_sequence)
     return settings.reader(data, data.default_window)
 

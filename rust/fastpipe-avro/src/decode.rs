@@ -194,7 +194,8 @@ impl Decoder<'_, '_, '_, '_> {
     fn locate(&self, fault: Fault, record: u32) -> Error {
         let mut error = fault
             .into_error()
-            .at_record(u64::from(record), self.cursor.position() as u64);
+            .at_record(u64::from(record))
+            .at_position(self.cursor.position() as u64, "decompressed block");
         if let Some(lengths) = self.blamed.and_then(|pc| self.plan.lengths(fault, pc)) {
             error = error.with_lengths(lengths);
         }

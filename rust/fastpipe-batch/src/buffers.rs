@@ -136,7 +136,7 @@ impl BufferPool {
         let fresh = || fresh().or_else(|| (self.release() > 0).then(fresh).flatten());
         let memory = found.or_else(fresh).ok_or_else(|| {
             self.lock().taken -= 1;
-            Error::out_of_memory(len, "a block")
+            Error::out_of_memory(len, "a unit")
         })?;
         self.lock().taken_bytes += memory.capacity();
         Ok(Buffer {

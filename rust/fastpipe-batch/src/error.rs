@@ -1,4 +1,4 @@
-//! Located errors: what went wrong, and in which file, block, byte, record and feature.
+//! Located errors: what went wrong, and in which file, unit, byte, record and feature.
 //!
 //! Boxed, so that `Result<(), Error>` stays one word; rendered late, so that the hot path never builds a `String`
 //! unless it fails.
@@ -55,16 +55,16 @@ impl ErrorKind {
 pub struct Location {
     /// The file, as [`path_text`](crate::path_text) has it.
     pub path: Option<Arc<str>>,
-    /// The unit, in its source's words, where file and block don't say it.
+    /// The unit, in its source's words, where a file and a number don't say it.
     pub unit: Option<Arc<str>>,
-    /// The block's number within its file.
+    /// The unit's number within its file: a block's, where those are counted.
     pub block: Option<u64>,
-    /// Byte offset in the file: of the fault itself where that is known, else of its block.
+    /// Byte offset in the file: of the fault itself where that is known, else of its unit.
     pub offset: Option<u64>,
-    /// The record's number within its block.
+    /// The record's number within its unit.
     pub record: Option<u64>,
-    /// Byte position of the fault within the decompressed block.
-    pub position: Option<u64>,
+    /// Byte position of the fault, and in what: in the words of whoever counted it.
+    pub position: Option<(u64, &'static str)>,
     /// The feature, or the path of the field in the schema.
     pub feature: Option<Arc<str>>,
 }
@@ -242,7 +242,7 @@ impl Error {
         self
     }
 
-    /// Names the block and the file offset of its header, unless they are named already.
+    /// Names the unit by its number within its file, and the file offset of its start, unless they are named already.
     #[must_use]
     pub fn at_block(mut self, block: u64, offset: u64) -> Self {
         self.0.location.block.get_or_insert(block);
@@ -257,11 +257,10 @@ impl Error {
         self
     }
 
-    /// Names the record and the position within the decompressed block, unless they are named already.
+    /// Names the record, unless it is named already.
     #[must_use]
-    pub fn at_record(mut self, record: u64, position: u64) -> Self {
+    pub fn at_record(mut self, record: u64) -> Self {
         self.0.location.record.get_or_insert(record);
-        self.0.location.position.get_or_insert(position);
         self
     }
 
@@ -272,10 +271,10 @@ impl Error {
         self
     }
 
-    /// Names the position within the decompressed block, unless it is named already.
+    /// Names the byte position within something, `"decompressed block"` say, unless it is named already.
     #[must_use]
-    pub fn at_position(mut self, position: u64) -> Self {
-        self.0.location.position.get_or_insert(position);
+    pub fn at_position(mut self, position: u64, within: &'static str) -> Self {
+        self.0.location.position.get_or_insert((position, within));
         self
     }
 
@@ -329,8 +328,8 @@ impl fmt::Display for Location {
         if let Some(record) = self.record {
             part(f, "record", &record)?;
         }
-        if let Some(position) = self.position {
-            part(f, "byte of the decompressed block", &position)?;
+        if let Some((position, within)) = self.position {
+            part(f, &format!("byte of the {within}"), &position)?;
         }
         if separator == ", " { f.write_str(")") } else { Ok(()) }
     }
@@ -352,14 +351,15 @@ mod tests {
     fn renders_every_part_once() {
         let e = Error::new(ErrorKind::Shape, "expected 3 items, found 4")
             .at_feature("x")
-            .at_record(7, 21)
+            .at_record(7)
+            .at_position(21, "opened unit")
             .at_block(2, 500)
             .at_path("a.avro")
             .at_path("never.avro");
         assert_eq!(
             e.to_string(),
             "feature 'x': expected 3 items, found 4 (file a.avro, block 2, byte offset 500, record 7, \
-             byte of the decompressed block 21)"
+             byte of the opened unit 21)"
         );
         assert_eq!(Error::new(ErrorKind::Limit, "too much").to_string(), "too much");
         assert_eq!(

@@ -16,7 +16,6 @@
 //! order of slots, when all lengths are known.
 
 mod allocator;
-mod block;
 mod buffers;
 mod cells;
 mod dtype;
@@ -27,6 +26,7 @@ mod gather;
 mod left;
 mod owned;
 mod paths;
+mod rows_by_part;
 mod similar;
 mod sink;
 mod slab;
@@ -35,7 +35,6 @@ mod spec;
 mod writer;
 
 pub use allocator::{Region, SlabAllocator};
-pub use block::{ArenaRows, Block};
 pub use buffers::{Buffer, BufferPool, Reuse};
 pub use cells::{Cells, Columns};
 pub use dtype::{DType, Leaf, TimeUnit};
@@ -49,6 +48,7 @@ pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, 
 pub use left::{give_back, run_out};
 pub use owned::ALIGNMENT;
 pub use paths::{path_text, shown_path, text_path};
+pub use rows_by_part::{ArenaRows, RowsByPart};
 pub use similar::nearest;
 pub use sink::{Filled, Fragment, Rows, Sink};
 pub use slab::{Slab, SlabPool};

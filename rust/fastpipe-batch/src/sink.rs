@@ -18,11 +18,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::block::{ArenaRows, Block};
 use crate::cells::{Cell, Cells, Columns};
 use crate::error::{Error, ErrorKind};
 use crate::fallible::{try_collect, try_filled, try_with_capacity};
 use crate::owned::ALIGNMENT;
+use crate::rows_by_part::{ArenaRows, RowsByPart};
 use crate::slab::{Slab, SlabPool};
 use crate::spec::{Part, PartKind};
 use crate::writer::{Element, Overflow, Writer};
@@ -424,13 +424,13 @@ impl<'a> Sink<'a> {
     }
 
     /// Starts rows in consecutive slots, to be written part by part.
-    pub fn begin_block(&mut self, slots: Range<u32>) -> Result<Block<'_, 'a>, Error> {
+    pub fn begin_by_part(&mut self, slots: Range<u32>) -> Result<RowsByPart<'_, 'a>, Error> {
         self.begun = false;
         let (first, end) = (slots.start as usize, slots.end as usize);
         self.make_room(slots.len())?;
         self.rows.claim_all(first..end)?;
         self.fragment.slots.extend(slots);
-        Block::new(self, first..end)
+        RowsByPart::new(self, first..end)
     }
 
     /// Rows that were begun, by any means.
@@ -444,7 +444,7 @@ impl<'a> Sink<'a> {
         Some(arena.starts.len())
     }
 
-    /// The memory of a placed part in slots that a block of this sink has claimed.
+    /// The memory of a placed part in slots that this sink has claimed.
     pub(crate) fn placed_of<T: Element>(&mut self, part: usize, slots: Range<usize>) -> Result<&mut [T], Overflow> {
         let placed = self.rows.placed.get(part).copied().flatten().ok_or(Overflow::Row)?;
         if slots.end > self.rows.rows || slots.start > slots.end || placed.stride % size_of::<T>() != 0 {
@@ -469,8 +469,8 @@ impl<'a> Sink<'a> {
         Ok(ArenaRows { writer })
     }
 
-    /// Rows of a block were written.
-    pub(crate) fn end_block(&mut self, rows: usize) {
+    /// Rows were written part by part.
+    pub(crate) fn end_by_part(&mut self, rows: usize) {
         self.ended += rows;
     }
 

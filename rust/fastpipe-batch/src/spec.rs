@@ -1,6 +1,6 @@
 //! Columns, and the parts of memory that they are made of.
 //!
-//! A column of Avro data is nested: items in lists in lists in rows, each of which may be null. Its *form* says how it is
+//! A column is nested: items in lists in lists in rows, each of which may be null. Its *form* says how it is
 //! laid out in a batch: `ragged` dimensions outermost, each with its offsets; fixed dimensions inside; the leaves
 //! innermost; and masks at the levels that may be null. Level `l` is inside `l` dimensions; level 0 is the row.
 

@@ -1,6 +1,6 @@
 //! Columns that are nested, or have nulls: written value by value to memory of their own, and copied to the batch from there.
 
-use fastpipe_batch::{Block, Error, ErrorKind, Form, Leaf, NestedForm, Nulls, Overflow, Request, SparseForm};
+use fastpipe_batch::{Error, ErrorKind, Form, Leaf, NestedForm, Nulls, Overflow, Request, RowsByPart, SparseForm};
 
 use crate::bound::{Bound, Values};
 use crate::gather::{Fault, Gather, Result, denied_null, lost, null, wrong_length};
@@ -8,14 +8,14 @@ use crate::layout::Rule;
 
 impl Gather<'_> {
     /// Writes whatever there is, value by value.
-    pub(crate) fn value_by_value(&self, block: &mut Block<'_, '_>) -> Result<(), Fault> {
+    pub(crate) fn value_by_value(&self, by_part: &mut RowsByPart<'_, '_>) -> Result<(), Fault> {
         let parts = self.column.spec.parts();
         let mut written = Written::new(parts.len());
         for (at, row) in self.rows.iter().enumerate() {
             written.begin_row();
             let done = self.chunk(*row).and_then(|chunk| match &self.column.spec.form {
                 Form::Nested(form) => self.item(form, 0, chunk, row.row, &mut written),
-                Form::Sparse(form) => self.sparse(form, chunk, row.row, block.first_slot() + at, &mut written),
+                Form::Sparse(form) => self.sparse(form, chunk, row.row, by_part.first_slot() + at, &mut written),
             });
             done.and_then(|()| written.check())
                 .map_err(|error| Fault { at, error })?;
@@ -28,11 +28,11 @@ impl Gather<'_> {
                         return Err(lost());
                     }
                     // There are more rows where one of them can't be written, of another column.
-                    let out = block.placed::<u8>(part)?.get_mut(..written.bytes[i].len());
+                    let out = by_part.placed::<u8>(part)?.get_mut(..written.bytes[i].len());
                     out.ok_or_else(lost)?.copy_from_slice(&written.bytes[i]);
                 }
                 None => {
-                    let mut arena = block.arena(part)?;
+                    let mut arena = by_part.arena(part)?;
                     let starts = &written.starts[i];
                     // There are no rows where the first one can't be written, of another column.
                     let ends = starts.iter().skip(1).copied().chain([written.bytes[i].len()]);

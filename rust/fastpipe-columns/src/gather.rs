@@ -5,7 +5,7 @@
 //! by value (`by_value.rs`), and so is a column with a null that its spec doesn't allow, so that there is one place that says so.
 
 use arrow_buffer::NullBuffer;
-use fastpipe_batch::{Block, Error, ErrorKind, Form, Leaf, Lengths, NestedForm, Overflow, hint, try_collect};
+use fastpipe_batch::{Error, ErrorKind, Form, Leaf, Lengths, NestedForm, Overflow, RowsByPart, hint, try_collect};
 
 use crate::bound::{Bound, Level, Lists, Values};
 use crate::layout::{Column, Rule};
@@ -67,25 +67,25 @@ pub(crate) struct Gather<'a> {
 
 impl Gather<'_> {
     /// Writes the parts of the column.
-    pub(crate) fn write(&self, block: &mut Block<'_, '_>) -> Result<(), Fault> {
+    pub(crate) fn write(&self, by_part: &mut RowsByPart<'_, '_>) -> Result<(), Fault> {
         let done = match &self.column.spec.form {
-            Form::Nested(form) if self.chunks.iter().all(|chunk| chunk.fitting.is_none()) => self.copy(form, block),
+            Form::Nested(form) if self.chunks.iter().all(|chunk| chunk.fitting.is_none()) => self.copy(form, by_part),
             Form::Nested(_) | Form::Sparse(_) => Ok(false),
         };
         match done {
             Ok(true) => Ok(()),
-            Ok(false) => self.value_by_value(block),
+            Ok(false) => self.value_by_value(by_part),
             Err(error) => Err(Fault { at: 0, error }),
         }
     }
 
     /// Copies what can be copied. Says whether it has.
-    fn copy(&self, form: &NestedForm, block: &mut Block<'_, '_>) -> Result<bool> {
+    fn copy(&self, form: &NestedForm, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
         match (form.ragged, form.leaf) {
-            (0, Leaf::Fixed(_)) if self.is_plain(form) => self.plain(form, block),
-            (0, Leaf::Bytes { .. }) if form.shape.is_empty() => self.texts(form, block),
+            (0, Leaf::Fixed(_)) if self.is_plain(form) => self.plain(form, by_part),
+            (0, Leaf::Bytes { .. }) if form.shape.is_empty() => self.texts(form, by_part),
             (1, Leaf::Fixed(dtype)) if form.shape.is_empty() && self.column.rule(0) == Rule::Free => {
-                self.lists(form, dtype.size(), block)
+                self.lists(form, dtype.size(), by_part)
             }
             _ => Ok(false),
         }
@@ -105,20 +105,20 @@ impl Gather<'_> {
     }
 
     /// Copies rows of a fixed width.
-    fn plain(&self, form: &NestedForm, block: &mut Block<'_, '_>) -> Result<bool> {
+    fn plain(&self, form: &NestedForm, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
         let Some(nulls) = self.null_rows(|chunk| Ok(chunk.nulls.as_ref()), form.leaf_mask.is_some())? else {
             return Ok(false);
         };
         let mut part = self.column.first_part;
         if form.leaf_mask.is_some() {
-            mask(block.placed(part)?, &nulls);
+            mask(by_part.placed(part)?, &nulls);
             part += 1;
         }
         let Leaf::Fixed(dtype) = form.leaf else {
             return Err(lost());
         };
         let (width, size) = (form.width(), dtype.size());
-        let out = block.placed::<u8>(part)?;
+        let out = by_part.placed::<u8>(part)?;
         if self.chunks.iter().any(|chunk| matches!(chunk.values, Values::Bits(_))) {
             self.bits(width, out)?;
         } else if !self.stretches.is_empty() {
@@ -238,24 +238,24 @@ impl Gather<'_> {
     }
 
     /// Copies strings. Says whether it has.
-    fn texts(&self, form: &NestedForm, block: &mut Block<'_, '_>) -> Result<bool> {
+    fn texts(&self, form: &NestedForm, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
         let Some(nulls) = self.null_rows(|chunk| Ok(chunk.nulls.as_ref()), form.leaf_mask.is_some())? else {
             return Ok(false);
         };
         let mut part = self.column.first_part;
         if form.leaf_mask.is_some() {
-            mask(block.placed(part)?, &nulls);
+            mask(by_part.placed(part)?, &nulls);
             part += 1;
         }
         let fill = &self.column.fill[..];
-        let lens = block.placed::<i64>(part)?;
+        let lens = by_part.placed::<i64>(part)?;
         for (out, row) in lens.iter_mut().zip(self.rows) {
             *out = self.chunk(*row)?.values.text(row.row).len() as i64;
         }
         for &row in &nulls {
             *lens.get_mut(row).ok_or_else(lost)? = fill.len() as i64;
         }
-        let mut arena = block.arena(part + 1)?;
+        let mut arena = by_part.arena(part + 1)?;
         if nulls.is_empty() && !self.stretches.is_empty() {
             for stretch in self.stretches {
                 let values = &self.chunks.get(stretch.chunk).ok_or_else(lost)?.values;
@@ -284,7 +284,7 @@ impl Gather<'_> {
     }
 
     /// Copies lists of elements of `size` bytes. Says whether it has.
-    fn lists(&self, form: &NestedForm, size: usize, block: &mut Block<'_, '_>) -> Result<bool> {
+    fn lists(&self, form: &NestedForm, size: usize, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
         let is_elements = |chunk: &&Bound| matches!(chunk.values, Values::Elements(_)) && chunk.levels.len() == 1;
         if !self.chunks.iter().all(is_elements) {
             return Ok(false);
@@ -298,16 +298,16 @@ impl Gather<'_> {
         }
         let mut part = self.column.first_part;
         if form.masks[0] {
-            mask(block.placed(part)?, &nulls);
+            mask(by_part.placed(part)?, &nulls);
             part += 1;
         }
         let ranges = self.ranges(&nulls)?;
-        for (out, (_, start, end)) in block.placed::<i64>(part)?.iter_mut().zip(&ranges.rows) {
+        for (out, (_, start, end)) in by_part.placed::<i64>(part)?.iter_mut().zip(&ranges.rows) {
             *out = (end - start) as i64;
         }
         part += 1;
         if form.leaf_mask.is_some() {
-            let mut arena = block.arena(part)?;
+            let mut arena = by_part.arena(part)?;
             for (chunk, items, lens) in ranges.runs() {
                 let out = arena.take_rows(lens)?;
                 out.fill(1);
@@ -319,7 +319,7 @@ impl Gather<'_> {
             }
             part += 1;
         }
-        let mut arena = block.arena(part)?;
+        let mut arena = by_part.arena(part)?;
         for (chunk, items, lens) in ranges.runs() {
             let from = self.bytes_of(chunk)?.get(items.start * size..items.end * size);
             let out = arena.take_rows(lens.map(|len| len * size))?;

@@ -92,7 +92,7 @@ impl Columns {
         out: &mut Sink<'_>,
     ) -> Result<(), Fault> {
         let at_start = |error| Fault { at: 0, error };
-        let mut block = out.begin_block(slots).map_err(at_start)?;
+        let mut by_part = out.begin_by_part(slots).map_err(at_start)?;
         let mut first: Option<Fault> = None;
         for (i, column) in self.columns.iter().enumerate() {
             let in_chunks = chunks.iter().map(|chunk| &chunk[i]);
@@ -107,17 +107,17 @@ impl Columns {
                 rows,
                 stretches,
             };
-            if let Err(mut fault) = gather.write(&mut block)
+            if let Err(mut fault) = gather.write(&mut by_part)
                 && first.as_ref().is_none_or(|first| fault.at < first.at)
             {
                 fault.error = fault.error.at_feature(&column.feature.name);
                 first = Some(fault);
-                block.fail();
+                by_part.fail();
             }
         }
         match first {
             Some(fault) => Err(fault),
-            None => block.end().map_err(at_start),
+            None => by_part.end().map_err(at_start),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What is known of batches that are under way, or will be.
 
 mod admit;
+mod plan;
 
 use std::collections::VecDeque;
 
@@ -12,7 +13,8 @@ use crate::sequence::Sequence;
 
 /// Who admits batches holds this.
 pub(crate) struct Admission {
-    cursor: Cursor,
+    /// `None` once the pass has ended: it may list all rows of a window.
+    cursor: Option<Cursor>,
     /// Batches that are planned and not begun.
     planned: VecDeque<BatchPlan>,
     rows_planned: u64,
@@ -55,7 +57,7 @@ impl Admission {
     pub(crate) fn new(cursor: Cursor) -> Admission {
         Admission {
             epoch: cursor.current_epoch(),
-            cursor,
+            cursor: Some(cursor),
             planned: VecDeque::new(),
             rows_planned: 0,
             plans: 0,
@@ -75,7 +77,8 @@ impl Admission {
 
     /// Lets go of everything.
     pub(crate) fn clear(&mut self) {
-        self.planned.clear();
+        self.cursor = None;
+        self.planned = VecDeque::new();
         self.complete = true;
         self.sequence.clear();
         self.scatter.clear();

@@ -10,6 +10,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use fastpipe_batch::UnitInfo;
+
 /// How much weight an observation keeps when the next one comes.
 const MEMORY: f64 = 0.98;
 
@@ -178,6 +180,23 @@ impl CostModel {
     /// Bytes that an open unit may take.
     pub(crate) fn opened_bytes(&self, class: u32, stored: u64) -> u64 {
         self.with(class, |c| (c.widest.max(1.0) * stored as f64).round() as u64)
+    }
+
+    /// Bytes that a unit will take while it is open.
+    pub(crate) fn unit_bytes(&self, unit: &UnitInfo) -> u64 {
+        let stored = unit.range.map_or(0, |range| range.len);
+        // Buffers are a little larger than what is in them, and beside them stands where records start.
+        let larger = |bytes: u64| bytes + bytes / 8 + (64 << 10);
+        unit.held.map_or_else(
+            || larger(self.opened_bytes(unit.class, stored)) + 4 * u64::from(unit.rows),
+            larger,
+        )
+    }
+
+    /// Bytes that are fetched for a unit besides, while it is being opened.
+    pub(crate) fn fetched_bytes(&self, unit: &UnitInfo) -> u64 {
+        let stored = unit.range.filter(|_| unit.apart).map_or(0, |range| range.len);
+        stored + stored / 16
     }
 
     /// Bytes that rows of no fixed size take.

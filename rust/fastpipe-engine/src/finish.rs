@@ -8,7 +8,6 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 use crate::assemble::assemble;
 use crate::batch::Batch;
 use crate::job::{Job, Left};
-use crate::lock::lock;
 use crate::panicked::panicked;
 use crate::shared::Shared;
 use crate::telemetry::Activity;
@@ -21,28 +20,19 @@ impl Shared {
         let done = left.and_then(|mut left| {
             if left.rows.is_none() {
                 // Nothing had to be read for it.
-                left.rows = self.rows(job.size).map(Arc::new).map(Some)?;
+                left.rows = self.room.rows(job.size).map(Arc::new).map(Some)?;
             }
             let reserved = left.reserved.take();
             Ok((self.join(left, job.class)?, reserved))
         });
         self.telemetry.took(Activity::Assemble, self.telemetry.now() - start);
-        self.note((0, Activity::Assemble), job.number, start);
+        self.telemetry.note((0, Activity::Assemble), job.number, start);
         if let Ok((batch, _)) = &done {
             let bytes = batch.slabs.iter().map(|slab| slab.len() as u64).sum();
-            let telemetry = &self.telemetry;
-            telemetry.add(&telemetry.bytes_delivered, bytes);
-            telemetry.add(&telemetry.rows_delivered, batch.about.rows as u64);
-            telemetry.add(&telemetry.batches, 1);
-            self.batch_bytes.get_or_init(|| bytes);
+            self.telemetry.made(batch.about.rows as u64, bytes);
+            self.gate.made(bytes);
         }
-        let mut state = lock(&self.hand_over);
-        state.put(job.number, done);
-        let wake = state.must_wake(false);
-        drop(state);
-        if wake {
-            self.changed.notify_all();
-        }
+        self.hand_over.put(job.number, done);
         Ok(())
     }
 
@@ -55,24 +45,14 @@ impl Shared {
                 "a batch was handed over while it was written",
             ));
         };
-        let columns = self.source.columns();
+        let columns = self.given.source().columns();
         let bytes = left.fragments.iter().map(|f| f.arena_bytes() as u64).sum();
         self.costs.appended(class, about.rows as u64, bytes);
         let batch = catch_unwind(AssertUnwindSafe(|| {
-            assemble(about, columns, rows, &mut left.fragments, &self.memory.slabs)
+            assemble(about, columns, rows, &mut left.fragments, self.room.memory().slabs())
         }));
         let batch = batch.unwrap_or_else(|panic| Err(panicked(&*panic)));
-        let mut free = lock(&self.memory.fragments);
-        for mut fragment in left.fragments {
-            if free.len() < 2 * self.threads {
-                if self.budget.limit().is_some() {
-                    // Arenas that nobody uses count only where free memory is counted.
-                    (0..self.parts.len()).for_each(|part| drop(fragment.take_arena(part)));
-                }
-                fragment.clear();
-                free.push(fragment);
-            }
-        }
+        self.room.take_back(left.fragments, self.given.threads());
         batch.map(Box::new)
     }
 }

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use fastpipe_batch::{Error, Fragment, Mark, Pass, Pick, Result, Rows, Sink, SlabPool, Unit};
 use fastpipe_order::{Kind, Order};
 
+use crate::cost::CostModel;
+use crate::given::Given;
 use crate::order_memory::{largest, would_fit};
+use crate::room::Room;
 use crate::shared::Shared;
 use crate::sizes::{at_least, at_most};
 
@@ -23,13 +26,15 @@ const LOOK_BYTES: u64 = 16 << 20;
 pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<()> {
     look_at_some(shared, limit)?;
     let settings = order.settings();
-    let units = shared.source.units();
-    let sums = Sums::of(shared, units);
-    let classes = 0..shared.source.classes().len() as u32;
+    let (given, costs, room) = (&shared.given, &shared.costs, &shared.room);
+    let units = given.source().units();
+    let sums = Sums::of(given, costs, units);
+    let classes = 0..given.source().classes().len() as u32;
     let rows = u64::from(settings.batch_size).min(sums.rows as u64);
     // One that each thread makes, and one that waits for the consumer.
-    let batches = shared.threads as u64 + 1;
-    let batch = batches.saturating_mul(classes.map(|class| shared.rows_need(class, rows)).max().unwrap_or(0));
+    let batches = given.threads() as u64 + 1;
+    let rows_bytes = classes.map(|class| room.rows_bytes(rows, costs.arena_bytes(class, rows)));
+    let batch = batches.saturating_mul(rows_bytes.max().unwrap_or(0));
     // The units of so many rows, and the list of these.
     let units_of = |rows: u64| {
         let units = match settings.kind {
@@ -54,13 +59,13 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
         at_least(least),
         at_least(batch),
         settings.batch_size,
-        shared.threads,
+        given.threads(),
         at_least(needed)
     );
     match settings.kind {
-        Kind::Sequential => reason.push_str("blocks"),
+        Kind::Sequential => reason.push_str("units"),
         _ => {
-            reason += &format!("the blocks and the order of shuffle_buffer={}", settings.shuffle_buffer);
+            reason += &format!("the units and the order of shuffle_buffer={}", settings.shuffle_buffer);
             // What it takes grows with it.
             let fits = largest(settings.shuffle_buffer, settings.batch_size.into(), |buffer| {
                 batch.saturating_add(fetched).saturating_add(units_of(buffer)) <= limit
@@ -68,7 +73,7 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
             reason += &would_fit(fits);
         }
     }
-    reason.push_str(match shared.threads {
+    reason.push_str(match given.threads() {
         1 => ". A smaller batch_size needs less",
         _ => ". A smaller batch_size or fewer threads (num_threads) need less",
     });
@@ -81,9 +86,9 @@ fn look_at_some(shared: &Arc<Shared>, limit: u64) -> Result<()> {
         // They take what their source guesses.
         return Ok(());
     }
-    let mut looked_at = vec![0; shared.source.classes().len().max(1)];
-    for unit in spread(shared.source.units()) {
-        let class = shared.source.describe(unit).class;
+    let mut looked_at = vec![0; shared.given.source().classes().len().max(1)];
+    for unit in spread(shared.given.source().units()) {
+        let class = shared.given.describe(unit).class;
         let Some(count) = looked_at.get_mut(class as usize) else {
             continue;
         };
@@ -107,18 +112,19 @@ struct Sums {
 
 impl Sums {
     /// Of all units, as far as they are known.
-    fn of(shared: &Shared, units: u64) -> Sums {
+    fn of(given: &Given, costs: &CostModel, units: u64) -> Sums {
         let mut sums = Sums::default();
         for unit in 0..units {
-            let rows = f64::from(shared.source.describe(unit).rows);
-            let bytes = shared.unit_bytes(unit);
+            let info = given.describe(unit);
+            let rows = f64::from(info.rows);
+            let bytes = costs.unit_bytes(&info);
             // Others may expand a little more than those that were looked at.
             let bytes = bytes + bytes / 20;
             sums.rows += rows;
             sums.bytes += bytes as f64;
             sums.squares += (bytes as f64) * (bytes as f64);
             sums.largest = sums.largest.max(bytes);
-            sums.fetched = sums.fetched.max(shared.fetched_bytes(unit));
+            sums.fetched = sums.fetched.max(costs.fetched_bytes(&info));
         }
         sums
     }
@@ -161,7 +167,7 @@ fn spread(units: u64) -> impl Iterator<Item = u64> {
 /// Learns what a unit takes when it is open, in no more memory than the limit, or [`LOOK_BYTES`], besides its bytes as stored.
 /// One that can't be read says nothing: its batch will say what is wrong.
 fn look_at(shared: &Arc<Shared>, unit: u64, limit: u64) -> Result<()> {
-    let info = shared.source.describe(unit);
+    let info = shared.given.describe(unit);
     let most = limit.max(LOOK_BYTES);
     if info.range.is_some_and(|range| range.len > most) {
         // Known without a look: what units take includes it.
@@ -169,19 +175,19 @@ fn look_at(shared: &Arc<Shared>, unit: u64, limit: u64) -> Result<()> {
     }
     let open = match shared.open_within(unit, Pass::default().epoch, None, Some(most)) {
         Ok(open) => open,
-        Err(error) if error.is_over_memory_limit() => return Err(shared.source.locate(unit, refused(&error, limit))),
+        Err(error) if error.is_over_memory_limit() => return Err(shared.given.locate(unit, refused(&error, limit))),
         Err(_) => return Ok(()),
     };
     let scratch = SlabPool::bounded(usize::try_from(most).unwrap_or(usize::MAX));
     let mut rows = info.rows.min(DECODED);
     // Fewer where a row takes much.
     while rows > 0 {
-        if let Some(bytes) = decode(shared, open.get(), rows, &scratch) {
+        if let Some(bytes) = decode(&shared.room, open.get(), rows, &scratch) {
             shared.costs.appended(info.class, u64::from(rows), bytes as u64);
             return Ok(());
         }
         match scratch.take_failure() {
-            Some(error) if rows == 1 => return Err(shared.source.locate(unit, refused(&error, limit))),
+            Some(error) if rows == 1 => return Err(shared.given.locate(unit, refused(&error, limit))),
             Some(_) => rows /= 2,
             None => return Ok(()),
         }
@@ -190,8 +196,8 @@ fn look_at(shared: &Arc<Shared>, unit: u64, limit: u64) -> Result<()> {
 }
 
 /// Decodes the first rows of a unit. Says what their parts of no fixed size take.
-fn decode(shared: &Shared, open: &dyn Unit, rows: u32, scratch: &Arc<SlabPool>) -> Option<usize> {
-    let batch = Rows::new(shared.parts.clone(), rows as usize, scratch).ok()?;
+fn decode(room: &Room, open: &dyn Unit, rows: u32, scratch: &Arc<SlabPool>) -> Option<usize> {
+    let batch = Rows::new(room.parts().clone(), rows as usize, scratch).ok()?;
     let mut sink = Sink::new(&batch, Fragment::default()).ok()?;
     let picks: Vec<_> = (0..rows).map(|record| Pick { record, slot: record }).collect();
     open.place(Mark::START, &picks, &mut sink).ok()?;

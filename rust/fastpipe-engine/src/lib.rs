@@ -21,10 +21,38 @@
 //! (`finish.rs`).
 //!
 //! Tasks are in a queue (`schedule.rs`), from which threads take them (`runners.rs`): those of the earliest batch first, and
-//! of one batch the longest first, as the cost model (`cost.rs`) expects it from what it has seen. No thread waits for
-//! another: a task whose turn hasn't come, or whose units aren't open, is parked, and put in the queue by whoever finds what
-//! it waits for. How many threads work at once follows from the same costs, and from how fast the consumer is
-//! (`threads.rs`). `telemetry.rs` counts.
+//! of one batch the longest first, as the cost model expects it from what it has seen. No thread waits for another: a task
+//! whose turn hasn't come, or whose units aren't open, is parked, and put in the queue by whoever finds what it waits for. How
+//! many threads work at once follows from the same costs, and from how fast the consumer is (`threads.rs`).
+//!
+//! A pass ends when its consumer goes, or has got its error. Its threads end then, and what they hold goes back; the error alone
+//! stays, for whoever asks again.
+//!
+//! # The parts of a pass
+//!
+//! ```text
+//!   stream.rs    watch.rs, stats.rs                     what the bindings have
+//!       |             |
+//!   runners.rs  admission/  sequence/  scatter/  finish.rs  opening.rs  least.rs       what is done, by whichever thread
+//!       |             |         |         |          |          |          |
+//!   shared.rs: one field for each part, and what takes several of them: failing, choosing threads
+//!       |
+//!   given.rs      what stays the same: source, options, threads, seed
+//!   room.rs       memory (memory.rs) and how much of it may be used (budget.rs)
+//!   cost.rs       what work costs and what units take, learned
+//!   telemetry.rs  what was done, and where time went
+//!   gate.rs       who admits, one thread at a time, and what is planned and under way (admission.rs)
+//!   fetch.rs      calls of the source that may wait, on threads of their own
+//!   schedule.rs   the queue, and how many threads may take from it; workers.rs has the threads
+//!   hand_over.rs  batches that are done, consumers that wait, and how the pass ends
+//! ```
+//!
+//! Each part has fields of its own, a small interface, and one rule to keep, which is tested there without a pass. Parts don't
+//! know what is above them, and hardly each other: handing over is timed (`telemetry.rs`) and gives memory back (`room.rs`).
+//!
+//! What is done needs most of the parts at once: a task reads, decodes, learns what that took, and hands over. So activities are
+//! methods of `Shared`, in files that don't know each other: batches of runs and of picks meet whoever admits them only through
+//! `batches.rs`. The price is that no signature says which parts an activity uses; what needs a few of them takes those.
 #![forbid(unsafe_code)]
 
 mod admission;
@@ -33,8 +61,11 @@ mod batch;
 mod batches;
 mod budget;
 mod cost;
+mod failure;
 mod fetch;
 mod finish;
+mod gate;
+mod given;
 mod hand_over;
 mod job;
 mod least;
@@ -45,6 +76,7 @@ mod opening;
 mod options;
 mod order_memory;
 mod panicked;
+mod room;
 mod runners;
 mod scatter;
 mod schedule;

@@ -18,16 +18,16 @@ struct KnownStarts {
 }
 
 /// Free slabs, buffers and arenas. Passes over a data set that follow one another share it, so that only the first one pays for
-/// page faults, and finds where records start. It belongs to one process: a forked child must make its own, since a thread that doesn't exist there may have
-/// held its locks.
+/// page faults, and finds where records start. It belongs to one process: a forked child must make its own, since a thread
+/// that doesn't exist there may have held its locks.
 pub struct Memory {
-    pub(crate) buffers: BufferPool,
-    pub(crate) slabs: Arc<SlabPool>,
+    buffers: BufferPool,
+    slabs: Arc<SlabPool>,
     /// One for placed parts and up to one for each arena.
     slabs_a_batch: usize,
     /// Batches that the consumer holds at once.
     held: usize,
-    pub(crate) fragments: Mutex<Vec<Fragment>>,
+    fragments: Mutex<Vec<Fragment>>,
     starts: Mutex<KnownStarts>,
     process: u32,
 }
@@ -58,6 +58,37 @@ impl Memory {
             starts: Mutex::default(),
             process: std::process::id(),
         })
+    }
+
+    /// Memory of units.
+    pub(crate) fn buffers(&self) -> &BufferPool {
+        &self.buffers
+    }
+
+    /// Memory of batches.
+    pub(crate) fn slabs(&self) -> &Arc<SlabPool> {
+        &self.slabs
+    }
+
+    /// What a task appends to: one that was used before, if there is one.
+    pub(crate) fn take_fragment(&self) -> Fragment {
+        lock(&self.fragments).pop().unwrap_or_default()
+    }
+
+    /// Keeps one that holds nothing, for the next task.
+    pub(crate) fn keep_fragment(&self, fragment: Fragment) {
+        lock(&self.fragments).push(fragment);
+    }
+
+    /// Keeps some for the next tasks, `most` in all, once they are emptied.
+    pub(crate) fn keep_fragments(&self, fragments: Vec<Fragment>, most: usize, empty: impl Fn(&mut Fragment)) {
+        let mut free = lock(&self.fragments);
+        for mut fragment in fragments {
+            if free.len() < most {
+                empty(&mut fragment);
+                free.push(fragment);
+            }
+        }
     }
 
     /// Keeps free slabs for so many batches under way, those that the consumer holds, and one that it just dropped.

@@ -1,6 +1,6 @@
 //! Fetching a unit and opening it, with what that costs noted.
 
-use fastpipe_batch::{Fetched, Pass, Result};
+use fastpipe_batch::{Fetched, Result};
 
 use crate::fetch::Fetch;
 use crate::shared::Shared;
@@ -10,7 +10,7 @@ use crate::unit::OpenUnit;
 impl Shared {
     /// Opens a unit: one that was fetched, or is read here.
     pub(crate) fn open(&self, unit: u64, epoch: u64, fetch: Option<&Fetch>) -> Result<OpenUnit> {
-        self.open_within(unit, epoch, fetch, self.options.memory_limit)
+        self.open_within(unit, epoch, fetch, self.given.options().memory_limit)
     }
 
     /// The same; an error if it takes more than so many bytes when it is open.
@@ -25,32 +25,24 @@ impl Shared {
             // Not of this unit, or not only.
             self.fail(error);
         }
-        let info = self.source.describe(unit);
+        let info = self.given.describe(unit);
         let (fetched, reading) = match (fetch, info.range) {
             (Some(fetch), _) => (fetch.take(), 0),
             (None, Some(range)) => self.telemetry.time(Activity::Read, || {
-                self.files.read(range, &self.memory.buffers).map(Fetched::Bytes)
+                self.files.read(range, self.room.buffers()).map(Fetched::Bytes)
             }),
             (None, None) => (Ok(Fetched::Nothing), 0),
         };
         let fetched = fetched?;
         let stored = fetched.held_bytes() as u64;
-        let pass = Pass {
-            seed: self.seed,
-            epoch,
-            most_bytes,
-        };
+        let pass = self.given.pass(epoch, most_bytes);
         let (opened, nanos) = self.telemetry.time(Activity::Open, || {
-            self.source.open(unit, pass, fetched, &self.memory.buffers)
+            self.given.source().open(unit, pass, fetched, self.room.buffers())
         });
-        let opened = OpenUnit::new(opened?, self.memory.clone());
+        let opened = OpenUnit::new(opened?, self.room.memory().clone());
         let held = opened.get().bytes() as u64;
         self.costs.opened(info.class, stored, held, reading + nanos);
-        let telemetry = &self.telemetry;
-        telemetry.add(&telemetry.units_opened, 1);
-        telemetry.add(&telemetry.rows_opened, u64::from(info.rows));
-        telemetry.add(&telemetry.bytes_read, stored);
-        telemetry.add(&telemetry.bytes_opened, held);
+        self.telemetry.opened(u64::from(info.rows), stored, held);
         Ok(opened)
     }
 }

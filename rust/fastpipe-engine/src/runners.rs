@@ -1,12 +1,10 @@
 //! Runners: threads of a pass that do what the schedule says, until there is nothing left to do.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use fastpipe_batch::Result;
 
-use crate::lock::lock;
 use crate::panicked::panicked;
 use crate::schedule::{End, Urgency};
 use crate::shared::{Part, Shared};
@@ -58,15 +56,13 @@ impl Shared {
         if rayon::current_thread_index().is_some() {
             return rayon::spawn_fifo(run);
         }
-        // A thread that fetches. Without a pool the pass is closed.
-        if let Some(pool) = self.pool.get().and_then(Weak::upgrade) {
-            pool.spawn_fifo(run);
-        }
+        // A thread that fetches.
+        self.pool.spawn(run);
     }
 
     /// Looks whether more can be begun, or made ready, on a thread of the pass.
     pub(crate) fn look_again(self: &Arc<Self>) {
-        if !self.is_closed() && !self.admitting.swap(true, Ordering::SeqCst) {
+        if !self.is_closed() && self.gate.ask() {
             self.spawn(Urgency::FIRST, Shared::admit);
         }
     }
@@ -77,7 +73,7 @@ impl Shared {
         loop {
             while let Some(part) = self.schedule.take(thread) {
                 self.guarded(part);
-                if self.short_of_memory.swap(false, Ordering::SeqCst) {
+                if self.gate.waited_for_memory() {
                     self.guarded(Shared::admit);
                 }
             }
@@ -89,13 +85,11 @@ impl Shared {
             if found {
                 continue;
             }
-            if lock(&self.hand_over).must_wake(true) {
-                self.changed.notify_all();
-            }
+            self.hand_over.wake_idle();
             match self.schedule.end() {
                 End::NotYet => {}
                 // A batch waits for memory that others were to give back, and none are left.
-                End::Last if self.short_of_memory.swap(false, Ordering::SeqCst) && !self.is_closed() => {
+                End::Last if self.gate.waited_for_memory() && !self.is_closed() => {
                     if !self.schedule.put(Urgency::FIRST, None, Box::new(Shared::admit)) {
                         return;
                     }

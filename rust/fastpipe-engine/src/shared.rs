@@ -1,120 +1,124 @@
-//! What the consumer and the threads of a pass share, and how a pass fails.
+//! The parts of a pass, put together: what its threads and its consumer share.
+//!
+//! Each part keeps its own rules, and most code asks one or two of them. Here is only what takes several at once: how a pass
+//! fails, and how many of its threads work.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
+use std::sync::Arc;
+use std::time::Duration;
 
-use fastpipe_batch::{self as batch, Error, ErrorKind, Result, Source};
+use fastpipe_batch::{Error, Result, Source};
 use fastpipe_files::Files;
-use rayon::ThreadPool;
+use fastpipe_order::Cursor;
 
 use crate::admission::Admission;
-use crate::budget::Budget;
 use crate::cost::CostModel;
+use crate::failure::explained;
 use crate::fetch::Fetches;
-use crate::hand_over::HandOver;
-use crate::lock::lock;
+use crate::gate::Gate;
+use crate::given::Given;
+use crate::hand_over::{HandOver, Next};
 use crate::memory::Memory;
 use crate::options::Options;
+use crate::room::Room;
 use crate::schedule::Schedule;
 use crate::sequence::Parked;
 use crate::telemetry::Telemetry;
-use crate::threads::Measured;
+use crate::threads::{Chooser, Measured};
+use crate::workers::Pool;
 
 /// A part of the work.
 pub(crate) type Part = Box<dyn FnOnce(&Arc<Shared>) -> Result<()> + Send>;
 
 /// What a running pass is made of.
 pub(crate) struct Shared {
-    pub(crate) source: Arc<dyn Source>,
-    pub(crate) parts: Arc<[batch::Part]>,
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) parked: Parked,
-    pub(crate) options: Options,
+    pub(crate) given: Given,
     pub(crate) files: Files,
-    pub(crate) fetches: Fetches,
-    pub(crate) schedule: Schedule<Part>,
+    pub(crate) room: Room,
     pub(crate) costs: CostModel,
-    pub(crate) budget: Arc<Budget>,
     pub(crate) telemetry: Telemetry,
-    pub(crate) admission: Mutex<Admission>,
-    pub(crate) hand_over: Mutex<HandOver>,
-    pub(crate) changed: Condvar,
-    /// The threads, for whoever isn't one of them.
-    pub(crate) pool: OnceLock<Weak<ThreadPool>>,
-    /// Whether any record of a unit can be read at once.
-    pub(crate) random: bool,
-    /// Bytes of the first batch.
-    pub(crate) batch_bytes: OnceLock<u64>,
-    /// Threads that may be used at most.
-    pub(crate) threads: usize,
-    pub(crate) seed: u64,
-    pub(crate) closed: AtomicBool,
-    /// Whether somebody is about to look whether batches can be begun.
-    pub(crate) admitting: AtomicBool,
-    /// Whether a batch wasn't begun for want of memory.
-    pub(crate) short_of_memory: AtomicBool,
+    pub(crate) gate: Gate,
+    pub(crate) fetches: Fetches,
+    pub(crate) parked: Parked,
+    pub(crate) schedule: Schedule<Part>,
+    pub(crate) pool: Pool,
+    pub(crate) hand_over: HandOver,
 }
 
 impl Shared {
-    /// Whether the consumer has gone.
+    /// The parts of a pass that begins with `cursor`. `limit` are the bytes that its batches and units may take.
+    pub(crate) fn new(
+        source: Arc<dyn Source>,
+        cursor: Cursor,
+        options: Options,
+        memory: Arc<Memory>,
+        limit: Option<u64>,
+    ) -> Shared {
+        let parts = source.columns().iter().flat_map(|c| c.parts()).collect();
+        let (files, fetches) = (Files::of(&*source), Fetches::of(&source));
+        let costs = CostModel::new(source.classes().len());
+        let given = Given::new(source, options, cursor.order().settings().seed);
+        let threads = given.threads();
+        Shared {
+            files,
+            fetches,
+            costs,
+            given,
+            room: Room::new(memory, parts, limit),
+            telemetry: Telemetry::new(options.record_tasks),
+            gate: Gate::new(Admission::new(cursor)),
+            parked: Parked::default(),
+            schedule: Schedule::new(threads),
+            pool: Pool::default(),
+            hand_over: HandOver::new(options.num_threads.is_none().then(|| Chooser::new(threads))),
+        }
+    }
+
+    /// Whether nobody wants more batches.
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed)
+        self.hand_over.is_closed()
     }
 
-    pub(crate) fn can_hand_over(&self, state: &HandOver) -> bool {
-        state.failed.is_some() || state.is_over() || self.is_closed() || state.is_ready()
+    /// Batches that may be under way in any case.
+    pub(crate) fn ahead(&self) -> u64 {
+        self.given.ahead(self.schedule.allowed())
     }
 
-    /// The error, or what is behind it: the allocator's where that had no memory, since arenas that can't grow only say that
-    /// there is none; and the change of a file where that looks like damage.
-    pub(crate) fn explained(&self, error: Error) -> Error {
-        match error.kind() {
-            ErrorKind::Limit | ErrorKind::OutOfMemory => self.memory.slabs.take_failure().unwrap_or(error),
-            ErrorKind::Malformed | ErrorKind::Shape | ErrorKind::ValueRange | ErrorKind::Null => {
-                self.files.change_behind(&error).unwrap_or(error)
-            }
-            _ => error,
-        }
+    /// Bytes that a unit will take while it is open.
+    pub(crate) fn unit_bytes(&self, unit: u64) -> u64 {
+        self.costs.unit_bytes(&self.given.describe(unit))
     }
 
-    /// Ends the pass with an error if a file was changed while it was read.
-    pub(crate) fn check_files(&self, state: &mut HandOver) -> Result<()> {
-        let checked = self.files.check();
-        if let Err(error) = &checked {
-            state.failed = Some(error.clone());
-            self.changed.notify_all();
-        }
-        checked
+    /// Bytes that are fetched for a unit besides, while it is being opened.
+    pub(crate) fn fetched_bytes(&self, unit: u64) -> u64 {
+        self.costs.fetched_bytes(&self.given.describe(unit))
     }
 
     /// Ends the pass with an error, at the batch that would have come next.
     pub(crate) fn fail(&self, error: Error) {
-        let error = self.explained(error);
-        lock(&self.hand_over).failed.get_or_insert_with(|| error.clone());
-        self.changed.notify_all();
-        self.release_after(&error);
+        let error = explained(error, &self.room, &self.files);
+        self.hand_over.fail(&error);
+        self.room.release_after(&error);
     }
 
-    /// Where memory has run out, others have a use for what is free: a next pass among them.
-    pub(crate) fn release_after(&self, error: &Error) {
-        if error.kind() == ErrorKind::OutOfMemory {
-            self.memory.release();
-        }
+    /// The next batch, for a consumer that waits so long.
+    pub(crate) fn next(&self, wait: Duration) -> Result<Next> {
+        let parts = (&self.telemetry, &self.room, &self.files);
+        self.hand_over
+            .next(wait, parts, |chooser, taken| self.choose_threads(chooser, taken))
     }
 
     /// Lets another number of threads work, if that is better. Returns how many runners must be started for it.
-    pub(crate) fn choose_threads(&self, state: &mut HandOver) -> usize {
-        let Some(chooser) = &mut state.chooser else { return 0 };
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    fn choose_threads(&self, chooser: &mut Chooser, batches: u64) -> usize {
+        let (away, waited) = self.telemetry.consumer();
         let measured = Measured {
-            batches: state.next,
+            batches,
             work: self.telemetry.busy(),
-            away: load(&self.telemetry.consumer_away),
-            waited: load(&self.telemetry.consumer_waited),
+            away,
+            waited,
             delays: self.schedule.delays(),
         };
         let start = chooser.look(measured).map_or(0, |threads| self.schedule.allow(threads));
-        self.memory.keep_batches(self.ahead());
+        self.room.memory().keep_batches(self.ahead());
         start
     }
 }

@@ -1,11 +1,8 @@
 //! What a pass says of itself.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use fastpipe_batch::Reuse;
 
 use crate::cost::Learned;
-use crate::lock::lock;
 use crate::shared::Shared;
 use crate::telemetry::Activity;
 
@@ -66,38 +63,37 @@ pub struct Stats {
 
 impl Stats {
     pub(crate) fn of(shared: &Shared) -> Stats {
-        let telemetry = &shared.telemetry;
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (telemetry, memory, budget) = (&shared.telemetry, shared.room.memory(), shared.room.budget());
         let seconds = |nanos: u64| nanos as f64 * 1e-9;
-        let memory = &shared.memory;
-        let work = shared.source.work();
+        let (source, counts) = (shared.given.source(), telemetry.counts());
+        let work = source.work();
         let spent = Activity::ALL.map(|activity| (activity.name(work), seconds(telemetry.nanos(activity))));
         Stats {
-            batches: count(&telemetry.batches),
-            rows: count(&telemetry.rows_delivered),
-            bytes_delivered: count(&telemetry.bytes_delivered),
-            bytes_read: count(&telemetry.bytes_read),
+            batches: counts.batches,
+            rows: counts.rows_delivered,
+            bytes_delivered: counts.bytes_delivered,
+            bytes_read: counts.bytes_read,
             fetching: seconds(shared.fetches.nanos()),
-            bytes_opened: count(&telemetry.bytes_opened),
-            units_opened: count(&telemetry.units_opened),
-            rows_opened: count(&telemetry.rows_opened),
-            rows_reopened: count(&telemetry.rows_reopened),
-            rows_skipped: count(&telemetry.rows_skipped),
-            ready: lock(&shared.hand_over).ready.len(),
+            bytes_opened: counts.bytes_opened,
+            units_opened: counts.units_opened,
+            rows_opened: counts.rows_opened,
+            rows_reopened: counts.rows_reopened,
+            rows_skipped: counts.rows_skipped,
+            ready: shared.hand_over.ready(),
             elapsed: seconds(telemetry.elapsed()),
             seconds: spent.into(),
-            consumer_waited: seconds(count(&telemetry.consumer_waited)),
-            consumer_away: seconds(count(&telemetry.consumer_away)),
+            consumer_waited: seconds(counts.consumer_waited),
+            consumer_away: seconds(counts.consumer_away),
             threads: shared.schedule.allowed(),
-            most_threads: shared.threads,
+            most_threads: shared.given.threads(),
             start_delay: seconds(shared.schedule.delay()),
-            slabs: memory.slabs.reuse(),
-            buffers: memory.buffers.reuse(),
-            free_bytes: (memory.slabs.free_bytes() + memory.buffers.free_bytes()) as u64,
-            slab_bytes: memory.slabs.used_bytes() as u64,
-            reserved: shared.budget.reserved(),
-            most_reserved: shared.budget.most(),
-            learned: shared.costs.learned(shared.source.classes()),
+            slabs: memory.slabs().reuse(),
+            buffers: memory.buffers().reuse(),
+            free_bytes: (memory.slabs().free_bytes() + memory.buffers().free_bytes()) as u64,
+            slab_bytes: memory.slabs().used_bytes() as u64,
+            reserved: budget.reserved(),
+            most_reserved: budget.most(),
+            learned: shared.costs.learned(source.classes()),
         }
     }
 }

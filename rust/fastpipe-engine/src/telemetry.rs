@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fastpipe_batch::Work;
 
@@ -69,6 +69,24 @@ pub struct Span {
     pub expected: u64,
 }
 
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) units_opened: u64,
+    pub(crate) rows_opened: u64,
+    pub(crate) bytes_read: u64,
+    pub(crate) bytes_opened: u64,
+    pub(crate) bytes_delivered: u64,
+    pub(crate) rows_delivered: u64,
+    pub(crate) batches: u64,
+    pub(crate) rows_skipped: u64,
+    pub(crate) rows_reopened: u64,
+    /// Nanoseconds in which the consumer waited for a batch.
+    pub(crate) consumer_waited: u64,
+    /// Nanoseconds in which it was away with one.
+    pub(crate) consumer_away: u64,
+}
+
 /// Counters of a pass.
 #[derive(Debug)]
 pub(crate) struct Telemetry {
@@ -76,20 +94,22 @@ pub(crate) struct Telemetry {
     /// Nanoseconds that the pass took, once it has ended.
     ended: OnceLock<u64>,
     nanos: [AtomicU64; Activity::ALL.len()],
-    pub(crate) units_opened: AtomicU64,
-    pub(crate) rows_opened: AtomicU64,
-    pub(crate) bytes_read: AtomicU64,
-    pub(crate) bytes_opened: AtomicU64,
-    pub(crate) bytes_delivered: AtomicU64,
-    pub(crate) rows_delivered: AtomicU64,
-    pub(crate) batches: AtomicU64,
-    pub(crate) rows_skipped: AtomicU64,
-    pub(crate) rows_reopened: AtomicU64,
-    /// Nanoseconds in which the consumer waited for a batch.
-    pub(crate) consumer_waited: AtomicU64,
-    /// Nanoseconds in which it was away with one.
-    pub(crate) consumer_away: AtomicU64,
+    units_opened: AtomicU64,
+    rows_opened: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_opened: AtomicU64,
+    bytes_delivered: AtomicU64,
+    rows_delivered: AtomicU64,
+    batches: AtomicU64,
+    rows_skipped: AtomicU64,
+    rows_reopened: AtomicU64,
+    consumer_waited: AtomicU64,
+    consumer_away: AtomicU64,
     spans: Option<Mutex<Vec<Span>>>,
+}
+
+fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Ordering::Relaxed);
 }
 
 impl Telemetry {
@@ -150,14 +170,82 @@ impl Telemetry {
         Activity::ALL.iter().map(|&activity| self.nanos(activity)).sum()
     }
 
-    pub(crate) fn add(&self, counter: &AtomicU64, amount: u64) {
-        counter.fetch_add(amount, Ordering::Relaxed);
+    /// A unit was opened: so many rows, bytes as stored, and bytes as it is open.
+    pub(crate) fn opened(&self, rows: u64, stored: u64, held: u64) {
+        add(&self.units_opened, 1);
+        add(&self.rows_opened, rows);
+        add(&self.bytes_read, stored);
+        add(&self.bytes_opened, held);
     }
 
-    /// Notes a stretch of work, if that is wanted.
-    pub(crate) fn span(&self, span: impl FnOnce() -> Span) {
+    /// A unit of so many rows is opened for another time.
+    pub(crate) fn reopens(&self, rows: u64) {
+        add(&self.rows_reopened, rows);
+    }
+
+    /// So many rows were passed over.
+    pub(crate) fn skipped(&self, rows: u64) {
+        add(&self.rows_skipped, rows);
+    }
+
+    /// A batch was made.
+    pub(crate) fn made(&self, rows: u64, bytes: u64) {
+        add(&self.bytes_delivered, bytes);
+        add(&self.rows_delivered, rows);
+        add(&self.batches, 1);
+    }
+
+    /// The consumer has waited for a batch.
+    pub(crate) fn waited(&self, time: Duration) {
+        add(&self.consumer_waited, time.as_nanos() as u64);
+    }
+
+    /// The consumer was away with a batch.
+    pub(crate) fn was_away(&self, time: Duration) {
+        add(&self.consumer_away, time.as_nanos() as u64);
+    }
+
+    /// Bytes that were read so far.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
+    }
+
+    /// Nanoseconds in which the consumer was away with batches, and in which it waited for them.
+    pub(crate) fn consumer(&self) -> (u64, u64) {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (load(&self.consumer_away), load(&self.consumer_waited))
+    }
+
+    /// All that was counted so far.
+    pub(crate) fn counts(&self) -> Counts {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            units_opened: count(&self.units_opened),
+            rows_opened: count(&self.rows_opened),
+            bytes_read: count(&self.bytes_read),
+            bytes_opened: count(&self.bytes_opened),
+            bytes_delivered: count(&self.bytes_delivered),
+            rows_delivered: count(&self.rows_delivered),
+            batches: count(&self.batches),
+            rows_skipped: count(&self.rows_skipped),
+            rows_reopened: count(&self.rows_reopened),
+            consumer_waited: count(&self.consumer_waited),
+            consumer_away: count(&self.consumer_away),
+        }
+    }
+
+    /// Notes what this thread has done since `start`, which was expected to take so many nanoseconds, if that is wanted.
+    pub(crate) fn note(&self, (expected, activity): (u64, Activity), batch: u64, start: u64) {
         if let Some(spans) = &self.spans {
-            spans.lock().unwrap_or_else(PoisonError::into_inner).push(span());
+            let span = Span {
+                activity,
+                batch,
+                thread: rayon::current_thread_index().unwrap_or(0) as u32,
+                start,
+                end: self.now(),
+                expected,
+            };
+            spans.lock().unwrap_or_else(PoisonError::into_inner).push(span);
         }
     }
 

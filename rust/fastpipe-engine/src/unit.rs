@@ -28,6 +28,6 @@ impl OpenUnit {
 
 impl Drop for OpenUnit {
     fn drop(&mut self) {
-        self.unit.recycle(&self.memory.buffers);
+        self.unit.recycle(self.memory.buffers());
     }
 }

@@ -4,7 +4,7 @@
 //! `fork` a child has none of its parent's threads: it must neither use nor wait for them, and starts its own.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use fastpipe_batch::{Error, ErrorKind, Result, room_for};
@@ -76,14 +76,28 @@ impl Workers {
         self.process == std::process::id()
     }
 
-    /// The threads, for whoever doesn't keep them.
-    pub(crate) fn pool(&self) -> Weak<ThreadPool> {
-        self.pool.as_ref().map_or_else(Weak::new, Arc::downgrade)
-    }
-
     /// Starts something on a thread.
     pub(crate) fn spawn(&self, task: impl FnOnce() + Send + 'static) {
         if let Some(pool) = &self.pool {
+            pool.spawn_fifo(task);
+        }
+    }
+}
+
+/// The threads of a pass, for whoever is none of them and mustn't keep them.
+#[derive(Default)]
+pub(crate) struct Pool(OnceLock<Weak<ThreadPool>>);
+
+impl Pool {
+    /// There are the threads.
+    pub(crate) fn set(&self, workers: &Workers) {
+        let pool = workers.pool.as_ref().map_or_else(Weak::new, Arc::downgrade);
+        let _ = self.0.set(pool);
+    }
+
+    /// Starts something on a thread, unless the pass is closed.
+    pub(crate) fn spawn(&self, task: impl FnOnce() + Send + 'static) {
+        if let Some(pool) = self.0.get().and_then(Weak::upgrade) {
             pool.spawn_fifo(task);
         }
     }

@@ -1,6 +1,7 @@
 //! Passes over a source that is made up here: the engine knows sources only through their traits, and so does this.
 
 use std::any::Any;
+use std::cell::OnceCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -47,6 +48,8 @@ struct Made {
     behaviour: Behaviour,
     passed: Arc<(Mutex<bool>, Condvar)>,
     opened: AtomicU64,
+    /// Its units have it while they are open, and threads that have written rows of them until they end.
+    alive: Arc<()>,
     /// Units that are being fetched, and the most of them at once.
     fetching: [AtomicU64; 2],
 }
@@ -72,6 +75,7 @@ impl Made {
             behaviour,
             passed: Arc::default(),
             opened: AtomicU64::new(0),
+            alive: Arc::default(),
             fetching: Default::default(),
         })
     }
@@ -159,6 +163,7 @@ impl Source for Made {
             rows: self.units[unit as usize],
             behaviour: self.behaviour.clone(),
             passed: self.passed.clone(),
+            alive: self.alive.clone(),
             started: AtomicBool::new(false),
         }))
     }
@@ -184,11 +189,16 @@ struct MadeUnit {
     rows: u32,
     behaviour: Behaviour,
     passed: Arc<(Mutex<bool>, Condvar)>,
+    alive: Arc<()>,
     started: AtomicBool,
 }
 
 impl MadeUnit {
     fn write(&self, pick: Pick, out: &mut Sink<'_>) -> Result<()> {
+        thread_local! { static ALIVE: OnceCell<Arc<()>> = const { OnceCell::new() } }
+        ALIVE.with(|alive| {
+            alive.get_or_init(|| self.alive.clone());
+        });
         if self.behaviour.bad == Some((self.unit, pick.record)) {
             let reason = format!("record {} of unit {} is bad", pick.record, self.unit);
             return Err(Error::new(ErrorKind::Malformed, reason));
@@ -412,6 +422,60 @@ fn a_unit_that_cannot_be_opened_ends_the_pass_where_its_first_row_comes() {
             assert_eq!(batches, whole[..first.unwrap()]);
         }
     }
+}
+
+#[test]
+fn a_failed_pass_keeps_its_error_alone() {
+    let units = [50; 8];
+    for kind in [Kind::Sequential, Kind::Window] {
+        let order = order(&units, kind, 10);
+        let source = Made::new(
+            &units,
+            Behaviour {
+                bad: Some((5, 7)),
+                ..Behaviour::default()
+            },
+        );
+        let memory = Memory::new(source.columns());
+        let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options(2, Some(4)), memory).unwrap();
+        let next = || loop {
+            match stream.poll(Duration::from_secs(1)) {
+                Ok(Poll::Ready(..)) => assert!(Arc::strong_count(&source.alive) > 1, "a thread has written it"),
+                Ok(Poll::Pending) => {}
+                Ok(Poll::End) => panic!("the error was lost"),
+                Err(error) => return error,
+            }
+        };
+        let error = next().to_string();
+        assert!(error.contains("record 7 of unit 5 is bad"), "{error}");
+        assert_eq!(Arc::strong_count(&source.alive), 1, "threads, or open units");
+        let stats = stream.watch().stats().unwrap();
+        assert_eq!((stats.reserved, stats.ready), (0, 0));
+        for other in std::thread::scope(|scope| [(); 3].map(|()| scope.spawn(next)).map(|t| t.join().unwrap())) {
+            assert_eq!(other.to_string(), error);
+        }
+        stream.fail(Error::new(ErrorKind::Closed, "a later one"));
+        assert_eq!(next().to_string(), error);
+        stream.close();
+        assert_eq!(next().kind(), ErrorKind::Closed, "who closes it is told so");
+    }
+}
+
+#[test]
+fn a_batch_that_is_lost_ends_the_pass() {
+    let units = [50; 8];
+    let source = Made::new(&units, Behaviour::default());
+    let order = order(&units, Kind::Sequential, 10);
+    let memory = Memory::new(source.columns());
+    let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options(2, None), memory).unwrap();
+    assert!(matches!(stream.poll(Duration::from_secs(60)), Ok(Poll::Ready(0, _))));
+    stream.fail(Error::new(ErrorKind::OutOfMemory, "no room for it"));
+    assert_eq!(Arc::strong_count(&source.alive), 1, "threads, or open units");
+    let error = stream.poll(Duration::ZERO).err().unwrap();
+    assert_eq!(
+        (error.kind(), error.reason()),
+        (ErrorKind::OutOfMemory, "no room for it")
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The rest of an epoch without some of its units: what remains when blocks turn out to be damaged.
+//! The rest of an epoch without some of its units: what remains when some turn out to be damaged.
 //!
 //! The rows that remain keep their order and are cut into batches anew. So what is left is a function of the order, of the
 //! place and of the units that are left out, and of nothing else.
@@ -48,7 +48,7 @@ impl Rest {
         let mut without = self.without.clone();
         Arc::make_mut(&mut without).insert(unit);
         pieces.without = without.clone();
-        // What is left out at once needn't be looked at again: there may be thousands of such blocks.
+        // What is left out at once needn't be looked at again: there may be thousands of such units.
         pieces.find(patience)?;
         Ok(Rest {
             epoch: self.epoch,

@@ -3,7 +3,7 @@
 //! Rows are numbered as they stand. In front of draw `i` positions `0..i` hold what was drawn, and the buffer is the positions
 //! `i..end(i)`; the draw swaps position `i` with one of the buffer, all equally likely. For a *buffer* of `n` rows
 //! `end(i) = i + n`, which is what `tf.data.Dataset.shuffle(n)` yields, in distribution: each draw takes one of the `n` rows
-//! that are there, and the next row takes its place. For a *pool* of blocks `end(i)` is moved on to the end of the unit in
+//! that are there, and the next row takes its place. For a *pool* of units `end(i)` is moved on to the end of the unit in
 //! which `i + n - 1` lies, so units enter as wholes; and a draw yields not the row that it met but the next record of that
 //! row's unit. So units are drawn in proportion to what they have left, and each is read from its first record to its last.
 //!

@@ -61,7 +61,7 @@ impl fmt::Display for StateError {
         match self {
             StateError::Ranks { saved, now } => write!(
                 f,
-                "it was saved with world_size={saved}, and this reader has world_size={now}: where ranks have blocks of \
+                "it was saved with world_size={saved}, and this reader has world_size={now}: where ranks have units of \
                  their own that can't change within an epoch"
             ),
             StateError::Impossible => f.write_str("no reader of these files can have got to it: it is damaged"),

@@ -113,6 +113,6 @@ impl Data {
 
     /// Rows of each unit.
     fn unit_rows<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u32>>> {
-        array(py, try_collect(self.rows(), "the rows of each block").py(py)?)
+        array(py, try_collect(self.rows(), "the rows of each unit").py(py)?)
     }
 }

@@ -60,7 +60,7 @@ impl From<Progress> for State {
     fn from(progress: Progress) -> State {
         let open = |pairs: Vec<[u64; 2]>| pairs.into_iter().map(|[chunk, from]| Open { chunk, from }).collect();
         let place = |[window, unit, record]: [u64; 3]| {
-            // No block has so many records, so such a place is refused.
+            // No unit has so many records, so such a place is refused.
             let record = u32::try_from(record).unwrap_or(u32::MAX);
             (window, Place { unit, record })
         };
@@ -144,7 +144,7 @@ impl Order {
             .py(py)?;
         if !order.is_fair() && settings.uneven != Uneven::Allow {
             return Err(PyValueError::new_err(format!(
-                "some of the {world_size} ranks have no batch of their own, since there are only {} blocks; \
+                "some of the {world_size} ranks have no batch of their own, since there are only {} units; \
                  shard_by=\"batch\" shares the batches out instead, uneven=\"allow\" lets ranks have none",
                 units.len()
             )));

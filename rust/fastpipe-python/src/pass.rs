@@ -122,7 +122,7 @@ impl Running {
         self.seen.lock().state.epoch
     }
 
-    /// Looks for the next batch, waiting for a moment. Without the GIL.
+    /// Looks for the next batch, waiting for a moment. An error ends the pass, and its threads. Without the GIL.
     pub(crate) fn poll(&self) -> Result<Poll, Error> {
         self.stream.poll(PATIENCE).map_err(|error| match self.closed_by.get() {
             Some(by) if error.kind() == ErrorKind::Closed => Error::new(ErrorKind::Closed, by.as_str()),
@@ -136,6 +136,12 @@ impl Running {
             self.closed_by.get_or_init(|| by);
         }
         self.stream.close();
+        self.release();
+    }
+
+    /// Ends the pass with an error and waits for its threads. Without the GIL.
+    fn fail(&self, error: Error) {
+        self.stream.fail(error);
         self.release();
     }
 
@@ -310,7 +316,10 @@ impl Pass {
                     let after = std::mem::take(&mut batch.about.after);
                     let dict = guarded(py, || to_dict(py, running.columns(), *batch, self.padded));
                     // The batch is lost, so those behind it aren't handed out.
-                    let dict = dict.inspect_err(|error| running.stream.fail(lost(py, error)))?;
+                    let dict = dict.inspect_err(|error| {
+                        let error = lost(py, error);
+                        py.detach(|| running.fail(error));
+                    })?;
                     running.delivered(number, after);
                     return Ok(Some(dict));
                 }

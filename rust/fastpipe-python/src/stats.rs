@@ -9,8 +9,8 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py
     let dict = PyDict::new(py);
     dict.set_item("batches", stats.batches)?;
     dict.set_item("rows", stats.rows)?;
-    dict.set_item("blocks", stats.units_opened)?;
-    dict.set_item("rows_in_blocks", stats.rows_opened)?;
+    dict.set_item("units", stats.units_opened)?;
+    dict.set_item("rows_in_units", stats.rows_opened)?;
     dict.set_item("rows_reopened", stats.rows_reopened)?;
     dict.set_item("rows_skipped", stats.rows_skipped)?;
     dict.set_item("bytes_read", stats.bytes_read)?;

@@ -15,7 +15,6 @@ use crate::batches::{Batches, Cost, Need};
 use crate::budget::Reserved;
 use crate::fetch::Fetch;
 use crate::job::{Job, RECORDS_AT_ONCE};
-use crate::lock::lock;
 use crate::panicked::panicked;
 use crate::schedule::Urgency;
 use crate::shared::Shared;
@@ -61,18 +60,18 @@ impl Batches<Picks> for Shared {
         let first = picks.units.first().copied();
         let new = picks.units.iter().filter(|&&unit| !kept.has(epoch, unit));
         Need {
-            class: first.map_or(0, |unit| self.source.describe(unit).class),
+            class: first.map_or(0, |unit| self.given.describe(unit).class),
             more: first.map_or(0, |unit| self.fetched_bytes(unit)),
             units: new.map(|&unit| self.unit_bytes(unit)).sum(),
         }
     }
 
     fn prepare(self: &Arc<Self>, kept: &mut Scatter, epoch: u64, number: u64, picks: &Picks) -> bool {
-        let room = self.batch_bytes.get().copied().unwrap_or(0);
+        let room = self.gate.batch_bytes();
         // Without memory for the list, the batch itself says so when it is begun; so it does where a unit can't be fetched.
         let wanted = kept.want(epoch, number, &picks.units).unwrap_or_default();
         wanted.into_iter().all(|unit| {
-            self.budget.fits_ahead(self.unit_bytes(unit), room) && self.open_ahead(kept, epoch, number, unit).is_ok()
+            self.room.fits_ahead(self.unit_bytes(unit), room) && self.open_ahead(kept, epoch, number, unit).is_ok()
         })
     }
 
@@ -89,9 +88,9 @@ impl Batches<Picks> for Shared {
         }
         let slots = picks.rows.len();
         let cost = self.picks_cost(&picks);
-        let tasks = self.tasks_of(cost).min(slots.max(1) as u64) as usize;
+        let tasks = self.given.tasks(cost, self.schedule.allowed()).min(slots.max(1) as u64) as usize;
         let tasks: Vec<_> = (0..tasks).map(|i| slots * i / tasks..slots * (i + 1) / tasks).collect();
-        let class = picks.units.first().map_or(0, |&unit| self.source.describe(unit).class);
+        let class = picks.units.first().map_or(0, |&unit| self.given.describe(unit).class);
         let units = picks.units.iter();
         let units = units.filter_map(|&unit| Some(scatter.units.get(&(about.epoch, unit))?.0.clone()));
         let units = try_collect(units, UNITS)?;
@@ -124,16 +123,16 @@ impl Shared {
     fn open_ahead(self: &Arc<Self>, scatter: &mut Scatter, epoch: u64, number: u64, unit: u64) -> Result<()> {
         let needed = self.fetches.are_needed();
         let fetch = needed.then(|| self.fetches.start(unit, number)).transpose()?;
-        let reserved = self.budget.reserve(self.unit_bytes(unit));
+        let reserved = self.room.reserve(self.unit_bytes(unit));
         let cell = Arc::new(RandomCell::new(unit, epoch, reserved));
         scatter.units.insert((epoch, unit), (cell.clone(), number));
-        let info = self.source.describe(unit);
+        let info = self.given.describe(unit);
         if scatter.released.contains(&(epoch, unit)) {
-            self.telemetry.add(&self.telemetry.rows_reopened, u64::from(info.rows));
+            self.telemetry.reopens(u64::from(info.rows));
         }
         let stored = info.range.map_or(0, |range| range.len);
         let pass = || self.costs.pass(info.class, stored);
-        let is_indexed = self.random || self.memory.knows_starts(unit);
+        let is_indexed = self.given.is_random() || self.room.memory().knows_starts(unit);
         let cost = self.costs.open(info.class, stored) + if is_indexed { 0 } else { pass() };
         let urgency = Urgency { batch: number, cost };
         let Some(fetch) = fetch else {
@@ -155,14 +154,14 @@ impl Shared {
         let Some(&unit) = picks.units.first() else {
             return 0;
         };
-        let infos = picks.units.iter().map(|&unit| self.source.describe(unit));
+        let infos = picks.units.iter().map(|&unit| self.given.describe(unit));
         let (bytes, records) = infos.fold((0, 0), |(bytes, records), info| {
             let stored = info.range.map_or(0, |range| range.len);
             (bytes + stored, records + u64::from(info.rows))
         });
         let rows = picks.rows.len() as u64;
         let stored = (u128::from(bytes) * u128::from(rows) / u128::from(records.max(1))) as u64;
-        self.costs.decode(self.source.describe(unit).class, rows, stored)
+        self.costs.decode(self.given.describe(unit).class, rows, stored)
     }
 
     /// Opens a unit and finds its records; then starts the batches that waited for it alone.
@@ -175,17 +174,17 @@ impl Shared {
         let began = self.telemetry.records_spans().then(|| self.telemetry.now());
         let opened = catch_unwind(AssertUnwindSafe(|| {
             let mut unit = self.open(cell.unit, cell.epoch, fetch)?;
-            if !self.random {
+            if !self.given.is_random() {
                 self.index(cell.unit, &mut unit)?;
             }
             cell.reserved.set(unit.get().held_bytes() as u64);
             Ok(Arc::new(unit))
         }));
         if let Some(start) = began {
-            self.note((expected, Activity::Open), number, start);
+            self.telemetry.note((expected, Activity::Open), number, start);
         }
         let opened: Opened = opened.unwrap_or_else(|panic| Err(panicked(&*panic)));
-        let opened = opened.map_err(|error| self.source.locate(cell.unit, error));
+        let opened = opened.map_err(|error| self.given.locate(cell.unit, error));
         let mut result = Ok(());
         for batch in cell.open(opened) {
             result = result.and(self.arrived(&batch));
@@ -195,15 +194,17 @@ impl Shared {
 
     /// Finds where the records of a unit start.
     fn index(&self, number: u64, unit: &mut OpenUnit) -> Result<()> {
-        let known = self.memory.starts(number);
+        let known = self.room.memory().starts(number);
         let is_new = known.is_none();
         let (starts, nanos) = self.telemetry.time(Activity::Index, || unit.get_mut().index(known));
         let starts = starts?;
         if is_new {
-            let class = self.source.describe(number).class;
+            let class = self.given.describe(number).class;
             self.costs
                 .passed(class, u64::from(starts.last().copied().unwrap_or(0)), nanos);
-            self.memory.keep_starts(number, &starts, self.budget.limit());
+            self.room
+                .memory()
+                .keep_starts(number, &starts, self.room.budget().limit());
         }
         Ok(())
     }
@@ -239,16 +240,15 @@ impl Shared {
         let job = &ready.job;
         let start = self.telemetry.now();
         let count = slots.len() as u64;
-        if let Ok(rows) = self.rows_of(job) {
-            let fragment = lock(&self.memory.fragments).pop().unwrap_or_default();
-            let mut sink = Sink::new(&rows, fragment)?;
+        if let Ok(rows) = self.room.rows_of(job) {
+            let mut sink = Sink::new(&rows, self.room.memory().take_fragment())?;
             let lost = ready.first_lost(slots.clone());
             let picked = self.pick_open(ready, slots.start..lost.unwrap_or(slots.end), &mut sink);
             let failed = match (picked, lost) {
                 (Ok(Ended::Closed), _) => return Ok(()),
                 (Ok(Ended::Done), None) => None,
                 (Ok(Ended::Done), Some(slot)) => ready.unit(slot).1.as_ref().err().map(|error| (slot, error.clone())),
-                (Err(Unpicked { slot, error }), _) => Some((slot, self.source.locate(ready.unit(slot).0, error))),
+                (Err(Unpicked { slot, error }), _) => Some((slot, self.given.locate(ready.unit(slot).0, error))),
             };
             if let Some((slot, error)) = failed {
                 job.fail(slot as u32, error);
@@ -279,7 +279,7 @@ impl Shared {
             }
             let some = start..(start + at_once).min(slots.end);
             catch_unwind(AssertUnwindSafe(|| {
-                self.source.pick(&units, &ready.batch.rows, some, sink)
+                self.given.source().pick(&units, &ready.batch.rows, some, sink)
             }))
             .unwrap_or_else(|panic| {
                 Err(Unpicked {
@@ -295,8 +295,9 @@ impl Shared {
     fn picked(&self, ready: &Ready, rows: u64, start: u64) {
         let nanos = self.telemetry.now() - start;
         self.telemetry.took(Activity::Decode, nanos);
-        self.note((ready.batch.cost, Activity::Decode), ready.job.number, start);
-        let infos = ready.batch.units.iter().map(|cell| self.source.describe(cell.unit));
+        self.telemetry
+            .note((ready.batch.cost, Activity::Decode), ready.job.number, start);
+        let infos = ready.batch.units.iter().map(|cell| self.given.describe(cell.unit));
         let mut class = None;
         let (mut bytes, mut records) = (0, 0);
         for (info, (_, unit)) in infos.zip(&ready.units) {

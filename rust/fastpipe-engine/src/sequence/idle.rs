@@ -44,10 +44,7 @@ struct Stretch {
 impl Shared {
     /// For a thread that has nothing else to do: finds where a parked task starts. False if there is none.
     pub(crate) fn find_start(self: &Arc<Self>) -> bool {
-        let (lags, enough) = {
-            let state = lock(&self.hand_over);
-            (state.lags(ENOUGH_READY), state.has_ready(ENOUGH_READY))
-        };
+        let (lags, enough) = self.hand_over.has_enough(ENOUGH_READY);
         if self.is_closed() || lags {
             return false;
         }
@@ -96,7 +93,7 @@ impl Shared {
         let number = awaited.number - 1;
         let (_, job, run, expected) = state.tail.take_if(|tail| tail.0 == number)?;
         // Its rows must be joined with those of the rest of the task.
-        let info = self.source.describe(cell.unit);
+        let info = self.given.describe(cell.unit);
         let join = self.costs.arena_bytes(info.class, job.size as u64) / JOINED_BYTES_A_NANO;
         if join >= self.costs.pass(info.class, self.stored(&run)) {
             state.tail = Some((number, job, run, expected));
@@ -118,8 +115,8 @@ impl Shared {
     /// Does the end of a task, as a task of its own.
     fn do_tail(self: &Arc<Self>, job: &Arc<Job>, piece: &Piece) {
         self.guarded(|shared| {
-            let rows = shared.rows_of(job);
-            match shared.sink(&rows) {
+            let rows = shared.room.rows_of(job);
+            match shared.room.sink(&rows) {
                 Err(error) => shared.end_piece(job, piece, Err(error)),
                 Ok(mut sink) => {
                     let state = piece.cell.lock();
@@ -130,9 +127,11 @@ impl Shared {
                     shared
                         .costs
                         .judge(job.class, piece.expected, shared.telemetry.now() - began);
-                    shared.note((piece.expected, Activity::Decode), job.number, began);
+                    shared
+                        .telemetry
+                        .note((piece.expected, Activity::Decode), job.number, began);
                     shared.end_piece(job, piece, read);
-                    shared.leave(job, sink.finish());
+                    shared.room.leave(job, sink.finish());
                 }
             }
             drop(rows);
@@ -143,7 +142,7 @@ impl Shared {
     /// Takes the records in front of a piece, if nobody passes over them and it pays. The caller must do it.
     fn take_stretch(&self, awaited: &Awaited) -> Option<Stretch> {
         let cell = &awaited.cell;
-        let class = self.source.describe(cell.unit).class;
+        let class = self.given.describe(cell.unit).class;
         let mut state = cell.lock();
         if !state.can_be_passed_over(awaited.number) || !cell.is_there() {
             return None;
@@ -199,11 +198,11 @@ impl Shared {
             let (mark, nanos) = self.telemetry.time(Activity::Advance, advance);
             let mark = mark?;
             self.costs.passed(class, mark.byte.saturating_sub(from.byte), nanos);
-            self.telemetry.add(&self.telemetry.rows_skipped, rows);
+            self.telemetry.skipped(rows);
             Ok::<_, Error>(mark)
         }));
         if let Some(start) = began {
-            self.note((0, Activity::Advance), *batch, start);
+            self.telemetry.note((0, Activity::Advance), *batch, start);
         }
         let mut state = cell.lock();
         state.passing = false;

@@ -5,9 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use fastpipe_batch::{
-    Error, ErrorKind, Fragment, Mark, Pick, Result, Rows, Sink, try_collect, try_reserve, try_with_capacity,
-};
+use fastpipe_batch::{Error, ErrorKind, Mark, Pick, Result, Sink, try_collect, try_reserve, try_with_capacity};
 use fastpipe_order::Run;
 
 use super::{Ahead, Piece, Sequence, SequenceCell, SequenceState, Task};
@@ -18,7 +16,7 @@ use crate::job::{Job, RECORDS_AT_ONCE, SMALLEST_TASK};
 use crate::lock::lock;
 use crate::panicked::panicked;
 use crate::shared::Shared;
-use crate::telemetry::{Activity, Span};
+use crate::telemetry::Activity;
 use crate::unit::OpenUnit;
 
 /// Units that are fetched ahead, for each that may be under way at once.
@@ -28,13 +26,13 @@ const FETCHED_AHEAD: usize = 2;
 const READ_AHEAD: u64 = 16 << 20;
 
 /// What memory is for that says which stretches of units a batch is made of.
-const RUNS: &str = "the list of a batch's blocks; a smaller batch_size needs less";
+const RUNS: &str = "the list of a batch's units; a smaller batch_size needs less";
 
 impl Batches<Vec<Run>> for Shared {
     type Kept = Sequence;
 
     fn needed(&self, kept: &Sequence, epoch: u64, runs: &Vec<Run>) -> Need {
-        let first = runs.first().map(|run| self.source.describe(run.unit).class);
+        let first = runs.first().map(|run| self.given.describe(run.unit).class);
         let class = first.unwrap_or(0);
         let bytes = |run: &&Run| self.unit_bytes(run.unit);
         if self.fetches.are_needed() {
@@ -43,7 +41,7 @@ impl Batches<Vec<Run>> for Shared {
             let (more, units) = (0, new.map(|run| bytes(&run)).sum());
             return Need { class, more, units };
         }
-        let ends = |run: &Run| run.record + run.rows >= self.source.describe(run.unit).rows;
+        let ends = |run: &Run| run.record + run.rows >= self.given.describe(run.unit).rows;
         let new = runs.iter().filter(|run| !kept.has(run.unit));
         let fetched = runs.iter().map(|run| self.fetched_bytes(run.unit)).max().unwrap_or(0);
         let (ending, outlasting): (Vec<&Run>, Vec<&Run>) = new.partition(|run| ends(run));
@@ -87,11 +85,11 @@ impl Shared {
         if kept.ahead() >= FETCHED_AHEAD * self.fetches.most() {
             return false;
         }
-        let room = self.batch_bytes.get().copied().unwrap_or(0);
+        let room = self.gate.batch_bytes();
         runs.iter().all(|run| {
             // Without memory or a thread for it, the batch itself says so when it is begun.
             kept.is_fetched(epoch, run.unit)
-                || self.budget.fits_ahead(self.unit_bytes(run.unit), room)
+                || self.room.fits_ahead(self.unit_bytes(run.unit), room)
                     && self.fetch_ahead(kept, epoch, number, run.unit).is_ok()
         })
     }
@@ -105,10 +103,10 @@ impl Shared {
             return false;
         }
         kept.hinted += bytes;
-        let read = self.telemetry.bytes_read.load(Ordering::Relaxed);
+        let read = self.telemetry.bytes_read();
         if read < self.telemetry.nanos(Activity::Read) / 2 {
             for run in runs.iter().filter(|run| run.record == 0) {
-                if let Some(range) = self.source.describe(run.unit).range {
+                if let Some(range) = self.given.describe(run.unit).range {
                     self.files.will_need(range);
                 }
             }
@@ -124,7 +122,7 @@ impl Shared {
     /// Bytes that units have in their files, of which a batch is the first.
     fn stored_bytes(&self, runs: &[Run]) -> u64 {
         let begun = runs.iter().filter(|run| run.record == 0);
-        let ranges = begun.filter_map(|run| self.source.describe(run.unit).range);
+        let ranges = begun.filter_map(|run| self.given.describe(run.unit).range);
         ranges.map(|range| range.len).sum()
     }
 
@@ -139,7 +137,7 @@ impl Shared {
     ) -> Result<()> {
         let costs: Vec<u64> = try_collect(runs.iter().map(|run| self.run_cost(run)), RUNS)?;
         let total: u64 = costs.iter().sum();
-        let tasks = self.tasks_of(total);
+        let tasks = self.given.tasks(total, self.schedule.allowed());
         let target = total / tasks + 1;
         let mut groups: Vec<Vec<Piece>> = vec![Vec::new()];
         let mut filled = 0;
@@ -147,7 +145,7 @@ impl Shared {
             if self.fetches.are_needed() {
                 self.fetch_ahead(units, about.epoch, number, run.unit)?;
             }
-            let rows = self.source.describe(run.unit).rows;
+            let rows = self.given.describe(run.unit).rows;
             let mut left = *run;
             let mut cost_left = cost;
             while left.rows > 0 {
@@ -170,7 +168,7 @@ impl Shared {
                 let last = taken.record + taken.rows >= rows;
                 if let Some(group) = groups.last_mut() {
                     try_reserve(group, 1, RUNS)?;
-                    group.push(units.piece(taken, about.epoch, last, taken_cost, self.random));
+                    group.push(units.piece(taken, about.epoch, last, taken_cost, self.given.is_random()));
                 }
                 filled += taken_cost;
                 left.rows -= taken.rows;
@@ -185,10 +183,10 @@ impl Shared {
         {
             let mut state = cell.lock();
             if state.reserved.is_none() {
-                state.reserved = Some(self.budget.reserve(self.unit_bytes(run.unit)));
+                state.reserved = Some(self.room.reserve(self.unit_bytes(run.unit)));
             }
         }
-        let class = runs.first().map_or(0, |run| self.source.describe(run.unit).class);
+        let class = runs.first().map_or(0, |run| self.given.describe(run.unit).class);
         let job = Arc::new(Job::new(number, about, groups.len(), class, reserved));
         for pieces in groups {
             // Of a unit of which no more is to come nobody waits for the end.
@@ -217,7 +215,7 @@ impl Shared {
         let room = units.ahead.try_reserve(1);
         room.map_err(|_| Error::out_of_memory(size_of::<Ahead>(), RUNS))?;
         let fetch = self.fetches.start(unit, number)?;
-        let reserved = self.budget.reserve(self.unit_bytes(unit));
+        let reserved = self.room.reserve(self.unit_bytes(unit));
         units.ahead.insert((epoch, unit), Ahead { fetch, reserved });
         Ok(())
     }
@@ -243,22 +241,15 @@ impl Shared {
         }
     }
 
-    /// Into how many tasks a batch is cut that is expected to take so many nanoseconds: into several only where there are not
-    /// enough batches under way for all threads, since what has no fixed size must then be joined.
-    pub(crate) fn tasks_of(&self, nanos: u64) -> u64 {
-        let threads = self.schedule.allowed() as u64;
-        threads.div_ceil(self.ahead()).min(nanos / SMALLEST_TASK).max(1)
-    }
-
     /// Nanoseconds that a run and all behind it in its unit are expected to take.
     fn rest_cost(&self, run: &Run) -> u64 {
-        let rows = self.source.describe(run.unit).rows.saturating_sub(run.record);
+        let rows = self.given.describe(run.unit).rows.saturating_sub(run.record);
         self.run_cost(&Run { rows, ..*run })
     }
 
     /// Nanoseconds that a run is expected to take.
     fn run_cost(&self, run: &Run) -> u64 {
-        let info = self.source.describe(run.unit);
+        let info = self.given.describe(run.unit);
         let stored = info.range.map_or(0, |range| range.len);
         let open = if run.record == 0 {
             self.costs.open(info.class, stored)
@@ -270,19 +261,9 @@ impl Shared {
 
     /// Bytes that a run is expected to have in its file.
     pub(super) fn stored(&self, run: &Run) -> u64 {
-        let info = self.source.describe(run.unit);
+        let info = self.given.describe(run.unit);
         let stored = info.range.map_or(0, |range| range.len);
         (u128::from(stored) * u128::from(run.rows) / u128::from(info.rows.max(1))) as u64
-    }
-
-    /// Where the rows of a batch are written. Its memory is taken only when the first of its tasks begins, by the thread that
-    /// will write most of it: until then it serves others.
-    pub(crate) fn rows_of(&self, job: &Job) -> Result<Arc<Rows>> {
-        job.rows(|| self.rows(job.size))
-    }
-
-    pub(crate) fn rows(&self, count: usize) -> Result<Rows> {
-        Rows::new(self.parts.clone(), count, &self.memory.slabs)
     }
 
     fn spawn_task(self: &Arc<Self>, task: Task) {
@@ -314,7 +295,7 @@ impl Shared {
             if state.must_wait(piece.number) {
                 let number = piece.number;
                 if let Some(Ok(sink)) = sink {
-                    self.leave(&job, sink.finish());
+                    self.room.leave(&job, sink.finish());
                 }
                 drop(rows);
                 // Whoever finds the start takes the task from here, so nothing of it may be used below.
@@ -331,7 +312,7 @@ impl Shared {
             drop(state);
             let start = self.telemetry.now();
             // Without memory pieces fail one by one, like damaged ones: others wait for them.
-            let sink = sink.get_or_insert_with(|| self.sink(rows.get_or_init(|| self.rows_of(&job))));
+            let sink = sink.get_or_insert_with(|| self.room.sink(rows.get_or_init(|| self.room.rows_of(&job))));
             let read = match (error, sink) {
                 (Some(error), _) => Err(error),
                 (None, Err(error)) => Err(error.clone()),
@@ -339,41 +320,16 @@ impl Shared {
             };
             self.costs
                 .judge(job.class, piece.expected, self.telemetry.now() - start);
-            self.note((piece.expected, Activity::Decode), job.number, start);
+            self.telemetry
+                .note((piece.expected, Activity::Decode), job.number, start);
             self.end_piece(&job, piece, read);
             task.done += 1;
         }
         if let Some(Ok(sink)) = sink {
-            self.leave(&job, sink.finish());
+            self.room.leave(&job, sink.finish());
         }
         drop((rows, task));
         self.end_task(&job)
-    }
-
-    /// What a task writes to.
-    pub(super) fn sink<'a>(&self, rows: &'a Result<Arc<Rows>>) -> Result<Sink<'a>> {
-        let rows = rows.as_ref().map_err(Error::clone)?;
-        Sink::new(rows, lock(&self.memory.fragments).pop().unwrap_or_default())
-    }
-
-    /// Leaves to a batch what a task has appended. What holds nothing would only keep a single other from being taken over.
-    pub(super) fn leave(&self, job: &Job, fragment: Fragment) {
-        if fragment.slots().is_empty() {
-            lock(&self.memory.fragments).push(fragment);
-        } else {
-            job.leave(fragment);
-        }
-    }
-
-    pub(crate) fn note(&self, (expected, activity): (u64, Activity), batch: u64, start: u64) {
-        self.telemetry.span(|| Span {
-            activity,
-            batch,
-            thread: rayon::current_thread_index().unwrap_or(0) as u32,
-            start,
-            end: self.telemetry.now(),
-            expected,
-        });
     }
 
     /// A piece is done: the next one of its unit can start.
@@ -384,7 +340,7 @@ impl Shared {
             Some(found) if *found != mark => Err(Error::new(
                 ErrorKind::Malformed,
                 format!(
-                    "record {} was expected at byte {} of the block, where passing over those in front ends; decoding them \
+                    "record {} was expected at byte {} of the unit, where passing over those in front ends; decoding them \
                      ends at byte {}",
                     mark.record, found.byte, mark.byte
                 ),
@@ -395,7 +351,7 @@ impl Shared {
             Ok(mark) if state.starts.len() == behind as usize => state.starts.push(mark),
             Ok(_) => {}
             Err(error) => {
-                let error = self.source.locate(piece.run.unit, error);
+                let error = self.given.locate(piece.run.unit, error);
                 job.fail(piece.run.slot, error.clone());
                 state.fail(piece.number, error);
                 state.opening = false;
@@ -432,7 +388,7 @@ impl Shared {
             let end = end?;
             // A pass that begins within a unit has passed over what lies in front, too.
             if start.record == piece.run.record {
-                let class = self.source.describe(piece.cell.unit).class;
+                let class = self.given.describe(piece.cell.unit).class;
                 let bytes = end.byte.saturating_sub(start.byte);
                 self.costs.decoded(class, u64::from(piece.run.rows), bytes, nanos);
             }
@@ -473,7 +429,7 @@ impl Shared {
 
     fn place(&self, unit: &OpenUnit, mut mark: Mark, piece: &Piece, sink: &mut Sink<'_>) -> Result<Mark> {
         let run = piece.run;
-        let mut picks = try_with_capacity(RECORDS_AT_ONCE.min(run.rows as usize), "the records of a block")?;
+        let mut picks = try_with_capacity(RECORDS_AT_ONCE.min(run.rows as usize), "the records of a unit")?;
         let mut done = 0;
         while done < run.rows {
             if self.is_closed() {

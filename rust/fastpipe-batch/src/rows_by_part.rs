@@ -11,7 +11,7 @@ use crate::sink::Sink;
 use crate::writer::{Element, Overflow, Writer};
 
 /// Rows that were begun in consecutive slots. Each part is asked for once, and all of it written.
-pub struct Block<'s, 'a> {
+pub struct RowsByPart<'s, 'a> {
     sink: &'s mut Sink<'a>,
     slots: Range<usize>,
     /// Which parts were asked for.
@@ -22,10 +22,10 @@ pub struct Block<'s, 'a> {
     failed: bool,
 }
 
-impl<'s, 'a> Block<'s, 'a> {
+impl<'s, 'a> RowsByPart<'s, 'a> {
     pub(crate) fn new(sink: &'s mut Sink<'a>, slots: Range<usize>) -> Result<Self, Error> {
         let asked = try_filled(false, sink.parts().len(), "what is noted of a batch's parts")?;
-        Ok(Block {
+        Ok(RowsByPart {
             sink,
             slots,
             asked,
@@ -53,7 +53,7 @@ impl<'s, 'a> Block<'s, 'a> {
         Ok(())
     }
 
-    /// Some of the rows can't be written: the block won't end well, and parts that are asked for from now on may be left short.
+    /// Some of the rows can't be written: they won't end well, and parts that are asked for from now on may be left short.
     pub fn fail(&mut self) {
         self.failed = true;
     }
@@ -87,7 +87,7 @@ impl<'s, 'a> Block<'s, 'a> {
                 "a source left a part of some rows unwritten",
             ));
         }
-        self.sink.end_block(self.slots.len());
+        self.sink.end_by_part(self.slots.len());
         Ok(())
     }
 }
@@ -134,23 +134,23 @@ mod tests {
 
     fn fill(sink: &mut Sink<'_>, slots: std::ops::Range<u32>) -> Result<(), Error> {
         let texts: Vec<String> = slots.clone().map(|slot| "x".repeat(slot as usize)).collect();
-        let mut block = sink.begin_block(slots.clone())?;
-        for (out, slot) in block.placed::<i32>(0)?.chunks_exact_mut(2).zip(slots) {
+        let mut by_part = sink.begin_by_part(slots.clone())?;
+        for (out, slot) in by_part.placed::<i32>(0)?.chunks_exact_mut(2).zip(slots) {
             out.copy_from_slice(&[slot as i32, -(slot as i32)]);
         }
-        for (out, text) in block.placed::<i64>(1)?.iter_mut().zip(&texts) {
+        for (out, text) in by_part.placed::<i64>(1)?.iter_mut().zip(&texts) {
             *out = text.len() as i64;
         }
-        let mut arena = block.arena(2)?;
+        let mut arena = by_part.arena(2)?;
         for text in &texts {
             arena.begin_row()?;
             arena.writer().extend(text.as_bytes())?;
         }
-        block.end()
+        by_part.end()
     }
 
     #[test]
-    fn blocks_fill_their_slots() {
+    fn parts_fill_their_slots() {
         let rows = rows();
         let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
         fill(&mut sink, 2..4).unwrap();
@@ -171,36 +171,36 @@ mod tests {
         let rows = rows();
         let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
         fill(&mut sink, 1..3).unwrap();
-        assert!(sink.begin_block(2..4).is_err());
-        assert!(sink.begin_block(3..5).is_err());
+        assert!(sink.begin_by_part(2..4).is_err());
+        assert!(sink.begin_by_part(3..5).is_err());
     }
 
     #[test]
     fn parts_are_written_once_and_wholly() {
         let rows = rows();
         let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
-        let mut block = sink.begin_block(0..2).unwrap();
-        assert_eq!(block.placed::<i32>(0).unwrap().len(), 4);
-        assert_eq!(block.placed::<i32>(0).unwrap_err(), Overflow::Row);
+        let mut by_part = sink.begin_by_part(0..2).unwrap();
+        assert_eq!(by_part.placed::<i32>(0).unwrap().len(), 4);
+        assert_eq!(by_part.placed::<i32>(0).unwrap_err(), Overflow::Row);
         // A part of no fixed size isn't placed, and the other way round.
-        assert_eq!(block.placed::<u8>(2).unwrap_err(), Overflow::Row);
-        assert!(block.arena(1).is_err());
+        assert_eq!(by_part.placed::<u8>(2).unwrap_err(), Overflow::Row);
+        assert!(by_part.arena(1).is_err());
         // Not all were asked for.
-        assert!(block.end().is_err());
-        let mut block = sink.begin_block(2..4).unwrap();
-        block.placed::<i32>(0).unwrap();
-        block.placed::<i64>(1).unwrap();
-        block.arena(2).unwrap().begin_row().unwrap();
+        assert!(by_part.end().is_err());
+        let mut by_part = sink.begin_by_part(2..4).unwrap();
+        by_part.placed::<i32>(0).unwrap();
+        by_part.placed::<i64>(1).unwrap();
+        by_part.arena(2).unwrap().begin_row().unwrap();
         // A row is missing.
-        assert!(block.end().is_err());
+        assert!(by_part.end().is_err());
         let more = Rows::new(rows.parts().clone(), 4, &SlabPool::new(1)).unwrap();
         let mut other = Sink::new(&more, Fragment::default()).unwrap();
-        let mut block = other.begin_block(0..2).unwrap();
-        block.fail();
-        block.arena(2).unwrap().begin_row().unwrap();
-        block.placed::<i32>(0).unwrap();
-        block.placed::<i64>(1).unwrap();
-        assert!(block.end().is_err());
+        let mut by_part = other.begin_by_part(0..2).unwrap();
+        by_part.fail();
+        by_part.arena(2).unwrap().begin_row().unwrap();
+        by_part.placed::<i32>(0).unwrap();
+        by_part.placed::<i64>(1).unwrap();
+        assert!(by_part.end().is_err());
         sink.finish();
         assert!(rows.complete().is_err());
     }

@@ -1,0 +1,137 @@
+//! The memory of a pass: where it comes from, and how much of it may be used.
+
+use std::sync::Arc;
+
+use fastpipe_batch::{BufferPool, Error, ErrorKind, Fragment, Part, Result, Rows, Sink, SlabPool};
+
+use crate::budget::{Budget, Reserved};
+use crate::job::Job;
+use crate::memory::Memory;
+
+/// Memory and budget of a pass.
+pub(crate) struct Room {
+    memory: Arc<Memory>,
+    budget: Arc<Budget>,
+    /// What each batch is made of.
+    parts: Arc<[Part]>,
+}
+
+impl Room {
+    /// Memory for batches of these parts, of which so many bytes may be used for what the budget counts.
+    pub(crate) fn new(memory: Arc<Memory>, parts: Arc<[Part]>, limit: Option<u64>) -> Room {
+        Room {
+            memory,
+            budget: Budget::new(limit),
+            parts,
+        }
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
+    pub(crate) fn buffers(&self) -> &BufferPool {
+        self.memory.buffers()
+    }
+
+    pub(crate) fn parts(&self) -> &Arc<[Part]> {
+        &self.parts
+    }
+
+    /// Reserves bytes, whether they are within the limit or not.
+    pub(crate) fn reserve(&self, bytes: u64) -> Reserved {
+        self.budget.reserve(bytes)
+    }
+
+    /// Whether so many more bytes may be used for what isn't needed yet; `next` must stay for what is needed next.
+    pub(crate) fn fits_ahead(&self, bytes: u64, next: u64) -> bool {
+        self.budget.fits_ahead(bytes, next)
+    }
+
+    /// Bytes of so many rows, which leave so many in arenas.
+    pub(crate) fn rows_bytes(&self, rows: u64, arenas: u64) -> u64 {
+        let placed = Rows::placed_bytes(&self.parts, rows as usize).unwrap_or(usize::MAX / 4);
+        // Slabs are a little larger than what is in them.
+        SlabPool::size(placed) as u64 + arenas + arenas / 4
+    }
+
+    /// Memory for the rows of a batch.
+    pub(crate) fn rows(&self, count: usize) -> Result<Rows> {
+        Rows::new(self.parts.clone(), count, self.memory.slabs())
+    }
+
+    /// Where the rows of a batch are written. Its memory is taken only when the first of its tasks begins, by the thread that
+    /// will write most of it: until then it serves others.
+    pub(crate) fn rows_of(&self, job: &Job) -> Result<Arc<Rows>> {
+        job.rows(|| self.rows(job.size))
+    }
+
+    /// What a task writes to.
+    pub(crate) fn sink<'a>(&self, rows: &'a Result<Arc<Rows>>) -> Result<Sink<'a>> {
+        let rows = rows.as_ref().map_err(Error::clone)?;
+        Sink::new(rows, self.memory.take_fragment())
+    }
+
+    /// Leaves to a batch what a task has appended. What holds nothing would only keep a single other from being taken over.
+    pub(crate) fn leave(&self, job: &Job, fragment: Fragment) {
+        if fragment.slots().is_empty() {
+            self.memory.keep_fragment(fragment);
+        } else {
+            job.leave(fragment);
+        }
+    }
+
+    /// Takes back what tasks have left to a batch that has been joined, where so many threads may come for it.
+    pub(crate) fn take_back(&self, fragments: Vec<Fragment>, threads: usize) {
+        let limited = self.budget.limit().is_some();
+        self.memory.keep_fragments(fragments, 2 * threads, |fragment| {
+            if limited {
+                // Arenas that nobody uses count only where free memory is counted.
+                (0..self.parts.len()).for_each(|part| drop(fragment.take_arena(part)));
+            }
+            fragment.clear();
+        });
+    }
+
+    /// Before the first batch: what earlier passes have left may be kept as far as the user's limit allows.
+    pub(crate) fn begin(&self, limit: Option<u64>) {
+        let most = limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        self.memory.slabs().keep(most);
+        self.memory.slabs().take_failure();
+        self.memory.buffers().keep(most);
+    }
+
+    /// Lets go of free memory beyond the limit: buffers may have what batches leave, and slabs what units leave. The memory of
+    /// one batch more may always be kept, since the consumer had it until now.
+    pub(crate) fn trim(&self, held: Held) {
+        let Some(limit) = self.budget.limit() else { return };
+        let bytes = |bytes: u64| Some(usize::try_from(bytes).unwrap_or(usize::MAX));
+        let left = limit.saturating_sub(held.batches).max(held.least_for_units);
+        self.memory.buffers().keep(bytes(left));
+        let left = limit.saturating_sub(held.units) + held.one_batch;
+        self.memory.slabs().keep(bytes(left));
+    }
+
+    /// Gives all back that nobody uses where memory has run out: others have a use for it, a next pass among them.
+    pub(crate) fn release_after(&self, error: &Error) {
+        if error.kind() == ErrorKind::OutOfMemory {
+            self.memory.release();
+        }
+    }
+}
+
+/// What batches and units under way take, in bytes.
+pub(crate) struct Held {
+    /// Rows of batches. What these have reserved for units that end in them is the buffers'.
+    pub(crate) batches: u64,
+    /// Units that outlast their batch.
+    pub(crate) units: u64,
+    /// What units must be left at least.
+    pub(crate) least_for_units: u64,
+    /// One batch, with units that end in it.
+    pub(crate) one_batch: u64,
+}
