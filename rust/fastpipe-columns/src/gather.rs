@@ -3,10 +3,12 @@
 //! Columns of one fixed width a row without nulls, strings, and lists of such elements are copied by loops of their own. What is
 //! nested deeper, or has nulls, is written value by value (`by_value.rs`).
 
-use fastpipe_batch::{Block, Error, ErrorKind, Form, Leaf, Lengths, NestedForm, Overflow, hint};
+use fastpipe_batch::{
+    Block, Error, ErrorKind, Form, Leaf, LengthRule, Lengths, NestedForm, Overflow, ValueParts, hint,
+};
 
 use crate::bound::{Bound, Lists, Values};
-use crate::layout::{Column, Rule};
+use crate::layout::Column;
 
 /// Rows that are asked for before they are copied.
 const AHEAD: usize = 8;
@@ -61,7 +63,7 @@ impl Gather<'_> {
             && self.chunks.iter().all(|chunk| {
                 let fixed = |(dim, level): (usize, &crate::bound::Level)| {
                     level.nulls.is_none()
-                        && matches!((&level.lists, self.column.rule(dim)), (Lists::Fixed(n), Rule::Exact(m)) if *n == m)
+                        && matches!((&level.lists, self.column.length_rule(dim)), (Lists::Fixed(n), LengthRule::Exact(m)) if *n == m)
                 };
                 chunk.fitting.is_none()
                     && chunk.nulls.is_none()
@@ -72,14 +74,14 @@ impl Gather<'_> {
 
     /// Copies rows of a fixed width.
     fn plain(&self, form: &NestedForm, block: &mut Block<'_, '_>) -> Result<()> {
-        let mut part = self.column.first_part;
-        if form.leaf_mask.is_some() {
-            block.placed::<u8>(part)?.fill(1);
-            part += 1;
+        let parts = &self.column.parts;
+        if let Some(mask) = parts.leaf_mask() {
+            block.placed::<u8>(mask as usize)?.fill(1);
         }
-        let Leaf::Fixed(dtype) = form.leaf else {
+        let ValueParts::Elements(dtype, part) = parts.values else {
             return Err(lost());
         };
+        let part = part as usize;
         let width = form.width();
         if self.chunks.iter().any(|chunk| matches!(chunk.values, Values::Bits(_))) {
             let out = block.placed::<u8>(part)?;
@@ -162,24 +164,25 @@ impl Gather<'_> {
         if !self.chunks.iter().all(sound) {
             return Ok(false);
         }
-        let first = self.column.first_part;
-        match (form.ragged, form.leaf) {
-            (0, Leaf::Bytes { .. }) if form.shape.is_empty() => {
-                let part = first + usize::from(form.leaf_mask.is_some());
-                if form.leaf_mask.is_some() {
-                    block.placed::<u8>(first)?.fill(1);
+        let parts = &self.column.parts;
+        match (form.ragged, parts.values) {
+            (0, ValueParts::Text { to, .. }) if form.shape.is_empty() => {
+                if let Some(mask) = parts.leaf_mask() {
+                    block.placed::<u8>(mask as usize)?.fill(1);
                 }
-                for (out, row) in block.placed::<i64>(part)?.iter_mut().zip(self.rows) {
+                for (out, row) in block.placed::<i64>(to.lengths as usize)?.iter_mut().zip(self.rows) {
                     *out = self.chunk(*row)?.values.text(row.row).len() as i64;
                 }
-                let mut arena = block.arena(part + 1)?;
+                let mut arena = block.arena(to.bytes as usize)?;
                 for row in self.rows {
                     arena.begin_row()?;
                     arena.writer().extend(self.chunk(*row)?.values.text(row.row))?;
                 }
                 Ok(true)
             }
-            (1, Leaf::Fixed(dtype)) if form.shape.is_empty() && self.column.rule(0) == Rule::Free => {
+            (1, ValueParts::Elements(dtype, values))
+                if form.shape.is_empty() && self.column.length_rule(0) == LengthRule::Free =>
+            {
                 if !self
                     .chunks
                     .iter()
@@ -187,30 +190,27 @@ impl Gather<'_> {
                 {
                     return Ok(false);
                 }
-                let mut part = first;
-                if form.masks[0] {
-                    block.placed::<u8>(part)?.fill(1);
-                    part += 1;
+                if let Some(mask) = parts.mask_at(0) {
+                    block.placed::<u8>(mask as usize)?.fill(1);
                 }
                 let range = |row: &At| -> Result<(usize, usize)> {
                     let level = self.chunk(*row)?.levels.first().ok_or_else(lost)?;
                     Ok(level.lists.range(row.row))
                 };
-                for (out, row) in block.placed::<i64>(part)?.iter_mut().zip(self.rows) {
+                let lengths = *parts.lengths.first().ok_or_else(lost)? as usize;
+                for (out, row) in block.placed::<i64>(lengths)?.iter_mut().zip(self.rows) {
                     *out = range(row)?.1 as i64;
                 }
-                part += 1;
                 let items = |row: &At| -> Result<(usize, usize)> { range(row) };
-                if form.leaf_mask.is_some() {
-                    let mut arena = block.arena(part)?;
+                if let Some(mask) = parts.leaf_mask() {
+                    let mut arena = block.arena(mask as usize)?;
                     for row in self.rows {
                         arena.begin_row()?;
                         arena.writer().take::<u8>(items(row)?.1)?.fill(1);
                     }
-                    part += 1;
                 }
                 let size = dtype.size();
-                let mut arena = block.arena(part)?;
+                let mut arena = block.arena(values as usize)?;
                 for row in self.rows {
                     let (start, len) = items(row)?;
                     let bytes = self.bytes_of(row.chunk as usize)?;
