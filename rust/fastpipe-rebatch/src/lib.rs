@@ -2,9 +2,9 @@
 //!
 //! # How it works
 //!
-//! Rows of any columns are cut into flat parts, of which each row owns a stretch (`rows.rs`), so that moving a row is moving
-//! its stretches. Batches come in as *chunks* and go out as arrays that the caller has made. In order ([`Recut`]), rows go
-//! straight from a chunk to their batch.
+//! A batch is the parts of its columns ([`fastpipe_batch::Part`]), of which each row owns a stretch (`rows.rs`), so that
+//! moving a row is moving its stretches. Batches come in as *chunks* and go out as arrays that the caller has made. In order
+//! ([`Recut`]), rows go straight from a chunk to their batch.
 //!
 //! Shuffled ([`Shuffled`]), each row that comes in gets a *slot* (`slots.rs`), which it keeps until it is drawn: what is
 //! shuffled are slots. Where a row's elements lie meanwhile depends on the part:
@@ -20,6 +20,17 @@
 //! So a narrow row is copied in and out, a wide one out and at most once more, the variable part of a row in, out and about
 //! once more; and memory is at most about twice that of the rows. Copies are shared out over threads where there is enough to
 //! copy (`copies.rs`).
+//! # Why rows aren't gathered as from tables
+//!
+//! `fastpipe-columns` gathers rows from finished columns, too, and a batch is a set of them. But its columns stay where they
+//! are as long as the source lives, while a shuffle buffer's keep coming:
+//!
+//! - A row waits for long with some probability, so gathering from where rows came in would keep nearly every batch alive:
+//!   narrow rows and items have to be copied as they come in, to memory that is used again.
+//! - It takes Arrow's types, of which each feature is bound to one. Here bytes are moved: of any dtype, structs and foreign
+//!   byte orders among them, from arrays that nothing was made of.
+//! - It checks nulls and lengths against specs, and writes columns that have both value by value. Parts have no nulls: a mask
+//!   is bytes like others, so that a masked or nested row costs what its bytes cost.
 #![forbid(unsafe_code)]
 
 mod arena;
@@ -32,5 +43,5 @@ mod slots;
 
 pub use lent::Array;
 pub use recut::Recut;
-pub use rows::{Byte, Chunk, Ends, Part, Ready, RowLayout, Targets};
+pub use rows::{Byte, Chunk, Ends, LevelPart, Ready, RowLayout, Targets};
 pub use shuffled::Shuffled;

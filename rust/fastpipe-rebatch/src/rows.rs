@@ -1,41 +1,72 @@
-//! Rows of any columns as flat parts: what a rebatcher moves.
+//! The rows of a batch, as what is moved: stretches of flat arrays.
 //!
-//! A column is cut into parts, each an array of elements of a fixed width of which every row owns a stretch. At level 0
-//! that is one element: a dense column is one part of level 0. *Lengths* say how many elements a row has at another level,
-//! and so open it: a ragged column is a part of lengths at level 0, and a part of items at the level that they open; lengths
-//! of that level open the next. A row of any depth is thereby a stretch of each part, and moving rows is moving stretches.
+//! A batch is the parts of its columns ([`Part`]), of each of which a row owns a stretch. The depths of all columns are
+//! numbered together here, as *levels*: level 0 is depth 0 of every column, and each part of lengths opens a level of its
+//! own. So a row is a stretch of each level, and moving rows is moving stretches, whatever the columns are.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use fastpipe_batch::{OutOfBounds, Result, try_with_capacity};
+use fastpipe_batch::{Error, ErrorKind, OutOfBounds, Part, PartKind, Result, try_with_capacity};
 
 /// A byte of an element. Elements may have padding, or come from memory that nobody wrote.
 pub type Byte = MaybeUninit<u8>;
 
-/// A part: the level of its elements, and their width, in bytes for values and in numbers for lengths.
+/// A part at its level of the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// The level: 0 has an element a row, `k + 1` is the one opened by the `k`-th part of lengths.
+pub struct LevelPart {
+    /// The level: 0 is the rows, `k + 1` is the one opened by the `k`-th part of lengths.
     pub level: usize,
-    /// Bytes (values) or lengths (lengths) an element.
+    /// What each of its items has: lengths (of lengths), or bytes (of all else).
     pub width: usize,
 }
 
-/// The parts of all columns.
+/// The parts of all columns: lengths, which say where rows are, and all else, of which only bytes are known.
 #[derive(Clone, Debug, Default)]
 pub struct RowLayout {
-    /// Lengths. The `k`-th opens level `k + 1`, and is itself of a lower one.
-    pub lengths: Vec<Part>,
-    /// Values, of any level that is opened.
-    pub values: Vec<Part>,
+    lengths: Vec<LevelPart>,
+    values: Vec<LevelPart>,
 }
 
 impl RowLayout {
-    /// Whether all levels are opened before they are used.
-    pub fn is_sound(&self) -> bool {
-        self.lengths.iter().enumerate().all(|(k, part)| part.level <= k)
-            && self.values.iter().all(|part| part.level <= self.lengths.len())
+    /// The layout of columns, each with its parts in their order ([`Form::parts`](fastpipe_batch::Form::parts)).
+    ///
+    /// # Errors
+    ///
+    /// If a column has a part at a depth that no lengths before it open: coordinates that name their rows are such parts,
+    /// so sparse columns come as CSR. If a width overflows.
+    pub fn new<C: AsRef<[Part]>>(columns: &[C]) -> Result<RowLayout> {
+        let mut layout = RowLayout::default();
+        for column in columns {
+            // By depth.
+            let mut levels = vec![0];
+            for part in column.as_ref() {
+                let &level = levels.get(part.depth).ok_or_else(|| {
+                    let reason = format!("a part at depth {} has no lengths that open it", part.depth);
+                    Error::new(ErrorKind::Schema, reason)
+                })?;
+                let width = part.width;
+                if part.kind == PartKind::Lengths {
+                    layout.lengths.push(LevelPart { level, width });
+                    levels.truncate(part.depth + 1);
+                    levels.push(layout.lengths.len());
+                } else {
+                    let width = width.checked_mul(part.size()).ok_or(OutOfBounds)?;
+                    layout.values.push(LevelPart { level, width });
+                }
+            }
+        }
+        Ok(layout)
+    }
+
+    /// Lengths, as the columns have them one after the other. The `k`-th opens level `k + 1`.
+    pub fn lengths(&self) -> &[LevelPart] {
+        &self.lengths
+    }
+
+    /// All else, as the columns have them one after the other.
+    pub fn values(&self) -> &[LevelPart] {
+        &self.values
     }
 }
 
@@ -105,7 +136,7 @@ impl<'a> Chunk<'a> {
             lengths,
             values,
         };
-        let fits = |part: &Part, len: usize| {
+        let fits = |part: &LevelPart, len: usize| {
             let end = chunk.stretch(part.level, 0..rows).end;
             end.checked_mul(part.width) == Some(len)
         };
@@ -137,7 +168,7 @@ impl<'a> Chunk<'a> {
 }
 
 /// A part's elements, of some rows.
-pub(crate) fn elements<'a, T>(data: &'a [T], part: &Part, stretch: Range<usize>) -> &'a [T] {
+pub(crate) fn elements<'a, T>(data: &'a [T], part: &LevelPart, stretch: Range<usize>) -> &'a [T] {
     &data[stretch.start * part.width..stretch.end * part.width]
 }
 
@@ -162,7 +193,7 @@ pub struct Targets<'a> {
 impl Targets<'_> {
     /// Checks that a batch fits in exactly.
     pub(crate) fn check(&self, layout: &RowLayout, ready: &Ready) -> Result<(), OutOfBounds> {
-        let size = |part: &Part| ready.elements[part.level].checked_mul(part.width);
+        let size = |part: &LevelPart| ready.elements[part.level].checked_mul(part.width);
         let fits = self.offsets.len() == layout.lengths.len()
             && self.values.len() == layout.values.len()
             && layout
@@ -193,17 +224,19 @@ impl Targets<'_> {
 
 #[cfg(test)]
 mod tests {
-    use fastpipe_batch::ErrorKind;
+    use fastpipe_batch::{DType, Form, Leaf, NestedForm, SparseForm, SparseLayout};
 
     use super::*;
 
+    fn part(kind: PartKind, depth: usize, width: usize) -> Part {
+        Part { kind, depth, width }
+    }
+
     /// Ragged rows of ragged rows, and a dense column.
     fn layout() -> RowLayout {
-        let part = |level, width| Part { level, width };
-        RowLayout {
-            lengths: vec![part(0, 1), part(1, 2)],
-            values: vec![part(2, 3), part(0, 4)],
-        }
+        let bytes = |depth, width| part(PartKind::Bytes, depth, width);
+        let lengths = |depth, width| part(PartKind::Lengths, depth, width);
+        RowLayout::new(&[vec![lengths(0, 1), lengths(1, 2), bytes(2, 3)], vec![bytes(0, 4)]]).unwrap()
     }
 
     #[test]
@@ -240,11 +273,54 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_opened_before_they_are_used() {
-        assert!(layout().is_sound());
-        let part = |level| vec![Part { level, width: 1 }];
-        for (lengths, values) in [(part(1), part(0)), (part(0), part(2)), (vec![], part(1))] {
-            assert!(!RowLayout { lengths, values }.is_sound());
+    fn levels_of_columns_are_numbered_one_after_the_other() {
+        let nested = |ragged: usize, leaf| {
+            Form::Nested(NestedForm {
+                ragged,
+                shape: vec![2],
+                leaf,
+                masks: vec![true; ragged],
+                leaf_mask: Some(1),
+            })
+        };
+        let csr = Form::Sparse(SparseForm {
+            layout: SparseLayout::Csr,
+            shape: vec![None; 3],
+            leaf: Leaf::Bytes { utf8: true },
+            mask: true,
+        });
+        let forms = [
+            nested(0, Leaf::Fixed(DType::F32)),
+            nested(2, Leaf::Fixed(DType::I16)),
+            nested(1, Leaf::Bytes { utf8: false }),
+            csr,
+        ];
+        let layout = RowLayout::new(&forms.each_ref().map(Form::parts)).unwrap();
+        let pairs = |parts: &[LevelPart]| parts.iter().map(|p| (p.level, p.width)).collect::<Vec<_>>();
+        assert_eq!(
+            pairs(layout.lengths()),
+            [(0, 1), (1, 1), (0, 1), (3, 2), (0, 1), (5, 1)]
+        );
+        let dense = [(0, 2), (0, 8)];
+        let ragged = [(0, 1), (1, 1), (2, 2), (2, 4)];
+        let text = [(0, 1), (3, 2), (4, 1)];
+        let sparse = [(0, 1), (5, 24), (6, 1)];
+        assert_eq!(pairs(layout.values()), [&dense[..], &ragged, &text, &sparse].concat());
+    }
+
+    #[test]
+    fn parts_that_no_lengths_open_are_refused() {
+        let coo = Form::Sparse(SparseForm {
+            layout: SparseLayout::Coo,
+            shape: vec![None],
+            leaf: Leaf::Fixed(DType::F32),
+            mask: false,
+        });
+        let other_column = vec![part(PartKind::Lengths, 0, 1), part(PartKind::Bytes, 1, 1)];
+        for parts in [coo.parts(), vec![part(PartKind::Lengths, 1, 1)]] {
+            let error = RowLayout::new(&[other_column.clone(), parts]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Schema);
         }
+        assert!(RowLayout::new(&[[part(PartKind::Values(DType::F64), 0, usize::MAX / 4)]]).is_err());
     }
 }

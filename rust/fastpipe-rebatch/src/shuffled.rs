@@ -6,7 +6,7 @@ use fastpipe_order::{FisherYates, Key};
 use crate::arena::{Arena, part_room};
 use crate::copies::{Copies, Which, copy_all};
 use crate::lent::{Array, Lent, WIDE};
-use crate::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
+use crate::rows::{Byte, Chunk, LevelPart, Ready, RowLayout, Targets, elements};
 use crate::slots::{ROWS, Slots, make_room};
 
 /// The row buffer of a shuffle: a Fisher-Yates draw over a window, see [`FisherYates`].
@@ -47,14 +47,14 @@ impl Shuffled {
         let needed = span.max(1).checked_add(batch_size as u64 - 1).ok_or(OutOfBounds)?;
         let most = u32::try_from(needed).map_err(|_| OutOfBounds)?;
         let most = most.saturating_add((batch_size as u32).max(most / SLACK));
-        let is_lent = |part: &Part| !copy && part.level == 0 && part.width >= WIDE;
-        let lent_parts = (0..layout.values.len()).filter(|&i| is_lent(&layout.values[i]));
+        let is_lent = |part: &LevelPart| !copy && part.level == 0 && part.width >= WIDE;
+        let lent_parts = (0..layout.values().len()).filter(|&i| is_lent(&layout.values()[i]));
         let lent_parts: Vec<usize> = lent_parts.collect();
-        let widths = lent_parts.iter().map(|&i| layout.values[i].width).collect();
+        let widths = lent_parts.iter().map(|&i| layout.values()[i].width).collect();
         Ok(Shuffled {
-            levels: layout.lengths.iter().map(|_| Arena::default()).collect(),
-            lengths: vec![Vec::new(); layout.lengths.len()],
-            values: vec![Vec::new(); layout.values.len()],
+            levels: layout.lengths().iter().map(|_| Arena::default()).collect(),
+            lengths: vec![Vec::new(); layout.lengths().len()],
+            values: vec![Vec::new(); layout.values().len()],
             layout,
             batch_size,
             needed: needed as usize,
@@ -132,7 +132,12 @@ impl Shuffled {
         targets.check(&self.layout, ready)?;
         let spans = self.levels.iter().map(|level| level.spans_of(&self.drawn));
         let spans: Vec<Vec<Span>> = spans.collect::<Result<_>>()?;
-        let lengths = self.layout.lengths.iter().zip(&self.lengths).zip(&mut targets.offsets);
+        let lengths = self
+            .layout
+            .lengths()
+            .iter()
+            .zip(&self.lengths)
+            .zip(&mut targets.offsets);
         let lengths = lengths.map(|((part, source), target)| Copies {
             source,
             width: part.width,
@@ -147,7 +152,7 @@ impl Shuffled {
         };
         let sources = (0..self.lent_parts.len()).map(|k| self.lent.sources(k));
         let sources: Vec<_> = sources.collect::<Result<_>>()?;
-        let values = self.layout.values.iter().zip(&self.values).zip(&mut targets.values);
+        let values = self.layout.values().iter().zip(&self.values).zip(&mut targets.values);
         let values = values.enumerate().map(|(i, ((part, source), target))| Copies {
             source,
             width: part.width,
@@ -178,7 +183,7 @@ impl Shuffled {
             self.levels[level - 1].add(slots, ends, self.slots.made())?;
         }
         let table = (self.slots.made(), self.slots.most());
-        let parts = self.layout.lengths.iter().zip(&chunk.lengths).zip(&mut self.lengths);
+        let parts = self.layout.lengths().iter().zip(&chunk.lengths).zip(&mut self.lengths);
         let parts = parts.filter_map(|((part, from), to)| {
             let fresh = elements(from, part, chunk.stretch(part.level, rows.clone()));
             take_in_part(part, fresh, to, slots, table, 0).transpose()
@@ -187,7 +192,7 @@ impl Shuffled {
         if !self.lent_parts.is_empty() {
             self.lent.take_in(slots, self.slots.made())?;
         }
-        let parts = self.layout.values.iter().zip(&chunk.values).zip(&mut self.values);
+        let parts = self.layout.values().iter().zip(&chunk.values).zip(&mut self.values);
         let parts = parts.enumerate().filter_map(|(i, ((part, from), to))| {
             if self.lent_parts.binary_search(&i).is_ok() {
                 return None;
@@ -208,12 +213,12 @@ impl Shuffled {
         let wanted = (arena.live.saturating_add(fresh)).saturating_mul(2);
         arena.room = arena.room.max(wanted);
         let (filled, room) = (arena.filled, arena.room);
-        for (part, data) in self.layout.lengths.iter().zip(&mut self.lengths) {
+        for (part, data) in self.layout.lengths().iter().zip(&mut self.lengths) {
             if part.level == level {
                 part_room(part, data, &moves, filled, room)?;
             }
         }
-        for (part, data) in self.layout.values.iter().zip(&mut self.values) {
+        for (part, data) in self.layout.values().iter().zip(&mut self.values) {
             if part.level == level {
                 part_room(part, data, &moves, filled, room)?;
             }
@@ -233,7 +238,7 @@ fn at_level<'a, T>(level: usize, slots: &'a [u32], spans: &'a [Vec<Span>]) -> Wh
 /// Takes in the elements of rows: appends them to their arena, or says how they are to be copied to their slots, of which
 /// there are `made` and may be `most`.
 fn take_in_part<'a, T: Copy>(
-    part: &Part,
+    part: &LevelPart,
     fresh: &'a [T],
     data: &'a mut Vec<T>,
     slots: &'a [u32],
