@@ -9,8 +9,8 @@ from typing import Any, Self, SupportsIndex
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import flag
+from fastpipe._form_parts import Columns
 from fastpipe._ordering import LARGEST_BATCH, within
-from fastpipe._parts import Columns
 
 __all__ = ["Rebatcher", "rebatch"]
 
@@ -87,8 +87,8 @@ class Rebatcher(Iterator[dict[str, Any]]):
 
     Several threads may draw from it: each batch goes to one of them. An error ends it: it is raised again by each
     further `next`. So does Ctrl-C: rows may be lost where it lands, so each further `next` raises `RuntimeError`. An
-    error of a batch that came in has a note with its number. When it has ended, was closed or is dropped, neither rows
-    nor the batches that came in are kept.
+    error of a batch that came in has a note with its number, and refers to it by its traceback. Else neither rows nor
+    the batches that came in are kept when it has ended, was closed or is dropped.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 //! The parts of memory that a column is made of: which there are, in which order, and what each is for.
 //!
-//! A part is an array of elements. Of a part at depth 0 each row has the same number of them, its `width`. Parts of lengths
-//! open the next depth: there is an item for each that they count, and each item has `width` elements of the parts at that
-//! depth. So a row of any column is a stretch of each of its parts.
+//! A part is an array of elements. Of a part at depth 0 each row has the same number of them, its `width`. Parts of
+//! lengths open the next depth: there is an item for each that they count, and each item has `width` elements of the
+//! parts at that depth. So a row of any column is a stretch of each of its parts.
 
 use crate::dtype::{DType, Leaf};
 use crate::spec::{ColumnSpec, Form, SparseLayout};
@@ -25,7 +25,8 @@ pub enum PartKind {
 pub struct Part {
     /// What it holds.
     pub kind: PartKind,
-    /// Within how many of the column's lengths it lies: 0 for what rows have, 1 for what the items that they count have.
+    /// Within how many of the column's lengths it lies: 0 for what rows have, 1 for what the items that they count
+    /// have.
     pub depth: usize,
     /// Elements that each row, or each item of its depth, has.
     pub width: usize,
@@ -41,8 +42,8 @@ impl Part {
         }
     }
 
-    /// The parts of a column from what each holds and how wide it is, from the outermost to the innermost: each lies within all
-    /// lengths before it.
+    /// The parts of a column from what each holds and how wide it is, from the outermost to the innermost: each lies
+    /// within all lengths before it.
     pub fn nested(parts: impl IntoIterator<Item = (PartKind, usize)>) -> Vec<Part> {
         let mut depth = 0;
         let part = |(kind, width)| {
@@ -227,9 +228,9 @@ impl Roles {
 }
 
 impl Form {
-    /// The parts of a column of this form, in a fixed order: from the outermost level to the innermost, at each level first
-    /// the mask, then the lengths of the next one; at the innermost the values (strings: lengths, then bytes). A sparse
-    /// column has its mask, lengths (only CSR), coordinates, values.
+    /// The parts of a column of this form, in a fixed order: from the outermost level to the innermost, at each level
+    /// first the mask, then the lengths of the next one; at the innermost the values (strings: lengths, then bytes). A
+    /// sparse column has its mask, lengths (only CSR), coordinates, values.
     pub fn parts(&self) -> Vec<Part> {
         self.roles().into_iter().map(|(_, part)| part).collect()
     }

@@ -90,10 +90,11 @@ impl SparseForm {
 }
 
 impl Form {
-    /// The form of a feature. `nullable` says which levels of its field may be null; those that it doesn't reach may not.
+    /// The form of a feature. `nullable` says which levels of its field may be null; those that it doesn't reach may
+    /// not.
     ///
-    /// The levels within the last ragged dimension share one mask, that of the innermost of them which may be null: a null
-    /// further out marks all that lies within it.
+    /// The levels within the last ragged dimension share one mask, that of the innermost of them which may be null: a
+    /// null further out marks all that lies within it.
     pub fn of(feature: &Feature, nullable: &[bool]) -> Form {
         let masked = |level: usize| feature.nulls == Nulls::Mask && nullable.get(level) == Some(&true);
         let nested = |ragged: usize, shape: Vec<usize>, leaf: Leaf| {

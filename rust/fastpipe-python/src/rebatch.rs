@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fastpipe_batch::{Error, ErrorKind, OutOfBounds, Part, PartKind, Result, SlabPool, try_collect};
 use fastpipe_engine::default_threads;
 use fastpipe_order::Key;
-use fastpipe_rebatch::{Array, Chunk, Ends, Ready, Recut, RowLayout, Shuffled, Targets};
+use fastpipe_rebatch::{Array, BatchSize, Chunk, Ends, InOrder, RowLayout, Shuffled, Targets};
 use numpy::{
     PyArray1, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods, dtype,
 };
@@ -38,25 +38,25 @@ pub(crate) struct RowBuffer {
     state: Mutex<State>,
 }
 
-/// Arrays of so many bytes are made in slabs, so that page faults are paid once; NumPy's own allocator keeps smaller ones
-/// as ready, and faster.
+/// Arrays of so many bytes are made in slabs, so that page faults are paid once; NumPy's own allocator keeps smaller
+/// ones as ready, and faster.
 const POOLED: usize = 128 << 10;
 /// Free slabs for each part of values: a batch that was just dropped, and the one before it.
 const FREE: usize = 2;
 
 struct State {
     rows: Rows,
-    chunk: Option<Held>,
+    chunk: Option<PushedChunk>,
     ended: bool,
 }
 
 enum Rows {
-    InOrder(Recut),
+    InOrder(InOrder),
     Shuffled(Box<Shuffled>),
 }
 
 /// A chunk that came in, of which the rows before `from` were used.
-struct Held {
+struct PushedChunk {
     rows: usize,
     from: usize,
     ends: Ends,
@@ -65,28 +65,34 @@ struct Held {
 }
 
 impl Rows {
-    fn lent_parts(&self) -> &[usize] {
+    fn retained_parts(&self) -> &[usize] {
         match self {
             Rows::InOrder(_) => &[],
-            Rows::Shuffled(rows) => rows.lent_parts(),
+            Rows::Shuffled(rows) => rows.retained_parts(),
         }
     }
 
-    fn hold(&mut self, rows: usize, lent: Vec<Box<dyn Array>>) -> Result<()> {
+    fn retain(&mut self, rows: usize, retained: Vec<Box<dyn Array>>) -> Result<()> {
         match self {
             Rows::InOrder(_) => Ok(()),
-            Rows::Shuffled(all) => all.hold(rows, lent),
+            Rows::Shuffled(all) => all.retain(rows, retained),
         }
     }
 
-    fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<Ready>> {
+    fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<BatchSize>> {
         match self {
             Rows::InOrder(rows) => rows.advance(chunk, from, ended),
             Rows::Shuffled(rows) => rows.advance(chunk, from, ended),
         }
     }
 
-    fn copy(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ready: &Ready, targets: Targets<'_>) -> Result<()> {
+    fn copy(
+        &mut self,
+        chunk: Option<&Chunk<'_>>,
+        from: &mut usize,
+        ready: &BatchSize,
+        targets: Targets<'_>,
+    ) -> Result<()> {
         match self {
             Rows::InOrder(rows) => rows.copy(chunk, from, ready, targets),
             Rows::Shuffled(rows) => rows.copy(ready, targets),
@@ -108,8 +114,8 @@ type Values<'py> = Vec<Bound<'py, PyUntypedArray>>;
 
 #[pymethods]
 impl RowBuffer {
-    /// `columns` has the parts of each column, from the outermost to the innermost. `arrays` has the columns' names, if each
-    /// is an array that is its only part as it stands.
+    /// `columns` has the parts of each column, from the outermost to the innermost. `arrays` has the columns' names, if
+    /// each is an array that is its only part as it stands.
     #[new]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     #[pyo3(signature = (
@@ -156,7 +162,7 @@ impl RowBuffer {
         }
         let (batch_size, span, threads) = (batch_size as usize, u64::from(shuffle_buffer), default_threads());
         let rows = if shuffle_buffer == 0 {
-            Rows::InOrder(Recut::new(layout.clone(), batch_size, threads))
+            Rows::InOrder(InOrder::new(layout.clone(), batch_size, threads))
         } else {
             let shuffled = Shuffled::new(layout.clone(), batch_size, span, Key { seed, epoch }, threads, copy);
             let shuffled =
@@ -181,8 +187,8 @@ impl RowBuffer {
         })
     }
 
-    /// Hands in the next rows, when `next` has returned None: the parts of all columns, one after the other; of lengths int64,
-    /// one dimension.
+    /// Hands in the next rows, when `next` has returned None: the parts of all columns, one after the other; of lengths
+    /// int64, one dimension.
     fn push(&self, py: Python<'_>, rows: usize, parts: Vec<Bound<'_, PyUntypedArray>>) -> PyResult<()> {
         let differ = || PyValueError::new_err("the parts aren't those of the first rows");
         let (mut lengths, mut values) = (Vec::new(), Vec::new());
@@ -204,8 +210,9 @@ impl RowBuffer {
         guarded(py, || self.hand_in(py, rows, lengths, values))
     }
 
-    /// Hands in the next rows, as `push` does, if all columns are arrays that need no preparation. Otherwise it does nothing
-    /// and returns False: then the parts have to be made, and whatever is wrong with the batch is said by who makes them.
+    /// Hands in the next rows, as `push` does, if all columns are arrays that need no preparation. Otherwise it does
+    /// nothing and returns False: then the parts have to be made, and whatever is wrong with the batch is said by who
+    /// makes them.
     fn push_arrays(&self, batch: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = batch.py();
         let (Some(names), Ok(batch)) = (&self.arrays, batch.cast_exact::<PyDict>()) else {
@@ -259,8 +266,8 @@ impl RowBuffer {
             .ended = true;
     }
 
-    /// The next batch: its rows, and its parts as `push` takes them, but with offsets in place of lengths. None if more rows
-    /// are needed, or if there are no more.
+    /// The next batch: its rows, and its parts as `push` takes them, but with offsets in place of lengths. None if more
+    /// rows are needed, or if there are no more.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(usize, Values<'py>)>> {
         let Some((rows, offsets, values)) = guarded(py, || self.take(py))? else {
             return Ok(None);
@@ -288,8 +295,11 @@ impl RowBuffer {
         let mut guard = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
         let State { rows, chunk, ended } = &mut *guard;
         let ended = *ended;
-        let view = chunk.as_ref().map(|held| held.chunk(py, &self.layout)).transpose()?;
-        let mut from = chunk.as_ref().map_or(0, |held| held.from);
+        let view = chunk
+            .as_ref()
+            .map(|pushed| pushed.chunk(py, &self.layout))
+            .transpose()?;
+        let mut from = chunk.as_ref().map_or(0, |pushed| pushed.from);
         let ready = py
             .detach(|| rows.advance(view.as_ref(), &mut from, ended))
             .map_err(|e| internal(py, e))?;
@@ -313,10 +323,10 @@ impl RowBuffer {
             }
         };
         drop(view);
-        if let Some(held) = chunk {
-            held.from = from;
+        if let Some(pushed) = chunk {
+            pushed.from = from;
         }
-        chunk.take_if(|held| held.from == held.rows);
+        chunk.take_if(|pushed| pushed.from == pushed.rows);
         Ok(batch)
     }
 }
@@ -343,7 +353,7 @@ fn out_of_bounds(out: OutOfBounds) -> PyErr {
     PyValueError::new_err(out.to_string())
 }
 
-impl Held {
+impl PushedChunk {
     fn chunk<'a>(&'a self, py: Python<'a>, layout: &RowLayout) -> PyResult<Chunk<'a>> {
         let lengths = self.lengths.iter().map(Vec::as_slice).collect();
         // They are looked at again each time: what is refused when rows come in is refused later, too.
@@ -378,24 +388,25 @@ impl RowBuffer {
         if state.chunk.is_some() || state.ended {
             return Err(PyValueError::new_err("rows came in before they were asked for"));
         }
-        let lent = state.rows.lent_parts().iter().map(|&i| Kept::new(&values[i]));
-        let lent = lent.map(|kept| Ok(Box::new(kept?.ok_or_else(|| out_of_bounds(OutOfBounds))?) as Box<dyn Array>));
-        let lent: Vec<_> = lent.collect::<PyResult<_>>()?;
-        let held = Held {
+        let retained = state.rows.retained_parts().iter().map(|&i| Kept::new(&values[i]));
+        let retained =
+            retained.map(|kept| Ok(Box::new(kept?.ok_or_else(|| out_of_bounds(OutOfBounds))?) as Box<dyn Array>));
+        let retained: Vec<_> = retained.collect::<PyResult<_>>()?;
+        let pushed = PushedChunk {
             rows,
             from: 0,
             ends,
             lengths,
             values: values.iter().map(Pinned::new).collect::<PyResult<_>>()?,
         };
-        held.chunk(py, &self.layout)?;
-        state.rows.hold(rows, lent).map_err(|e| internal(py, e))?;
-        state.chunk = Some(held);
+        pushed.chunk(py, &self.layout)?;
+        state.rows.retain(rows, retained).map_err(|e| internal(py, e))?;
+        state.chunk = Some(pushed);
         Ok(())
     }
 
     /// Arrays for a batch, not yet written.
-    fn allocate<'py>(&self, py: Python<'py>, ready: &Ready) -> PyResult<(Offsets<'py>, Vec<Fresh<'py>>)> {
+    fn allocate<'py>(&self, py: Python<'py>, ready: &BatchSize) -> PyResult<(Offsets<'py>, Vec<Fresh<'py>>)> {
         let offsets = self.layout.lengths().iter();
         let integers = dtype::<i64>(py);
         let offsets = offsets.map(|part| {

@@ -2,7 +2,7 @@
 
 use fastpipe_batch::{Result, Span, try_collect, try_reserve, try_with_capacity};
 
-use crate::rows::LevelPart;
+use crate::layout::LevelPart;
 use crate::slots::{ROWS, reserve};
 
 /// The start of no row.

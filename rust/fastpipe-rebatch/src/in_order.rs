@@ -2,15 +2,17 @@
 
 use fastpipe_batch::{OutOfBounds, Result, try_reserve};
 
+use crate::chunk::{Byte, Chunk, elements};
 use crate::copies::{Copies, Which, copy_all};
-use crate::rows::{Byte, Chunk, LevelPart, Ready, RowLayout, Targets, elements};
+use crate::layout::{LevelPart, RowLayout};
 use crate::slots::ROWS;
+use crate::targets::{BatchSize, Targets};
 
-/// Cuts chunks anew, in order.
+/// Cuts chunks into batches, in order.
 ///
 /// Rows go from a chunk straight to their batch; only those at its end that don't fill a batch are kept.
 #[derive(Debug)]
-pub struct Recut {
+pub struct InOrder {
     layout: RowLayout,
     batch_size: usize,
     threads: usize,
@@ -20,10 +22,10 @@ pub struct Recut {
     values: Vec<Vec<Byte>>,
 }
 
-impl Recut {
+impl InOrder {
     /// Cuts rows of this layout into batches of `batch_size`, and copies them with at most so many threads.
     pub fn new(layout: RowLayout, batch_size: usize, threads: usize) -> Self {
-        Recut {
+        InOrder {
             kept: vec![0; layout.lengths().len() + 1],
             lengths: vec![Vec::new(); layout.lengths().len()],
             values: vec![Vec::new(); layout.values().len()],
@@ -45,13 +47,13 @@ impl Recut {
     /// # Errors
     ///
     /// If there is no memory to keep them in.
-    pub fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<Ready>> {
+    pub fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<BatchSize>> {
         let fresh = chunk.map_or(0, |chunk| chunk.rows - *from);
         let rows = self.batch_size.min(self.kept[0] + fresh);
         if rows == self.batch_size || (ended && rows > 0) {
             let to = *from + (rows - self.kept[0]);
             let level = |(level, kept): (usize, &usize)| kept + chunk.map_or(0, |c| c.stretch(level, *from..to).len());
-            return Ok(Some(Ready {
+            return Ok(Some(BatchSize {
                 rows,
                 elements: self.kept.iter().enumerate().map(level).collect(),
             }));
@@ -87,7 +89,7 @@ impl Recut {
         &mut self,
         chunk: Option<&Chunk<'_>>,
         from: &mut usize,
-        ready: &Ready,
+        ready: &BatchSize,
         mut targets: Targets<'_>,
     ) -> Result<()> {
         targets.check(&self.layout, ready)?;
