@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import threading
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -720,6 +721,12 @@ def sparse_of(*rows: int) -> Sparse:
             TypeError,
             "column 'x' is Strings in a batch, but Ragged",
         ),
+        (ragged_of(a(), 0, 1), Ragged(a(), None), TypeError, "rows of column 'x' can't be counted"),
+        (ragged_of(a(), 0, 1), ragged_of(a()), TypeError, "rows of column 'x' can't be counted"),
+        (ragged_of(a(), 0, 1), ragged_of(None, 0, 1), TypeError, "values of column 'x' is NoneType"),
+        (sparse_of(0, 1), Sparse(None, np.ones(1), [2, 5]), TypeError, "indices of column 'x' should be an array"),
+        (sparse_of(0, 1), Sparse(sparse_of(0).indices, None, [2, 5]), TypeError, "values of column 'x' is NoneType"),
+        (sparse_of(0, 1), Sparse(sparse_of(0).indices, np.ones(1), []), TypeError, "can't be counted"),
         (strings()(["a"]), strings(binary=True)([b"a"]), TypeError, "column 'x' has binary True"),
         (strings(1)([["a"]]), strings(2)([["a", "b"]]), ValueError, "column 'x' has rows of shape"),
         (
@@ -801,6 +808,69 @@ def test_what_is_not_iterable_is_refused_at_once() -> None:
         rebatch(3, 1)  # type: ignore[arg-type]
 
 
+def test_a_single_batch_is_no_iterable_of_batches() -> None:
+    with pytest.raises(TypeError, match=r"not a dict: \[batch\] is one"):
+        rebatch({"x": a()}, 1)  # type: ignore[arg-type]
+
+
+def test_an_error_of_a_batch_says_which_one_it_is() -> None:
+    batches = rebatch([{"x": a()}, {"x": a(0)}, {"x": a(), "y": a()}], 1)
+    with pytest.raises(ValueError, match="also has") as caught:
+        list(batches)
+    assert caught.value.__notes__ == ["This is batch 2 of those that came in, counted from 0."]
+    depth = len(list(traceback.walk_tb(caught.value.__traceback__)))
+    for _ in range(5):
+        with pytest.raises(ValueError, match="also has") as caught:
+            next(batches)
+    assert len(caught.value.__notes__) == 1
+    assert len(list(traceback.walk_tb(caught.value.__traceback__))) <= depth
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_rows_lost_to_an_interrupt_are_not_left_out_without_a_word(interrupt: type[BaseException]) -> None:
+    def source() -> Iterator[dict[str, Any]]:
+        yield {"x": np.arange(3)}
+        raise interrupt
+
+    batches = rebatch(source(), 2)
+    next(batches)
+    with pytest.raises(interrupt):
+        next(batches)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=f"{interrupt.__name__} has ended an earlier call"):
+            next(batches)
+
+
+def test_batches_cannot_be_made_of_those_that_come_out() -> None:
+    made: list[Rebatcher] = []
+
+    def source() -> Iterator[dict[str, Any]]:
+        yield {"x": np.arange(3)}
+        yield next(made[0])
+
+    made.append(rebatch(source(), 2))
+    assert next(made[0])["x"].tolist() == [0, 1]
+    with pytest.raises(RuntimeError, match="mustn't be made of those that come out"):
+        next(made[0])
+
+
+@pytest.mark.parametrize("at", ["yield", "end"])
+def test_whoever_makes_the_batches_may_close(at: str) -> None:
+    made: list[Rebatcher] = []
+
+    def source() -> Iterator[dict[str, Any]]:
+        yield {"x": np.arange(3)}
+        try:
+            if at == "yield":
+                made[0].close()
+                yield {"x": np.arange(3)}
+        finally:
+            made[0].close()
+
+    made.append(rebatch(source(), 2))
+    assert [batch["x"].tolist() for batch in made[0]] == [[0, 1]]
+
+
 def test_an_error_of_the_source_is_not_the_end_of_it() -> None:
     def source() -> Iterator[dict[str, Any]]:
         yield {"x": np.arange(3)}
@@ -832,43 +902,50 @@ def test_the_buffer_refuses_parts_that_do_not_fit() -> None:
     }
 
     def buffer() -> fastpipe._fastpipe.RowBuffer:
-        return fastpipe._fastpipe.RowBuffer([(0, 1)], [(1, f4, (2,))], **options)
+        return fastpipe._fastpipe.RowBuffer([[1, (f4, (2,))]], **options)
 
-    def lengths(*numbers: int) -> list[np.ndarray]:
-        return [np.array(numbers, dtype=np.int64)]
+    def lengths(*numbers: int) -> np.ndarray:
+        return np.array(numbers, dtype=np.int64)
 
     items = np.zeros((3, 2), dtype=f4)
-    buffer().push(2, lengths(1, 2), [items])
-    for rows, sizes, values in [
-        (3, lengths(1, 2), [items]),
-        (2, lengths(1, 1), [items]),
-        (2, lengths(-1, 4), [items]),
-        (2, [], [items]),
-        (2, lengths(1, 2), []),
-        (2, lengths(1, 2), [items.astype(np.float64)]),
-        (2, lengths(1, 2), [items[:, :1]]),
-        (2, lengths(1, 2), [np.asfortranarray(items)]),
+    buffer().push(2, [lengths(1, 2), items])
+    for rows, parts in [
+        (3, [lengths(1, 2), items]),
+        (2, [lengths(1, 1), items]),
+        (2, [lengths(-1, 4), items]),
+        (2, [items]),
+        (2, [lengths(1, 2)]),
+        (2, [items, lengths(1, 2)]),
+        (2, [lengths(1, 2).astype(np.int32), items]),
+        (2, [lengths(1, 2).reshape(2, 1), items]),
+        (2, [lengths(1, 2), items, items]),
+        (2, [lengths(1, 2), items.astype(np.float64)]),
+        (2, [lengths(1, 2), items[:, :1]]),
+        (2, [lengths(1, 2), np.asfortranarray(items)]),
     ]:
         with pytest.raises(ValueError, match=r"parts aren't those|where there are none"):
-            buffer().push(rows, sizes, values)
-    for levels, parts in [
-        ([], [(1, f4, ())]),
-        ([(1, 1)], []),
-        ([], [(0, np.dtype(object), ())]),
-        ([], [(0, np.dtype("V0"), ())]),
+            buffer().push(rows, parts)
+    for dtype, shape in [(np.dtype(object), ()), (np.dtype("V0"), ()), (f4, (2**40, 2**40))]:
+        with pytest.raises(ValueError, match=r"can't be copied|too large"):
+            fastpipe._fastpipe.RowBuffer([[(dtype, shape)]], **options)
+    with pytest.raises(TypeError):
+        fastpipe._fastpipe.RowBuffer([["x"]], **options)  # type: ignore[list-item]
+    columns: list[list[Any]]
+    for columns, names in [
+        ([[1, (f4, (2,))]], ["x"]),
+        ([[1]], ["x"]),
+        ([[(f4, (2,))]], ["x", "y"]),
+        ([[(f4, ()), (f4, ())]], ["x", "y"]),
     ]:
-        with pytest.raises(ValueError, match=r"level is used|can't be copied"):
-            fastpipe._fastpipe.RowBuffer(levels, parts, **options)
-    for columns in [["x"], ["x", "y"]]:
         with pytest.raises(ValueError, match="a part of values each"):
-            fastpipe._fastpipe.RowBuffer([(0, 1)], [(1, f4, (2,))], arrays=columns, **options)
+            fastpipe._fastpipe.RowBuffer(columns, arrays=names, **options)
     with pytest.raises(ValueError, match="not all columns are arrays"):
         buffer().next_arrays()
     assert not buffer().push_arrays({"x": items})
     full = buffer()
-    full.push(2, lengths(1, 2), [items])
+    full.push(2, [lengths(1, 2), items])
     with pytest.raises(ValueError, match="before they were asked for"):
-        full.push(2, lengths(1, 2), [items])
+        full.push(2, [lengths(1, 2), items])
 
 
 @pytest.mark.parametrize("shuffle_buffer", [1, 7, 40, 1000])

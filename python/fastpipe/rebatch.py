@@ -9,8 +9,8 @@ from typing import Any, Self, SupportsIndex
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import flag
+from fastpipe._form_parts import Columns
 from fastpipe._ordering import LARGEST_BATCH, within
-from fastpipe._parts import Columns, Taken
 
 __all__ = ["Rebatcher", "rebatch"]
 
@@ -86,7 +86,9 @@ class Rebatcher(Iterator[dict[str, Any]]):
     """Yields rows in batches of another size. `rebatch` makes one, and says how.
 
     Several threads may draw from it: each batch goes to one of them. An error ends it: it is raised again by each
-    further `next`. When it has ended, was closed or is dropped, neither rows nor the batches that came in are kept.
+    further `next`. So does Ctrl-C: rows may be lost where it lands, so each further `next` raises `RuntimeError`. An
+    error of a batch that came in has a note with its number, and refers to it by its traceback. Else neither rows nor
+    the batches that came in are kept when it has ended, was closed or is dropped.
     """
 
     def __init__(
@@ -106,10 +108,15 @@ class Rebatcher(Iterator[dict[str, Any]]):
         self._epoch = within("epoch", epoch, 0, 2**63 - 1)
         self._drop_last = flag("drop_last", drop_last)
         self._copy = flag("copy", copy)
+        if isinstance(batches, Mapping):
+            raise TypeError("batches is an iterable of dicts, not a dict: [batch] is one with a single batch")
         self._batches: Iterator[Mapping[str, Any]] | None = iter(batches)
         self._rows: _Rows | None = None
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
+        self._came_in = 0
+        self._error: Exception | None = None
+        # A thread may meet its own lock: where the batches that come in, a finalizer or a signal handler call this.
+        self._lock = threading.RLock()
+        self._drawing = False
 
     @property
     def batch_size(self) -> int:
@@ -131,13 +138,22 @@ class Rebatcher(Iterator[dict[str, Any]]):
     def __next__(self) -> dict[str, Any]:
         with self._lock:
             if self._error is not None:
-                raise self._error
+                # Without what was added to it each time it was raised before.
+                raise self._error.with_traceback(None)
+            if self._drawing:
+                raise RuntimeError(
+                    "a batch was asked for while one is being made in the same thread: the batches that come in "
+                    "mustn't be made of those that come out"
+                )
+            self._drawing = True
             try:
                 batch = self._next()
             except BaseException as error:
-                self._error = error
+                self._error = error if isinstance(error, Exception) else _interrupted(error)
                 self._drop()
                 raise
+            finally:
+                self._drawing = False
             if batch is None:
                 self._drop()
                 raise StopIteration
@@ -154,27 +170,44 @@ class Rebatcher(Iterator[dict[str, Any]]):
     def _next(self) -> dict[str, Any] | None:
         while True:
             batch = None if self._rows is None else self._rows.next()
-            if batch is not None or self._batches is None:
+            batches = self._batches
+            if batch is not None or batches is None:
                 return batch
-            chunk = next(self._batches, _END)
+            chunk = next(batches, _END)
+            if self._batches is not batches:  # Whoever makes them has closed this.
+                return None
             if chunk is _END:
                 self._batches = None
                 if self._rows is not None:
                     self._rows.finish()
                 continue
-            if not isinstance(chunk, (dict, Mapping)):  # Of a dict the abstract class isn't asked, which takes longer.
-                raise TypeError(f"a batch is a dict from column name to array, not {type(chunk).__name__}")
-            if self._rows is None:
-                self._rows = _Rows(
-                    chunk,
-                    self._batch_size,
-                    shuffle_buffer=self._shuffle_buffer,
-                    seed=self._seed,
-                    epoch=self._epoch,
-                    drop_last=self._drop_last,
-                    copy=self._copy,
-                )
-            self._rows.push(chunk)
+            try:
+                self._take_in(chunk)
+            except (TypeError, ValueError) as error:
+                error.add_note(f"This is batch {self._came_in} of those that came in, counted from 0.")
+                raise
+            self._came_in += 1
+
+    def _take_in(self, chunk: Any) -> None:
+        if not isinstance(chunk, (dict, Mapping)):  # Of a dict the abstract class isn't asked, which takes longer.
+            raise TypeError(f"a batch is a dict from column name to array, not {type(chunk).__name__}")
+        if self._rows is None:
+            self._rows = _Rows(
+                chunk,
+                self._batch_size,
+                shuffle_buffer=self._shuffle_buffer,
+                seed=self._seed,
+                epoch=self._epoch,
+                drop_last=self._drop_last,
+                copy=self._copy,
+            )
+        self._rows.push(chunk)
+
+
+def _interrupted(by: BaseException) -> RuntimeError:
+    return RuntimeError(
+        f"{type(by).__name__} has ended an earlier call, and rows may be lost: start over with another rebatch(...)"
+    )
 
 
 class _Rows:
@@ -182,18 +215,16 @@ class _Rows:
 
     def __init__(self, first: Mapping[str, Any], batch_size: int, **options: Any) -> None:
         self._columns = Columns(first, batch_size)
-        arrays, layout = self._columns.arrays, self._columns.layout
+        arrays = self._columns.arrays
         self._plain = arrays is not None
-        self._buffer = _fastpipe.RowBuffer(
-            layout.lengths, layout.values, batch_size=batch_size, arrays=arrays, **options
-        )
+        self._buffer = _fastpipe.RowBuffer(self._columns.parts, batch_size=batch_size, arrays=arrays, **options)
 
     def push(self, batch: Mapping[str, Any]) -> None:
         if self._plain and self._buffer.push_arrays(batch):
             return  # Others are taken apart, and if need be refused, column by column.
         rows, parts = self._columns.split(batch)
         if rows:
-            self._buffer.push(rows, *parts)
+            self._buffer.push(rows, parts)
 
     def finish(self) -> None:
         self._buffer.finish()
@@ -204,5 +235,4 @@ class _Rows:
         taken = self._buffer.next()
         if taken is None:
             return None
-        rows, offsets, values = taken
-        return self._columns.join(rows, Taken(iter(offsets), iter(values)))
+        return self._columns.join(*taken)

@@ -10,9 +10,9 @@ mod sparse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use fastpipe_batch::{Error, ErrorKind, Form, Nulls};
+use fastpipe_batch::{Error, ErrorKind, Nulls};
 
-use self::constants::{constants, masked_at};
+use self::constants::constants;
 use crate::isa::Isa;
 use crate::layout::{Column, check};
 use crate::limits::MAX_SCHEMA_LEVELS;
@@ -90,7 +90,7 @@ pub(crate) fn compile_steps(schema: &Schema, columns: &[Column]) -> Result<Plan,
         columns,
         plan: Plan {
             smallest: schema.smallest(root),
-            texts: columns.iter().filter_map(|column| column.parts.utf8()).collect(),
+            texts: columns.iter().filter_map(|column| column.utf8()).collect(),
             ..Plan::default()
         },
         path_ids: HashMap::new(),
@@ -311,7 +311,7 @@ impl<'a> Compiler<'a> {
             let column = &self.columns[want.column];
             let fill = match &column.feature.nulls {
                 Nulls::Error => return Ok(None),
-                Nulls::Mask if !masked_at(column, want.level) => {
+                Nulls::Mask if !column.spec.form.marks_null(want.level) => {
                     let reason = "this file lets the feature be null where the first file doesn't; \
                                   nulls=\"fill\" reads both, or list this file first";
                     return Err(misfit(reason.into()).at_feature(&column.feature.name));
@@ -326,17 +326,7 @@ impl<'a> Compiler<'a> {
 
     /// Marks the level that is being left as present.
     fn mark_valid(&mut self, want: Want<'_>, at: u32, out: &mut Code) {
-        let column = &self.columns[want.column];
-        let part = match &column.spec.form {
-            Form::Nested(form) if want.level < form.ragged => column.parts.masks[want.level],
-            Form::Nested(form) => column
-                .parts
-                .leaf_mask
-                .filter(|m| m.0 == want.level - form.ragged)
-                .map(|m| m.1),
-            Form::Sparse(_) => column.parts.leaf_mask.filter(|_| want.level == 0).map(|m| m.1),
-        };
-        if let Some(part) = part {
+        if let Some(part) = self.columns[want.column].parts.mask_at(want.level) {
             let span = self.emits(vec![Emit {
                 part,
                 value: [1].into(),

@@ -12,13 +12,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fastpipe_batch::{Error, Fragment, Mark, Pick, Rows, Sink, SlabPool, try_collect, try_with_capacity};
+use fastpipe_batch::{Error, Fragment, LengthRule, Mark, Pick, Rows, Sink, SlabPool, try_collect, try_with_capacity};
 
 use crate::cursor::Cursor;
 use crate::fault::Fault;
 use crate::limits::MAX_DEPTH;
 use crate::number;
-use crate::plan::{NO_CELL, Op, Plan, Rule, Scalar, Span};
+use crate::plan::{NO_CELL, Op, Plan, Scalar, Span};
 
 use self::arrays::Width;
 pub(crate) use self::pick::{Indexed, pick};
@@ -329,9 +329,9 @@ impl Decoder<'_, '_, '_, '_> {
                 pad,
             } => {
                 let n = match rule {
-                    Rule::Free => self.numbers_free(*wire, *to, *part)?,
-                    Rule::Exact(n) => self.numbers_exact(*wire, *to, *part, *n)?,
-                    Rule::Pad(n) => self.numbers_padded(*wire, *to, *part, *n, *pad)?,
+                    LengthRule::Free => self.numbers_free(*wire, *to, *part)?,
+                    LengthRule::Exact(n) => self.numbers_exact(*wire, *to, *part, *n)?,
+                    LengthRule::Pad(n) => self.numbers_padded(*wire, *to, *part, *n, *pad)?,
                 };
                 match lengths {
                     Some(part) => Ok(self.out.writer(*part as usize).push(n as i64)?),

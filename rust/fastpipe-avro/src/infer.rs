@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use fastpipe_batch::{
     DType, Error, ErrorKind, Feature, Form, Fragment, Leaf, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Mark, Nulls, Pick,
-    Request, Result, Rows, Sink, SlabPool, Source, SparseLayout, Unit,
+    Request, Result, Rows, Sink, SlabPool, Source, SparseLayout, Unit, spec_code,
 };
 
-use crate::layout::code;
 use crate::limits::{MAX_COLUMNS, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES};
 use crate::schema::{NodeId, Schema, Type};
 use crate::source::AvroSource;
@@ -232,7 +231,7 @@ impl Walk<'_> {
             "the logical type {logical} is not inferred; its underlying values can be asked for: \
              features={{\"{}\": {}}}",
             self.name,
-            code(above.dims, leaf, nulls == Nulls::Mask)
+            spec_code(above.dims, leaf, nulls == Nulls::Mask)
         );
         let feature = self.feature(request, nulls);
         let error = Error::new(ErrorKind::Unsupported, reason);
@@ -401,7 +400,7 @@ impl<'a> Evidence<'a> {
             for (level, seen) in seen.iter_mut().enumerate() {
                 let lead = if level == 0 { 8 } else { 0 };
                 let lengths = bytes(column.parts.lengths[level], lead).as_chunks::<8>().0;
-                let valid = column.parts.masks[level].map(|part| bytes(part, 0));
+                let valid = column.parts.mask_at(level).map(|part| bytes(part, 0));
                 for (i, length) in lengths.iter().enumerate() {
                     if valid.is_none_or(|v| v.get(i) == Some(&1)) {
                         seen.add(i64::from_le_bytes(*length));

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    ColumnSpec, DType, Error, Feature, Form, Leaf, NestedForm, Nulls, Request, SparseForm, SparseLayout,
+    ColumnSpec, DType, Error, Feature, Form, Leaf, LengthRule, PartId, PartIds, Request, ValueParts, spec_code,
 };
 
 use crate::infer::leaf;
-use crate::plan::{PartId, Rule, TextParts};
 use crate::schema::{NodeId, Schema, Type};
 use crate::trace::{End, Trace, UnionShape, misfit, trace, union_shape};
 
@@ -20,45 +19,7 @@ pub struct Column {
     pub spec: ColumnSpec,
     /// The symbols of an enum that is read as codes.
     pub symbols: Option<Arc<[String]>>,
-    pub(crate) parts: Parts,
-}
-
-/// The parts of a column by their role.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Parts {
-    /// Masks of levels `0..ragged`.
-    pub(crate) masks: Vec<Option<PartId>>,
-    /// Lengths of ragged dimensions (of a sparse column as CSR: of its rows).
-    pub(crate) lengths: Vec<PartId>,
-    pub(crate) leaf_mask: Option<(usize, PartId)>,
-    pub(crate) coordinates: Option<PartId>,
-    pub(crate) values: Target,
-}
-
-/// Where values go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
-    Numbers(DType, PartId),
-    Text { check: bool, to: TextParts },
-}
-
-impl Default for Target {
-    fn default() -> Self {
-        Target::Numbers(DType::Bool, 0)
-    }
-}
-
-/// Python code of the spec that reads values below so many arrays.
-pub(crate) fn code(dims: usize, leaf: Leaf, nullable: bool) -> String {
-    let nulls = if nullable { ", nulls=\"mask\"" } else { "" };
-    match dims {
-        0 => format!("fastpipe.DenseSpec((), \"{leaf}\"{nulls})"),
-        1 => format!("fastpipe.RaggedSpec((None,), \"{leaf}\"{nulls})"),
-        _ => {
-            let shape = vec!["None"; dims].join(", ");
-            format!("fastpipe.RaggedSpec(({shape}), \"{leaf}\"{nulls})")
-        }
-    }
+    pub(crate) parts: PartIds,
 }
 
 /// What to ask for instead: a spec that reads the field as it is.
@@ -75,7 +36,7 @@ fn instead(schema: &Schema, trace: &Trace, feature: &Feature) -> String {
     format!(
         "; features={{\"{}\": {}}} reads it",
         feature.field,
-        code(trace.nullable.len() - 1, leaf, nullable)
+        spec_code(trace.nullable.len() - 1, leaf, nullable)
     )
 }
 
@@ -228,39 +189,12 @@ impl Column {
     /// Lays out a feature of the (first) schema. `first_part` is the number of the column's first part.
     pub(crate) fn new(schema: &Schema, feature: &Feature, first_part: PartId) -> Result<Column, Error> {
         let trace = check(schema, feature)?;
-        let masked = feature.nulls == Nulls::Mask;
-        let nullable = |level: usize| masked && trace.nullable.get(level).copied().unwrap_or(false);
-        let nested = |ragged: usize, shape: Vec<usize>, leaf: Leaf| {
-            let deepest = (ragged..=ragged + shape.len()).rev().find(|&level| nullable(level));
-            Form::Nested(NestedForm {
-                ragged,
-                leaf,
-                masks: (0..ragged).map(nullable).collect(),
-                leaf_mask: deepest.map(|level| level - ragged),
-                shape,
-            })
-        };
-        let form = match &feature.request {
-            Request::Dense { shape, leaf, .. } => nested(0, shape.clone(), *leaf),
-            Request::Ragged { shape, leaf } => {
-                // Dimensions behind the last ragged one become dimensions of the values.
-                let ragged = shape.iter().rposition(Option::is_none).map_or(0, |i| i + 1);
-                nested(ragged, shape[ragged..].iter().map(|d| d.unwrap_or(0)).collect(), *leaf)
-            }
-            Request::Sparse {
-                shape, leaf, layout, ..
-            } => Form::Sparse(SparseForm {
-                layout: *layout,
-                shape: shape.clone(),
-                leaf: *leaf,
-                mask: nullable(0),
-            }),
-        };
+        let form = Form::of(feature, &trace.nullable);
         let symbols = match (trace.end, feature.request.leaf()) {
             (End::Node(id), Leaf::Fixed(_)) => symbols(schema, values(schema, id)),
             _ => None,
         };
-        let parts = Parts::new(&form, first_part);
+        let parts = PartIds::new(&form, first_part);
         Ok(Column {
             feature: feature.clone(),
             spec: ColumnSpec {
@@ -278,66 +212,18 @@ impl Column {
     }
 
     /// What the length of the array of dimension `dim` must be.
-    pub(crate) fn rule(&self, dim: usize) -> Rule {
+    pub(crate) fn length_rule(&self, dim: usize) -> LengthRule {
         if self.counts_at(dim) {
-            return Rule::Free;
+            return LengthRule::Free;
         }
-        match &self.feature.request {
-            Request::Dense { shape, pad: None, .. } => Rule::Exact(shape[dim]),
-            Request::Dense { shape, .. } => Rule::Pad(shape[dim]),
-            Request::Ragged { shape, .. } => shape[dim].map_or(Rule::Free, Rule::Exact),
-            Request::Sparse { .. } => Rule::Free,
-        }
+        self.feature.request.length_rule(dim)
     }
-}
 
-impl Parts {
     /// The part whose bytes must be UTF-8, if there is one.
     pub(crate) fn utf8(&self) -> Option<PartId> {
-        match self.values {
-            Target::Text { check: true, to } => Some(to.bytes),
+        match self.parts.values {
+            ValueParts::Text { utf8: true, to } => Some(to.bytes),
             _ => None,
         }
-    }
-
-    /// Numbers the parts in the order of [`ColumnSpec::parts`].
-    fn new(form: &Form, first: PartId) -> Parts {
-        let mut next = first;
-        let mut number = || {
-            next += 1;
-            next - 1
-        };
-        let mut parts = Parts::default();
-        let target = |number: &mut dyn FnMut() -> PartId, leaf: Leaf| match leaf {
-            Leaf::Fixed(dtype) => Target::Numbers(dtype, number()),
-            Leaf::Bytes { utf8 } => Target::Text {
-                check: utf8,
-                to: TextParts {
-                    lengths: number(),
-                    bytes: number(),
-                },
-            },
-        };
-        match form {
-            Form::Nested(form) => {
-                for &mask in &form.masks {
-                    parts.masks.push(mask.then(&mut number));
-                    parts.lengths.push(number());
-                }
-                parts.leaf_mask = form.leaf_mask.map(|dims| (dims, number()));
-                parts.values = target(&mut number, form.leaf);
-            }
-            Form::Sparse(form) => {
-                if form.mask {
-                    parts.leaf_mask = Some((0, number()));
-                }
-                if form.layout == SparseLayout::Csr {
-                    parts.lengths.push(number());
-                }
-                parts.coordinates = Some(number());
-                parts.values = target(&mut number, form.leaf);
-            }
-        }
-        parts
     }
 }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use fastpipe_batch::{DType, Lengths};
+use fastpipe_batch::{DType, LengthRule, Lengths, PartId, TextParts};
 
 use crate::fault::Fault;
 use crate::isa::Isa;
@@ -33,27 +33,6 @@ pub(crate) enum Wire {
     Long,
     Float,
     Double,
-}
-
-/// The number of a part, counted over the parts of all columns.
-pub(crate) type PartId = u32;
-
-/// What the length of an array must be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rule {
-    /// Any.
-    Free,
-    /// Exactly this.
-    Exact(usize),
-    /// Padded and truncated to this.
-    Pad(usize),
-}
-
-/// Where the values of strings go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TextParts {
-    pub(crate) lengths: PartId,
-    pub(crate) bytes: PartId,
 }
 
 /// Constant values to write.
@@ -119,7 +98,7 @@ pub(crate) enum Op {
         wire: Wire,
         to: DType,
         part: PartId,
-        rule: Rule,
+        rule: LengthRule,
         lengths: Option<PartId>,
         pad: Span,
     },
@@ -138,7 +117,7 @@ pub(crate) enum Op {
         over: Span,
         smallest: u64,
         columns: u32,
-        rule: Rule,
+        rule: LengthRule,
         lengths: Span,
         pad: Span,
     },

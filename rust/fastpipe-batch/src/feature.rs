@@ -71,10 +71,44 @@ impl Request {
         }
     }
 
+    /// What the length of the array of dimension `dim` must be.
+    pub fn length_rule(&self, dim: usize) -> LengthRule {
+        match self {
+            Request::Dense { shape, pad: None, .. } => LengthRule::Exact(shape[dim]),
+            Request::Dense { shape, .. } => LengthRule::Pad(shape[dim]),
+            Request::Ragged { shape, .. } => shape[dim].map_or(LengthRule::Free, LengthRule::Exact),
+            Request::Sparse { .. } => LengthRule::Free,
+        }
+    }
+
     /// The type of the values.
     pub fn leaf(&self) -> Leaf {
         match self {
             Request::Dense { leaf, .. } | Request::Ragged { leaf, .. } | Request::Sparse { leaf, .. } => *leaf,
+        }
+    }
+}
+
+/// What the length of an array must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LengthRule {
+    /// Any.
+    Free,
+    /// Exactly this.
+    Exact(usize),
+    /// Padded and truncated to this.
+    Pad(usize),
+}
+
+/// Python code of the spec that reads values within so many arrays, whatever their lengths.
+pub fn spec_code(dims: usize, leaf: Leaf, nullable: bool) -> String {
+    let nulls = if nullable { ", nulls=\"mask\"" } else { "" };
+    match dims {
+        0 => format!("fastpipe.DenseSpec((), \"{leaf}\"{nulls})"),
+        1 => format!("fastpipe.RaggedSpec((None,), \"{leaf}\"{nulls})"),
+        _ => {
+            let shape = vec!["None"; dims].join(", ");
+            format!("fastpipe.RaggedSpec(({shape}), \"{leaf}\"{nulls})")
         }
     }
 }
@@ -145,5 +179,47 @@ impl Scalar {
             DType::F32 => (float()? as f32).to_le_bytes().to_vec(),
             DType::F64 => float()?.to_le_bytes().to_vec(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_are_as_long_as_the_request_says() {
+        let leaf = Leaf::Fixed(DType::I32);
+        let dense = |pad| Request::Dense {
+            shape: vec![2, 3],
+            leaf,
+            pad,
+        };
+        assert_eq!(dense(None).length_rule(1), LengthRule::Exact(3));
+        assert_eq!(dense(Some(Scalar::Int(0))).length_rule(0), LengthRule::Pad(2));
+        let ragged = Request::Ragged {
+            shape: vec![None, Some(3)],
+            leaf,
+        };
+        assert_eq!(ragged.length_rule(0), LengthRule::Free);
+        assert_eq!(ragged.length_rule(1), LengthRule::Exact(3));
+        let sparse = Request::Sparse {
+            shape: vec![Some(3)],
+            leaf,
+            layout: SparseLayout::Csr,
+            check_indices: true,
+        };
+        assert_eq!(sparse.length_rule(0), LengthRule::Free);
+    }
+
+    #[test]
+    fn code_of_specs_is_pythons() {
+        let numbers = Leaf::Fixed(DType::F32);
+        assert_eq!(spec_code(0, numbers, false), r#"fastpipe.DenseSpec((), "float32")"#);
+        let text = spec_code(1, Leaf::Bytes { utf8: true }, true);
+        assert_eq!(text, r#"fastpipe.RaggedSpec((None,), "string", nulls="mask")"#);
+        assert_eq!(
+            spec_code(2, numbers, false),
+            r#"fastpipe.RaggedSpec((None, None), "float32")"#
+        );
     }
 }

@@ -25,6 +25,7 @@ mod feature;
 mod gather;
 mod left;
 mod owned;
+mod parts;
 mod paths;
 mod rows_by_part;
 mod similar;
@@ -43,10 +44,11 @@ pub use fallible::{try_collect, try_filled, try_reserve, try_with_capacity};
 pub use fastpipe_memory::{
     LINE, LINES, give_up_spare, hint, prefetch_of, put_spare_by, reserve_large, room_for, try_reserve_large,
 };
-pub use feature::{Feature, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Nulls, Request, Scalar};
+pub use feature::{Feature, LengthRule, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Nulls, Request, Scalar, spec_code};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
 pub use left::{give_back, run_out};
 pub use owned::ALIGNMENT;
+pub use parts::{Absent, Part, PartId, PartIds, PartKind, TextParts, ValueParts};
 pub use paths::{path_text, shown_path, text_path};
 pub use rows_by_part::{ArenaRows, RowsByPart};
 pub use similar::nearest;
@@ -56,7 +58,7 @@ pub use source::{
     Access, ByteRange, Fetched, FileStamp, Mark, Pass, Pick, ReadAt, Row, Source, Starts, Unit, UnitInfo, Unpicked,
     Work, own_units,
 };
-pub use spec::{ColumnSpec, Form, NestedForm, Part, PartKind, SparseForm, SparseLayout};
+pub use spec::{ColumnSpec, Form, NestedForm, SparseForm, SparseLayout};
 pub use writer::{Element, Overflow, Writer};
 
 #[cfg(target_endian = "big")]

@@ -123,11 +123,11 @@ mod tests {
     use crate::{DType, Error, Fragment, Overflow, Part, PartKind, Rows, Sink, SlabPool};
 
     fn rows() -> Rows {
-        let part = |kind, per_row| Part { kind, per_row };
+        let part = |kind, depth, width| Part { kind, depth, width };
         let parts = [
-            part(PartKind::Values(DType::I32), Some(2)),
-            part(PartKind::Lengths, Some(1)),
-            part(PartKind::Bytes, None),
+            part(PartKind::Values(DType::I32), 0, 2),
+            part(PartKind::Lengths, 0, 1),
+            part(PartKind::Bytes, 1, 1),
         ];
         Rows::new(parts.into(), 4, &SlabPool::new(1)).unwrap()
     }

@@ -22,9 +22,9 @@ use crate::cells::{Cell, Cells, Columns};
 use crate::error::{Error, ErrorKind};
 use crate::fallible::{try_collect, try_filled, try_with_capacity};
 use crate::owned::ALIGNMENT;
+use crate::parts::{Part, PartKind};
 use crate::rows_by_part::{ArenaRows, RowsByPart};
 use crate::slab::{Slab, SlabPool};
-use crate::spec::{Part, PartKind};
 use crate::writer::{Element, Overflow, Writer};
 
 /// Where a placed part lies in the slab of its batch.
@@ -80,7 +80,7 @@ impl Rows {
         let mut end = 0usize;
         let mut placed = try_with_capacity(parts.len(), BOOKKEEPING)?;
         for part in parts.iter() {
-            let Some(per_row) = part.per_row else {
+            let Some(per_row) = part.per_row() else {
                 placed.push(None);
                 continue;
             };
@@ -318,10 +318,10 @@ struct Parts {
 impl<'a> Sink<'a> {
     /// Access to `rows` with the arenas of a cleared fragment of a batch of the same columns, or a new one.
     pub fn new(rows: &'a Rows, mut fragment: Fragment) -> Result<Self, Error> {
-        let fits = |(writer, part): (&Writer, &Part)| writer.arena.is_none() == part.per_row.is_some();
+        let fits = |(writer, part): (&Writer, &Part)| writer.arena.is_none() == part.per_row().is_some();
         if fragment.writers.len() != rows.parts.len() || !fragment.writers.iter().zip(rows.parts.iter()).all(fits) {
             let writer = |p: &Part| {
-                if p.per_row.is_some() {
+                if p.per_row().is_some() {
                     Writer::placed()
                 } else {
                     Writer::arena(p, &rows.pool)

@@ -1,4 +1,4 @@
-//! Columns, and the parts of memory that they are made of.
+//! Columns, and how they are laid out.
 //!
 //! A column is nested: items in lists in lists in rows, each of which may be null. Its *form* says how it is
 //! laid out in a batch: `ragged` dimensions outermost, each with its offsets; fixed dimensions inside; the leaves
@@ -6,7 +6,8 @@
 
 use std::sync::Arc;
 
-use crate::dtype::{DType, Leaf};
+use crate::dtype::Leaf;
+use crate::feature::{Feature, Nulls, Request};
 
 /// A column of a batch.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,166 +89,146 @@ impl SparseForm {
     }
 }
 
-/// What a part holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PartKind {
-    /// Values or coordinates.
-    Values(DType),
-    /// One bool for each value that may be null: true where it is present.
-    Valid,
-    /// Numbers of items (`i64`); they become offsets when the batch is joined.
-    Lengths,
-    /// The bytes of strings.
-    Bytes,
-}
-
-/// A stretch of memory of a column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// What it holds.
-    pub kind: PartKind,
-    /// For placed parts: elements in each row. Others have any number.
-    pub per_row: Option<usize>,
-}
-
-impl Part {
-    /// Bytes of one element.
-    pub const fn size(&self) -> usize {
-        match self.kind {
-            PartKind::Values(d) => d.size(),
-            PartKind::Valid | PartKind::Bytes => 1,
-            PartKind::Lengths => 8,
+impl Form {
+    /// The form of a feature. `nullable` says which levels of its field may be null; those that it doesn't reach may
+    /// not.
+    ///
+    /// The levels within the last ragged dimension share one mask, that of the innermost of them which may be null: a
+    /// null further out marks all that lies within it.
+    pub fn of(feature: &Feature, nullable: &[bool]) -> Form {
+        let masked = |level: usize| feature.nulls == Nulls::Mask && nullable.get(level) == Some(&true);
+        let nested = |ragged: usize, shape: Vec<usize>, leaf: Leaf| {
+            let deepest = (ragged..=ragged + shape.len()).rev().find(|&level| masked(level));
+            Form::Nested(NestedForm {
+                ragged,
+                leaf,
+                masks: (0..ragged).map(masked).collect(),
+                leaf_mask: deepest.map(|level| level - ragged),
+                shape,
+            })
+        };
+        match &feature.request {
+            Request::Dense { shape, leaf, .. } => nested(0, shape.clone(), *leaf),
+            Request::Ragged { shape, leaf } => {
+                // Dimensions behind the last ragged one become dimensions of the values.
+                let ragged = shape.iter().rposition(Option::is_none).map_or(0, |i| i + 1);
+                nested(ragged, shape[ragged..].iter().map(|d| d.unwrap_or(0)).collect(), *leaf)
+            }
+            Request::Sparse {
+                shape, leaf, layout, ..
+            } => Form::Sparse(SparseForm {
+                layout: *layout,
+                shape: shape.clone(),
+                leaf: *leaf,
+                mask: masked(0),
+            }),
         }
     }
-}
 
-impl ColumnSpec {
-    /// The parts of this column, in a fixed order: from the outermost level to the innermost, at each level first the
-    /// mask, then the lengths of the next one; at the innermost the values (strings: lengths, then bytes). A sparse
-    /// column has its mask, lengths (only CSR), coordinates, values.
-    pub fn parts(&self) -> Vec<Part> {
-        let mut parts = Vec::new();
-        let leaf = |parts: &mut Vec<Part>, leaf: Leaf, per_row: Option<usize>| match leaf {
-            Leaf::Fixed(dtype) => parts.push(Part {
-                kind: PartKind::Values(dtype),
-                per_row,
-            }),
-            Leaf::Bytes { .. } => {
-                parts.push(Part {
-                    kind: PartKind::Lengths,
-                    per_row,
-                });
-                parts.push(Part {
-                    kind: PartKind::Bytes,
-                    per_row: None,
-                });
-            }
-        };
-        match &self.form {
-            Form::Nested(form) => {
-                for level in 0..form.ragged {
-                    let per_row = (level == 0).then_some(1);
-                    if form.masks[level] {
-                        parts.push(Part {
-                            kind: PartKind::Valid,
-                            per_row,
-                        });
-                    }
-                    parts.push(Part {
-                        kind: PartKind::Lengths,
-                        per_row,
-                    });
-                }
-                let placed = |n: usize| (form.ragged == 0).then_some(n);
-                if let Some(dims) = form.leaf_mask {
-                    let n = form.shape[..dims].iter().product();
-                    parts.push(Part {
-                        kind: PartKind::Valid,
-                        per_row: placed(n),
-                    });
-                }
-                leaf(&mut parts, form.leaf, placed(form.width()));
-            }
-            Form::Sparse(form) => {
-                if form.mask {
-                    parts.push(Part {
-                        kind: PartKind::Valid,
-                        per_row: Some(1),
-                    });
-                }
-                if form.layout == SparseLayout::Csr {
-                    parts.push(Part {
-                        kind: PartKind::Lengths,
-                        per_row: Some(1),
-                    });
-                }
-                parts.push(Part {
-                    kind: PartKind::Values(DType::I64),
-                    per_row: None,
-                });
-                leaf(&mut parts, form.leaf, None);
-            }
+    /// Whether a null at a level has a mask to be marked in.
+    pub fn marks_null(&self, level: usize) -> bool {
+        match self {
+            Form::Nested(form) if level < form.ragged => form.masks[level],
+            Form::Nested(form) => form.leaf_mask.is_some_and(|dims| level - form.ragged <= dims),
+            Form::Sparse(form) => form.mask && level == 0,
         }
-        parts
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::DType;
 
-    fn kinds(form: Form) -> Vec<(PartKind, Option<usize>)> {
-        let column = ColumnSpec { name: "x".into(), form };
-        column.parts().iter().map(|p| (p.kind, p.per_row)).collect()
+    const NUMBERS: Leaf = Leaf::Fixed(DType::F32);
+
+    fn form(request: Request, nulls: Nulls, nullable: &[bool]) -> Form {
+        let feature = Feature {
+            name: "x".into(),
+            field: "x".into(),
+            request,
+            nulls,
+            counts: false,
+        };
+        Form::of(&feature, nullable)
+    }
+
+    fn nested(shape: &[Option<usize>], nullable: &[bool]) -> NestedForm {
+        let request = Request::Ragged {
+            shape: shape.to_vec(),
+            leaf: NUMBERS,
+        };
+        match form(request, Nulls::Mask, nullable) {
+            Form::Nested(form) => form,
+            Form::Sparse(_) => unreachable!("ragged"),
+        }
     }
 
     #[test]
-    fn dense_columns_are_placed() {
-        let mut form = NestedForm::dense(&[3, 4], Leaf::Fixed(DType::F32));
-        form.leaf_mask = Some(1);
-        assert_eq!(
-            kinds(Form::Nested(form)),
-            [(PartKind::Valid, Some(3)), (PartKind::Values(DType::F32), Some(12))]
-        );
-        let text = NestedForm::dense(&[], Leaf::Bytes { utf8: true });
-        assert_eq!(
-            kinds(Form::Nested(text)),
-            [(PartKind::Lengths, Some(1)), (PartKind::Bytes, None)]
-        );
-    }
-
-    #[test]
-    fn only_the_outermost_level_of_a_ragged_column_is_placed() {
-        let form = NestedForm {
-            ragged: 2,
-            shape: vec![2],
-            leaf: Leaf::Fixed(DType::I32),
-            masks: vec![true, false],
-            leaf_mask: Some(0),
+    fn dimensions_up_to_the_last_ragged_one_are_ragged() {
+        let form = nested(&[None, Some(2), None, Some(3), Some(4)], &[]);
+        assert_eq!((form.ragged, form.shape.as_slice()), (3, &[3, 4][..]));
+        let request = Request::Dense {
+            shape: vec![3, 4],
+            leaf: NUMBERS,
+            pad: None,
         };
         assert_eq!(
-            kinds(Form::Nested(form)),
-            [
-                (PartKind::Valid, Some(1)),
-                (PartKind::Lengths, Some(1)),
-                (PartKind::Lengths, None),
-                (PartKind::Valid, None),
-                (PartKind::Values(DType::I32), None),
-            ]
+            self::form(request, Nulls::Mask, &[false; 3]),
+            Form::Nested(NestedForm::dense(&[3, 4], NUMBERS))
         );
     }
 
     #[test]
-    fn sparse_columns_have_offsets_only_as_csr() {
-        let form = |layout| {
-            Form::Sparse(SparseForm {
-                layout,
-                shape: vec![Some(9)],
-                leaf: Leaf::Fixed(DType::F32),
-                mask: false,
-            })
+    fn each_ragged_level_has_a_mask_and_all_within_share_one() {
+        let shape = [None, None, Some(3), Some(4)];
+        // Levels: the row, items of the first list, items of the second, arrays of 4, numbers.
+        let masks = |nullable: &[bool]| {
+            let form = nested(&shape, nullable);
+            (form.masks, form.leaf_mask)
         };
-        assert_eq!(kinds(form(SparseLayout::Coo)).len(), 2);
-        assert_eq!(kinds(form(SparseLayout::Csr))[0], (PartKind::Lengths, Some(1)));
+        assert_eq!(masks(&[false; 5]), (vec![false, false], None));
+        assert_eq!(masks(&[true, false, false, false, false]), (vec![true, false], None));
+        assert_eq!(masks(&[false, true, true, false, false]), (vec![false, true], Some(0)));
+        assert_eq!(masks(&[true, true, true, true, false]), (vec![true, true], Some(1)));
+        assert_eq!(masks(&[false, false, true, false, true]), (vec![false, false], Some(2)));
+        assert_eq!(masks(&[true]), (vec![true, false], None));
+    }
+
+    #[test]
+    fn only_masks_that_are_asked_for_are_there() {
+        for nulls in [Nulls::Error, Nulls::Fill(None)] {
+            let request = Request::Dense {
+                shape: vec![2],
+                leaf: NUMBERS,
+                pad: None,
+            };
+            assert_eq!(
+                form(request, nulls.clone(), &[true, true]),
+                Form::Nested(NestedForm::dense(&[2], NUMBERS))
+            );
+            let request = Request::Sparse {
+                shape: vec![None],
+                leaf: NUMBERS,
+                layout: SparseLayout::Csr,
+                check_indices: true,
+            };
+            assert!(!form(request.clone(), nulls, &[true]).marks_null(0));
+            assert!(form(request.clone(), Nulls::Mask, &[true]).marks_null(0));
+            assert!(!form(request, Nulls::Mask, &[false]).marks_null(0));
+        }
+    }
+
+    #[test]
+    fn nulls_around_the_innermost_mask_are_marked_in_it_and_others_are_not() {
+        let marked = |nullable: &[bool]| {
+            let form = Form::Nested(nested(&[None, Some(3), Some(4)], nullable));
+            (0..4).map(|level| form.marks_null(level)).collect::<Vec<_>>()
+        };
+        assert_eq!(marked(&[false; 4]), [false; 4]);
+        assert_eq!(marked(&[true, false, false, false]), [true, false, false, false]);
+        assert_eq!(marked(&[false, true, false, false]), [false, true, false, false]);
+        assert_eq!(marked(&[false, false, true, false]), [false, true, true, false]);
+        assert_eq!(marked(&[false, false, false, true]), [false, true, true, true]);
     }
 }

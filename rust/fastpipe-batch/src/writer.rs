@@ -11,8 +11,8 @@ use std::sync::Arc;
 use fastpipe_memory::{LINE, LINES, hint};
 
 use crate::error::{Error, ErrorKind};
+use crate::parts::{Part, PartKind};
 use crate::slab::{Slab, SlabPool};
-use crate::spec::{Part, PartKind};
 
 /// A fixed-width value that may have any bit pattern.
 ///

@@ -1,28 +1,29 @@
 //! Columns that are nested, or have nulls: written value by value to memory of their own, and copied to the batch from there.
 
-use fastpipe_batch::{Error, ErrorKind, Form, Leaf, NestedForm, Nulls, Overflow, Request, RowsByPart, SparseForm};
+use fastpipe_batch::{
+    Error, ErrorKind, Form, LengthRule, Nulls, Overflow, PartId, Request, RowsByPart, SparseForm, TextParts, ValueParts,
+};
 
 use crate::bound::{Bound, Values};
 use crate::gather::{Fault, Gather, Result, denied_null, lost, null, wrong_length};
-use crate::layout::Rule;
 
 impl Gather<'_> {
     /// Writes whatever there is, value by value.
     pub(crate) fn value_by_value(&self, by_part: &mut RowsByPart<'_, '_>) -> Result<(), Fault> {
         let parts = self.column.spec.parts();
-        let mut written = Written::new(parts.len());
+        let mut written = Written::new(self.column.first_part, parts.len());
         for (at, row) in self.rows.iter().enumerate() {
             written.begin_row();
             let done = self.chunk(*row).and_then(|chunk| match &self.column.spec.form {
-                Form::Nested(form) => self.item(form, 0, chunk, row.row, &mut written),
+                Form::Nested(_) => self.item(0, chunk, row.row, &mut written),
                 Form::Sparse(form) => self.sparse(form, chunk, row.row, by_part.first_slot() + at, &mut written),
             });
             done.and_then(|()| written.check())
                 .map_err(|error| Fault { at, error })?;
         }
         let copied = (0..parts.len()).try_for_each(|i| {
-            let part = self.column.first_part + i;
-            match parts[i].per_row {
+            let part = self.column.first_part as usize + i;
+            match parts[i].per_row() {
                 Some(per_row) => {
                     if written.bytes[i].len() != parts[i].size() * per_row * self.rows.len() {
                         return Err(lost());
@@ -48,33 +49,18 @@ impl Gather<'_> {
     }
 
     /// What is written for a null or for padding at a level that lies within fixed dimensions only, or for a null above.
-    fn nothing(&self, form: &NestedForm, level: usize, value: &[u8], out: &mut Written) {
-        if level < form.ragged {
-            let mut part = masks_above(form, level);
-            if form.masks[level] {
-                out.push(part, &[0]);
-                part += 1;
-            }
-            out.push(part, &0i64.to_le_bytes());
-            return;
+    fn nothing(&self, level: usize, value: &[u8], out: &mut Written) {
+        let absent = self.column.parts.absent(&self.column.spec.form, level);
+        if let Some((mask, times)) = absent.mask {
+            (0..times).for_each(|_| out.push(mask, &[0]));
         }
-        let passed = level - form.ragged;
-        let mut part = masks_above(form, form.ragged);
-        if let Some(dims) = form.leaf_mask {
-            if passed <= dims {
-                let times = form.shape[passed..dims].iter().product();
-                (0..times).for_each(|_| out.push(part, &[0]));
-            }
-            part += 1;
+        if let Some(lengths) = absent.lengths {
+            out.push(lengths, &0i64.to_le_bytes());
         }
-        let times: usize = form.shape[passed..].iter().product();
-        for _ in 0..times {
-            match form.leaf {
-                Leaf::Fixed(_) => out.push(part, value),
-                Leaf::Bytes { .. } => {
-                    out.push(part, &(value.len() as i64).to_le_bytes());
-                    out.push(part + 1, value);
-                }
+        for _ in 0..absent.values {
+            match self.column.parts.values {
+                ValueParts::Elements(_, part) => out.push(part, value),
+                ValueParts::Text { to, .. } => out.push_text(to, value),
             }
         }
     }
@@ -89,73 +75,58 @@ impl Gather<'_> {
     }
 
     /// Writes what is at a level: a list with all that is in it, or a value.
-    fn item(&self, form: &NestedForm, level: usize, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
+    fn item(&self, level: usize, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
         let nulls = match chunk.levels.get(level) {
             Some(at) => at.nulls.as_ref(),
             None => chunk.nulls.as_ref(),
         };
         if nulls.is_some_and(|nulls| nulls.is_null(i)) {
-            let shown = match level.checked_sub(form.ragged) {
-                Some(passed) => form.leaf_mask.is_some_and(|dims| passed <= dims),
-                None => form.masks[level],
-            };
-            self.check_null(shown)?;
-            self.nothing(form, level, &self.column.fill, out);
+            self.check_null(self.column.spec.form.marks_null(level))?;
+            self.nothing(level, &self.column.fill, out);
             return Ok(());
         }
-        if form.leaf_mask.is_some_and(|dims| level == form.ragged + dims) {
-            out.push(masks_above(form, form.ragged), &[1]);
+        let parts = &self.column.parts;
+        if let Some(mask) = parts.mask_at(level) {
+            out.push(mask, &[1]);
         }
         let Some(at) = chunk.levels.get(level) else {
-            return self.value(form, chunk, i, out);
+            return self.value(chunk, i, out);
         };
         let (start, len) = at.lists.range(i);
-        if level < form.ragged {
-            let mut part = masks_above(form, level);
-            if form.masks[level] {
-                out.push(part, &[1]);
-                part += 1;
-            }
-            out.push(part, &(len as i64).to_le_bytes());
+        if let Some(&lengths) = parts.lengths.get(level) {
+            out.push(lengths, &(len as i64).to_le_bytes());
         }
-        let (taken, missing) = match self.column.rule(level) {
-            Rule::Free => (len, 0),
-            Rule::Exact(n) if n == len => (len, 0),
-            Rule::Exact(n) => return Err(wrong_length(level, n, len)),
-            Rule::Pad(n) => (len.min(n), n.saturating_sub(len)),
+        let (taken, missing) = match self.column.length_rule(level) {
+            LengthRule::Free => (len, 0),
+            LengthRule::Exact(n) if n == len => (len, 0),
+            LengthRule::Exact(n) => return Err(wrong_length(level, n, len)),
+            LengthRule::Pad(n) => (len.min(n), n.saturating_sub(len)),
         };
         for item in start..start + taken {
-            self.item(form, level + 1, chunk, item, out)?;
+            self.item(level + 1, chunk, item, out)?;
         }
         if let Some(pad) = &self.column.pad {
-            (0..missing).for_each(|_| self.nothing(form, level + 1, pad, out));
+            (0..missing).for_each(|_| self.nothing(level + 1, pad, out));
         }
         Ok(())
     }
 
-    fn value(&self, form: &NestedForm, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
-        let part = masks_above(form, form.ragged) + usize::from(form.leaf_mask.is_some());
-        self.push_value(form.leaf, part, chunk, i, out)
-    }
-
-    fn push_value(&self, leaf: Leaf, part: usize, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
+    fn value(&self, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
         if chunk.fitting.as_ref().is_some_and(|fitting| !fitting.value(i)) {
+            let leaf = self.column.feature.request.leaf();
             return Err(Error::new(
                 ErrorKind::ValueRange,
                 format!("a value of type {} doesn't fit {leaf}", self.column.trace.end),
             ));
         }
-        match (&chunk.values, leaf) {
-            (Values::Elements(bytes), Leaf::Fixed(dtype)) => {
+        match (&chunk.values, self.column.parts.values) {
+            (Values::Elements(bytes), ValueParts::Elements(dtype, part)) => {
                 let size = dtype.size();
                 out.push(part, bytes.get(i * size..(i + 1) * size).ok_or_else(lost)?);
             }
-            (Values::Bits(bits), _) => out.push(part, &[u8::from(bits.value(i))]),
-            (values, _) => {
-                let text = values.text(i);
-                out.push(part, &(text.len() as i64).to_le_bytes());
-                out.push(part + 1, text);
-            }
+            (Values::Bits(bits), ValueParts::Elements(_, part)) => out.push(part, &[u8::from(bits.value(i))]),
+            (values, ValueParts::Text { to, .. }) => out.push_text(to, values.text(i)),
+            (_, ValueParts::Elements(..)) => return Err(lost()),
         }
         Ok(())
     }
@@ -163,21 +134,20 @@ impl Gather<'_> {
     /// Writes the entries of a row of a sparse column.
     fn sparse(&self, form: &SparseForm, chunk: &Bound, i: usize, slot: usize, out: &mut Written) -> Result<()> {
         let level = chunk.levels.first().ok_or_else(lost)?;
-        let mut part = 0;
+        let parts = &self.column.parts;
         let is_null = level.nulls.as_ref().is_some_and(|nulls| nulls.is_null(i));
         if is_null {
             self.check_null(form.mask)?;
         }
-        if form.mask {
-            out.push(part, &[u8::from(!is_null)]);
-            part += 1;
+        if let Some(mask) = parts.mask_at(0) {
+            out.push(mask, &[u8::from(!is_null)]);
         }
         let (start, len) = if is_null { (0, 0) } else { level.lists.range(i) };
-        let coo = self.column.has_batch_index();
-        if !coo {
-            out.push(part, &(len as i64).to_le_bytes());
-            part += 1;
+        if let Some(&lengths) = parts.lengths.first() {
+            out.push(lengths, &(len as i64).to_le_bytes());
         }
+        let coo = self.column.has_batch_index();
+        let coordinates = parts.coordinates.ok_or_else(lost)?;
         let mut starts = Vec::with_capacity(chunk.indices.len());
         for (dim, index) in chunk.indices.iter().enumerate() {
             let level = index.levels.first().ok_or_else(lost)?;
@@ -191,25 +161,22 @@ impl Gather<'_> {
         }
         for entry in 0..len {
             if coo {
-                out.push(part, &(slot as i64).to_le_bytes());
+                out.push(coordinates, &(slot as i64).to_le_bytes());
             }
             for ((dim, index), first) in chunk.indices.iter().enumerate().zip(&starts) {
-                out.push(part, &self.index_at(form, dim, index, first + entry)?.to_le_bytes());
+                out.push(
+                    coordinates,
+                    &self.index_at(form, dim, index, first + entry)?.to_le_bytes(),
+                );
             }
             let at = start + entry;
             if chunk.nulls.as_ref().is_some_and(|nulls| nulls.is_null(at)) {
                 if !matches!(self.column.feature.nulls, Nulls::Fill(_)) {
                     return Err(null());
                 }
-                match form.leaf {
-                    Leaf::Fixed(_) => out.push(part + 1, &self.column.fill),
-                    Leaf::Bytes { .. } => {
-                        out.push(part + 1, &(self.column.fill.len() as i64).to_le_bytes());
-                        out.push(part + 2, &self.column.fill);
-                    }
-                }
+                self.nothing(1, &self.column.fill, out);
             } else {
-                self.push_value(form.leaf, part + 1, chunk, at, out)?;
+                self.value(chunk, at, out)?;
             }
         }
         Ok(())
@@ -245,13 +212,10 @@ impl Gather<'_> {
     }
 }
 
-/// Parts in front of a ragged level: its own mask is the next.
-fn masks_above(form: &NestedForm, level: usize) -> usize {
-    level + form.masks[..level].iter().filter(|&&mask| mask).count()
-}
-
 /// Memory of the parts of a column, for rows that are written value by value.
 struct Written {
+    /// The number of the first one.
+    first: PartId,
     bytes: Vec<Vec<u8>>,
     starts: Vec<Vec<usize>>,
     /// Whether there was no memory for something that was to be written.
@@ -259,8 +223,9 @@ struct Written {
 }
 
 impl Written {
-    fn new(parts: usize) -> Written {
+    fn new(first: PartId, parts: usize) -> Written {
         Written {
+            first,
             bytes: vec![Vec::new(); parts],
             starts: vec![Vec::new(); parts],
             out_of_memory: false,
@@ -278,13 +243,18 @@ impl Written {
     }
 
     #[inline]
-    fn push(&mut self, part: usize, bytes: &[u8]) {
-        let to = &mut self.bytes[part];
+    fn push(&mut self, part: PartId, bytes: &[u8]) {
+        let to = &mut self.bytes[(part - self.first) as usize];
         if to.capacity() - to.len() >= bytes.len() || to.try_reserve(bytes.len()).is_ok() {
             to.extend_from_slice(bytes);
         } else {
             self.out_of_memory = true;
         }
+    }
+
+    fn push_text(&mut self, to: TextParts, text: &[u8]) {
+        self.push(to.lengths, &(text.len() as i64).to_le_bytes());
+        self.push(to.bytes, text);
     }
 
     /// Says whether all was written so far.

@@ -5,10 +5,13 @@
 //! by value (`by_value.rs`), and so is a column with a null that its spec doesn't allow, so that there is one place that says so.
 
 use arrow_buffer::NullBuffer;
-use fastpipe_batch::{Error, ErrorKind, Form, Leaf, Lengths, NestedForm, Overflow, RowsByPart, hint, try_collect};
+use fastpipe_batch::{
+    Error, ErrorKind, Form, LengthRule, Lengths, NestedForm, Overflow, RowsByPart, TextParts, ValueParts, hint,
+    try_collect,
+};
 
 use crate::bound::{Bound, Level, Lists, Values};
-use crate::layout::{Column, Rule};
+use crate::layout::Column;
 
 /// Rows that are asked for before they are copied.
 const AHEAD: usize = 8;
@@ -81,11 +84,15 @@ impl Gather<'_> {
 
     /// Copies what can be copied. Says whether it has.
     fn copy(&self, form: &NestedForm, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
-        match (form.ragged, form.leaf) {
-            (0, Leaf::Fixed(_)) if self.is_plain(form) => self.plain(form, by_part),
-            (0, Leaf::Bytes { .. }) if form.shape.is_empty() => self.texts(form, by_part),
-            (1, Leaf::Fixed(dtype)) if form.shape.is_empty() && self.column.rule(0) == Rule::Free => {
-                self.lists(form, dtype.size(), by_part)
+        match (form.ragged, self.column.parts.values) {
+            (0, ValueParts::Elements(dtype, part)) if self.is_plain(form) => {
+                self.plain((form.width(), dtype.size()), part as usize, by_part)
+            }
+            (0, ValueParts::Text { to, .. }) if form.shape.is_empty() => self.texts(to, by_part),
+            (1, ValueParts::Elements(dtype, part))
+                if form.shape.is_empty() && self.column.length_rule(0) == LengthRule::Free =>
+            {
+                self.lists(dtype.size(), part as usize, by_part)
             }
             _ => Ok(false),
         }
@@ -96,7 +103,7 @@ impl Gather<'_> {
         self.chunks.iter().all(|chunk| {
             let fixed = |(dim, level): (usize, &Level)| {
                 level.nulls.is_none()
-                    && matches!((&level.lists, self.column.rule(dim)), (Lists::Fixed(n), Rule::Exact(m)) if *n == m)
+                    && matches!((&level.lists, self.column.length_rule(dim)), (Lists::Fixed(n), LengthRule::Exact(m)) if *n == m)
             };
             (chunk.nulls.is_none() || form.shape.is_empty())
                 && chunk.levels.len() == form.shape.len()
@@ -104,20 +111,15 @@ impl Gather<'_> {
         })
     }
 
-    /// Copies rows of a fixed width.
-    fn plain(&self, form: &NestedForm, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
-        let Some(nulls) = self.null_rows(|chunk| Ok(chunk.nulls.as_ref()), form.leaf_mask.is_some())? else {
+    /// Copies rows of so many elements, of so many bytes each.
+    fn plain(&self, (width, size): (usize, usize), part: usize, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
+        let leaf_mask = self.column.parts.leaf_mask();
+        let Some(nulls) = self.null_rows(|chunk| Ok(chunk.nulls.as_ref()), leaf_mask.is_some())? else {
             return Ok(false);
         };
-        let mut part = self.column.first_part;
-        if form.leaf_mask.is_some() {
-            mask(by_part.placed(part)?, &nulls);
-            part += 1;
+        if let Some(part) = leaf_mask {
+            mask(by_part.placed(part as usize)?, &nulls);
         }
-        let Leaf::Fixed(dtype) = form.leaf else {
-            return Err(lost());
-        };
-        let (width, size) = (form.width(), dtype.size());
         let out = by_part.placed::<u8>(part)?;
         if self.chunks.iter().any(|chunk| matches!(chunk.values, Values::Bits(_))) {
             self.bits(width, out)?;
@@ -238,24 +240,23 @@ impl Gather<'_> {
     }
 
     /// Copies strings. Says whether it has.
-    fn texts(&self, form: &NestedForm, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
-        let Some(nulls) = self.null_rows(|chunk| Ok(chunk.nulls.as_ref()), form.leaf_mask.is_some())? else {
+    fn texts(&self, to: TextParts, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
+        let leaf_mask = self.column.parts.leaf_mask();
+        let Some(nulls) = self.null_rows(|chunk| Ok(chunk.nulls.as_ref()), leaf_mask.is_some())? else {
             return Ok(false);
         };
-        let mut part = self.column.first_part;
-        if form.leaf_mask.is_some() {
-            mask(by_part.placed(part)?, &nulls);
-            part += 1;
+        if let Some(part) = leaf_mask {
+            mask(by_part.placed(part as usize)?, &nulls);
         }
         let fill = &self.column.fill[..];
-        let lens = by_part.placed::<i64>(part)?;
+        let lens = by_part.placed::<i64>(to.lengths as usize)?;
         for (out, row) in lens.iter_mut().zip(self.rows) {
             *out = self.chunk(*row)?.values.text(row.row).len() as i64;
         }
         for &row in &nulls {
             *lens.get_mut(row).ok_or_else(lost)? = fill.len() as i64;
         }
-        let mut arena = by_part.arena(part + 1)?;
+        let mut arena = by_part.arena(to.bytes as usize)?;
         if nulls.is_empty() && !self.stretches.is_empty() {
             for stretch in self.stretches {
                 let values = &self.chunks.get(stretch.chunk).ok_or_else(lost)?.values;
@@ -284,30 +285,30 @@ impl Gather<'_> {
     }
 
     /// Copies lists of elements of `size` bytes. Says whether it has.
-    fn lists(&self, form: &NestedForm, size: usize, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
+    fn lists(&self, size: usize, values: usize, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
+        let parts = &self.column.parts;
         let is_elements = |chunk: &&Bound| matches!(chunk.values, Values::Elements(_)) && chunk.levels.len() == 1;
         if !self.chunks.iter().all(is_elements) {
             return Ok(false);
         }
-        let Some(nulls) = self.null_rows(|chunk| Ok(chunk.levels[0].nulls.as_ref()), form.masks[0])? else {
+        let Some(nulls) = self.null_rows(|chunk| Ok(chunk.levels[0].nulls.as_ref()), parts.mask_at(0).is_some())?
+        else {
             return Ok(false);
         };
         let null_items = self.chunks.iter().any(|chunk| chunk.nulls.is_some());
-        if null_items && self.check_null(form.leaf_mask.is_some()).is_err() {
+        if null_items && self.check_null(parts.leaf_mask().is_some()).is_err() {
             return Ok(false);
         }
-        let mut part = self.column.first_part;
-        if form.masks[0] {
-            mask(by_part.placed(part)?, &nulls);
-            part += 1;
+        if let Some(part) = parts.mask_at(0) {
+            mask(by_part.placed(part as usize)?, &nulls);
         }
         let ranges = self.ranges(&nulls)?;
-        for (out, (_, start, end)) in by_part.placed::<i64>(part)?.iter_mut().zip(&ranges.rows) {
+        let lengths = *parts.lengths.first().ok_or_else(lost)?;
+        for (out, (_, start, end)) in by_part.placed::<i64>(lengths as usize)?.iter_mut().zip(&ranges.rows) {
             *out = (end - start) as i64;
         }
-        part += 1;
-        if form.leaf_mask.is_some() {
-            let mut arena = by_part.arena(part)?;
+        if let Some(part) = parts.leaf_mask() {
+            let mut arena = by_part.arena(part as usize)?;
             for (chunk, items, lens) in ranges.runs() {
                 let out = arena.take_rows(lens)?;
                 out.fill(1);
@@ -317,9 +318,8 @@ impl Gather<'_> {
                         .for_each(|(out, item)| *out = u8::from(nulls.is_valid(item)));
                 }
             }
-            part += 1;
         }
-        let mut arena = by_part.arena(part)?;
+        let mut arena = by_part.arena(values)?;
         for (chunk, items, lens) in ranges.runs() {
             let from = self.bytes_of(chunk)?.get(items.start * size..items.end * size);
             let out = arena.take_rows(lens.map(|len| len * size))?;

@@ -2,7 +2,8 @@
 
 use arrow_schema::{DataType, Schema};
 use fastpipe_batch::{
-    ColumnSpec, DType, Error, Feature, Form, Leaf, NestedForm, Nulls, Request, Scalar, SparseForm, SparseLayout,
+    ColumnSpec, DType, Error, Feature, Form, Leaf, LengthRule, Nulls, PartId, PartIds, Request, Scalar, SparseLayout,
+    spec_code,
 };
 
 use crate::trace::{Step, Trace, misfit, trace};
@@ -14,22 +15,16 @@ pub(crate) struct Column {
     pub(crate) feature: Feature,
     pub(crate) spec: ColumnSpec,
     pub(crate) trace: Trace,
+    /// Numbers of its parts.
+    pub(crate) parts: PartIds,
     /// The number of its first part.
-    pub(crate) first_part: usize,
+    pub(crate) first_part: PartId,
     /// Of a sparse column: the fields of its indices, one for each dimension, and of its values.
     pub(crate) sparse: Option<(Vec<usize>, usize)>,
     /// What stands for a null: an element, or the bytes of a string.
     pub(crate) fill: Vec<u8>,
     /// What arrays are padded with.
     pub(crate) pad: Option<Vec<u8>>,
-}
-
-/// What the length of a list must be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rule {
-    Free,
-    Exact(usize),
-    Pad(usize),
 }
 
 /// An element that stands for none: zero, but for times, which have one of their own.
@@ -50,22 +45,9 @@ fn element(scalar: Option<&Scalar>, leaf: Leaf) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// Python code of the spec that reads values below so many lists.
-fn code(field: &str, trace: &Trace) -> Option<String> {
-    let leaf = leaf(&trace.end)?;
-    let nulls = if trace.nullable.contains(&true) {
-        ", nulls=\"mask\""
-    } else {
-        ""
-    };
-    let spec = match trace.dims() {
-        0 => format!("fastpipe.DenseSpec((), \"{leaf}\"{nulls})"),
-        1 => format!("fastpipe.RaggedSpec((None,), \"{leaf}\"{nulls})"),
-        dims => format!(
-            "fastpipe.RaggedSpec(({}), \"{leaf}\"{nulls})",
-            vec!["None"; dims].join(", ")
-        ),
-    };
+/// What to ask for instead: a spec that reads the column as it is.
+fn instead(field: &str, trace: &Trace) -> Option<String> {
+    let spec = spec_code(trace.dims(), leaf(&trace.end)?, trace.nullable.contains(&true));
     Some(format!("; features={{\"{field}\": {spec}}} reads it"))
 }
 
@@ -82,49 +64,21 @@ fn sparse_fields(ty: &DataType, dims: usize) -> Option<(Vec<usize>, usize)> {
 
 impl Column {
     /// Lays out a feature. `first_part` is the number of the column's first part.
-    pub(crate) fn new(schema: &Schema, feature: &Feature, first_part: usize) -> Result<Column, Error> {
+    pub(crate) fn new(schema: &Schema, feature: &Feature, first_part: PartId) -> Result<Column, Error> {
         let at = |error: Error| error.at_feature(feature.name.as_str());
         Column::laid_out(schema, feature, first_part).map_err(at)
     }
 
-    fn laid_out(schema: &Schema, feature: &Feature, first_part: usize) -> Result<Column, Error> {
+    fn laid_out(schema: &Schema, feature: &Feature, first_part: PartId) -> Result<Column, Error> {
         let trace = trace(schema, feature)?;
-        let mut sparse = None;
-        let masked = feature.nulls == Nulls::Mask;
-        let nullable = |level: usize| masked && trace.nullable.get(level).copied().unwrap_or(false);
-        let nested = |ragged: usize, shape: Vec<usize>, leaf: Leaf| {
-            let deepest = (ragged..=ragged + shape.len()).rev().find(|&level| nullable(level));
-            Form::Nested(NestedForm {
-                ragged,
-                leaf,
-                masks: (0..ragged).map(nullable).collect(),
-                leaf_mask: deepest.map(|level| level - ragged),
-                shape,
-            })
-        };
-        let form = match &feature.request {
-            Request::Dense { shape, leaf, .. } => {
+        let sparse = match &feature.request {
+            Request::Dense { .. } | Request::Ragged { .. } => {
                 check(feature, &trace)?;
-                nested(0, shape.clone(), *leaf)
+                None
             }
-            Request::Ragged { shape, leaf } => {
-                check(feature, &trace)?;
-                // Dimensions behind the last ragged one become dimensions of the values.
-                let ragged = shape.iter().rposition(Option::is_none).map_or(0, |i| i + 1);
-                nested(ragged, shape[ragged..].iter().map(|d| d.unwrap_or(0)).collect(), *leaf)
-            }
-            Request::Sparse {
-                shape, leaf, layout, ..
-            } => {
-                sparse = Some(check_sparse(feature, &trace, shape.len())?);
-                Form::Sparse(SparseForm {
-                    layout: *layout,
-                    shape: shape.clone(),
-                    leaf: *leaf,
-                    mask: nullable(0),
-                })
-            }
+            Request::Sparse { shape, .. } => Some(check_sparse(feature, &trace, shape.len())?),
         };
+        let form = Form::of(feature, &trace.nullable);
         let leaf = feature.request.leaf();
         let fill = match &feature.nulls {
             Nulls::Fill(value) => element(value.as_ref(), leaf)?,
@@ -135,6 +89,7 @@ impl Column {
             _ => None,
         };
         Ok(Column {
+            parts: PartIds::new(&form, first_part),
             spec: ColumnSpec {
                 name: feature.name.as_str().into(),
                 form,
@@ -157,13 +112,8 @@ impl Column {
     }
 
     /// What the length of the list of dimension `dim` must be.
-    pub(crate) fn rule(&self, dim: usize) -> Rule {
-        match &self.feature.request {
-            Request::Dense { shape, pad: None, .. } => Rule::Exact(shape[dim]),
-            Request::Dense { shape, .. } => Rule::Pad(shape[dim]),
-            Request::Ragged { shape, .. } => shape[dim].map_or(Rule::Free, Rule::Exact),
-            Request::Sparse { .. } => Rule::Free,
-        }
+    pub(crate) fn length_rule(&self, dim: usize) -> LengthRule {
+        self.feature.request.length_rule(dim)
     }
 
     /// Whether each row of a sparse column begins with the batch index.
@@ -189,7 +139,7 @@ fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
             )))
         };
     }
-    let hint = || code(&feature.field, trace).unwrap_or_default();
+    let hint = || instead(&feature.field, trace).unwrap_or_default();
     if leaf(&trace.end).is_none() {
         let reason = format!("values of type {} are not read", trace.end);
         return Err(Error::new(fastpipe_batch::ErrorKind::Unsupported, reason));

@@ -40,7 +40,7 @@ impl Columns {
         let mut parts = 0;
         for feature in features {
             let column = Column::new(&schema, feature, parts)?;
-            parts += column.spec.parts().len();
+            parts += column.spec.parts().len() as u32;
             columns.push(column);
         }
         let specs = columns.iter().map(|column: &Column| column.spec.clone()).collect();

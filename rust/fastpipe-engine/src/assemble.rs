@@ -69,7 +69,7 @@ pub fn assemble(
 /// batch's memory as they are.
 fn take_over(fragment: &mut Fragment, parts: &[Part], stretches: &mut [Stretch], slabs: &mut Vec<Slab>) {
     for (i, (part, stretch)) in parts.iter().zip(stretches).enumerate() {
-        if part.per_row.is_some() {
+        if part.per_row().is_some() {
             continue;
         }
         if let Some(mut slab) = fragment.take_arena(i) {
@@ -96,7 +96,7 @@ fn join(
     pool: &Arc<SlabPool>,
 ) -> Result<()> {
     let lead = |part: &Part| if part.kind == PartKind::Lengths { part.size() } else { 0 };
-    let arenas = || parts.iter().enumerate().filter(|(_, part)| part.per_row.is_none());
+    let arenas = || parts.iter().enumerate().filter(|(_, part)| part.per_row().is_none());
     let mut end = 0usize;
     for (i, part) in arenas() {
         let len = lead(part) + fragments.iter().map(|f| f.arena(i).0.len()).sum::<usize>();

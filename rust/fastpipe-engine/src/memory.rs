@@ -47,7 +47,7 @@ impl Memory {
         let arenas = columns
             .iter()
             .flat_map(ColumnSpec::parts)
-            .filter(|part| part.per_row.is_none())
+            .filter(|part| part.per_row().is_none())
             .count();
         Arc::new(Memory {
             buffers: BufferPool::default(),

@@ -1,17 +1,16 @@
 //! The row buffer of `fastpipe.rebatch`: arrays in, arrays of batches out.
 //!
-//! Python cuts columns into flat parts and puts them together again; here whatever is proportional to rows is done, without
-//! the GIL.
+//! Python takes forms apart to their arrays, the parts of their columns, and puts them together again; here whatever is
+//! proportional to rows is done, without the GIL.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind, OutOfBounds, Result, SlabPool, try_collect};
+use fastpipe_batch::{Error, ErrorKind, OutOfBounds, Part, PartKind, Result, SlabPool, try_collect};
 use fastpipe_engine::default_threads;
 use fastpipe_order::Key;
-use fastpipe_rebatch::{Array, Chunk, Ends, Part, Ready, Recut, RowLayout, Shuffled, Targets};
+use fastpipe_rebatch::{Array, BatchSize, Chunk, Ends, InOrder, RowLayout, Shuffled, Targets};
 use numpy::{
-    PyArray1, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray,
-    PyUntypedArrayMethods, dtype,
+    PyArray1, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods, dtype,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -25,6 +24,8 @@ use crate::raw::{Fresh, Kept, Pinned, bytes};
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct RowBuffer {
     layout: RowLayout,
+    /// Of each part, as the columns have them one after the other, whether it is lengths.
+    is_lengths: Vec<bool>,
     /// dtype and shape of the elements of each part of values.
     elements: Vec<(Py<PyArrayDescr>, Vec<usize>)>,
     /// The column that each part of values is, if all columns are plain arrays.
@@ -37,25 +38,25 @@ pub(crate) struct RowBuffer {
     state: Mutex<State>,
 }
 
-/// Arrays of so many bytes are made in slabs, so that page faults are paid once; NumPy's own allocator keeps smaller ones
-/// as ready, and faster.
+/// Arrays of so many bytes are made in slabs, so that page faults are paid once; NumPy's own allocator keeps smaller
+/// ones as ready, and faster.
 const POOLED: usize = 128 << 10;
 /// Free slabs for each part of values: a batch that was just dropped, and the one before it.
 const FREE: usize = 2;
 
 struct State {
     rows: Rows,
-    chunk: Option<Held>,
+    chunk: Option<PushedChunk>,
     ended: bool,
 }
 
 enum Rows {
-    InOrder(Recut),
+    InOrder(InOrder),
     Shuffled(Box<Shuffled>),
 }
 
 /// A chunk that came in, of which the rows before `from` were used.
-struct Held {
+struct PushedChunk {
     rows: usize,
     from: usize,
     ends: Ends,
@@ -64,28 +65,34 @@ struct Held {
 }
 
 impl Rows {
-    fn lent_parts(&self) -> &[usize] {
+    fn retained_parts(&self) -> &[usize] {
         match self {
             Rows::InOrder(_) => &[],
-            Rows::Shuffled(rows) => rows.lent_parts(),
+            Rows::Shuffled(rows) => rows.retained_parts(),
         }
     }
 
-    fn hold(&mut self, rows: usize, lent: Vec<Box<dyn Array>>) -> Result<()> {
+    fn retain(&mut self, rows: usize, retained: Vec<Box<dyn Array>>) -> Result<()> {
         match self {
             Rows::InOrder(_) => Ok(()),
-            Rows::Shuffled(all) => all.hold(rows, lent),
+            Rows::Shuffled(all) => all.retain(rows, retained),
         }
     }
 
-    fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<Ready>> {
+    fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<BatchSize>> {
         match self {
             Rows::InOrder(rows) => rows.advance(chunk, from, ended),
             Rows::Shuffled(rows) => rows.advance(chunk, from, ended),
         }
     }
 
-    fn copy(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ready: &Ready, targets: Targets<'_>) -> Result<()> {
+    fn copy(
+        &mut self,
+        chunk: Option<&Chunk<'_>>,
+        from: &mut usize,
+        ready: &BatchSize,
+        targets: Targets<'_>,
+    ) -> Result<()> {
         match self {
             Rows::InOrder(rows) => rows.copy(chunk, from, ready, targets),
             Rows::Shuffled(rows) => rows.copy(ready, targets),
@@ -93,22 +100,29 @@ impl Rows {
     }
 }
 
+/// A part of a column, as Python tells of it: its depth is the number of lengths before it.
+#[derive(FromPyObject)]
+enum PartOf<'py> {
+    /// So many lengths for each item of its depth.
+    Lengths(usize),
+    /// dtype and shape of what each item of its depth has.
+    Values((Bound<'py, PyArrayDescr>, Vec<usize>)),
+}
+
 type Offsets<'py> = Vec<Bound<'py, PyArray1<i64>>>;
-/// The rows of a batch, its offsets and its values.
-type Batch<'py> = (usize, Offsets<'py>, Vec<Bound<'py, PyUntypedArray>>);
+type Values<'py> = Vec<Bound<'py, PyUntypedArray>>;
 
 #[pymethods]
 impl RowBuffer {
-    /// `lengths` has level and width of each part, `values` level, dtype and shape of an element. `arrays` has the columns'
-    /// names, if each is an array that is a part of values as it stands.
+    /// `columns` has the parts of each column, from the outermost to the innermost. `arrays` has the columns' names, if
+    /// each is an array that is its only part as it stands.
     #[new]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     #[pyo3(signature = (
-        lengths, values, *, batch_size, shuffle_buffer, seed, epoch, drop_last, copy, arrays = None
+        columns, *, batch_size, shuffle_buffer, seed, epoch, drop_last, copy, arrays = None
     ))]
     fn new(
-        lengths: Vec<(usize, usize)>,
-        values: Vec<(usize, Bound<'_, PyArrayDescr>, Vec<usize>)>,
+        columns: Vec<Vec<PartOf<'_>>>,
         batch_size: u32,
         shuffle_buffer: u32,
         seed: u64,
@@ -117,26 +131,30 @@ impl RowBuffer {
         copy: bool,
         arrays: Option<Vec<Py<PyAny>>>,
     ) -> PyResult<Self> {
-        let mut layout = RowLayout::default();
-        let mut elements = Vec::with_capacity(values.len());
-        layout
-            .lengths
-            .extend(lengths.into_iter().map(|(level, width)| Part { level, width }));
-        for (level, dtype, shape) in values {
-            if dtype.has_object() || dtype.itemsize() == 0 {
-                return Err(PyValueError::new_err(format!("rows of {dtype} can't be copied")));
+        let (mut is_lengths, mut elements) = (Vec::new(), Vec::new());
+        let mut all: Vec<Vec<Part>> = Vec::with_capacity(columns.len());
+        for column in columns {
+            let mut parts = Vec::with_capacity(column.len());
+            for part in column {
+                is_lengths.push(matches!(part, PartOf::Lengths(_)));
+                parts.push(match part {
+                    PartOf::Lengths(width) => (PartKind::Lengths, width),
+                    PartOf::Values((dtype, shape)) => {
+                        let width = width(&dtype, &shape)?;
+                        elements.push((dtype.unbind(), shape));
+                        (PartKind::Bytes, width)
+                    }
+                });
             }
-            let width = shape
-                .iter()
-                .try_fold(dtype.itemsize(), |width, &size| width.checked_mul(size));
-            let width = width.ok_or_else(|| PyValueError::new_err("rows are too large"))?;
-            layout.values.push(Part { level, width });
-            elements.push((dtype.unbind(), shape));
+            all.push(Part::nested(parts));
         }
-        if !layout.is_sound() {
-            return Err(PyValueError::new_err("a level is used that no lengths open"));
-        }
-        let plain = |names: &Vec<_>| layout.lengths.is_empty() && names.len() == layout.values.len();
+        let layout = RowLayout::new(&all).map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let plain = |names: &Vec<_>| {
+            names.len() == all.len()
+                && all
+                    .iter()
+                    .all(|parts| parts.len() == 1 && parts[0].kind == PartKind::Bytes)
+        };
         if !arrays.as_ref().is_none_or(plain) {
             return Err(PyValueError::new_err(
                 "columns that are arrays are a part of values each",
@@ -144,7 +162,7 @@ impl RowBuffer {
         }
         let (batch_size, span, threads) = (batch_size as usize, u64::from(shuffle_buffer), default_threads());
         let rows = if shuffle_buffer == 0 {
-            Rows::InOrder(Recut::new(layout.clone(), batch_size, threads))
+            Rows::InOrder(InOrder::new(layout.clone(), batch_size, threads))
         } else {
             let shuffled = Shuffled::new(layout.clone(), batch_size, span, Key { seed, epoch }, threads, copy);
             let shuffled =
@@ -157,9 +175,10 @@ impl RowBuffer {
             ended: false,
         };
         Ok(RowBuffer {
-            pool: SlabPool::new(FREE * layout.values.len()),
+            pool: SlabPool::new(FREE * layout.values().len()),
             process: std::process::id(),
             layout,
+            is_lengths,
             elements,
             arrays,
             batch_size,
@@ -168,28 +187,32 @@ impl RowBuffer {
         })
     }
 
-    /// Hands in the next rows: when `next` has returned None.
-    fn push(
-        &self,
-        py: Python<'_>,
-        rows: usize,
-        lengths: Vec<PyReadonlyArray1<'_, i64>>,
-        values: Vec<Bound<'_, PyUntypedArray>>,
-    ) -> PyResult<()> {
-        let copied = |part: &PyReadonlyArray1<'_, i64>| try_collect(part.as_array().iter().copied(), "lengths of rows");
-        let lengths: Vec<Vec<i64>> = lengths
-            .iter()
-            .map(copied)
-            .collect::<Result<_>>()
-            .map_err(|e| internal(py, e))?;
-        if values.len() != self.elements.len() || !(0..).zip(&values).all(|(i, array)| self.is_like(i, array)) {
-            return Err(PyValueError::new_err("the parts aren't those of the first rows"));
+    /// Hands in the next rows, when `next` has returned None: the parts of all columns, one after the other; of lengths
+    /// int64, one dimension.
+    fn push(&self, py: Python<'_>, rows: usize, parts: Vec<Bound<'_, PyUntypedArray>>) -> PyResult<()> {
+        let differ = || PyValueError::new_err("the parts aren't those of the first rows");
+        let (mut lengths, mut values) = (Vec::new(), Vec::new());
+        if parts.len() != self.is_lengths.len() {
+            return Err(differ());
+        }
+        for (part, &is_lengths) in parts.into_iter().zip(&self.is_lengths) {
+            if is_lengths {
+                let part = part.into_any().cast_into::<PyArray1<i64>>().map_err(|_| differ())?;
+                let copied = try_collect(part.try_readonly()?.as_array().iter().copied(), "lengths of rows");
+                lengths.push(copied.map_err(|e| internal(py, e))?);
+            } else {
+                values.push(part);
+            }
+        }
+        if !(0..).zip(&values).all(|(i, array)| self.is_like(i, array)) {
+            return Err(differ());
         }
         guarded(py, || self.hand_in(py, rows, lengths, values))
     }
 
-    /// Hands in the next rows, as `push` does, if all columns are arrays that need no preparation. Otherwise it does nothing
-    /// and returns False: then the parts have to be made, and whatever is wrong with the batch is said by who makes them.
+    /// Hands in the next rows, as `push` does, if all columns are arrays that need no preparation. Otherwise it does
+    /// nothing and returns False: then the parts have to be made, and whatever is wrong with the batch is said by who
+    /// makes them.
     fn push_arrays(&self, batch: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = batch.py();
         let (Some(names), Ok(batch)) = (&self.arrays, batch.cast_exact::<PyDict>()) else {
@@ -223,7 +246,7 @@ impl RowBuffer {
         let Some(names) = &self.arrays else {
             return Err(PyValueError::new_err("not all columns are arrays"));
         };
-        let Some((_, _, values)) = self.next(py)? else {
+        let Some((_, _, values)) = guarded(py, || self.take(py))? else {
             return Ok(None);
         };
         guarded(py, || {
@@ -243,9 +266,17 @@ impl RowBuffer {
             .ended = true;
     }
 
-    /// The next batch; None if more rows are needed, or if there are no more.
-    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<Batch<'py>>> {
-        guarded(py, || self.take(py))
+    /// The next batch: its rows, and its parts as `push` takes them, but with offsets in place of lengths. None if more
+    /// rows are needed, or if there are no more.
+    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(usize, Values<'py>)>> {
+        let Some((rows, offsets, values)) = guarded(py, || self.take(py))? else {
+            return Ok(None);
+        };
+        let offsets = offsets.into_iter().map(|array| array.as_untyped().clone());
+        let (mut offsets, mut values) = (offsets, values.into_iter());
+        let parts = self.is_lengths.iter();
+        let parts = parts.filter_map(|&is_lengths| if is_lengths { offsets.next() } else { values.next() });
+        Ok(Some((rows, parts.collect())))
     }
 
     /// Memory for rows that wait, in bytes.
@@ -260,12 +291,15 @@ impl RowBuffer {
 }
 
 impl RowBuffer {
-    fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Batch<'py>>> {
+    fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<(usize, Offsets<'py>, Values<'py>)>> {
         let mut guard = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
         let State { rows, chunk, ended } = &mut *guard;
         let ended = *ended;
-        let view = chunk.as_ref().map(|held| held.chunk(py, &self.layout)).transpose()?;
-        let mut from = chunk.as_ref().map_or(0, |held| held.from);
+        let view = chunk
+            .as_ref()
+            .map(|pushed| pushed.chunk(py, &self.layout))
+            .transpose()?;
+        let mut from = chunk.as_ref().map_or(0, |pushed| pushed.from);
         let ready = py
             .detach(|| rows.advance(view.as_ref(), &mut from, ended))
             .map_err(|e| internal(py, e))?;
@@ -289,12 +323,23 @@ impl RowBuffer {
             }
         };
         drop(view);
-        if let Some(held) = chunk {
-            held.from = from;
+        if let Some(pushed) = chunk {
+            pushed.from = from;
         }
-        chunk.take_if(|held| held.from == held.rows);
+        chunk.take_if(|pushed| pushed.from == pushed.rows);
         Ok(batch)
     }
+}
+
+/// Bytes of elements of a shape.
+fn width(dtype: &Bound<'_, PyArrayDescr>, shape: &[usize]) -> PyResult<usize> {
+    if dtype.has_object() || dtype.itemsize() == 0 {
+        return Err(PyValueError::new_err(format!("rows of {dtype} can't be copied")));
+    }
+    let bytes = shape
+        .iter()
+        .try_fold(dtype.itemsize(), |bytes, &size| bytes.checked_mul(size));
+    bytes.ok_or_else(|| PyValueError::new_err("rows are too large"))
 }
 
 fn internal(py: Python<'_>, error: Error) -> PyErr {
@@ -308,7 +353,7 @@ fn out_of_bounds(out: OutOfBounds) -> PyErr {
     PyValueError::new_err(out.to_string())
 }
 
-impl Held {
+impl PushedChunk {
     fn chunk<'a>(&'a self, py: Python<'a>, layout: &RowLayout) -> PyResult<Chunk<'a>> {
         let lengths = self.lengths.iter().map(Vec::as_slice).collect();
         // They are looked at again each time: what is refused when rows come in is refused later, too.
@@ -343,25 +388,26 @@ impl RowBuffer {
         if state.chunk.is_some() || state.ended {
             return Err(PyValueError::new_err("rows came in before they were asked for"));
         }
-        let lent = state.rows.lent_parts().iter().map(|&i| Kept::new(&values[i]));
-        let lent = lent.map(|kept| Ok(Box::new(kept?.ok_or_else(|| out_of_bounds(OutOfBounds))?) as Box<dyn Array>));
-        let lent: Vec<_> = lent.collect::<PyResult<_>>()?;
-        let held = Held {
+        let retained = state.rows.retained_parts().iter().map(|&i| Kept::new(&values[i]));
+        let retained =
+            retained.map(|kept| Ok(Box::new(kept?.ok_or_else(|| out_of_bounds(OutOfBounds))?) as Box<dyn Array>));
+        let retained: Vec<_> = retained.collect::<PyResult<_>>()?;
+        let pushed = PushedChunk {
             rows,
             from: 0,
             ends,
             lengths,
             values: values.iter().map(Pinned::new).collect::<PyResult<_>>()?,
         };
-        held.chunk(py, &self.layout)?;
-        state.rows.hold(rows, lent).map_err(|e| internal(py, e))?;
-        state.chunk = Some(held);
+        pushed.chunk(py, &self.layout)?;
+        state.rows.retain(rows, retained).map_err(|e| internal(py, e))?;
+        state.chunk = Some(pushed);
         Ok(())
     }
 
     /// Arrays for a batch, not yet written.
-    fn allocate<'py>(&self, py: Python<'py>, ready: &Ready) -> PyResult<(Offsets<'py>, Vec<Fresh<'py>>)> {
-        let offsets = self.layout.lengths.iter();
+    fn allocate<'py>(&self, py: Python<'py>, ready: &BatchSize) -> PyResult<(Offsets<'py>, Vec<Fresh<'py>>)> {
+        let offsets = self.layout.lengths().iter();
         let integers = dtype::<i64>(py);
         let offsets = offsets.map(|part| {
             let len = ready.elements[part.level]
@@ -372,7 +418,7 @@ impl RowBuffer {
         });
         let values = self
             .layout
-            .values
+            .values()
             .iter()
             .zip(&self.elements)
             .map(|(part, (dtype, shape))| {

@@ -2,7 +2,7 @@
 
 use fastpipe_batch::{Result, Span, try_collect, try_reserve, try_with_capacity};
 
-use crate::rows::Part;
+use crate::layout::LevelPart;
 use crate::slots::{ROWS, reserve};
 
 /// The start of no row.
@@ -82,7 +82,7 @@ impl Arena {
 
 /// Makes the moves of a compaction, which leaves so many elements `filled`, and takes memory for `room`.
 pub(crate) fn part_room<T: Copy>(
-    part: &Part,
+    part: &LevelPart,
     data: &mut Vec<T>,
     moves: &[(Span, usize)],
     filled: usize,

@@ -1,7 +1,7 @@
 //! Copies of rows, shared out over threads where there is enough to copy.
 //!
-//! The threads live for one call. To start one takes as long as to copy some hundred kilobytes, so few rows are copied by
-//! the caller; and nothing is left behind, neither when a rebatcher is dropped nor for a forked child.
+//! The threads live for one call. To start one takes as long as to copy some hundred kilobytes, so few rows are copied
+//! by the caller; and nothing is left behind, neither when a rebatcher is dropped nor for a forked child.
 
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};

@@ -4,10 +4,12 @@ use fastpipe_batch::{Error, OutOfBounds, Place, Result, Span, try_reserve};
 use fastpipe_order::{FisherYates, Key};
 
 use crate::arena::{Arena, part_room};
+use crate::chunk::{Byte, Chunk, elements};
 use crate::copies::{Copies, Which, copy_all};
-use crate::lent::{Array, Lent, WIDE};
-use crate::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
+use crate::layout::{LevelPart, RowLayout};
+use crate::retained_arrays::{Array, RetainedArrays, WIDE};
 use crate::slots::{ROWS, Slots, make_room};
+use crate::targets::{BatchSize, Targets};
 
 /// The row buffer of a shuffle: a Fisher-Yates draw over a window, see [`FisherYates`].
 #[derive(Debug)]
@@ -24,20 +26,21 @@ pub struct Shuffled {
     /// Of the levels from 1.
     levels: Vec<Arena>,
     lengths: Vec<Vec<i64>>,
-    /// Those of lent parts stay empty.
+    /// Those of retained parts stay empty.
     values: Vec<Vec<Byte>>,
-    lent: Lent,
+    retained: RetainedArrays,
     /// Which parts of values stay where they came in, ascending.
-    lent_parts: Vec<usize>,
+    retained_parts: Vec<usize>,
 }
 
-/// The buffer may take in this fraction of a batch's needs beyond them: the more at once, the closer together the slots.
+/// The buffer may take in this fraction of a batch's needs beyond them: the more at once, the closer together the
+/// slots.
 const SLACK: u32 = 4;
 
 impl Shuffled {
-    /// Shuffles rows of this layout through a window of `span`, into batches of `batch_size`, and copies them with at most
-    /// so many threads. The window and the batch together have at most 2^32 - 1 rows. Unless all parts are to be copied as
-    /// they come in, some are [lent](Shuffled::lent_parts).
+    /// Shuffles rows of this layout through a window of `span`, into batches of `batch_size`, and copies them with at
+    /// most so many threads. The window and the batch together have at most 2^32 - 1 rows. Unless all parts are to be
+    /// copied as they come in, some are [retained](Shuffled::retained_parts).
     ///
     /// # Errors
     ///
@@ -47,14 +50,14 @@ impl Shuffled {
         let needed = span.max(1).checked_add(batch_size as u64 - 1).ok_or(OutOfBounds)?;
         let most = u32::try_from(needed).map_err(|_| OutOfBounds)?;
         let most = most.saturating_add((batch_size as u32).max(most / SLACK));
-        let is_lent = |part: &Part| !copy && part.level == 0 && part.width >= WIDE;
-        let lent_parts = (0..layout.values.len()).filter(|&i| is_lent(&layout.values[i]));
-        let lent_parts: Vec<usize> = lent_parts.collect();
-        let widths = lent_parts.iter().map(|&i| layout.values[i].width).collect();
+        let is_retained = |part: &LevelPart| !copy && part.level == 0 && part.width >= WIDE;
+        let retained_parts = (0..layout.values().len()).filter(|&i| is_retained(&layout.values()[i]));
+        let retained_parts: Vec<usize> = retained_parts.collect();
+        let widths = retained_parts.iter().map(|&i| layout.values()[i].width).collect();
         Ok(Shuffled {
-            levels: layout.lengths.iter().map(|_| Arena::default()).collect(),
-            lengths: vec![Vec::new(); layout.lengths.len()],
-            values: vec![Vec::new(); layout.values.len()],
+            levels: layout.lengths().iter().map(|_| Arena::default()).collect(),
+            lengths: vec![Vec::new(); layout.lengths().len()],
+            values: vec![Vec::new(); layout.values().len()],
             layout,
             batch_size,
             needed: needed as usize,
@@ -62,41 +65,41 @@ impl Shuffled {
             order: FisherYates::new(key, span),
             slots: Slots::new(most),
             drawn: Vec::new(),
-            lent: Lent::new(widths, most as usize),
-            lent_parts,
+            retained: RetainedArrays::new(widths, most as usize),
+            retained_parts,
         })
     }
 
-    /// Memory for rows, in bytes, that of the arrays that are held included.
+    /// Memory for rows, in bytes, that of the arrays that are retained included.
     pub fn nbytes(&self) -> usize {
         let lengths: usize = self.lengths.iter().map(|data| data.capacity() * size_of::<i64>()).sum();
-        lengths + self.values.iter().map(Vec::capacity).sum::<usize>() + self.lent.nbytes()
+        lengths + self.values.iter().map(Vec::capacity).sum::<usize>() + self.retained.nbytes()
     }
 
     /// The parts of values whose elements stay where they came in.
-    pub fn lent_parts(&self) -> &[usize] {
-        &self.lent_parts
+    pub fn retained_parts(&self) -> &[usize] {
+        &self.retained_parts
     }
 
-    /// Holds the lent parts of a chunk, before it is first given to [`advance`](Shuffled::advance).
+    /// Retains those parts of a chunk, before it is first given to [`advance`](Shuffled::advance).
     ///
     /// # Errors
     ///
     /// If they aren't as long as its rows say, or if the chunk before wasn't used up.
-    pub fn hold(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<()> {
-        if self.lent_parts.is_empty() && arrays.is_empty() {
+    pub fn retain(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<()> {
+        if self.retained_parts.is_empty() && arrays.is_empty() {
             return Ok(());
         }
-        self.lent.hold(rows, arrays)
+        self.retained.retain(rows, arrays)
     }
 
-    /// What the next batch takes, if the buffer, with rows of the chunk from row `from` on, is full enough to draw from, or
-    /// if no more come. Moves `from` behind the rows that were taken in.
+    /// What the next batch takes, if the buffer, with rows of the chunk from row `from` on, is full enough to draw
+    /// from, or if no more come. Moves `from` behind the rows that were taken in.
     ///
     /// # Errors
     ///
     /// If there is no memory: none else that a caller could make.
-    pub fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<Ready>> {
+    pub fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<BatchSize>> {
         if let Some(chunk) = chunk
             && self.order.len() < self.needed
         {
@@ -117,7 +120,7 @@ impl Shuffled {
         self.drawn.extend_from_slice(self.order.draw(self.batch_size, ended));
         let count = |level: &Arena| self.drawn.iter().map(|&slot| level.spans[slot as usize].len).sum();
         let elements = std::iter::once(self.drawn.len()).chain(self.levels.iter().map(count));
-        Ok(Some(Ready {
+        Ok(Some(BatchSize {
             rows: self.drawn.len(),
             elements: elements.collect(),
         }))
@@ -128,11 +131,16 @@ impl Shuffled {
     /// # Errors
     ///
     /// If it doesn't fit into `targets` exactly.
-    pub fn copy(&mut self, ready: &Ready, mut targets: Targets<'_>) -> Result<()> {
+    pub fn copy(&mut self, ready: &BatchSize, mut targets: Targets<'_>) -> Result<()> {
         targets.check(&self.layout, ready)?;
         let spans = self.levels.iter().map(|level| level.spans_of(&self.drawn));
         let spans: Vec<Vec<Span>> = spans.collect::<Result<_>>()?;
-        let lengths = self.layout.lengths.iter().zip(&self.lengths).zip(&mut targets.offsets);
+        let lengths = self
+            .layout
+            .lengths()
+            .iter()
+            .zip(&self.lengths)
+            .zip(&mut targets.offsets);
         let lengths = lengths.map(|((part, source), target)| Copies {
             source,
             width: part.width,
@@ -140,18 +148,18 @@ impl Shuffled {
             target: &mut target[1..],
         });
         copy_all(lengths.collect(), 1)?;
-        let places: Vec<Place> = if self.lent_parts.is_empty() {
+        let places: Vec<Place> = if self.retained_parts.is_empty() {
             Vec::new()
         } else {
-            self.lent.draw(&self.drawn)?
+            self.retained.draw(&self.drawn)?
         };
-        let sources = (0..self.lent_parts.len()).map(|k| self.lent.sources(k));
+        let sources = (0..self.retained_parts.len()).map(|k| self.retained.sources(k));
         let sources: Vec<_> = sources.collect::<Result<_>>()?;
-        let values = self.layout.values.iter().zip(&self.values).zip(&mut targets.values);
+        let values = self.layout.values().iter().zip(&self.values).zip(&mut targets.values);
         let values = values.enumerate().map(|(i, ((part, source), target))| Copies {
             source,
             width: part.width,
-            which: match self.lent_parts.binary_search(&i) {
+            which: match self.retained_parts.binary_search(&i) {
                 Ok(k) => Which::Places(&sources[k], &places),
                 Err(_) => at_level(part.level, &self.drawn, &spans),
             },
@@ -159,7 +167,7 @@ impl Shuffled {
         });
         copy_all(values.collect(), self.threads)?;
         targets.add_up();
-        self.lent.forget(&places);
+        self.retained.forget(&places);
         for level in &mut self.levels {
             level.forget(&self.drawn);
         }
@@ -178,18 +186,18 @@ impl Shuffled {
             self.levels[level - 1].add(slots, ends, self.slots.made())?;
         }
         let table = (self.slots.made(), self.slots.most());
-        let parts = self.layout.lengths.iter().zip(&chunk.lengths).zip(&mut self.lengths);
+        let parts = self.layout.lengths().iter().zip(&chunk.lengths).zip(&mut self.lengths);
         let parts = parts.filter_map(|((part, from), to)| {
             let fresh = elements(from, part, chunk.stretch(part.level, rows.clone()));
             take_in_part(part, fresh, to, slots, table, 0).transpose()
         });
         copy_all(parts.collect::<Result<_>>()?, 1)?;
-        if !self.lent_parts.is_empty() {
-            self.lent.take_in(slots, self.slots.made())?;
+        if !self.retained_parts.is_empty() {
+            self.retained.take_in(slots, self.slots.made())?;
         }
-        let parts = self.layout.values.iter().zip(&chunk.values).zip(&mut self.values);
+        let parts = self.layout.values().iter().zip(&chunk.values).zip(&mut self.values);
         let parts = parts.enumerate().filter_map(|(i, ((part, from), to))| {
-            if self.lent_parts.binary_search(&i).is_ok() {
+            if self.retained_parts.binary_search(&i).is_ok() {
                 return None;
             }
             let fresh = elements(from, part, chunk.stretch(part.level, rows.clone()));
@@ -208,12 +216,12 @@ impl Shuffled {
         let wanted = (arena.live.saturating_add(fresh)).saturating_mul(2);
         arena.room = arena.room.max(wanted);
         let (filled, room) = (arena.filled, arena.room);
-        for (part, data) in self.layout.lengths.iter().zip(&mut self.lengths) {
+        for (part, data) in self.layout.lengths().iter().zip(&mut self.lengths) {
             if part.level == level {
                 part_room(part, data, &moves, filled, room)?;
             }
         }
-        for (part, data) in self.layout.values.iter().zip(&mut self.values) {
+        for (part, data) in self.layout.values().iter().zip(&mut self.values) {
             if part.level == level {
                 part_room(part, data, &moves, filled, room)?;
             }
@@ -230,10 +238,10 @@ fn at_level<'a, T>(level: usize, slots: &'a [u32], spans: &'a [Vec<Span>]) -> Wh
     }
 }
 
-/// Takes in the elements of rows: appends them to their arena, or says how they are to be copied to their slots, of which
-/// there are `made` and may be `most`.
+/// Takes in the elements of rows: appends them to their arena, or says how they are to be copied to their slots, of
+/// which there are `made` and may be `most`.
 fn take_in_part<'a, T: Copy>(
-    part: &Part,
+    part: &LevelPart,
     fresh: &'a [T],
     data: &'a mut Vec<T>,
     slots: &'a [u32],

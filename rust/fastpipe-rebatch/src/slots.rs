@@ -29,8 +29,8 @@ pub(crate) fn reserve<T: Copy>(table: &mut Vec<T>, capacity: usize) -> Result<()
 
 /// Gives out slots of a table, and takes them back.
 ///
-/// Slots that are given out together ascend, and come from where most have been free for longest: a cursor goes round the
-/// table. So rows are written almost in sequence, wherever those before them were read from.
+/// Slots that are given out together ascend, and come from where most have been free for longest: a cursor goes round
+/// the table. So rows are written almost in sequence, wherever those before them were read from.
 #[derive(Debug)]
 pub(crate) struct Slots {
     /// A bit for each slot that was taken back.
@@ -72,7 +72,8 @@ impl Slots {
         self.available
     }
 
-    /// Up to `count` slots, ascending: fewer where the cursor comes to the end of the table, and none only if none is left.
+    /// Up to `count` slots, ascending: fewer where the cursor comes to the end of the table, and none only if none is
+    /// left.
     pub(crate) fn take(&mut self, count: usize) -> Result<Vec<u32>> {
         let count = count.min(self.available);
         let fresh = count.min(self.most - self.made);

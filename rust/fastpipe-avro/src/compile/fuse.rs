@@ -104,7 +104,7 @@ fn scalar(plan: &Plan, parts: &[Part], pc: u32, end: u32) -> Option<(Scalar, u32
 
 /// A value that isn't null, marked as such if there is a mask.
 fn present(plan: &Plan, parts: &[Part], pc: u32, end: u32) -> Option<(ScalarKind, u32, Option<u32>, u32)> {
-    let one = |part: u32| parts[part as usize].per_row == Some(1);
+    let one = |part: u32| parts[part as usize].per_row() == Some(1);
     let ops = &plan.ops[pc as usize..end as usize];
     let (mask, number) = match ops {
         [Op::Emit(emits), number, ..] => match emits.of(&plan.emits) {

@@ -1,12 +1,11 @@
 //! Arrays and maps.
 
-use fastpipe_batch::{Error, Request};
+use fastpipe_batch::{Error, LengthRule, Request, ValueParts};
 
 use super::constants::constants;
 use super::{Code, Compiler, Want, join, wire};
-use crate::layout::Target;
 use crate::number::as_encoded;
-use crate::plan::{Op, Rule, Span};
+use crate::plan::{Op, Span};
 use crate::schema::NodeId;
 use crate::varint::Head;
 
@@ -28,11 +27,11 @@ impl<'a> Compiler<'a> {
         // Columns that ask for different lengths read the array one after the other; those that count its items, too.
         let rule = |c: &Self, w: &Want<'_>| {
             (
-                c.columns[w.column].rule(w.level),
+                c.columns[w.column].length_rule(w.level),
                 c.columns[w.column].counts_at(w.level),
             )
         };
-        let mut groups: Vec<((Rule, bool), Vec<Want<'a>>)> = Vec::new();
+        let mut groups: Vec<((LengthRule, bool), Vec<Want<'a>>)> = Vec::new();
         for want in key_want.iter().chain(&values) {
             let rule = rule(self, want);
             match groups.iter_mut().find(|g| g.0 == rule) {
@@ -61,7 +60,7 @@ impl<'a> Compiler<'a> {
 
     fn items_of_one_rule(
         &mut self,
-        rule: Rule,
+        rule: LengthRule,
         key: Option<Option<Want<'a>>>,
         value: NodeId,
         values: Vec<Want<'a>>,
@@ -76,10 +75,10 @@ impl<'a> Compiler<'a> {
         for want in &wants {
             let column = &self.columns[want.column];
             match column.parts.values {
-                Target::Numbers(_, part) if counts(self, want) => lengths.push(part),
+                ValueParts::Elements(_, part) if counts(self, want) => lengths.push(part),
                 _ => lengths.extend(column.parts.lengths.get(want.level)),
             }
-            if let (Rule::Pad(_), Request::Dense { pad, .. }) = (rule, &column.feature.request) {
+            if let (LengthRule::Pad(_), Request::Dense { pad, .. }) = (rule, &column.feature.request) {
                 let emits = constants(column, want.level + 1, pad.as_ref(), false);
                 pads.extend(emits.map_err(|e| e.at_feature(&column.feature.name))?);
             }
@@ -91,15 +90,11 @@ impl<'a> Compiler<'a> {
         {
             // Items with a mask of their own are read one by one.
             let column = &self.columns[want.column];
-            let ragged = column.parts.masks.len();
-            let marked = column
-                .parts
-                .leaf_mask
-                .is_some_and(|(dims, _)| ragged + dims == want.level + 1);
-            if let (Target::Numbers(to, part), false) = (column.parts.values, marked) {
+            let marked = column.parts.mask_at(want.level + 1).is_some();
+            if let (ValueParts::Elements(to, part), false) = (column.parts.values, marked) {
                 let lengths = lengths.first().copied();
                 let op = match (rule, lengths, as_encoded(wire, to)) {
-                    (Rule::Exact(count), None, Some(width)) => Head::of(count).map(|head| Op::Floats {
+                    (LengthRule::Exact(count), None, Some(width)) => Head::of(count).map(|head| Op::Floats {
                         head,
                         bytes: count * width,
                         wire,
@@ -138,7 +133,7 @@ impl<'a> Compiler<'a> {
             path.to_owned()
         };
         self.node(value, values.into_iter().map(Want::deeper).collect(), &inner, &mut body)?;
-        if matches!(rule, Rule::Pad(_)) {
+        if matches!(rule, LengthRule::Pad(_)) {
             self.skip(value, &inner, &mut over)?;
         }
         let (body, over) = (self.block(body), self.block(over));

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use fastpipe_batch::{DType, Error, Scalar};
+use fastpipe_batch::{DType, Error, Scalar, ValueParts};
 
 use super::{Code, Compiler, Want, wire};
-use crate::layout::{Column, Target};
+use crate::layout::Column;
 use crate::plan::{EnumTable, Op};
 use crate::schema::{NodeId, Type};
 use crate::trace::misfit;
@@ -24,26 +24,26 @@ impl<'a> Compiler<'a> {
         }
         self.mark_valid(want, at, out);
         let op = match (ty, column.parts.values) {
-            (Type::String | Type::Bytes, Target::Text { check, to }) => Op::Text { check, to },
-            (Type::Fixed(size), Target::Text { to, .. }) => Op::FixedText { size: *size, to },
-            (Type::Fixed(size), Target::Numbers(DType::U8, part)) => Op::FixedArray { size: *size, part },
+            (Type::String | Type::Bytes, ValueParts::Text { utf8: check, to }) => Op::Text { check, to },
+            (Type::Fixed(size), ValueParts::Text { to, .. }) => Op::FixedText { size: *size, to },
+            (Type::Fixed(size), ValueParts::Elements(DType::U8, part)) => Op::FixedArray { size: *size, part },
             (Type::Enum(symbols), target) => self.enumeration(symbols, column, target)?,
-            (ty, Target::Numbers(to, part)) => match wire(ty) {
+            (ty, ValueParts::Elements(to, part)) => match wire(ty) {
                 Some(wire) => Op::Number { wire, to, part },
                 None => return Err(misfit(format!("the field '{path}' can't become {to}"))),
             },
-            (_, Target::Text { .. }) => return Err(misfit(format!("the field '{path}' can't become text"))),
+            (_, ValueParts::Text { .. }) => return Err(misfit(format!("the field '{path}' can't become text"))),
         };
         out.push(op, at);
         Ok(())
     }
 
     /// An enum. Codes follow the symbols of the first file, whatever order another file has them in.
-    fn enumeration(&mut self, symbols: &Arc<[String]>, column: &Column, target: Target) -> Result<Op, Error> {
+    fn enumeration(&mut self, symbols: &Arc<[String]>, column: &Column, target: ValueParts) -> Result<Op, Error> {
         let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
         let known = column.symbols.as_deref().unwrap_or(symbols);
         let mut codes = Vec::with_capacity(symbols.len());
-        if let Target::Numbers(..) = target {
+        if let ValueParts::Elements(..) = target {
             let places: HashMap<_, _> = known.iter().zip(0i64..).collect();
             for symbol in symbols.iter() {
                 let code = places.get(symbol).ok_or_else(|| {
@@ -60,8 +60,8 @@ impl<'a> Compiler<'a> {
             symbols: symbols.clone(),
         });
         match target {
-            Target::Text { to, .. } => Ok(Op::EnumText { codes: table, to }),
-            Target::Numbers(to, part) => {
+            ValueParts::Text { to, .. } => Ok(Op::EnumText { codes: table, to }),
+            ValueParts::Elements(to, part) => {
                 let greatest = Scalar::Int(known.len() as i128 - 1);
                 greatest
                     .element(to)

@@ -1,9 +1,8 @@
 //! Records of indices and values, which become one sparse column.
 
-use fastpipe_batch::{DType, Error, Form, Leaf, Nulls, Request, SparseLayout};
+use fastpipe_batch::{DType, Error, Form, Leaf, Nulls, Request, SparseLayout, ValueParts};
 
 use super::{Code, Compiler, Want, join, wire};
-use crate::layout::Target;
 use crate::plan::{ANY_INDEX, Op, SparseField, SparseOp, SparseWhat, Wire};
 use crate::schema::{NodeId, Type};
 use crate::trace::{UnionShape, misfit, union_shape};
@@ -135,7 +134,7 @@ impl<'a> Compiler<'a> {
         let column = &self.columns[want.column];
         let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
         let numbers = match (wire(self.schema.ty(item)), column.parts.values) {
-            (Some(wire), Target::Numbers(to, part)) => {
+            (Some(wire), ValueParts::Elements(to, part)) => {
                 let fits = match wire {
                     Wire::Boolean => true,
                     Wire::Int | Wire::Long => to != DType::Bool,

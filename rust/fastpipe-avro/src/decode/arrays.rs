@@ -1,11 +1,11 @@
 //! Arrays and maps.
 
-use fastpipe_batch::DType;
+use fastpipe_batch::{DType, LengthRule, PartId};
 
 use super::{Decoder, Result};
 use crate::fault::Fault;
 use crate::number;
-use crate::plan::{Op, PartId, Rule, Span, Wire};
+use crate::plan::{Op, Span, Wire};
 use crate::varint::Head;
 
 /// What bounds the number of items.
@@ -127,19 +127,19 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(want)
     }
 
-    pub(super) fn items(&mut self, body: Span, over: Span, width: Width, rule: Rule, pad: Span) -> Result<usize> {
+    pub(super) fn items(&mut self, body: Span, over: Span, width: Width, rule: LengthRule, pad: Span) -> Result<usize> {
         let mut n = 0;
         while let Some(items) = self.cursor.items_of(width.smallest, width.columns)? {
             let taken = match rule {
-                Rule::Free => items.count,
-                Rule::Exact(want) if n + items.count > want => {
+                LengthRule::Free => items.count,
+                LengthRule::Exact(want) if n + items.count > want => {
                     return Err(Fault::ShapeExact {
                         expected: want as u64,
                         found: (n + items.count) as u64,
                     });
                 }
-                Rule::Exact(_) => items.count,
-                Rule::Pad(want) => items.count.min(want - n),
+                LengthRule::Exact(_) => items.count,
+                LengthRule::Pad(want) => items.count.min(want - n),
             };
             if let [Op::Text { check, to }] = *body.of(&self.plan.ops) {
                 for _ in 0..taken {
@@ -163,11 +163,11 @@ impl Decoder<'_, '_, '_, '_> {
             }
         }
         match rule {
-            Rule::Exact(want) if n < want => Err(Fault::ShapeExact {
+            LengthRule::Exact(want) if n < want => Err(Fault::ShapeExact {
                 expected: want as u64,
                 found: n as u64,
             }),
-            Rule::Pad(want) => {
+            LengthRule::Pad(want) => {
                 self.emit(pad, want - n)?;
                 Ok(want)
             }

@@ -1,6 +1,6 @@
 //! Sparse records.
 
-use fastpipe_batch::DType;
+use fastpipe_batch::{DType, LengthRule, PartId};
 
 use super::arrays::Width;
 use super::{Decoder, Result};
@@ -8,7 +8,7 @@ use crate::cursor::{SLACK, int};
 use crate::fault::Fault;
 use crate::make::Make;
 use crate::number::as_encoded;
-use crate::plan::{ANY_INDEX, PartId, Rule, Span, SparseOp, SparseWhat, Wire};
+use crate::plan::{ANY_INDEX, Span, SparseOp, SparseWhat, Wire};
 use crate::varint::Head;
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{GROUP, Short};
@@ -106,7 +106,7 @@ impl Decoder<'_, '_, '_, '_> {
                         smallest: field.smallest,
                         columns: 1,
                     };
-                    self.items(*body, Span::default(), width, Rule::Free, Span::default())?
+                    self.items(*body, Span::default(), width, LengthRule::Free, Span::default())?
                 }
             };
             let expected = *expected.get_or_insert(found);

@@ -5,11 +5,11 @@
 //! doesn't hold, the records are decoded once more, to where nobody looks, with each string checked when it is read: what is
 //! wrong first is found, whatever it is.
 
-use fastpipe_batch::{Error, ErrorKind, Sink};
+use fastpipe_batch::{Error, ErrorKind, Sink, TextParts};
 
 use super::{Decoder, Result};
 use crate::fault::Fault;
-use crate::plan::{Plan, TextParts};
+use crate::plan::Plan;
 
 /// What the parts of text held before a call.
 pub(super) struct Texts(Vec<usize>);

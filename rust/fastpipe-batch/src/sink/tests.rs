@@ -7,15 +7,18 @@ fn parts() -> Arc<[Part]> {
     [
         Part {
             kind: PartKind::Values(DType::F32),
-            per_row: Some(2),
+            depth: 0,
+            width: 2,
         },
         Part {
             kind: PartKind::Lengths,
-            per_row: Some(1),
+            depth: 0,
+            width: 1,
         },
         Part {
             kind: PartKind::Values(DType::I64),
-            per_row: None,
+            depth: 1,
+            width: 1,
         },
     ]
     .into()
@@ -144,7 +147,8 @@ fn arenas_keep_their_memory() {
 fn rows_are_written_column_by_column() {
     let values = |dtype| Part {
         kind: PartKind::Values(dtype),
-        per_row: Some(1),
+        depth: 0,
+        width: 1,
     };
     let parts: Arc<[Part]> = [values(DType::I32), values(DType::I8)].into();
     let cells: Arc<[u32]> = [0, 1].into();
@@ -185,7 +189,8 @@ fn rows_are_written_column_by_column() {
 fn rows_without_all_their_columns_are_not_handed_out() {
     let part = Part {
         kind: PartKind::Values(DType::U8),
-        per_row: Some(1),
+        depth: 0,
+        width: 1,
     };
     let rows = Rows::new([part, part].into(), 2, &SlabPool::new(1)).unwrap();
     let mut sink = Sink::new(&rows, Fragment::default()).unwrap();

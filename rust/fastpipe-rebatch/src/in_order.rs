@@ -2,15 +2,17 @@
 
 use fastpipe_batch::{OutOfBounds, Result, try_reserve};
 
+use crate::chunk::{Byte, Chunk, elements};
 use crate::copies::{Copies, Which, copy_all};
-use crate::rows::{Byte, Chunk, Part, Ready, RowLayout, Targets, elements};
+use crate::layout::{LevelPart, RowLayout};
 use crate::slots::ROWS;
+use crate::targets::{BatchSize, Targets};
 
-/// Cuts chunks anew, in order.
+/// Cuts chunks into batches, in order.
 ///
 /// Rows go from a chunk straight to their batch; only those at its end that don't fill a batch are kept.
 #[derive(Debug)]
-pub struct Recut {
+pub struct InOrder {
     layout: RowLayout,
     batch_size: usize,
     threads: usize,
@@ -20,13 +22,13 @@ pub struct Recut {
     values: Vec<Vec<Byte>>,
 }
 
-impl Recut {
+impl InOrder {
     /// Cuts rows of this layout into batches of `batch_size`, and copies them with at most so many threads.
     pub fn new(layout: RowLayout, batch_size: usize, threads: usize) -> Self {
-        Recut {
-            kept: vec![0; layout.lengths.len() + 1],
-            lengths: vec![Vec::new(); layout.lengths.len()],
-            values: vec![Vec::new(); layout.values.len()],
+        InOrder {
+            kept: vec![0; layout.lengths().len() + 1],
+            lengths: vec![Vec::new(); layout.lengths().len()],
+            values: vec![Vec::new(); layout.values().len()],
             layout,
             batch_size: batch_size.max(1),
             threads,
@@ -45,26 +47,26 @@ impl Recut {
     /// # Errors
     ///
     /// If there is no memory to keep them in.
-    pub fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<Ready>> {
+    pub fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<BatchSize>> {
         let fresh = chunk.map_or(0, |chunk| chunk.rows - *from);
         let rows = self.batch_size.min(self.kept[0] + fresh);
         if rows == self.batch_size || (ended && rows > 0) {
             let to = *from + (rows - self.kept[0]);
             let level = |(level, kept): (usize, &usize)| kept + chunk.map_or(0, |c| c.stretch(level, *from..to).len());
-            return Ok(Some(Ready {
+            return Ok(Some(BatchSize {
                 rows,
                 elements: self.kept.iter().enumerate().map(level).collect(),
             }));
         }
         if let Some(chunk) = chunk {
             let rows = *from..chunk.rows;
-            let each = self.layout.lengths.iter().zip(&chunk.lengths);
+            let each = self.layout.lengths().iter().zip(&chunk.lengths);
             for (kept, (part, data)) in self.lengths.iter_mut().zip(each) {
                 let fresh = elements(data, part, chunk.stretch(part.level, rows.clone()));
                 try_reserve(kept, fresh.len(), ROWS)?;
                 kept.extend_from_slice(fresh);
             }
-            let each = self.layout.values.iter().zip(&chunk.values);
+            let each = self.layout.values().iter().zip(&chunk.values);
             for (kept, (part, data)) in self.values.iter_mut().zip(each) {
                 let fresh = elements(data, part, chunk.stretch(part.level, rows.clone()));
                 try_reserve(kept, fresh.len(), ROWS)?;
@@ -87,19 +89,19 @@ impl Recut {
         &mut self,
         chunk: Option<&Chunk<'_>>,
         from: &mut usize,
-        ready: &Ready,
+        ready: &BatchSize,
         mut targets: Targets<'_>,
     ) -> Result<()> {
         targets.check(&self.layout, ready)?;
         let to = *from + ready.rows.checked_sub(self.kept[0]).ok_or(OutOfBounds)?;
         let (mut lengths, mut values) = (Vec::new(), Vec::new());
-        for (i, (part, target)) in self.layout.lengths.iter().zip(&mut targets.offsets).enumerate() {
+        for (i, (part, target)) in self.layout.lengths().iter().zip(&mut targets.offsets).enumerate() {
             let fresh = chunk.map_or(&[][..], |c| {
                 elements(c.lengths[i], part, c.stretch(part.level, *from..to))
             });
             push(&mut lengths, [&self.lengths[i], fresh], part, &mut target[1..]);
         }
-        for (i, (part, target)) in self.layout.values.iter().zip(&mut targets.values).enumerate() {
+        for (i, (part, target)) in self.layout.values().iter().zip(&mut targets.values).enumerate() {
             let fresh = chunk.map_or(&[][..], |c| {
                 elements(c.values[i], part, c.stretch(part.level, *from..to))
             });
@@ -117,7 +119,7 @@ impl Recut {
 }
 
 /// Two stretches, one behind the other.
-fn push<'a, T>(copies: &mut Vec<Copies<'a, T>>, sources: [&'a [T]; 2], part: &Part, target: &'a mut [T]) {
+fn push<'a, T>(copies: &mut Vec<Copies<'a, T>>, sources: [&'a [T]; 2], part: &LevelPart, target: &'a mut [T]) {
     let (first, second) = target.split_at_mut(sources[0].len());
     for (source, target) in sources.into_iter().zip([first, second]) {
         copies.push(Copies {

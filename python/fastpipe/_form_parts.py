@@ -1,58 +1,30 @@
-"""Columns as flat parts, and back.
+"""Forms taken apart to the parts of their columns, and put together again.
 
-A column of any form is a few flat arrays, its *parts*, of each of which every row owns a stretch: of a dense column an
-element; of a ragged one a length, and as many items. So rows of any depth are moved by moving stretches, which is what
-`_fastpipe.RowBuffer` does, and nothing is done row by row here.
+A form of any kind and depth is a few arrays, the *parts* of its column, of each of which every row owns a stretch: of a
+dense column an element; of a ragged one a length, and as many items. So rows are moved by moving stretches, which is
+what `_fastpipe.RowBuffer` does, and nothing is done row by row here.
 
-Elements of level 0 are one a row. Each part of lengths says how many elements rows have at a further level, which it
-opens: the first one level 1, and so on.
+The parts of a column have the order that they have in the batches of readers (`Form::parts` of `fastpipe-batch`): from
+the outermost to the innermost, each within all lengths before it; those of a sparse column are in either layout the
+ones of CSR. No specs are made of forms: what comes in may have dtypes that no spec has (complex numbers, structs, the
+other byte order), and masks in one another.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fastpipe._form_rows import slice_rows
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 
-__all__ = ["Columns", "Layout", "Parts", "Taken"]
+__all__ = ["Columns", "Part"]
 
-
-class Layout(NamedTuple):
-    """The parts of all columns.
-
-    Attributes:
-        batch_size: rows of a batch that comes out, at most.
-        lengths: level and width of each part of lengths.
-        values: level of each part of values, dtype and shape of its elements.
-    """
-
-    batch_size: int
-    lengths: list[tuple[int, int]]
-    values: list[tuple[int, np.dtype[Any], tuple[int, ...]]]
-
-    def open(self, level: int, width: int = 1) -> int:
-        """Adds lengths, `width` for each element of a level, and returns the level that they open."""
-        self.lengths.append((level, width))
-        return len(self.lengths)
-
-
-class Parts(NamedTuple):
-    """The parts of a batch that came in: int64 lengths, one dimension; C-contiguous values."""
-
-    lengths: list[np.ndarray]
-    values: list[np.ndarray]
-
-
-class Taken(NamedTuple):
-    """The parts of a batch that comes out: offsets in place of lengths."""
-
-    offsets: Iterator[np.ndarray]
-    values: Iterator[np.ndarray]
+# Lengths, so many for each item of their depth; or dtype and shape of what each item has.
+Part: TypeAlias = "int | tuple[np.dtype[Any], tuple[int, ...]]"
 
 
 class Columns:
@@ -61,22 +33,29 @@ class Columns:
     Args:
         first: that batch.
         batch_size: rows of a batch that comes out, at most.
+
+    Attributes:
+        parts: of each column.
     """
 
     def __init__(self, first: Mapping[str, Any], batch_size: int) -> None:
         if not first:
             raise ValueError("a batch has no columns")
-        self.layout = Layout(batch_size, [], [])
-        self._nodes = {name: _node(form, f"column {name!r}", 0, self.layout) for name, form in first.items()}
+        self._nodes: dict[str, _Node] = {}
+        self.parts: list[list[Part]] = []
+        for name, form in first.items():
+            parts: list[Part] = []
+            self._nodes[name] = _node(form, f"column {name!r}", parts, batch_size)
+            self.parts.append(parts)
 
     @property
     def arrays(self) -> list[str] | None:
-        """The columns' names, if each is an array, and so a part of values as it stands."""
+        """The columns' names, if each is an array, and so its only part as it stands."""
         plain = all(type(node) is _Dense for node in self._nodes.values())
         return list(self._nodes) if plain else None
 
-    def split(self, batch: Mapping[str, Any]) -> tuple[int, Parts]:
-        """The rows of a batch, and its parts.
+    def split(self, batch: Mapping[str, Any]) -> tuple[int, list[np.ndarray]]:
+        """The rows of a batch, and its parts: int64 lengths, one dimension; all else C-contiguous.
 
         Raises:
             TypeError: if a column has another form or dtype than in the first batch.
@@ -87,7 +66,7 @@ class Columns:
             missing, others = sorted(self._nodes.keys() - batch.keys()), sorted(batch.keys() - self._nodes.keys())
             problem = f"lacks {missing}" if missing else f"also has {others}"
             raise ValueError(f"the columns of a batch aren't those of the first one: it {problem}")
-        parts = Parts([], [])
+        parts: list[np.ndarray] = []
         rows = None
         for name, node in self._nodes.items():
             count = node.count(batch[name])
@@ -97,13 +76,17 @@ class Columns:
             node.split(batch[name], rows, parts)
         return rows or 0, parts
 
-    def join(self, rows: int, parts: Taken) -> dict[str, Any]:
-        """The batch that has these parts."""
-        return {name: node.join(rows, parts) for name, node in self._nodes.items()}
+    def join(self, rows: int, parts: list[np.ndarray]) -> dict[str, Any]:
+        """The batch that has these parts, with offsets in place of lengths."""
+        following = iter(parts)
+        return {name: node.join(rows, following) for name, node in self._nodes.items()}
 
 
 class _Node:
-    """How a form is cut into parts and put together again. All its methods meet the parts in the same order."""
+    """How a form is cut into parts and put together again. All its methods meet the parts in the same order.
+
+    To make one adds the parts of the form to those of its column. `batch_size` is that of `Columns`.
+    """
 
     def __init__(self, form: Any, where: str) -> None:
         self.kind: type[Any] = _kind(form, where)
@@ -112,18 +95,21 @@ class _Node:
     def count(self, form: Any) -> int:
         """The rows of a form, which is checked as far as it takes to tell."""
         self.hold(form)
-        return len(form)
+        try:
+            return len(form)
+        except (TypeError, ValueError, IndexError) as error:
+            raise TypeError(f"the rows of {self.where} can't be counted: {error}") from None
 
     def hold(self, form: Any) -> None:
         """Refuses another kind than in the first batch."""
         if (kind := _kind(form, self.where)) is not self.kind:
             raise TypeError(f"{self.where} is {kind.__name__} in a batch, but {self.kind.__name__} in the first one")
 
-    def split(self, form: Any, rows: int, parts: Parts) -> None:
+    def split(self, form: Any, rows: int, parts: list[np.ndarray]) -> None:
         """Adds the parts of a form that has so many rows."""
         raise NotImplementedError
 
-    def join(self, rows: int, parts: Taken) -> Any:
+    def join(self, rows: int, parts: Iterator[np.ndarray]) -> Any:
         """A form of so many rows."""
         raise NotImplementedError
 
@@ -132,7 +118,7 @@ class _Node:
         if value != first:
             raise error(f"{self.where} has {what} {value} in a batch, but {first} in the first one")
 
-    def inner(self, node: _Node, form: Any, rows: int, parts: Parts) -> None:
+    def inner(self, node: _Node, form: Any, rows: int, parts: list[np.ndarray]) -> None:
         """Adds the parts of a form within this one."""
         if (count := node.count(form)) != rows:
             raise ValueError(f"{node.where} has {count} rows where there should be {rows}")
@@ -140,7 +126,7 @@ class _Node:
 
 
 class _Dense(_Node):
-    def __init__(self, form: Any, where: str, level: int, layout: Layout) -> None:
+    def __init__(self, form: Any, where: str, parts: list[Part], batch_size: int) -> None:
         super().__init__(form, where)
         self._check(form)
         self.dtype, self.shape = form.dtype, form.shape[1:]
@@ -148,7 +134,7 @@ class _Dense(_Node):
             raise TypeError(f"{where} holds Python objects (dtype {self.dtype}), which can't be moved as bytes")
         if self.dtype.itemsize == 0:
             raise TypeError(f"{where} has a dtype without bytes: {self.dtype}")
-        layout.values.append((level, self.dtype, self.shape))
+        parts.append((self.dtype, self.shape))
 
     def _check(self, form: Any) -> None:
         if isinstance(form, np.ma.MaskedArray):
@@ -165,77 +151,83 @@ class _Dense(_Node):
         self.same("rows of shape", form.shape[1:], self.shape)
         return len(form)
 
-    def split(self, form: Any, rows: int, parts: Parts) -> None:
-        parts.values.append(np.ascontiguousarray(form))
+    def split(self, form: Any, rows: int, parts: list[np.ndarray]) -> None:
+        parts.append(np.ascontiguousarray(form))
 
-    def join(self, rows: int, parts: Taken) -> Any:
-        return next(parts.values)
+    def join(self, rows: int, parts: Iterator[np.ndarray]) -> Any:
+        return next(parts)
 
 
 class _Ragged(_Node):
-    def __init__(self, form: Any, where: str, level: int, layout: Layout) -> None:
+    def __init__(self, form: Any, where: str, parts: list[Part], batch_size: int) -> None:
         super().__init__(form, where)
-        self.values = _node(form.values, f"values of {where}", layout.open(level), layout)
+        parts.append(1)
+        self.values = _node(form.values, f"values of {where}", parts, batch_size)
 
-    def split(self, form: Any, rows: int, parts: Parts) -> None:
+    def split(self, form: Any, rows: int, parts: list[np.ndarray]) -> None:
+        self.values.hold(form.values)
         lengths, first, last = _lengths(form.offsets, rows, len(form.values), self.where)
-        parts.lengths.append(lengths)
+        parts.append(lengths)
         self.inner(self.values, _cut(form.values, first, last), last - first, parts)
 
-    def join(self, rows: int, parts: Taken) -> Ragged:
-        offsets = next(parts.offsets)
+    def join(self, rows: int, parts: Iterator[np.ndarray]) -> Ragged:
+        offsets = next(parts)
         return Ragged(self.values.join(int(offsets[-1]), parts), offsets)
 
 
 class _Strings(_Node):
-    def __init__(self, form: Any, where: str, level: int, layout: Layout) -> None:
+    def __init__(self, form: Any, where: str, parts: list[Part], batch_size: int) -> None:
         super().__init__(form, where)
         self.shape, self.binary = tuple(form.shape[1:]), form.binary
         self.entries = math.prod(self.shape)
-        values, inner = f"values of {where}", layout.open(level, self.entries)
-        self.values = _Dense(_array(form.values, np.uint8, values), values, inner, layout)
+        parts.append(self.entries)
+        values = f"values of {where}"
+        self.values = _Dense(_array(form.values, np.uint8, values), values, parts, batch_size)
 
-    def split(self, form: Any, rows: int, parts: Parts) -> None:
+    def split(self, form: Any, rows: int, parts: list[np.ndarray]) -> None:
         self.same("rows of shape", tuple(form.shape[1:]), self.shape)
         self.same("binary", form.binary, self.binary, TypeError)
+        self.values.hold(form.values)
         lengths, first, last = _lengths(form.offsets, rows * self.entries, len(form.values), self.where)
-        parts.lengths.append(lengths)
+        parts.append(lengths)
         self.inner(self.values, form.values[first:last], last - first, parts)
 
-    def join(self, rows: int, parts: Taken) -> Strings:
-        return Strings(next(parts.values), next(parts.offsets), (rows, *self.shape), self.binary)
+    def join(self, rows: int, parts: Iterator[np.ndarray]) -> Strings:
+        offsets = next(parts)
+        return Strings(next(parts), offsets, (rows, *self.shape), self.binary)
 
 
 class _Masked(_Node):
-    def __init__(self, form: Any, where: str, level: int, layout: Layout) -> None:
+    def __init__(self, form: Any, where: str, parts: list[Part], batch_size: int) -> None:
         super().__init__(form, where)
-        self.valid = _Dense(_array(form.valid, np.bool_, f"valid of {where}"), f"valid of {where}", level, layout)
-        self.values = _node(form.values, f"values of {where}", level, layout)
+        valid = f"valid of {where}"
+        self.valid = _Dense(_array(form.valid, np.bool_, valid), valid, parts, batch_size)
+        self.values = _node(form.values, f"values of {where}", parts, batch_size)
 
-    def split(self, form: Any, rows: int, parts: Parts) -> None:
+    def split(self, form: Any, rows: int, parts: list[np.ndarray]) -> None:
         self.inner(self.valid, form.valid, rows, parts)
         self.inner(self.values, form.values, rows, parts)
 
-    def join(self, rows: int, parts: Taken) -> Masked:
-        valid = next(parts.values)
+    def join(self, rows: int, parts: Iterator[np.ndarray]) -> Masked:
+        valid = next(parts)
         return Masked(self.values.join(rows, parts), valid)
 
 
 class _Sparse(_Node):
     """Both layouts. The row of an entry is not moved with it: lengths say it."""
 
-    def __init__(self, form: Any, where: str, level: int, layout: Layout) -> None:
+    def __init__(self, form: Any, where: str, parts: list[Part], batch_size: int) -> None:
         super().__init__(form, where)
-        if level > 0:
+        if any(isinstance(part, int) for part in parts):
             raise TypeError(f"{where} is {self.kind.__name__}: only whole columns can be, with or without a mask")
-        inner = layout.open(level)
+        parts.append(1)
         self.sizes = np.zeros(len(form.dense_shape) - 1, dtype=np.int64)
         coordinates = self._coordinates(form)
-        self.indices = _Dense(coordinates, f"indices of {where}", inner, layout)
+        self.indices = _Dense(coordinates, f"indices of {where}", parts, batch_size)
         # Of coordinates of rows as well. They may come in too narrow a type for those of the batches that come out.
-        fits = layout.batch_size - 1 <= np.iinfo(coordinates.dtype).max
+        fits = batch_size - 1 <= np.iinfo(coordinates.dtype).max
         self.dtype = coordinates.dtype if fits else np.dtype(np.int64)
-        self.values = _node(form.values, f"values of {where}", inner, layout)
+        self.values = _node(form.values, f"values of {where}", parts, batch_size)
 
     def _coordinates(self, form: Any) -> np.ndarray:
         indices = _array(form.indices, np.integer, f"indices of {self.where}")
@@ -248,9 +240,10 @@ class _Sparse(_Node):
             raise ValueError(f"indices of {self.where} have shape {indices.shape}, but dense_shape {rank} dimensions")
         return coordinates
 
-    def split(self, form: Any, rows: int, parts: Parts) -> None:
+    def split(self, form: Any, rows: int, parts: list[np.ndarray]) -> None:
         self.same("dimensions", len(form.dense_shape) - 1, len(self.sizes))
         coordinates = self._coordinates(form)
+        self.values.hold(form.values)
         if len(coordinates) != len(form.values):
             raise ValueError(f"{self.where} has {len(coordinates)} indices and {len(form.values)} values")
         if isinstance(form, SparseCSR):
@@ -262,7 +255,7 @@ class _Sparse(_Node):
             lengths = np.bincount(row, minlength=rows).astype(np.int64, copy=False)
         sizes = _array(np.asarray(form.dense_shape), np.integer, f"dense_shape of {self.where}").astype(np.int64)[1:]
         self._check_inside(coordinates, sizes)
-        parts.lengths.append(lengths)
+        parts.append(lengths)
         self.inner(self.indices, coordinates[first:last], last - first, parts)
         self.inner(self.values, _cut(form.values, first, last), last - first, parts)
         self.sizes = np.maximum(self.sizes, sizes)
@@ -275,8 +268,8 @@ class _Sparse(_Node):
             found, shape = table[wrong][0].tolist(), sizes.tolist()
             raise ValueError(f"indices of {self.where} have {found}, which is outside of its dense_shape {shape}")
 
-    def join(self, rows: int, parts: Taken) -> Sparse | SparseCSR:
-        offsets, indices = next(parts.offsets), next(parts.values)
+    def join(self, rows: int, parts: Iterator[np.ndarray]) -> Sparse | SparseCSR:
+        offsets, indices = next(parts), next(parts)
         values = self.values.join(int(offsets[-1]), parts)
         dense_shape = np.concatenate(([rows], self.sizes))
         if self.kind is SparseCSR:
@@ -304,8 +297,8 @@ def _kind(form: Any, where: str) -> type[Any]:
     raise TypeError(f"{where} is {type(form).__name__}, which is neither a NumPy array nor a form of fastpipe")
 
 
-def _node(form: Any, where: str, level: int, layout: Layout) -> _Node:
-    node: _Node = _NODES[_kind(form, where)](form, where, level, layout)
+def _node(form: Any, where: str, parts: list[Part], batch_size: int) -> _Node:
+    node: _Node = _NODES[_kind(form, where)](form, where, parts, batch_size)
     return node
 
 

@@ -1,27 +1,27 @@
 //! Wide rows, where they came in.
 //!
-//! Chunks are held until the last of their rows was drawn. Of a chunk as many rows as ever wait for long: in a buffer of `n`
-//! rows, a fraction of `1 / e` of them after `n` others came in. So a few rows would keep many chunks alive, and what is left
-//! of the oldest is copied to a table when too much is held. Whatever their age, chunks lose their rows at the same rate:
-//! the oldest are the emptiest.
+//! Chunks are retained until the last of their rows was drawn. Of a chunk as many rows as ever wait for long: in a
+//! buffer of `n` rows, a fraction of `1 / e` of them after `n` others came in. So a few rows would keep many chunks
+//! alive, and what is left of the oldest is copied to a table when too much is retained. Whatever their age, chunks
+//! lose their rows at the same rate: the oldest are the emptiest.
 //!
-//! With twice the rows held that the buffer may have, that is one of ten rows in the long run, and none is copied more than
-//! once.
+//! With twice the rows retained that the buffer may have, that is one of ten rows in the long run, and none is copied
+//! more than once.
 
 use std::collections::VecDeque;
 
 use fastpipe_batch::{OutOfBounds, Place, Result, move_rows, try_collect, try_reserve, try_with_capacity};
 
-use crate::rows::Byte;
+use crate::chunk::Byte;
 use crate::slots::{ROWS, make_room};
 
-/// Elements of so many bytes or more stay where they came in. Narrower ones are faster copied to a table: it is in large
-/// pages, and most arrays aren't, so that each row that is read from them costs a walk through the page table.
+/// Elements of so many bytes or more stay where they came in. Narrower ones are faster copied to a table: it is in
+/// large pages, and most arrays aren't, so that each row that is read from them costs a walk through the page table.
 pub(crate) const WIDE: usize = 512;
-/// Chunks of fewer rows are copied: to hold them would take more memory and time than the rows.
+/// Chunks of fewer rows are copied: to retain them would take more memory and time than the rows.
 const FEW: usize = 16;
-/// So many times the rows that there may be, are held at most.
-const HELD: usize = 2;
+/// Rows that are retained at most, as a multiple of those that there may be.
+const MOST_RETAINED: usize = 2;
 /// The source that is the table.
 const TABLE: u32 = 0;
 /// The place of rows that were drawn.
@@ -38,19 +38,19 @@ pub trait Array: Send + Sync {
 
 /// Rows in the arrays that they came in.
 #[derive(Debug, Default)]
-pub(crate) struct Lent {
+pub(crate) struct RetainedArrays {
     /// Of its parts.
     widths: Vec<usize>,
     /// Where rows are, by slot.
     places: Vec<Place>,
     /// Source `k + 1` is chunk `k`.
-    chunks: Vec<Held>,
+    chunks: Vec<RetainedChunk>,
     /// Chunks, the oldest first.
     ages: VecDeque<u32>,
-    /// Chunks that there are no more.
+    /// Numbers of chunks that were let go.
     spare: Vec<u32>,
-    /// Rows of chunks that are held, drawn ones, too.
-    held: usize,
+    /// Rows of chunks that are retained, drawn ones, too.
+    retained: usize,
     /// The elements of rows whose chunks were too old.
     table: Vec<Vec<Byte>>,
     /// Rows of the table that were drawn.
@@ -63,7 +63,7 @@ pub(crate) struct Lent {
 
 /// A chunk.
 #[derive(Default)]
-struct Held {
+struct RetainedChunk {
     arrays: Vec<Box<dyn Array>>,
     rows: usize,
     /// By row, of those that were taken in.
@@ -72,41 +72,41 @@ struct Held {
     live: usize,
 }
 
-impl std::fmt::Debug for Held {
+impl std::fmt::Debug for RetainedChunk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Held({} of {} rows)", self.live, self.rows)
+        write!(f, "RetainedChunk({} of {} rows)", self.live, self.rows)
     }
 }
 
-impl Held {
+impl RetainedChunk {
     /// Whether all its rows were taken in.
     fn is_whole(&self) -> bool {
         self.slots.len() == self.rows
     }
 }
 
-impl Lent {
+impl RetainedArrays {
     /// A buffer of at most so many rows of parts of these widths.
     pub(crate) fn new(widths: Vec<usize>, most: usize) -> Self {
-        Lent {
+        RetainedArrays {
             table: vec![Vec::new(); widths.len()],
             widths,
             most,
-            ..Lent::default()
+            ..RetainedArrays::default()
         }
     }
 
     /// Memory that it takes or keeps others from using, in bytes.
     pub(crate) fn nbytes(&self) -> usize {
-        (self.held + self.made) * self.widths.iter().sum::<usize>()
+        (self.retained + self.made) * self.widths.iter().sum::<usize>()
     }
 
-    /// Holds a chunk whose rows are going to be taken in.
+    /// Retains a chunk whose rows are going to be taken in.
     ///
     /// # Errors
     ///
     /// If its arrays aren't as long as its rows say, or if rows of the one before are yet to be taken in.
-    pub(crate) fn hold(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<()> {
+    pub(crate) fn retain(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<()> {
         let fits = arrays.len() == self.widths.len()
             && arrays
                 .iter()
@@ -122,20 +122,20 @@ impl Lent {
         let slots = try_with_capacity(rows, ROWS)?;
         let number = self.spare.pop().unwrap_or(self.chunks.len() as u32);
         if number as usize == self.chunks.len() {
-            self.chunks.push(Held::default());
+            self.chunks.push(RetainedChunk::default());
         }
-        self.chunks[number as usize] = Held {
+        self.chunks[number as usize] = RetainedChunk {
             arrays,
             rows,
             slots,
             live: 0,
         };
         self.ages.push_back(number);
-        self.held += rows;
+        self.retained += rows;
         Ok(())
     }
 
-    /// Takes in the next rows of the chunk that was held last, at these slots, of which there are `made`.
+    /// Takes in the next rows of the chunk that was retained last, at these slots, of which there are `made`.
     pub(crate) fn take_in(&mut self, slots: &[u32], made: usize) -> Result<()> {
         let number = *self.ages.back().ok_or(OutOfBounds)?;
         let chunk = &mut self.chunks[number as usize];
@@ -159,7 +159,7 @@ impl Lent {
     }
 
     /// Where the rows at these slots are, which were drawn: nothing moves them any more, and they are yet to be
-    /// [forgotten](Lent::forget).
+    /// [forgotten](RetainedArrays::forget).
     pub(crate) fn draw(&mut self, slots: &[u32]) -> Result<Vec<Place>> {
         let drawn = |&slot: &u32| std::mem::replace(&mut self.places[slot as usize], NOWHERE);
         try_collect(slots.iter().map(drawn), ROWS)
@@ -184,18 +184,18 @@ impl Lent {
             let chunk = &mut self.chunks[place.source as usize - 1];
             chunk.live -= 1;
             if chunk.live == 0 && chunk.is_whole() {
-                self.held -= chunk.rows;
-                *chunk = Held::default();
+                self.retained -= chunk.rows;
+                *chunk = RetainedChunk::default();
             }
         }
     }
 
-    /// Moves rows out of the oldest chunks until no more is held than may be.
+    /// Moves rows out of the oldest chunks until no more is retained than may be.
     fn settle(&mut self) -> Result<()> {
-        let may = self.most.saturating_mul(HELD);
+        let may = self.most.saturating_mul(MOST_RETAINED);
         while let Some(&oldest) = self.ages.front() {
             let chunk = &self.chunks[oldest as usize];
-            let over = self.held + self.made > may;
+            let over = self.retained + self.made > may;
             if !chunk.is_whole() || (chunk.live > 0 && !over) {
                 break;
             }
@@ -209,7 +209,7 @@ impl Lent {
     /// Moves what is left of a chunk to the table.
     fn move_out(&mut self, number: u32) -> Result<()> {
         let chunk = std::mem::take(&mut self.chunks[number as usize]);
-        self.held -= chunk.rows;
+        self.retained -= chunk.rows;
         let source = number + 1;
         let left = (0..).zip(&chunk.slots);
         let left = left.filter(|&(row, &slot)| self.places[slot as usize] == Place { source, row });

@@ -1,43 +1,14 @@
-//! Rows of any columns as flat parts: what a rebatcher moves.
-//!
-//! A column is cut into parts, each an array of elements of a fixed width of which every row owns a stretch. At level 0
-//! that is one element: a dense column is one part of level 0. *Lengths* say how many elements a row has at another level,
-//! and so open it: a ragged column is a part of lengths at level 0, and a part of items at the level that they open; lengths
-//! of that level open the next. A row of any depth is thereby a stretch of each part, and moving rows is moving stretches.
+//! Batches that come in: their arrays, and where in them the rows are.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use fastpipe_batch::{OutOfBounds, Result, try_with_capacity};
 
+use crate::layout::{LevelPart, RowLayout};
+
 /// A byte of an element. Elements may have padding, or come from memory that nobody wrote.
 pub type Byte = MaybeUninit<u8>;
-
-/// A part: the level of its elements, and their width, in bytes for values and in numbers for lengths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// The level: 0 has an element a row, `k + 1` is the one opened by the `k`-th part of lengths.
-    pub level: usize,
-    /// Bytes (values) or lengths (lengths) an element.
-    pub width: usize,
-}
-
-/// The parts of all columns.
-#[derive(Clone, Debug, Default)]
-pub struct RowLayout {
-    /// Lengths. The `k`-th opens level `k + 1`, and is itself of a lower one.
-    pub lengths: Vec<Part>,
-    /// Values, of any level that is opened.
-    pub values: Vec<Part>,
-}
-
-impl RowLayout {
-    /// Whether all levels are opened before they are used.
-    pub fn is_sound(&self) -> bool {
-        self.lengths.iter().enumerate().all(|(k, part)| part.level <= k)
-            && self.values.iter().all(|part| part.level <= self.lengths.len())
-    }
-}
 
 /// Where the elements of each row end, level by level from level 1; each begins with 0.
 #[derive(Clone, Debug, Default)]
@@ -60,10 +31,10 @@ impl Ends {
     /// If a length is negative, if there are more or fewer lengths than elements, or if there is no memory.
     pub fn new(layout: &RowLayout, rows: usize, lengths: &[Vec<i64>]) -> Result<Ends> {
         let mut all: Vec<Vec<usize>> = Vec::with_capacity(lengths.len());
-        if lengths.len() != layout.lengths.len() {
+        if lengths.len() != layout.lengths().len() {
             return Err(OutOfBounds.into());
         }
-        for (part, lengths) in layout.lengths.iter().zip(lengths) {
+        for (part, lengths) in layout.lengths().iter().zip(lengths) {
             let outer = part.level.checked_sub(1).map(|level| &all[level]);
             if lengths.len() != outer.map_or(rows, |ends| ends[rows]) * part.width {
                 return Err(OutOfBounds.into());
@@ -105,22 +76,22 @@ impl<'a> Chunk<'a> {
             lengths,
             values,
         };
-        let fits = |part: &Part, len: usize| {
+        let fits = |part: &LevelPart, len: usize| {
             let end = chunk.stretch(part.level, 0..rows).end;
             end.checked_mul(part.width) == Some(len)
         };
-        let counts = chunk.lengths.len() == layout.lengths.len()
-            && chunk.values.len() == layout.values.len()
-            && ends.0.len() == layout.lengths.len()
+        let counts = chunk.lengths.len() == layout.lengths().len()
+            && chunk.values.len() == layout.values().len()
+            && ends.0.len() == layout.lengths().len()
             && ends.0.iter().all(|ends| ends.len() == rows + 1);
         let sound = counts
             && layout
-                .lengths
+                .lengths()
                 .iter()
                 .zip(&chunk.lengths)
                 .all(|(part, data)| fits(part, data.len()))
             && layout
-                .values
+                .values()
                 .iter()
                 .zip(&chunk.values)
                 .all(|(part, data)| fits(part, data.len()));
@@ -137,73 +108,25 @@ impl<'a> Chunk<'a> {
 }
 
 /// A part's elements, of some rows.
-pub(crate) fn elements<'a, T>(data: &'a [T], part: &Part, stretch: Range<usize>) -> &'a [T] {
+pub(crate) fn elements<'a, T>(data: &'a [T], part: &LevelPart, stretch: Range<usize>) -> &'a [T] {
     &data[stretch.start * part.width..stretch.end * part.width]
-}
-
-/// A batch that can be copied out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ready {
-    /// Its rows.
-    pub rows: usize,
-    /// Its elements, level by level; those of level 0 are the rows.
-    pub elements: Vec<usize>,
-}
-
-/// Where a batch is copied to: the parts as [`RowLayout`] lists them.
-#[derive(Debug)]
-pub struct Targets<'a> {
-    /// Offsets: a 0 and the running sums of the lengths.
-    pub offsets: Vec<&'a mut [i64]>,
-    /// Values.
-    pub values: Vec<&'a mut [Byte]>,
-}
-
-impl Targets<'_> {
-    /// Checks that a batch fits in exactly.
-    pub(crate) fn check(&self, layout: &RowLayout, ready: &Ready) -> Result<(), OutOfBounds> {
-        let size = |part: &Part| ready.elements[part.level].checked_mul(part.width);
-        let fits = self.offsets.len() == layout.lengths.len()
-            && self.values.len() == layout.values.len()
-            && layout
-                .lengths
-                .iter()
-                .zip(&self.offsets)
-                .all(|(part, to)| size(part) == to.len().checked_sub(1))
-            && layout
-                .values
-                .iter()
-                .zip(&self.values)
-                .all(|(part, to)| size(part) == Some(to.len()));
-        if fits { Ok(()) } else { Err(OutOfBounds) }
-    }
-
-    /// Turns lengths, behind a 0, into offsets.
-    pub(crate) fn add_up(&mut self) {
-        for offsets in &mut self.offsets {
-            let mut end = 0;
-            offsets[0] = 0;
-            for offset in &mut offsets[1..] {
-                end = offset.wrapping_add(end);
-                *offset = end;
-            }
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use fastpipe_batch::ErrorKind;
+    use fastpipe_batch::{ErrorKind, Part, PartKind};
 
     use super::*;
 
+    fn part(kind: PartKind, depth: usize, width: usize) -> Part {
+        Part { kind, depth, width }
+    }
+
     /// Ragged rows of ragged rows, and a dense column.
     fn layout() -> RowLayout {
-        let part = |level, width| Part { level, width };
-        RowLayout {
-            lengths: vec![part(0, 1), part(1, 2)],
-            values: vec![part(2, 3), part(0, 4)],
-        }
+        let bytes = |depth, width| part(PartKind::Bytes, depth, width);
+        let lengths = |depth, width| part(PartKind::Lengths, depth, width);
+        RowLayout::new(&[vec![lengths(0, 1), lengths(1, 2), bytes(2, 3)], vec![bytes(0, 4)]]).unwrap()
     }
 
     #[test]
@@ -236,15 +159,6 @@ mod tests {
         assert!(chunk(18, 12).is_ok());
         for (inner, outer) in [(17, 12), (19, 12), (18, 11), (18, 13), (0, 0)] {
             assert!(chunk(inner, outer).is_err());
-        }
-    }
-
-    #[test]
-    fn levels_are_opened_before_they_are_used() {
-        assert!(layout().is_sound());
-        let part = |level| vec![Part { level, width: 1 }];
-        for (lengths, values) in [(part(1), part(0)), (part(0), part(2)), (vec![], part(1))] {
-            assert!(!RowLayout { lengths, values }.is_sound());
         }
     }
 }
