@@ -108,6 +108,7 @@ impl Walk<'_> {
             request,
             nulls,
             counts: false,
+            scale: None,
         }
     }
 
