@@ -194,6 +194,9 @@ SPECS = {
     'fastpipe.SparseSpec((None, 9), "float32", layout="csr", check_indices=False)': SparseSpec(
         (None, 9), "float32", layout="csr", check_indices=False
     ),
+    'fastpipe.DenseSpec((), "int64", scale=2)': DenseSpec((), "int64", scale=np.int8(2)),  # type: ignore[arg-type]
+    'fastpipe.RaggedSpec((None,), "uint8", fill=0, scale=-1)': RaggedSpec((None,), "uint8", fill=0, scale=-1),
+    'fastpipe.SparseSpec((9,), "int32", scale=0)': SparseSpec((9,), "int32", scale=0),
 }
 
 
@@ -232,12 +235,14 @@ def test_lowered_specs_are_plain_values() -> None:
         True,
         None,
         False,
+        None,
     )
     string = RaggedSpec((None, 3), "string", field="a.b")
-    assert string._lower() == ("ragged", (-1, 3), "string", "error", None, None, "", True, "a.b", False)
-    assert DenseSpec((), "int64", length=True)._lower()[-2:] == (None, True)
+    assert string._lower() == ("ragged", (-1, 3), "string", "error", None, None, "", True, "a.b", False, None)
+    assert DenseSpec((), "int64", length=True)._lower()[-3:] == (None, True, None)
+    assert DenseSpec((), "int64", scale=3)._lower()[-1] == 3
     sparse = SparseSpec((None, 5), "float32", nulls="mask", layout="csr", check_indices=False)
-    assert sparse._lower() == ("sparse", (-1, 5), "float32", "mask", None, None, "csr", False, None, False)
+    assert sparse._lower() == ("sparse", (-1, 5), "float32", "mask", None, None, "csr", False, None, False, None)
 
 
 # --- Features ---
@@ -263,6 +268,22 @@ def test_fields_and_lengths() -> None:
         (lambda: DenseSpec((), "int64", length="yes"), TypeError, "length is True or False, not 'yes'"),
         (lambda: DenseSpec((), "int64", field=3), TypeError, "field is the path of a field, a string, not 3"),
         (lambda: SparseSpec((3,), "int64", field=""), ValueError, "field is empty"),
+    ]:
+        with pytest.raises(error, match=match):
+            make()
+
+
+def test_scales_are_of_integers() -> None:
+    for make, error, match in [
+        (lambda: DenseSpec((), "float64", scale=2), ValueError, "the dtype is \"int64\" or the like, not 'float64'"),
+        (lambda: RaggedSpec((None,), "string", scale=0), ValueError, "not 'string'"),
+        (lambda: SparseSpec((3,), "bool", scale=2), ValueError, "not 'bool'"),
+        (lambda: DenseSpec((), "datetime64[s]", scale=2), ValueError, "not 'datetime64"),
+        (lambda: DenseSpec((), "int64", scale=2, length=True), ValueError, "give one of the two"),
+        (lambda: DenseSpec((), "int64", scale=77), ValueError, "scale is from -76 to 76, not 77"),
+        (lambda: DenseSpec((), "int64", scale=-77), ValueError, "scale is from -76 to 76, not -77"),
+        (lambda: DenseSpec((), "int64", scale=2.0), TypeError, "scale is a number of decimal places, not 2.0"),
+        (lambda: DenseSpec((), "int64", scale=True), TypeError, "scale is a number of decimal places, not True"),
     ]:
         with pytest.raises(error, match=match):
             make()

@@ -21,13 +21,17 @@ __all__ = ["DenseSpec", "Features", "RaggedSpec", "SparseSpec", "Spec"]
 
 Value: TypeAlias = "bool | int | float | str | bytes"
 Nulls: TypeAlias = Literal["error", "mask", "fill"]
-Lowered: TypeAlias = "tuple[str, tuple[int, ...], str, str, Value | None, Value | None, str, bool, str | None, bool]"
+Lowered: TypeAlias = (
+    "tuple[str, tuple[int, ...], str, str, Value | None, Value | None, str, bool, str | None, bool, int | None]"
+)
 
 _NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 _UNITS = ("D", "s", "ms", "us", "ns")
 _TIMES = tuple(f"{kind}[{unit}]" for kind in ("datetime64", "timedelta64") for unit in _UNITS)
 _DTYPES = ("bool", *_NUMBERS, *_TIMES)
 _TEXT = {str: "string", bytes: "bytes"}
+# The digits that Arrow's widest decimals have.
+_MOST_SCALE = 76
 # Of NumPy's 32 (before its version 2) one is for rows. Those of ragged and sparse features are no array's, but schemas
 # aren't read deeper.
 _MOST_FIXED = 31
@@ -44,6 +48,7 @@ class Spec:
     nulls: Nulls = "error"
     fill: Value | None = None
     field: str | None = None
+    scale: int | None = None
 
     _kind: ClassVar[str] = ""
 
@@ -67,6 +72,8 @@ class Spec:
                 raise ValueError('a fill value and nulls="mask" exclude each other')
             self._set("fill", _fit("fill", self.fill, dtype))
             self._set("nulls", "fill")
+        if self.scale is not None:
+            self._set("scale", _scale(self.scale, dtype))
 
     def __repr__(self) -> str:
         """Python code that makes this spec."""
@@ -85,17 +92,19 @@ class Spec:
     def _lower(self) -> Lowered:
         """Gives Rust plain values.
 
-        Kind, shape (-1 for None), dtype, nulls, fill, pad, layout, check_indices, field and length.
+        Kind, shape (-1 for None), dtype, nulls, fill, pad, layout, check_indices, field, length and scale.
         """
         shape = tuple(-1 if size is None else size for size in self.shape)
         layout, check = getattr(self, "layout", ""), getattr(self, "check_indices", True)
         pad, length = getattr(self, "pad", None), getattr(self, "length", False)
-        return self._kind, shape, self.dtype, self.nulls, self.fill, pad, layout, check, self.field, length
+        return self._kind, shape, self.dtype, self.nulls, self.fill, pad, layout, check, self.field, length, self.scale
 
     def _check_length(self) -> None:
         self._set("length", flag("length", getattr(self, "length", False)))
         if getattr(self, "length", False) and self.dtype != "int64":
             raise ValueError(f'length=True counts items: the dtype is "int64", not {self.dtype!r}')
+        if getattr(self, "length", False) and self.scale is not None:
+            raise ValueError("scale= is for decimals, and length=True counts items: give one of the two")
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,6 +124,10 @@ class DenseSpec(Spec):
         field: path of the field to read, if it isn't the feature's name. Several features may read one field:
             `{"clicks": DenseSpec((20,), "int64", pad=0), "clicks_length": DenseSpec((), "int64", field="clicks",
             length=True)}`.
+        scale: values are decimals, stored as integers in units of 10**-scale: `DenseSpec((), "int64", scale=2)` reads
+            12.34 as 1234. The dtype is an integer one, and a fill or pad value is in these units too. A larger scale
+            than the column's multiplies, exactly; a smaller one raises `SchemaError`. Integers are decimals of scale
+            0. For Arrow data and Parquet; without it decimals become floats.
         length: True for the number of items in the array, or map, that lies below the dimensions of `shape`, instead of
             its values: `()` counts an array's items, before they are padded or cut. The dtype is "int64".
 
@@ -168,6 +181,7 @@ class RaggedSpec(Spec):
         nulls: as for `DenseSpec`, at each level that the schema lets be null; a null array that is filled is empty.
         fill: value in the place of a null item; giving it implies `nulls="fill"`.
         field: as for `DenseSpec`.
+        scale: as for `DenseSpec`.
         length: as for `DenseSpec`: `RaggedSpec((None,), "int64", length=True)` counts the items of arrays in arrays.
 
     Raises:
@@ -211,6 +225,7 @@ class SparseSpec(Spec):
         fill: value in the place of a null value; giving it implies `nulls="fill"`.
         check_indices: whether an index outside of the shape raises `ValueRangeError`; False trusts the file.
         field: as for `DenseSpec`, of the record.
+        scale: as for `DenseSpec`, of the values.
 
     Raises:
         ValueError: if a dimension, a dtype, the layout or the fill value can't be, or there are more than 128
@@ -340,6 +355,20 @@ def _size(size: Any, shape: Any) -> int:
         raise TypeError(f"a dimension is a number or None, not {size!r} in {shape!r}") from None
     if not 1 <= number < 2**63:
         raise ValueError(f"a dimension is at least 1 and less than 2**63, not {number} in {shape!r}")
+    return number
+
+
+def _scale(scale: Any, dtype: str) -> int:
+    if isinstance(scale, (bool, np.bool_)):
+        raise TypeError(f"scale is a number of decimal places, not {scale!r}")
+    try:
+        number = operator.index(scale)
+    except TypeError:
+        raise TypeError(f"scale is a number of decimal places, not {shown(scale)}") from None
+    if not -_MOST_SCALE <= number <= _MOST_SCALE:
+        raise ValueError(f"scale is from {-_MOST_SCALE} to {_MOST_SCALE}, not {number}")
+    if "int" not in dtype:
+        raise ValueError(f'scale={number} stores decimals as integers: the dtype is "int64" or the like, not {dtype!r}')
     return number
 
 

@@ -6,6 +6,7 @@ strings. What is copied, since the layouts differ:
 - bools and masks, which Arrow packs into bits;
 - the indices of `Sparse`, which Arrow wants a dimension at a time (those of a `SparseCSR` of one dimension are shared);
 - dates, which Arrow counts in 32 bits, and times in units that it doesn't have;
+- integers whose spec has a scale, which become Arrow's decimals, twice as wide;
 - arrays that aren't C-contiguous or are of the other byte order.
 
 Buffers keep the NumPy arrays alive over which they lie, and these the memory of the reader: so what was handed over
@@ -22,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastpipe._arguments import shown
-from fastpipe._columns.arrow_schema import VALID, checked_name, require_pyarrow, schema_of
+from fastpipe._columns.arrow_decimals import with_decimals
+from fastpipe._columns.arrow_schema import VALID, checked_name, integers_of, require_pyarrow, schema_of
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.specs import Features, Spec
 
@@ -51,9 +53,11 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
     | `Sparse`, `SparseCSR` | struct of int64 `large_list`s `indices0`, `indices1` ... and a `large_list` `values` |
     | `Masked` | what the values are, with nulls: where a mask has fewer dimensions, whole lists are null |
 
-    Only what Arrow lays out otherwise is copied: bools and masks, indices of `Sparse`, dates, and arrays that aren't
-    C-contiguous or are of the other byte order. What is shared stays shared: writing into the batch's arrays afterwards
-    changes the record batch. A `NaT` becomes null. `dense_shape` of sparse columns is left to their specs.
+    Columns whose spec has a scale are decimals of that scale.
+
+    Only what Arrow lays out otherwise is copied: bools and masks, indices of `Sparse`, dates, decimals, and arrays that
+    aren't C-contiguous or are of the other byte order. What is shared stays shared: writing into the batch's arrays
+    afterwards changes the record batch. A `NaT` becomes null. `dense_shape` of sparse columns is left to their specs.
 
     Args:
         batch: dict from name to array or form, all with the same number of rows, as readers yield them.
@@ -83,11 +87,10 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
     if not isinstance(batch, Mapping):
         raise TypeError(f"a batch is a dict from column name to array, not {shown(batch)}")
     if features is None:
-        schema = None
-    else:
-        specs = Features(features)
-        schema = schema_of(specs, valid=VALID in batch and VALID not in specs)
-    return _record_batch(batch, schema, check=True)
+        return _record_batch(batch, None, {}, check=True)
+    specs = Features(features)
+    schema = schema_of(specs, valid=VALID in batch and VALID not in specs)
+    return _record_batch(batch, schema, integers_of(specs), check=True)
 
 
 def stream(reader: Any, *, valid: bool) -> pa.RecordBatchReader:
@@ -102,7 +105,8 @@ def stream(reader: Any, *, valid: bool) -> pa.RecordBatchReader:
     batches: Iterator[Any] = iter(reader)
     # No generator: its frame would hold a batch while the next one is made, and fill the messages of errors with a
     # traceback. What a pass yields needs no check.
-    return pa.RecordBatchReader.from_batches(schema, map(partial(_record_batch, schema=schema, check=False), batches))
+    convert = partial(_record_batch, schema=schema, integers=integers_of(reader.features), check=False)
+    return pa.RecordBatchReader.from_batches(schema, map(convert, batches))
 
 
 def form_to_arrow(form: Any) -> pa.Array:
@@ -117,7 +121,9 @@ def form_to_arrow(form: Any) -> pa.Array:
     return _column(form, type(form).__name__, check=True)
 
 
-def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, check: bool) -> pa.RecordBatch:
+def _record_batch(
+    batch: Mapping[str, Any], schema: pa.Schema | None, integers: Mapping[str, pa.DataType], check: bool
+) -> pa.RecordBatch:
     pa = require_pyarrow()
     names = list(batch) if schema is None else schema.names
     if schema is not None and batch.keys() != set(names):
@@ -130,6 +136,8 @@ def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, check: boo
     for name, kind in zip(names, types, strict=True):
         where = f"column {(checked_name(name) if schema is None else name)!r}"
         array = _column(batch[name], where, check)
+        if name in integers and array.type == integers[name]:
+            array = with_decimals(array, kind)
         if kind is not None and array.type != kind:
             raise TypeError(f"{where} is of Arrow type {array.type}, but its spec makes {kind}")
         if arrays and len(array) != len(arrays[0]):

@@ -8,6 +8,7 @@ before its first batch, and all batches of it have the same.
 | `DenseSpec((), dtype)` | the primitive type; `large_string`, `large_binary` |
 | `DenseSpec((2, 3), dtype)` | fixed-size lists of 2, of fixed-size lists of 3 |
 | `RaggedSpec((None, 4, None, 2), dtype)` | three levels of `large_list`, of fixed-size lists of 2 |
+| `DenseSpec((), dtype, scale=2)` | decimals of that scale, with the dtype's digits: `decimal128` up to scale 38 |
 | `SparseSpec((5, 9), dtype)` | a struct of `large_list`s: int64 `indices0` and `indices1`, and `values` |
 
 Each level is nullable, as Arrow's are by default, whatever `nulls` says: whether `nulls="mask"` makes a mask depends on
@@ -21,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from fastpipe._arguments import flag, shown
@@ -31,7 +32,7 @@ from fastpipe.specs import Features, SparseSpec, Spec, spec_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FEATURES", "VALID", "checked_name", "features_of", "require_pyarrow", "schema_of"]
+__all__ = ["FEATURES", "VALID", "checked_name", "features_of", "integers_of", "require_pyarrow", "schema_of"]
 
 FEATURES = b"fastpipe:features"
 # The column in which readers with uneven="pad" mark rows.
@@ -41,6 +42,13 @@ _VERSION = 1
 _TEXT = {"string": "large_string", "bytes": "large_binary"}
 # Arrow counts the items of a fixed-size list in 32 bits.
 _LARGEST_FIXED = 2**31 - 1
+# Digits of the greatest number of a dtype, and those that a decimal of 128 bits has.
+_DIGITS = {
+    f"{kind}{bits}": len(str(2 ** (bits - sign)))
+    for kind, sign in (("int", 1), ("uint", 0))
+    for bits in (8, 16, 32, 64)
+}
+_MOST_DIGITS = 38
 
 
 def require_pyarrow() -> Any:
@@ -133,10 +141,25 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
+def integers_of(features: Mapping[str, Spec]) -> dict[str, pa.DataType]:
+    """Of features with a scale, the type that their columns would have without it, by name."""
+    return {
+        name: _type_of(name, replace(spec, scale=None)) for name, spec in features.items() if spec.scale is not None
+    }
+
+
+def _value_type(spec: Spec) -> pa.DataType:
+    pa = require_pyarrow()
+    if spec.scale is not None:
+        digits = max(_DIGITS[spec.dtype], spec.scale)
+        return (pa.decimal128 if digits <= _MOST_DIGITS else pa.decimal256)(digits, spec.scale)
+    text = _TEXT.get(spec.dtype)
+    return pa.from_numpy_dtype(spec.dtype) if text is None else getattr(pa, text)()
+
+
 def _type_of(name: str, spec: Spec) -> pa.DataType:
     pa = require_pyarrow()
-    text = _TEXT.get(spec.dtype)
-    found = pa.from_numpy_dtype(spec.dtype) if text is None else getattr(pa, text)()
+    found = _value_type(spec)
     if isinstance(spec, SparseSpec):
         indices = [(f"indices{i}", pa.large_list(pa.int64())) for i in range(len(spec.shape))]
         return pa.struct([*indices, ("values", pa.large_list(found))])

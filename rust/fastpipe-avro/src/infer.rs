@@ -107,6 +107,7 @@ impl Walk<'_> {
             request,
             nulls,
             counts: false,
+            scale: None,
         }
     }
 

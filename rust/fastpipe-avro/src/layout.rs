@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    ColumnSpec, DType, Error, Feature, Form, Leaf, LengthRule, PartId, PartIds, Request, ValueParts, spec_code,
+    ColumnSpec, DType, Error, ErrorKind, Feature, Form, Leaf, LengthRule, PartId, PartIds, Request, ValueParts,
+    spec_code,
 };
 
 use crate::infer::leaf;
@@ -188,6 +189,10 @@ fn check_counts(schema: &Schema, trace: Trace, rank: usize) -> Result<Trace, Err
 impl Column {
     /// Lays out a feature of the (first) schema. `first_part` is the number of the column's first part.
     pub(crate) fn new(schema: &Schema, feature: &Feature, first_part: PartId) -> Result<Column, Error> {
+        if feature.scale.is_some() {
+            let reason = "scale= reads decimals of Arrow data and Parquet, and none of Avro files yet: leave it out";
+            return Err(Error::new(ErrorKind::Unsupported, reason).at_feature(&feature.name));
+        }
         let trace = check(schema, feature)?;
         let form = Form::of(feature, &trace.nullable);
         let symbols = match (trace.end, feature.request.leaf()) {

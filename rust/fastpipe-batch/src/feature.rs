@@ -27,6 +27,8 @@ pub struct Feature {
     pub nulls: Nulls,
     /// Whether the values are the numbers of items in the arrays, or maps, that lie below all of the dimensions.
     pub counts: bool,
+    /// Where the values are decimals as integers: of them, so many decimal places.
+    pub scale: Option<i8>,
 }
 
 /// The form in which a feature is wanted.

@@ -149,6 +149,7 @@ mod tests {
             request,
             nulls,
             counts: false,
+            scale: None,
         };
         Form::of(&feature, nullable)
     }

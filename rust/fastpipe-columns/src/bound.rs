@@ -13,8 +13,9 @@ use arrow_schema::{ArrowError, DataType};
 use fastpipe_batch::{DType, Error, ErrorKind, Leaf, TimeUnit, try_collect};
 
 use crate::layout::{Column, into_lists};
+use crate::scaled::unscaled;
 use crate::trace::Step;
-use crate::types::arrow;
+use crate::types::{arrow, scale};
 
 /// How the items of a level are found.
 #[derive(Debug)]
@@ -82,6 +83,24 @@ pub(crate) struct Level {
     pub(crate) lists: Lists,
 }
 
+/// What is wanted of the values of a column.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    leaf: Leaf,
+    /// Of decimals as integers, the decimal places.
+    scale: Option<i8>,
+    /// Whether it is the lengths of lists.
+    counts: bool,
+}
+
+impl Wanted {
+    const INDEX: Wanted = Wanted {
+        leaf: Leaf::Fixed(DType::I64),
+        scale: None,
+        counts: false,
+    };
+}
+
 /// A column of one record batch.
 #[derive(Debug)]
 pub(crate) struct Bound {
@@ -143,14 +162,18 @@ fn flat(array: ArrayRef) -> Result<(ArrayRef, usize), Error> {
 impl Bound {
     /// Binds a column of a record batch, whose columns these are.
     pub(crate) fn new(column: &Column, columns: &[ArrayRef]) -> Result<Bound, Error> {
-        let leaf = column.feature.request.leaf();
+        let wanted = Wanted {
+            leaf: column.feature.request.leaf(),
+            scale: column.feature.scale,
+            counts: column.feature.counts,
+        };
         let steps = &column.trace.steps;
         let bound = match &column.sparse {
-            None => Bound::follow(columns, steps, leaf, column.feature.counts),
+            None => Bound::follow(columns, steps, wanted),
             Some((indices, values)) => {
-                let mut bound = Bound::follow(columns, &into_lists(steps, *values), leaf, false)?;
+                let mut bound = Bound::follow(columns, &into_lists(steps, *values), wanted)?;
                 for &field in indices {
-                    let index = Bound::follow(columns, &into_lists(steps, field), Leaf::Fixed(DType::I64), false)?;
+                    let index = Bound::follow(columns, &into_lists(steps, field), Wanted::INDEX)?;
                     bound.bytes += index.bytes;
                     bound.indices.push(index);
                 }
@@ -160,7 +183,7 @@ impl Bound {
         bound.map_err(|error| error.at_feature(column.feature.name.as_str()))
     }
 
-    fn follow(columns: &[ArrayRef], steps: &[Step], leaf: Leaf, counts: bool) -> Result<Bound, Error> {
+    fn follow(columns: &[ArrayRef], steps: &[Step], wanted: Wanted) -> Result<Bound, Error> {
         let missing = || Error::new(ErrorKind::Schema, "a record batch lacks a column of the schema");
         let Some((Step::Field(first), steps)) = steps.split_first() else {
             return Err(missing());
@@ -185,7 +208,7 @@ impl Bound {
         let taken;
         (array, taken) = flat(array)?;
         bytes += taken;
-        if counts {
+        if wanted.counts {
             let lengths = lengths(&array)?;
             return Ok(Bound {
                 nulls: NullBuffer::union(nulls.as_ref(), array.nulls()),
@@ -194,7 +217,7 @@ impl Bound {
                 ..Bound::of(levels)
             });
         }
-        if let (DataType::FixedSizeBinary(size), Leaf::Fixed(DType::U8)) = (array.data_type(), leaf) {
+        if let (DataType::FixedSizeBinary(size), Leaf::Fixed(DType::U8)) = (array.data_type(), wanted.leaf) {
             let size = usize::try_from(*size).unwrap_or(0);
             let lists = Lists::Fixed(size);
             let nulls = NullBuffer::union(nulls.as_ref(), array.nulls());
@@ -206,7 +229,7 @@ impl Bound {
                 ..Bound::of(levels)
             });
         }
-        let (values, fitting, taken) = Bound::values(&array, leaf)?;
+        let (values, fitting, taken) = Bound::values(&array, wanted)?;
         Ok(Bound {
             // Of a type without values all are null.
             nulls: NullBuffer::union(nulls.as_ref(), array.logical_nulls().as_ref()),
@@ -229,7 +252,23 @@ impl Bound {
     }
 
     /// The values as they are wanted, which of them fit, and the memory that was taken.
-    fn values(array: &ArrayRef, leaf: Leaf) -> Result<(Values, Option<BooleanBuffer>, usize), Error> {
+    fn values(array: &ArrayRef, wanted: Wanted) -> Result<(Values, Option<BooleanBuffer>, usize), Error> {
+        let leaf = wanted.leaf;
+        if let (Some(asked), Leaf::Fixed(dtype)) = (wanted.scale, leaf)
+            && let Some(own) = scale(array.data_type())
+        {
+            let whole = match array.data_type() {
+                DataType::Decimal32(..) => DType::I32,
+                DataType::Decimal64(..) => DType::I64,
+                _ => DType::Bool,
+            };
+            if own == asked && whole == dtype {
+                return Ok((elements(array, dtype.size())?, None, 0));
+            }
+            let (values, fitting) = unscaled(array, dtype, asked)?;
+            let taken = values.len();
+            return Ok((Values::Elements(values), fitting, taken));
+        }
         let to = arrow(leaf);
         let mut taken = 0;
         let mut found = array.clone();

@@ -1,11 +1,13 @@
 //! Columns that are nested, or have nulls: written value by value to memory of their own, and copied to the batch from there.
 
 use fastpipe_batch::{
-    Error, ErrorKind, Form, LengthRule, Nulls, Overflow, PartId, Request, RowsByPart, SparseForm, TextParts, ValueParts,
+    DType, Error, ErrorKind, Form, Leaf, LengthRule, Nulls, Overflow, PartId, Request, RowsByPart, SparseForm,
+    TextParts, ValueParts,
 };
 
 use crate::bound::{Bound, Values};
 use crate::gather::{Fault, Gather, Result, denied_null, lost, null, wrong_length};
+use crate::types::scale;
 
 impl Gather<'_> {
     /// Writes whatever there is, value by value.
@@ -113,11 +115,7 @@ impl Gather<'_> {
 
     fn value(&self, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
         if chunk.fitting.as_ref().is_some_and(|fitting| !fitting.value(i)) {
-            let leaf = self.column.feature.request.leaf();
-            return Err(Error::new(
-                ErrorKind::ValueRange,
-                format!("a value of type {} doesn't fit {leaf}", self.column.trace.end),
-            ));
+            return Err(self.unfit(self.column.feature.request.leaf()));
         }
         match (&chunk.values, self.column.parts.values) {
             (Values::Elements(bytes), ValueParts::Elements(dtype, part)) => {
@@ -129,6 +127,24 @@ impl Gather<'_> {
             (_, ValueParts::Elements(..)) => return Err(lost()),
         }
         Ok(())
+    }
+
+    #[cold]
+    fn unfit(&self, leaf: Leaf) -> Error {
+        let ty = self.column.value_type();
+        let mut reason = format!("a value of type {ty} doesn't fit {leaf}");
+        if let Some(asked) = self.column.feature.scale {
+            let widest = matches!(leaf, Leaf::Fixed(DType::I64 | DType::U64));
+            let wider = if widest { "" } else { "\"int64\", or for " };
+            let smaller = if scale(ty).is_some_and(|own| own < asked) {
+                "a smaller scale, or for "
+            } else {
+                ""
+            };
+            let hint = format!("; ask for {wider}{smaller}\"float64\" without scale=, which rounds");
+            reason = format!("{reason} in units of 10**{}{hint}", -i16::from(asked));
+        }
+        Error::new(ErrorKind::ValueRange, reason)
     }
 
     /// Writes the entries of a row of a sparse column.

@@ -7,7 +7,7 @@ use fastpipe_batch::{
 };
 
 use crate::trace::{Step, Trace, misfit, trace};
-use crate::types::{fits, leaf};
+use crate::types::{fits, fits_scale, leaf};
 
 /// A feature, where it comes from, and where it goes.
 #[derive(Clone, Debug)]
@@ -111,6 +111,16 @@ impl Column {
         }
     }
 
+    /// The type of the values.
+    pub(crate) fn value_type(&self) -> &DataType {
+        let end = &self.trace.end;
+        let (Some((_, values)), DataType::Struct(fields)) = (&self.sparse, end) else {
+            return end;
+        };
+        let item = crate::trace::items(crate::trace::plain(fields[*values].data_type()));
+        item.map_or(end, |item| crate::trace::plain(item.data_type()))
+    }
+
     /// What the length of the list of dimension `dim` must be.
     pub(crate) fn length_rule(&self, dim: usize) -> LengthRule {
         self.feature.request.length_rule(dim)
@@ -149,9 +159,10 @@ fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
         (DataType::FixedSizeBinary(n), Leaf::Fixed(DType::U8)) => Some(usize::try_from(*n).unwrap_or(0)),
         _ => None,
     };
-    match bytes {
-        Some(_) => dims += 1,
-        None => {
+    match (bytes, feature.scale) {
+        (_, Some(scale)) => fits_scale(&trace.end, scale).map_err(misfit)?,
+        (Some(_), None) => dims += 1,
+        (None, None) => {
             if let Err(ask) = fits(&trace.end, asked) {
                 return Err(misfit(format!(
                     "the column's values are of type {}, which don't fit {asked}; ask for {ask}{}",
@@ -197,6 +208,10 @@ fn check_sparse(feature: &Feature, trace: &Trace, dims: usize) -> Result<(Vec<us
         }
     }
     let asked = feature.request.leaf();
+    if let (Some(scale), Some(item)) = (feature.scale, item(values)) {
+        fits_scale(crate::trace::plain(item.data_type()), scale).map_err(misfit)?;
+        return Ok((indices, values));
+    }
     match item(values).map(|item| fits(crate::trace::plain(item.data_type()), asked)) {
         Some(Ok(())) => Ok((indices, values)),
         Some(Err(ask)) => Err(misfit(format!(

@@ -15,6 +15,7 @@ mod gather;
 mod import;
 mod infer;
 mod layout;
+mod scaled;
 mod slices;
 mod table;
 mod trace;

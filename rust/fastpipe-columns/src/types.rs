@@ -81,6 +81,32 @@ pub(crate) fn arrow(leaf: Leaf) -> DataType {
     }
 }
 
+/// The number of decimal places of a type's values: of integers none.
+pub(crate) fn scale(ty: &DataType) -> Option<i8> {
+    match ty {
+        DataType::Decimal32(_, scale)
+        | DataType::Decimal64(_, scale)
+        | DataType::Decimal128(_, scale)
+        | DataType::Decimal256(_, scale) => Some(*scale),
+        _ if ty.is_integer() => Some(0),
+        _ => None,
+    }
+}
+
+/// Whether values of a type can become integers in units of `10**-asked`; else why not, and what to ask for.
+pub(crate) fn fits_scale(ty: &DataType, asked: i8) -> Result<(), String> {
+    match scale(ty) {
+        Some(own) if own > asked => Err(format!(
+            "the column's values are of scale {own}, and scale={asked} would round them; ask for scale={own} or more"
+        )),
+        Some(_) => Ok(()),
+        None if *ty == DataType::Null => Ok(()),
+        None => Err(format!(
+            "scale= is for decimals and integers, and the column's values are of type {ty}; leave it out"
+        )),
+    }
+}
+
 /// Whether values of a type can become these; else what to ask for.
 pub(crate) fn fits(ty: &DataType, asked: Leaf) -> Result<(), &'static str> {
     let number = |d: DType| d.is_integer() || d.is_float();
@@ -100,7 +126,7 @@ pub(crate) fn fits(ty: &DataType, asked: Leaf) -> Result<(), &'static str> {
         ),
         DataType::Decimal32(..) | DataType::Decimal64(..) | DataType::Decimal128(..) | DataType::Decimal256(..) => (
             matches!(asked, Leaf::Fixed(DType::F32 | DType::F64)),
-            "\"float64\" or \"float32\"",
+            "\"float64\" or \"float32\", or for integers with scale=",
         ),
         _ => match leaf(ty) {
             Some(Leaf::Fixed(DType::Datetime(_))) => (

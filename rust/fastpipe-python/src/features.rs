@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString};
 
 /// Kind, shape (-1 for open dimensions), dtype, nulls, fill, pad, layout, check_indices; the field, if it is another than the
-/// name says, and whether its items are counted.
+/// name says, whether its items are counted, and the scale of decimals as integers.
 pub(crate) type Lowered<'py> = (
     String,
     Vec<i64>,
@@ -20,6 +20,7 @@ pub(crate) type Lowered<'py> = (
     bool,
     Option<String>,
     bool,
+    Option<i8>,
 );
 
 fn leaf(name: &str) -> PyResult<Leaf> {
@@ -48,7 +49,7 @@ fn scalar(value: &Bound<'_, PyAny>) -> PyResult<Scalar> {
 
 /// A feature from its name and its lowered spec.
 pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
-    let (kind, shape, dtype, nulls, fill, pad, layout, check_indices, field, counts) = lowered;
+    let (kind, shape, dtype, nulls, fill, pad, layout, check_indices, field, counts, scale) = lowered;
     // Specs have checked it; arrays of more dimensions can't be made.
     let fixed = shape.iter().rev().take_while(|&&d| d >= 0).count();
     if shape.len() > MAX_DIMENSIONS || (kind != "sparse" && fixed > MAX_FIXED_DIMENSIONS) {
@@ -96,6 +97,7 @@ pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
         request,
         nulls,
         counts,
+        scale,
     })
 }
 

@@ -1,0 +1,231 @@
+"""Decimals as integers in units of a power of ten: what Python's own decimals say, whatever the source, and back."""
+
+from __future__ import annotations
+
+import pickle
+from decimal import Context, Decimal
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastpipe
+from arrow_tables import as_lists
+from fastpipe import DenseSpec, RaggedSpec, SparseSpec
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DIGITS = {pa.decimal32: 9, pa.decimal64: 18, pa.decimal128: 38, pa.decimal256: 76}
+EXACT = Context(prec=200)
+
+
+class Slices:
+    """A table as units of three rows."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table, self.schema = table, table.schema
+        self.rows = [len(table.slice(at, 3)) for at in range(0, len(table), 3)]
+
+    def read(self, unit: int) -> pa.Table:
+        return self.table.slice(3 * unit, 3)
+
+    def fingerprint(self) -> str:
+        return "slices"
+
+
+def scaled(value: Any, places: int) -> int:
+    """A number in units of 10**-places, exactly."""
+    found = EXACT.scaleb(Decimal(value), places)
+    assert found == int(found)
+    return int(found)
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> tuple[pa.Array, list[Any]]:
+    """A column of decimals or integers, with their values."""
+    rows = draw(st.integers(1, 8))
+    if draw(st.booleans()):
+        dtype = draw(st.sampled_from(INTEGERS))
+        limits = np.iinfo(dtype)
+        values = st.integers(int(limits.min), int(limits.max)) | st.integers(0, 9)
+        kind = pa.from_numpy_dtype(dtype)
+    else:
+        make = draw(st.sampled_from(list(DIGITS)))
+        own = draw(st.integers(-2, 6))
+        digits = draw(st.integers(max(own, 1), DIGITS[make]))
+        most = 10 ** draw(st.integers(1, digits)) - 1
+        values = st.integers(-most, most).map(lambda value: EXACT.scaleb(Decimal(value), -own))
+        kind = make(digits, own)
+    items = draw(st.lists(st.none() | values if draw(st.booleans()) else values, min_size=rows, max_size=rows))
+    column = pa.array(items, kind)
+    stored = draw(st.sampled_from(("plain", "dictionary", "run ends", "sliced")))
+    if stored == "dictionary":
+        keys = [None if item is None else key for key, item in enumerate(items)]
+        column = pa.DictionaryArray.from_arrays(pa.array(keys, pa.int16()), column)
+    elif stored == "run ends":
+        column = pa.RunEndEncodedArray.from_arrays(pa.array(range(1, rows + 1), pa.int32()), column)
+    elif stored == "sliced":
+        column = pa.concat_arrays([column, column]).slice(rows)
+    return column, items
+
+
+@given(column=columns(), more=st.integers(0, 4), dtype=st.sampled_from(INTEGERS), data=st.data())
+def test_values_are_exact_or_refused(column: tuple[pa.Array, list[Any]], more: int, dtype: str, data: Any) -> None:
+    array, items = column
+    own = getattr(array.type, "scale", None)
+    if own is None:
+        own = getattr(getattr(array.type, "value_type", None), "scale", 0)
+    scale = own + more
+    table = pa.table({"x": array})
+    if data.draw(st.booleans()):
+        table = pa.concat_tables([table.slice(0, 1), table.slice(1)])
+    spec = DenseSpec((), dtype, scale=scale, fill=data.draw(st.integers(0, 100)))
+    exact = [spec.fill if item is None else scaled(item, scale) for item in items]
+    limits = np.iinfo(dtype)
+    if data.draw(st.booleans()):
+        reader = fastpipe.from_arrow(table, features={"x": spec}, batch_size=3)
+    else:
+        reader = fastpipe.read_units(Slices(table), features={"x": spec}, batch_size=3)
+    if all(limits.min <= value <= limits.max for value in exact):
+        assert [value for batch in reader for value in batch["x"].tolist()] == exact
+    else:
+        with pytest.raises(fastpipe.ValueRangeError, match=rf"feature 'x': .* doesn't fit {dtype} in units of 10\*\*"):
+            list(reader)
+
+
+PRICES = [Decimal("1.25"), Decimal("-3.00"), None, Decimal("99999999.99")]
+CENTS = [125, -300, None, 9999999999]
+KIND = pa.decimal128(10, 2)
+FORMS: dict[str, tuple[pa.Array, fastpipe.specs.Spec, list[Any]]] = {
+    "filled": (pa.array(PRICES, KIND), DenseSpec((), "int64", scale=2, fill=-1), [125, -300, -1, 9999999999]),
+    "masked": (pa.array(PRICES, KIND), DenseSpec((), "int64", scale=2, nulls="mask"), CENTS),
+    "larger scale": (pa.array(PRICES[:2], KIND), DenseSpec((), "int32", scale=4), [12500, -30000]),
+    "fixed shape": (
+        pa.array([PRICES[:2], PRICES[1::-1]], pa.list_(KIND, 2)),
+        DenseSpec((2,), "int16", scale=2),
+        [[125, -300], [-300, 125]],
+    ),
+    "padded": (
+        pa.array([PRICES[:1], []], pa.list_(KIND)),
+        DenseSpec((2,), "int16", scale=2, pad=-7),
+        [[125, -7], [-7, -7]],
+    ),
+    "ragged": (
+        pa.array([PRICES, [], PRICES[1:2]], pa.large_list(KIND)),
+        RaggedSpec((None,), "int64", scale=2, nulls="mask"),
+        [CENTS, [], [-300]],
+    ),
+    "nested": (
+        pa.array([[[Decimal("1.25"), Decimal(3)], []], []], pa.list_(pa.list_(KIND))),
+        RaggedSpec((None, None), "uint64", scale=2, nulls="mask"),
+        [[[125, 300], []], []],
+    ),
+    "unsigned": (pa.array([2**64 - 1, 0], pa.uint64()), DenseSpec((), "uint64", scale=0), [2**64 - 1, 0]),
+    "beyond 38 digits": (pa.array([0, 0], pa.int8()), DenseSpec((), "int8", scale=60), [0, 0]),
+    "negative scale": (pa.array([1200, -300], pa.decimal128(5, -2)), DenseSpec((), "int8", scale=-2), [12, -3]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_batches_go_to_arrow_as_decimals_and_come_back(form: str, tmp_path: Path) -> None:
+    column, spec, expected = FORMS[form]
+    reader = fastpipe.from_arrow(pa.table({"x": column}), features={"x": spec}, batch_size=8)
+    (batch,) = reader
+    assert as_lists(batch["x"]) == expected
+    reader.set_epoch(0)
+    table = pa.table(reader)
+    kind = table.schema.field("x").type
+    while not pa.types.is_decimal(kind):
+        kind = kind.value_type
+    assert kind.scale == spec.scale
+    assert table.column("x").combine_chunks().cast(table.schema.field("x").type).validate(full=True) is None
+    again = [fastpipe.from_arrow(table, batch_size=8)]
+    record_batch = fastpipe.to_arrow(batch, reader.features)
+    assert record_batch.equals(table.combine_chunks().to_batches()[0], check_metadata=True)
+    again.append(fastpipe.from_arrow(record_batch, batch_size=8))
+    if spec.scale is not None and spec.scale >= 0:
+        path = tmp_path / "table.parquet"
+        pa.parquet.write_table(table, path)
+        again.append(fastpipe.read_parquet(path, batch_size=8))
+    for other in again:
+        (found,) = pickle.loads(pickle.dumps(other))
+        assert as_lists(found["x"]) == expected
+        assert (other.features["x"].dtype, other.features["x"].scale) == (spec.dtype, spec.scale)
+        assert other.features["x"].shape == spec.shape
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_sparse_values(layout: Any) -> None:
+    rows = [{"indices0": [1, 3], "values": [Decimal("0.50"), Decimal("2.00")]}, {"indices0": [], "values": []}]
+    kind = pa.struct([("indices0", pa.list_(pa.int32())), ("values", pa.list_(KIND))])
+    spec = SparseSpec((5,), "int32", scale=2, layout=layout)
+    reader = fastpipe.from_arrow(pa.table({"s": pa.array(rows, kind)}), features={"s": spec}, batch_size=2)
+    (batch,) = reader
+    assert batch["s"].values.tolist() == [50, 200]
+    reader.set_epoch(0)
+    table = pa.table(reader)
+    assert table.column("s").to_pylist() == rows
+    (again,) = fastpipe.from_arrow(table, batch_size=2)
+    assert again["s"].values.dtype == "int32"
+    assert again["s"].values.tolist() == [50, 200]
+    wide = pa.array([{"indices0": [1], "values": [Decimal("99999999.00")]}], kind)
+    with pytest.raises(fastpipe.ValueRangeError, match=r"Decimal128\(10, 2\) doesn't fit int32 in units of 10\*\*-2"):
+        list(fastpipe.from_arrow(pa.table({"s": wide}), features={"s": spec}, batch_size=1))
+
+
+@pytest.mark.parametrize(
+    ("column", "spec", "error", "match"),
+    [
+        (
+            PRICES,
+            DenseSpec((), "int64", scale=1),
+            fastpipe.SchemaError,
+            r"of scale 2, and scale=1 would round .*scale=2",
+        ),
+        ([1.5], DenseSpec((), "int64", scale=1), fastpipe.SchemaError, r"of type Float64; leave it out"),
+        (["1"], DenseSpec((), "int64", scale=1), fastpipe.SchemaError, r"of type Utf8; leave it out"),
+        (PRICES, DenseSpec((), "int64"), fastpipe.SchemaError, r'ask for "float64" .* integers with scale='),
+        (PRICES, DenseSpec((), "int64", scale=2), fastpipe.NullValueError, r"found null.*record 2"),
+        (
+            PRICES[3:],
+            DenseSpec((), "int32", scale=2),
+            fastpipe.ValueRangeError,
+            r'10\*\*-2; ask for "int64", or for "float64" without scale=.*record 0',
+        ),
+        (
+            [2**62],
+            DenseSpec((), "int64", scale=2),
+            fastpipe.ValueRangeError,
+            r'10\*\*-2; ask for a smaller scale, or for "float64" without scale=.*record 0',
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(column: list[Any], spec: Any, error: type[Exception], match: str) -> None:
+    array = pa.array(column, KIND) if column[0] in PRICES else pa.array(column)
+    with pytest.raises(error, match=f"feature 'x': .*{match}"):
+        list(fastpipe.from_arrow(pa.table({"x": array}), features={"x": spec}, batch_size=4))
+
+
+def test_decimals_are_floats_unless_they_are_asked_for() -> None:
+    reader = fastpipe.from_arrow(pa.table({"x": pa.array(PRICES[:2], KIND)}), batch_size=2)
+    assert reader.features == {"x": DenseSpec((), "float64")}
+    assert next(iter(reader))["x"].tolist() == [1.25, -3.0]
+
+
+def test_integers_of_another_dtype_than_the_spec_are_no_decimals() -> None:
+    with pytest.raises(TypeError, match=r"of Arrow type int32, but its spec makes decimal128\(19, 2\)"):
+        fastpipe.to_arrow({"x": np.arange(3, dtype="int32")}, {"x": DenseSpec((), "int64", scale=2)})
+
+
+def test_avro_files_have_no_scale_yet(tmp_path: Path) -> None:
+    path = tmp_path / "a.avro"
+    schema = {"type": "record", "name": "r", "fields": [{"name": "x", "type": "long"}]}
+    with path.open("wb") as file:
+        fastavro.writer(file, schema, [{"x": 1}])
+    with pytest.raises(fastpipe.UnsupportedError, match="feature 'x': scale= reads decimals of Arrow data and Parquet"):
+        fastpipe.read_avro(path, features={"x": DenseSpec((), "int64", scale=2)}, batch_size=1)
