@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, Unpack
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import shown
@@ -15,8 +15,13 @@ from fastpipe._data import Words
 from fastpipe._options import Options, Settings, takes_options
 from fastpipe._state import VERSION
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
+from fastpipe.errors import FastpipeError, OutOfMemoryError, SchemaError, StorageError
 from fastpipe.reader import Reader
 from fastpipe.specs import Features, SparseSpec, Spec, inferred
+from fastpipe.units._schemas import without_nulls
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["RowLocation", "TableData", "from_arrays", "from_arrow"]
 
@@ -46,12 +51,15 @@ class TableData:
     words = Words()
 
     def __init__(self, table: Any, features: Features | None, columns: list[str] | None) -> None:
-        self._table = table
+        # A stream can be read once, but a reader may be pickled.
+        self._table = table = _read(table)
         arrow = to_arrow(table) if isinstance(table, Mapping) else table
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
         self.handle = _fastpipe.TableDataset(arrow, lowered, columns)
         if features is None:
             features = inferred(self.handle.features())
+            if not features:
+                raise SchemaError("the table has no columns")
         self.features = features
         self.files: list[str] = []
         self.symbols: dict[str, list[str]] = {}
@@ -92,7 +100,8 @@ def from_arrow(
 
     The table's columns are finished: rows are gathered from where they are, and nothing is copied before. Only layouts
     that say how values are stored (dictionaries, run ends, views), and values of another type than the wanted one, are
-    rewritten when the reader is made. Streams are read to their end.
+    rewritten when the reader is made. Streams are read to their end, and held whole: `memory_limit` doesn't count the
+    table. (`rebatch` batches streams as they come, `read_units` what can be read by parts.)
 
     When rows are shuffled, `shuffle_buffer` is the whole table, unless it is given: with `shuffle=True` every order of
     the rows is as likely as any other. The order doesn't depend on how the table is cut in record batches.
@@ -113,10 +122,12 @@ def from_arrow(
         The reader. It keeps the table's memory alive.
 
     Raises:
-        SchemaError: if a column isn't there, or a spec doesn't fit its type.
+        SchemaError: if there are no columns, one isn't there, a spec doesn't fit its type, or a record batch of a
+            stream doesn't have the stream's schema.
         UnsupportedError: if a wanted column is of a type that isn't read, such as intervals and unions.
         MalformedFileError: if the table contradicts itself: offsets out of range, text that isn't UTF-8.
         StorageError: if its stream fails.
+        OutOfMemoryError: if there isn't enough memory for what a stream holds.
         TypeError: if it isn't Arrow data, or an argument is of the wrong type.
         ValueError: for values out of range, and for arguments that exclude each other.
 
@@ -177,6 +188,8 @@ def from_arrays(
     if not isinstance(given, Mapping):
         hint = "; from_arrow takes Arrow data" if hasattr(given, "__arrow_c_stream__") else ""
         raise TypeError(f"arrays is a dict from name to array, not {shown(given)}{hint}")
+    if not given:
+        raise ValueError("arrays is empty: name at least one")
     return _reader(settings, dict(arrays), features, columns)
 
 
@@ -186,12 +199,58 @@ def _reader(
     wanted, chosen = asked_for(features, columns)
     if wanted is None:
         wanted = _known(table, chosen)
+    if isinstance(table, Reader):
+        table = table.to_reader()
     data = TableData(table, wanted, chosen if wanted is None else None)
     if isinstance(table, Mapping) and wanted is None:
         formed = Features({name: _formed(table.get(name), spec) for name, spec in data.features.items()})
         if formed != data.features:
             data = TableData(table, formed, None)
     return settings.reader(data, data.default_window)
+
+
+def _read(table: Any) -> Any:
+    """What a stream of pyarrow's holds, as a table; anything else as it is.
+
+    Python may make the batches of such a stream. In C what it raises becomes a text, even a KeyboardInterrupt, and
+    nobody looks whether batches have the stream's schema.
+    """
+    pa = sys.modules.get("pyarrow")
+    if pa is None or not isinstance(table, pa.RecordBatchReader):
+        return table
+    batches: list[Any] = []
+    try:
+        for batch in table:
+            batches.append(_of_schema(batch, table.schema, len(batches)))
+    except FastpipeError:
+        raise
+    except MemoryError as error:
+        raise OutOfMemoryError(f"the Arrow stream failed: {error}") from error
+    except Exception as error:
+        raise StorageError(f"the Arrow stream failed: {error}") from error
+    return pa.Table.from_batches(batches, table.schema)
+
+
+def _of_schema(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> pa.RecordBatch:
+    """A record batch that may say something else of nulls than its stream does."""
+    import pyarrow as pa
+
+    if batch.schema.equals(schema):
+        return batch
+    found, expected = ([(field.name, without_nulls(field).type) for field in given] for given in (batch.schema, schema))
+    reason = (
+        f"record batch {number} of the stream has columns {_told(found)}, and the stream's schema {_told(expected)}"
+    )
+    if found != expected:
+        raise SchemaError(reason)
+    try:
+        return batch.cast(schema)
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise SchemaError(f"record batch {number} of the stream doesn't fit the stream's schema: {error}") from error
+
+
+def _told(columns: list[tuple[str, Any]]) -> str:
+    return ", ".join(f"{name!r}: {kind}" for name, kind in columns) or "none"
 
 
 def _known(table: Any, columns: list[str] | None) -> Features | None:
