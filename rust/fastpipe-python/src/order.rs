@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fastpipe_batch::{Error, ErrorKind};
 use fastpipe_engine::{Memory, Options, Stream, check_order, check_state, unplanned};
 use fastpipe_order::{
-    BatchPlan, Cursor, Kind, Left, Open, Place, PlanError, Settings, ShardBy, State, StateError, Uneven, Units,
+    BatchPlan, Cursor, Kind, Left, Open, Place, PlanError, Settings, ShardBy, State, StateError, Uneven,
 };
 use numpy::PyArray1;
 use pyo3::exceptions::{PyIndexError, PyValueError};
