@@ -134,7 +134,7 @@ def test_batches_hold_what_pyarrow_takes(
         reader = make(batch_size=batch_size, columns=columns, **options, **order)
         if draw(st.booleans()):
             reader = pickle.loads(pickle.dumps(reader))
-    # Units without rows count in sources of one's own only.
+    # Units without rows count in custom sources only.
     units = [unit for unit in units if unit.num_rows or source == "units"]
     values = {name: [[item_of(value) for value in unit[name]] for unit in units] for name in names}
     schema = units[0].schema if units else table.schema

@@ -69,7 +69,7 @@ def test_arrays_of_any_layout(array: Any, shuffle: bool) -> None:
 
 
 def test_rows_without_values_are_ragged() -> None:
-    """Arrow has no lists of a fixed size of 0 that specs could name."""
+    """A dimension of a spec is at least 1."""
     found = list(fastpipe.from_arrays({"x": np.zeros((3, 0), "f4")}, batch_size=2))
     assert [batch["x"].to_list() for batch in found] == [[[], []], [[]]]
 

@@ -6,8 +6,8 @@
         batch["user_embedding"]  # numpy float32 [1024, 64]
         batch["clicked_items"]   # fastpipe.Ragged(values, offsets)
 
-`read_parquet`, `read_arrow`, `read_units` (sources of one's own), `from_arrow` and `from_arrays` (tables in memory)
-read alike.
+`read_parquet`, `read_arrow`, `read_units` (custom sources), `from_arrow` and `from_arrays` (tables in memory)
+read in the same way.
 
 Importing fastpipe imports NumPy and nothing else.
 """

@@ -45,7 +45,7 @@ def read_avro(
             the files' records aren't of a record type, their only feature is `value`. A spec's `field` names the path
             instead, so that several features can read one field.
         columns: names out of what `infer_features` finds, instead of `features`; a name stands for all that is nested
-            in it. With neither, all of it is read. What isn't wanted is skipped, not decoded.
+            in it. With neither, all of it is read. Unrequested fields are skipped, not decoded.
         batch_size: rows a batch.
         index_cache: a directory in which the places of all blocks are kept, so that the next opening needn't look for
             them again; True for one in the user's cache directory. A file's entry is keyed by its path, size and time

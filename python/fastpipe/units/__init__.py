@@ -1,4 +1,4 @@
-"""Sources of one's own, and files of finished columns: what is read unit by unit, as Arrow.
+"""Custom sources, and files of finished columns: what is read unit by unit, as Arrow.
 
 `read_units` reads whatever says how many units it has and returns each as Arrow; `read_parquet` and `read_arrow` are
 such sources.

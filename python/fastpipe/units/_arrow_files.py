@@ -163,8 +163,8 @@ def read_arrow(
 ) -> Reader:
     """Reads Arrow IPC files (Feather) as batches of NumPy arrays (extra `arrow`).
 
-    Record batches are read by pyarrow, wanted columns only, on threads of their own; rows are gathered from them. Files
-    aren't mapped: one that is cut short while it is read raises an error, and doesn't end the process.
+    Record batches are read by pyarrow, requested columns only, on threads of their own; rows are gathered from them.
+    Files aren't mapped: one that is cut short while it is read raises an error, and doesn't end the process.
 
     When rows are shuffled, `shuffle_buffer` is as large as 256 MiB of record batches allow, unless it is given.
 

@@ -330,7 +330,7 @@ def read_parquet(
 ) -> Reader:
     """Reads Parquet files as batches of NumPy arrays (extra `arrow`).
 
-    Row groups are read and decoded by pyarrow, wanted columns only, on threads of their own; rows are gathered from
+    Row groups are read and decoded by pyarrow, requested columns only, on threads of their own; rows are gathered from
     them.
 
     When rows are shuffled, `shuffle_buffer` is as large as 256 MiB of row groups allow, unless it is given. Files with
@@ -342,7 +342,7 @@ def read_parquet(
         features: dict from name to spec, as in `from_arrow`. By default, the specs in the files' metadata if fastpipe
             wrote all of them alike, else what follows from the types, which must be the same in all files: columns have
             `nulls="mask"` unless the files' statistics say that there are no nulls.
-        columns: only these, and what is nested in them; at least one. What isn't wanted isn't read.
+        columns: only these, and what is nested in them; at least one. Other columns aren't read.
         batch_size: rows a batch.
         filesystem: where the files are: a file system of `pyarrow.fs` (S3, Google Cloud Storage, HDFS, ...) or fsspec;
             None for local disks.

@@ -10,7 +10,7 @@ __all__ = ["Units"]
 
 @runtime_checkable
 class Units(Protocol):
-    """A source of one's own: rows by units, such as files, row groups, partitions of a query, pages of a service.
+    """A custom source: rows by units, such as files, row groups, partitions of a query, pages of a service.
 
     Besides what is listed here, it may have
 

@@ -31,7 +31,7 @@ def read_units(
     num_fetches: SupportsIndex | None = None,
     **options: Unpack[Options],
 ) -> Reader:
-    """Reads a source of one's own, which returns its units as Arrow, as batches of NumPy arrays.
+    """Reads a custom source, which returns its units as Arrow, as batches of NumPy arrays.
 
     `units.read` is called on threads of its own, before its rows are needed: several calls wait at once, and none of
     them keeps the threads of the pass from working. A pass that is left doesn't wait for calls that are under way.
