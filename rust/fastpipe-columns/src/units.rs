@@ -1,5 +1,6 @@
 //! Finished columns that are fetched unit by unit: row groups, shards, what a call returns.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -129,8 +130,15 @@ impl<R: ReadUnit> UnitsSource<R> {
     /// The columns that are used of a record batch: it may have others, and in another order.
     fn project(&self, batch: &RecordBatch) -> Result<RecordBatch> {
         let mut chosen = try_with_capacity(self.known.schema.fields.len(), "columns")?;
+        let found = batch.schema_ref();
+        let mut places: HashMap<&str, usize> = HashMap::new();
+        let room = places.try_reserve(found.fields.len());
+        room.map_err(|_| Error::out_of_memory(found.fields.len() * size_of::<(&str, usize)>(), "columns"))?;
+        for (i, field) in found.fields.iter().enumerate() {
+            places.entry(field.name()).or_insert(i);
+        }
         for field in &self.known.schema.fields {
-            let Ok(i) = batch.schema_ref().index_of(field.name()) else {
+            let Some(&i) = places.get(field.name().as_str()) else {
                 let reason = format!(
                     "the schema says that there is a column '{}', and there is none",
                     field.name()
