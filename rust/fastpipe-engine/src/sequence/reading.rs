@@ -137,7 +137,7 @@ impl Shared {
     ) -> Result<()> {
         let costs: Vec<u64> = try_collect(runs.iter().map(|run| self.run_cost(run)), RUNS)?;
         let total: u64 = costs.iter().sum();
-        let tasks = self.given.tasks(total, self.schedule.allowed());
+        let tasks = self.tasks_of(total);
         let target = total / tasks + 1;
         let mut groups: Vec<Vec<Piece>> = vec![Vec::new()];
         let mut filled = 0;
