@@ -66,3 +66,41 @@ impl Gate {
         lock(&self.admission).clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use fastpipe_order::{Kind, Order, Settings, ShardBy, Uneven, Units};
+
+    use super::*;
+
+    #[test]
+    fn one_looks_for_all_who_ask_before() {
+        let settings = Settings {
+            kind: Kind::Sequential,
+            batch_size: 1,
+            drop_last: false,
+            shuffle_buffer: 1,
+            seed: 0,
+            rank: 0,
+            ranks: 1,
+            in_step: 1,
+            shard_by: ShardBy::Batch,
+            uneven: Uneven::Drop,
+        };
+        let order = Arc::new(Order::new(&Arc::new(Units::new([1]).unwrap()), settings).unwrap());
+        let gate = Gate::new(Admission::new(order.epoch(0).unwrap()));
+        assert!(gate.ask() && !gate.ask() && !gate.ask());
+        let inside = gate.enter();
+        assert!(gate.ask() && !gate.ask(), "who is inside may have looked already");
+        drop(inside);
+        assert!(!gate.waited_for_memory());
+        gate.wait_for_memory();
+        assert!(gate.waited_for_memory() && !gate.waited_for_memory(), "one looks");
+        assert_eq!(gate.batch_bytes(), 0);
+        gate.made(7);
+        gate.made(9);
+        assert_eq!(gate.batch_bytes(), 7, "the first is what counts");
+    }
+}

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use fastpipe_batch::{Access, Error, Pass, Source, UnitInfo};
 
-use crate::job::SMALLEST_TASK;
 use crate::options::Options;
 use crate::workers::default_threads;
 
@@ -64,21 +63,5 @@ impl Given {
             epoch,
             most_bytes,
         }
-    }
-
-    /// Batches that may be under way in any case, where so many threads work.
-    pub(crate) fn ahead(&self, threads: usize) -> u64 {
-        match (self.options.prefetch, threads as u64) {
-            (Some(prefetch), _) => prefetch.max(1) as u64,
-            (None, 1) => 2,
-            (None, threads) => threads + 2,
-        }
-    }
-
-    /// Into how many tasks a batch is cut that is expected to take so many nanoseconds: into several only where there are not
-    /// enough batches under way for all threads, since what has no fixed size must then be joined.
-    pub(crate) fn tasks(&self, nanos: u64, threads: usize) -> u64 {
-        let tasks = (threads as u64).div_ceil(self.ahead(threads));
-        tasks.min(nanos / SMALLEST_TASK).max(1)
     }
 }

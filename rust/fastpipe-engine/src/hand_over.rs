@@ -349,6 +349,35 @@ mod tests {
     }
 
     #[test]
+    fn the_first_error_counts_until_the_consumer_goes() {
+        let error = |reason| Error::new(ErrorKind::Storage, reason);
+        let reason = |hand_over: &HandOver| hand_over.lock().failed.as_ref().map(|e| e.reason().to_owned());
+        let hand_over = HandOver::new(None);
+        hand_over.fail(&error("first"));
+        hand_over.fail(&error("second"));
+        hand_over.end();
+        assert!(hand_over.is_closed());
+        assert_eq!(reason(&hand_over).as_deref(), Some("first"), "it outlasts the end");
+        hand_over.close();
+        hand_over.fail(&error("late"));
+        assert_eq!(reason(&hand_over), None);
+    }
+
+    #[test]
+    fn an_error_that_ends_the_batches_is_one_of_them() {
+        let hand_over = HandOver::new(None);
+        assert_eq!(hand_over.begins(3), Some(0));
+        hand_over.end_at(3, Some(Error::new(ErrorKind::Limit, "too much")));
+        assert_eq!((hand_over.begins(3), hand_over.ready()), (None, 1));
+        assert_eq!(hand_over.lock().end, Some(4));
+        hand_over.clear();
+        assert_eq!(hand_over.ready(), 0);
+        hand_over.end_at(3, None);
+        assert_eq!(hand_over.lock().end, Some(3));
+        assert_eq!(hand_over.ready(), 0);
+    }
+
+    #[test]
     fn only_a_consumer_that_does_something_lags() {
         let mut state = with_ready(&[0, 1]);
         assert!(!state.lags(2), "it waits");

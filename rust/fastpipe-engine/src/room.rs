@@ -135,3 +135,76 @@ pub(crate) struct Held {
     /// One batch, with units that end in it.
     pub(crate) one_batch: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm};
+
+    use super::*;
+    use crate::batch::About;
+
+    /// Room for batches of a ragged column.
+    fn room(limit: Option<u64>) -> Room {
+        let form = NestedForm {
+            ragged: 1,
+            masks: vec![false],
+            ..NestedForm::dense(&[], Leaf::Fixed(DType::I64))
+        };
+        let columns = [ColumnSpec {
+            name: "x".into(),
+            form: Form::Nested(form),
+        }];
+        let parts = columns[0].parts().into_iter().collect();
+        Room::new(Memory::new(&columns), parts, limit)
+    }
+
+    /// What a task leaves that has written a row, with its bytes in an arena.
+    fn left(room: &Room) -> Fragment {
+        let rows = room.rows(1).map(Arc::new);
+        let mut sink = room.sink(&rows).unwrap();
+        sink.begin_row(0).unwrap();
+        sink.writer(0).push(1i64).unwrap();
+        sink.writer(1).push(5i64).unwrap();
+        sink.end_row().unwrap();
+        sink.finish()
+    }
+
+    #[test]
+    fn a_batch_that_is_expected_fits_its_memory() {
+        let room = room(None);
+        let expected = room.rows_bytes(1000, 8000);
+        let rows = room.rows(1000).unwrap();
+        assert!(expected >= (room.memory().slabs().used_bytes() + 8000) as u64);
+        drop(rows);
+    }
+
+    #[test]
+    fn what_is_taken_back_is_empty_and_keeps_arenas_only_without_a_limit() {
+        for (limit, kept) in [(None, true), (Some(1 << 20), false)] {
+            let room = room(limit);
+            let fragments = (0..5).map(|_| left(&room)).collect();
+            room.take_back(fragments, 1);
+            let (first, second) = (room.memory().take_fragment(), room.memory().take_fragment());
+            assert!(first.slots().is_empty() && second.slots().is_empty());
+            assert_eq!(first.held_bytes() > 0 && second.held_bytes() > 0, kept);
+            assert_eq!(
+                room.memory().take_fragment().held_bytes(),
+                0,
+                "no more than two for a thread"
+            );
+        }
+    }
+
+    #[test]
+    fn a_task_that_wrote_nothing_leaves_nothing() {
+        let room = room(None);
+        let job = Job::new(0, About::default(), 1, 0, room.reserve(10));
+        room.leave(&job, Fragment::default());
+        room.leave(&job, left(&room));
+        let left = job.end_task().unwrap().unwrap();
+        assert_eq!(left.fragments.len(), 1);
+        assert_eq!(room.budget().reserved(), 10);
+        drop(left);
+        assert_eq!(room.budget().reserved(), 0);
+    }
+}

@@ -80,7 +80,12 @@ impl Shared {
 
     /// Batches that may be under way in any case.
     pub(crate) fn ahead(&self) -> u64 {
-        self.given.ahead(self.schedule.allowed())
+        self.given.options().ahead(self.schedule.allowed())
+    }
+
+    /// Into how many tasks a batch is cut that is expected to take so many nanoseconds.
+    pub(crate) fn tasks_of(&self, nanos: u64) -> u64 {
+        self.given.options().tasks(nanos, self.schedule.allowed())
     }
 
     /// Bytes that a unit will take while it is open.

@@ -425,6 +425,29 @@ fn a_unit_that_cannot_be_opened_ends_the_pass_where_its_first_row_comes() {
 }
 
 #[test]
+fn who_waits_for_a_unit_that_cannot_be_opened_is_told() {
+    let units = [40_000; 3];
+    let order = order(&units, Kind::Sequential, 40_000);
+    for _ in 0..20 {
+        // The last piece of a batch may be the first to open its unit: those in front of it wait for that.
+        let behaviour = Behaviour {
+            shut: Some(2),
+            opening: Duration::from_millis(5),
+            random: true,
+            ..Behaviour::default()
+        };
+        let (sent, done) = std::sync::mpsc::channel();
+        let order = order.clone();
+        std::thread::spawn(move || sent.send(read(&Made::new(&units, behaviour), &order, options(3, Some(1)))));
+        let (batches, error) = done
+            .recv_timeout(Duration::from_secs(30))
+            .expect("a task was forgotten");
+        assert!(error.unwrap().to_string().contains("unit 2 is shut"));
+        assert_eq!(batches.len(), 2);
+    }
+}
+
+#[test]
 fn a_failed_pass_keeps_its_error_alone() {
     let units = [50; 8];
     for kind in [Kind::Sequential, Kind::Window] {

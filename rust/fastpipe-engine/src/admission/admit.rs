@@ -84,12 +84,10 @@ impl Shared {
 
     /// Whether one more batch may be under way, as far as their number goes.
     fn has_room(&self, admission: &Admission, under_way: u64) -> bool {
-        if let Some(prefetch) = self.given.options().prefetch {
-            return under_way < prefetch.max(1) as u64;
-        }
-        let threads = self.schedule.allowed();
-        under_way < self.given.ahead(threads)
-            || admission.has_use_for_more(under_way, threads as u64, self.gate.batch_bytes())
+        let (options, threads) = (self.given.options(), self.schedule.allowed());
+        under_way < options.ahead(threads)
+            || options.prefetch.is_none()
+                && admission.has_use_for_more(under_way, threads as u64, self.gate.batch_bytes())
     }
 
     /// What a batch will take.

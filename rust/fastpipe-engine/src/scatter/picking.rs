@@ -88,7 +88,7 @@ impl Batches<Picks> for Shared {
         }
         let slots = picks.rows.len();
         let cost = self.picks_cost(&picks);
-        let tasks = self.given.tasks(cost, self.schedule.allowed()).min(slots.max(1) as u64) as usize;
+        let tasks = self.tasks_of(cost).min(slots.max(1) as u64) as usize;
         let tasks: Vec<_> = (0..tasks).map(|i| slots * i / tasks..slots * (i + 1) / tasks).collect();
         let class = picks.units.first().map_or(0, |&unit| self.given.describe(unit).class);
         let units = picks.units.iter();

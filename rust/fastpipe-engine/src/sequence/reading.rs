@@ -137,7 +137,7 @@ impl Shared {
     ) -> Result<()> {
         let costs: Vec<u64> = try_collect(runs.iter().map(|run| self.run_cost(run)), RUNS)?;
         let total: u64 = costs.iter().sum();
-        let tasks = self.given.tasks(total, self.schedule.allowed());
+        let tasks = self.tasks_of(total);
         let target = total / tasks + 1;
         let mut groups: Vec<Vec<Piece>> = vec![Vec::new()];
         let mut filled = 0;
@@ -336,6 +336,7 @@ impl Shared {
     pub(super) fn end_piece(self: &Arc<Self>, job: &Job, piece: &Piece, read: Result<Mark>) {
         let mut state = piece.cell.lock();
         let behind = piece.number + 1;
+        let mut waiting = Vec::new();
         let read = read.and_then(|mark| match state.starts.get(behind as usize) {
             Some(found) if *found != mark => Err(Error::new(
                 ErrorKind::Malformed,
@@ -355,6 +356,8 @@ impl Shared {
                 job.fail(piece.run.slot, error.clone());
                 state.fail(piece.number, error);
                 state.opening = false;
+                // Whoever waited for the unit, in front of this piece as well, need not any more.
+                waiting = self.unpark(&piece.cell, &state);
             }
         }
         state.done += 1;
@@ -364,9 +367,7 @@ impl Shared {
         }
         let next = lock(&self.parked).remove(&(piece.cell.id, behind));
         drop(state);
-        if let Some(next) = next {
-            self.go_on_with(next);
-        }
+        waiting.into_iter().chain(next).for_each(|task| self.go_on_with(task));
     }
 
     /// Reads a piece of a unit, which is opened if it isn't. Returns where it ends.
