@@ -5,8 +5,9 @@
 
 use fastpipe_batch::{Block, Error, ErrorKind, Form, Leaf, Lengths, NestedForm, Overflow, hint};
 
-use crate::bound::{Bound, Lists, Values};
+use crate::bound::{Bound, Lists};
 use crate::layout::{Column, Rule};
+use crate::values::Values;
 
 /// Rows that are asked for before they are copied.
 const AHEAD: usize = 8;
@@ -81,17 +82,14 @@ impl Gather<'_> {
             return Err(lost());
         };
         let width = form.width();
-        if self.chunks.iter().any(|chunk| matches!(chunk.values, Values::Bits(_))) {
+        if !self.chunks.iter().all(|chunk| is_elements(chunk)) {
             let out = block.placed::<u8>(part)?;
-            for (row, out) in self.rows.iter().zip(out.chunks_exact_mut(width.max(1))) {
-                let Values::Bits(bits) = &self.chunk(*row)?.values else {
-                    return Err(lost());
-                };
-                for (i, out) in out.iter_mut().enumerate() {
-                    *out = u8::from(bits.value(row.row * width + i));
-                }
-            }
-            return Ok(());
+            return match dtype.size() {
+                1 => self.one_by_one::<1>(width, out),
+                2 => self.one_by_one::<2>(width, out),
+                4 => self.one_by_one::<4>(width, out),
+                _ => self.one_by_one::<8>(width, out),
+            };
         }
         match (width, dtype.size()) {
             (1, 1) => self.elements::<1>(block.placed(part)?),
@@ -133,6 +131,19 @@ impl Gather<'_> {
         Ok(())
     }
 
+    /// Copies elements that are found one by one.
+    fn one_by_one<const N: usize>(&self, width: usize, out: &mut [u8]) -> Result<()> {
+        let rows = out.as_chunks_mut::<N>().0.chunks_exact_mut(width.max(1));
+        for (row, out) in self.rows.iter().zip(rows) {
+            let chunk = self.chunk(*row)?;
+            for (i, out) in out.iter_mut().enumerate() {
+                let at = chunk.at(row.row * width + i);
+                chunk.values.element(at, out).ok_or_else(lost)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Copies so many bytes a row.
     fn stretches(&self, width: usize, out: &mut [u8]) -> Result<()> {
         if width == 0 {
@@ -170,23 +181,21 @@ impl Gather<'_> {
                     block.placed::<u8>(first)?.fill(1);
                 }
                 for (out, row) in block.placed::<i64>(part)?.iter_mut().zip(self.rows) {
-                    *out = self.chunk(*row)?.values.text(row.row).len() as i64;
+                    let text = self.chunk(*row)?.text(row.row).ok_or_else(lost)?;
+                    // Its bytes are wanted in a moment, and may be anywhere.
+                    text.first().into_iter().for_each(|byte| hint(byte));
+                    *out = text.len() as i64;
                 }
                 let mut arena = block.arena(part + 1)?;
                 for row in self.rows {
                     arena.begin_row()?;
-                    arena.writer().extend(self.chunk(*row)?.values.text(row.row))?;
+                    arena
+                        .writer()
+                        .extend(self.chunk(*row)?.text(row.row).ok_or_else(lost)?)?;
                 }
                 Ok(true)
             }
             (1, Leaf::Fixed(dtype)) if form.shape.is_empty() && self.column.rule(0) == Rule::Free => {
-                if !self
-                    .chunks
-                    .iter()
-                    .all(|chunk| matches!(chunk.values, Values::Elements(_)))
-                {
-                    return Ok(false);
-                }
                 let mut part = first;
                 if form.masks[0] {
                     block.placed::<u8>(part)?.fill(1);
@@ -213,16 +222,28 @@ impl Gather<'_> {
                 let mut arena = block.arena(part)?;
                 for row in self.rows {
                     let (start, len) = items(row)?;
-                    let bytes = self.bytes_of(row.chunk as usize)?;
-                    let bytes = bytes.get(start * size..(start + len) * size).ok_or_else(lost)?;
+                    let chunk = self.chunk(*row)?;
                     arena.begin_row()?;
-                    arena.writer().extend(bytes)?;
+                    if let (true, Values::Elements(bytes)) = (chunk.is_direct(), &chunk.values) {
+                        let bytes = bytes.get(start * size..(start + len) * size).ok_or_else(lost)?;
+                        arena.writer().extend(bytes)?;
+                        continue;
+                    }
+                    let out = arena.writer().take::<u8>(len.saturating_mul(size))?;
+                    for (item, out) in (start..).zip(out.chunks_exact_mut(size)) {
+                        chunk.values.element(chunk.at(item), out).ok_or_else(lost)?;
+                    }
                 }
                 Ok(true)
             }
             _ => Ok(false),
         }
     }
+}
+
+/// Whether the elements of its rows lie side by side.
+fn is_elements(chunk: &Bound) -> bool {
+    chunk.is_direct() && matches!(chunk.values, Values::Elements(_))
 }
 
 #[cold]
