@@ -54,7 +54,7 @@ class TableData:
             features = inferred(self.handle.features())
         self.features = features
         self.files: list[str] = []
-        self.symbols: dict[str, list[str]] = {}
+        self.symbols = dict(self.handle.symbols())
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """The number of rows, and a digest of the columns and of some rows; the same in states of all versions."""
@@ -89,9 +89,9 @@ def from_arrow(
 ) -> Reader:
     """Reads a table in memory as batches of NumPy arrays.
 
-    The table's columns are finished: rows are gathered from where they are, and nothing is copied before. Only layouts
-    that say how values are stored (dictionaries, run ends, views), and values of another type than the wanted one, are
-    rewritten when the reader is made. Streams are read to their end.
+    The table's columns are finished: rows are gathered from where they are, through dictionaries, run ends and views,
+    and nothing is copied before. Only values of another type than the wanted one are rewritten when the reader is made,
+    those of a dictionary once each. Streams are read to their end.
 
     With `shuffle=True` the window is the whole table unless `shuffle_buffer` says otherwise, so every order of the rows
     is as likely as any other. The order doesn't depend on how the table is cut in record batches.
@@ -104,6 +104,8 @@ def from_arrow(
             its types: lists are ragged, fixed-size lists dense, structs of `indices0`, ... and `values` sparse, other
             structs a feature for each field, maps `name.keys` and `name.values`, times datetime64 or timedelta64,
             decimals float64, dictionaries what they stand for. Columns in which there are nulls have `nulls="mask"`.
+            An integer dtype reads the codes of a dictionary of text, which `reader.symbols` lists; `scale=` reads
+            decimals as integers.
         columns: only these, and what is nested in them; at least one.
         batch_size: rows a batch.
         **options: as in `read_avro`.

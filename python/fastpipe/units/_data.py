@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,6 +81,7 @@ class UnitsData:
             nbytes = _counts(nbytes, "nbytes", 2**63 - 1)
             if len(nbytes) != len(self._rows):
                 raise ValueError(f"units.nbytes has {len(nbytes)} entries, and units.rows {len(self._rows)}")
+        dictionaries = _dictionaries(getattr(units, "dictionaries", None))
         if features is None:
             features = _written(units.schema, columns)
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
@@ -98,6 +100,7 @@ class UnitsData:
             num_fetches,
             lowered,
             columns if lowered is None else None,
+            dictionaries,
         )
         select = getattr(units, "select", None)
         chosen.append(units if select is None else select(self.handle.used()))
@@ -107,7 +110,7 @@ class UnitsData:
                 raise SchemaError("the schema has no columns")
         self.features = features
         self.files: list[str] = list(getattr(units, "files", []))
-        self.symbols: dict[str, list[str]] = {}
+        self.symbols = dict(self.handle.symbols())
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """The numbers of units and rows, and a digest of all numbers of rows and the source's own fingerprint."""
@@ -168,6 +171,27 @@ def _unread(calls: _fastpipe.UnitCalls, threads: int) -> int:
 def _name(units: Units, unit: int) -> str:
     name = getattr(units, "name", None)
     return str(unit) if name is None else str(name(unit))
+
+
+def _dictionaries(given: Any) -> dict[str, list[str]] | None:
+    """What codes of dictionaries stand for.
+
+    Raises:
+        TypeError: if it is no mapping from columns to lists of text.
+    """
+    if given is None:
+        return None
+    expected = 'units.dictionaries must map columns to lists of their values, {"country": ["AT", "DE"]}, not'
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{expected} {shown(given)}")
+    found = {}
+    for column, values in given.items():
+        listed = isinstance(values, Iterable) and not isinstance(values, (str, bytes))
+        texts = list(values) if listed else []
+        if not listed or not isinstance(column, str) or not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"{expected} {shown({column: values})}")
+        found[column] = texts
+    return found
 
 
 def _counts(values: Any, name: str, most: int) -> list[int]:

@@ -17,6 +17,9 @@ class Units(Protocol):
     - `name(unit) -> str`: what a unit is called in errors and by `locate`; else it is called by its number;
     - `select(columns) -> Units`: the same units, of which only these columns are read. It is called once, before
       anything is read;
+    - `dictionaries`, a mapping from columns to lists of text: what the codes of their dictionaries stand for. Units may
+      differ in their dictionaries, so a feature that is codes (an integer dtype for a dictionary of text) needs it; the
+      dictionary of each unit is mapped to it by value. Columns within others go by their paths, as in `features`;
     - `nbytes`, a sequence of each unit's bytes in memory: memory limits and windows are planned with it. Without it
       they are planned with what the types of the schema suggest, until units are read.
 
