@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from hypothesis import strategies as st
 
 from fastpipe import Masked, Ragged, Strings
@@ -48,6 +47,20 @@ LEAVES = (
     pa.decimal128(12, 3),
     pa.binary(3),
 )
+# What lies in dictionaries and runs.
+BEHIND = (
+    *TEXTS,
+    *BINARIES,
+    pa.bool_(),
+    pa.int32(),
+    pa.int64(),
+    pa.float64(),
+    pa.date32(),
+    pa.time32("s"),
+    pa.timestamp("us", "Europe/Berlin"),
+    pa.decimal128(12, 3),
+    pa.binary(3),
+)
 
 
 def leaf_values(kind: pa.DataType) -> st.SearchStrategy[Any]:
@@ -81,9 +94,13 @@ def types(draw: st.DrawFn, depth: int = 3) -> pa.DataType:
     if kind == "leaf":
         return draw(st.sampled_from(LEAVES))
     if kind == "dictionary":
-        return pa.dictionary(pa.int16(), draw(st.sampled_from((pa.string(), pa.int64(), pa.large_binary()))))
+        return pa.dictionary(
+            draw(st.sampled_from((pa.int16(), pa.uint16(), pa.int64()))), draw(st.sampled_from(BEHIND))
+        )
     if kind == "run ends":
-        return pa.run_end_encoded(pa.int32(), draw(st.sampled_from((pa.string(), pa.int32(), pa.float64()))))
+        return pa.run_end_encoded(
+            draw(st.sampled_from((pa.int16(), pa.int32(), pa.int64()))), draw(st.sampled_from(BEHIND))
+        )
     if kind == "struct":
         # No "values": with "indices" beside it that is a sparse column.
         return pa.struct([(name, draw(types(depth=depth - 1))) for name in ("p", "q")[: draw(st.integers(1, 2))]])
@@ -123,7 +140,13 @@ def is_list(kind: pa.DataType) -> bool:
 def array(items: list[Any], kind: pa.DataType) -> pa.Array:
     """An array of a type: pyarrow itself makes none of run ends, or with some nested in it, from Python's values."""
     if pa.types.is_run_end_encoded(kind):
-        return pa.compute.run_end_encode(pa.array(items, kind.value_type), run_end_type=kind.run_end_type)
+        ends = [i + 1 for i in range(len(items)) if i + 1 == len(items) or items[i] != items[i + 1]]
+        inner = pa.array([items[end - 1] for end in ends], kind.value_type)
+        return pa.RunEndEncodedArray.from_arrays(pa.array(ends, kind.run_end_type), inner)
+    if pa.types.is_dictionary(kind):
+        distinct = list(dict.fromkeys(item for item in items if item is not None))[::-1]
+        keys = [None if item is None else distinct.index(item) for item in items]
+        return pa.DictionaryArray.from_arrays(pa.array(keys, kind.index_type), pa.array(distinct, kind.value_type))
     missing = pa.array([item is None for item in items], pa.bool_())
     if pa.types.is_struct(kind):
         parts = [array([None if item is None else item[field.name] for item in items], field.type) for field in kind]
@@ -218,6 +241,7 @@ def expected(value: Any, kind: pa.DataType, steps: tuple[str, ...]) -> Any:
     if not steps:
         if value is None:
             return None
+        kind = kind.value_type if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) else kind
         return float(value) if kind == pa.decimal128(12, 3) else value
     step, below = steps[0], steps[1:]
     if step.startswith("field "):

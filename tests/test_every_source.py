@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,7 +18,13 @@ ROWS = 240
 Make = Callable[..., fastpipe.Reader]
 
 
-@pytest.fixture(scope="module", params=["avro", "interactions", "arrays", "arrow", "units", "parquet", "arrow file"])
+SOURCES = [
+    *("avro", "interactions", "arrays", "arrow", "units", "parquet", "arrow file"),
+    *("scales and codes", "units with scales and codes"),
+]
+
+
+@pytest.fixture(scope="module", params=SOURCES)
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Makes readers of 240 rows."""
     if request.param == "avro":
@@ -45,6 +51,8 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     parts = pa.concat_tables([table.slice(i, 50) for i in range(0, ROWS, 50)])
     if request.param == "arrow":
         return lambda **options: fastpipe.from_arrow(parts, **options)
+    if "codes" in request.param:
+        return lambda **options: scales_and_codes(request.param.startswith("units"), **options)
     if request.param == "units":
         return lambda **options: fastpipe.read_units(Slices(table, 17), **options)
     path = tmp_path_factory.mktemp("columns") / "table"
@@ -57,15 +65,40 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return lambda **options: fastpipe.read_arrow(path, **options)
 
 
+def scales_and_codes(units: bool, **options: Any) -> fastpipe.Reader:
+    """Columns whose rows lie behind keys, runs and views, and whose values become integers."""
+    pa = pytest.importorskip("pyarrow")
+    keys = pa.array([i % 7 % 3 for i in range(ROWS)], pa.int8())
+    table = pa.table(
+        {
+            "price": pa.array(range(ROWS)).cast(pa.decimal128(21, 2)),
+            "country": pa.DictionaryArray.from_arrays(keys, pa.array(["AT", "DE", "CH"])),
+            "text": pa.array([str(i) * (i % 9) for i in range(ROWS)]).cast(pa.string_view()),
+            "run": pa.RunEndEncodedArray.from_arrays(pa.array([100, ROWS], pa.int16()), pa.array(["a", "b"])),
+        }
+    )
+    features = {
+        "price": fastpipe.DenseSpec((), "int32", scale=3),
+        "country": fastpipe.DenseSpec((), "int16"),
+        "text": fastpipe.DenseSpec((), "string"),
+        "run": fastpipe.DenseSpec((), "string"),
+    }
+    if not units:
+        return fastpipe.from_arrow(table, features=features, **options)
+    return fastpipe.read_units(Slices(table, 17, table.schema), features=features, **options)
+
+
 class Slices:
     """A table as units of some rows."""
 
-    def __init__(self, table: Any, size: int) -> None:
+    dictionaries: ClassVar = {"country": ["CH", "DE", "AT"]}
+
+    def __init__(self, table: Any, size: int, schema: Any = None) -> None:
         self.table, self.size = table, size
         pa = pytest.importorskip("pyarrow")
         items = pa.list_(pa.field("item", pa.int64(), nullable=False))
         fields = [("id", pa.int64()), ("text", pa.string()), ("t", items)]
-        self.schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
+        self.schema = schema or pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
         self.rows = [len(table.slice(at, size)) for at in range(0, len(table), size)]
 
     def read(self, unit: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -311,6 +312,74 @@ def test_damaged_tables_are_refused() -> None:
     text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(np.array([0, 1], "int32")), pa.py_buffer(b"\xff")])
     with pytest.raises(fastpipe.MalformedFileError, match="damaged Arrow data"):
         fastpipe.from_arrow(pa.table({"x": text}), batch_size=1)
+
+
+def _damaged() -> dict[str, pa.Array]:
+    def buffer(*numbers: int, dtype: str = "int32") -> pa.Buffer:
+        return pa.py_buffer(np.array(numbers, dtype))
+
+    text, runs = pa.array(["a", "b", "c"]), pa.run_end_encoded(pa.int32(), pa.string())
+    long = b"thirteen bytes"
+    prefix = int.from_bytes(long[:4], "little")
+    arrays = {
+        "a buffer that isn't there": pa.Array.from_buffers(
+            pa.string_view(), 1, [None, buffer(14, prefix, 1, 0), pa.py_buffer(long)]
+        ),
+        "a view beyond its buffer": pa.Array.from_buffers(
+            pa.string_view(), 1, [None, buffer(14, prefix, 0, 1), pa.py_buffer(long)]
+        ),
+        "a view with a negative offset": pa.Array.from_buffers(
+            pa.binary_view(), 1, [None, buffer(14, prefix, 0, -1), pa.py_buffer(long)]
+        ),
+        "a short view that isn't UTF-8": pa.Array.from_buffers(pa.string_view(), 1, [None, buffer(1, 255, 0, 0)]),
+        "runs that aren't in order": pa.Array.from_buffers(
+            runs, 4, [None], children=[pa.array([3, 2, 4], pa.int32()), text]
+        ),
+        "a run that ends before the first row": pa.Array.from_buffers(
+            runs, 4, [None], children=[pa.array([-1, 2, 4], pa.int32()), text]
+        ),
+    }
+    for key in (3, -1, 127):
+        keys = pa.array([0, key], pa.int8())
+        arrays[f"key {key} of 3 values"] = pa.DictionaryArray.from_arrays(keys, text, safe=False)
+    return arrays
+
+
+DAMAGED = _damaged()
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("source", ["arrow", "units"])
+def test_damaged_views_keys_and_run_ends_are_refused(what: str, nested: bool, source: str) -> None:
+    class One:
+        def __init__(self, table: pa.Table) -> None:
+            self.table, self.schema, self.rows = table, table.schema, [table.num_rows]
+
+        def read(self, unit: int) -> pa.Table:
+            return self.table
+
+        def fingerprint(self) -> str:
+            return "one"
+
+    array = DAMAGED[what]
+    if nested:
+        array = pa.StructArray.from_arrays([array], ["below"])
+    table = pa.table({"x": array})
+    read: dict[str, Callable[[], Any]] = {
+        "arrow": lambda: fastpipe.from_arrow(table, batch_size=1),
+        "units": lambda: list(fastpipe.read_units(One(table), batch_size=1)),
+    }
+    with pytest.raises(fastpipe.MalformedFileError, match=r"damaged Arrow data"):
+        read[source]()
+
+
+def test_keys_below_nulls_are_whatever_they_like() -> None:
+    keys = pa.Array.from_buffers(pa.int8(), 3, [pa.py_buffer(b"\x05"), pa.py_buffer(b"\x01\x80\x00")])
+    table = pa.table({"x": pa.DictionaryArray.from_arrays(keys, pa.array(["a", "b"]), safe=False)})
+    assert as_lists(next(iter(fastpipe.from_arrow(table, batch_size=3)))["x"]) == ["b", None, "a"]
+    codes = fastpipe.from_arrow(table, features={"x": DenseSpec((), "int8", fill=7)}, batch_size=3)
+    assert next(iter(codes))["x"].tolist() == [1, 7, 0]
 
 
 def test_readers_are_pickled_and_outlive_their_table() -> None:

@@ -46,7 +46,7 @@ class Data(Protocol):
 
     @property
     def symbols(self) -> dict[str, list[str]]:
-        """For each enum that is read as codes its symbols."""
+        """For each enum or dictionary that is read as codes its symbols."""
 
     @property
     def words(self) -> Words:

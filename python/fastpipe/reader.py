@@ -93,7 +93,7 @@ class Reader:
 
     @property
     def symbols(self) -> dict[str, list[str]]:
-        """For each enum that is read as codes its symbols; code `i` stands for symbol `i`."""
+        """For each enum or dictionary that is read as codes its symbols; code `i` stands for symbol `i`."""
         return dict(self._data.symbols)
 
     @property

@@ -62,7 +62,7 @@ class TableData:
                 raise SchemaError("the table has no columns")
         self.features = features
         self.files: list[str] = []
-        self.symbols: dict[str, list[str]] = {}
+        self.symbols = dict(self.handle.symbols())
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """The number of rows, and a digest of the columns and of some rows; the same in states of all versions."""
@@ -98,9 +98,9 @@ def from_arrow(
 ) -> Reader:
     """Reads a table in memory as batches of NumPy arrays.
 
-    The table's columns are finished: rows are gathered from where they are, and nothing is copied before. Only layouts
-    that say how values are stored (dictionaries, run ends, views), and values of another type than the wanted one, are
-    rewritten when the reader is made. Streams are read to their end, and held whole: `memory_limit` doesn't count the
+    The table's columns are finished: rows are gathered from where they are, through dictionaries, run ends and views,
+    and nothing is copied before. Only values of another type than the wanted one are rewritten when the reader is made,
+    those of a dictionary once each. Streams are read to their end, and held whole: `memory_limit` doesn't count the
     table. (`rebatch` batches streams as they come, `read_units` what can be read by parts.)
 
     When rows are shuffled, `shuffle_buffer` is the whole table, unless it is given: with `shuffle=True` every order of
@@ -114,6 +114,8 @@ def from_arrow(
             its types: lists are ragged, fixed-size lists dense, structs of `indices0`, ... and `values` sparse, other
             structs a feature for each field, maps `name.keys` and `name.values`, times datetime64 or timedelta64,
             decimals float64, dictionaries what they stand for. Columns in which there are nulls have `nulls="mask"`.
+            An integer dtype reads the codes of a dictionary of text, which `reader.symbols` lists; `scale=` reads
+            decimals as integers.
         columns: only these, and what is nested in them; at least one.
         batch_size: rows a batch.
         **options: see `fastpipe.Options`.

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,6 +89,7 @@ class UnitsData:
                 f"units.schema must be an Arrow schema (it has __arrow_c_schema__), not {shown(units.schema)}"
             )
         self._rows = _counts(units.rows, "rows", _MOST_ROWS)
+        dictionaries = _dictionaries(getattr(units, "dictionaries", None))
         if features is None:
             features = _written(units.schema, columns)
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
@@ -108,6 +110,7 @@ class UnitsData:
                 lowered,
                 columns if lowered is None else None,
                 slice_bytes,
+                dictionaries,
             )
 
         chosen, first = units, None
@@ -124,7 +127,7 @@ class UnitsData:
                 raise SchemaError("the schema has no columns")
         self.features = features
         self.files: list[str] = list(getattr(units, "files", []))
-        self.symbols: dict[str, list[str]] = {}
+        self.symbols = dict(self.handle.symbols())
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """The numbers of units and rows, and a digest of all numbers of rows and the source's own fingerprint."""
@@ -197,6 +200,27 @@ def _nbytes(units: Units, number: int) -> list[int] | None:
 def _name(units: Units, unit: int) -> str:
     name = getattr(units, "name", None)
     return str(unit) if name is None else str(name(unit))
+
+
+def _dictionaries(given: Any) -> dict[str, list[str]] | None:
+    """What codes of dictionaries stand for.
+
+    Raises:
+        TypeError: if it is no mapping from columns to lists of text.
+    """
+    if given is None:
+        return None
+    expected = 'units.dictionaries must map columns to lists of their values, {"country": ["AT", "DE"]}, not'
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{expected} {shown(given)}")
+    found = {}
+    for column, values in given.items():
+        listed = isinstance(values, Iterable) and not isinstance(values, (str, bytes))
+        texts = list(values) if listed else []
+        if not listed or not isinstance(column, str) or not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"{expected} {shown({column: values})}")
+        found[column] = texts
+    return found
 
 
 def _counts(values: Any, name: str, most: int) -> list[int]:

@@ -17,10 +17,13 @@ class Units(Protocol):
     - `name(unit) -> str`: what a unit is called in errors and by `locate`; else it is called by its number;
     - `select(columns) -> Units`: the same units, of which only these columns are read. It is called once, before
       anything is read;
-    - `read_slices(unit, start, rows) -> Iterator`: yields the rows of a unit from `start` on, `rows` at a time (fewer at
-      the unit's end), each slice as what `read` returns. Where rows are read in their order, units of more than 16 MiB
-      are then read in slices of some 8 MiB, and needn't be in memory as a whole. Slices of a unit are asked for one
+    - `read_slices(unit, start, rows) -> Iterator`: yields the rows of a unit from `start` on, `rows` at a time (fewer
+      at the unit's end), each slice as what `read` returns. Where rows are read in their order, units of more than 16
+      MiB are then read in slices of some 8 MiB, and needn't be in memory as a whole. Slices of a unit are asked for one
       after the other, by different threads;
+    - `dictionaries`, a mapping from columns to lists of text: what the codes of their dictionaries stand for. Units may
+      differ in their dictionaries, so a feature that is codes (an integer dtype for a dictionary of text) needs it; the
+      dictionary of each unit is mapped to it by value. Columns within others go by their paths, as in `features`;
     - `nbytes`, a sequence of each unit's bytes in memory: memory limits and windows are planned with it. Where there is
       `select`, it is asked of what that returns, and counts its columns only. Without it they are planned with what the
       types of the schema suggest, until units are read.

@@ -1,21 +1,25 @@
 //! Columns of a record batch, bound to what is wanted of them: from here on rows are gathered without a look at types.
 //!
-//! Layouts that only say how values are stored (dictionaries, run ends, views), and values of another type than the wanted
-//! one, are rewritten when a unit is opened. All others stay where they are.
+//! Values stay where they are, be it behind views, the keys of a dictionary or run ends. Values of another type than the wanted
+//! one are rewritten when a unit is opened: those of a dictionary once each, those of a run once. So are dictionaries and run
+//! ends around lists and structs, which hardly anybody makes.
+//!
+//! Nothing here looks whether offsets, views, keys and run ends lie within what they refer to: `Columns::check` has had arrays
+//! checked by then (`ArrayData::validate_full`). What is found to lie beyond nevertheless is an error, and no panic.
 
 use std::ops::Range;
 
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, make_array};
+use arrow_array::{Array, ArrayRef};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
-use arrow_cast::{CastOptions, cast_with_options};
-use arrow_schema::{ArrowError, DataType};
-use fastpipe_batch::{DType, Error, ErrorKind, Leaf, TimeUnit, try_collect};
+use arrow_data::ArrayData;
+use arrow_schema::DataType;
+use fastpipe_batch::{DType, Error, ErrorKind, Leaf, try_collect};
 
 use crate::layout::{Column, into_lists};
-use crate::scaled::unscaled;
-use crate::trace::Step;
-use crate::types::{arrow, scale};
+use crate::through::Through;
+use crate::trace::{Step, plain};
+use crate::values::{Finished, Values, Wanted, elements, finish, internal, rewritten};
 
 /// How the items of a level are found.
 #[derive(Debug)]
@@ -41,41 +45,6 @@ impl Lists {
     }
 }
 
-/// The values.
-#[derive(Debug)]
-pub(crate) enum Values {
-    /// Elements of a fixed width, one after the other.
-    Elements(Buffer),
-    Bits(BooleanBuffer),
-    ShortText(OffsetBuffer<i32>, Buffer),
-    LongText(OffsetBuffer<i64>, Buffer),
-}
-
-impl Values {
-    /// The bytes of string `i`.
-    #[inline]
-    pub(crate) fn text(&self, i: usize) -> &[u8] {
-        match self {
-            Values::ShortText(offsets, bytes) => &bytes[offsets[i] as usize..offsets[i + 1] as usize],
-            Values::LongText(offsets, bytes) => &bytes[offsets[i] as usize..offsets[i + 1] as usize],
-            Values::Elements(_) | Values::Bits(_) => &[],
-        }
-    }
-
-    /// The bytes of all these strings, if they lie one after the other.
-    pub(crate) fn texts(&self, rows: Range<usize>) -> Option<&[u8]> {
-        let (start, end) = match self {
-            Values::ShortText(offsets, _) => (offsets[rows.start] as usize, offsets[rows.end] as usize),
-            Values::LongText(offsets, _) => (offsets[rows.start] as usize, offsets[rows.end] as usize),
-            Values::Elements(_) | Values::Bits(_) => return None,
-        };
-        match self {
-            Values::ShortText(_, bytes) | Values::LongText(_, bytes) => bytes.get(start..end),
-            Values::Elements(_) | Values::Bits(_) => None,
-        }
-    }
-}
-
 /// One level: nulls, and the lists of the next one.
 #[derive(Debug)]
 pub(crate) struct Level {
@@ -83,68 +52,28 @@ pub(crate) struct Level {
     pub(crate) lists: Lists,
 }
 
-/// What is wanted of the values of a column.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
-    leaf: Leaf,
-    /// Of decimals as integers, the decimal places.
-    scale: Option<i8>,
-    /// Whether it is the lengths of lists.
-    counts: bool,
-}
-
-impl Wanted {
-    const INDEX: Wanted = Wanted {
-        leaf: Leaf::Fixed(DType::I64),
-        scale: None,
-        counts: false,
-    };
-}
-
 /// A column of one record batch.
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) levels: Vec<Level>,
-    /// Of the values.
+    /// Of the rows of the innermost level, wherever their values are.
     pub(crate) nulls: Option<NullBuffer>,
+    /// From these rows to their values; empty if they lie side by side.
+    through: Vec<Through>,
     pub(crate) values: Values,
     /// Values that don't fit what is wanted: bits are set where they do.
     pub(crate) fitting: Option<BooleanBuffer>,
+    /// Of codes, the texts that they stand for.
+    texts: Option<Values>,
+    /// What the values were made of, if they were rewritten: record batches may share a dictionary.
+    origin: Option<ArrayData>,
     /// Indices of a sparse column, one for each dimension; its values are the column's own.
     pub(crate) indices: Vec<Bound>,
     /// Memory that was taken to rewrite it.
     pub(crate) bytes: usize,
 }
 
-fn malformed(error: &ArrowError) -> Error {
-    Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}"))
-}
-
-#[cold]
-fn internal(what: &str, array: &dyn Array) -> Error {
-    let reason = format!("{what} was expected of a column, found {}", array.data_type());
-    Error::new(ErrorKind::Internal, reason)
-}
-
-/// Rewrites an array, with nulls for values that don't fit.
-fn rewritten(array: &dyn Array, to: &DataType) -> Result<ArrayRef, Error> {
-    let options = CastOptions {
-        safe: true,
-        ..CastOptions::default()
-    };
-    cast_with_options(array, to, &options).map_err(|error| {
-        let reason = format!("{} can't be read as {to}: {error}", array.data_type());
-        Error::new(ErrorKind::Unsupported, reason)
-    })
-}
-
-/// The same values under another type of the same width.
-fn relabelled(array: &dyn Array, ty: DataType) -> Result<ArrayRef, Error> {
-    let data = array.to_data().into_builder().data_type(ty).build();
-    data.map(make_array).map_err(|error| malformed(&error))
-}
-
-/// Without dictionaries and run ends.
+/// Without dictionaries and run ends around it.
 fn flat(array: ArrayRef) -> Result<(ArrayRef, usize), Error> {
     let mut taken = 0;
     let mut array = array;
@@ -159,199 +88,204 @@ fn flat(array: ArrayRef) -> Result<(ArrayRef, usize), Error> {
     }
 }
 
+/// What steps lead to.
+struct Reached {
+    array: ArrayRef,
+    /// Nulls above it, at its own level.
+    nulls: Option<NullBuffer>,
+    levels: Vec<Level>,
+    taken: usize,
+}
+
+/// Follows steps through the columns of a record batch.
+fn reach(columns: &[ArrayRef], steps: &[Step]) -> Result<Reached, Error> {
+    let missing = || Error::new(ErrorKind::Schema, "a record batch lacks a column of the schema");
+    let Some((Step::Field(first), steps)) = steps.split_first() else {
+        return Err(missing());
+    };
+    let mut found = Reached {
+        array: columns.get(*first).ok_or_else(missing)?.clone(),
+        nulls: None,
+        levels: Vec::new(),
+        taken: 0,
+    };
+    for step in steps {
+        let (array, taken) = flat(found.array)?;
+        found.taken += taken;
+        found.nulls = NullBuffer::union(found.nulls.as_ref(), array.nulls());
+        if let Step::Field(field) = step {
+            let fields = array.as_struct_opt().ok_or_else(|| internal("a struct", &array))?;
+            found.array = fields.columns().get(*field).ok_or_else(missing)?.clone();
+            continue;
+        }
+        let (lists, items) = lists_of(&array, *step)?;
+        let nulls = found.nulls.take();
+        found.levels.push(Level { nulls, lists });
+        found.array = items;
+    }
+    Ok(found)
+}
+
+/// What an array leads through, and the values that it leads to.
+fn peel(array: &ArrayRef) -> (Vec<Through>, ArrayRef) {
+    let (mut through, mut values) = (Vec::new(), array.clone());
+    while let Some((step, below)) = Through::of(&values) {
+        through.push(step);
+        values = below;
+    }
+    (through, values)
+}
+
+/// The dictionary that the values of a column lie in.
+pub(crate) fn dictionary(column: &Column, columns: &[ArrayRef]) -> Result<ArrayRef, Error> {
+    Ok(peel(&reach(columns, &column.value_steps())?.array).1)
+}
+
 impl Bound {
-    /// Binds a column of a record batch, whose columns these are.
-    pub(crate) fn new(column: &Column, columns: &[ArrayRef]) -> Result<Bound, Error> {
+    /// Binds a column of a record batch, whose columns these are. `last` is the same column of the one before.
+    pub(crate) fn new(column: &Column, columns: &[ArrayRef], last: Option<&Bound>) -> Result<Bound, Error> {
         let wanted = Wanted {
             leaf: column.feature.request.leaf(),
             scale: column.feature.scale,
+            symbols: column.symbols.as_deref(),
             counts: column.feature.counts,
         };
-        let steps = &column.trace.steps;
-        let bound = match &column.sparse {
-            None => Bound::follow(columns, steps, wanted),
-            Some((indices, values)) => {
-                let mut bound = Bound::follow(columns, &into_lists(steps, *values), wanted)?;
-                for &field in indices {
-                    let index = Bound::follow(columns, &into_lists(steps, field), Wanted::INDEX)?;
-                    bound.bytes += index.bytes;
-                    bound.indices.push(index);
-                }
-                Ok(bound)
+        let bound = Bound::follow(columns, &column.value_steps(), wanted, last);
+        let bound = bound.and_then(|mut bound| {
+            let fields = column.sparse.iter().flat_map(|(indices, _)| indices);
+            for (dim, &field) in fields.enumerate() {
+                let last = last.and_then(|last| last.indices.get(dim));
+                let index = Bound::follow(columns, &into_lists(&column.trace.steps, field), Wanted::INDEX, last)?;
+                bound.bytes += index.bytes;
+                bound.indices.push(index);
             }
-        };
+            Ok(bound)
+        });
         bound.map_err(|error| error.at_feature(column.feature.name.as_str()))
     }
 
-    fn follow(columns: &[ArrayRef], steps: &[Step], wanted: Wanted) -> Result<Bound, Error> {
-        let missing = || Error::new(ErrorKind::Schema, "a record batch lacks a column of the schema");
-        let Some((Step::Field(first), steps)) = steps.split_first() else {
-            return Err(missing());
+    fn follow(columns: &[ArrayRef], steps: &[Step], wanted: Wanted<'_>, last: Option<&Bound>) -> Result<Bound, Error> {
+        let mut found = reach(columns, steps)?;
+        let bytes = match (plain(found.array.data_type()), wanted.leaf) {
+            (DataType::FixedSizeBinary(size), Leaf::Fixed(DType::U8)) => Some(usize::try_from(*size).unwrap_or(0)),
+            _ => None,
         };
-        let mut array = columns.get(*first).ok_or_else(missing)?.clone();
-        let (mut nulls, mut levels, mut bytes): (Option<NullBuffer>, Vec<Level>, usize) = (None, Vec::new(), 0);
-        for step in steps {
-            let taken;
-            (array, taken) = flat(array)?;
-            bytes += taken;
-            nulls = NullBuffer::union(nulls.as_ref(), array.nulls());
-            if let Step::Field(field) = step {
-                let fields = array.as_struct_opt().ok_or_else(|| internal("a struct", &array))?;
-                array = fields.columns().get(*field).ok_or_else(missing)?.clone();
-                continue;
-            }
-            let (lists, items) = lists_of(&array, *step)?;
-            let nulls = nulls.take();
-            levels.push(Level { nulls, lists });
-            array = items;
+        if !wanted.counts && bytes.is_none() {
+            return Bound::at_leaf(found, wanted, last);
         }
-        let taken;
-        (array, taken) = flat(array)?;
-        bytes += taken;
-        if wanted.counts {
-            let lengths = lengths(&array)?;
-            return Ok(Bound {
-                nulls: NullBuffer::union(nulls.as_ref(), array.nulls()),
-                bytes: bytes + lengths.len(),
-                values: Values::Elements(lengths),
-                ..Bound::of(levels)
-            });
-        }
-        if let (DataType::FixedSizeBinary(size), Leaf::Fixed(DType::U8)) = (array.data_type(), wanted.leaf) {
-            let size = usize::try_from(*size).unwrap_or(0);
+        let (array, taken) = flat(found.array)?;
+        let nulls = NullBuffer::union(found.nulls.as_ref(), array.nulls());
+        found.taken += taken;
+        if let Some(size) = bytes {
             let lists = Lists::Fixed(size);
-            let nulls = NullBuffer::union(nulls.as_ref(), array.nulls());
-            levels.push(Level { nulls, lists });
-            let values = elements(&array, size)?;
+            found.levels.push(Level { nulls, lists });
             return Ok(Bound {
-                values,
-                bytes,
-                ..Bound::of(levels)
+                bytes: found.taken,
+                ..Bound::of(found.levels, elements(&array, size)?)
             });
         }
-        let (values, fitting, taken) = Bound::values(&array, wanted)?;
+        let lengths = lengths(&array)?;
         Ok(Bound {
-            // Of a type without values all are null.
-            nulls: NullBuffer::union(nulls.as_ref(), array.logical_nulls().as_ref()),
-            values,
-            fitting,
-            bytes: bytes + taken,
-            ..Bound::of(levels)
+            nulls,
+            bytes: found.taken + lengths.len(),
+            ..Bound::of(found.levels, Values::Elements(lengths))
         })
     }
 
-    fn of(levels: Vec<Level>) -> Bound {
+    /// Binds the values.
+    fn at_leaf(found: Reached, wanted: Wanted<'_>, last: Option<&Bound>) -> Result<Bound, Error> {
+        let array = found.array;
+        // Of a type without values all are null.
+        let nulls = NullBuffer::union(found.nulls.as_ref(), array.logical_nulls().as_ref());
+        let (mut through, mut values) = peel(&array);
+        let mut taken = found.taken;
+        let rewrites = !wanted.is(values.data_type());
+        let origin = (rewrites && !through.is_empty()).then(|| values.to_data());
+        let shared = last.filter(|last| match (&last.origin, &origin) {
+            (Some(last), Some(origin)) => last.ptr_eq(origin),
+            _ => false,
+        });
+        let (finished, origin) = if let Some(last) = shared {
+            (last.finished(), origin)
+        } else if rewrites && !through.is_empty() && values.len() > array.len() {
+            // A slice of a column with a large dictionary: there are fewer rows to rewrite.
+            let more;
+            (values, more) = flat(array)?;
+            taken += more;
+            through.clear();
+            (finish(&values, wanted)?, None)
+        } else {
+            (finish(&values, wanted)?, origin)
+        };
+        Ok(Bound {
+            nulls,
+            through,
+            fitting: finished.fitting,
+            texts: finished.texts,
+            origin,
+            bytes: taken + finished.taken,
+            ..Bound::of(found.levels, finished.values)
+        })
+    }
+
+    fn of(levels: Vec<Level>, values: Values) -> Bound {
         Bound {
             levels,
             nulls: None,
-            values: Values::Elements(Buffer::from(Vec::<u8>::new())),
+            through: Vec::new(),
+            values,
             fitting: None,
+            texts: None,
+            origin: None,
             indices: Vec::new(),
             bytes: 0,
         }
     }
 
-    /// The values as they are wanted, which of them fit, and the memory that was taken.
-    fn values(array: &ArrayRef, wanted: Wanted) -> Result<(Values, Option<BooleanBuffer>, usize), Error> {
-        let leaf = wanted.leaf;
-        if let (Some(asked), Leaf::Fixed(dtype)) = (wanted.scale, leaf)
-            && let Some(own) = scale(array.data_type())
-        {
-            let whole = match array.data_type() {
-                DataType::Decimal32(..) => DType::I32,
-                DataType::Decimal64(..) => DType::I64,
-                _ => DType::Bool,
-            };
-            if own == asked && whole == dtype {
-                return Ok((elements(array, dtype.size())?, None, 0));
-            }
-            let (values, fitting) = unscaled(array, dtype, asked)?;
-            let taken = values.len();
-            return Ok((Values::Elements(values), fitting, taken));
+    /// Its values for another one, which take no memory of their own.
+    fn finished(&self) -> Finished {
+        Finished {
+            values: self.values.clone(),
+            fitting: self.fitting.clone(),
+            texts: self.texts.clone(),
+            taken: 0,
         }
-        let to = arrow(leaf);
-        let mut taken = 0;
-        let mut found = array.clone();
-        // Times of a day are counted as durations are, and instants without their zone.
-        let same = match array.data_type() {
-            DataType::Time32(unit) => Some((DataType::Int32, *unit)),
-            DataType::Time64(unit) => Some((DataType::Int64, *unit)),
-            _ => None,
-        };
-        if let Some((stored, unit)) = same {
-            found = rewritten(&relabelled(&found, stored)?, &DataType::Int64)?;
-            taken += found.get_array_memory_size();
-            found = relabelled(&found, DataType::Duration(unit))?;
-        }
-        if let DataType::Timestamp(unit, Some(_)) = found.data_type() {
-            found = relabelled(&found, DataType::Timestamp(*unit, None))?;
-        }
-        let text_fits = match (found.data_type(), leaf) {
-            (DataType::Utf8 | DataType::LargeUtf8, Leaf::Bytes { .. }) => true,
-            (DataType::Binary | DataType::LargeBinary, Leaf::Bytes { utf8 }) => !utf8,
-            _ => false,
-        };
-        if *found.data_type() != to && !text_fits {
-            let before = found.logical_null_count();
-            let cast = rewritten(&found, &to)?;
-            taken += cast.get_array_memory_size();
-            let lost = cast.logical_null_count() > before;
-            let fitting = lost.then(|| {
-                let (was, is) = (found.logical_nulls(), cast.logical_nulls());
-                BooleanBuffer::collect_bool(cast.len(), |i| {
-                    is.as_ref().is_none_or(|nulls| nulls.is_valid(i))
-                        || was.as_ref().is_some_and(|nulls| nulls.is_null(i))
-                })
-            });
-            let (values, more) = stored(&cast, leaf)?;
-            return Ok((values, fitting, taken + more));
-        }
-        let (values, more) = stored(&found, leaf)?;
-        Ok((values, None, taken + more))
     }
-}
 
-/// The memory of values of the wanted type.
-fn stored(array: &ArrayRef, leaf: Leaf) -> Result<(Values, usize), Error> {
-    Ok(match (array.data_type(), leaf) {
-        (DataType::Utf8, _) => {
-            let text = array.as_string::<i32>();
-            (Values::ShortText(text.offsets().clone(), text.values().clone()), 0)
-        }
-        (DataType::LargeUtf8, _) => {
-            let text = array.as_string::<i64>();
-            (Values::LongText(text.offsets().clone(), text.values().clone()), 0)
-        }
-        (DataType::Binary, _) => {
-            let text = array.as_binary::<i32>();
-            (Values::ShortText(text.offsets().clone(), text.values().clone()), 0)
-        }
-        (DataType::LargeBinary, _) => {
-            let text = array.as_binary::<i64>();
-            (Values::LongText(text.offsets().clone(), text.values().clone()), 0)
-        }
-        (DataType::Boolean, _) => (Values::Bits(array.as_boolean().values().clone()), 0),
-        // Days are counted in 32 bits in Arrow, and in 64 in NumPy.
-        (DataType::Date32, Leaf::Fixed(DType::Datetime(TimeUnit::Days))) => {
-            let days = array.as_primitive::<arrow_array::types::Date32Type>().values();
-            let days = try_collect(days.iter().map(|&day| i64::from(day)), "dates")?;
-            let bytes = days.len() * size_of::<i64>();
-            (Values::Elements(Buffer::from_vec(days)), bytes)
-        }
-        (_, Leaf::Fixed(dtype)) => (elements(array, dtype.size())?, 0),
-        (_, Leaf::Bytes { .. }) => return Err(internal("text", array)),
-    })
-}
-
-/// The memory of elements of so many bytes.
-fn elements(array: &ArrayRef, size: usize) -> Result<Values, Error> {
-    let data = array.to_data();
-    let buffer = data.buffers().first().ok_or_else(|| internal("values", array))?;
-    let (from, bytes) = (data.offset() * size, data.len() * size);
-    if buffer.len() < from + bytes {
-        return Err(internal("as many values as rows", array));
+    /// Whether the values of its rows lie side by side.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.through.is_empty()
     }
-    Ok(Values::Elements(buffer.slice_with_length(from, bytes)))
+
+    /// Where the value of row `i` of the innermost level is.
+    #[inline]
+    pub(crate) fn at(&self, i: usize) -> usize {
+        self.through.iter().fold(i, |i, through| through.at(i))
+    }
+
+    /// The text of row `i`.
+    #[inline]
+    pub(crate) fn text(&self, i: usize) -> Option<&[u8]> {
+        self.values.text(self.at(i))
+    }
+
+    /// The bytes of all these rows' texts, if they lie one after the other.
+    pub(crate) fn texts(&self, rows: Range<usize>) -> Option<&[u8]> {
+        self.is_direct().then(|| self.values.texts(rows)).flatten()
+    }
+
+    /// Whether the value of row `i` fits what is wanted.
+    pub(crate) fn fits(&self, i: usize) -> bool {
+        self.fitting.as_ref().is_none_or(|fitting| {
+            let at = self.at(i);
+            at >= fitting.len() || fitting.value(at)
+        })
+    }
+
+    /// The text that the code of row `i` was to stand for.
+    pub(crate) fn coded(&self, i: usize) -> Option<&str> {
+        str::from_utf8(self.texts.as_ref()?.text(self.at(i))?).ok()
+    }
 }
 
 /// The lists of an array, and their items.
@@ -397,4 +331,103 @@ fn lengths(array: &ArrayRef) -> Result<Buffer, Error> {
     let (lists, _) = lists_of(array, Step::Keys)?;
     let lengths = (0..array.len()).map(|i| lists.range(i).1 as i64);
     Ok(Buffer::from_vec(try_collect(lengths, "the lengths of lists")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::types::Int8Type;
+    use arrow_array::{DictionaryArray, Int8Array, Int32Array, Int64Array, RunArray, StringArray, StringViewArray};
+    use arrow_schema::{Field, Schema};
+    use fastpipe_batch::{Feature, Nulls, Request};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn column(array: &ArrayRef, leaf: Leaf) -> Column {
+        let schema = Schema::new(vec![Field::new("x", array.data_type().clone(), true)]);
+        let request = Request::Dense {
+            shape: Vec::new(),
+            leaf,
+            pad: None,
+        };
+        let feature = Feature {
+            name: "x".into(),
+            field: "x".into(),
+            request,
+            nulls: Nulls::Error,
+            counts: false,
+            scale: None,
+        };
+        Column::new(&schema, &feature, 0).unwrap()
+    }
+
+    fn bound(array: &ArrayRef, leaf: Leaf, last: Option<&Bound>) -> Bound {
+        Bound::new(&column(array, leaf), std::slice::from_ref(array), last).unwrap()
+    }
+
+    /// Texts as an array of some layout.
+    fn laid_out(texts: &[Option<String>], layout: usize) -> ArrayRef {
+        let plain = StringArray::from(texts.to_vec());
+        let views = StringViewArray::from(texts.iter().map(Option::as_deref).collect::<Vec<_>>());
+        let keys = Int8Array::from_iter((0..).zip(texts).map(|(key, text)| text.as_ref().map(|_| key)));
+        let ends = Int32Array::from_iter_values(1..=texts.len() as i32);
+        match layout {
+            0 => Arc::new(plain),
+            1 => Arc::new(views),
+            2 => Arc::new(DictionaryArray::new(keys, Arc::new(views))),
+            3 => Arc::new(RunArray::try_new(&ends, &plain).unwrap()),
+            _ => Arc::new(RunArray::try_new(&ends, &DictionaryArray::new(keys, Arc::new(plain))).unwrap()),
+        }
+    }
+
+    proptest! {
+        /// Whatever the layout, texts are where they are looked for, and nothing was copied.
+        #[test]
+        fn texts_are_found_in_every_layout(
+            texts in prop::collection::vec(prop::option::of("[a-zä]{0,30}"), 1..20),
+            layout in 0..5usize,
+            from in 0..20usize,
+        ) {
+            let from = from.min(texts.len() - 1);
+            let array = laid_out(&texts, layout).slice(from, texts.len() - from);
+            let bound = bound(&array, Leaf::Bytes { utf8: true }, None);
+            prop_assert_eq!(bound.bytes, 0);
+            prop_assert_eq!(bound.is_direct(), layout < 2);
+            for (i, text) in texts[from..].iter().enumerate() {
+                let is_null = bound.nulls.as_ref().is_some_and(|nulls| nulls.is_null(i));
+                prop_assert_eq!(is_null, text.is_none());
+                if let Some(text) = text {
+                    prop_assert_eq!(bound.text(i), Some(text.as_bytes()));
+                }
+            }
+            prop_assert_eq!(bound.text(array.len()), None);
+        }
+    }
+
+    #[test]
+    fn a_dictionary_is_rewritten_once_or_not_at_all() {
+        let f32 = Leaf::Fixed(DType::F32);
+        let values: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100));
+        let keys = Int8Array::from_iter_values((0..100).cycle().take(200));
+        let whole: ArrayRef = Arc::new(DictionaryArray::<Int8Type>::new(keys, values));
+        let first = bound(&whole.slice(0, 100), f32, None);
+        let second = bound(&whole.slice(100, 100), f32, Some(&first));
+        assert!(
+            first.bytes >= 400 && second.bytes == 0,
+            "{} {}",
+            first.bytes,
+            second.bytes
+        );
+        for bound in [&first, &second] {
+            let mut element = [0; 4];
+            bound.values.element(bound.at(7), &mut element).unwrap();
+            assert_eq!(f32::from_le_bytes(element), 7.0);
+        }
+        // A slice of few rows takes no memory for the values of others.
+        let few = bound(&whole.slice(7, 2), f32, None);
+        assert!(few.bytes < first.bytes && few.is_direct(), "{}", few.bytes);
+        assert_eq!(bound(&whole, Leaf::Fixed(DType::I64), None).bytes, 0);
+    }
 }

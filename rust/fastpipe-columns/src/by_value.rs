@@ -5,7 +5,7 @@ use fastpipe_batch::{
     TextParts, ValueParts,
 };
 
-use crate::bound::{Bound, Values};
+use crate::bound::Bound;
 use crate::gather::{Fault, Gather, Result, denied_null, lost, null, wrong_length};
 use crate::types::scale;
 
@@ -114,23 +114,31 @@ impl Gather<'_> {
     }
 
     fn value(&self, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
-        if chunk.fitting.as_ref().is_some_and(|fitting| !fitting.value(i)) {
-            return Err(self.unfit(self.column.feature.request.leaf()));
+        if !chunk.fits(i) {
+            return Err(self.unfit(self.column.feature.request.leaf(), chunk, i));
         }
-        match (&chunk.values, self.column.parts.values) {
-            (Values::Elements(bytes), ValueParts::Elements(dtype, part)) => {
-                let size = dtype.size();
-                out.push(part, bytes.get(i * size..(i + 1) * size).ok_or_else(lost)?);
+        match self.column.parts.values {
+            ValueParts::Elements(dtype, part) => {
+                let mut element = [0; 8];
+                let element = &mut element[..dtype.size()];
+                chunk.values.element(chunk.at(i), element).ok_or_else(lost)?;
+                out.push(part, element);
             }
-            (Values::Bits(bits), ValueParts::Elements(_, part)) => out.push(part, &[u8::from(bits.value(i))]),
-            (values, ValueParts::Text { to, .. }) => out.push_text(to, values.text(i)),
-            (_, ValueParts::Elements(..)) => return Err(lost()),
+            ValueParts::Text { to, .. } => out.push_text(to, chunk.text(i).ok_or_else(lost)?),
         }
         Ok(())
     }
 
     #[cold]
-    fn unfit(&self, leaf: Leaf) -> Error {
+    fn unfit(&self, leaf: Leaf, chunk: &Bound, i: usize) -> Error {
+        if let Some(text) = chunk.coded(i) {
+            let column = &self.column.feature.field;
+            let reason = format!(
+                "'{text}' is not among the values that the source's `dictionaries` list for '{column}', so it has no code; \
+                 list it there, or ask for \"string\""
+            );
+            return Error::new(ErrorKind::ValueRange, reason);
+        }
         let ty = self.column.value_type();
         let mut reason = format!("a value of type {ty} doesn't fit {leaf}");
         if let Some(asked) = self.column.feature.scale {
@@ -200,16 +208,12 @@ impl Gather<'_> {
 
     /// One index of an entry.
     fn index_at(&self, form: &SparseForm, dim: usize, index: &Bound, at: usize) -> Result<i64> {
-        let Values::Elements(bytes) = &index.values else {
-            return Err(lost());
-        };
-        let known = index.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(at))
-            && index.fitting.as_ref().is_none_or(|fitting| fitting.value(at));
-        let bytes: [u8; 8] = bytes
-            .get(at * 8..at * 8 + 8)
-            .and_then(|b| b.try_into().ok())
-            .ok_or_else(lost)?;
-        let value = i64::from_le_bytes(bytes);
+        let known = index.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(at)) && index.fits(at);
+        let mut value = [0; 8];
+        if known {
+            index.values.element(index.at(at), &mut value).ok_or_else(lost)?;
+        }
+        let value = i64::from_le_bytes(value);
         let checks = matches!(
             &self.column.feature.request,
             Request::Sparse {

@@ -10,8 +10,9 @@ use fastpipe_batch::{
     try_collect,
 };
 
-use crate::bound::{Bound, Level, Lists, Values};
+use crate::bound::{Bound, Level, Lists};
 use crate::layout::Column;
+use crate::values::Values;
 
 /// Rows that are asked for before they are copied.
 const AHEAD: usize = 8;
@@ -121,8 +122,13 @@ impl Gather<'_> {
             mask(by_part.placed(part as usize)?, &nulls);
         }
         let out = by_part.placed::<u8>(part)?;
-        if self.chunks.iter().any(|chunk| matches!(chunk.values, Values::Bits(_))) {
-            self.bits(width, out)?;
+        if !self.chunks.iter().all(|chunk| is_elements(chunk)) {
+            match size {
+                1 => self.one_by_one::<1>(width, out)?,
+                2 => self.one_by_one::<2>(width, out)?,
+                4 => self.one_by_one::<4>(width, out)?,
+                _ => self.one_by_one::<8>(width, out)?,
+            }
         } else if !self.stretches.is_empty() {
             self.copy_stretches(width * size, out)?;
         } else {
@@ -173,14 +179,17 @@ impl Gather<'_> {
         }
     }
 
-    /// Unpacks so many bits a row.
-    fn bits(&self, width: usize, out: &mut [u8]) -> Result<()> {
-        for (row, out) in self.rows.iter().zip(out.chunks_exact_mut(width.max(1))) {
-            let Values::Bits(bits) = &self.chunk(*row)?.values else {
-                return Err(lost());
-            };
+    /// Copies elements that are found one by one. Those of nulls may be nowhere.
+    fn one_by_one<const N: usize>(&self, width: usize, out: &mut [u8]) -> Result<()> {
+        let rows = out.as_chunks_mut::<N>().0.chunks_exact_mut(width.max(1));
+        for (row, out) in self.rows.iter().zip(rows) {
+            let chunk = self.chunk(*row)?;
+            if chunk.nulls.as_ref().is_some_and(|nulls| nulls.is_null(row.row)) {
+                continue;
+            }
             for (i, out) in out.iter_mut().enumerate() {
-                *out = u8::from(bits.value(row.row * width + i));
+                let at = chunk.at(row.row * width + i);
+                chunk.values.element(at, out).ok_or_else(lost)?;
             }
         }
         Ok(())
@@ -249,36 +258,42 @@ impl Gather<'_> {
             mask(by_part.placed(part as usize)?, &nulls);
         }
         let fill = &self.column.fill[..];
+        let mut next_null = nulls.iter().copied().peekable();
         let lens = by_part.placed::<i64>(to.lengths as usize)?;
-        for (out, row) in lens.iter_mut().zip(self.rows) {
-            *out = self.chunk(*row)?.values.text(row.row).len() as i64;
-        }
-        for &row in &nulls {
-            *lens.get_mut(row).ok_or_else(lost)? = fill.len() as i64;
+        for (at, (out, row)) in lens.iter_mut().zip(self.rows).enumerate() {
+            let text = match next_null.next_if_eq(&at) {
+                Some(_) => fill,
+                None => self.chunk(*row)?.text(row.row).ok_or_else(lost)?,
+            };
+            // Its bytes are wanted in a moment, and may be anywhere.
+            text.first().into_iter().for_each(|byte| hint(byte));
+            *out = text.len() as i64;
         }
         let mut arena = by_part.arena(to.bytes as usize)?;
         if nulls.is_empty() && !self.stretches.is_empty() {
             for stretch in self.stretches {
-                let values = &self.chunks.get(stretch.chunk).ok_or_else(lost)?.values;
+                let chunk = self.chunks.get(stretch.chunk).ok_or_else(lost)?;
                 let rows = stretch.row..stretch.row + stretch.len;
-                let Some(bytes) = values.texts(rows.clone()) else {
-                    for row in rows {
-                        arena.begin_row()?;
-                        arena.writer().extend(values.text(row))?;
-                    }
+                if let Some(bytes) = chunk.texts(rows.clone()) {
+                    let lens = rows.map(|row| chunk.text(row).map_or(0, <[u8]>::len));
+                    arena.take_rows(lens)?.copy_from_slice(bytes);
                     continue;
-                };
-                let lens = rows.map(|row| values.text(row).len());
-                arena.take_rows(lens)?.copy_from_slice(bytes);
+                }
+                for row in rows {
+                    arena.begin_row()?;
+                    arena.writer().extend(chunk.text(row).ok_or_else(lost)?)?;
+                }
             }
             return Ok(true);
         }
-        let mut nulls = nulls.into_iter().peekable();
+        let mut next_null = nulls.into_iter().peekable();
         for (at, row) in self.rows.iter().enumerate() {
             arena.begin_row()?;
-            match nulls.next_if_eq(&at) {
+            match next_null.next_if_eq(&at) {
                 Some(_) => arena.writer().extend(fill)?,
-                None => arena.writer().extend(self.chunk(*row)?.values.text(row.row))?,
+                None => arena
+                    .writer()
+                    .extend(self.chunk(*row)?.text(row.row).ok_or_else(lost)?)?,
             }
         }
         Ok(true)
@@ -287,8 +302,11 @@ impl Gather<'_> {
     /// Copies lists of elements of `size` bytes. Says whether it has.
     fn lists(&self, size: usize, values: usize, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
         let parts = &self.column.parts;
-        let is_elements = |chunk: &&Bound| matches!(chunk.values, Values::Elements(_)) && chunk.levels.len() == 1;
-        if !self.chunks.iter().all(is_elements) {
+        if !self
+            .chunks
+            .iter()
+            .all(|chunk| is_elements(chunk) && chunk.levels.len() == 1)
+        {
             return Ok(false);
         }
         let Some(nulls) = self.null_rows(|chunk| Ok(chunk.levels[0].nulls.as_ref()), parts.mask_at(0).is_some())?
@@ -386,6 +404,11 @@ impl Ranges {
             (chunk, start..start + lens.clone().sum::<usize>(), lens)
         })
     }
+}
+
+/// Whether the elements of its rows lie side by side.
+fn is_elements(chunk: &Bound) -> bool {
+    chunk.is_direct() && matches!(chunk.values, Values::Elements(_))
 }
 
 #[cold]

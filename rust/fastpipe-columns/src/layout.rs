@@ -1,12 +1,15 @@
 //! From wanted features to columns: how each is laid out in a batch, and which parts it has.
 
+use std::sync::Arc;
+
 use arrow_schema::{DataType, Schema};
 use fastpipe_batch::{
     ColumnSpec, DType, Error, Feature, Form, Leaf, LengthRule, Nulls, PartId, PartIds, Request, Scalar, SparseLayout,
     spec_code,
 };
 
-use crate::trace::{Step, Trace, misfit, trace};
+use crate::symbols::Symbols;
+use crate::trace::{Step, Trace, is_coded, misfit, trace};
 use crate::types::{fits, fits_scale, leaf};
 
 /// A feature, where it comes from, and where it goes.
@@ -21,6 +24,8 @@ pub(crate) struct Column {
     pub(crate) first_part: PartId,
     /// Of a sparse column: the fields of its indices, one for each dimension, and of its values.
     pub(crate) sparse: Option<(Vec<usize>, usize)>,
+    /// Of a dictionary's codes, what they stand for, as soon as that is known.
+    pub(crate) symbols: Option<Arc<Symbols>>,
     /// What stands for a null: an element, or the bytes of a string.
     pub(crate) fill: Vec<u8>,
     /// What arrays are padded with.
@@ -98,6 +103,7 @@ impl Column {
             trace,
             first_part,
             sparse,
+            symbols: None,
             fill,
             pad,
         })
@@ -108,6 +114,26 @@ impl Column {
         match self.trace.steps.first() {
             Some(Step::Field(column)) => Some(*column),
             _ => None,
+        }
+    }
+
+    /// Whether it is the codes of a dictionary.
+    pub(crate) fn is_coded(&self) -> bool {
+        let coded = match (&self.sparse, &self.trace.end) {
+            (Some((_, values)), DataType::Struct(fields)) => {
+                let item = crate::trace::items(crate::trace::plain(fields[*values].data_type()));
+                item.is_some_and(|item| is_coded(item.data_type()))
+            }
+            _ => self.trace.coded,
+        };
+        coded && !self.feature.counts && is_code(self.feature.request.leaf())
+    }
+
+    /// The steps to the values.
+    pub(crate) fn value_steps(&self) -> Vec<Step> {
+        match self.sparse {
+            Some((_, values)) => into_lists(&self.trace.steps, values),
+            None => self.trace.steps.clone(),
         }
     }
 
@@ -130,6 +156,19 @@ impl Column {
     pub(crate) fn has_batch_index(&self) -> bool {
         matches!(&self.spec.form, Form::Sparse(form) if form.layout == SparseLayout::Coo)
     }
+}
+
+fn is_code(leaf: Leaf) -> bool {
+    matches!(leaf, Leaf::Fixed(dtype) if dtype.is_integer())
+}
+
+/// Whether values of a type, in a dictionary of text or not, can become what is asked for; else what to ask for.
+fn check_values(ty: &DataType, coded: bool, asked: Leaf) -> Result<(), String> {
+    if coded && is_code(asked) {
+        return Ok(());
+    }
+    let codes = if coded { ", or an integer dtype for codes" } else { "" };
+    fits(ty, asked).map_err(|ask| format!("{ask}{codes}"))
 }
 
 /// Checks that a column can yield what is asked for.
@@ -163,7 +202,7 @@ fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
         (_, Some(scale)) => fits_scale(&trace.end, scale).map_err(misfit)?,
         (Some(_), None) => dims += 1,
         (None, None) => {
-            if let Err(ask) = fits(&trace.end, asked) {
+            if let Err(ask) = check_values(&trace.end, trace.coded, asked) {
                 return Err(misfit(format!(
                     "the column's values are of type {}, which don't fit {asked}; ask for {ask}{}",
                     trace.end,
@@ -212,7 +251,11 @@ fn check_sparse(feature: &Feature, trace: &Trace, dims: usize) -> Result<(Vec<us
         fits_scale(crate::trace::plain(item.data_type()), scale).map_err(misfit)?;
         return Ok((indices, values));
     }
-    match item(values).map(|item| fits(crate::trace::plain(item.data_type()), asked)) {
+    let checked = item(values).map(|item| {
+        let ty = item.data_type();
+        check_values(crate::trace::plain(ty), is_coded(ty), asked)
+    });
+    match checked {
         Some(Ok(())) => Ok((indices, values)),
         Some(Err(ask)) => Err(misfit(format!(
             "the items of 'values' don't fit {asked}; ask for {ask}"

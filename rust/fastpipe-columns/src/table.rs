@@ -1,198 +1,26 @@
 //! Finished columns as a source: tables that lie in memory.
 
-use std::collections::HashSet;
 use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
 use fastpipe_batch::{
     Access, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fetched, Fragment, Mark, Pass, Pick, Result, Row, Rows,
-    Sink, SlabPool, Source, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_with_capacity,
+    Sink, SlabPool, Source, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_with_capacity,
 };
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use crate::bound::Bound;
-use crate::gather::{At, Fault, Gather, Stretch, stretches};
-use crate::layout::Column;
+use crate::columns::{Chunks, Columns, PICKED};
+use crate::gather::{At, stretches};
 
 /// Rows of a unit of a table in memory. Part of what orders are made from: how a table is cut in record batches is not.
 pub const UNIT_ROWS: u64 = 1 << 15;
 
 /// Rows that are looked at for a digest of a table's contents.
 const DIGESTED: u64 = 256;
-
-/// What memory is for that says where picked rows are.
-const PICKED: &str = "where picked rows are; a smaller batch_size needs less";
-
-/// The wanted columns of record batches of one schema.
-#[derive(Debug)]
-pub(crate) struct Columns {
-    columns: Vec<Column>,
-    specs: Vec<ColumnSpec>,
-    schema: SchemaRef,
-}
-
-impl Columns {
-    pub(crate) fn new(schema: SchemaRef, features: &[Feature]) -> Result<Columns> {
-        let mut columns = try_with_capacity(features.len(), "columns")?;
-        let mut parts = 0;
-        for feature in features {
-            let column = Column::new(&schema, feature, parts)?;
-            parts += column.spec.parts().len() as u32;
-            columns.push(column);
-        }
-        let specs = columns.iter().map(|column: &Column| column.spec.clone()).collect();
-        Ok(Columns { columns, specs, schema })
-    }
-
-    pub(crate) fn columns(&self) -> &[Column] {
-        &self.columns
-    }
-
-    pub(crate) fn specs(&self) -> &[ColumnSpec] {
-        &self.specs
-    }
-
-    /// Binds record batches, which must have the schema's columns.
-    pub(crate) fn bind(&self, batches: &[RecordBatch]) -> Result<Chunks> {
-        let mut chunks = Chunks::default();
-        for batch in batches.iter().filter(|batch| batch.num_rows() > 0) {
-            check_types(&self.schema, &batch.schema())?;
-            for array in self.used(batch) {
-                let checked = array.to_data().validate_full();
-                checked.map_err(|error| Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}")))?;
-            }
-            let bound = self.columns.iter().map(|column| Bound::new(column, batch.columns()));
-            let bound: Vec<Bound> = bound.collect::<Result<_>>()?;
-            chunks.bytes += bound.iter().map(|column| column.bytes).sum::<usize>();
-            chunks.rows += batch.num_rows();
-            chunks.ends.push(chunks.rows);
-            chunks.bound.push(bound);
-        }
-        Ok(chunks)
-    }
-
-    /// The arrays of a record batch that something is wanted of.
-    fn used<'b>(&self, batch: &'b RecordBatch) -> impl Iterator<Item = &'b ArrayRef> {
-        let used: HashSet<usize> = self.columns.iter().filter_map(Column::first_step).collect();
-        let columns = batch.columns().iter().enumerate();
-        columns.filter(move |(i, _)| used.contains(i)).map(|(_, array)| array)
-    }
-
-    /// Writes rows, each of which is at its place in some chunks, to consecutive slots, column by column. Of several rows that
-    /// can't be written the first is told of, whichever column it is of.
-    /// `stretches` are the same rows, if they are read one after the other.
-    fn write(
-        &self,
-        chunks: &[&[Bound]],
-        (rows, stretches): (&[At], &[Stretch]),
-        slots: Range<u32>,
-        out: &mut Sink<'_>,
-    ) -> Result<(), Fault> {
-        let at_start = |error| Fault { at: 0, error };
-        let mut by_part = out.begin_by_part(slots).map_err(at_start)?;
-        let mut first: Option<Fault> = None;
-        for (i, column) in self.columns.iter().enumerate() {
-            let in_chunks = chunks.iter().map(|chunk| &chunk[i]);
-            let in_chunks: Vec<&Bound> = try_collect(in_chunks, PICKED).map_err(at_start)?;
-            let (rows, stretches) = match &first {
-                Some(fault) => (&rows[..fault.at], &[][..]),
-                None => (rows, stretches),
-            };
-            let gather = Gather {
-                column,
-                chunks: &in_chunks,
-                rows,
-                stretches,
-            };
-            if let Err(mut fault) = gather.write(&mut by_part)
-                && first.as_ref().is_none_or(|first| fault.at < first.at)
-            {
-                fault.error = fault.error.at_feature(&column.feature.name);
-                first = Some(fault);
-                by_part.fail();
-            }
-        }
-        match first {
-            Some(fault) => Err(fault),
-            None => by_part.end().map_err(at_start),
-        }
-    }
-}
-
-/// Refuses record batches of another schema: columns of other names or types.
-fn check_types(expected: &Schema, found: &Schema) -> Result<()> {
-    if expected.fields.len() != found.fields.len() {
-        let reason = format!(
-            "a record batch has {} columns, and the schema {}",
-            found.fields.len(),
-            expected.fields.len()
-        );
-        return Err(Error::new(ErrorKind::Schema, reason));
-    }
-    for (expected, found) in expected.fields.iter().zip(&found.fields) {
-        if expected.name() != found.name() || !is_alike(expected.data_type(), found.data_type()) {
-            let reason = format!(
-                "a record batch has a column '{}' of type {}, where the schema has '{}' of type {}",
-                found.name(),
-                found.data_type(),
-                expected.name(),
-                expected.data_type()
-            );
-            return Err(Error::new(ErrorKind::Schema, reason).at_feature(expected.name()));
-        }
-    }
-    Ok(())
-}
-
-/// Whether types are the same but for names within lists and for what may be null: nulls are looked for where values are read.
-fn is_alike(one: &DataType, other: &DataType) -> bool {
-    use DataType::{Dictionary, FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded, Struct};
-    let alike = |one: &Field, other: &Field| is_alike(one.data_type(), other.data_type());
-    match (one, other) {
-        (List(a), List(b))
-        | (LargeList(a), LargeList(b))
-        | (ListView(a), ListView(b))
-        | (LargeListView(a), LargeListView(b))
-        | (Map(a, _), Map(b, _)) => alike(a, b),
-        (FixedSizeList(a, n), FixedSizeList(b, m)) => n == m && alike(a, b),
-        (Struct(a), Struct(b)) => {
-            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.name() == b.name() && alike(a, b))
-        }
-        (RunEndEncoded(a, c), RunEndEncoded(b, d)) => alike(a, b) && alike(c, d),
-        (Dictionary(a, c), Dictionary(b, d)) => a == b && is_alike(c, d),
-        (one, other) => one == other,
-    }
-}
-
-/// Bound record batches, one after the other.
-#[derive(Debug, Default)]
-pub(crate) struct Chunks {
-    bound: Vec<Vec<Bound>>,
-    /// Where each ends, in rows.
-    ends: Vec<usize>,
-    pub(crate) rows: usize,
-    /// Memory that was taken to rewrite columns.
-    pub(crate) bytes: usize,
-}
-
-impl Chunks {
-    /// Where a row is; `None` if there is no such row.
-    #[inline]
-    fn find(&self, row: usize) -> Option<At> {
-        if let [end] = self.ends[..] {
-            return (row < end).then_some(At { chunk: 0, row });
-        }
-        let chunk = self.ends.partition_point(|&end| end <= row);
-        let before = if chunk == 0 { 0 } else { self.ends[chunk - 1] };
-        (chunk < self.ends.len()).then_some(At {
-            chunk: chunk as u32,
-            row: row - before,
-        })
-    }
-}
 
 /// Rows of bound record batches, as a unit.
 pub(crate) struct OpenRows {
@@ -324,12 +152,20 @@ impl TableSource {
     /// These features of these record batches, all of which have the schema.
     pub fn new(schema: SchemaRef, batches: &[RecordBatch], features: &[Feature]) -> Result<TableSource> {
         let columns = Columns::new(schema, features)?;
+        columns.check(batches)?;
+        let columns = columns.with_unified(batches)?;
         let chunks = columns.bind(batches)?;
         Ok(TableSource {
             columns: Arc::new(columns),
             chunks: Arc::new(chunks),
             classes: ["table".into()],
         })
+    }
+
+    /// For each feature that is codes of a dictionary, what they stand for: the values of the dictionaries of all record batches,
+    /// in the order in which they come first.
+    pub fn symbols(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
+        self.columns.symbols()
     }
 
     /// The row of the table that a record of a unit is, if there is one.
@@ -343,7 +179,7 @@ impl TableSource {
     pub fn digest(&self) -> Result<[u8; 16]> {
         let mut hasher = SipHasher24::new();
         hasher.write(&(self.chunks.rows as u64).to_le_bytes());
-        for spec in &self.columns.specs {
+        for spec in self.columns.specs() {
             hasher.write(&(spec.name.len() as u64).to_le_bytes());
             hasher.write(spec.name.as_bytes());
         }
@@ -359,7 +195,7 @@ impl TableSource {
     fn hash_row(&self, row: u64, hasher: &mut SipHasher24) -> Result<()> {
         let (unit, record) = (row / UNIT_ROWS, (row % UNIT_ROWS) as u32);
         let buffers = BufferPool::default();
-        let parts = self.columns.specs.iter().flat_map(ColumnSpec::parts).collect();
+        let parts = self.columns.specs().iter().flat_map(ColumnSpec::parts).collect();
         let batch = Rows::new(parts, 1, &SlabPool::new(1))?;
         let mut sink = Sink::new(&batch, Fragment::default())?;
         let open = self.open(unit, Pass::default(), Fetched::Nothing, &buffers)?;
@@ -382,7 +218,7 @@ impl TableSource {
 
 impl Source for TableSource {
     fn columns(&self) -> &[ColumnSpec] {
-        &self.columns.specs
+        self.columns.specs()
     }
 
     fn units(&self) -> u64 {

@@ -25,6 +25,8 @@ pub(crate) struct Trace {
     pub(crate) nullable: Vec<bool>,
     /// The type of the values, without the dictionaries and run ends around it.
     pub(crate) end: DataType,
+    /// Whether they lie in a dictionary of text.
+    pub(crate) coded: bool,
 }
 
 impl Trace {
@@ -41,6 +43,19 @@ pub(crate) fn plain(mut ty: &DataType) -> &DataType {
             DataType::Dictionary(_, values) => values,
             DataType::RunEndEncoded(_, values) => values.data_type(),
             _ => return ty,
+        }
+    }
+}
+
+/// Whether a type is a dictionary of text, whose codes can be asked for.
+pub(crate) fn is_coded(ty: &DataType) -> bool {
+    let text = matches!(plain(ty), DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
+    let mut around = ty;
+    loop {
+        around = match around {
+            DataType::Dictionary(..) => return text,
+            DataType::RunEndEncoded(_, values) => values.data_type(),
+            _ => return false,
         }
     }
 }
@@ -140,6 +155,7 @@ pub(crate) fn trace(schema: &Schema, feature: &Feature) -> Result<Trace, Error> 
         steps: vec![Step::Field(column)],
         nullable: vec![false],
         end: DataType::Null,
+        coded: false,
     };
     loop {
         let level = found.dims();
@@ -197,6 +213,7 @@ pub(crate) fn trace(schema: &Schema, feature: &Feature) -> Result<Trace, Error> 
             }
             _ if rest.is_empty() => {
                 found.end = ty.clone();
+                found.coded = is_coded(field.data_type());
                 return Ok(found);
             }
             _ => {

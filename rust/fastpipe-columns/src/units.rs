@@ -12,9 +12,10 @@ use fastpipe_batch::{
     UnitInfo, Unpicked, Work, try_with_capacity,
 };
 
+use crate::columns::Columns;
 use crate::layout::Column;
 use crate::slices::{Slice, Slices};
-use crate::table::{Columns, OpenRows, pick};
+use crate::table::{OpenRows, pick};
 
 /// Bytes that are taken for a value of no fixed size, before any was seen.
 const VALUE: u64 = 16;
@@ -56,13 +57,15 @@ pub struct UnitsSource<R> {
 
 impl<R: ReadUnit> UnitsSource<R> {
     /// These features of units with so many rows each, and as many bytes if that is known. With `slice_bytes`, what is larger than
-    /// two slices of so many bytes is read a slice at a time.
+    /// two slices of so many bytes is read a slice at a time. `dictionaries` says what codes of dictionaries stand for, by the
+    /// paths of their columns: those of units may differ.
     pub fn new(
         schema: &SchemaRef,
         features: &[Feature],
         rows: Vec<u32>,
         bytes: Option<Vec<u64>>,
         slice_bytes: Option<u64>,
+        dictionaries: &HashMap<String, Vec<String>>,
         read: R,
     ) -> Result<UnitsSource<R>> {
         // What isn't wanted needn't be there when units are read.
@@ -79,7 +82,7 @@ impl<R: ReadUnit> UnitsSource<R> {
             None => Slices::whole(rows),
         };
         let known = Known {
-            columns: Arc::new(Columns::new(used.clone(), features)?),
+            columns: Arc::new(Columns::new(used.clone(), features)?.with_dictionaries(dictionaries)?),
             schema: used,
             slices,
             bytes,
@@ -98,6 +101,11 @@ impl<R: ReadUnit> UnitsSource<R> {
             known: self.known.clone(),
             read,
         }
+    }
+
+    /// For each feature that is codes of a dictionary, what they stand for.
+    pub fn symbols(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
+        self.known.columns.symbols()
     }
 
     /// The names of the columns that are used.
@@ -284,6 +292,7 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
         };
         let batches = what.downcast::<Vec<RecordBatch>>();
         let batches = batches.map_err(|_| Error::new(ErrorKind::Internal, "a unit was fetched as something else"))?;
+        self.known.columns.check(&batches)?;
         let chunks = self.known.columns.bind(&batches)?;
         let held = held + chunks.bytes;
         if pass.most_bytes.is_some_and(|most| held as u64 > most) {
@@ -327,9 +336,10 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
 
 #[cfg(test)]
 mod tests {
-    use arrow_array::{ArrayRef, Int64Array, StringArray};
+    use arrow_array::types::Int8Type;
+    use arrow_array::{ArrayRef, DictionaryArray, Int64Array, StringArray};
     use arrow_schema::{Field, Schema};
-    use fastpipe_batch::{Fragment, Mark, Pick, Rows, SlabPool};
+    use fastpipe_batch::{DType, Fragment, Leaf, Mark, Pick, Request, Rows, SlabPool};
 
     use super::*;
     use crate::infer::infer;
@@ -383,7 +393,8 @@ mod tests {
     fn source(units: Vec<RecordBatch>, rows: &[u32]) -> UnitsSource<Toy> {
         let wanted = ["x".to_owned(), "text".to_owned()];
         let features = infer(&schema(), Some(&wanted)).unwrap().features;
-        UnitsSource::new(&schema(), &features, rows.to_vec(), None, None, Toy(units)).unwrap()
+        let none = HashMap::new();
+        UnitsSource::new(&schema(), &features, rows.to_vec(), None, None, &none, Toy(units)).unwrap()
     }
 
     fn fetch(source: &UnitsSource<Toy>, unit: u64) -> Result<Fetched> {
@@ -453,6 +464,69 @@ mod tests {
     }
 
     #[test]
+    fn codes_mean_what_the_source_says() {
+        let unit = |texts: &[&str]| {
+            let array: DictionaryArray<Int8Type> = texts.iter().copied().collect();
+            batch(&[("c", Arc::new(array))])
+        };
+        let units = vec![unit(&["b", "a", "b"]), unit(&["a", "x", "a"])];
+        let schema = units[0].schema();
+        let mut features = infer(&schema, None).unwrap().features;
+        features[0].request = Request::Dense {
+            shape: Vec::new(),
+            leaf: Leaf::Fixed(DType::U8),
+            pad: None,
+        };
+        let new = |dictionaries: &HashMap<String, Vec<String>>| {
+            UnitsSource::new(
+                &schema,
+                &features,
+                vec![3, 3],
+                None,
+                None,
+                dictionaries,
+                Toy(units.clone()),
+            )
+        };
+        let error = new(&HashMap::new()).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Schema);
+        assert!(
+            error
+                .to_string()
+                .starts_with("feature 'c': units may differ in their dictionaries"),
+            "{error}"
+        );
+        let source = new(&HashMap::from([("c".to_owned(), vec!["a".to_owned(), "b".to_owned()])])).unwrap();
+        let place = |unit: u64, record: u32| {
+            let fetched = fetch(&source, unit).unwrap();
+            let open = source.open(unit, Pass::default(), fetched, &BufferPool::default());
+            let parts = source.columns().iter().flat_map(ColumnSpec::parts).collect();
+            let rows = Rows::new(parts, 1, &SlabPool::new(1)).unwrap();
+            let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
+            let pick = Pick { record, slot: 0 };
+            open.unwrap().place(Mark { record: 0, byte: 0 }, &[pick], &mut sink)?;
+            drop(sink.finish());
+            let filled = rows.complete().unwrap();
+            Ok::<u8, Error>(filled.bytes()[filled.place(0).unwrap()][0])
+        };
+        assert_eq!(
+            [(0, 0), (0, 1), (1, 2)].map(|(unit, record)| place(unit, record).unwrap()),
+            [1, 0, 0]
+        );
+        let error = place(1, 1).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.location().record),
+            (ErrorKind::ValueRange, Some(1))
+        );
+        assert!(
+            error
+                .to_string()
+                .contains("'x' is not among the values that the source's `dictionaries`"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn what_a_unit_takes_is_guessed_and_then_known() {
         let long = "x".repeat(1000);
         let unit = batch(&[("x", numbers(&[1, 2])), ("text", texts(&[&long, &long]))]);
@@ -479,7 +553,7 @@ mod tests {
         let features = infer(&schema(), Some(&wanted)).unwrap().features;
         let (rows, bytes) = (vec![5, 5], Some(vec![10, 50]));
         let units = Toy(vec![unit.clone(), unit]);
-        let source = UnitsSource::new(&schema(), &features, rows, bytes, Some(20), units).unwrap();
+        let source = UnitsSource::new(&schema(), &features, rows, bytes, Some(20), &HashMap::new(), units).unwrap();
         assert_eq!(source.units(), 4);
         let described: Vec<_> = (0..4)
             .map(|unit| (source.describe(unit).rows, source.describe(unit).held))

@@ -1,5 +1,7 @@
 //! Specs from Python to features and back. Python's specs lower themselves to plain tuples.
 
+use std::sync::Arc;
+
 use fastpipe_batch::{
     DType, Feature, Leaf, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Nulls, Request, Scalar, SparseLayout,
 };
@@ -99,6 +101,12 @@ pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
         counts,
         scale,
     })
+}
+
+/// What codes of features stand for.
+pub(crate) fn listed<'a>(symbols: impl Iterator<Item = (&'a str, &'a [Arc<str>])>) -> Vec<(String, Vec<String>)> {
+    let texts = |texts: &[Arc<str>]| texts.iter().map(|text| text.to_string()).collect();
+    symbols.map(|(name, found)| (name.to_owned(), texts(found))).collect()
 }
 
 /// Name, kind, shape, dtype and nulls of a feature.

@@ -13,7 +13,7 @@ use pyo3::types::PyBytes;
 use crate::arrow_import::import;
 use crate::data::Data;
 use crate::errors::{IntoPy, guarded};
-use crate::features::{Described, Lowered, describe, feature};
+use crate::features::{Described, Lowered, describe, feature, listed};
 
 /// A table in memory, ready to be read. Its units are stretches of rows.
 #[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
@@ -65,6 +65,11 @@ impl TableDataset {
     /// Name, kind, shape, dtype and nulls of each feature.
     fn features(&self) -> Vec<Described> {
         self.features.iter().map(describe).collect()
+    }
+
+    /// For each feature that is codes of a dictionary, what they stand for.
+    fn symbols(&self) -> Vec<(String, Vec<String>)> {
+        listed(self.source.symbols())
     }
 
     /// The row that a record of a unit is.

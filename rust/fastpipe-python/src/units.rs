@@ -1,5 +1,6 @@
 //! Units that Python reads as a data set.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Feature};
@@ -11,7 +12,7 @@ use crate::arrow_import::import_schema;
 use crate::calls::{Asking, Calls, UnitCalls, name_of};
 use crate::data::{Begun, Data};
 use crate::errors::{IntoPy, guarded};
-use crate::features::{Described, Lowered, describe, feature};
+use crate::features::{Described, Lowered, describe, feature, listed};
 
 /// Stands where no pass reads.
 struct Unread(Arc<Py<PyAny>>);
@@ -86,8 +87,11 @@ impl UnitsDataset {
     /// Units of a schema, with so many rows each, and as many bytes if that is known. `name` says what a unit is called;
     /// `start` starts threads that answer calls, at most `at_once` of them. Without features those are inferred of all columns,
     /// or of some. With `slice_bytes` units that are larger than two slices of so many bytes are read a slice at a time.
+    /// `dictionaries` says what codes of dictionaries stand for, by the paths of their columns.
     #[new]
-    #[pyo3(signature = (schema, rows, bytes, name, start, at_once, features=None, columns=None, slice_bytes=None))]
+    #[pyo3(signature = (
+        schema, rows, bytes, name, start, at_once, features=None, columns=None, slice_bytes=None, dictionaries=None
+    ))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
@@ -100,6 +104,7 @@ impl UnitsDataset {
         features: Option<Vec<(String, Lowered<'_>)>>,
         columns: Option<Vec<String>>,
         slice_bytes: Option<u64>,
+        dictionaries: Option<HashMap<String, Vec<String>>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let schema = guarded(py, || import_schema(schema))?;
         let features = match features {
@@ -118,7 +123,9 @@ impl UnitsDataset {
             }
         };
         let name = Arc::new(name);
-        let source = UnitsSource::new(&schema, &features, rows, bytes, slice_bytes, Unread(name.clone())).py(py)?;
+        let dictionaries = dictionaries.unwrap_or_default();
+        let unread = Unread(name.clone());
+        let source = UnitsSource::new(&schema, &features, rows, bytes, slice_bytes, &dictionaries, unread).py(py)?;
         let source = Arc::new(source);
         let reading = Reading {
             source: source.clone(),
@@ -139,6 +146,11 @@ impl UnitsDataset {
     /// Name, kind, shape, dtype and nulls of each feature.
     fn features(&self) -> Vec<Described> {
         self.features.iter().map(describe).collect()
+    }
+
+    /// For each feature that is codes of a dictionary, what they stand for.
+    fn symbols(&self) -> Vec<(String, Vec<String>)> {
+        listed(self.source.symbols())
     }
 
     /// The columns that units are read for.

@@ -1,0 +1,243 @@
+//! Columns of one schema, and the record batches that they are bound to.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_data::ArrayData;
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Feature, Result, Sink, try_collect, try_with_capacity};
+
+use crate::bound::{Bound, dictionary};
+use crate::gather::{At, Fault, Gather, Stretch};
+use crate::layout::Column;
+use crate::symbols::Symbols;
+use crate::trace::misfit;
+
+/// What memory is for that says where picked rows are.
+pub(crate) const PICKED: &str = "where picked rows are; a smaller batch_size needs less";
+
+/// The wanted columns of record batches of one schema.
+#[derive(Debug)]
+pub(crate) struct Columns {
+    columns: Vec<Column>,
+    specs: Vec<ColumnSpec>,
+    schema: SchemaRef,
+}
+
+impl Columns {
+    pub(crate) fn new(schema: SchemaRef, features: &[Feature]) -> Result<Columns> {
+        let mut columns = try_with_capacity(features.len(), "columns")?;
+        let mut parts = 0;
+        for feature in features {
+            let column = Column::new(&schema, feature, parts)?;
+            parts += column.spec.parts().len() as u32;
+            columns.push(column);
+        }
+        let specs = columns.iter().map(|column: &Column| column.spec.clone()).collect();
+        Ok(Columns { columns, specs, schema })
+    }
+
+    pub(crate) fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    pub(crate) fn specs(&self) -> &[ColumnSpec] {
+        &self.specs
+    }
+
+    /// Says what codes of dictionaries stand for, by the paths of their columns.
+    pub(crate) fn with_dictionaries(mut self, given: &HashMap<String, Vec<String>>) -> Result<Columns> {
+        for column in self.columns.iter_mut().filter(|column| column.is_coded()) {
+            let (feature, path) = (&column.feature, &column.feature.field);
+            let symbols = given.get(path).map(|texts| Symbols::new(texts)).unwrap_or_else(|| {
+                Err(misfit(format!(
+                    "units may differ in their dictionaries, so codes mean nothing unless the source says what: give a source \
+                     of your own an attribute `dictionaries`, {{\"{path}\": [...]}}, or ask for \"string\""
+                )))
+            });
+            let symbols = symbols.map_err(|error| error.at_feature(&feature.name))?;
+            symbols.check(feature)?;
+            column.symbols = Some(Arc::new(symbols));
+        }
+        Ok(self)
+    }
+
+    /// Makes the dictionaries of a table's record batches, which were checked, one for each column whose codes are wanted.
+    pub(crate) fn with_unified(mut self, batches: &[RecordBatch]) -> Result<Columns> {
+        for column in self.columns.iter_mut().filter(|column| column.is_coded()) {
+            let mut symbols = Symbols::default();
+            let mut last: Option<ArrayData> = None;
+            for batch in batches.iter().filter(|batch| batch.num_rows() > 0) {
+                let dictionary = dictionary(column, batch.columns())?;
+                let data = dictionary.to_data();
+                // Most often record batches share one.
+                if last.as_ref().is_none_or(|last| !last.ptr_eq(&data)) {
+                    symbols.add_all(&dictionary)?;
+                    last = Some(data);
+                }
+            }
+            symbols.check(&column.feature)?;
+            column.symbols = Some(Arc::new(symbols));
+        }
+        Ok(self)
+    }
+
+    /// For each feature that is codes of a dictionary, what they stand for.
+    pub(crate) fn symbols(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
+        let coded = self
+            .columns
+            .iter()
+            .filter_map(|column| Some((column, column.symbols.as_ref()?)));
+        coded.map(|(column, symbols)| (column.feature.name.as_str(), symbols.texts()))
+    }
+
+    /// Refuses record batches that lack columns of the schema, or contradict themselves: offsets, views, keys and run ends must
+    /// lie within what they refer to, and text must be UTF-8.
+    pub(crate) fn check(&self, batches: &[RecordBatch]) -> Result<()> {
+        for batch in batches.iter().filter(|batch| batch.num_rows() > 0) {
+            check_types(&self.schema, &batch.schema())?;
+            for array in self.used(batch) {
+                let checked = array.to_data().validate_full();
+                checked.map_err(|error| Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}")))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Binds record batches that were checked.
+    pub(crate) fn bind(&self, batches: &[RecordBatch]) -> Result<Chunks> {
+        let mut chunks = Chunks::default();
+        for batch in batches.iter().filter(|batch| batch.num_rows() > 0) {
+            let last = |i: usize| chunks.bound.last().map(|bound: &Vec<Bound>| &bound[i]);
+            let columns = self.columns.iter().enumerate();
+            let bound = columns.map(|(i, column)| Bound::new(column, batch.columns(), last(i)));
+            let bound: Vec<Bound> = bound.collect::<Result<_>>()?;
+            chunks.bytes += bound.iter().map(|column| column.bytes).sum::<usize>();
+            chunks.rows += batch.num_rows();
+            chunks.ends.push(chunks.rows);
+            chunks.bound.push(bound);
+        }
+        Ok(chunks)
+    }
+
+    /// The arrays of a record batch that something is wanted of.
+    fn used<'b>(&self, batch: &'b RecordBatch) -> impl Iterator<Item = &'b ArrayRef> {
+        let used: HashSet<usize> = self.columns.iter().filter_map(Column::first_step).collect();
+        let columns = batch.columns().iter().enumerate();
+        columns.filter(move |(i, _)| used.contains(i)).map(|(_, array)| array)
+    }
+
+    /// Writes rows, each of which is at its place in some chunks, to consecutive slots, column by column. Of several rows that
+    /// can't be written the first is told of, whichever column it is of. `stretches` are the same rows, if they are read one
+    /// after the other.
+    pub(crate) fn write(
+        &self,
+        chunks: &[&[Bound]],
+        (rows, stretches): (&[At], &[Stretch]),
+        slots: Range<u32>,
+        out: &mut Sink<'_>,
+    ) -> Result<(), Fault> {
+        let at_start = |error| Fault { at: 0, error };
+        let mut by_part = out.begin_by_part(slots).map_err(at_start)?;
+        let mut first: Option<Fault> = None;
+        for (i, column) in self.columns.iter().enumerate() {
+            let in_chunks = chunks.iter().map(|chunk| &chunk[i]);
+            let in_chunks: Vec<&Bound> = try_collect(in_chunks, PICKED).map_err(at_start)?;
+            let (rows, stretches) = match &first {
+                Some(fault) => (&rows[..fault.at], &[][..]),
+                None => (rows, stretches),
+            };
+            let gather = Gather {
+                column,
+                chunks: &in_chunks,
+                rows,
+                stretches,
+            };
+            if let Err(mut fault) = gather.write(&mut by_part)
+                && first.as_ref().is_none_or(|first| fault.at < first.at)
+            {
+                fault.error = fault.error.at_feature(&column.feature.name);
+                first = Some(fault);
+                by_part.fail();
+            }
+        }
+        match first {
+            Some(fault) => Err(fault),
+            None => by_part.end().map_err(at_start),
+        }
+    }
+}
+
+/// Refuses record batches of another schema: columns of other names or types.
+fn check_types(expected: &Schema, found: &Schema) -> Result<()> {
+    if expected.fields.len() != found.fields.len() {
+        let reason = format!(
+            "a record batch has {} columns, and the schema {}",
+            found.fields.len(),
+            expected.fields.len()
+        );
+        return Err(Error::new(ErrorKind::Schema, reason));
+    }
+    for (expected, found) in expected.fields.iter().zip(&found.fields) {
+        if expected.name() != found.name() || !is_alike(expected.data_type(), found.data_type()) {
+            let reason = format!(
+                "a record batch has a column '{}' of type {}, where the schema has '{}' of type {}",
+                found.name(),
+                found.data_type(),
+                expected.name(),
+                expected.data_type()
+            );
+            return Err(Error::new(ErrorKind::Schema, reason).at_feature(expected.name()));
+        }
+    }
+    Ok(())
+}
+
+/// Whether types are the same but for names within lists and for what may be null: nulls are looked for where values are read.
+fn is_alike(one: &DataType, other: &DataType) -> bool {
+    use DataType::{Dictionary, FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded, Struct};
+    let alike = |one: &Field, other: &Field| is_alike(one.data_type(), other.data_type());
+    match (one, other) {
+        (List(a), List(b))
+        | (LargeList(a), LargeList(b))
+        | (ListView(a), ListView(b))
+        | (LargeListView(a), LargeListView(b))
+        | (Map(a, _), Map(b, _)) => alike(a, b),
+        (FixedSizeList(a, n), FixedSizeList(b, m)) => n == m && alike(a, b),
+        (Struct(a), Struct(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.name() == b.name() && alike(a, b))
+        }
+        (RunEndEncoded(a, c), RunEndEncoded(b, d)) => alike(a, b) && alike(c, d),
+        (Dictionary(a, c), Dictionary(b, d)) => a == b && is_alike(c, d),
+        (one, other) => one == other,
+    }
+}
+
+/// Bound record batches, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Chunks {
+    pub(crate) bound: Vec<Vec<Bound>>,
+    /// Where each ends, in rows.
+    ends: Vec<usize>,
+    pub(crate) rows: usize,
+    /// Memory that was taken to rewrite columns.
+    pub(crate) bytes: usize,
+}
+
+impl Chunks {
+    /// Where a row is; `None` if there is no such row.
+    #[inline]
+    pub(crate) fn find(&self, row: usize) -> Option<At> {
+        if let [end] = self.ends[..] {
+            return (row < end).then_some(At { chunk: 0, row });
+        }
+        let chunk = self.ends.partition_point(|&end| end <= row);
+        let before = if chunk == 0 { 0 } else { self.ends[chunk - 1] };
+        (chunk < self.ends.len()).then_some(At {
+            chunk: chunk as u32,
+            row: row - before,
+        })
+    }
+}

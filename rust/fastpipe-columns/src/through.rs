@@ -1,0 +1,123 @@
+//! Layouts that only say where values are: dictionaries and run ends. Values are gathered through them, and never rewritten.
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type};
+use arrow_array::{Array, ArrayRef};
+use arrow_buffer::{RunEndBuffer, ScalarBuffer};
+use arrow_schema::DataType;
+
+/// From rows to values.
+#[derive(Clone, Debug)]
+pub(crate) enum Through {
+    I8(ScalarBuffer<i8>),
+    I16(ScalarBuffer<i16>),
+    I32(ScalarBuffer<i32>),
+    I64(ScalarBuffer<i64>),
+    U8(ScalarBuffer<u8>),
+    U16(ScalarBuffer<u16>),
+    U32(ScalarBuffer<u32>),
+    U64(ScalarBuffer<u64>),
+    ShortRuns(RunEndBuffer<i16>),
+    Runs(RunEndBuffer<i32>),
+    LongRuns(RunEndBuffer<i64>),
+}
+
+impl Through {
+    /// What an array of such a layout leads through, and the values behind it.
+    pub(crate) fn of(array: &ArrayRef) -> Option<(Through, ArrayRef)> {
+        match array.data_type() {
+            DataType::Dictionary(keys, _) => {
+                let dictionary = array.as_any_dictionary();
+                let of = dictionary.keys();
+                let keys = match **keys {
+                    DataType::Int8 => Through::I8(of.as_primitive::<Int8Type>().values().clone()),
+                    DataType::Int16 => Through::I16(of.as_primitive::<Int16Type>().values().clone()),
+                    DataType::Int32 => Through::I32(of.as_primitive::<Int32Type>().values().clone()),
+                    DataType::Int64 => Through::I64(of.as_primitive::<Int64Type>().values().clone()),
+                    DataType::UInt8 => Through::U8(of.as_primitive::<UInt8Type>().values().clone()),
+                    DataType::UInt16 => Through::U16(of.as_primitive::<UInt16Type>().values().clone()),
+                    DataType::UInt32 => Through::U32(of.as_primitive::<UInt32Type>().values().clone()),
+                    DataType::UInt64 => Through::U64(of.as_primitive::<UInt64Type>().values().clone()),
+                    _ => return None,
+                };
+                Some((keys, dictionary.values().clone()))
+            }
+            DataType::RunEndEncoded(ends, _) => match ends.data_type() {
+                DataType::Int16 => {
+                    let runs = array.as_run::<Int16Type>();
+                    Some((Through::ShortRuns(runs.run_ends().clone()), runs.values().clone()))
+                }
+                DataType::Int32 => {
+                    let runs = array.as_run::<Int32Type>();
+                    Some((Through::Runs(runs.run_ends().clone()), runs.values().clone()))
+                }
+                DataType::Int64 => {
+                    let runs = array.as_run::<Int64Type>();
+                    Some((Through::LongRuns(runs.run_ends().clone()), runs.values().clone()))
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Where the value of row `i` is; beyond all values if there is no such row. Of a null it may be anywhere: keys below nulls
+    /// are whatever they like, and only the others were checked.
+    #[inline]
+    pub(crate) fn at(&self, i: usize) -> usize {
+        const NOWHERE: usize = usize::MAX;
+        match self {
+            Through::I8(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Through::I16(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Through::I32(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Through::I64(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Through::U8(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Through::U16(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Through::U32(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Through::U64(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            // By bisection: there are far fewer runs than rows, or they would be a waste.
+            Through::ShortRuns(ends) if i < ends.len() => ends.get_physical_index(i),
+            Through::Runs(ends) if i < ends.len() => ends.get_physical_index(i),
+            Through::LongRuns(ends) if i < ends.len() => ends.get_physical_index(i),
+            Through::ShortRuns(_) | Through::Runs(_) | Through::LongRuns(_) => NOWHERE,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{DictionaryArray, Int16Array, Int64Array, RunArray, StringArray};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn keys_lead_to_values_and_rows_that_are_not_there_to_none() {
+        let keys = Int16Array::from(vec![Some(2), None, Some(0)]);
+        let values = Arc::new(StringArray::from(vec!["a", "b", "c"]));
+        let array: ArrayRef = Arc::new(DictionaryArray::new(keys, values));
+        let (through, values) = Through::of(&array.slice(1, 2)).unwrap();
+        assert_eq!((through.at(1), through.at(2), values.len()), (0, usize::MAX, 3));
+        assert!(Through::of(&values).is_none());
+    }
+
+    proptest! {
+        /// Each row of a slice leads to the run that it lies in.
+        #[test]
+        fn runs_lead_to_their_values(lengths in prop::collection::vec(1..5i16, 1..10), from in 0..10usize, len in 0..20usize) {
+            let ends = lengths.iter().scan(0, |end, length| { *end += length; Some(*end) });
+            let of: Vec<i64> = lengths.iter().zip(0..).flat_map(|(&n, run)| vec![run; n as usize]).collect();
+            let values = Int64Array::from_iter_values(0..lengths.len() as i64);
+            let runs = RunArray::<Int16Type>::try_new(&Int16Array::from_iter_values(ends), &values).unwrap();
+            let from = from.min(of.len());
+            let len = len.min(of.len() - from);
+            let array: ArrayRef = Arc::new(runs.slice(from, len));
+            let (through, _) = Through::of(&array).unwrap();
+            let found: Vec<i64> = (0..len).map(|i| through.at(i) as i64).collect();
+            prop_assert_eq!(found, &of[from..from + len]);
+            prop_assert_eq!(through.at(len), usize::MAX);
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Values of columns: where they lie, and those that must be rewritten to become what is wanted.
+
+use std::ops::Range;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, make_array};
+use arrow_buffer::{BooleanBuffer, Buffer, OffsetBuffer};
+use arrow_cast::{CastOptions, cast_with_options};
+use arrow_schema::{ArrowError, DataType};
+use fastpipe_batch::{DType, Error, ErrorKind, Leaf, TimeUnit, try_collect};
+
+use crate::scaled::unscaled;
+use crate::symbols::Symbols;
+use crate::types::{arrow, scale};
+
+/// The values.
+#[derive(Clone, Debug)]
+pub(crate) enum Values {
+    /// Elements of a fixed width, one after the other.
+    Elements(Buffer),
+    Bits(BooleanBuffer),
+    ShortText(OffsetBuffer<i32>, Buffer),
+    LongText(OffsetBuffer<i64>, Buffer),
+    /// Views of strings, and what those refer to that aren't short.
+    Views(Buffer, Vec<Buffer>),
+}
+
+impl Values {
+    /// The strings of an array of them.
+    pub(crate) fn of_text(array: &ArrayRef) -> Result<Values, Error> {
+        Ok(match array.data_type() {
+            DataType::Utf8 => {
+                let text = array.as_string::<i32>();
+                Values::ShortText(text.offsets().clone(), text.values().clone())
+            }
+            DataType::LargeUtf8 => {
+                let text = array.as_string::<i64>();
+                Values::LongText(text.offsets().clone(), text.values().clone())
+            }
+            DataType::Binary => {
+                let text = array.as_binary::<i32>();
+                Values::ShortText(text.offsets().clone(), text.values().clone())
+            }
+            DataType::LargeBinary => {
+                let text = array.as_binary::<i64>();
+                Values::LongText(text.offsets().clone(), text.values().clone())
+            }
+            DataType::Utf8View => {
+                let text = array.as_string_view();
+                Values::Views(text.views().inner().clone(), text.data_buffers().to_vec())
+            }
+            DataType::BinaryView => {
+                let text = array.as_binary_view();
+                Values::Views(text.views().inner().clone(), text.data_buffers().to_vec())
+            }
+            _ => return Err(internal("text", array)),
+        })
+    }
+
+    /// The bytes of string `i`.
+    #[inline]
+    pub(crate) fn text(&self, i: usize) -> Option<&[u8]> {
+        let end = i.checked_add(1)?;
+        match self {
+            Values::ShortText(offsets, bytes) => bytes.get(*offsets.get(i)? as usize..*offsets.get(end)? as usize),
+            Values::LongText(offsets, bytes) => bytes.get(*offsets.get(i)? as usize..*offsets.get(end)? as usize),
+            Values::Views(views, buffers) => viewed(views.as_chunks().0.get(i)?, buffers),
+            Values::Elements(_) | Values::Bits(_) => None,
+        }
+    }
+
+    /// The bytes of all these strings, if they lie one after the other.
+    pub(crate) fn texts(&self, rows: Range<usize>) -> Option<&[u8]> {
+        match self {
+            Values::ShortText(offsets, bytes) => {
+                bytes.get(*offsets.get(rows.start)? as usize..*offsets.get(rows.end)? as usize)
+            }
+            Values::LongText(offsets, bytes) => {
+                bytes.get(*offsets.get(rows.start)? as usize..*offsets.get(rows.end)? as usize)
+            }
+            Values::Elements(_) | Values::Bits(_) | Values::Views(..) => None,
+        }
+    }
+
+    /// Writes element `i`, and says whether it is there.
+    #[inline]
+    pub(crate) fn element(&self, i: usize, out: &mut [u8]) -> Option<()> {
+        match self {
+            Values::Elements(bytes) => {
+                let start = i.checked_mul(out.len())?;
+                out.copy_from_slice(bytes.get(start..start.checked_add(out.len())?)?);
+            }
+            Values::Bits(bits) if i < bits.len() => out.fill(u8::from(bits.value(i))),
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+/// What a view refers to: bytes 0 to 3 are the length. Short strings follow; of others there are the first four bytes, the
+/// number of a buffer, and where they begin there.
+#[inline]
+fn viewed<'a>(view: &'a [u8; 16], buffers: &'a [Buffer]) -> Option<&'a [u8]> {
+    const SHORT: usize = 12;
+    let number = |at: usize| u32::from_le_bytes([view[at], view[at + 1], view[at + 2], view[at + 3]]) as usize;
+    let len = number(0);
+    if len <= SHORT {
+        return view.get(4..4 + len);
+    }
+    let start = number(12);
+    buffers.get(number(8))?.get(start..start.checked_add(len)?)
+}
+
+/// What is wanted of the values of a column.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) leaf: Leaf,
+    /// Of decimals as integers, the decimal places.
+    pub(crate) scale: Option<i8>,
+    /// Of a dictionary's codes, what they stand for.
+    pub(crate) symbols: Option<&'a Symbols>,
+    /// Whether it is the lengths of lists.
+    pub(crate) counts: bool,
+}
+
+impl Wanted<'_> {
+    pub(crate) const INDEX: Wanted<'static> = Wanted {
+        leaf: Leaf::Fixed(DType::I64),
+        scale: None,
+        symbols: None,
+        counts: false,
+    };
+
+    /// Whether values of a type are what is wanted, as they are.
+    pub(crate) fn is(&self, ty: &DataType) -> bool {
+        use DataType::{Binary, BinaryView, LargeBinary, LargeUtf8, Timestamp, Utf8, Utf8View};
+        if self.symbols.is_some() {
+            return false;
+        }
+        let whole = |dtype| self.leaf == Leaf::Fixed(dtype) && scale(ty) == self.scale;
+        match (ty, self.leaf) {
+            (DataType::Decimal32(..), Leaf::Fixed(_)) => whole(DType::I32),
+            (DataType::Decimal64(..), Leaf::Fixed(_)) => whole(DType::I64),
+            (Utf8 | LargeUtf8 | Utf8View, Leaf::Bytes { .. }) => true,
+            (Binary | LargeBinary | BinaryView, Leaf::Bytes { utf8 }) => !utf8,
+            // Arrow counts days in 32 bits, and NumPy in 64.
+            (DataType::Date32, _) => false,
+            (Timestamp(unit, _), leaf) => Timestamp(*unit, None) == arrow(leaf),
+            (ty, leaf) => *ty == arrow(leaf) && self.scale.is_none_or(|asked| asked == 0),
+        }
+    }
+}
+
+/// Values as they are wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct Finished {
+    pub(crate) values: Values,
+    /// Which of them fit, if some don't.
+    pub(crate) fitting: Option<BooleanBuffer>,
+    /// Of codes, the texts that they stand for.
+    pub(crate) texts: Option<Values>,
+    /// Memory that was taken to rewrite them.
+    pub(crate) taken: usize,
+}
+
+fn malformed(error: &ArrowError) -> Error {
+    Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}"))
+}
+
+#[cold]
+pub(crate) fn internal(what: &str, array: &dyn Array) -> Error {
+    let reason = format!("{what} was expected of a column, found {}", array.data_type());
+    Error::new(ErrorKind::Internal, reason)
+}
+
+/// Rewrites an array, with nulls for values that don't fit.
+pub(crate) fn rewritten(array: &dyn Array, to: &DataType) -> Result<ArrayRef, Error> {
+    let options = CastOptions {
+        safe: true,
+        ..CastOptions::default()
+    };
+    cast_with_options(array, to, &options).map_err(|error| {
+        let reason = format!("{} can't be read as {to}: {error}", array.data_type());
+        Error::new(ErrorKind::Unsupported, reason)
+    })
+}
+
+/// The same values under another type of the same width.
+fn relabelled(array: &dyn Array, ty: DataType) -> Result<ArrayRef, Error> {
+    let data = array.to_data().into_builder().data_type(ty).build();
+    data.map(make_array).map_err(|error| malformed(&error))
+}
+
+/// The values as they are wanted.
+pub(crate) fn finish(array: &ArrayRef, wanted: Wanted<'_>) -> Result<Finished, Error> {
+    let leaf = wanted.leaf;
+    let mut finished = Finished {
+        values: Values::Bits(BooleanBuffer::new_unset(0)),
+        fitting: None,
+        texts: None,
+        taken: 0,
+    };
+    if let (Some(symbols), Leaf::Fixed(dtype)) = (wanted.symbols, leaf) {
+        let (codes, known) = symbols.codes(array, dtype)?;
+        finished.taken = codes.len();
+        finished.values = Values::Elements(codes);
+        finished.fitting = known;
+        finished.texts = Some(Values::of_text(array)?);
+        return Ok(finished);
+    }
+    if let (Some(asked), Leaf::Fixed(dtype)) = (wanted.scale, leaf)
+        && *array.data_type() != DataType::Null
+    {
+        if wanted.is(array.data_type()) {
+            finished.values = elements(array, dtype.size())?;
+            return Ok(finished);
+        }
+        let (values, fitting) = unscaled(array, dtype, asked)?;
+        finished.taken = values.len();
+        finished.values = Values::Elements(values);
+        finished.fitting = fitting;
+        return Ok(finished);
+    }
+    let to = arrow(leaf);
+    let mut found = array.clone();
+    // Times of a day are counted as durations are, and instants without their zone.
+    let same = match array.data_type() {
+        DataType::Time32(unit) => Some((DataType::Int32, *unit)),
+        DataType::Time64(unit) => Some((DataType::Int64, *unit)),
+        _ => None,
+    };
+    if let Some((stored, unit)) = same {
+        found = rewritten(&relabelled(&found, stored)?, &DataType::Int64)?;
+        finished.taken += found.get_array_memory_size();
+        found = relabelled(&found, DataType::Duration(unit))?;
+    }
+    if let DataType::Timestamp(unit, Some(_)) = found.data_type() {
+        found = relabelled(&found, DataType::Timestamp(*unit, None))?;
+    }
+    if *found.data_type() != to && !wanted.is(found.data_type()) {
+        let before = found.logical_null_count();
+        let cast = rewritten(&found, &to)?;
+        finished.taken += cast.get_array_memory_size();
+        if cast.logical_null_count() > before {
+            let (was, is) = (found.logical_nulls(), cast.logical_nulls());
+            finished.fitting = Some(BooleanBuffer::collect_bool(cast.len(), |i| {
+                is.as_ref().is_none_or(|nulls| nulls.is_valid(i)) || was.as_ref().is_some_and(|nulls| nulls.is_null(i))
+            }));
+        }
+        found = cast;
+    }
+    let (values, more) = stored(&found, leaf)?;
+    finished.values = values;
+    finished.taken += more;
+    Ok(finished)
+}
+
+/// The memory of values of the wanted type.
+fn stored(array: &ArrayRef, leaf: Leaf) -> Result<(Values, usize), Error> {
+    Ok(match (array.data_type(), leaf) {
+        (_, Leaf::Bytes { .. }) => (Values::of_text(array)?, 0),
+        (DataType::Boolean, _) => (Values::Bits(array.as_boolean().values().clone()), 0),
+        // Days are counted in 32 bits in Arrow, and in 64 in NumPy.
+        (DataType::Date32, Leaf::Fixed(DType::Datetime(TimeUnit::Days))) => {
+            let days = array.as_primitive::<arrow_array::types::Date32Type>().values();
+            let days = try_collect(days.iter().map(|&day| i64::from(day)), "dates")?;
+            let bytes = days.len() * size_of::<i64>();
+            (Values::Elements(Buffer::from_vec(days)), bytes)
+        }
+        (_, Leaf::Fixed(dtype)) => (elements(array, dtype.size())?, 0),
+    })
+}
+
+/// The memory of elements of so many bytes.
+pub(crate) fn elements(array: &ArrayRef, size: usize) -> Result<Values, Error> {
+    let data = array.to_data();
+    let buffer = data.buffers().first().ok_or_else(|| internal("values", array))?;
+    let (from, bytes) = (data.offset() * size, data.len() * size);
+    if buffer.len() < from + bytes {
+        return Err(internal("as many values as rows", array));
+    }
+    Ok(Values::Elements(buffer.slice_with_length(from, bytes)))
+}
