@@ -122,6 +122,11 @@ impl Part {
 }
 
 impl ColumnSpec {
+    /// Whether it is sparse, as coordinates with the batch index.
+    pub fn is_coo(&self) -> bool {
+        matches!(&self.form, Form::Sparse(form) if form.layout == SparseLayout::Coo)
+    }
+
     /// The parts of this column, in a fixed order: from the outermost level to the innermost, at each level first the
     /// mask, then the lengths of the next one; at the innermost the values (strings: lengths, then bytes). A sparse
     /// column has its mask, lengths (only CSR), coordinates, values.

@@ -9,7 +9,8 @@ use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use fastpipe_batch::{
     Access, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fetched, Fragment, Mark, Pass, Pick, Result, Row, Rows,
-    Sink, SlabPool, Source, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_with_capacity,
+    Sink, SlabPool, Source, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect,
+    try_with_capacity,
 };
 use siphasher::sip128::{Hasher128, SipHasher24};
 
@@ -45,6 +46,16 @@ impl Columns {
         }
         let specs = columns.iter().map(|column: &Column| column.spec.clone()).collect();
         Ok(Columns { columns, specs, schema })
+    }
+
+    /// The same with sparse columns as CSR; `None` if none are otherwise. What was bound stays so.
+    pub(crate) fn in_csr(&self) -> Result<Option<Columns>> {
+        if !self.specs.iter().any(ColumnSpec::is_coo) {
+            return Ok(None);
+        }
+        let features = self.columns.iter();
+        let features: Vec<_> = features.map(|c| c.feature.in_layout(SparseLayout::Csr)).collect();
+        Columns::new(self.schema.clone(), &features).map(Some)
     }
 
     pub(crate) fn columns(&self) -> &[Column] {
@@ -372,6 +383,17 @@ impl TableSource {
 impl Source for TableSource {
     fn columns(&self) -> &[ColumnSpec] {
         &self.columns.specs
+    }
+
+    fn in_csr(&self) -> Result<Option<Arc<dyn Source>>> {
+        let Some(columns) = self.columns.in_csr()? else {
+            return Ok(None);
+        };
+        Ok(Some(Arc::new(TableSource {
+            columns: Arc::new(columns),
+            chunks: self.chunks.clone(),
+            classes: self.classes.clone(),
+        })))
     }
 
     fn units(&self) -> u64 {
