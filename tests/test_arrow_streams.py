@@ -169,6 +169,37 @@ def sparse_table() -> pa.Table:
     return pa.Table.from_pylist(rows, pa.schema([("one", one), ("two", pa.struct(list(lists.items())))]))
 
 
+@pytest.mark.parametrize("nulls", ["mask", "fill"])
+def test_every_dtype_is_what_to_arrow_makes_of_batches(nulls: Any) -> None:
+    columns: dict[str, pa.Array] = {}
+    for kind, values in {
+        pa.bool_(): [False, True, True],
+        pa.float16(): np.arange(3, dtype=np.float16),
+        pa.large_string(): ["", "ä", "b"],
+        pa.large_binary(): [b"", b"\xff", b"b"],
+        pa.uint64(): [0, 1, 2**64 - 1],
+        pa.date32(): [0, 1, -(2**31)],
+        pa.timestamp("s"): [0, 1, -1],
+        pa.timestamp("ns"): [0, 1, -1],
+        pa.duration("us"): [0, 1, -1],
+    }.items():
+        items = pa.array(values, kind).take(pa.array([None if i % 7 == 3 else i % 3 for i in range(120)]))
+        columns[f"{kind}"] = items[:40]
+        columns[f"{kind} pairs"] = pa.FixedSizeListArray.from_arrays(items[:80], 2)
+        columns[f"{kind} lists"] = pa.ListArray.from_arrays(pa.array([*range(0, 120, 3), 120], pa.int32()), items)
+    table = pa.table(columns)
+    features = {
+        name: replace(spec, nulls=nulls) for name, spec in fastpipe.from_arrow(table, batch_size=16).features.items()
+    }
+    for shuffle in (False, True):
+        reader, twin = (
+            fastpipe.from_arrow(table, features=features, batch_size=16, shuffle=shuffle, seed=3) for _ in range(2)
+        )
+        for streamed, batch in zip(reader.to_reader(), twin, strict=True):
+            streamed.validate(full=True)
+            assert streamed.equals(fastpipe.to_arrow(batch, twin.features), check_metadata=True)
+
+
 @pytest.mark.parametrize("source", ["avro", "table", "units"])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_sparse_columns_of_any_layout_are_the_same_stream(tmp_path: Path, source: str, shuffle: Any) -> None:

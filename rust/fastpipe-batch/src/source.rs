@@ -172,8 +172,8 @@ pub trait Source: Send + Sync + 'static {
     /// The columns of every batch.
     fn columns(&self) -> &[ColumnSpec];
 
-    /// The same units, with sparse columns as [`SparseLayout::Csr`](crate::SparseLayout::Csr); `None` if none are otherwise. For
-    /// who wants rows' entries one behind the other, as Arrow does: indices of batches would be written to be left out.
+    /// The same units, with sparse columns as [`SparseLayout::Csr`](crate::SparseLayout::Csr); `None` if none are otherwise. Arrow
+    /// lays them out like that: the rows of entries needn't be written to be taken out again.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if this source has another layout and only that.
