@@ -21,11 +21,8 @@ from turns import Side, in_thousands, say, take_turns
 
 WANTED = 1.5
 BATCHES = (1024, 8192)
-WHOLE = (
-    ("fastpipe-table", "fastpipe-polars", "fastpipe-table-csr", "fastpipe-polars-csr"),
-    ("polars", "polars-avro", "arrow-avro"),
-)
-PIECES = ("fastpipe-batches", "fastpipe-batches-csr"), ("polars-avro-batches", "arrow-avro-batches", "arrow-avro-views")
+WHOLE = ("fastpipe-table", "fastpipe-polars"), ("polars", "polars-avro", "arrow-avro")
+PIECES = ("fastpipe-batches",), ("polars-avro-batches", "arrow-avro-batches", "arrow-avro-views")
 
 
 def build() -> str:
@@ -40,9 +37,7 @@ def _sides(names: tuple[str, ...], dataset: str, rows: int, batches: tuple[int, 
     found = []
     kinds = {column.kind for column in generate.DATASETS[dataset]}
     for name in names:
-        if (name.endswith("-views") and kinds.isdisjoint(("string", "strings"))) or (
-            name.endswith("-csr") and "sparse" not in kinds
-        ):
+        if name.endswith("-views") and kinds.isdisjoint(("string", "strings")):
             continue
         # polars and polars-avro have no rows of a batch where they make one frame.
         for batch in batches if name not in ("polars", "polars-avro") else batches[:1]:

@@ -95,18 +95,6 @@ _ALL = [
         1,
         ("frames",),
     ),
-    Reader(
-        "fastpipe-table-csr", None, "frames:FastpipeTableCsrWorker", "one Arrow table", "fastpipe", only=("frames",)
-    ),
-    Reader("fastpipe-polars-csr", None, "frames:FastpipePolarsCsrWorker", "one frame", "fastpipe", only=("frames",)),
-    Reader(
-        "fastpipe-batches-csr",
-        None,
-        "frames:FastpipeRecordBatchesCsrWorker",
-        "record batches",
-        "fastpipe",
-        only=("frames",),
-    ),
     Reader("arrow-avro", None, "frames:ArrowAvroWorker", "record batches, kept", "arrow-avro", False, 1, ("frames",)),
     Reader(
         "arrow-avro-batches", None, "frames:ArrowAvroBatchesWorker", "record batches", "arrow-avro", only=("frames",)

@@ -7,7 +7,6 @@ favour. The `Numpy` readers take that step too, the cheapest way that Arrow allo
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -239,25 +238,6 @@ class FastpipeRecordBatchesWorker(Batches, FastpipeTableWorker):
             yield from self._pyarrow.RecordBatchReader.from_stream(reader)
 
 
-class Csr(FastpipeTableWorker):
-    """Has sparse columns as `SparseCSR`, which is how Arrow lays them out: their indices needn't be copied."""
-
-    def _reader(self, job: Job) -> Any:
-        features: dict[str, Any] = dict(super()._reader(job).features)
-        for name, spec in features.items():
-            if isinstance(spec, self._fastpipe.SparseSpec):
-                features[name] = dataclasses.replace(spec, layout="csr")
-        return self._fastpipe.read_avro(job.path, features=features, batch_size=job.batch, num_threads=job.threads)
-
-
-class FastpipeTableCsrWorker(Csr):
-    """fastpipe, to a table of pyarrow's."""
-
-
-class FastpipeRecordBatchesCsrWorker(Csr, FastpipeRecordBatchesWorker):
-    """fastpipe, a record batch at a time."""
-
-
 class FastpipePolarsWorker(FastpipeTableWorker):
     """fastpipe, to a frame of polars'."""
 
@@ -326,7 +306,3 @@ class ArrowAvroViewsWorker(ArrowAvroBatchesWorker):
     """arrow-avro, strings as views, each batch dropped before the next."""
 
     strings = "views"
-
-
-class FastpipePolarsCsrWorker(Csr, FastpipePolarsWorker):
-    """fastpipe, to a frame of polars'."""

@@ -84,3 +84,37 @@ class _Shown:
 
     def __del__(self) -> None:
         self._bar.close()
+
+
+class Counter:
+    """A progress bar for who draws batches without Python. It is told of each by one thread at a time.
+
+    Args:
+        total: the batches to come; None if they don't end.
+        batch_size: their rows, at most.
+
+    Raises:
+        ImportError: if tqdm isn't installed.
+    """
+
+    def __init__(self, *, total: int | None, batch_size: int) -> None:
+        self._bar = progress_bar(None if total is None else total * batch_size)
+
+    def __call__(self, rows: int | None, good: bool) -> None:
+        """Counts a batch.
+
+        Args:
+            rows: its rows; None if there is no more.
+            good: whether all went well.
+        """
+        if rows is not None:
+            self._bar.update(rows)
+            return
+        if good:
+            self._bar.total = self._bar.n  # The last batch may be smaller, and was counted as a full one.
+        self._bar.close()
+
+    def __del__(self) -> None:
+        # There is none if tqdm isn't installed.
+        if hasattr(self, "_bar"):
+            self._bar.close()

@@ -152,16 +152,17 @@ class Reader:
     def to_reader(self) -> pa.RecordBatchReader:
         """Starts a pass, as `iter(reader)` does, and yields its batches as Arrow record batches (extra `arrow`).
 
-        They are made as `to_arrow` does, over the memory of the batches, when they are asked for: so few are held,
-        unless whoever reads keeps them. The schema is known at once; it follows from `features`, which its metadata
-        holds, and has a bool column `valid` with `uneven="pad"`. Dropping the stream ends the pass; its own `close`
-        doesn't, but `Reader.close` does. With `epochs=None` it has no end, and what reads all of it won't return. A
-        stream of Arrow is for one thread at a time; several may draw from `iter(reader)`.
+        They are what `to_arrow` makes of the batches, over their memory, when they are asked for: so few are held,
+        unless whoever reads keeps them. Sparse columns are read as `SparseCSR` for it, which saves a copy. The schema
+        is known at once; it follows from `features`, which its metadata holds, and has a bool column `valid` with
+        `uneven="pad"`. Dropping the stream ends the pass; its own `close` doesn't, but `Reader.close` does. With
+        `epochs=None` it has no end, and what reads all of it won't return. A stream of Arrow is for one thread at a
+        time; several may draw from `iter(reader)`.
 
-        Libraries that take Arrow streams take the reader itself, and each read of it starts a pass. A query that names
-        a reader twice needs two readers. `polars.from_arrow` makes a series of structs of any stream, and
-        `polars.DataFrame` a frame. What is raised in a pass comes out of this stream as it is;
-        through other libraries it becomes their error (`pyarrow.ArrowInvalid`, `polars.exceptions.ComputeError`,
+        Libraries that take Arrow streams take the reader itself, without pyarrow, and each read of it starts a pass. A
+        query that names a reader twice needs two readers. `polars.from_arrow` makes a series of structs of any stream,
+        and `polars.DataFrame` a frame. What is raised in a pass comes out of this stream as it is; through other
+        libraries it becomes their error (`pyarrow.ArrowInvalid`, `polars.exceptions.ComputeError`,
         `duckdb.InvalidInputException`), whose message has the name and the message of fastpipe's.
 
         Raises:
@@ -177,16 +178,19 @@ class Reader:
             >>> pa.table(reader)["age"].null_count
             878
         """
-        return _columns.stream(self, valid=self._ordering.uneven == "pad")
+        return _columns.record_batches(self)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        if requested_schema is None:
+            return _columns.stream_capsule(self)
+        # pyarrow casts to other types.
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def __arrow_c_schema__(self) -> object:
-        return _columns.schema_of(self.features, valid=self._ordering.uneven == "pad").__arrow_c_schema__()
+        return _columns.schema_capsule(self)
 
-    def _start(self, memory: _fastpipe.PassMemory | None = None) -> _fastpipe.Pass:
-        """Starts a pass whose batches lie in this memory.
+    def _start(self, memory: _fastpipe.PassMemory | None = None, *, csr: bool = False) -> _fastpipe.Pass:
+        """Starts a pass whose batches lie in this memory; with `csr` their sparse columns are in that layout.
 
         Memory whose allocator is written in Python must not be asked for when the interpreter ends: the pass has to be
         closed before.
@@ -205,6 +209,7 @@ class Reader:
             memory_limit=self._running.memory_limit,
             record_tasks=self._running.record_tasks,
             memory=memory,
+            csr=csr,
         )
         self._active = started.position
         self._bookmark.start(epoch, progress, started.position)

@@ -1,4 +1,4 @@
-"""Batches as Arrow record batches, and readers as Arrow streams, over the same memory.
+"""Batches as Arrow record batches, over the same memory. Of readers the extension makes them: see `arrow_stream`.
 
 Arrow's layouts are those of fastpipe's forms, so most arrays are handed over as they are: numbers, offsets, bytes of
 strings. What is copied, since the layouts differ:
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,11 +29,9 @@ from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.specs import Features, Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pyarrow as pa
 
-__all__ = ["form_to_arrow", "stream", "to_arrow"]
+__all__ = ["form_to_arrow", "to_arrow"]
 
 _TIMES = ("s", "ms", "us", "ns")
 # To which of Arrow's units the others go.
@@ -91,22 +89,6 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
     specs = Features(features)
     schema = schema_of(specs, valid=VALID in batch and VALID not in specs)
     return _record_batch(batch, schema, integers_of(specs), check=True)
-
-
-def stream(reader: Any, *, valid: bool) -> pa.RecordBatchReader:
-    """Starts a pass of a reader, and makes its batches an Arrow stream.
-
-    Args:
-        reader: a `Reader`.
-        valid: whether its batches have the column `valid`.
-    """
-    pa = require_pyarrow()
-    schema = schema_of(reader.features, valid=valid)
-    batches: Iterator[Any] = iter(reader)
-    # No generator: its frame would hold a batch while the next one is made, and fill the messages of errors with a
-    # traceback. What a pass yields needs no check.
-    convert = partial(_record_batch, schema=schema, integers=integers_of(reader.features), check=False)
-    return pa.RecordBatchReader.from_batches(schema, map(convert, batches))
 
 
 def form_to_arrow(form: Any) -> pa.Array:

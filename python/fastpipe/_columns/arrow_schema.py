@@ -32,7 +32,16 @@ from fastpipe.specs import Features, SparseSpec, Spec, spec_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FEATURES", "VALID", "checked_name", "features_of", "integers_of", "require_pyarrow", "schema_of"]
+__all__ = [
+    "FEATURES",
+    "VALID",
+    "checked_name",
+    "features_of",
+    "integers_of",
+    "metadata_of",
+    "require_pyarrow",
+    "schema_of",
+]
 
 FEATURES = b"fastpipe:features"
 # The column in which readers with uneven="pad" mark rows.
@@ -84,12 +93,29 @@ def schema_of(features: Mapping[str, Spec], *, valid: bool = False) -> pa.Schema
     """
     pa = require_pyarrow()
     specs = Features(features)
-    columns = [pa.field(checked_name(name), _type_of(name, spec)) for name, spec in specs.items()]
+    metadata = metadata_of(specs)
+    columns = [pa.field(name, _type_of(spec)) for name, spec in specs.items()]
     if flag("valid", valid):
         if VALID in specs:
             raise ValueError(f"{VALID!r} is the name of a feature, and valid=True adds a column of that name")
         columns.append(pa.field(VALID, pa.bool_()))
-    return pa.schema(columns, metadata={FEATURES: _encoded(specs)})
+    return pa.schema(columns, metadata=metadata)
+
+
+def metadata_of(specs: Features) -> dict[str, str]:
+    """The metadata of the schema of these features: the specs themselves. Needs no pyarrow.
+
+    Raises:
+        ValueError: if Arrow has no such name or size.
+    """
+    for name, spec in specs.items():
+        checked_name(name)
+        # A sparse shape is how large an index may be, and has no lists.
+        sizes = () if isinstance(spec, SparseSpec) else spec.shape
+        for size in sizes:
+            if size is not None and size > _LARGEST_FIXED:
+                raise ValueError(f"feature {name!r}: a fixed-size list of Arrow has fewer than 2**31 items, not {size}")
+    return {FEATURES.decode(): _encoded(specs).decode()}
 
 
 def features_of(schema: pa.Schema) -> Features | None:
@@ -143,9 +169,7 @@ def _is_utf8(text: str) -> bool:
 
 def integers_of(features: Mapping[str, Spec]) -> dict[str, pa.DataType]:
     """Of features with a scale, the type that their columns would have without it, by name."""
-    return {
-        name: _type_of(name, replace(spec, scale=None)) for name, spec in features.items() if spec.scale is not None
-    }
+    return {name: _type_of(replace(spec, scale=None)) for name, spec in features.items() if spec.scale is not None}
 
 
 def _value_type(spec: Spec) -> pa.DataType:
@@ -157,7 +181,7 @@ def _value_type(spec: Spec) -> pa.DataType:
     return pa.from_numpy_dtype(spec.dtype) if text is None else getattr(pa, text)()
 
 
-def _type_of(name: str, spec: Spec) -> pa.DataType:
+def _type_of(spec: Spec) -> pa.DataType:
     pa = require_pyarrow()
     found = _value_type(spec)
     if isinstance(spec, SparseSpec):
@@ -165,8 +189,6 @@ def _type_of(name: str, spec: Spec) -> pa.DataType:
         return pa.struct([*indices, ("values", pa.large_list(found))])
     levels = max((i + 1 for i, size in enumerate(spec.shape) if size is None), default=0)
     for size in reversed(spec.shape[levels:]):
-        if size is not None and size > _LARGEST_FIXED:
-            raise ValueError(f"feature {name!r}: a fixed-size list of Arrow has fewer than 2**31 items, not {size}")
         found = pa.list_(found, size)
     for _ in range(levels):
         found = pa.large_list(found)

@@ -202,10 +202,7 @@ impl Column {
         let parts = PartIds::new(&form, first_part);
         Ok(Column {
             feature: feature.clone(),
-            spec: ColumnSpec {
-                name: feature.name.as_str().into(),
-                form,
-            },
+            spec: ColumnSpec::new(&feature.name, form),
             symbols,
             parts,
         })

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
     Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Mark, Pass, Pick, Result,
-    Row, Sink, Source, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_reserve,
+    Row, Sink, Source, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_reserve,
+    try_with_capacity,
 };
 
 use crate::codec::{Codec, decompress_within};
@@ -49,15 +50,46 @@ pub struct AvroSource {
     locations: Vec<Arc<str>>,
     stamps: Vec<FileStamp>,
     classes: Vec<Arc<str>>,
-    blocks: Vec<Entry>,
+    blocks: Arc<Vec<Entry>>,
+}
+
+/// Lays out features of the first file.
+fn laid_out<'f>(
+    schema: &Schema,
+    path: &Arc<str>,
+    features: impl ExactSizeIterator<Item = &'f Feature>,
+) -> Result<Vec<Column>> {
+    let mut columns = try_with_capacity(features.len(), "columns")?;
+    let mut next_part = 0;
+    for feature in features {
+        let column = Column::new(schema, feature, next_part).map_err(|e| e.at_feature(&feature.name).at_path(path))?;
+        next_part += column.spec.parts().len() as u32;
+        columns.push(column);
+    }
+    Ok(columns)
+}
+
+/// The plan of each schema, compiled when it is first asked for.
+#[derive(Default)]
+struct Plans(Vec<(Arc<Schema>, Arc<Plan>)>);
+
+impl Plans {
+    fn of(&mut self, schema: &Arc<Schema>, columns: &[Column], path: &Arc<str>) -> Result<Arc<Plan>> {
+        if let Some((_, plan)) = self.0.iter().find(|(known, _)| Arc::ptr_eq(known, schema)) {
+            return Ok(plan.clone());
+        }
+        let plan = Arc::new(compile(schema, columns).map_err(|e| e.at_path(path))?);
+        self.0.push((schema.clone(), plan.clone()));
+        Ok(plan)
+    }
 }
 
 impl AvroSource {
     /// Reads `features` from files with their blocks. The first file decides how columns are laid out; others may have
     /// other schemas, as long as they can yield the same columns.
     pub fn new(features: &[Feature], files: &[(FileInfo, Vec<Block>)]) -> Result<AvroSource> {
-        let mut columns: Vec<Column> = Vec::with_capacity(features.len());
-        let mut plans: Vec<(Arc<Schema>, Arc<Plan>)> = Vec::new();
+        let mut plans = Plans::default();
+        let mut blocks_of_all = Vec::new();
         let mut source = AvroSource {
             columns: Vec::new(),
             specs: Vec::new(),
@@ -65,27 +97,14 @@ impl AvroSource {
             locations: files.iter().map(|(info, _)| info.path.clone()).collect(),
             stamps: Vec::new(),
             classes: Vec::new(),
-            blocks: Vec::new(),
+            blocks: Arc::default(),
         };
         let mut classes: Vec<(Codec, Arc<Plan>)> = Vec::new();
-        if let Some((info, _)) = files.first() {
-            let mut next_part = 0;
-            for feature in features {
-                let column = Column::new(&info.schema, feature, next_part)
-                    .map_err(|e| e.at_feature(&feature.name).at_path(&info.path))?;
-                next_part += column.spec.parts().len() as u32;
-                columns.push(column);
-            }
-        }
+        let first = files.first();
+        let columns = first.map(|(info, _)| laid_out(&info.schema, &info.path, features.iter()));
+        let columns = columns.transpose()?.unwrap_or_default();
         for (info, blocks) in files {
-            let plan = match plans.iter().find(|(schema, _)| Arc::ptr_eq(schema, &info.schema)) {
-                Some((_, plan)) => plan.clone(),
-                None => {
-                    let plan = Arc::new(compile(&info.schema, &columns).map_err(|e| e.at_path(&info.path))?);
-                    plans.push((info.schema.clone(), plan.clone()));
-                    plan
-                }
-            };
+            let plan = plans.of(&info.schema, &columns, &info.path)?;
             let alike = |(codec, of): &(Codec, Arc<Plan>)| *codec == info.codec && Arc::ptr_eq(of, &plan);
             let class = classes.iter().position(alike).unwrap_or_else(|| {
                 classes.push((info.codec, plan.clone()));
@@ -98,11 +117,11 @@ impl AvroSource {
                 sync: info.header.sync,
                 schema: info.schema.clone(),
                 plan,
-                first_unit: source.blocks.len() as u64,
+                first_unit: blocks_of_all.len() as u64,
                 expansion: AtomicUsize::new(0),
             });
             info.check_all(blocks)?;
-            try_reserve(&mut source.blocks, blocks.len(), "the list of all blocks")
+            try_reserve(&mut blocks_of_all, blocks.len(), "the list of all blocks")
                 .map_err(|e| e.at_path(&info.path))?;
             for (number, block) in blocks.iter().enumerate() {
                 info.check(number as u64, block)?;
@@ -112,7 +131,7 @@ impl AvroSource {
                         .at_block(number as u64, block.offset)
                         .at_path(&info.path)
                 })?;
-                source.blocks.push(Entry {
+                blocks_of_all.push(Entry {
                     offset: block.offset,
                     len,
                     rows: block.rows,
@@ -120,7 +139,7 @@ impl AvroSource {
             }
         }
         // Schemas have no names that tell them apart, so classes of several are numbered.
-        let name = |(i, (codec, _)): (usize, &(Codec, Arc<Plan>))| match plans.len() {
+        let name = |(i, (codec, _)): (usize, &(Codec, Arc<Plan>))| match plans.0.len() {
             0 | 1 => codec.to_string().into(),
             _ => format!("{codec} ({})", i + 1).into(),
         };
@@ -130,6 +149,7 @@ impl AvroSource {
         }
         source.specs = columns.iter().map(|c| c.spec.clone()).collect();
         source.columns = columns;
+        source.blocks = Arc::new(blocks_of_all);
         Ok(source)
     }
 
@@ -255,6 +275,37 @@ fn fitting(data: Buffer, pool: &BufferPool) -> Result<Buffer> {
 impl Source for AvroSource {
     fn columns(&self) -> &[ColumnSpec] {
         &self.specs
+    }
+
+    fn in_csr(&self) -> Result<Option<Arc<dyn Source>>> {
+        let Some(first) = self.files.first() else {
+            return Ok(None);
+        };
+        if !self.specs.iter().any(ColumnSpec::is_coo) {
+            return Ok(None);
+        }
+        let features = self.columns.iter().map(|c| c.feature.in_layout(SparseLayout::Csr));
+        let features: Vec<Feature> = features.collect();
+        let columns = laid_out(&first.schema, &first.path, features.iter())?;
+        let (mut plans, mut files) = (Plans::default(), try_with_capacity(self.files.len(), "files")?);
+        for file in &self.files {
+            files.push(File {
+                path: file.path.clone(),
+                schema: file.schema.clone(),
+                plan: plans.of(&file.schema, &columns, &file.path)?,
+                expansion: AtomicUsize::new(file.expansion.load(Ordering::Relaxed)),
+                ..*file
+            });
+        }
+        Ok(Some(Arc::new(AvroSource {
+            specs: columns.iter().map(|c| c.spec.clone()).collect(),
+            columns,
+            files,
+            locations: self.locations.clone(),
+            stamps: self.stamps.clone(),
+            classes: self.classes.clone(),
+            blocks: self.blocks.clone(),
+        })))
     }
 
     fn units(&self) -> u64 {

@@ -115,6 +115,18 @@ pub fn spec_code(dims: usize, leaf: Leaf, nullable: bool) -> String {
     }
 }
 
+impl Feature {
+    /// The same; if it is sparse, in this layout.
+    #[must_use]
+    pub fn in_layout(&self, wanted: SparseLayout) -> Feature {
+        let mut feature = self.clone();
+        if let Request::Sparse { layout, .. } = &mut feature.request {
+            *layout = wanted;
+        }
+        feature
+    }
+}
+
 /// What a null becomes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Nulls {

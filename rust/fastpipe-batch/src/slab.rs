@@ -52,6 +52,16 @@ impl Slab {
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) }
     }
 
+    /// The bytes in use. Whoever writes through a pointer from [`Slab::as_ptr`] must not do so meanwhile.
+    pub fn bytes(&self) -> &[u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: `len <= capacity` initialised bytes, owned by the slab. Nobody writes to them: not through it, which is
+        // borrowed, nor through a pointer, as whoever has one has promised.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
+    }
+
     /// Lets only the first `len` bytes be in use.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
@@ -65,6 +75,12 @@ impl Slab {
     /// Whether no bytes are in use.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+}
+
+impl AsRef<[u8]> for Slab {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
     }
 }
 

@@ -172,6 +172,21 @@ pub trait Source: Send + Sync + 'static {
     /// The columns of every batch.
     fn columns(&self) -> &[ColumnSpec];
 
+    /// The same units, with sparse columns as [`SparseLayout::Csr`](crate::SparseLayout::Csr); `None` if none are otherwise. Arrow
+    /// lays them out like that: the rows of entries needn't be written to be taken out again.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if this source has another layout and only that.
+    fn in_csr(&self) -> Result<Option<Arc<dyn Source>>, Error> {
+        match self.columns().iter().find(|column| column.is_coo()) {
+            None => Ok(None),
+            Some(column) => {
+                let reason = "this source has sparse columns only as coordinates";
+                Err(Error::new(ErrorKind::Unsupported, reason).at_feature(&column.name))
+            }
+        }
+    }
+
     /// Number of units.
     fn units(&self) -> u64;
 

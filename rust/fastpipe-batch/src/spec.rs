@@ -16,6 +16,24 @@ pub struct ColumnSpec {
     pub name: Arc<str>,
     /// How it is laid out.
     pub form: Form,
+    /// Of integers that stand for decimals, in units of which power of ten they are: 10 to the minus this.
+    pub scale: Option<i8>,
+}
+
+impl ColumnSpec {
+    /// A column whose values are what they are.
+    pub fn new(name: &str, form: Form) -> ColumnSpec {
+        ColumnSpec {
+            name: name.into(),
+            form,
+            scale: None,
+        }
+    }
+
+    /// Whether it is sparse, as coordinates with the batch index.
+    pub fn is_coo(&self) -> bool {
+        matches!(&self.form, Form::Sparse(form) if form.layout == SparseLayout::Coo)
+    }
 }
 
 /// The layout of a column.

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Feature, Result, Sink, try_collect, try_with_capacity};
+use fastpipe_batch::{
+    ColumnSpec, Error, ErrorKind, Feature, Result, Sink, SparseLayout, try_collect, try_with_capacity,
+};
 
 use crate::bound::{Bound, dictionary};
 use crate::gather::{At, Fault, Gather, Stretch};
@@ -45,6 +47,20 @@ impl Columns {
 
     pub(crate) fn specs(&self) -> &[ColumnSpec] {
         &self.specs
+    }
+
+    /// The same with sparse columns as CSR; `None` if none are otherwise. What was bound stays so.
+    pub(crate) fn in_csr(&self) -> Result<Option<Columns>> {
+        if !self.specs.iter().any(ColumnSpec::is_coo) {
+            return Ok(None);
+        }
+        let features = self.columns.iter();
+        let features: Vec<_> = features.map(|c| c.feature.in_layout(SparseLayout::Csr)).collect();
+        let mut same = Columns::new(self.schema.clone(), &features)?;
+        for (column, known) in same.columns.iter_mut().zip(&self.columns) {
+            column.symbols.clone_from(&known.symbols);
+        }
+        Ok(Some(same))
     }
 
     /// Says what codes of dictionaries stand for, by the paths of their columns.

@@ -98,6 +98,7 @@ impl Column {
             spec: ColumnSpec {
                 name: feature.name.as_str().into(),
                 form,
+                scale: feature.scale,
             },
             feature: feature.clone(),
             trace,

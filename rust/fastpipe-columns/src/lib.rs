@@ -5,14 +5,15 @@
 //! laid out as a column of a batch (`layout.rs`), and bound to the memory of each record batch (`bound.rs`): to its values
 //! (`values.rs`), or through dictionaries and run ends to values behind them (`through.rs`). Rows are gathered from what is bound
 //! (`gather.rs`). Codes of dictionaries mean the same in all record batches (`symbols.rs`). Tables are sources (`table.rs`), and
-//! so are units that are fetched one by one (`units.rs`), or large ones a slice at a time (`slices.rs`).
+//! so are units that are fetched one by one (`units.rs`), or large ones a slice at a time (`slices.rs`). The other way, batches
+//! become Arrow again, over their own memory (`export.rs`).
 //!
 //! No I/O, no threads, no Python.
-#![forbid(unsafe_code)]
 
 mod bound;
 mod by_value;
 mod columns;
+mod export;
 mod gather;
 mod import;
 mod infer;
@@ -27,6 +28,7 @@ mod types;
 mod units;
 mod values;
 
+pub use export::{buffer, schema, to_record_batch};
 pub use import::record_batch;
 pub use infer::{Inferred, infer};
 pub use slices::Slice;

@@ -221,6 +221,17 @@ impl Source for TableSource {
         self.columns.specs()
     }
 
+    fn in_csr(&self) -> Result<Option<Arc<dyn Source>>> {
+        let Some(columns) = self.columns.in_csr()? else {
+            return Ok(None);
+        };
+        Ok(Some(Arc::new(TableSource {
+            columns: Arc::new(columns),
+            chunks: self.chunks.clone(),
+            classes: self.classes.clone(),
+        })))
+    }
+
     fn units(&self) -> u64 {
         (self.chunks.rows as u64).div_ceil(UNIT_ROWS)
     }

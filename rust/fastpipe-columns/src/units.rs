@@ -38,7 +38,6 @@ pub trait ReadUnit: Send + Sync + 'static {
 
 /// What is known of units before they are fetched.
 struct Known {
-    columns: Arc<Columns>,
     /// The columns that are used.
     schema: SchemaRef,
     slices: Slices,
@@ -52,7 +51,8 @@ struct Known {
 /// Units of finished columns, fetched by calls.
 pub struct UnitsSource<R> {
     known: Arc<Known>,
-    read: R,
+    columns: Arc<Columns>,
+    read: Arc<R>,
 }
 
 impl<R: ReadUnit> UnitsSource<R> {
@@ -82,8 +82,7 @@ impl<R: ReadUnit> UnitsSource<R> {
             None => Slices::whole(rows),
         };
         let known = Known {
-            columns: Arc::new(Columns::new(used.clone(), features)?.with_dictionaries(dictionaries)?),
-            schema: used,
+            schema: used.clone(),
             slices,
             bytes,
             row_bytes: AtomicU64::new(row_bytes),
@@ -91,7 +90,8 @@ impl<R: ReadUnit> UnitsSource<R> {
         };
         Ok(UnitsSource {
             known: Arc::new(known),
-            read,
+            columns: Arc::new(Columns::new(used, features)?.with_dictionaries(dictionaries)?),
+            read: Arc::new(read),
         })
     }
 
@@ -99,13 +99,14 @@ impl<R: ReadUnit> UnitsSource<R> {
     pub fn with_reader<S: ReadUnit>(&self, read: S) -> UnitsSource<S> {
         UnitsSource {
             known: self.known.clone(),
-            read,
+            columns: self.columns.clone(),
+            read: Arc::new(read),
         }
     }
 
     /// For each feature that is codes of a dictionary, what they stand for.
     pub fn symbols(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
-        self.known.columns.symbols()
+        self.columns.symbols()
     }
 
     /// The names of the columns that are used.
@@ -199,7 +200,18 @@ fn bytes_of(batches: &[RecordBatch]) -> usize {
 
 impl<R: ReadUnit> Source for UnitsSource<R> {
     fn columns(&self) -> &[ColumnSpec] {
-        self.known.columns.specs()
+        self.columns.specs()
+    }
+
+    fn in_csr(&self) -> Result<Option<Arc<dyn Source>>> {
+        let Some(columns) = self.columns.in_csr()? else {
+            return Ok(None);
+        };
+        Ok(Some(Arc::new(UnitsSource {
+            known: self.known.clone(),
+            columns: Arc::new(columns),
+            read: self.read.clone(),
+        })))
     }
 
     fn units(&self) -> u64 {
@@ -292,8 +304,8 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
         };
         let batches = what.downcast::<Vec<RecordBatch>>();
         let batches = batches.map_err(|_| Error::new(ErrorKind::Internal, "a unit was fetched as something else"))?;
-        self.known.columns.check(&batches)?;
-        let chunks = self.known.columns.bind(&batches)?;
+        self.columns.check(&batches)?;
+        let chunks = self.columns.bind(&batches)?;
         let held = held + chunks.bytes;
         if pass.most_bytes.is_some_and(|most| held as u64 > most) {
             let reason = format!(
@@ -303,7 +315,7 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
             return Err(Error::over_memory_limit(reason));
         }
         Ok(Box::new(OpenRows {
-            columns: self.known.columns.clone(),
+            columns: self.columns.clone(),
             chunks: Arc::new(chunks),
             first: 0,
             rows: self.describe(unit).rows,
@@ -318,7 +330,7 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
         slots: Range<usize>,
         out: &mut Sink<'_>,
     ) -> std::result::Result<(), Unpicked> {
-        pick(&self.known.columns, units, rows, slots, out)
+        pick(&self.columns, units, rows, slots, out)
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {

@@ -238,18 +238,9 @@ mod tests {
         };
         let dense = NestedForm::dense(&[], Leaf::Fixed(DType::I32));
         vec![
-            ColumnSpec {
-                name: "text".into(),
-                form: Form::Nested(text),
-            },
-            ColumnSpec {
-                name: "sparse".into(),
-                form: Form::Sparse(sparse),
-            },
-            ColumnSpec {
-                name: "dense".into(),
-                form: Form::Nested(dense),
-            },
+            ColumnSpec::new("text", Form::Nested(text)),
+            ColumnSpec::new("sparse", Form::Sparse(sparse)),
+            ColumnSpec::new("dense", Form::Nested(dense)),
         ]
     }
 

@@ -150,10 +150,7 @@ mod tests {
             masks: vec![false],
             ..NestedForm::dense(&[], Leaf::Fixed(DType::I64))
         };
-        let columns = [ColumnSpec {
-            name: "x".into(),
-            form: Form::Nested(form),
-        }];
+        let columns = [ColumnSpec::new("x", Form::Nested(form))];
         let parts = columns[0].parts().into_iter().collect();
         Room::new(Memory::new(&columns), parts, limit)
     }

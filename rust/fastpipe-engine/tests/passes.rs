@@ -56,10 +56,7 @@ struct Made {
 
 impl Made {
     fn new(units: &[u32], behaviour: Behaviour) -> Arc<Made> {
-        let column = |name: &str, form| ColumnSpec {
-            name: name.into(),
-            form: Form::Nested(form),
-        };
+        let column = |name: &str, form| ColumnSpec::new(name, Form::Nested(form));
         let ragged = NestedForm {
             ragged: 1,
             ..NestedForm::dense(&[], Leaf::Fixed(DType::I64))

@@ -121,10 +121,8 @@ impl InteractionsSource {
             );
             return Err(Error::new(ErrorKind::Limit, reason));
         }
-        let column = |name: &str, dtype| ColumnSpec {
-            name: name.into(),
-            form: Form::Nested(NestedForm::dense(&[], Leaf::Fixed(dtype))),
-        };
+        let column =
+            |name: &str, dtype| ColumnSpec::new(name, Form::Nested(NestedForm::dense(&[], Leaf::Fixed(dtype))));
         Ok(InteractionsSource {
             columns: vec![
                 column("user", DType::I32),

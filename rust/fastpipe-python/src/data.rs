@@ -1,6 +1,7 @@
 //! What orders and passes need of a data set, whatever its source.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Source, try_collect};
@@ -8,8 +9,10 @@ use fastpipe_engine::{Memory, unplanned};
 use fastpipe_order::{Units, UnitsError};
 use numpy::PyArray1;
 use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
 
 use crate::arrays::array;
+use crate::arrow_export::arrow_schema;
 use crate::errors::IntoPy;
 
 /// A data set: units of rows. Its subclasses know what they are units of.
@@ -57,13 +60,17 @@ impl Data {
         }
     }
 
-    /// The source of a new pass.
-    pub(crate) fn begin(&self, py: Python<'_>) -> PyResult<Begun> {
+    /// The source of a new pass; with `csr` its sparse columns are in that layout.
+    pub(crate) fn begin(&self, py: Python<'_>, csr: bool) -> PyResult<Begun> {
         let whole = || Begun {
             source: self.source.clone(),
             lease: None,
         };
-        self.begin.as_ref().map_or_else(|| Ok(whole()), |begin| begin(py))
+        let mut begun = self.begin.as_ref().map_or_else(|| Ok(whole()), |begin| begin(py))?;
+        if csr && let Some(source) = begun.source.in_csr().py(py)? {
+            begun.source = source;
+        }
+        Ok(begun)
     }
 
     pub(crate) fn source(&self) -> &Arc<dyn Source> {
@@ -109,6 +116,16 @@ impl Data {
     #[getter]
     fn num_rows(&self) -> u64 {
         self.rows().map(u64::from).sum()
+    }
+
+    /// The schema of Arrow batches, as a capsule; `padded` if they say which of their rows are valid.
+    fn arrow_schema<'py>(
+        &self,
+        py: Python<'py>,
+        padded: bool,
+        metadata: HashMap<String, String>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        arrow_schema(py, self.source.columns(), padded, metadata)
     }
 
     /// Rows of each unit.

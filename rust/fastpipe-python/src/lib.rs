@@ -3,6 +3,7 @@
 //! It is private to the Python package, which gives it its names, its defaults and its documentation.
 
 mod arrays;
+mod arrow_export;
 mod arrow_import;
 mod avro_format;
 mod calls;
@@ -36,6 +37,8 @@ static ALLOCATOR: Reserving = Reserving;
 mod _fastpipe {
     #[pymodule_export]
     use super::arrays::Memory;
+    #[pymodule_export]
+    use super::arrow_export::ArrowBatches;
     #[pymodule_export]
     use super::calls::{UnitCall, UnitCalls};
     #[pymodule_export]

@@ -186,8 +186,8 @@ impl Order {
     }
 
     /// Starts a pass at the start of an epoch, or where a state stands, up to but without the epoch `end_epoch`. `memory` is
-    /// what its batches lie in, instead of the data set's own.
-    #[pyo3(signature = (*, epoch, end_epoch, progress, num_threads, sharers, prefetch, memory_limit, record_tasks, memory=None))]
+    /// what its batches lie in, instead of the data set's own; with `csr` their sparse columns are in that layout.
+    #[pyo3(signature = (*, epoch, end_epoch, progress, num_threads, sharers, prefetch, memory_limit, record_tasks, memory=None, csr=false))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn start(
         &self,
@@ -201,6 +201,7 @@ impl Order {
         memory_limit: Option<u64>,
         record_tasks: bool,
         memory: Option<&Bound<'_, PassMemory>>,
+        csr: bool,
     ) -> PyResult<Pass> {
         let mut cursor = match progress {
             None => self.order.epoch(epoch).map_err(unplanned).py(py)?,
@@ -221,7 +222,7 @@ impl Order {
             Some(epochs) => cursor.left() + (epochs - 1).saturating_mul(self.order.steps()),
         });
         let memory = memory.map(|m| m.get().of(py, self.data.get().source())).transpose()?;
-        self.pass(py, cursor, options, total, state, memory)
+        self.pass(py, cursor, options, total, state, memory, csr)
     }
 
     /// Whether `start` can go on from a state; an exception says why not.
@@ -253,7 +254,7 @@ impl Order {
             end_epoch: None,
             limit: Some(1),
         };
-        self.pass(py, cursor, options, Some(1), State::default(), None)
+        self.pass(py, cursor, options, Some(1), State::default(), None, false)
     }
 
     /// Unit and record of a row of a batch. `memory_limit` as for `batch_at`.
@@ -345,6 +346,7 @@ impl Order {
         plan.ok_or_else(missing).py(py)
     }
 
+    #[allow(clippy::too_many_arguments)] // All that a pass is made of.
     fn pass(
         &self,
         py: Python<'_>,
@@ -353,9 +355,10 @@ impl Order {
         total: Option<u64>,
         state: State,
         memory: Option<Arc<Memory>>,
+        csr: bool,
     ) -> PyResult<Pass> {
         let data = self.data.get();
-        let (begun, memory) = (data.begin(py)?, memory.unwrap_or_else(|| data.memory()));
+        let (begun, memory) = (data.begin(py, csr)?, memory.unwrap_or_else(|| data.memory()));
         let stream = py
             .detach(|| Stream::start(begun.source.clone(), cursor, options, memory.clone()))
             .py(py)?;

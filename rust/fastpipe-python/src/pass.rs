@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Source};
-use fastpipe_engine::{Memory, Options, Poll, Stream, Watch, unplanned};
+use fastpipe_engine::{Batch, Memory, Options, Poll, Stream, Watch, unplanned};
 use fastpipe_order::{Order, Rest, State};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -295,6 +295,47 @@ impl Pass {
         )
     }
 
+    /// The next batch, as what `make` makes of it; None if there is none.
+    pub(crate) fn draw<T>(
+        &self,
+        py: Python<'_>,
+        make: impl FnOnce(&[ColumnSpec], Batch) -> PyResult<T>,
+    ) -> PyResult<Option<T>> {
+        let Some(running) = &self.running else { return Ok(None) };
+        loop {
+            let polled = py.detach(|| running.poll());
+            match polled.map_err(|error| self.failed(py, running, &error))? {
+                Poll::Ready(number, mut batch) => {
+                    let after = std::mem::take(&mut batch.about.after);
+                    let made = guarded(py, || make(running.columns(), *batch));
+                    // The batch is lost, so those behind it aren't handed out.
+                    let made = made.inspect_err(|error| {
+                        let error = lost(py, error);
+                        py.detach(|| running.fail(error));
+                    })?;
+                    running.delivered(number, after);
+                    return Ok(Some(made));
+                }
+                Poll::End => {
+                    running.ended();
+                    py.detach(|| running.release());
+                    return Ok(None);
+                }
+                Poll::Pending => py.check_signals()?,
+            }
+        }
+    }
+
+    /// The columns of its batches.
+    pub(crate) fn columns(&self) -> &[ColumnSpec] {
+        self.running.as_ref().map_or(&[], |running| running.columns())
+    }
+
+    /// Whether batches say which of their rows are valid.
+    pub(crate) fn is_padded(&self) -> bool {
+        self.padded
+    }
+
     /// The pass itself, for whoever draws from it without Python.
     pub(crate) fn running(&self) -> Option<Arc<Running>> {
         self.running.clone()
@@ -308,29 +349,7 @@ impl Pass {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let Some(running) = &self.running else { return Ok(None) };
-        loop {
-            let polled = py.detach(|| running.poll());
-            match polled.map_err(|error| self.failed(py, running, &error))? {
-                Poll::Ready(number, mut batch) => {
-                    let after = std::mem::take(&mut batch.about.after);
-                    let dict = guarded(py, || to_dict(py, running.columns(), *batch, self.padded));
-                    // The batch is lost, so those behind it aren't handed out.
-                    let dict = dict.inspect_err(|error| {
-                        let error = lost(py, error);
-                        py.detach(|| running.fail(error));
-                    })?;
-                    running.delivered(number, after);
-                    return Ok(Some(dict));
-                }
-                Poll::End => {
-                    running.ended();
-                    py.detach(|| running.release());
-                    return Ok(None);
-                }
-                Poll::Pending => py.check_signals()?,
-            }
-        }
+        self.draw(py, |columns, batch| to_dict(py, columns, batch, self.padded))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -1,0 +1,189 @@
+//! Batches of a pass for other libraries, through Arrow's C data interface and its PyCapsules.
+//!
+//! Whoever reads a stream calls it on any thread, with the GIL or without it. A batch is waited for without the GIL, since Python
+//! may be what brings it; the rest is short, and done with the GIL: so no other thread can hold a lock of the pass when a process
+//! forks.
+
+use std::collections::HashMap;
+
+use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema};
+use arrow_array::ffi_stream::FFI_ArrowArrayStream;
+use arrow_array::{Array, RecordBatch, RecordBatchReader, StructArray};
+use arrow_buffer::Buffer;
+use arrow_schema::{ArrowError, SchemaRef};
+use fastpipe_batch::{ColumnSpec, Error, ErrorKind};
+use fastpipe_columns::{buffer, schema, to_record_batch};
+use fastpipe_engine::Batch;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError};
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyTuple};
+
+use crate::arrays::VALID;
+use crate::errors::{IntoPy, guarded};
+use crate::pass::Pass;
+
+/// The schema of batches of such columns, as Arrow has it.
+fn schema_of(columns: &[ColumnSpec], padded: bool, metadata: HashMap<String, String>) -> Result<SchemaRef, Error> {
+    // They would end a text of C's.
+    let names = columns.iter().map(|column| &*column.name);
+    let texts = metadata.iter().flat_map(|(key, value)| [&**key, &**value]);
+    if let Some(text) = names.chain(texts).find(|text| text.contains('\0')) {
+        let reason = format!("Arrow has no column {text:?}: its names have no NUL characters");
+        return Err(Error::new(ErrorKind::Schema, reason));
+    }
+    schema(columns, padded.then_some(VALID), metadata)
+}
+
+fn unexported(error: &ArrowError) -> Error {
+    Error::new(ErrorKind::Internal, format!("Arrow data can't be handed out: {error}"))
+}
+
+fn schema_capsule<'py>(py: Python<'py>, schema: &SchemaRef) -> PyResult<Bound<'py, PyCapsule>> {
+    let schema = FFI_ArrowSchema::try_from(&**schema).map_err(|error| unexported(&error));
+    PyCapsule::new_with_value(py, schema.py(py)?, c"arrow_schema")
+}
+
+/// The schema of batches of such columns, as a capsule; `padded` if they say which of their rows are valid.
+pub(crate) fn arrow_schema<'py>(
+    py: Python<'py>,
+    columns: &[ColumnSpec],
+    padded: bool,
+    metadata: HashMap<String, String>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    guarded(py, || schema_capsule(py, &schema_of(columns, padded, metadata).py(py)?))
+}
+
+/// A pass, the batches of which are drawn as Arrow record batches. It ends when this is dropped, or the stream of it.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct ArrowBatches {
+    pass: Py<Pass>,
+    schema: SchemaRef,
+    /// Is called with the rows of each batch, and with None at the end of the pass.
+    count: Option<Py<PyAny>>,
+}
+
+impl ArrowBatches {
+    fn draw(&self, py: Python<'_>) -> PyResult<Option<RecordBatch>> {
+        let drawn = self.pass.get().draw(py, |columns, batch| {
+            py.detach(|| self.record_batch(columns, batch)).py(py)
+        });
+        if let Some(count) = &self.count {
+            let rows = drawn
+                .as_ref()
+                .ok()
+                .and_then(|batch| batch.as_ref().map(RecordBatch::num_rows));
+            count.call1(py, (rows, drawn.is_ok()))?;
+        }
+        drawn
+    }
+
+    fn record_batch(&self, columns: &[ColumnSpec], batch: Batch) -> Result<RecordBatch, Error> {
+        let slabs: Vec<Buffer> = batch.slabs.into_iter().map(buffer).collect();
+        let parts = batch.parts.iter();
+        let parts = parts.map(|part| slabs[part.slab].slice_with_length(part.offset, part.len));
+        to_record_batch(&self.schema, columns, parts, batch.about.rows, batch.about.valid)
+    }
+}
+
+#[pymethods]
+impl ArrowBatches {
+    #[new]
+    #[pyo3(signature = (started, metadata, count=None))]
+    fn new(
+        py: Python<'_>,
+        started: Py<Pass>,
+        metadata: HashMap<String, String>,
+        count: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let pass = started.get();
+        let schema = guarded(py, || schema_of(pass.columns(), pass.is_padded(), metadata).py(py))?;
+        Ok(ArrowBatches {
+            pass: started,
+            schema,
+            count,
+        })
+    }
+
+    fn __iter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    /// The next batch, as the capsules of a schema and of an array.
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let Some(batch) = self.draw(py)? else { return Ok(None) };
+        guarded(py, || {
+            let array = FFI_ArrowArray::new(&StructArray::from(batch).to_data());
+            let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
+            Some(PyTuple::new(py, [schema_capsule(py, &self.schema)?, array])).transpose()
+        })
+    }
+
+    /// The batches to come, as the capsule of a stream.
+    fn stream<'py>(this: Bound<'py, Self>) -> PyResult<Bound<'py, PyCapsule>> {
+        let py = this.py();
+        guarded(py, || {
+            let schema = this.get().schema.clone();
+            let stream = Stream {
+                batches: Some(this.unbind()),
+                schema,
+            };
+            let stream = FFI_ArrowArrayStream::new(Box::new(stream));
+            PyCapsule::new_with_value(py, stream, c"arrow_array_stream")
+        })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.pass)?;
+        self.count.as_ref().map_or(Ok(()), |count| visit.call(count))
+    }
+}
+
+/// What a stream of C's calls.
+struct Stream {
+    batches: Option<Py<ArrowBatches>>,
+    schema: SchemaRef,
+}
+
+impl Iterator for Stream {
+    type Item = Result<RecordBatch, ArrowError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let batches = self.batches.as_ref()?;
+        let drawn = Python::try_attach(|py| guarded(py, || batches.get().draw(py)).map_err(|error| told(py, &error)));
+        let ending = || Err(ArrowError::ExternalError("the interpreter is ending".into()));
+        drawn.unwrap_or_else(ending).transpose()
+    }
+}
+
+impl RecordBatchReader for Stream {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // The pass ends now, not when the next thread with the GIL drops what others left.
+        Python::try_attach(|_| drop(self.batches.take()));
+    }
+}
+
+/// An exception as a stream of C's tells of it: as text.
+fn told(py: Python<'_>, error: &PyErr) -> ArrowError {
+    let class = error.get_type(py).fully_qualified_name();
+    let name = class.map_or_else(|_| "an error".into(), |name| name.to_string());
+    // A text of C's ends with NUL.
+    let text = format!("{name}: {}", error.value(py)).replace('\0', "\\0");
+    if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+        // Whoever reads the stream makes another exception of it, and Ctrl-C would be lost. It comes again when Python runs.
+        let thread = py.import("_thread");
+        if let Err(error) = thread.and_then(|thread| thread.call_method0("interrupt_main")) {
+            error.write_unraisable(py, None);
+        }
+    }
+    if error.is_instance_of::<PyMemoryError>(py) {
+        return ArrowError::MemoryError(text);
+    }
+    ArrowError::ExternalError(text.into())
+}
