@@ -117,6 +117,22 @@ def test_ranks_share_rows_alike_with_and_without_slices(monkeypatch: pytest.Monk
     assert [of(rank) for rank in range(3)] == sliced
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("sliced", [True, False])
+def test_ranks_read_each_unit_once(monkeypatch: pytest.MonkeyPatch, num_threads: int, sliced: bool) -> None:
+    if not sliced:
+        monkeypatch.undo()
+    for rank in range(3):
+        units = Sliced([4, 25, 0, 3, 300])
+        options: Any = {"rank": rank, "world_size": 3, "uneven": "allow", "shard_by": "batch"}
+        assert flat(fastpipe.read_units(units, batch_size=1, num_threads=num_threads, **options)) == list(
+            range(rank, 332, 3)
+        )
+        if sliced:
+            assert sorted(units.given) == [(1, 0), (1, 10), (1, 20)] + [(4, first) for first in range(0, 300, 10)]
+        assert sorted(units.calls) == ([0, 3] if sliced else [0, 1, 3, 4])
+
+
 def test_passes_beside_each_other() -> None:
     reader = fastpipe.read_units(Sliced(), batch_size=5, num_fetches=1)
     with reader:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastpipe import _fastpipe
+from fastpipe._columns import ArrowStreams
 from fastpipe._passes import Passes, Position, Started
+from fastpipe._progress import Counter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from fastpipe.reader import Reader
     from fastpipe.specs import Features
 
-__all__ = ["ReaderPasses"]
+__all__ = ["ReaderPasses", "arrow_streams"]
 
 
 class ReaderPasses(Passes):
@@ -139,3 +142,18 @@ class ReaderPasses(Passes):
 
     def start_in_engine(self) -> _fastpipe.Pass:
         return self._reader._start()
+
+
+def arrow_streams(reader: Reader) -> ArrowStreams:
+    """The Arrow streams of a reader."""
+
+    def counter(started: _fastpipe.Pass) -> Counter | None:
+        return Counter(total=started.total, batch_size=reader.batch_size) if reader._progress else None
+
+    return ArrowStreams(
+        features=reader.features,
+        padded=reader._ordering.uneven == "pad",
+        schema=reader._data.handle.arrow_schema,
+        start=partial(reader._start, csr=True),
+        counter=counter,
+    )

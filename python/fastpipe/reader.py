@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
-from fastpipe import _columns, _fastpipe, _left_out, _state
+from fastpipe import _fastpipe, _left_out, _state
 from fastpipe._arguments import flag
 from fastpipe._bookmark import Bookmark
 from fastpipe._data import Data
@@ -14,7 +14,7 @@ from fastpipe._explain import explain
 from fastpipe._ordering import LARGEST_WORLD, Ordering, integer, within
 from fastpipe._passes import Passes
 from fastpipe._progress import show
-from fastpipe._reader_passes import ReaderPasses
+from fastpipe._reader_passes import ReaderPasses, arrow_streams
 from fastpipe._running import Running
 from fastpipe.errors import StateError
 from fastpipe.specs import Features
@@ -178,16 +178,16 @@ class Reader:
             >>> pa.table(reader)["age"].null_count
             878
         """
-        return _columns.record_batches(self)
+        return arrow_streams(self).record_batches()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         if requested_schema is None:
-            return _columns.stream_capsule(self)
+            return arrow_streams(self).stream_capsule()
         # pyarrow casts to other types.
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def __arrow_c_schema__(self) -> object:
-        return _columns.schema_capsule(self)
+        return arrow_streams(self).schema_capsule()
 
     def _start(self, memory: _fastpipe.PassMemory | None = None, *, csr: bool = False) -> _fastpipe.Pass:
         """Starts a pass whose batches lie in this memory; with `csr` their sparse columns are in that layout.

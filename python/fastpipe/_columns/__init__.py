@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from fastpipe._columns.arrow_out import to_arrow
 from fastpipe._columns.arrow_schema import features_of, schema_of
-from fastpipe._columns.arrow_stream import record_batches, schema_capsule, stream_capsule
+from fastpipe._columns.arrow_stream import ArrowStreams
 
-__all__ = ["features_of", "record_batches", "schema_capsule", "schema_of", "stream_capsule", "to_arrow"]
+__all__ = ["ArrowStreams", "features_of", "schema_of", "to_arrow"]

@@ -7,19 +7,19 @@ layout of the reader's batches: that is how Arrow lays them out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from fastpipe import _fastpipe
 from fastpipe._columns.arrow_schema import metadata_of, require_pyarrow, schema_of
-from fastpipe._progress import Counter
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastpipe.reader import Reader
+    from fastpipe._progress import Counter
+    from fastpipe.specs import Features
 
-__all__ = ["record_batches", "schema_capsule", "stream_capsule"]
+__all__ = ["ArrowStreams"]
 
 
 class _Capsules:
@@ -32,50 +32,64 @@ class _Capsules:
         return self._capsules
 
 
-def record_batches(reader: Reader) -> pa.RecordBatchReader:
-    """Starts a pass of a reader, the batches of which pyarrow reads. What is raised in it is raised as it is.
+class ArrowStreams:
+    """The streams of a reader: each starts a pass.
 
-    Raises:
-        ImportError: if pyarrow isn't installed.
-        ValueError: if Arrow has no such name or size.
+    Args:
+        features: of its batches.
+        padded: whether these have the column `valid`.
+        schema: makes their Arrow schema of `padded` and its metadata.
+        start: starts a pass with sparse columns as CSR.
+        counter: makes the progress bar of a pass, if there is one.
     """
-    pyarrow = require_pyarrow()
-    schema = schema_of(reader.features, valid=_padded(reader))
 
-    def record_batch(capsules: tuple[object, object]) -> pa.RecordBatch:
-        return pyarrow.record_batch(_Capsules(capsules))
+    def __init__(
+        self,
+        *,
+        features: Features,
+        padded: bool,
+        schema: Callable[[bool, dict[str, str]], object],
+        start: Callable[[], _fastpipe.Pass],
+        counter: Callable[[_fastpipe.Pass], Counter | None],
+    ) -> None:
+        self._features, self._padded = features, padded
+        self._schema, self._start, self._counter = schema, start, counter
 
-    # No generator: its frame would hold a batch while the next one is made, and fill the messages of errors with a
-    # traceback.
-    batches: Iterator[pa.RecordBatch] = map(record_batch, _started(reader))
-    return pyarrow.RecordBatchReader.from_batches(schema, batches)
+    def record_batches(self) -> pa.RecordBatchReader:
+        """Starts a pass, the batches of which pyarrow reads. What is raised in it is raised as it is.
 
+        Raises:
+            ImportError: if pyarrow isn't installed.
+            ValueError: if Arrow has no such name or size.
+        """
+        pyarrow = require_pyarrow()
+        schema = schema_of(self._features, valid=self._padded)
 
-def stream_capsule(reader: Reader) -> object:
-    """Starts a pass of a reader, and makes it a stream of Arrow's C interface.
+        def record_batch(capsules: tuple[object, object]) -> pa.RecordBatch:
+            return pyarrow.record_batch(_Capsules(capsules))
 
-    Raises:
-        ValueError: if Arrow has no such name or size.
-    """
-    return _started(reader).stream()
+        # No generator: its frame would hold a batch while the next one is made, and fill the messages of errors with a
+        # traceback.
+        batches: Iterator[pa.RecordBatch] = map(record_batch, self._started())
+        return pyarrow.RecordBatchReader.from_batches(schema, batches)
 
+    def stream_capsule(self) -> object:
+        """Starts a pass, and makes it a stream of Arrow's C interface.
 
-def schema_capsule(reader: Reader) -> object:
-    """The schema of such a stream.
+        Raises:
+            ValueError: if Arrow has no such name or size.
+        """
+        return self._started().stream()
 
-    Raises:
-        ValueError: if Arrow has no such name or size.
-    """
-    return reader._data.handle.arrow_schema(_padded(reader), metadata_of(reader.features))
+    def schema_capsule(self) -> object:
+        """The schema of such a stream.
 
+        Raises:
+            ValueError: if Arrow has no such name or size.
+        """
+        return self._schema(self._padded, metadata_of(self._features))
 
-def _started(reader: Reader) -> _fastpipe.ArrowBatches:
-    metadata = metadata_of(reader.features)
-    started = reader._start(csr=True)
-    counter = Counter(total=started.total, batch_size=reader.batch_size) if reader._progress else None
-    return _fastpipe.ArrowBatches(started, metadata, counter)
-
-
-def _padded(reader: Reader) -> bool:
-    """Whether its batches have the column `valid`."""
-    return reader._ordering.uneven == "pad"
+    def _started(self) -> _fastpipe.ArrowBatches:
+        metadata = metadata_of(self._features)
+        started = self._start()
+        return _fastpipe.ArrowBatches(started, metadata, self._counter(started))

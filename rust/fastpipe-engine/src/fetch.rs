@@ -25,6 +25,8 @@ pub(crate) type Then = Box<dyn FnOnce() + Send>;
 /// A unit that is fetched, or will be.
 pub(crate) struct Fetch {
     unit: u64,
+    /// Which of the pass's fetches it is: a unit may be fetched again before it was taken.
+    number: u64,
     state: Mutex<State>,
 }
 
@@ -108,7 +110,7 @@ struct Queue {
     asked: u64,
     /// What was asked for last.
     last: Weak<Fetch>,
-    /// Units that wait for the one in front of them, by that one.
+    /// Fetches that wait for the one of the unit in front of theirs, by the number of that one.
     behind: HashMap<u64, Wanted>,
     threads: Vec<JoinHandle<()>>,
     /// Threads that have nothing to do.
@@ -170,12 +172,14 @@ impl Fetches {
     /// # Errors
     /// If there is no thread for it, and none can be started.
     pub(crate) fn start(&self, unit: u64, batch: u64) -> Result<Arc<Fetch>> {
-        let fetch = Arc::new(Fetch {
-            unit,
-            state: Mutex::new(State::Under(Vec::new())),
-        });
         let inner = &self.inner;
         let mut queue = inner.lock();
+        queue.asked += 1;
+        let fetch = Arc::new(Fetch {
+            unit,
+            number: queue.asked,
+            state: Mutex::new(State::Under(Vec::new())),
+        });
         if inner.is_closed() {
             drop(queue);
             fetch.finish(Err(closed()));
@@ -185,15 +189,14 @@ impl Fetches {
         let before = before.filter(|before| {
             before.unit.checked_add(1) == Some(unit) && inner.source.follows(unit) && !before.is_done()
         });
-        queue.asked += 1;
         let wanted = Wanted {
-            rank: Reverse((batch, queue.asked)),
+            rank: Reverse((batch, fetch.number)),
             fetch: fetch.clone(),
         };
         match before {
             // The thread that fetches it takes this one up.
             Some(before) => {
-                queue.behind.insert(before.unit, wanted);
+                queue.behind.insert(before.number, wanted);
             }
             None => {
                 inner.need_thread(&mut queue)?;
@@ -267,7 +270,7 @@ impl Inner {
             // What goes on from here may fail as well: this thread fetches on.
             let _ = catch_unwind(AssertUnwindSafe(|| fetch.finish(fetched)));
             let mut queue = self.lock();
-            if let Some(next) = queue.behind.remove(&fetch.unit) {
+            if let Some(next) = queue.behind.remove(&fetch.number) {
                 queue.wanted.push(next);
                 drop(queue);
                 self.changed.notify_one();
@@ -451,6 +454,9 @@ mod tests {
         let start = Instant::now();
         wait(&all);
         assert!(start.elapsed() < Duration::from_millis(95));
+        // A unit that is asked for again has a rest of its own.
+        let twice: Vec<_> = [8, 9, 8, 9].map(|unit| fetches.start(unit, 2).unwrap()).into();
+        wait(&twice);
         let many: Vec<_> = (0..10_000).map(|unit| fetches.start(unit, 2).unwrap()).collect();
         fetches.close();
         assert!(many.iter().all(|fetch| fetch.is_done()) && many[9_999].take().is_err());

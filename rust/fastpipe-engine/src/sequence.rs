@@ -23,13 +23,22 @@ use crate::unit::OpenUnit;
 /// Units of which more pieces are to come, with the number of pieces given out. At most the unit at a batch's end.
 #[derive(Default)]
 pub(crate) struct Sequence {
-    units: HashMap<u64, (Arc<SequenceCell>, u32)>,
+    units: HashMap<u64, InUse>,
     /// Units that are fetched before a batch is begun that reads them, by epoch.
     ahead: HashMap<(u64, u64), Ahead>,
     /// Cells made so far.
     cells: u64,
     /// Bytes of units that the system was asked to read.
     hinted: u64,
+}
+
+/// A unit of which more pieces are to come.
+struct InUse {
+    cell: Arc<SequenceCell>,
+    /// Pieces given out.
+    pieces: u32,
+    /// The record behind them.
+    next: u32,
 }
 
 /// Tasks whose turn hasn't come, by the cell and the piece of it that they wait for. (Cells don't hold them, since tasks hold
@@ -41,6 +50,15 @@ impl Sequence {
     pub(crate) fn release(&mut self, units: &[u64]) {
         for unit in units {
             self.units.remove(unit);
+        }
+    }
+
+    /// A batch begins with this run. Where other ranks have the records in front of it, a unit that can't be read at random is
+    /// begun again.
+    pub(crate) fn begin_at(&mut self, run: &Run) {
+        let skips = |open: &InUse| open.next != run.record && !open.cell.lock().random;
+        if self.units.get(&run.unit).is_some_and(skips) {
+            self.units.remove(&run.unit);
         }
     }
 
@@ -78,7 +96,7 @@ impl Sequence {
 
     /// Bytes that are reserved for units of which more pieces are to come.
     pub(crate) fn reserved(&self) -> u64 {
-        let cells = self.units.values().map(|(cell, _)| cell);
+        let cells = self.units.values().map(|open| &open.cell);
         let open = cells.filter_map(|cell| Some(cell.lock().reserved.as_ref()?.bytes()));
         open.chain(self.ahead.values().map(|ahead| ahead.reserved.bytes()))
             .sum()
@@ -91,7 +109,8 @@ impl Sequence {
 
     /// The next piece of a unit.
     fn piece(&mut self, run: Run, epoch: u64, last: bool, expected: u64, random: bool) -> Piece {
-        let (cell, number) = self.units.remove(&run.unit).unwrap_or_else(|| {
+        let open = self.units.remove(&run.unit).map(|open| (open.cell, open.pieces));
+        let (cell, number) = open.unwrap_or_else(|| {
             self.cells += 1;
             let ahead = self.ahead.remove(&(epoch, run.unit));
             (
@@ -102,7 +121,12 @@ impl Sequence {
         if last {
             cell.lock().pieces = Some(number + 1);
         } else {
-            self.units.insert(run.unit, (cell.clone(), number + 1));
+            let open = InUse {
+                cell: cell.clone(),
+                pieces: number + 1,
+                next: run.record + run.rows,
+            };
+            self.units.insert(run.unit, open);
         }
         Piece {
             run,

@@ -33,11 +33,12 @@ impl SequentialWalker {
     pub(crate) fn batch(&mut self, batch: u64) -> Result<(Content, Vec<u64>)> {
         let start = batch.saturating_mul(u64::from(self.batch_size)).min(self.units.total());
         let end = (start + u64::from(self.batch_size)).min(self.units.total());
+        let (mut unit, mut record) = self.units.find(start);
+        // Of a unit that other ranks read rows of in between, more is read.
         let released = match self.open.take() {
-            Some((unit, next)) if next != start => vec![unit],
+            Some((open, next)) if next != start && open != unit as u64 => vec![open],
             _ => Vec::new(),
         };
-        let (mut unit, mut record) = self.units.find(start);
         let mut row = start;
         let mut runs = Vec::new();
         while row < end {

@@ -1,6 +1,6 @@
 //! What is planned: a few batches ahead of those that are begun, and always up to the first of the next window.
 
-use fastpipe_order::{BatchPlan, PlanError};
+use fastpipe_order::{BatchPlan, Content, PlanError};
 
 use super::{Admission, Begun};
 use crate::options::Options;
@@ -84,6 +84,11 @@ impl Admission {
         }
         self.sequence.release(&plan.released);
         self.scatter.release(plan.epoch, &plan.released, number);
+        if let Content::Runs(runs) = &plan.content
+            && let Some(run) = runs.first()
+        {
+            self.sequence.begin_at(run);
+        }
     }
 
     /// Whether so many threads have use for one more batch under way than the `ahead` that are in any case. Batches have so many

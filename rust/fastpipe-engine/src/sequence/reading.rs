@@ -179,9 +179,9 @@ impl Shared {
         }
         // The batch has reserved memory for units that end in it; those of which more is to come outlast it.
         if let Some(run) = runs.last()
-            && let Some((cell, _)) = units.units.get(&run.unit)
+            && let Some(open) = units.units.get(&run.unit)
         {
-            let mut state = cell.lock();
+            let mut state = open.cell.lock();
             if state.reserved.is_none() {
                 state.reserved = Some(self.room.reserve(self.unit_bytes(run.unit)));
             }
