@@ -27,6 +27,7 @@ mod left;
 mod owned;
 mod parts;
 mod paths;
+mod rows;
 mod rows_by_part;
 mod similar;
 mod sink;
@@ -50,9 +51,10 @@ pub use left::{give_back, run_out};
 pub use owned::ALIGNMENT;
 pub use parts::{Absent, Part, PartId, PartIds, PartKind, TextParts, ValueParts};
 pub use paths::{path_text, shown_path, text_path};
+pub use rows::{Filled, Rows};
 pub use rows_by_part::{ArenaRows, RowsByPart};
 pub use similar::nearest;
-pub use sink::{Filled, Fragment, Rows, Sink};
+pub use sink::{Fragment, Sink};
 pub use slab::{Slab, SlabPool};
 pub use source::{
     Access, ByteRange, Fetched, FileStamp, Mark, Pass, Pick, ReadAt, Row, Source, Starts, Unit, UnitInfo, Unpicked,
