@@ -20,10 +20,10 @@ use std::sync::Arc;
 use crate::cells::{Cell, Cells, Columns};
 use crate::error::{Error, ErrorKind};
 use crate::fallible::{try_collect, try_filled};
-use crate::parts::{Part, PartKind};
+use crate::parts::Part;
 use crate::rows::{BOOKKEEPING, Placed, Rows};
 use crate::rows_by_part::{ArenaRows, RowsByPart};
-use crate::slab::{Slab, SlabPool};
+use crate::slab::Slab;
 use crate::writer::{Element, Overflow, Writer};
 
 /// What a task leaves behind for the batch to be joined: its rows' slots, and its arenas. Memory is kept by

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::dtype::DType;
+use crate::parts::PartKind;
+use crate::slab::SlabPool;
 
 fn parts() -> Arc<[Part]> {
     [
