@@ -173,7 +173,7 @@ class ParquetUnits(FileUnits):
             return self._with_folders(number, table)
 
     def read_slices(self, unit: int, start: int, rows: int) -> Iterator[pa.Table]:
-        """A row group from a row on, so many rows at a time, without ever holding all of it."""
+        """Yields a row group from a row on, `rows` rows at a time, without ever holding all of it."""
         number, group = self._groups[unit]
         with storage_errors(self._found[number].path, self.name(unit)), self._opened(number, _BUFFER) as parquet:
             batches = parquet.iter_batches(
@@ -212,7 +212,7 @@ class ParquetUnits(FileUnits):
 
 
 def _slices(batches: Iterator[pa.RecordBatch], start: int, rows: int) -> Iterator[pa.Table]:
-    """Tables of so many rows each, but for the last one, of record batches without the first rows."""
+    """Cuts record batches, without their first `start` rows, into tables of `rows` rows; the last may have fewer."""
     import pyarrow as pa
 
     kept: list[pa.RecordBatch] = []

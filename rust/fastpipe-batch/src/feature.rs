@@ -27,7 +27,7 @@ pub struct Feature {
     pub nulls: Nulls,
     /// Whether the values are the numbers of items in the arrays, or maps, that lie below all of the dimensions.
     pub counts: bool,
-    /// Where the values are decimals as integers: of them, so many decimal places.
+    /// The number of decimal places, where the values are decimals that are read as integers.
     pub scale: Option<i8>,
 }
 
@@ -102,7 +102,7 @@ pub enum LengthRule {
     Pad(usize),
 }
 
-/// Python code of the spec that reads values within so many arrays, whatever their lengths.
+/// Python code of the spec that reads values within `dims` levels of arrays, whatever their lengths.
 pub fn spec_code(dims: usize, leaf: Leaf, nullable: bool) -> String {
     let nulls = if nullable { ", nulls=\"mask\"" } else { "" };
     match dims {

@@ -1,6 +1,6 @@
 //! A batch that is being filled, and one that is.
 //!
-//! Sinks write to its memory, several at once: why that is sound stands in `sink.rs`.
+//! Sinks write to its memory, several at once: `sink.rs` says why that is sound.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -132,7 +132,7 @@ impl Rows {
         if before & bit == 0 { Ok(()) } else { Err(Overflow::Row) }
     }
 
-    /// So many rows more are filled to the last byte.
+    /// Counts rows that are filled to the last byte.
     pub(crate) fn add_filled(&self, rows: usize) {
         self.filled.fetch_add(rows, Ordering::Release);
     }

@@ -104,7 +104,7 @@ impl ArenaRows<'_> {
         self.writer.begin_arena_row()
     }
 
-    /// Begins rows of so many bytes each, and returns the memory of all of them: its contents are arbitrary, and to be
+    /// Begins rows with these lengths in bytes, and returns the memory of all of them: its contents are arbitrary, and to be
     /// overwritten.
     pub fn take_rows(&mut self, lens: impl Iterator<Item = usize>) -> Result<&mut [u8], Overflow> {
         let total = self.writer.begin_arena_rows(lens)?;

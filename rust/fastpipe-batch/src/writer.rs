@@ -162,7 +162,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Notes where rows of so many bytes start, the first of them here. Returns how many bytes they have.
+    /// Notes where rows with these lengths in bytes start, the first of them here. Returns the sum of the lengths.
     pub(crate) fn begin_arena_rows(&mut self, lens: impl Iterator<Item = usize>) -> Result<usize, Overflow> {
         let Some(arena) = &mut self.arena else {
             return Err(Overflow::Row);

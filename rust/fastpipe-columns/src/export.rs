@@ -47,7 +47,7 @@ fn item(ty: DataType) -> FieldRef {
     Arc::new(Field::new_list_field(ty, true))
 }
 
-/// The type of decimals that hold all integers of a dtype, with so many decimal places.
+/// The type of decimals with `scale` decimal places that holds all integers of a dtype.
 fn decimal_type(dtype: DType, scale: i8) -> Option<DataType> {
     let digits = match dtype {
         DType::I8 | DType::U8 => 3,

@@ -99,7 +99,7 @@ impl Gather<'_> {
         }
     }
 
-    /// Whether every row is so many elements, one after the other; only rows of one element may be null.
+    /// Whether all rows have the same number of elements, side by side; only rows of one element may be null.
     fn is_plain(&self, form: &NestedForm) -> bool {
         self.chunks.iter().all(|chunk| {
             let fixed = |(dim, level): (usize, &Level)| {
@@ -112,7 +112,7 @@ impl Gather<'_> {
         })
     }
 
-    /// Copies rows of so many elements, of so many bytes each.
+    /// Copies rows of `width` elements, of `size` bytes each.
     fn plain(&self, (width, size): (usize, usize), part: usize, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
         let leaf_mask = self.column.parts.leaf_mask();
         let Some(nulls) = self.null_rows(|chunk| Ok(chunk.nulls.as_ref()), leaf_mask.is_some())? else {
@@ -195,7 +195,7 @@ impl Gather<'_> {
         Ok(())
     }
 
-    /// Copies so many bytes a row, of rows that follow one another.
+    /// Copies `width` bytes a row, of rows that follow one another.
     fn copy_stretches(&self, width: usize, out: &mut [u8]) -> Result<()> {
         let mut rest = out;
         for stretch in self.stretches {
@@ -227,7 +227,7 @@ impl Gather<'_> {
         Ok(())
     }
 
-    /// Copies so many bytes a row.
+    /// Copies `width` bytes a row.
     fn wide(&self, width: usize, out: &mut [u8]) -> Result<()> {
         if width == 0 {
             return Ok(());

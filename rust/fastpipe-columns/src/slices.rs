@@ -39,7 +39,7 @@ impl Slices {
         Slices { rows, cuts: Vec::new() }
     }
 
-    /// Slices of about so many bytes, of units that take more than twice as many.
+    /// Slices of about `slice_bytes` bytes, of units that take more than twice as many.
     pub(crate) fn cut(rows: Vec<u32>, bytes: impl Fn(u64, u32) -> u64, slice_bytes: u64) -> Result<Slices> {
         let rows_of = |unit: u64, rows: u32| -> u32 {
             let bytes = bytes(unit, rows);

@@ -56,9 +56,9 @@ pub struct UnitsSource<R> {
 }
 
 impl<R: ReadUnit> UnitsSource<R> {
-    /// These features of units with so many rows each, and as many bytes if that is known. With `slice_bytes`, what is larger than
-    /// two slices of so many bytes is read a slice at a time. `dictionaries` says what codes of dictionaries stand for, by the
-    /// paths of their columns: those of units may differ.
+    /// These features of units, of which `rows` and `bytes` have an entry each; `bytes` is `None` if nobody knows. With
+    /// `slice_bytes`, a unit that takes more than twice as much is read a slice at a time. `dictionaries` gives the texts of
+    /// codes by the paths of their columns, since the dictionaries of units may differ.
     pub fn new(
         schema: &SchemaRef,
         features: &[Feature],

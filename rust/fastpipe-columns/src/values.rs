@@ -271,7 +271,7 @@ fn stored(array: &ArrayRef, leaf: Leaf) -> Result<(Values, usize), Error> {
     })
 }
 
-/// The memory of elements of so many bytes.
+/// The memory of elements of `size` bytes.
 pub(crate) fn elements(array: &ArrayRef, size: usize) -> Result<Values, Error> {
     let data = array.to_data();
     let buffer = data.buffers().first().ok_or_else(|| internal("values", array))?;
