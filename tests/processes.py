@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -49,3 +50,17 @@ def press_until_ended(child: subprocess.Popen[str]) -> str:
         except subprocess.TimeoutExpired:
             continue
     raise AssertionError("five times Ctrl-C, and the program goes on")
+
+
+def interrupt(process: subprocess.Popen[str], timeout: float) -> None:
+    """Presses Ctrl-C in a program that prints "waits" before it waits, and "interrupted" when it is interrupted."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waits\n"
+    time.sleep(0.1)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=timeout)
+    assert out == "interrupted\n"
+    assert time.monotonic() - begin < 10
+    assert errors.endswith("KeyboardInterrupt\n")
+    assert process.returncode == -signal.SIGINT

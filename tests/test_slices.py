@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -220,6 +221,15 @@ def test_a_unit_that_ends_early_or_goes_on() -> None:
         list(fastpipe.read_units(Sliced(slices=more), batch_size=4))
 
 
+def test_none_is_no_slice() -> None:
+    class Nones(Sliced):
+        def read_slices(self, unit: int, start: int, rows: int) -> Iterator[Any]:
+            return iter([None, None, None])
+
+    with pytest.raises(TypeError, match=r"read_slices\(1\) must yield Arrow data .* yielded None"):
+        list(fastpipe.read_units(Nones(), batch_size=4))
+
+
 def test_no_iterator() -> None:
     class Returns(Sliced):
         def read_slices(self, unit: int, start: int, rows: int) -> Any:
@@ -265,6 +275,40 @@ def test_row_groups_are_never_held_as_a_whole(
             assert np.array_equal(batch["x"], values[1000 * step : 1000 * step + 1000])
     # Slices that are read ahead, and what pyarrow itself takes.
     assert most - before < values.nbytes * 0.85
+
+
+def test_row_groups_are_resumed_at_every_step(tmp_path: Path) -> None:
+    pa.parquet.write_table(pa.table({"x": range(230)}), tmp_path / "a.parquet", row_group_size=150)
+    reader = fastpipe.read_parquet(tmp_path, batch_size=9)
+    with reader:
+        states = [reader.state_dict() for _ in reader]
+    for step, state in enumerate(states[:-1]):
+        again = fastpipe.read_parquet(tmp_path, batch_size=9)
+        again.load_state_dict(state)
+        assert flat(again) == list(range(9 * step + 9, 230))
+
+
+def test_a_limit_below_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", 1 << 20)
+    rows = 2_000_000
+    pa.parquet.write_table(pa.table({"x": range(rows)}), tmp_path / "a.parquet", row_group_size=rows)
+    reader = fastpipe.read_parquet(tmp_path, batch_size=4096, memory_limit="8MB", num_threads=2)
+    assert sum(int(batch["x"].sum()) for batch in reader) == rows * (rows - 1) // 2
+    with pytest.raises(fastpipe.LimitError, match=r"memory_limit is 8.0 MB, and this takes at least"):
+        list(fastpipe.read_parquet(tmp_path, batch_size=4096, memory_limit="8MB", shuffle=True, seed=1))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_reads_slices_of_its_own() -> None:
+    reader = fastpipe.read_units(Sliced([100]), batch_size=5)
+    batches = iter(reader)
+    next(batches)
+    if (child := os.fork()) == 0:
+        reader.set_epoch(0)
+        os._exit(0 if flat(reader) == list(range(100)) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert flat(batches) == list(range(5, 100))
 
 
 def test_slices_of_row_groups_with_folders(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from fastpipe import DenseSpec, Masked, Ragged, Strings
 pa = pytest.importorskip("pyarrow")
 
 import table_programs  # noqa: E402
+from processes import interrupt  # noqa: E402
 from toy_units import flat  # noqa: E402
 
 # --- Arrays ---
@@ -304,16 +304,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="needs signals and fork")
 @pytest.mark.parametrize("what", ["endless", "hang", "many", "draw"])
 def test_ctrl_c(what: str) -> None:
     with start("interrupted", what) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waits\n"
-        time.sleep(0.1)
-        begin = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=PROMPTLY)
-    assert out == "interrupted\n"
-    assert time.monotonic() - begin < 10
-    assert errors.endswith("KeyboardInterrupt\n")
-    assert process.returncode == -signal.SIGINT
+        interrupt(process, PROMPTLY)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks where Linux has shared memory")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 pytest.importorskip("pyarrow")
 
 import unit_programs
+from processes import interrupt
 
 # Importing pyarrow and starting processes takes a while where others work.
 PROMPTLY = 30
@@ -47,16 +46,7 @@ def test_programs_end_whatever_reads_do(what: str) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_ctrl_c_while_a_read_hangs() -> None:
     with start("interrupted") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waits\n"
-        time.sleep(0.1)
-        begin = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=PROMPTLY)
-    assert out == "interrupted\n"
-    assert time.monotonic() - begin < 10
-    assert errors.endswith("KeyboardInterrupt\n")
-    assert process.returncode == -signal.SIGINT
+        interrupt(process, PROMPTLY)
 
 
 fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")

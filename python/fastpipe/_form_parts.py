@@ -23,7 +23,7 @@ from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 
 __all__ = ["Columns", "Part"]
 
-# Lengths, so many for each item of their depth; or dtype and shape of what each item has.
+# Lengths: how many each item of their depth has; or dtype and shape of what each item has.
 Part: TypeAlias = "int | tuple[np.dtype[Any], tuple[int, ...]]"
 
 
@@ -106,11 +106,11 @@ class _Node:
             raise TypeError(f"{self.where} is {kind.__name__} in a batch, but {self.kind.__name__} in the first one")
 
     def split(self, form: Any, rows: int, parts: list[np.ndarray]) -> None:
-        """Adds the parts of a form that has so many rows."""
+        """Adds the parts of a form with `rows` rows."""
         raise NotImplementedError
 
     def join(self, rows: int, parts: Iterator[np.ndarray]) -> Any:
-        """A form of so many rows."""
+        """Makes a form of `rows` rows."""
         raise NotImplementedError
 
     def same(self, what: str, value: Any, first: Any, error: type[Exception] = ValueError) -> None:

@@ -27,8 +27,8 @@ class PackedBatch:
 
     Args:
         batch: arrays and forms by name. Who has this must keep that.
-        allocate: makes an array of so many bytes, or more, for arrays that aren't in a slab (which rows are valid, for
-            example): they are copied to one piece.
+        allocate: makes an array of a number of bytes, or more, for arrays that aren't in a slab (which rows are valid,
+            for example): they are copied to one piece.
 
     Attributes:
         pieces: the bytes of each, uint8 `[size]`, and where it begins in the stretch.

@@ -172,7 +172,7 @@ class Passes(ABC):
     @property
     @abstractmethod
     def loaded(self) -> bool:
-        """Whether the next pass goes on where a loaded state stands."""
+        """Whether the next pass continues from a loaded state."""
 
     @property
     def at_end(self) -> bool:

@@ -14,6 +14,8 @@ __all__ = ["Slices"]
 # Iterators that wait for their next slice, at most. A pass needs one; those of passes that were left wait in vain.
 _WAITING = 8
 
+_END = object()
+
 
 class Slices:
     """Reads slices of units: each by the iterator that has read the one in front of it, if there is one.
@@ -38,15 +40,15 @@ class Slices:
         slices = self._waiting.pop((process, unit, first), None)
         if slices is None:
             slices = iter(self._units.read_slices(unit, first, end - first))
-        found = next(slices, None)
-        if found is None:
+        found = next(slices, _END)
+        if found is _END:
             reason = f"read_slices({unit}) ended before row {first}, and the unit has {all_rows} rows as `rows` says"
             raise ShapeError(reason, reason=reason)
         if end < all_rows:
             self._waiting[process, unit, end] = slices
             while len(self._waiting) > _WAITING:
                 self._waiting.popitem(last=False)
-        elif next(slices, None) is not None:
+        elif next(slices, _END) is not _END:
             reason = f"read_slices({unit}) went on behind row {end}, where the unit ends as `rows` says"
             raise ShapeError(reason, reason=reason)
         return found

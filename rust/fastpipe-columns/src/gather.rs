@@ -115,7 +115,7 @@ impl Gather<'_> {
     /// Copies rows of `width` elements, of `size` bytes each.
     fn plain(&self, (width, size): (usize, usize), part: usize, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
         let leaf_mask = self.column.parts.leaf_mask();
-        let Some(nulls) = self.null_rows(|chunk| Ok(chunk.nulls.as_ref()), leaf_mask.is_some())? else {
+        let Some(nulls) = self.null_rows(|chunk| chunk.nulls.as_ref(), leaf_mask.is_some())? else {
             return Ok(false);
         };
         if let Some(part) = leaf_mask {
@@ -150,10 +150,10 @@ impl Gather<'_> {
     /// The picked rows that are null, by their place among them. None if there are some and the spec doesn't allow it.
     fn null_rows<'c>(
         &'c self,
-        nulls: impl Fn(&'c Bound) -> Result<Option<&'c NullBuffer>>,
+        nulls: impl Fn(&'c Bound) -> Option<&'c NullBuffer>,
         shown: bool,
     ) -> Result<Option<Vec<usize>>> {
-        let nulls: Vec<Option<&NullBuffer>> = self.chunks.iter().map(|chunk| nulls(chunk)).collect::<Result<_>>()?;
+        let nulls: Vec<Option<&NullBuffer>> = self.chunks.iter().map(|chunk| nulls(chunk)).collect();
         if nulls.iter().all(Option::is_none) {
             return Ok(Some(Vec::new()));
         }
@@ -251,7 +251,7 @@ impl Gather<'_> {
     /// Copies strings. Says whether it has.
     fn texts(&self, to: TextParts, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
         let leaf_mask = self.column.parts.leaf_mask();
-        let Some(nulls) = self.null_rows(|chunk| Ok(chunk.nulls.as_ref()), leaf_mask.is_some())? else {
+        let Some(nulls) = self.null_rows(|chunk| chunk.nulls.as_ref(), leaf_mask.is_some())? else {
             return Ok(false);
         };
         if let Some(part) = leaf_mask {
@@ -309,8 +309,7 @@ impl Gather<'_> {
         {
             return Ok(false);
         }
-        let Some(nulls) = self.null_rows(|chunk| Ok(chunk.levels[0].nulls.as_ref()), parts.mask_at(0).is_some())?
-        else {
+        let Some(nulls) = self.null_rows(|chunk| chunk.levels[0].nulls.as_ref(), parts.mask_at(0).is_some())? else {
             return Ok(false);
         };
         let null_items = self.chunks.iter().any(|chunk| chunk.nulls.is_some());
