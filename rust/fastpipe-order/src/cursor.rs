@@ -60,6 +60,10 @@ impl Order {
     /// it.
     pub fn resume(self: &Arc<Self>, state: &State) -> Result<Cursor, StateError> {
         let ranks = self.settings.ranks;
+        // Behind every epoch comes another.
+        if state.epoch == u64::MAX {
+            return Err(StateError::Impossible);
+        }
         if state.step == 0 {
             // An epoch that wasn't begun is anybody's.
             return Ok(self.epoch(state.epoch)?);
@@ -70,7 +74,7 @@ impl Order {
                 now: ranks,
             });
         }
-        let countable = state.ranks > 0 && state.step < 1 << 62 && state.epoch < u64::MAX;
+        let countable = state.ranks > 0 && state.step < 1 << 62;
         if !countable || !Deal::is_possible(&state.left, self.per_chunk(), self.batches)? {
             return Err(StateError::Impossible);
         }

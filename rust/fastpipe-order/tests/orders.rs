@@ -321,3 +321,29 @@ fn states_of_other_data_are_refused() {
         Some(StateError::Impossible)
     );
 }
+
+#[test]
+fn a_state_of_the_last_number_of_epochs_is_refused() {
+    let settings = Settings {
+        kind: Kind::Sequential,
+        batch_size: 2,
+        drop_last: false,
+        shuffle_buffer: 8,
+        seed: 1,
+        rank: 0,
+        ranks: 1,
+        shard_by: ShardBy::Window,
+        uneven: Uneven::Drop,
+        in_step: 1,
+    };
+    let order = order(&[4; 8], settings);
+    assert_eq!(
+        order.resume(&State::start(u64::MAX, 1)).err(),
+        Some(StateError::Impossible)
+    );
+    let mut last = order.resume(&State::start(u64::MAX - 1, 1)).unwrap();
+    while let Some(plan) = last.next() {
+        plan.unwrap();
+    }
+    assert_eq!(last.state().unwrap(), State::start(u64::MAX, 1));
+}
