@@ -21,6 +21,7 @@ from fastpipe._shuffle_report import ShuffleReport, shuffle_report
 from fastpipe.avro import AvroFile, Location, infer_features, read_avro
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import (
+    ColumnsLeftOutWarning,
     DeviceError,
     FastpipeError,
     InteractionsError,
@@ -50,6 +51,7 @@ from fastpipe.units import UnitLocation, Units, read_arrow, read_parquet, read_u
 __all__ = [
     "AvroFile",
     "Candidates",
+    "ColumnsLeftOutWarning",
     "DenseSpec",
     "DeviceError",
     "FastpipeError",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastpipe import AvroFile, _bench_plot, infer_features
+from fastpipe import _bench_plot, infer_features
 from fastpipe._bench import ROUNDS, Cell, Data, Measured, Threads, grid, measure
 from fastpipe._progress import progress_bar
 from fastpipe._running import memory_size
@@ -152,7 +152,7 @@ def _must_be_writable(path: str) -> None:
 def _readable(files: Sequence[str], columns: Sequence[str] | None) -> Readable:
     if columns is not None:
         return Readable(infer_features(list(files), columns=columns))
-    found = _inspect.infer_readable(files, AvroFile(files[0]).schema)
+    found = _inspect.infer_readable(files)
     if not found.features:
         raise found.error or SchemaError("the schema has no fields to read")
     for name, reason in found.skipped.items():
@@ -247,8 +247,6 @@ class _Bench:
             options["memory_limit"] = f"{self._data.memory_limit:_}"
         if self._arguments.columns is not None:
             options["columns"] = repr(list(self._arguments.columns))
-        elif self._found.notes:
-            options["features"] = self._found.code().replace("\n", "\n    ")
         elif self._found.skipped:
             options["columns"] = repr(list(self._data.features))
         lines = [source, *(f"{name}={value}" for name, value in options.items())]

@@ -9,7 +9,7 @@ from fastpipe import _fastpipe
 from fastpipe._ordering import Ordering
 from fastpipe.errors import RowsLeftOutWarning
 
-__all__ = ["check", "warn"]
+__all__ = ["check", "stacklevel", "warn"]
 
 # Up to a tenth of the rows may be left out without a warning.
 _UNSAID = 10
@@ -82,10 +82,10 @@ def warn(order: _fastpipe.Order, ordering: Ordering, rows: int) -> None:
             remedies.append('shard_by="batch"')
     share = "all" if left_out == rows else f"{left_out} of"
     text = f"{share} {rows} rows ({left_out / rows:.0%}) are in no batch of an epoch, with {', '.join(why)}"
-    warnings.warn(f"{text}. What keeps more of them: {'; '.join(remedies)}", RowsLeftOutWarning, _stacklevel())
+    warnings.warn(f"{text}. What keeps more of them: {'; '.join(remedies)}", RowsLeftOutWarning, stacklevel())
 
 
-def _stacklevel() -> int:
+def stacklevel() -> int:
     """How many frames above its caller the first one lies that isn't of fastpipe."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "fastpipe":

@@ -129,7 +129,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _head(arguments: argparse.Namespace) -> int:
     files = expand(arguments.file)
     # Several files are read until there are enough records; most often the first one has them.
-    found = _inspect.infer_readable(files[:1], fastpipe.AvroFile(files[0]).schema)
+    found = _inspect.infer_readable(files[:1])
     if not found.features and found.error is not None:
         raise found.error
     width = _width()
@@ -143,8 +143,6 @@ def _head(arguments: argparse.Namespace) -> int:
             batch = next(iter(reader), None)
             rows += [] if batch is None else batch_rows(batch, reader.symbols, width)
     print(rows_text(names, rows, width) if rows and names else "no records")
-    for name, logical in found.notes.items():
-        print(f"{name}: {logical}, as it is stored", file=sys.stderr)
     for name, reason in found.skipped.items():
         print(f"{name}: left out: {clean(reason)}", file=sys.stderr)
     return 0
@@ -171,7 +169,7 @@ def _inspect_files(arguments: argparse.Namespace) -> int:
     groups = _inspect.by_schema(summaries)
     # Only files of one schema can be read together, and broken ones would stand in the way.
     sound = [summary.path for summary in groups[0] if summary.error is None] if groups else []
-    found = _inspect.infer_readable(sound, groups[0][0].schema) if sound else None
+    found = _inspect.infer_readable(sound) if sound else None
     if arguments.json:
         print(json.dumps(_as_json(summaries, len(groups) <= 1, found), indent=2))
     else:
@@ -183,10 +181,12 @@ def _inspect_files(arguments: argparse.Namespace) -> int:
 
 
 def _as_json(summaries: list[FileSummary], agree: bool, found: _inspect.Readable | None) -> dict[str, Any]:
-    features = {}
+    features: dict[str, dict[str, Any]] = {}
     for name, spec in found.features.items() if found else ():
         kind, shape, dtype, nulls, *_ = spec._lower()
         features[name] = {"kind": kind, "shape": [None if n < 0 else n for n in shape], "dtype": dtype, "nulls": nulls}
+        if spec.scale is not None:
+            features[name]["scale"] = spec.scale
     return {
         "files": [summary.as_json() for summary in summaries],
         "totals": {
@@ -197,7 +197,7 @@ def _as_json(summaries: list[FileSummary], agree: bool, found: _inspect.Readable
         },
         "schemas_agree": agree,
         "features": features,
-        "features_code": found.code() if found and found.features else None,
+        "features_code": repr(found.features) if found and found.features else None,
         "features_error": str(found.error) if found and found.error else None,
         "features_left_out": found.skipped if found else {},
     }
@@ -285,7 +285,7 @@ def _agreement(groups: list[list[FileSummary]]) -> str:
 def _features_section(found: _inspect.Readable) -> str:
     if not found.features:
         return f"Features\n  can't be inferred: {clean(str(found.error))}"
-    lines = ["Features", _indent(found.code())]
+    lines = ["Features", _indent(repr(found.features))]
     for name, reason in found.skipped.items():
         lines.append(f"  left out: {clean(name)}: {clean(reason)}")
     return "\n".join(lines)

@@ -22,6 +22,7 @@ from fastpipe._demo_model import HELD_OUT, History, fit, inputs_of
 from fastpipe._sources import expand
 from fastpipe._terminal_text import clean, plural, size_text, table
 from fastpipe.avro import _inspect
+from fastpipe.avro._schema_fields import schema_fields
 from fastpipe.batch import Sparse, SparseCSR, Strings
 from fastpipe.errors import SchemaError
 from fastpipe.specs import DenseSpec, Features
@@ -94,17 +95,27 @@ def _run_files(files: Sequence[str], epochs: int, folder: Path, label: str | Non
 
 
 def _features(paths: list[str]) -> Features:
-    found = _inspect.infer_readable(paths, fastpipe.AvroFile(paths[0]).schema)
+    found = _inspect.infer_readable(paths)
     if not found.features:
         raise found.error or SchemaError("the schema has no fields to read")
     for name, reason in found.skipped.items():
         print(f"left out: {clean(name)}: {clean(reason)}")
-    for name in found.notes:  # fastavro makes dates and the like of these, so there would be nothing to compare with.
-        del found.features[name]
-        print(f"left out: {clean(name)}: a logical type")
+    # fastavro makes dates and the like of these, so there would be nothing to compare with.
+    other = {entry.path for entry in schema_fields(fastpipe.AvroFile(paths[0]).schema) if entry.logical}
+    codes = _codes(found.features)
+    for name in list(found.features):
+        path = name.removesuffix(".values")
+        if name in other or path in other or ":" in name or name in codes:
+            del found.features[name]
+            print(f"left out: {clean(name)}: a logical type, or a union of several types")
     if not found.features:
-        raise found.error or SchemaError("nothing but logical types, which fastavro doesn't read as they are stored")
+        raise SchemaError("nothing but logical types and unions, which fastavro doesn't read as they are stored")
     return found.features
+
+
+def _codes(features: Features) -> set[str]:
+    """The columns that number the types of a union."""
+    return {name.rpartition(":")[0] for name in features if ":" in name}
 
 
 def _stream(paths: list[str], features: Features, batch_size: int) -> None:

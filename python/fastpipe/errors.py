@@ -11,6 +11,7 @@ import errno
 from typing import Any
 
 __all__ = [
+    "ColumnsLeftOutWarning",
     "DeviceError",
     "FastpipeError",
     "InteractionsError",
@@ -180,4 +181,13 @@ class RowsLeftOutWarning(UserWarning):
 
     A reader warns once, where it is made. `warnings.filterwarnings("ignore", category=fastpipe.RowsLeftOutWarning)`
     silences it, `"error"` makes an error of it.
+    """
+
+
+class ColumnsLeftOutWarning(UserWarning):
+    """Columns of the files are of types that are not read, and are left out.
+
+    A reader warns once, where it is made, and names all of them with what would read them.
+    `warnings.filterwarnings("ignore", category=fastpipe.ColumnsLeftOutWarning)` silences it; so does
+    `unsupported="ignore"`, and `unsupported="error"` makes an error of it.
     """

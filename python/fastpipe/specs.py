@@ -24,6 +24,7 @@ Nulls: TypeAlias = Literal["error", "mask", "fill"]
 Lowered: TypeAlias = (
     "tuple[str, tuple[int, ...], str, str, Value | None, Value | None, str, bool, str | None, bool, int | None]"
 )
+Described: TypeAlias = "tuple[str, str, list[int | None], str, str, int | None]"
 
 _NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 _UNITS = ("D", "s", "ms", "us", "ns")
@@ -127,7 +128,7 @@ class DenseSpec(Spec):
         scale: values are decimals, stored as integers in units of 10**-scale: `DenseSpec((), "int64", scale=2)` reads
             12.34 as 1234. The dtype is an integer one, and a fill or pad value is in these units too. A larger scale
             than the column's multiplies, exactly; a smaller one raises `SchemaError`. Integers are decimals of scale
-            0. For Arrow data and Parquet; without it decimals become floats.
+            0. Without it decimals become floats.
         length: True for the number of items in the array, or map, that lies below the dimensions of `shape`, instead of
             its values: `()` counts an array's items, before they are padded or cut. The dtype is "int64".
 
@@ -300,9 +301,14 @@ def spec_of(kind: str, shape: Any, dtype: Any, **options: Any) -> Spec:
     return _KINDS[kind](shape, dtype, **options)
 
 
-def inferred(columns: Iterable[tuple[str, str, list[int | None], str, str]]) -> Features:
-    """The specs of columns as the extension module describes them: by name, kind, shape, dtype and nulls."""
-    return Features({name: spec_of(kind, shape, dtype, nulls=nulls) for name, kind, shape, dtype, nulls in columns})
+def inferred(columns: Iterable[Described]) -> Features:
+    """The specs of columns as the extension module describes them: by name, kind, shape, dtype, nulls and scale."""
+    return Features(
+        {
+            name: spec_of(kind, shape, dtype, nulls=nulls, scale=scale)
+            for name, kind, shape, dtype, nulls, scale in columns
+        }
+    )
 
 
 def _dtype(dtype: Any) -> str:

@@ -12,6 +12,7 @@ from fastpipe._arguments import names
 from fastpipe._data import Words
 from fastpipe._state import VERSION
 from fastpipe.avro._index_cache import IndexCache, cache_directory
+from fastpipe.avro._schemas import AS_WRITTEN, Resolution
 from fastpipe.specs import Features, inferred
 
 __all__ = ["AvroData", "Location"]
@@ -56,6 +57,7 @@ class AvroData:
             one, before features are held to it. What it raises is raised.
         damaged: is filled with the exceptions of damaged files, of which then the blocks in front of the damage are
             read. They are raised by default.
+        resolution: how files' schemas are understood.
     """
 
     words = _WORDS
@@ -67,15 +69,22 @@ class AvroData:
         index_cache: IndexCache = None,
         check: Callable[[str, str], None] | None = None,
         damaged: list[Exception] | None = None,
+        resolution: Resolution = AS_WRITTEN,
     ) -> None:
         lowered = [(name, spec._lower()) for name, spec in features.items()]
-        handle = _fastpipe.AvroDataset(files, lowered, None, cache_directory(index_cache), check, damaged=damaged)
-        self._open(files, handle, index_cache)
+        handle = _fastpipe.AvroDataset(
+            files, lowered, None, cache_directory(index_cache), check, damaged, *resolution.lowered()
+        )
+        self._open(files, handle, index_cache, resolution)
         self.features = features
 
     @classmethod
     def inferring(
-        cls, files: list[str], columns: Sequence[str] | None, index_cache: IndexCache, *, lenient: bool = False
+        cls,
+        files: list[str],
+        columns: Sequence[str] | None,
+        index_cache: IndexCache,
+        resolution: Resolution = AS_WRITTEN,
     ) -> Self:
         """Opens files for what is found in them, or for those columns of it.
 
@@ -83,35 +92,33 @@ class AvroData:
             files: their paths.
             columns: as in `read_avro`.
             index_cache: as in `read_avro`.
-            lenient: whether to take logical types as what is stored, and to leave out what isn't read, instead of
-                raising an error.
+            resolution: how files' schemas are understood.
         """
         wanted = None if columns is None else names("columns", columns)
         data = cls.__new__(cls)
-        handle = _fastpipe.AvroDataset(files, None, wanted, cache_directory(index_cache), lenient=lenient)
-        data._open(files, handle, index_cache)
+        cache = cache_directory(index_cache)
+        handle = _fastpipe.AvroDataset(files, None, wanted, cache, None, None, *resolution.lowered())
+        data._open(files, handle, index_cache, resolution)
         data.features = inferred(handle.features())
         return data
 
-    def _open(self, files: list[str], handle: _fastpipe.AvroDataset, index_cache: IndexCache) -> None:
+    def _open(
+        self, files: list[str], handle: _fastpipe.AvroDataset, index_cache: IndexCache, resolution: Resolution
+    ) -> None:
         self.files = files
         self.handle = handle
         self._index_cache = index_cache
+        self._resolution = resolution
         self._fingerprints: dict[int, dict[str, Any]] = {}
 
     @property
     def symbols(self) -> dict[str, list[str]]:
-        """For each enum that is read as codes its symbols."""
+        """For each enum that is read as codes its symbols, for each union the names of its types."""
         return dict(self.handle.symbols())
 
     @property
-    def stored(self) -> dict[str, str]:
-        """For each feature of a logical type that is read as what is stored (`lenient`): the logical type."""
-        return dict(self.handle.stored())
-
-    @property
     def left_out(self) -> dict[str, str]:
-        """For each column that was left out (`lenient`): why."""
+        """For each column that is of a type which isn't read: why."""
         return dict(self.handle.left_out())
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
@@ -148,7 +155,7 @@ class AvroData:
         return self.handle.column_times()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return AvroData, (self.files, self.features, self._index_cache)
+        return AvroData, (self.files, self.features, self._index_cache, None, None, self._resolution)
 
     def __str__(self) -> str:
         return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"

@@ -22,44 +22,20 @@ class Readable:
     """The features that can be read, and for the rest the reason why not."""
 
     features: Features = field(default_factory=Features)
-    notes: dict[str, str] = field(default_factory=dict)
-    """Features that aren't inferred, but read as what is stored: the logical type."""
     skipped: dict[str, str] = field(default_factory=dict)
     error: FastpipeError | None = None
-    """Why not all of the features can be inferred at once."""
-
-    def code(self) -> str:
-        """The features as Python code."""
-        lines = repr(self.features).splitlines()
-        for i, name in enumerate(self.features, start=1):
-            if name in self.notes:
-                lines[i] += f"  # {self.notes[name]}, as it is stored"
-        return "\n".join(lines)
+    """Why nothing can be inferred."""
 
 
-def infer_readable(paths: Sequence[str], schema: Any) -> Readable:
-    """Infers features; where a type stands in the way, of the rest, with logical types as they are stored.
-
-    Args:
-        paths: files of one schema.
-        schema: theirs.
-    """
+def infer_readable(paths: Sequence[str]) -> Readable:
+    """Infers features of files of one schema, as `infer_features` does."""
     found = Readable()
     try:
-        data = AvroData.inferring(list(paths), None, None, lenient=True)
+        data = AvroData.inferring(list(paths), None, None)
     except FastpipeError as error:
         found.error = error
         return found
     found.features, found.skipped = data.features, data.left_out
-    texts = {entry.path: entry.logical for entry in schema_fields(schema)}
-    for name, logical in data.stored.items():
-        # Values of maps have no line of their own in the table.
-        found.notes[name] = texts.get(name) or texts.get(name.removesuffix(".values")) or logical
-    if found.notes or found.skipped:
-        try:
-            fastpipe.infer_features(list(paths))
-        except FastpipeError as error:
-            found.error = error
     return found
 
 

@@ -11,6 +11,7 @@ from fastpipe._options import Options, Settings, takes_options
 from fastpipe._sources import Paths, expand
 from fastpipe.avro._data import AvroData
 from fastpipe.avro._index_cache import IndexCache
+from fastpipe.avro._schemas import ReaderSchema, Resolution, Unsupported, tell_left_out
 from fastpipe.reader import Reader
 from fastpipe.specs import Features, Spec
 
@@ -25,6 +26,9 @@ def read_avro(
     columns: Sequence[str] | None = None,
     batch_size: SupportsIndex,
     index_cache: IndexCache = None,
+    reader_schema: ReaderSchema = None,
+    logical_types: bool = True,
+    unsupported: Unsupported = "warn",
     **options: Unpack[Options],
 ) -> Reader:
     """Reads Avro files as batches of NumPy arrays.
@@ -43,7 +47,8 @@ def read_avro(
         features: spec of each wanted feature, by name. Fields of nested records are named with dots (`user.age`), below
             a map come `keys` and `values` (`scores.keys`, `scores.values`), items of arrays add nothing to the name. If
             the files' records aren't of a record type, their only feature is `value`. A spec's `field` names the path
-            instead, so that several features can read one field.
+            instead, so that several features can read one field. Unions of several types are named as
+            `infer_features` has them.
         columns: names out of what `infer_features` finds, instead of `features`; a name stands for all that is nested
             in it. With neither, all of it is read. Unrequested fields are skipped, not decoded.
         batch_size: rows a batch.
@@ -53,6 +58,15 @@ def read_avro(
             (which is logged as a warning to the logger `fastpipe`). None is kept of files that were modified less than
             two seconds ago, whose next change could go unnoticed, nor of files up to 64 KiB, which are read whole with
             their header anyway. None for no cache.
+        reader_schema: a schema to which those of all files are resolved, as the Avro 1.12 specification has it: JSON
+            text, parsed JSON, or the path of a file (`pathlib.Path("user.avsc")`). Names are then the reader's; fields
+            that a file lacks take their default. "union" for the schema that has all that the files' have: fields that
+            some of them lack may be null, numbers are promoted. None takes files as they are: each must have the
+            features, but for those with a `fill` value, which stands for a field that a later file lacks.
+        logical_types: whether dates, times, decimals, UUIDs and durations are read as such, or as what is stored.
+        unsupported: "warn" leaves out columns of types that aren't read, with one `ColumnsLeftOutWarning` that names
+            them and says what would read them; "error" raises `UnsupportedError` instead, "ignore" does neither. What
+            `columns` or `features` name is never left out.
         **options: see `fastpipe.Options`.
 
     Returns:
@@ -62,7 +76,7 @@ def read_avro(
         MissingFileError: if a file isn't there, or a link leads nowhere.
         MalformedFileError: if a header is damaged or a file cut short.
         SchemaError: if a feature isn't in a schema or its spec doesn't fit.
-        UnsupportedError: for what isn't read: other codecs, unions of several types besides null, URLs.
+        UnsupportedError: for what isn't read: other codecs, URLs; a column that is named and can't be read.
         StorageError: if storage fails, a folder can't be read, a file changed, or an index has to be kept and the
             cache's directory can't be written.
         LimitError: if a schema or a header exceeds a limit, such as that of columns which are inferred. From
@@ -84,17 +98,38 @@ def read_avro(
     """
     settings = Settings(read_avro, batch_size, options)
     wanted, chosen = asked_for(features, columns)
+    resolution = Resolution.of(reader_schema, logical_types)
+    tell_left_out({}, unsupported)
     files = expand(source)
     if wanted is not None:
-        return settings.reader(AvroData(files, wanted, index_cache))
-    return settings.reader(AvroData.inferring(files, chosen, index_cache))
+        return settings.reader(AvroData(files, wanted, index_cache, resolution=resolution))
+    data = AvroData.inferring(files, chosen, index_cache, resolution)
+    tell_left_out(data.left_out, unsupported)
+    return settings.reader(data)
 
 
-def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index_cache: IndexCache = None) -> Features:
+def infer_features(
+    source: Paths,
+    columns: Sequence[str] | None = None,
+    *,
+    index_cache: IndexCache = None,
+    reader_schema: ReaderSchema = None,
+    logical_types: bool = True,
+    unsupported: Unsupported = "warn",
+) -> Features:
     """Finds the features of Avro files; printed, they are Python code to paste.
 
-    Types and nulls follow from the first file's schema: nullable fields are masked, records of exactly `indices0`,
-    `indices1`, ... and `values` are sparse. A recursive record has the columns of its outermost level. Lengths of
+    Types and nulls follow from the first file's schema, or the reader's: nullable fields are masked, records of exactly
+    `indices0`, `indices1`, ... and `values` are sparse. A recursive record has the columns of its outermost level.
+
+    Dates, times and timestamps are `datetime64` and `timedelta64` of their unit; decimals of up to 18 digits are int64
+    with their `scale`, those of more float64; durations are months, days and milliseconds, uint32 of shape (3,); UUIDs
+    are strings, or 16 bytes where the file has these. A union of numbers is int64, or float64 if one of them is a
+    float; integers beyond 2**53 are rounded then. Any other union `f` has the column `f`, the number of the value's
+    type in the union (`Reader.symbols` names them), and for each type a column `f:type`, null where the value is of
+    another one; records, enums and fixed go by their names.
+
+    Lengths of
     arrays are not in a schema, so data are looked at (all of it up to 16 MiB, else 64 blocks spread over it): a
     dimension whose arrays all have the same length, 16 arrays at least, is taken to be fixed, of the 31 innermost ones.
     Where that turns out wrong later, `ShapeError` says so and a `RaggedSpec` reads it. Damaged blocks are passed over,
@@ -104,14 +139,17 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index
         source: as in `read_avro`.
         columns: only these, and what is nested in them; at least one.
         index_cache: as in `read_avro`.
+        reader_schema: as in `read_avro`.
+        logical_types: as in `read_avro`.
+        unsupported: as in `read_avro`.
 
     Returns:
         Specs by feature name, in the order of the schema.
 
     Raises:
-        UnsupportedError: if a wanted field is of a type that isn't inferred: a union of several types besides null, a
-            record within another of its own (recursive) type, or a logical type; the message says how underlying values
-            and single fields can be asked for in `features`.
+        UnsupportedError: if a column that is named, or any with `unsupported="error"`, is of a type that isn't read: a
+            record within another of its own (recursive) type, or types nested too deep; the message says how single
+            fields can be asked for in `features`.
         LimitError: if the schema has more columns than are inferred, or nests deeper.
         TypeError: if an argument is of the wrong type.
         ValueError: if `columns` is empty.
@@ -128,4 +166,8 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index
     chosen = None if columns is None else names("columns", columns)
     if chosen is not None and not chosen:
         raise ValueError("columns is empty: name at least one")
-    return AvroData.inferring(expand(source), chosen, index_cache).features
+    resolution = Resolution.of(reader_schema, logical_types)
+    tell_left_out({}, unsupported)
+    data = AvroData.inferring(expand(source), chosen, index_cache, resolution)
+    tell_left_out(data.left_out, unsupported)
+    return data.features

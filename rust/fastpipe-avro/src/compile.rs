@@ -1,16 +1,18 @@
 //! The compiler: (schema of a file, columns) to a decode plan.
 
 mod constants;
+mod defaults;
 mod fuse;
 mod items;
 mod leaf;
 mod skip;
 mod sparse;
+mod unions;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use fastpipe_batch::{Error, ErrorKind, Nulls};
+use fastpipe_batch::{Error, ErrorKind, Leaf, Nulls, Scalar};
 
 use self::constants::constants;
 use crate::isa::Isa;
@@ -18,16 +20,18 @@ use crate::layout::{Column, check};
 use crate::limits::MAX_SCHEMA_LEVELS;
 use crate::plan::{Emit, Op, Plan, Span, Wire};
 use crate::schema::{NodeId, Schema, Type};
-use crate::trace::{UnionShape, components, misfit, union_shape};
+use crate::trace::{ROOT, Step, Trace, misfit};
 
 /// A column that is wanted below the node that is being compiled.
 #[derive(Clone, Copy)]
 struct Want<'a> {
     column: usize,
-    /// What is left of the feature's path.
-    path: &'a [&'a str],
+    /// What is left of the way to its field.
+    path: &'a [Step<'a>],
     /// Dimensions passed so far.
     level: usize,
+    /// Whether integers that a float has no exact place for are rounded, as Avro's promotion does.
+    rounds: bool,
 }
 
 impl Want<'_> {
@@ -63,9 +67,10 @@ struct Compiler<'a> {
     depth: usize,
 }
 
-/// Compiles the plan that reads `columns` from files of `schema`.
-pub(crate) fn compile(schema: &Schema, columns: &[Column]) -> Result<Plan, Error> {
-    let mut plan = compile_steps(schema, columns)?;
+/// Compiles the plan that reads `columns` from files of `schema`. With a reader's schema, `schema` is the file's as that sees
+/// it (see [`resolve`](crate::resolve)), and the columns are of the reader's.
+pub(crate) fn compile(schema: &Schema, reader: Option<&Schema>, columns: &[Column]) -> Result<Plan, Error> {
+    let mut plan = compile_steps(schema, reader, columns)?;
     let parts: Vec<_> = columns.iter().flat_map(|c| c.spec.parts()).collect();
     fuse::fuse(&mut plan, &parts);
     plan.isa = Isa::best();
@@ -73,12 +78,11 @@ pub(crate) fn compile(schema: &Schema, columns: &[Column]) -> Result<Plan, Error
 }
 
 /// A plan that takes one step at a time, anywhere: what others are held against.
-pub(crate) fn compile_steps(schema: &Schema, columns: &[Column]) -> Result<Plan, Error> {
-    let mut paths = Vec::with_capacity(columns.len());
+pub(crate) fn compile_steps(schema: &Schema, reader: Option<&Schema>, columns: &[Column]) -> Result<Plan, Error> {
+    let mut traces: Vec<Trace<'_>> = Vec::with_capacity(columns.len());
     for column in columns {
         let name = &column.feature.name;
-        check(schema, &column.feature).map_err(|e| e.at_feature(name))?;
-        paths.push(components(schema, &column.feature.field).map_err(|e| e.at_feature(name))?);
+        traces.push(check(reader.unwrap_or(schema), &column.feature).map_err(|e| e.at_feature(name))?);
     }
     let root = schema.root();
     let mut uses = vec![0; schema.len()];
@@ -98,15 +102,20 @@ pub(crate) fn compile_steps(schema: &Schema, columns: &[Column]) -> Result<Plan,
         uses,
         depth: 0,
     };
-    let wants = paths
+    let wants = traces
         .iter()
         .enumerate()
-        .map(|(column, path)| Want { column, path, level: 0 })
+        .map(|(column, trace)| Want {
+            column,
+            path: &trace.steps,
+            level: 0,
+            rounds: false,
+        })
         .collect();
     let top = if matches!(schema.ty(root), Type::Record(_)) {
         ""
     } else {
-        "value"
+        ROOT
     };
     let mut code = Code::default();
     compiler.node(root, wants, top, &mut code)?;
@@ -117,6 +126,13 @@ pub(crate) fn compile_steps(schema: &Schema, columns: &[Column]) -> Result<Plan,
     Ok(compiler.plan)
 }
 
+/// What fills dates and times that are null: none (NaT).
+const NAT: Scalar = Scalar::Int(i64::MIN as i128);
+
+fn is_time(column: &Column) -> bool {
+    matches!(column.feature.request.leaf(), Leaf::Fixed(dtype) if dtype.is_time())
+}
+
 fn join(path: &str, name: &str) -> String {
     if path.is_empty() {
         name.to_owned()
@@ -125,9 +141,11 @@ fn join(path: &str, name: &str) -> String {
     }
 }
 
-fn wire(ty: &Type) -> Option<Wire> {
+fn wire(ty: &Type, rounds: bool) -> Option<Wire> {
     Some(match ty {
         Type::Boolean => Wire::Boolean,
+        Type::Int if rounds => Wire::IntRounded,
+        Type::Long if rounds => Wire::LongRounded,
         Type::Int => Wire::Int,
         Type::Long => Wire::Long,
         Type::Float => Wire::Float,
@@ -201,7 +219,13 @@ impl<'a> Compiler<'a> {
         }
         let schema = self.schema;
         match schema.ty(id) {
-            Type::Union(branches) => self.union(branches, wants, path, out),
+            Type::Union(union) => self.union(union, wants, path, out),
+            Type::Default { node, json } => self.default(*node, json, &wants, path, out),
+            Type::Missing { reason, .. } => self.missing(&wants, reason, path, out),
+            Type::Mismatch { reason, .. } => {
+                let name = &self.columns[wants[0].column].feature.name;
+                Err(misfit(reason.to_string()).at_feature(name))
+            }
             Type::Record(fields) => {
                 let (here, below): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| w.path.is_empty());
                 if let [want] = here[..]
@@ -217,18 +241,19 @@ impl<'a> Compiler<'a> {
                         .collect();
                     return self.tee(passes, path, out, |c, wants, code| c.node(id, wants, path, code));
                 }
-                for (name, field) in fields {
-                    let wants = below.iter().filter(|w| w.path[0] == name).map(|w| Want {
+                for field in fields {
+                    let wants = below.iter().filter(|w| w.path[0] == Step::Field(&field.name));
+                    let wants = wants.map(|w| Want {
                         path: &w.path[1..],
                         ..*w
                     });
-                    self.node(*field, wants.collect(), &join(path, name), out)?;
+                    self.node(field.node, wants.collect(), &join(path, &field.name), out)?;
                 }
                 Ok(())
             }
             Type::Array(item) => self.items(None, *item, wants, path, out),
             Type::Map(value) => {
-                let (keys, values): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| w.path.first() == Some(&"keys"));
+                let (keys, values): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| w.path.first() == Some(&Step::Keys));
                 if keys.len() > 1 {
                     let groups = keys.into_iter().map(|w| vec![w]);
                     let passes = groups.chain((!values.is_empty()).then_some(values)).collect();
@@ -278,32 +303,6 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    fn union(&mut self, branches: &[NodeId], wants: Vec<Want<'a>>, path: &str, out: &mut Code) -> Result<(), Error> {
-        let at = self.path(path);
-        match union_shape(self.schema, branches) {
-            UnionShape::One(inner) => {
-                out.push(Op::Branch, at);
-                self.node(inner, wants, path, out)
-            }
-            UnionShape::Nullable { null, inner } => {
-                let on_null = self.on_null(&wants)?;
-                let mut code = Code::default();
-                self.node(inner, wants, path, &mut code)?;
-                let body = self.block(code);
-                out.push(
-                    Op::Nullable {
-                        null: null as i64,
-                        body,
-                        on_null,
-                    },
-                    at,
-                );
-                Ok(())
-            }
-            UnionShape::Several => Err(misfit(format!("the field '{path}' is a union of several types"))),
-        }
-    }
-
     /// What a null writes to each of the columns; `None` if one of them doesn't allow it.
     fn on_null(&mut self, wants: &[Want<'a>]) -> Result<Option<Span>, Error> {
         let mut emits = Vec::new();
@@ -317,6 +316,7 @@ impl<'a> Compiler<'a> {
                     return Err(misfit(reason.into()).at_feature(&column.feature.name));
                 }
                 Nulls::Mask => None,
+                Nulls::Fill(None) if is_time(column) => Some(&NAT),
                 Nulls::Fill(value) => value.as_ref(),
             };
             emits.extend(constants(column, want.level, fill, true).map_err(|e| e.at_feature(&column.feature.name))?);

@@ -1,6 +1,7 @@
 //! The decoder: runs a plan over the bytes of a block.
 
 mod arrays;
+mod decimal;
 mod pick;
 mod sparse;
 mod text;
@@ -12,13 +13,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fastpipe_batch::{Error, Fragment, LengthRule, Mark, Pick, Rows, Sink, SlabPool, try_collect, try_with_capacity};
+use fastpipe_batch::{Error, ErrorKind, Fragment, LengthRule, Mark, Pick, Rows, Sink, SlabPool, try_collect, try_with_capacity};
 
 use crate::cursor::Cursor;
 use crate::fault::Fault;
 use crate::limits::MAX_DEPTH;
 use crate::number;
-use crate::plan::{NO_CELL, Op, Plan, Scalar, Span};
+use crate::plan::{EnumTable, NO_CELL, Op, Plan, Scalar, Span};
 
 use self::arrays::Width;
 pub(crate) use self::pick::{Indexed, pick};
@@ -192,8 +193,11 @@ struct Decoder<'p, 'd, 's, 'r> {
 impl Decoder<'_, '_, '_, '_> {
     #[cold]
     fn locate(&self, fault: Fault, record: u32) -> Error {
-        let mut error = fault
-            .into_error()
+        let error = match fault {
+            Fault::Refused(refusal) => Error::new(ErrorKind::Schema, &*self.plan.refusals[refusal as usize]),
+            fault => fault.into_error(),
+        };
+        let mut error = error
             .at_record(u64::from(record))
             .at_position(self.cursor.position() as u64, "decompressed block");
         if let Some(lengths) = self.blamed.and_then(|pc| self.plan.lengths(fault, pc)) {
@@ -292,6 +296,11 @@ impl Decoder<'_, '_, '_, '_> {
                     self.run(*body)
                 }
             }
+            Op::Union { branches } => {
+                let branch = self.branch(branches.end - branches.start)?;
+                self.run(branches.of(&plan.spans)[branch])
+            }
+            Op::Refuse { refusal } => Err(Fault::Refused(*refusal)),
             Op::Scalars { scalars, cells } => self.scalars(*scalars, *cells as usize),
             Op::Emit(span) => self.emit(*span, 1),
             Op::Null { on_null } => self.null(*on_null),
@@ -307,8 +316,11 @@ impl Decoder<'_, '_, '_, '_> {
                 let bytes = self.cursor.bytes(*size)?;
                 Ok(self.out.writer(*part as usize).extend(bytes)?)
             }
+            Op::UuidText { to } => self.uuid_text(*to),
+            Op::UuidBytes { part } => self.uuid_bytes(*part),
+            Op::Decimal(index) => self.decimal(&plan.decimals[*index as usize]),
             Op::EnumCode { codes, to, part } => {
-                let symbol = self.symbol(plan.enums[*codes as usize].symbols.len())?;
+                let symbol = self.symbol(&plan.enums[*codes as usize])?;
                 number::code(
                     plan.enums[*codes as usize].codes[symbol],
                     *to,
@@ -316,9 +328,9 @@ impl Decoder<'_, '_, '_, '_> {
                 )
             }
             Op::EnumText { codes, to } => {
-                let symbols = &plan.enums[*codes as usize].symbols;
-                let symbol = self.symbol(symbols.len())?;
-                self.text(symbols[symbol].as_bytes(), *to)
+                let table = &plan.enums[*codes as usize];
+                let symbol = self.symbol(table)?;
+                self.text(table.symbols[symbol].as_bytes(), *to)
             }
             Op::Numbers {
                 wire,
@@ -439,16 +451,19 @@ impl Decoder<'_, '_, '_, '_> {
     }
 
     #[inline(always)]
-    fn symbol(&mut self, symbols: usize) -> Result<usize> {
+    fn symbol(&mut self, table: &EnumTable) -> Result<usize> {
         let index = self.cursor.long()?;
-        if (index as u64) < symbols as u64 {
-            Ok(index as usize)
-        } else {
-            Err(Fault::Symbol {
+        let symbols = table.symbols.len();
+        if (index as u64) >= symbols as u64 {
+            return Err(Fault::Symbol {
                 index,
                 symbols: symbols as u32,
-            })
+            });
         }
+        if table.unknown.get(index as usize) == Some(&true) {
+            return Err(Fault::UnknownSymbol { index });
+        }
+        Ok(index as usize)
     }
 
     #[inline(always)]

@@ -40,6 +40,17 @@ pub(crate) enum Fault {
         index: i64,
         symbols: u32,
     },
+    /// A symbol that a reader's schema neither has nor has a default for.
+    UnknownSymbol {
+        index: i64,
+    },
+    /// A value that doesn't become the reader's: which of the plan's reasons.
+    Refused(u32),
+    Uuid,
+    /// A decimal of more digits than a dtype has.
+    Decimal {
+        dtype: DType,
+    },
     Utf8,
     Null,
     ShapeExact {
@@ -87,7 +98,7 @@ impl From<Overflow> for Fault {
 impl Fault {
     #[cold]
     pub(crate) fn into_error(self) -> Error {
-        use ErrorKind::{Limit, Malformed, Null, Shape, ValueRange};
+        use ErrorKind::{Limit, Malformed, Null, Schema, Shape, ValueRange};
         let (kind, reason) = match self {
             Fault::End { need, left } => (Malformed, format!("expected {need} more bytes, found {left}")),
             Fault::Varint => (Malformed, "expected a varint of at most 64 bits, found a longer one".into()),
@@ -115,6 +126,22 @@ impl Fault {
             Fault::Symbol { index, symbols } => {
                 (Malformed, format!("expected the index of one of {symbols} enum symbols, found {index}"))
             }
+            Fault::UnknownSymbol { index } => {
+                let reason = format!(
+                    "symbol {index} of the file's enum is none of the reader's, which has no default; give the reader's enum a \"default\""
+                );
+                (Schema, reason)
+            }
+            // The plan has the reason.
+            Fault::Refused(_) => (Schema, "the value is of a type that doesn't become the reader's".into()),
+            Fault::Uuid => (
+                Malformed,
+                "expected the text of a UUID, 32 hexadecimal digits with hyphens, found another; dtype \"string\" reads it".into(),
+            ),
+            Fault::Decimal { dtype } => (
+                ValueRange,
+                format!("the decimal does not fit {dtype}; \"float64\" reads up to 38 digits, and \"bytes\" all"),
+            ),
             Fault::Utf8 => (Malformed, "expected UTF-8 text, found other bytes; dtype \"bytes\" reads them as they are".into()),
             Fault::Null => (
                 Null,

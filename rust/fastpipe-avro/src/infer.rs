@@ -3,36 +3,35 @@
 //! A schema says that a field is an array, not how long it is. So arrays are inferred as ragged at first; [`Evidence`] from
 //! sampled blocks then turns those dimensions into fixed ones whose arrays were all equally long.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use fastpipe_batch::{
     DType, Error, ErrorKind, Feature, Form, Fragment, Leaf, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Mark, Nulls, Pick,
-    Request, Result, Rows, Sink, SlabPool, Source, SparseLayout, Unit, spec_code,
+    Request, Result, Rows, Sink, SlabPool, Source, SparseLayout, Unit,
 };
 
+use crate::layout::bare;
 use crate::limits::{MAX_COLUMNS, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES};
-use crate::schema::{NodeId, Schema, Type};
+use crate::logical::Logical;
+use crate::schema::{Field, NodeId, Schema, Type};
 use crate::source::AvroSource;
-use crate::trace::{UnionShape, recursive, union_shape};
+use crate::trace::{ROOT, recursive};
+use crate::union::UnionShape;
 
-/// A field of a schema that can be read as a feature, or the reason why it can't be inferred.
+/// Digits of a decimal that any int64 holds.
+const INT64_DIGITS: u32 = 18;
+
+/// What says of which type the values of a union are.
+pub(crate) const CODES: Leaf = Leaf::Fixed(DType::I32);
+
+/// A field of a schema that can be read as a feature, or the reason why it can't.
 #[derive(Clone, Debug)]
 pub struct Inferred {
     /// The feature's name.
     pub name: String,
     /// The feature, or why not.
     pub feature: Result<Feature>,
-    /// For a logical type, which isn't inferred: what is stored.
-    pub stored: Option<Stored>,
-}
-
-/// What a field of a logical type holds.
-#[derive(Clone, Debug)]
-pub struct Stored {
-    /// The feature that reads the underlying values.
-    pub feature: Feature,
-    /// The logical type.
-    pub logical: String,
 }
 
 /// The features of a schema, in the order of its fields.
@@ -42,11 +41,12 @@ pub fn infer(schema: &Schema) -> Result<Vec<Inferred>> {
         name: String::new(),
         seen: 0,
         names: 0,
+        taken: HashSet::new(),
         found: Vec::new(),
     };
     let root = schema.root();
     if !matches!(schema.ty(root), Type::Record(_)) {
-        walk.name.push_str("value");
+        walk.name.push_str(ROOT);
     }
     walk.node(root, Above::default())?;
     Ok(walk.found)
@@ -70,15 +70,12 @@ struct Walk<'a> {
     seen: usize,
     /// Bytes of the names of what was found.
     names: usize,
+    taken: HashSet<String>,
     found: Vec<Inferred>,
 }
 
 impl Walk<'_> {
-    fn push(&mut self, feature: Result<(Request, Nulls)>) -> Result<()> {
-        self.push_stored(feature, None)
-    }
-
-    fn push_stored(&mut self, feature: Result<(Request, Nulls)>, stored: Option<Stored>) -> Result<()> {
+    fn push(&mut self, feature: Result<(Request, Nulls, Option<i8>)>) -> Result<()> {
         if self.found.len() >= MAX_COLUMNS {
             let reason = format!(
                 "the schema has more than {MAX_COLUMNS} columns, the most that are inferred; name those you want in features="
@@ -94,21 +91,20 @@ impl Walk<'_> {
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         let name = self.name.clone();
-        let feature = feature.map(|(request, nulls)| self.feature(request, nulls));
-        self.found.push(Inferred { name, feature, stored });
-        Ok(())
-    }
-
-    /// The feature of the field where the walk stands.
-    fn feature(&self, request: Request, nulls: Nulls) -> Feature {
-        Feature {
-            name: self.name.clone(),
-            field: self.name.clone(),
+        let mut feature = feature.map(|(request, nulls, scale)| Feature {
+            name: name.clone(),
+            field: name.clone(),
             request,
             nulls,
             counts: false,
-            scale: None,
+            scale,
+        });
+        if !self.taken.insert(name.clone()) {
+            let reason = "another column has the same name; rename the field, or leave it out";
+            feature = Err(Error::new(ErrorKind::Unsupported, reason));
         }
+        self.found.push(Inferred { name, feature });
+        Ok(())
     }
 
     fn refuse(&mut self, reason: String) -> Result<()> {
@@ -117,11 +113,13 @@ impl Walk<'_> {
 
     /// Does something where the walk stands one level further down.
     fn within(&mut self, field: &str, then: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        self.at(if self.name.is_empty() { "" } else { "." }, field, then)
+    }
+
+    fn at(&mut self, mark: &str, name: &str, then: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         let len = self.name.len();
-        if len > 0 {
-            self.name.push('.');
-        }
-        self.name.push_str(field);
+        self.name.push_str(mark);
+        self.name.push_str(name);
         then(self)?;
         self.name.truncate(len);
         Ok(())
@@ -150,23 +148,28 @@ impl Walk<'_> {
             ));
         }
         match schema.ty(id) {
-            Type::Union(branches) => match union_shape(schema, branches) {
-                UnionShape::One(inner) => self.node(inner, above),
-                UnionShape::Nullable { inner, .. } => self.node(
-                    inner,
-                    Above {
-                        nullable: true,
-                        ..above
-                    },
-                ),
-                UnionShape::Several => {
-                    let what = self.schema.describe(id);
-                    self.refuse(format!(
-                        "{what} has several types besides null, which is not read; leave the field out, or write it as \
-                         one type"
-                    ))
+            Type::Union(union) => {
+                let nullable = Above {
+                    nullable: true,
+                    ..above
+                };
+                match union.shape {
+                    UnionShape::One(inner) => self.node(inner, above),
+                    UnionShape::Nullable(inner) => self.node(inner, nullable),
+                    UnionShape::Numbers { node, nullable: true } => self.node(node, nullable),
+                    UnionShape::Numbers { node, .. } => self.node(node, above),
+                    _ => {
+                        self.push(Ok((request(above.dims, CODES, None), nulls(above), None)))?;
+                        for branch in &union.branches {
+                            if *schema.ty(branch.node) != Type::Null {
+                                let name = &union.names[branch.code];
+                                self.at(":", name, |walk| walk.node(branch.node, nullable))?;
+                            }
+                        }
+                        Ok(())
+                    }
                 }
-            },
+            }
             // The outermost record of a recursive type has columns like others; those inside of it go on without end.
             Type::Record(_) if above.recursive && schema.recursive(id) => {
                 self.refuse(recursive(schema, id, &self.name))
@@ -187,10 +190,10 @@ impl Walk<'_> {
                         layout,
                         check_indices: true,
                     };
-                    return self.push(Ok((request, nulls(above))));
+                    return self.push(Ok((request, nulls(above), None)));
                 }
-                for (field, id) in fields {
-                    self.within(field, |walk| walk.node(*id, above))?;
+                for field in fields {
+                    self.within(&field.name, |walk| walk.node(field.node, above))?;
                 }
                 Ok(())
             }
@@ -206,8 +209,8 @@ impl Walk<'_> {
                     dims: above.dims + 1,
                     ..above
                 };
-                let keys = request(inside.dims, Leaf::Bytes { utf8: true });
-                self.within("keys", |walk| walk.push(Ok((keys, nulls(above)))))?;
+                let keys = request(inside.dims, Leaf::Bytes { utf8: true }, None);
+                self.within("keys", |walk| walk.push(Ok((keys, nulls(above), None))))?;
                 self.within("values", |walk| walk.node(*value, inside))
             }
             _ => self.leaf(id, above),
@@ -215,41 +218,33 @@ impl Walk<'_> {
     }
 
     fn leaf(&mut self, id: NodeId, above: Above) -> Result<()> {
-        let Some(leaf) = leaf(self.schema.ty(id)) else {
+        let Some(mut values) = values_of(self.schema, id) else {
             return Ok(());
         };
+        if above.dims + usize::from(values.last.is_some()) > MAX_DIMENSIONS {
+            values = Values::plain(Leaf::Bytes { utf8: false });
+        }
         // A value of type null is always null.
         let null = *self.schema.ty(id) == Type::Null;
         let nulls = nulls(Above {
             nullable: above.nullable || null,
             ..above
         });
-        let request = request(above.dims, leaf);
-        let Some(logical) = self.schema.node(id).logical.map(|logical| logical.to_string()) else {
-            return self.push(Ok((request, nulls)));
-        };
-        let reason = format!(
-            "the logical type {logical} is not inferred; its underlying values can be asked for: \
-             features={{\"{}\": {}}}",
-            self.name,
-            spec_code(above.dims, leaf, nulls == Nulls::Mask)
-        );
-        let feature = self.feature(request, nulls);
-        let error = Error::new(ErrorKind::Unsupported, reason);
-        self.push_stored(Err(error), Some(Stored { feature, logical }))
+        let request = request(above.dims, values.leaf, values.last);
+        self.push(Ok((request, nulls, values.scale)))
     }
 
     /// Dimensions and values, if the fields are those of a sparse record: exactly `indices0`, `indices1`, ... and `values`,
     /// arrays all.
-    fn sparse(&self, fields: &[(String, NodeId)]) -> Option<(usize, Leaf)> {
+    fn sparse(&self, fields: &[Field]) -> Option<(usize, Leaf)> {
         let dims = fields
             .len()
             .checked_sub(1)
             .filter(|d| (1..=MAX_DIMENSIONS).contains(d))?;
         let mut values = None;
         let mut seen = vec![false; dims];
-        for (name, id) in fields {
-            let Type::Array(item) = self.schema.ty(self.bare(*id)) else {
+        for Field { name, node, .. } in fields {
+            let Type::Array(item) = self.schema.ty(bare(self.schema, *node)) else {
                 return None;
             };
             if name == "values" {
@@ -268,24 +263,13 @@ impl Walk<'_> {
         Some((dims, leaf(ty).filter(|_| plain)?))
     }
 
-    /// A type without the unions with null around it.
-    fn bare(&self, mut id: NodeId) -> NodeId {
-        while let Type::Union(branches) = self.schema.ty(id) {
-            match union_shape(self.schema, branches) {
-                UnionShape::One(inner) | UnionShape::Nullable { inner, .. } => id = inner,
-                UnionShape::Several => break,
-            }
-        }
-        id
-    }
-
     /// A type without the unions of one branch around it; `None` if it may be null.
     fn single(&self, mut id: NodeId) -> Option<NodeId> {
-        while let Type::Union(branches) = self.schema.ty(id) {
-            match union_shape(self.schema, branches) {
-                UnionShape::One(inner) => id = inner,
-                _ => return None,
-            }
+        while let Type::Union(union) = self.schema.ty(id) {
+            let UnionShape::One(inner) = union.shape else {
+                return None;
+            };
+            id = inner;
         }
         Some(id)
     }
@@ -295,23 +279,67 @@ fn nulls(above: Above) -> Nulls {
     if above.nullable { Nulls::Mask } else { Nulls::Error }
 }
 
-fn request(dims: usize, leaf: Leaf) -> Request {
+fn request(dims: usize, leaf: Leaf, last: Option<usize>) -> Request {
     if dims == 0 {
         Request::Dense {
-            shape: Vec::new(),
+            shape: last.into_iter().collect(),
             leaf,
             pad: None,
         }
     } else {
         Request::Ragged {
-            shape: vec![None; dims],
+            shape: std::iter::repeat_n(None, dims).chain(last.map(Some)).collect(),
             leaf,
         }
     }
 }
 
-/// The values of a type without parts.
-pub(crate) fn leaf(ty: &Type) -> Option<Leaf> {
+/// How the values of a type are read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Values {
+    pub(crate) leaf: Leaf,
+    /// The length of the array that each of them is.
+    pub(crate) last: Option<usize>,
+    /// Of decimals as integers.
+    pub(crate) scale: Option<i8>,
+}
+
+impl Values {
+    pub(crate) const fn plain(leaf: Leaf) -> Values {
+        Values {
+            leaf,
+            last: None,
+            scale: None,
+        }
+    }
+}
+
+/// How the values of a type without parts are read.
+pub(crate) fn values_of(schema: &Schema, id: NodeId) -> Option<Values> {
+    let plain = Values::plain(leaf(schema.ty(id))?);
+    let Some(logical) = schema.node(id).logical else {
+        return Some(plain);
+    };
+    Some(match logical {
+        Logical::Decimal { precision, scale } if precision <= INT64_DIGITS => Values {
+            leaf: Leaf::Fixed(DType::I64),
+            last: None,
+            // At most the precision.
+            scale: i8::try_from(scale).ok(),
+        },
+        Logical::Decimal { .. } => Values::plain(Leaf::Fixed(DType::F64)),
+        Logical::Duration => Values {
+            leaf: Leaf::Fixed(DType::U32),
+            last: Some(3),
+            scale: None,
+        },
+        Logical::Uuid | Logical::BigDecimal => plain,
+        time => time.time().map_or(plain, |dtype| Values::plain(Leaf::Fixed(dtype))),
+    })
+}
+
+/// The values of a type without parts, whatever they stand for.
+fn leaf(ty: &Type) -> Option<Leaf> {
     Some(match ty {
         Type::Null | Type::Boolean => Leaf::Fixed(DType::Bool),
         Type::Int | Type::Enum(_) => Leaf::Fixed(DType::I32),
@@ -320,7 +348,7 @@ pub(crate) fn leaf(ty: &Type) -> Option<Leaf> {
         Type::Double => Leaf::Fixed(DType::F64),
         Type::String => Leaf::Bytes { utf8: true },
         Type::Bytes | Type::Fixed(_) => Leaf::Bytes { utf8: false },
-        Type::Array(_) | Type::Map(_) | Type::Record(_) | Type::Union(_) => return None,
+        _ => return None,
     })
 }
 

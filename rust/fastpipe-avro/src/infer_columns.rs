@@ -1,9 +1,9 @@
-//! What is inferred of a file's schema: all of it, the columns that are named, or whatever can be read.
+//! What is inferred of a schema: whatever can be read, or the columns that are named; and what is left out of it.
 
 use fastpipe_batch::{Error, ErrorKind, Feature, Result, nearest};
 
-use crate::file_info::FileInfo;
 use crate::infer::{Inferred, infer};
+use crate::schema::Schema;
 
 /// Names that a message lists at most.
 const SHOWN: usize = 30;
@@ -13,33 +13,26 @@ const SHOWN: usize = 30;
 pub struct InferredColumns {
     /// The features.
     pub features: Vec<Feature>,
-    /// Those of them that are read as what is stored, and their logical types.
-    pub stored: Vec<(String, String)>,
     /// Columns that are left out, and why.
     pub left_out: Vec<(String, String)>,
 }
 
-/// The features of a file, or those among them that `columns` names. What isn't inferred is an error; `lenient` reads
-/// it as what is stored, or leaves it out.
-pub fn infer_columns(file: &FileInfo, columns: Option<&[String]>, lenient: bool) -> Result<InferredColumns> {
-    let at = |e: Error| e.at_path(&file.path);
-    let found = infer(&file.schema).map_err(at)?;
+/// The features of a schema, or those among them that `columns` names. What can't be read is left out, unless it is named
+/// itself: that is an error.
+pub fn infer_columns(schema: &Schema, columns: Option<&[String]>) -> Result<InferredColumns> {
+    let found = infer(schema)?;
     let wanted = match columns {
         None => found.iter().collect(),
-        Some(columns) => chosen(&found, columns).map_err(at)?,
+        Some(columns) => chosen(&found, columns)?,
     };
     let mut inferred = InferredColumns::default();
     for field in wanted {
-        match (&field.feature, &field.stored) {
-            (Ok(feature), _) => inferred.features.push(feature.clone()),
-            (Err(_), Some(stored)) if lenient => {
-                inferred.features.push(stored.feature.clone());
-                inferred.stored.push((field.name.clone(), stored.logical.clone()));
+        match &field.feature {
+            Ok(feature) => inferred.features.push(feature.clone()),
+            Err(error) if columns.is_some_and(|columns| columns.contains(&field.name)) => {
+                return Err(refused(error, field, &found));
             }
-            (Err(error), None) if lenient => {
-                inferred.left_out.push((field.name.clone(), error.reason().to_owned()));
-            }
-            (Err(error), _) => return Err(at(refused(error, field, &found))),
+            Err(error) => inferred.left_out.push((field.name.clone(), error.reason().to_owned())),
         }
     }
     Ok(inferred)
@@ -65,7 +58,7 @@ fn chosen<'f>(found: &'f [Inferred], columns: &[String]) -> Result<Vec<&'f Infer
 
 fn within(name: &str, column: &str) -> bool {
     let rest = name.strip_prefix(column);
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', ':']))
 }
 
 /// There is no such column, or it lies within one that isn't read.
@@ -93,26 +86,16 @@ fn refused(error: &Error, field: &Inferred, found: &[Inferred]) -> Error {
 
 /// All columns of a schema, for a message.
 fn all(found: &[Inferred]) -> String {
-    let mut parts = vec![list(&names(found, |f| f.feature.is_ok()))];
-    for (fields, what) in [
-        (
-            names(found, |f| f.stored.is_some()),
-            "of logical types, which features= reads",
-        ),
-        (
-            names(found, |f| f.feature.is_err() && f.stored.is_none()),
-            "of types that are not read",
-        ),
-    ] {
-        if !fields.is_empty() {
-            parts.push(format!("{} ({what})", list(&fields)));
-        }
+    let (read, others) = (
+        list(&names(found, |f| f.feature.is_ok())),
+        list(&names(found, |f| f.feature.is_err())),
+    );
+    match (read.is_empty(), others.is_empty()) {
+        (true, true) => "none".into(),
+        (false, true) => read,
+        (true, false) => format!("{others} (which are not read)"),
+        (false, false) => format!("{read}; {others} (which are not read)"),
     }
-    parts.retain(|part| !part.is_empty());
-    if parts.is_empty() {
-        return "none".into();
-    }
-    parts.join("; ")
 }
 
 fn names(found: &[Inferred], wanted: impl Fn(&Inferred) -> bool) -> Vec<String> {
@@ -132,59 +115,48 @@ fn list(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::container::{Header, SYNC_BYTES};
 
-    /// A file with a column of each kind: read, of a logical type, and of a type that isn't read.
-    fn file() -> FileInfo {
-        let schema = r#"{"type": "record", "name": "R", "fields": [
+    /// A schema with columns that are read, of a logical type and of a union among them, and one that isn't.
+    fn schema() -> Schema {
+        let json = r#"{"type": "record", "name": "R", "fields": [
             {"name": "a", "type": "int"},
             {"name": "n", "type": {"type": "record", "name": "N", "fields": [
-                {"name": "x", "type": "float"}, {"name": "y", "type": "double"}]}},
+                {"name": "x", "type": "float"}, {"name": "again", "type": ["null", "N"]}]}},
             {"name": "t", "type": {"type": "int", "logicalType": "time-millis"}},
             {"name": "u", "type": ["int", "string"]}]}"#;
-        let header = Header {
-            metadata: [("avro.schema".to_owned(), schema.as_bytes().to_vec())].into(),
-            sync: [7; SYNC_BYTES],
-            size: 60,
-        };
-        FileInfo::new("x.avro".into(), header).unwrap()
+        Schema::parse(json).unwrap()
     }
 
-    fn names(columns: Option<&[&str]>, lenient: bool) -> Result<Vec<String>> {
+    fn names(columns: Option<&[&str]>) -> Result<Vec<String>> {
         let columns: Option<Vec<String>> = columns.map(|c| c.iter().map(|&c| c.to_owned()).collect());
-        let inferred = infer_columns(&file(), columns.as_deref(), lenient)?;
+        let inferred = infer_columns(&schema(), columns.as_deref())?;
         Ok(inferred.features.into_iter().map(|f| f.name).collect())
     }
 
     #[test]
     fn columns_are_named_or_lie_within_one_that_is() {
-        assert_eq!(names(Some(&["n", "a"]), false).unwrap(), ["n.x", "n.y", "a"]);
-        assert_eq!(names(Some(&["n.y", "n"]), false).unwrap(), ["n.y", "n.x"]);
-        assert!(names(Some(&[]), false).unwrap().is_empty());
+        assert_eq!(names(Some(&["n", "a"])).unwrap(), ["n.x", "a"]);
+        assert_eq!(names(Some(&["u:string", "u"])).unwrap(), ["u:string", "u", "u:int"]);
+        assert!(names(Some(&[])).unwrap().is_empty());
     }
 
     #[test]
-    fn what_is_not_inferred_is_an_error_that_names_the_others() {
-        let error = names(None, false).unwrap_err();
-        assert_eq!(error.location().path.as_deref(), Some("x.avro"));
-        let hint = r#"columns=["a", "n.x", "n.y"] reads the others"#;
+    fn what_is_not_read_is_left_out_unless_it_is_named() {
+        let inferred = infer_columns(&schema(), None).unwrap();
+        let left_out: Vec<_> = inferred.left_out.iter().map(|(name, _)| &**name).collect();
+        assert_eq!(left_out, ["n.again"]);
+        assert_eq!(names(None).unwrap(), ["a", "n.x", "t", "u", "u:int", "u:string"]);
+        let error = names(Some(&["n.again"])).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let hint = r#"columns=["a", "n.x", "t", "u", "u:int", "u:string"] reads the others"#;
         assert!(error.reason().contains(hint), "{error}");
-        for (column, expected) in [("b", "the schema has no column 'b'"), ("n.z", "did you mean")] {
-            let error = names(Some(&[column]), true).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Schema);
+        for (column, expected) in [
+            ("b", "the schema has no column 'b'"),
+            ("n.z", "did you mean"),
+            ("n.again.x", "recursive"),
+        ] {
+            let error = names(Some(&[column])).unwrap_err();
             assert!(error.reason().contains(expected), "{error}");
         }
-    }
-
-    #[test]
-    fn lenient_reads_what_is_stored_or_leaves_it_out() {
-        let inferred = infer_columns(&file(), None, true).unwrap();
-        let names: Vec<_> = inferred.features.iter().map(|f| &*f.name).collect();
-        let stored: Vec<_> = inferred.stored.iter().map(|(name, _)| &**name).collect();
-        let left_out: Vec<_> = inferred.left_out.iter().map(|(name, _)| &**name).collect();
-        let all: Vec<_> = names.iter().chain(&left_out).copied().collect();
-        assert_eq!(all.len(), 5, "{all:?}");
-        assert!(names.starts_with(&["a", "n.x", "n.y"]) && left_out.contains(&"u"));
-        assert!(stored.iter().all(|name| names.contains(name)));
     }
 }

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    ColumnSpec, DType, Error, ErrorKind, Feature, Form, Leaf, LengthRule, PartId, PartIds, Request, ValueParts,
+    ColumnSpec, DType, Error, Feature, Form, Leaf, LengthRule, PartId, PartIds, Request, ValueParts,
     spec_code,
 };
 
-use crate::infer::leaf;
+use crate::infer::{CODES, Values, values_of};
+use crate::logical::Logical;
 use crate::schema::{NodeId, Schema, Type};
-use crate::trace::{End, Trace, UnionShape, misfit, trace, union_shape};
+use crate::trace::{End, Trace, misfit, trace};
+use crate::union::UnionShape;
 
 /// A column: what is wanted, how it is laid out, and which parts it has.
 #[derive(Clone, Debug)]
@@ -18,26 +20,27 @@ pub struct Column {
     pub feature: Feature,
     /// How it is laid out.
     pub spec: ColumnSpec,
-    /// The symbols of an enum that is read as codes.
+    /// The symbols of an enum, or the names of a union's branches, that are read as codes.
     pub symbols: Option<Arc<[String]>>,
     pub(crate) parts: PartIds,
 }
 
 /// What to ask for instead: a spec that reads the field as it is.
-fn instead(schema: &Schema, trace: &Trace, feature: &Feature) -> String {
-    let leaf = match trace.end {
-        End::Keys => Leaf::Bytes { utf8: true },
-        End::Node(id) => match leaf(schema.ty(id)) {
-            Some(leaf) => leaf,
+fn instead(schema: &Schema, trace: &Trace<'_>, feature: &Feature) -> String {
+    let values = match trace.end {
+        End::Keys => Values::plain(Leaf::Bytes { utf8: true }),
+        End::Codes(_) => Values::plain(CODES),
+        End::Node(id) => match values_of(schema, id) {
+            Some(values) => values,
             None => return String::new(),
         },
     };
-    let null = matches!(trace.end, End::Node(id) if *schema.ty(id) == Type::Null);
-    let nullable = null || trace.nullable.contains(&true);
+    let dims = trace.nullable.len() - 1;
+    let nullable = trace.nullable.contains(&true);
     format!(
         "; features={{\"{}\": {}}} reads it",
         feature.field,
-        spec_code(trace.nullable.len() - 1, leaf, nullable)
+        spec_code(dims, values.last, values.leaf, nullable, values.scale)
     )
 }
 
@@ -47,7 +50,8 @@ fn is_number(dtype: DType) -> bool {
 }
 
 /// Whether values of a type can become these values.
-fn check_leaf(schema: &Schema, end: End, leaf: Leaf) -> Result<(), Error> {
+fn check_leaf(schema: &Schema, end: End, feature: &Feature) -> Result<(), Error> {
+    let leaf = feature.request.leaf();
     let id = match end {
         End::Keys if matches!(leaf, Leaf::Bytes { .. }) => return Ok(()),
         End::Keys => {
@@ -55,48 +59,129 @@ fn check_leaf(schema: &Schema, end: End, leaf: Leaf) -> Result<(), Error> {
                 "map keys are strings, which don't fit {leaf}; ask for \"string\""
             )));
         }
+        End::Codes(_) if matches!(leaf, Leaf::Fixed(d) if d.is_integer()) => return Ok(()),
+        End::Codes(id) => {
+            return Err(misfit(format!(
+                "the field's values are of type {}, which don't fit {leaf}; ask for an integer dtype for the numbers of \
+                 the types",
+                schema.describe(id)
+            )));
+        }
         End::Node(id) => id,
     };
-    let (fits, ask) = match schema.ty(id) {
-        Type::Null => (true, ""),
-        Type::Boolean => (
+    if feature.scale.is_some() {
+        return check_scale(schema, id, feature);
+    }
+    let logical = schema.node(id).logical;
+    let (fits, ask) = match (schema.ty(id), logical) {
+        (Type::Null, _) => (true, ""),
+        (Type::Boolean, _) => (
             matches!(leaf, Leaf::Fixed(d) if d == DType::Bool || is_number(d)),
             "bool or a number",
         ),
-        Type::Int | Type::Long => (
-            matches!(leaf, Leaf::Fixed(d) if is_number(d)),
+        (Type::Int | Type::Long, Some(logical)) => {
+            let time = logical.time();
+            let fits = matches!(leaf, Leaf::Fixed(d) if Some(d) == time || d.is_integer() || d.is_float());
+            let ask = format!(
+                "\"{}\", or an integer dtype for what is stored",
+                time.map_or("int64", DType::name)
+            );
+            if !fits {
+                return Err(mismatch(schema, id, leaf, &ask));
+            }
+            (true, "")
+        }
+        // Whoever asks for a unit says in which these numbers are.
+        (Type::Int | Type::Long, None) => (
+            matches!(leaf, Leaf::Fixed(d) if is_number(d) || d.is_time()),
             "an integer or floating-point dtype",
         ),
-        Type::Float | Type::Double => (
+        (Type::Float | Type::Double, _) => (
             matches!(leaf, Leaf::Fixed(DType::F32 | DType::F64)),
             "\"float32\" or \"float64\"",
         ),
-        Type::Enum(_) => (
+        (Type::Enum(_), _) => (
             matches!(leaf, Leaf::Bytes { .. }) || matches!(leaf, Leaf::Fixed(d) if d.is_integer()),
             "an integer dtype for codes, or \"string\" for symbols",
         ),
-        Type::String | Type::Bytes => (matches!(leaf, Leaf::Bytes { .. }), "\"string\" or \"bytes\""),
-        Type::Fixed(_) => (
+        (Type::Bytes | Type::Fixed(_), Some(Logical::Decimal { .. })) => (
+            matches!(
+                leaf,
+                Leaf::Bytes { utf8: false } | Leaf::Fixed(DType::F32 | DType::F64)
+            ),
+            "\"float64\", \"bytes\", or an integer dtype with scale=",
+        ),
+        (Type::String, Some(Logical::Uuid)) => (
+            matches!(leaf, Leaf::Bytes { .. } | Leaf::Fixed(DType::U8)),
+            "\"string\", or \"uint8\" with 16 as the last dimension",
+        ),
+        (Type::String | Type::Bytes, _) => (matches!(leaf, Leaf::Bytes { .. }), "\"string\" or \"bytes\""),
+        (Type::Fixed(_), Some(Logical::Uuid)) => (
+            matches!(leaf, Leaf::Bytes { .. } | Leaf::Fixed(DType::U8)),
+            "\"string\", \"bytes\", or \"uint8\" with 16 as the last dimension",
+        ),
+        (Type::Fixed(_), Some(Logical::Duration)) => (
+            matches!(leaf, Leaf::Bytes { utf8: false } | Leaf::Fixed(DType::U8 | DType::U32)),
+            "\"uint32\" with 3 as the last dimension (months, days, milliseconds), or \"bytes\"",
+        ),
+        (Type::Fixed(_), _) => (
             matches!(leaf, Leaf::Bytes { utf8: false } | Leaf::Fixed(DType::U8)),
             "\"bytes\", or \"uint8\" with its size as the last dimension",
         ),
-        Type::Record(_) | Type::Union(_) | Type::Array(_) | Type::Map(_) => (false, "its parts"),
+        _ => (false, "its parts"),
     };
     if fits {
         return Ok(());
     }
-    Err(misfit(format!(
-        "the field's values are of type {}, which don't fit {leaf}; ask for {ask}",
-        schema.describe(id)
-    )))
+    Err(mismatch(schema, id, leaf, ask))
+}
+
+#[cold]
+fn mismatch(schema: &Schema, id: NodeId, leaf: Leaf, ask: &str) -> Error {
+    let found = schema.describe(id);
+    misfit(format!(
+        "the field's values are of type {found}, which don't fit {leaf}; ask for {ask}"
+    ))
+}
+
+/// Whether values can become integers in units of a power of ten.
+fn check_scale(schema: &Schema, id: NodeId, feature: &Feature) -> Result<(), Error> {
+    let asked = feature.scale.unwrap_or(0);
+    let own = match (schema.ty(id), schema.node(id).logical) {
+        (Type::Int | Type::Long, None) => 0,
+        (_, Some(Logical::Decimal { scale, .. })) => i64::from(scale),
+        _ => {
+            let found = schema.describe(id);
+            return Err(misfit(format!(
+                "scale= reads decimals and integers, and the field's values are of type {found}: leave it out"
+            )));
+        }
+    };
+    if i64::from(asked) < own {
+        return Err(misfit(format!(
+            "the field's decimals have {own} decimal places, and scale={asked} would round them: give scale={own} or more"
+        )));
+    }
+    Ok(())
+}
+
+/// The dimension that the values of a type have when they are read as elements of a dtype: a fixed of bytes is an array.
+fn own_dimension(schema: &Schema, id: NodeId, leaf: Leaf) -> Option<usize> {
+    let Leaf::Fixed(dtype) = leaf else { return None };
+    match (schema.ty(id), schema.node(id).logical) {
+        (Type::Fixed(12), Some(Logical::Duration)) if dtype == DType::U32 => Some(3),
+        (Type::Fixed(n), _) if dtype == DType::U8 => Some(*n),
+        (Type::String, Some(Logical::Uuid)) if dtype == DType::U8 => Some(16),
+        _ => None,
+    }
 }
 
 /// A type without the unions around it that add nothing but null.
-fn bare(schema: &Schema, mut id: NodeId) -> NodeId {
-    while let Type::Union(branches) = schema.ty(id) {
-        match union_shape(schema, branches) {
-            UnionShape::One(inner) | UnionShape::Nullable { inner, .. } => id = inner,
-            UnionShape::Several => break,
+pub(crate) fn bare(schema: &Schema, mut id: NodeId) -> NodeId {
+    while let Type::Union(union) = schema.ty(id) {
+        match union.shape {
+            UnionShape::One(inner) | UnionShape::Nullable(inner) => id = inner,
+            _ => break,
         }
     }
     id
@@ -105,7 +190,7 @@ fn bare(schema: &Schema, mut id: NodeId) -> NodeId {
 /// The type of a feature's values: of a sparse record the items of its field `values`.
 fn values(schema: &Schema, id: NodeId) -> NodeId {
     let Type::Record(fields) = schema.ty(id) else { return id };
-    let field = fields.iter().find(|f| f.0 == "values").map(|f| bare(schema, f.1));
+    let field = fields.iter().find(|f| f.name == "values").map(|f| bare(schema, f.node));
     match field.map(|f| schema.ty(f)) {
         Some(Type::Array(item)) => bare(schema, *item),
         _ => id,
@@ -114,15 +199,15 @@ fn values(schema: &Schema, id: NodeId) -> NodeId {
 
 fn symbols(schema: &Schema, id: NodeId) -> Option<Arc<[String]>> {
     match schema.ty(id) {
-        Type::Enum(symbols) => Some(symbols.clone()),
+        Type::Enum(symbols) => Some(symbols.texts.clone()),
+        Type::Union(union) => Some(union.names.clone()),
         _ => None,
     }
 }
 
 /// Checks that a schema can yield a feature in the form that is asked for.
-pub(crate) fn check(schema: &Schema, feature: &Feature) -> Result<Trace, Error> {
+pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'s>, Error> {
     let trace = trace(schema, feature)?;
-    let asked = feature.request.leaf();
     let rank = feature.request.rank();
     if let Request::Sparse { .. } = &feature.request {
         return match trace.end {
@@ -139,20 +224,17 @@ pub(crate) fn check(schema: &Schema, feature: &Feature) -> Result<Trace, Error> 
         return check_counts(schema, trace, rank);
     }
     let hint = |e: Error| misfit(format!("{}{}", e.reason(), instead(schema, &trace, feature)));
-    check_leaf(schema, trace.end, asked).map_err(hint)?;
-    let mut dims = trace.nullable.len() - 1;
-    let mut last = None;
-    if let End::Node(id) = trace.end
-        && let (Type::Fixed(n), Leaf::Fixed(_)) = (schema.ty(id), asked)
-    {
-        dims += 1;
-        last = Some(*n);
-    }
+    check_leaf(schema, trace.end, feature).map_err(hint)?;
+    let last = match trace.end {
+        End::Node(id) => own_dimension(schema, id, feature.request.leaf()),
+        End::Keys | End::Codes(_) => None,
+    };
+    let dims = trace.nullable.len() - 1 + usize::from(last.is_some());
     if dims != rank {
         let what = match trace.end {
             End::Keys => "the keys of a map".to_owned(),
-            End::Node(_) if dims == 0 => "no arrays".to_owned(),
-            End::Node(_) => format!("arrays nested {dims} deep"),
+            _ if dims == 0 => "no arrays".to_owned(),
+            _ => format!("arrays nested {dims} deep"),
         };
         return Err(hint(misfit(format!(
             "the shape has {rank} dimensions, but the field has {what}, so {dims} are needed"
@@ -167,17 +249,17 @@ pub(crate) fn check(schema: &Schema, feature: &Feature) -> Result<Trace, Error> 
         && size != last
     {
         return Err(hint(misfit(format!(
-            "the last dimension of a fixed of {whole} bytes must be {whole}"
+            "the last dimension of these values must be {whole}"
         ))));
     }
     Ok(trace)
 }
 
 /// Checks that there are items to be counted below all dimensions.
-fn check_counts(schema: &Schema, trace: Trace, rank: usize) -> Result<Trace, Error> {
+fn check_counts<'s>(schema: &Schema, trace: Trace<'s>, rank: usize) -> Result<Trace<'s>, Error> {
     let what = match trace.end {
         End::Node(id) if matches!(schema.ty(id), Type::Array(_) | Type::Map(_)) => return Ok(trace),
-        End::Node(id) => schema.describe(id),
+        End::Node(id) | End::Codes(id) => schema.describe(id),
         End::Keys => "string".into(),
     };
     Err(misfit(format!(
@@ -189,20 +271,20 @@ fn check_counts(schema: &Schema, trace: Trace, rank: usize) -> Result<Trace, Err
 impl Column {
     /// Lays out a feature of the (first) schema. `first_part` is the number of the column's first part.
     pub(crate) fn new(schema: &Schema, feature: &Feature, first_part: PartId) -> Result<Column, Error> {
-        if feature.scale.is_some() {
-            let reason = "scale= reads decimals of Arrow data and Parquet, and none of Avro files yet: leave it out";
-            return Err(Error::new(ErrorKind::Unsupported, reason).at_feature(&feature.name));
-        }
         let trace = check(schema, feature)?;
         let form = Form::of(feature, &trace.nullable);
         let symbols = match (trace.end, feature.request.leaf()) {
             (End::Node(id), Leaf::Fixed(_)) => symbols(schema, values(schema, id)),
+            (End::Codes(id), _) => symbols(schema, id),
             _ => None,
         };
         let parts = PartIds::new(&form, first_part);
         Ok(Column {
             feature: feature.clone(),
-            spec: ColumnSpec::new(&feature.name, form),
+            spec: ColumnSpec {
+                scale: feature.scale,
+                ..ColumnSpec::new(&feature.name, form)
+            },
             symbols,
             parts,
         })

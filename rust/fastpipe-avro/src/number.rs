@@ -80,6 +80,12 @@ pub(crate) trait Number: Element {
         one_by_one(values, to, Self::wrap)
     }
     fn from_long(value: i64) -> Result<Self>;
+    /// The nearest number.
+    #[inline(always)]
+    fn rounded(value: i64) -> Result<Self> {
+        Self::from_long(value)
+    }
+    fn from_wide(value: i128) -> Result<Self>;
     fn from_float(value: f32) -> Result<Self>;
     fn from_double(value: f64) -> Result<Self>;
 }
@@ -103,6 +109,10 @@ macro_rules! integers {
             fn from_long(value: i64) -> Result<Self> {
                 <$t>::try_from(value).map_err(|_| Fault::Range { value, dtype: DType::$dtype })
             }
+            #[inline(always)]
+            fn from_wide(value: i128) -> Result<Self> {
+                <$t>::try_from(value).map_err(|_| Fault::Decimal { dtype: DType::$dtype })
+            }
             #[cold]
             fn from_float(value: f32) -> Result<Self> {
                 Err(Fault::FloatRange { value: f64::from(value), dtype: DType::$dtype })
@@ -117,6 +127,14 @@ macro_rules! integers {
 integers!(i8 => I8, i16 => I16, i32 => I32 by ints, i64 => I64 by longs, u8 => U8, u16 => U16, u32 => U32, u64 => U64);
 
 impl Number for f32 {
+    #[inline(always)]
+    fn rounded(value: i64) -> Result<Self> {
+        Ok(value as f32)
+    }
+    #[inline(always)]
+    fn from_wide(value: i128) -> Result<Self> {
+        Ok(value as f32)
+    }
     #[inline(always)]
     fn wrap(value: i64) -> (Self, bool) {
         let float = value as f32;
@@ -153,6 +171,14 @@ impl Number for f32 {
 }
 
 impl Number for f64 {
+    #[inline(always)]
+    fn rounded(value: i64) -> Result<Self> {
+        Ok(value as f64)
+    }
+    #[inline(always)]
+    fn from_wide(value: i128) -> Result<Self> {
+        Ok(value as f64)
+    }
     #[inline(always)]
     fn wrap(value: i64) -> (Self, bool) {
         let float = value as f64;
@@ -227,6 +253,15 @@ pub(crate) fn numbers(wire: Wire, to: DType, n: usize, cursor: &mut Cursor<'_>, 
     }
 }
 
+/// Writes an integer of 128 bits.
+pub(crate) fn wide(value: i128, to: DType, out: &mut Writer) -> Result<()> {
+    with_type!(to, push_wide(value, out))
+}
+
+fn push_wide<T: Number>(value: i128, out: &mut Writer) -> Result<()> {
+    Ok(out.push(T::from_wide(value)?)?)
+}
+
 /// Writes one code of an enum.
 #[inline(always)]
 pub(crate) fn code(code: i64, to: DType, out: &mut Writer) -> Result<()> {
@@ -244,6 +279,8 @@ fn one<T: Number>(wire: Wire, cursor: &mut Cursor<'_>, out: &mut Writer) -> Resu
         Wire::Boolean => T::from_long(i64::from(cursor.boolean()?))?,
         Wire::Int => T::from_long(cursor.int()?)?,
         Wire::Long => T::from_long(cursor.long()?)?,
+        Wire::IntRounded => T::rounded(cursor.int()?)?,
+        Wire::LongRounded => T::rounded(cursor.long()?)?,
         Wire::Float => T::from_float(f32::from_le_bytes(cursor.array()?))?,
         Wire::Double => T::from_double(f64::from_le_bytes(cursor.array()?))?,
     };
@@ -270,6 +307,8 @@ fn many<T: Number>(wire: Wire, n: usize, cursor: &mut Cursor<'_>, out: &mut Writ
     match wire {
         Wire::Boolean => fill(out, || T::from_long(i64::from(cursor.boolean()?))),
         Wire::Int | Wire::Long => Ok(()),
+        Wire::IntRounded => fill(out, || T::rounded(cursor.int()?)),
+        Wire::LongRounded => fill(out, || T::rounded(cursor.long()?)),
         Wire::Float => fill(out, || T::from_float(f32::from_le_bytes(cursor.array()?))),
         Wire::Double => fill(out, || T::from_double(f64::from_le_bytes(cursor.array()?))),
     }

@@ -33,6 +33,10 @@ pub(crate) enum Wire {
     Long,
     Float,
     Double,
+    /// An int that becomes the nearest float.
+    IntRounded,
+    /// A long that becomes the nearest float.
+    LongRounded,
 }
 
 /// Constant values to write.
@@ -73,6 +77,10 @@ pub(crate) enum Op {
         body: Span,
         on_null: Option<Span>,
     },
+    /// Reads any other union: the operations for each of its branches.
+    Union { branches: Span },
+    /// A value that doesn't become the reader's: which of the table of reasons.
+    Refuse { refusal: u32 },
     /// A run of scalars of a record: a stretch of the table of scalars, and how many cells they fill.
     Scalars { scalars: Span, cells: u32 },
     /// Writes constants.
@@ -88,6 +96,12 @@ pub(crate) enum Op {
     FixedText { size: usize, to: TextParts },
     /// Fixed, as numbers.
     FixedArray { size: usize, part: PartId },
+    /// A UUID of 16 bytes as text.
+    UuidText { to: TextParts },
+    /// A UUID's text as 16 bytes.
+    UuidBytes { part: PartId },
+    /// A decimal: index into the table of decimals.
+    Decimal(u32),
     /// An enum's symbol as a code: index into the table of codes.
     EnumCode { codes: u32, to: DType, part: PartId },
     /// An enum's symbol as text.
@@ -187,6 +201,32 @@ pub(crate) struct EnumTable {
     pub(crate) codes: Vec<i64>,
     /// For each symbol of the file its text.
     pub(crate) symbols: Arc<[String]>,
+    /// For each symbol of the file whether a reader's schema doesn't know it; empty if it knows all.
+    pub(crate) unknown: Arc<[bool]>,
+}
+
+/// How the bytes of a decimal are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DecimalBytes {
+    /// By their number in front of them.
+    Counted,
+    /// As many as the type has.
+    Fixed(usize),
+    /// As those of an integer.
+    Int,
+    Long,
+}
+
+/// How a decimal is read.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct DecimalOp {
+    pub(crate) bytes: DecimalBytes,
+    pub(crate) to: DType,
+    pub(crate) part: PartId,
+    /// What integers are multiplied with; `None` if that is beyond 128 bits.
+    pub(crate) factor: Option<i128>,
+    /// The decimal's own decimal places.
+    pub(crate) scale: u32,
 }
 
 /// The bound of indices in an open dimension: whatever isn't negative.
@@ -248,6 +288,9 @@ pub(crate) struct Plan {
     pub(crate) parts: Vec<PartId>,
     pub(crate) spans: Vec<Span>,
     pub(crate) enums: Vec<EnumTable>,
+    pub(crate) decimals: Vec<DecimalOp>,
+    /// Why values don't become a reader's.
+    pub(crate) refusals: Vec<Arc<str>>,
     pub(crate) sparse: Vec<SparseOp>,
     pub(crate) programs: Vec<Span>,
     pub(crate) scalars: Vec<Scalar>,
@@ -293,7 +336,7 @@ impl Plan {
             _ if pc == at => Some(0),
             Op::Items { body, .. } => self.arrays_around(*body, at).map(|inner| inner + 1),
             Op::Nullable { body, .. } => self.arrays_around(*body, at),
-            Op::Tee { passes } => passes
+            Op::Tee { passes } | Op::Union { branches: passes } => passes
                 .of(&self.spans)
                 .iter()
                 .find_map(|pass| self.arrays_around(*pass, at)),

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use fastpipe_batch::{Buffer, BufferPool, Fragment, Mark, Part, Pick, Result, Rows, Sink, SlabPool};
 
-use crate::compile::compile;
 use crate::decode;
 use crate::layout::Column;
 use crate::plan::Plan;
@@ -29,19 +28,12 @@ pub struct ColumnTimes {
 /// Decodes the first records of a unit, whose stored bytes are given, with all columns and without each of them.
 pub fn column_times(source: &AvroSource, unit: u64, bytes: Buffer) -> Result<ColumnTimes> {
     let block = source.open_block(unit, None, bytes, &BufferPool::default())?;
-    let schema = source.schema_of(unit);
     let features: Vec<_> = source.avro_columns().iter().map(|column| &column.feature).collect();
     let variant = |left_out: Option<usize>| -> Result<Variant> {
-        let mut columns = Vec::with_capacity(features.len());
-        let mut part = 0;
-        for (i, feature) in features.iter().enumerate() {
-            if Some(i) != left_out {
-                let column = Column::new(schema, feature, part)?;
-                part += column.spec.parts().len() as u32;
-                columns.push(column);
-            }
-        }
-        Ok(Variant::new(compile(schema, &columns)?, &columns))
+        let some = features.iter().enumerate().filter(|&(i, _)| Some(i) != left_out);
+        let some: Vec<_> = some.map(|(_, feature)| *feature).collect();
+        let (columns, plan) = source.compile_for(unit, &some)?;
+        Ok(Variant::new(plan, &columns))
     };
     let left_out = std::iter::once(None).chain((0..features.len()).map(Some));
     let mut variants: Vec<Variant> = left_out.map(variant).collect::<Result<_>>()?;
@@ -61,7 +53,7 @@ pub fn column_times(source: &AvroSource, unit: u64, bytes: Buffer) -> Result<Col
 
 /// A set of columns, and how fast they were decoded.
 struct Variant {
-    plan: Plan,
+    plan: Arc<Plan>,
     parts: Arc<[Part]>,
     /// The same memory every time, so that page faults don't count.
     pool: Arc<SlabPool>,
@@ -71,7 +63,7 @@ struct Variant {
 }
 
 impl Variant {
-    fn new(plan: Plan, columns: &[Column]) -> Variant {
+    fn new(plan: Arc<Plan>, columns: &[Column]) -> Variant {
         let parts: Arc<[_]> = columns.iter().flat_map(|column| column.spec.parts()).collect();
         Variant {
             plan,

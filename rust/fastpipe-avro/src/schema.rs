@@ -7,15 +7,17 @@ use std::sync::Arc;
 use fastpipe_batch::{Error, ErrorKind};
 
 use crate::limits::MAX_SCHEMA_BYTES;
+use crate::logical::Logical;
 use crate::schema_json::Json;
 use crate::schema_types::Types;
+use crate::union::{Union, UnionShape};
 
 /// The number of a node.
 pub type NodeId = usize;
 
 /// A type, with its parts by number.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)] // The variants are Avro's types.
+#[allow(missing_docs)] // The variants are Avro's types, but for the last three.
 pub enum Type {
     Null,
     Boolean,
@@ -26,14 +28,67 @@ pub enum Type {
     Bytes,
     String,
     Fixed(usize),
-    /// With its symbols.
-    Enum(Arc<[String]>),
+    Enum(Symbols),
     Array(NodeId),
     Map(NodeId),
-    /// With its fields.
-    Record(Vec<(String, NodeId)>),
-    /// With its branches.
-    Union(Vec<NodeId>),
+    Record(Vec<Field>),
+    Union(Union),
+    /// A value that a reader's schema has and the file hasn't: it takes no bytes.
+    Default {
+        /// Its type, which is the reader's.
+        node: NodeId,
+        /// The default, as JSON.
+        json: Arc<str>,
+    },
+    /// The same without a default, and why it is missed.
+    Missing {
+        /// Its type, which is the reader's.
+        node: NodeId,
+        /// What to say of it.
+        reason: Arc<str>,
+    },
+    /// A value of a type that doesn't become the reader's.
+    Mismatch {
+        /// The file's type.
+        node: NodeId,
+        /// What to say of it.
+        reason: Arc<str>,
+    },
+}
+
+/// A field of a record.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Field {
+    /// Its name; empty if a reader's schema doesn't have it.
+    pub name: String,
+    /// Its type.
+    pub node: NodeId,
+    /// Other names under which files may have it.
+    pub aliases: Vec<String>,
+    /// Its default, as JSON.
+    pub default: Option<Arc<str>>,
+}
+
+/// The symbols of an enum.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Symbols {
+    /// What each index stands for.
+    pub texts: Arc<[String]>,
+    /// What others' symbols are taken for.
+    pub default: Option<String>,
+    /// The indices whose symbols a reader's schema doesn't know, if there are such.
+    pub unknown: Arc<[bool]>,
+}
+
+impl Symbols {
+    /// Symbols that all are known.
+    pub(crate) fn new(texts: Vec<String>, default: Option<String>) -> Symbols {
+        Symbols {
+            texts: texts.into(),
+            default,
+            unknown: Arc::default(),
+        }
+    }
 }
 
 /// A type as it stands at one place of a schema.
@@ -43,8 +98,25 @@ pub struct Node {
     pub ty: Type,
     /// The full name of a record, enum or fixed.
     pub name: Option<String>,
+    /// Other full names of it.
+    pub aliases: Vec<String>,
     /// The logical type that annotates it.
-    pub logical: Option<&'static str>,
+    pub logical: Option<Logical>,
+    /// Whether a reader's schema has floats in the place of these integers.
+    pub rounds: bool,
+}
+
+impl Node {
+    /// A type without a name.
+    pub(crate) fn new(ty: Type) -> Node {
+        Node {
+            ty,
+            name: None,
+            aliases: Vec::new(),
+            logical: None,
+            rounds: false,
+        }
+    }
 }
 
 /// A parsed schema.
@@ -69,6 +141,11 @@ impl Schema {
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         let (nodes, root) = Types::of(Json::parse(json)?)?;
+        Ok(Schema::of(nodes, root))
+    }
+
+    /// A schema of these nodes.
+    pub(crate) fn of(nodes: Vec<Node>, root: NodeId) -> Schema {
         let n = nodes.len();
         let mut schema = Schema {
             nodes,
@@ -77,8 +154,40 @@ impl Schema {
             fixed: vec![None; n],
             recursive: vec![false; n],
         };
+        schema.classify_unions();
         schema.measure();
-        Ok(schema)
+        schema
+    }
+
+    /// The same, whose values are what is stored, whatever they stand for.
+    #[must_use]
+    pub fn without_logical_types(&self) -> Schema {
+        let plain = |node: &Node| {
+            let mut plain = Node {
+                logical: None,
+                ..node.clone()
+            };
+            if let Type::Union(union) = &mut plain.ty {
+                union.shape = UnionShape::Unknown;
+            }
+            plain
+        };
+        Schema::of(self.nodes.iter().map(plain).collect(), self.root)
+    }
+
+    /// Says how columns see each union. Adds the types of those whose branches are one column.
+    fn classify_unions(&mut self) {
+        for id in 0..self.nodes.len() {
+            let Type::Union(union) = &self.nodes[id].ty else {
+                continue;
+            };
+            let mut union = union.clone();
+            if union.classify(&mut self.nodes) {
+                self.nodes[id].ty = Type::Union(union);
+            }
+        }
+        let n = self.nodes.len();
+        (self.smallest, self.fixed, self.recursive) = (vec![0; n], vec![None; n], vec![false; n]);
     }
 
     /// The root's number.
@@ -128,9 +237,10 @@ impl Schema {
 
     fn child(&self, id: NodeId, n: usize) -> Option<NodeId> {
         match &self.nodes[id].ty {
-            Type::Array(item) | Type::Map(item) => (n == 0).then_some(*item),
-            Type::Record(fields) => fields.get(n).map(|f| f.1),
-            Type::Union(branches) => branches.get(n).copied(),
+            Type::Array(item) | Type::Map(item) | Type::Mismatch { node: item, .. } => (n == 0).then_some(*item),
+            Type::Record(fields) => fields.get(n).map(|f| f.node),
+            Type::Union(union) => union.branches.get(n).map(|b| b.node),
+            // What isn't in the file has no parts there.
             _ => None,
         }
     }
@@ -191,10 +301,16 @@ impl Schema {
                     .iter()
                     .try_fold(0u64, |sum, &c| sum.checked_add(self.fixed[c]?)),
             ),
-            Type::Union(_) => (
+            Type::Union(union) if union.tagged => (
                 1u64.saturating_add(children.iter().map(|&c| self.smallest[c]).min().unwrap_or(0)),
                 None,
             ),
+            // Of one branch.
+            Type::Union(_) | Type::Mismatch { .. } => (
+                children.first().map_or(0, |&c| self.smallest[c]),
+                children.first().and_then(|&c| self.fixed[c]),
+            ),
+            Type::Default { .. } | Type::Missing { .. } => (0, Some(0)),
         }
     }
 
@@ -207,6 +323,9 @@ impl Schema {
 
     fn write(&self, id: NodeId, depth: usize, out: &mut String) {
         let node = &self.nodes[id];
+        if let Type::Default { node, .. } | Type::Missing { node, .. } | Type::Mismatch { node, .. } = node.ty {
+            return self.write(node, depth, out);
+        }
         if depth > 6 {
             out.push('…');
             return;
@@ -226,6 +345,7 @@ impl Schema {
             Type::Map(_) => "map",
             Type::Record(_) => "record",
             Type::Union(_) => "union",
+            Type::Default { .. } | Type::Missing { .. } | Type::Mismatch { .. } => "",
         };
         out.push_str(simple);
         match &node.ty {
@@ -274,13 +394,13 @@ mod tests {
         let Type::Record(fields) = schema.ty(root) else {
             panic!()
         };
-        assert_eq!(schema.fixed(fields[0].1), Some(11));
-        assert!(!schema.recursive(fields[0].1) && schema.recursive(fields[1].1));
-        assert_eq!(schema.describe(fields[2].1), "union<null, record>");
-        let Type::Union(branches) = schema.ty(fields[2].1) else {
+        assert_eq!(schema.fixed(fields[0].node), Some(11));
+        assert!(!schema.recursive(fields[0].node) && schema.recursive(fields[1].node));
+        assert_eq!(schema.describe(fields[2].node), "union<null, record>");
+        let Type::Union(union) = schema.ty(fields[2].node) else {
             panic!()
         };
-        assert_eq!(branches[1], fields[0].1, "references lead to the same node");
+        assert_eq!(union.branches[1].node, fields[0].node, "references lead to the same node");
     }
 
     #[test]
@@ -294,9 +414,9 @@ mod tests {
         let Type::Record(fields) = schema.ty(schema.root()) else {
             panic!()
         };
-        assert_eq!(fields[0].1, fields[1].1);
-        assert_eq!(fields[0].1, fields[2].1);
-        assert_eq!(schema.node(fields[0].1).name.as_deref(), Some("a.b.E"));
+        assert_eq!(fields[0].node, fields[1].node);
+        assert_eq!(fields[0].node, fields[2].node);
+        assert_eq!(schema.node(fields[0].node).name.as_deref(), Some("a.b.E"));
     }
 
     #[test]

@@ -1,15 +1,16 @@
-//! A schema's JSON without what reading doesn't need, which is defaults, aliases, documentation, and whatever else its
-//! writer put there.
+//! A schema's JSON without what reading doesn't need, which is documentation, and whatever else its writer put there.
 //!
-//! Decoding follows the writer's schema alone, so nothing of that matters (Avro 1.12 specification, "Schema Resolution").
-//! Java's reader leaves defaults unchecked as well, and files with wrong ones exist. What isn't kept is skipped without
-//! recursion and without memory, however deep it is nested; what is kept takes some ten times its text.
+//! Defaults are kept as text: only a reader's schema needs them (Avro 1.12 specification, "Schema Resolution"), and files
+//! with wrong ones exist, which Java's reader leaves unchecked as well. What isn't kept is skipped without recursion and
+//! without memory, however deep it is nested; what is kept takes some ten times its text.
 
 use std::cell::Cell;
 use std::fmt;
+use std::sync::Arc;
 
 use fastpipe_batch::{Error, ErrorKind};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 use crate::limits::MAX_SCHEMA_JSON_LEVELS;
 
@@ -20,6 +21,8 @@ pub(crate) enum Json {
     Number(u64),
     List(Vec<Json>),
     Object(Object),
+    /// The text of a default, which is parsed when it is needed.
+    Default(Arc<str>),
     /// What can't be part of a schema: other numbers, booleans, null, objects that say nothing.
     Other,
 }
@@ -41,10 +44,12 @@ pub(crate) enum Key {
     LogicalType,
     Precision,
     Scale,
+    Aliases,
+    Default,
 }
 
 impl Key {
-    const ALL: [(&'static str, Key); 11] = [
+    const ALL: [(&'static str, Key); 13] = [
         ("type", Key::Type),
         ("name", Key::Name),
         ("namespace", Key::Namespace),
@@ -56,6 +61,8 @@ impl Key {
         ("logicalType", Key::LogicalType),
         ("precision", Key::Precision),
         ("scale", Key::Scale),
+        ("aliases", Key::Aliases),
+        ("default", Key::Default),
     ];
 
     fn of(text: &str) -> Option<Key> {
@@ -193,6 +200,10 @@ impl<'de> Visitor<'de> for Part<'_> {
         let mut object = Object::default();
         while let Some(key) = map.next_key_seed(KeyOnly)? {
             match key {
+                Some(Key::Default) => {
+                    let text: Box<RawValue> = map.next_value()?;
+                    object.set(Key::Default, Json::Default(text.get().into()));
+                }
                 Some(key) => object.set(key, map.next_value_seed(within)?),
                 None => drop(map.next_value::<IgnoredAny>()?),
             }
@@ -237,10 +248,25 @@ mod tests {
     fn what_reading_needs_is_left() {
         let bare = r#"{"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", {"type": "fixed",
             "name": "F", "size": 3, "logicalType": "decimal", "precision": 2}]}]}"#;
-        let adorned = r#"{"doc": [[{}], -1.5e3], "type": "map", "type": "record", "name": "R", "aliases": ["x"],
-            "fields": [{"default": {"type": [1]}, "name": "a", "order": true, "type": ["null", {"type": "fixed",
+        let adorned = r#"{"doc": [[{}], -1.5e3], "type": "map", "type": "record", "name": "R",
+            "fields": [{"name": "a", "order": true, "type": ["null", {"type": "fixed",
             "name": "F", "connect.name": null, "size": 3, "logicalType": "decimal", "precision": 2}]}]}"#;
         assert_eq!(Json::parse(bare).unwrap(), Json::parse(adorned).unwrap());
+    }
+
+    #[test]
+    fn defaults_are_kept_as_text() {
+        let Json::Object(object) = Json::parse(r#"{"default": {"type": [1, null]}, "aliases": ["x"]}"#).unwrap() else {
+            panic!("no object")
+        };
+        assert_eq!(
+            object.get(Key::Default),
+            Some(&Json::Default(r#"{"type": [1, null]}"#.into()))
+        );
+        assert_eq!(
+            object.get(Key::Aliases),
+            Some(&Json::List(vec![Json::Text("x".into())]))
+        );
     }
 
     #[test]

@@ -13,8 +13,10 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 use crate::limits::{
     MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_LIST, MAX_SCHEMA_NAME_BYTES, MAX_SCHEMA_NODES,
 };
-use crate::schema::{Node, NodeId, Type};
+use crate::logical::Logical;
+use crate::schema::{Field, Node, NodeId, Symbols, Type};
 use crate::schema_json::{Json, Key, Object};
+use crate::union::Union;
 
 /// The types of a schema, as they are met.
 #[derive(Default)]
@@ -79,12 +81,19 @@ impl Types {
         Ok((types.nodes, root))
     }
 
-    fn push(&mut self, ty: Type, name: Option<String>) -> Result<NodeId> {
+    fn push(&mut self, ty: Type) -> Result<NodeId> {
+        self.push_named(ty, None, Vec::new())
+    }
+
+    fn push_named(&mut self, ty: Type, name: Option<String>, aliases: Vec<String>) -> Result<NodeId> {
         if self.nodes.len() >= MAX_SCHEMA_NODES {
             return Err(beyond(format_args!("more than {MAX_SCHEMA_NODES} types")));
         }
-        let logical = None;
-        self.nodes.push(Node { ty, name, logical });
+        self.nodes.push(Node {
+            name,
+            aliases,
+            ..Node::new(ty)
+        });
         Ok(self.nodes.len() - 1)
     }
 
@@ -103,12 +112,12 @@ impl Types {
     fn add(&mut self, schema: Json, around: Around<'_>) -> Result<NodeId> {
         match schema {
             Json::Text(name) => match primitive(&name) {
-                Some(ty) => self.push(ty, None),
+                Some(ty) => self.push(ty),
                 None => self.reference(&name, around),
             },
             Json::List(branches) => self.union(branches, around),
             Json::Object(object) => self.object(object, around),
-            Json::Number(_) | Json::Other => Err(no_schema("what is no type where one belongs")),
+            Json::Number(_) | Json::Default(_) | Json::Other => Err(no_schema("what is no type where one belongs")),
         }
     }
 
@@ -130,17 +139,17 @@ impl Types {
             Some("fixed") => self.fixed(&mut object, around),
             Some("array") => {
                 let item = self.part(body(&mut object, Key::Items, "array", "items")?, around)?;
-                self.push(Type::Array(item), None)
+                self.push(Type::Array(item))
             }
             Some("map") => {
                 let value = self.part(body(&mut object, Key::Values, "map", "values")?, around)?;
-                self.push(Type::Map(value), None)
+                self.push(Type::Map(value))
             }
             _ => self.add(kind.ok_or_else(|| no_schema("an object without its \"type\""))?, around),
         }?;
         // A type that was defined elsewhere is what it is there.
         if id >= first && self.nodes[id].logical.is_none() {
-            self.nodes[id].logical = logical(&object, &self.nodes[id].ty);
+            self.nodes[id].logical = Logical::of(&object, &self.nodes[id].ty);
         }
         Ok(id)
     }
@@ -154,12 +163,12 @@ impl Types {
         for field in fields {
             parts.push(self.field(field, Around { space, ..around })?);
         }
-        distinct(parts.iter().map(|(name, _)| name.as_str()), "field")?;
+        distinct(parts.iter().map(|field| field.name.as_str()), "field")?;
         self.nodes[id].ty = Type::Record(parts);
         Ok(id)
     }
 
-    fn field(&mut self, field: Json, mut around: Around<'_>) -> Result<(String, NodeId)> {
+    fn field(&mut self, field: Json, mut around: Around<'_>) -> Result<Field> {
         let Json::Object(mut field) = field else {
             return Err(no_schema("what is no field among the fields of a record"));
         };
@@ -179,8 +188,21 @@ impl Types {
         }
         let missing = || no_schema(format_args!("the field '{name}' without its \"type\""));
         let ty = field.take(Key::Type).ok_or_else(missing)?;
-        let ty = self.part(ty, around)?;
-        Ok((name, ty))
+        let node = self.part(ty, around)?;
+        let aliases = aliases(&field).map(str::to_owned).collect::<Vec<_>>();
+        for alias in &aliases {
+            self.name(alias, 0)?;
+        }
+        let default = match field.take(Key::Default) {
+            Some(Json::Default(text)) => Some(text),
+            _ => None,
+        };
+        Ok(Field {
+            name,
+            node,
+            aliases,
+            default,
+        })
     }
 
     fn symbols(&mut self, object: &mut Object, around: Around<'_>) -> Result<NodeId> {
@@ -193,7 +215,13 @@ impl Types {
             symbols.push(symbol);
         }
         distinct(symbols.iter().map(String::as_str), "symbol")?;
-        Ok(self.define(object, Type::Enum(symbols.into()), around)?.0)
+        // A default that is no symbol is as good as none.
+        let default = match object.get(Key::Default) {
+            Some(Json::Default(text)) => serde_json::from_str(text).ok(),
+            _ => None,
+        };
+        let default = default.filter(|text| symbols.contains(text));
+        Ok(self.define(object, Type::Enum(Symbols::new(symbols, default)), around)?.0)
     }
 
     fn fixed(&mut self, object: &mut Object, around: Around<'_>) -> Result<NodeId> {
@@ -219,7 +247,8 @@ impl Types {
             }
             ids.push(id);
         }
-        self.push(Type::Union(ids), None)
+        let union = Union::new(ids, &self.nodes);
+        self.push(Type::Union(union))
     }
 
     /// Adds a type with a name. Returns its full name, too.
@@ -234,7 +263,12 @@ impl Types {
             let reason = format!("expected an Avro schema: the type '{full}' is defined twice");
             return Err(Error::new(ErrorKind::Schema, reason));
         }
-        let id = self.push(ty, Some(full.clone()))?;
+        let mut others = Vec::new();
+        let own = full.rsplit_once('.').map_or("", |(space, _)| space).to_owned();
+        for alias in aliases(object) {
+            others.push(self.full_name(alias, &own)?);
+        }
+        let id = self.push_named(ty, Some(full.clone()), others)?;
         self.named.insert(full.clone(), id);
         Ok((id, full))
     }
@@ -301,39 +335,13 @@ fn distinct<'a>(names: impl Iterator<Item = &'a str>, what: &str) -> Result<()> 
     Ok(())
 }
 
-/// The logical type that an object gives to a type. One that doesn't fit it is ignored ("Logical Types").
-fn logical(object: &Object, ty: &Type) -> Option<&'static str> {
-    const NAMES: [(&str, &[Type]); 12] = [
-        ("date", &[Type::Int]),
-        ("time-millis", &[Type::Int]),
-        ("time-micros", &[Type::Long]),
-        ("timestamp-millis", &[Type::Long]),
-        ("timestamp-micros", &[Type::Long]),
-        ("timestamp-nanos", &[Type::Long]),
-        ("local-timestamp-millis", &[Type::Long]),
-        ("local-timestamp-micros", &[Type::Long]),
-        ("local-timestamp-nanos", &[Type::Long]),
-        ("big-decimal", &[Type::Bytes]),
-        ("uuid", &[Type::String, Type::Bytes, Type::Fixed(16)]),
-        ("duration", &[Type::Fixed(12)]),
-    ];
-    let name = object.text(Key::LogicalType)?;
-    if name == "decimal" && matches!(ty, Type::Bytes | Type::Fixed(_)) {
-        return is_decimal(object).then_some("decimal");
-    }
-    let (name, types) = NAMES.iter().find(|(of, _)| *of == name)?;
-    types.contains(ty).then_some(name)
-}
-
-fn is_decimal(object: &Object) -> bool {
-    let Some(&Json::Number(precision)) = object.get(Key::Precision) else {
-        return false;
+/// Other names that an object gives. What is no name there is passed over: nothing but a reader's schema needs them.
+fn aliases(object: &Object) -> impl Iterator<Item = &str> {
+    let list = match object.get(Key::Aliases) {
+        Some(Json::List(list)) => &list[..],
+        _ => &[],
     };
-    match object.get(Key::Scale) {
-        None => precision > 0,
-        Some(&Json::Number(scale)) => precision > 0 && scale <= precision,
-        Some(_) => false,
-    }
+    list.iter().filter_map(Json::text).filter(|name| !name.is_empty() && !name.ends_with('.'))
 }
 
 #[cfg(test)]

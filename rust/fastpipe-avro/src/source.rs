@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
-    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Mark, Pass, Pick, Result,
+    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Mark, Nulls, Pass, Pick, Result,
     Row, Sink, Source, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_reserve,
     try_with_capacity,
 };
@@ -18,6 +18,7 @@ use crate::file_info::FileInfo;
 use crate::layout::Column;
 use crate::limits::{MAX_BLOCK_BYTES, max_zero_width_items};
 use crate::plan::Plan;
+use crate::resolve::resolve;
 use crate::schema::Schema;
 
 /// A block in the index: 16 bytes.
@@ -50,6 +51,8 @@ pub struct AvroSource {
     locations: Vec<Arc<str>>,
     stamps: Vec<FileStamp>,
     classes: Vec<Arc<str>>,
+    /// What the schemas of all files resolve to, if that is given.
+    reader: Option<Arc<Schema>>,
     blocks: Arc<Vec<Entry>>,
 }
 
@@ -70,25 +73,58 @@ fn laid_out<'f>(
 }
 
 /// The plan of each schema, compiled when it is first asked for.
-#[derive(Default)]
-struct Plans(Vec<(Arc<Schema>, Arc<Plan>)>);
+struct Plans<'a> {
+    reader: Option<&'a Schema>,
+    /// The first file's.
+    first: Option<&'a Schema>,
+    found: Vec<(Arc<Schema>, Arc<Plan>)>,
+}
 
-impl Plans {
+impl<'a> Plans<'a> {
+    fn new(reader: Option<&'a Schema>, first: Option<&'a Schema>) -> Plans<'a> {
+        let found = Vec::new();
+        Plans { reader, first, found }
+    }
+
     fn of(&mut self, schema: &Arc<Schema>, columns: &[Column], path: &Arc<str>) -> Result<Arc<Plan>> {
-        if let Some((_, plan)) = self.0.iter().find(|(known, _)| Arc::ptr_eq(known, schema)) {
+        if let Some((_, plan)) = self.found.iter().find(|(known, _)| Arc::ptr_eq(known, schema)) {
             return Ok(plan.clone());
         }
-        let plan = Arc::new(compile(schema, columns).map_err(|e| e.at_path(path))?);
-        self.0.push((schema.clone(), plan.clone()));
+        let compiled = match self.reader {
+            Some(reader) => compile_resolved(schema, reader, columns),
+            None => compile(schema, None, columns).or_else(|error| self.filled(schema, columns).ok_or(error)),
+        };
+        let plan = Arc::new(compiled.map_err(|e| e.at_path(path))?);
+        self.found.push((schema.clone(), plan.clone()));
         Ok(plan)
     }
+
+    /// The plan for a file that lacks fields of the first one, for which features have a fill value.
+    fn filled(&self, schema: &Schema, columns: &[Column]) -> Option<Plan> {
+        let filled = |column: &Column| matches!(column.feature.nulls, Nulls::Fill(Some(_)));
+        let first = self.first.filter(|_| columns.iter().any(filled))?;
+        compile_resolved(schema, first, columns).ok()
+    }
+}
+
+fn compile_resolved(schema: &Schema, reader: &Schema, columns: &[Column]) -> Result<Plan> {
+    compile(&resolve(schema, reader)?, Some(reader), columns)
 }
 
 impl AvroSource {
     /// Reads `features` from files with their blocks. The first file decides how columns are laid out; others may have
     /// other schemas, as long as they can yield the same columns.
     pub fn new(features: &[Feature], files: &[(FileInfo, Vec<Block>)]) -> Result<AvroSource> {
-        let mut plans = Plans::default();
+        AvroSource::resolved(features, files, None)
+    }
+
+    /// The same, whose files' schemas are resolved to `reader`, which decides how columns are laid out.
+    pub fn resolved(
+        features: &[Feature],
+        files: &[(FileInfo, Vec<Block>)],
+        reader: Option<Arc<Schema>>,
+    ) -> Result<AvroSource> {
+        let mut plans = Plans::new(reader.as_deref(), files.first().map(|(info, _)| &*info.schema));
         let mut blocks_of_all = Vec::new();
         let mut source = AvroSource {
             columns: Vec::new(),
@@ -97,11 +133,13 @@ impl AvroSource {
             locations: files.iter().map(|(info, _)| info.path.clone()).collect(),
             stamps: Vec::new(),
             classes: Vec::new(),
+            reader: reader.clone(),
             blocks: Arc::default(),
         };
         let mut classes: Vec<(Codec, Arc<Plan>)> = Vec::new();
         let first = files.first();
-        let columns = first.map(|(info, _)| laid_out(&info.schema, &info.path, features.iter()));
+        let layout = |info: &FileInfo| laid_out(plans.reader.unwrap_or(&info.schema), &info.path, features.iter());
+        let columns = first.map(|(info, _)| layout(info));
         let columns = columns.transpose()?.unwrap_or_default();
         for (info, blocks) in files {
             let plan = plans.of(&info.schema, &columns, &info.path)?;
@@ -139,7 +177,7 @@ impl AvroSource {
             }
         }
         // Schemas have no names that tell them apart, so classes of several are numbered.
-        let name = |(i, (codec, _)): (usize, &(Codec, Arc<Plan>))| match plans.0.len() {
+        let name = |(i, (codec, _)): (usize, &(Codec, Arc<Plan>))| match plans.found.len() {
             0 | 1 => codec.to_string().into(),
             _ => format!("{codec} ({})", i + 1).into(),
         };
@@ -200,9 +238,14 @@ impl AvroSource {
         (&self.files[i], i, unit - self.files[i].first_unit)
     }
 
-    /// The schema of a unit's file.
-    pub(crate) fn schema_of(&self, unit: u64) -> &Schema {
-        &self.file(unit).0.schema
+    /// Columns of some features, and the plan that reads them from a unit's file.
+    pub(crate) fn compile_for(&self, unit: u64, features: &[&Feature]) -> Result<(Vec<Column>, Arc<Plan>)> {
+        let (file, first) = (self.file(unit).0, &self.files[0]);
+        let layout = self.reader.as_deref().unwrap_or(&first.schema);
+        let columns = laid_out(layout, &first.path, features.iter().copied())?;
+        let mut plans = Plans::new(self.reader.as_deref(), Some(&first.schema));
+        let plan = plans.of(&file.schema, &columns, &file.path)?;
+        Ok((columns, plan))
     }
 
     pub(crate) fn open_block(
@@ -286,8 +329,10 @@ impl Source for AvroSource {
         }
         let features = self.columns.iter().map(|c| c.feature.in_layout(SparseLayout::Csr));
         let features: Vec<Feature> = features.collect();
-        let columns = laid_out(&first.schema, &first.path, features.iter())?;
-        let (mut plans, mut files) = (Plans::default(), try_with_capacity(self.files.len(), "files")?);
+        let layout = self.reader.as_deref().unwrap_or(&first.schema);
+        let columns = laid_out(layout, &first.path, features.iter())?;
+        let mut plans = Plans::new(self.reader.as_deref(), Some(&first.schema));
+        let mut files = try_with_capacity(self.files.len(), "files")?;
         for file in &self.files {
             files.push(File {
                 path: file.path.clone(),
@@ -304,6 +349,7 @@ impl Source for AvroSource {
             locations: self.locations.clone(),
             stamps: self.stamps.clone(),
             classes: self.classes.clone(),
+            reader: self.reader.clone(),
             blocks: self.blocks.clone(),
         })))
     }

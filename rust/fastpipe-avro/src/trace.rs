@@ -2,14 +2,30 @@
 
 use fastpipe_batch::{Error, ErrorKind, Feature, Request, nearest};
 
-use crate::schema::{NodeId, Schema, Type};
+use crate::schema::{Field, NodeId, Schema, Type};
+use crate::union::{Union, UnionShape};
 
 /// Where the path of a feature leads in a schema.
 #[derive(Debug)]
-pub(crate) struct Trace {
+pub(crate) struct Trace<'s> {
     /// For each level whether a null can stand there.
     pub(crate) nullable: Vec<bool>,
     pub(crate) end: End,
+    /// The way there.
+    pub(crate) steps: Vec<Step<'s>>,
+}
+
+/// A step from a type to one of its parts. Items of arrays take none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step<'s> {
+    /// To the field of a record.
+    Field(&'s str),
+    /// To the branch of a union that has this code.
+    Branch(usize),
+    /// To the keys of a map.
+    Keys,
+    /// To its values.
+    Values,
 }
 
 /// What stands at the end of a path.
@@ -18,38 +34,64 @@ pub(crate) enum End {
     Node(NodeId),
     /// The keys of a map.
     Keys,
+    /// The codes of a union's branches.
+    Codes(NodeId),
 }
 
-/// A union as the decoder sees it.
-pub(crate) enum UnionShape {
-    One(NodeId),
-    Nullable { null: usize, inner: NodeId },
-    Several,
-}
+/// The name of the feature that a root has which is no record.
+pub(crate) const ROOT: &str = "value";
 
-pub(crate) fn union_shape(schema: &Schema, branches: &[NodeId]) -> UnionShape {
-    let null = |id: NodeId| *schema.ty(id) == Type::Null;
-    match *branches {
-        [one] => UnionShape::One(one),
-        [a, b] if null(a) => UnionShape::Nullable { null: 0, inner: b },
-        [a, b] if null(b) => UnionShape::Nullable { null: 1, inner: a },
-        _ => UnionShape::Several,
+/// The path of a feature, relative to the root. A root that isn't a record has the one field `value`.
+fn from_root<'n>(schema: &Schema, name: &'n str) -> Result<&'n str, Error> {
+    if matches!(schema.ty(schema.root()), Type::Record(_)) {
+        return Ok(name);
     }
+    let rest = name.strip_prefix(ROOT).filter(|rest| rest.is_empty() || rest.starts_with(['.', ':']));
+    let rest = rest.ok_or_else(|| {
+        let what = schema.describe(schema.root());
+        misfit(format!(
+            "the file's records are of type {what}: their only feature is '{ROOT}'"
+        ))
+    })?;
+    Ok(rest.strip_prefix('.').unwrap_or(rest))
 }
 
-/// The parts of a feature's name, relative to the root. A root that isn't a record has the one field `value`.
-pub(crate) fn components<'n>(schema: &Schema, name: &'n str) -> Result<Vec<&'n str>, Error> {
-    let mut parts: Vec<&str> = name.split('.').collect();
-    if !matches!(schema.ty(schema.root()), Type::Record(_)) {
-        if parts[0] != "value" {
-            let what = schema.describe(schema.root());
-            return Err(misfit(format!(
-                "the file's records are of type {what}: their only feature is 'value'"
-            )));
-        }
-        parts.remove(0);
+/// The first name of a path, and what comes behind it.
+fn first(path: &str) -> (&str, &str) {
+    path.split_once('.').unwrap_or((path, ""))
+}
+
+/// The field with which a path begins, and what comes behind it: another name, or the branch of a union.
+fn field<'s, 'n>(fields: &'s [Field], path: &'n str) -> Option<(&'s Field, &'n str)> {
+    let (name, rest) = first(path);
+    if let Some(field) = fields.iter().find(|f| f.name == name) {
+        return Some((field, rest));
     }
-    Ok(parts)
+    // Names have no colons, but for those of writers that don't check them.
+    name.rmatch_indices(':').find_map(|(at, _)| {
+        let field = fields.iter().find(|f| f.name == name[..at])?;
+        Some((field, &path[at..]))
+    })
+}
+
+/// The branch of a union that a path names (`:string`), and what comes behind it.
+fn branch<'n>(union: &Union, path: &'n str) -> Option<(usize, &'n str)> {
+    let path = path.strip_prefix(':')?;
+    let named = |(code, name): (usize, &String)| {
+        let rest = path.strip_prefix(name.as_str())?;
+        let whole = rest.is_empty() || rest.starts_with(['.', ':']);
+        whole.then(|| (code, rest.strip_prefix('.').unwrap_or(rest), name.len()))
+    };
+    let found = union.names.iter().enumerate().filter_map(named);
+    let (code, rest, _) = found.max_by_key(|&(_, _, len)| len)?;
+    Some((code, rest))
+}
+
+/// The branches of a union that can be asked for, for messages.
+fn branches(union: &Union, path: &str) -> String {
+    let others = union.names.iter().filter(|name| *name != "null");
+    let names: Vec<_> = others.map(|name| format!("{path}:{name}")).collect();
+    list(&names.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 #[cold]
@@ -70,8 +112,8 @@ fn list(names: &[&str]) -> String {
 
 /// What to do about a feature that is a record as a whole.
 #[cold]
-fn whole_record(schema: &Schema, id: NodeId, fields: &[(String, NodeId)], path: &str) -> Error {
-    let names: Vec<_> = fields.iter().map(|f| f.0.as_str()).collect();
+fn whole_record(schema: &Schema, id: NodeId, fields: &[Field], path: &str) -> Error {
+    let names: Vec<_> = fields.iter().map(|f| f.name.as_str()).collect();
     if schema.recursive(id) {
         return Error::new(ErrorKind::Unsupported, recursive(schema, id, path));
     }
@@ -89,7 +131,7 @@ fn whole_record(schema: &Schema, id: NodeId, fields: &[(String, NodeId)], path: 
 /// Why a record that holds its own type can't be read, and what can.
 pub(crate) fn recursive(schema: &Schema, id: NodeId, path: &str) -> String {
     let names: Vec<_> = match schema.ty(id) {
-        Type::Record(fields) => fields.iter().map(|f| f.0.as_str()).collect(),
+        Type::Record(fields) => fields.iter().map(|f| f.name.as_str()).collect(),
         _ => Vec::new(),
     };
     format!(
@@ -99,125 +141,128 @@ pub(crate) fn recursive(schema: &Schema, id: NodeId, path: &str) -> String {
     )
 }
 
-/// A path that leads nowhere. `named` is what was found of it, `rest` what comes behind the field that is missing.
+/// A path that leads nowhere. `named` is what was found of it, `rest` what comes from the field on that is missing.
 #[cold]
-fn no_field(fields: &[(String, NodeId)], named: &[&str], name: &str, rest: &[&str]) -> Error {
-    let names: Vec<_> = fields.iter().map(|f| f.0.as_str()).collect();
+fn no_field(fields: &[Field], named: &str, rest: &str) -> Error {
+    let names: Vec<_> = fields.iter().map(|f| f.name.as_str()).collect();
+    let (name, tail) = first(rest);
     let meant = nearest(name, names.iter().copied()).map_or_else(String::new, |near| {
-        let whole: Vec<_> = named
-            .iter()
-            .copied()
-            .chain([near])
-            .chain(rest.iter().copied())
-            .collect();
-        format!("; did you mean '{}'?", whole.join("."))
+        let whole = [named, near, tail].into_iter().filter(|part| !part.is_empty());
+        format!("; did you mean '{}'?", whole.collect::<Vec<_>>().join("."))
     });
     let whose = if named.is_empty() {
         "the schema".to_owned()
     } else {
-        format!("'{}'", named.join("."))
+        format!("'{named}'")
     };
     misfit(format!("{whose} has no field '{name}', but {}{meant}", list(&names)))
 }
 
 /// Follows the path of a feature.
-pub(crate) fn trace(schema: &Schema, feature: &Feature) -> Result<Trace, Error> {
-    let path = components(schema, &feature.field)?;
-    let mut rest = &path[..];
-    let mut named: Vec<&str> = Vec::new();
-    let mut nullable = vec![false];
+pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'s>, Error> {
+    let path = from_root(schema, &feature.field)?;
+    let mut rest = path;
+    let mut trace = Trace {
+        nullable: vec![false],
+        end: End::Node(schema.root()),
+        steps: Vec::new(),
+    };
     let mut id = schema.root();
     let sparse = matches!(feature.request, Request::Sparse { .. });
     loop {
-        let level = nullable.len() - 1;
+        let level = trace.nullable.len() - 1;
+        // What was found of the path.
+        let named = feature.field[..feature.field.len() - rest.len()].trim_end_matches('.');
         match schema.ty(id) {
-            Type::Union(branches) => match union_shape(schema, branches) {
+            Type::Union(union) => match union.shape {
                 UnionShape::One(inner) => id = inner,
-                UnionShape::Nullable { inner, .. } => {
-                    nullable[level] = true;
+                UnionShape::Nullable(inner) => {
+                    trace.nullable[level] = true;
                     id = inner;
                 }
+                UnionShape::Numbers { node, nullable } => {
+                    trace.nullable[level] |= nullable;
+                    id = node;
+                }
+                // Of a reader's schema there is none.
+                UnionShape::Through | UnionShape::Unknown => return Err(misfit("a union that isn't known".into())),
+                UnionShape::Several if rest.is_empty() => {
+                    trace.end = End::Codes(id);
+                    return Ok(trace);
+                }
                 UnionShape::Several => {
-                    let reason = format!(
-                        "{} has several types besides null, which is not read; leave the feature out, or write it as one type",
-                        schema.describe(id)
-                    );
-                    return Err(Error::new(ErrorKind::Unsupported, reason));
+                    let Some((code, tail)) = branch(union, rest) else {
+                        return Err(misfit(format!(
+                            "'{named}' is a union of several types: ask for {}, which are null where the value is of \
+                             another type, or for the numbers of the types as '{named}'",
+                            branches(union, named)
+                        )));
+                    };
+                    let Some(branch) = union.branches.iter().find(|branch| branch.code == code) else {
+                        return Err(misfit("a union that isn't known".into()));
+                    };
+                    trace.steps.push(Step::Branch(code));
+                    trace.nullable[level] = true;
+                    (id, rest) = (branch.node, tail);
                 }
             },
             Type::Record(fields) => {
-                let Some((&name, tail)) = rest.split_first() else {
+                if rest.is_empty() {
                     if sparse && !schema.recursive(id) {
-                        return Ok(Trace {
-                            nullable,
-                            end: End::Node(id),
-                        });
+                        trace.end = End::Node(id);
+                        return Ok(trace);
                     }
                     return Err(whole_record(schema, id, fields, &feature.field));
+                }
+                let Some((found, tail)) = field(fields, rest) else {
+                    return Err(no_field(fields, named, rest));
                 };
-                let Some(field) = fields.iter().find(|f| f.0 == name) else {
-                    return Err(no_field(fields, &named, name, tail));
-                };
-                named.push(name);
-                (id, rest) = (field.1, tail);
+                trace.steps.push(Step::Field(&found.name));
+                (id, rest) = (found.node, tail);
             }
             Type::Array(_) | Type::Map(_) if feature.counts && level == feature.request.rank() => {
                 if !rest.is_empty() {
                     let reason = format!(
-                        "length=True counts the items of '{0}', whatever they hold: give field=\"{0}\"",
-                        named.join(".")
+                        "length=True counts the items of '{named}', whatever they hold: give field=\"{named}\""
                     );
                     return Err(misfit(reason));
                 }
-                return Ok(Trace {
-                    nullable,
-                    end: End::Node(id),
-                });
+                trace.end = End::Node(id);
+                return Ok(trace);
             }
             Type::Array(item) => {
-                nullable.push(false);
+                trace.nullable.push(false);
                 id = *item;
             }
             Type::Map(value) => {
-                nullable.push(false);
-                match rest.split_first() {
-                    Some((&"keys", [])) => {
-                        return Ok(Trace {
-                            nullable,
-                            end: End::Keys,
-                        });
-                    }
-                    Some((&"values", tail)) => {
-                        named.push("values");
-                        (id, rest) = (*value, tail);
-                    }
-                    _ => {
-                        let at = named.join(".");
-                        return Err(misfit(format!(
-                            "the field is a map: ask for its keys as '{at}.keys', and for its values as '{at}.values', \
-                             each a feature of its own"
-                        )));
-                    }
+                trace.nullable.push(false);
+                if rest == "keys" {
+                    trace.steps.push(Step::Keys);
+                    trace.end = End::Keys;
+                    return Ok(trace);
                 }
+                let behind = rest.strip_prefix("values");
+                let Some(tail) = behind.filter(|tail| tail.is_empty() || tail.starts_with(['.', ':'])) else {
+                    return Err(misfit(format!(
+                        "the field is a map: ask for its keys as '{named}.keys', and for its values as '{named}.values', \
+                         each a feature of its own"
+                    )));
+                };
+                trace.steps.push(Step::Values);
+                (id, rest) = (*value, tail.strip_prefix('.').unwrap_or(tail));
             }
-            Type::Null => {
-                nullable[level] = true;
-                return end(schema, rest, nullable, id);
+            ty => {
+                if let Some(name) = first(rest).0.strip_prefix(':').or(Some(first(rest).0)).filter(|n| !n.is_empty()) {
+                    return Err(misfit(format!(
+                        "the schema has no field '{name}' there: {} has no fields",
+                        schema.describe(id)
+                    )));
+                }
+                // A value of type null is always null.
+                trace.nullable[level] |= *ty == Type::Null;
+                trace.end = End::Node(id);
+                return Ok(trace);
             }
-            _ => return end(schema, rest, nullable, id),
         }
-    }
-}
-
-fn end(schema: &Schema, rest: &[&str], nullable: Vec<bool>, id: NodeId) -> Result<Trace, Error> {
-    match rest.first() {
-        None => Ok(Trace {
-            nullable,
-            end: End::Node(id),
-        }),
-        Some(name) => Err(misfit(format!(
-            "the schema has no field '{name}' there: {} has no fields",
-            schema.describe(id)
-        ))),
     }
 }

@@ -102,17 +102,19 @@ pub enum LengthRule {
     Pad(usize),
 }
 
-/// Python code of the spec that reads values within `dims` levels of arrays, whatever their lengths.
-pub fn spec_code(dims: usize, leaf: Leaf, nullable: bool) -> String {
+/// Python code of the spec that reads values within `dims` levels of arrays, whatever their lengths: arrays of `last` if
+/// that is given, and integers in units of a power of ten if `scale` is.
+pub fn spec_code(dims: usize, last: Option<usize>, leaf: Leaf, nullable: bool, scale: Option<i8>) -> String {
     let nulls = if nullable { ", nulls=\"mask\"" } else { "" };
-    match dims {
-        0 => format!("fastpipe.DenseSpec((), \"{leaf}\"{nulls})"),
-        1 => format!("fastpipe.RaggedSpec((None,), \"{leaf}\"{nulls})"),
-        _ => {
-            let shape = vec!["None"; dims].join(", ");
-            format!("fastpipe.RaggedSpec(({shape}), \"{leaf}\"{nulls})")
-        }
-    }
+    let scale = scale.map_or_else(String::new, |scale| format!(", scale={scale}"));
+    let sizes = std::iter::repeat_n("None".to_owned(), dims).chain(last.map(|n| n.to_string()));
+    let sizes: Vec<_> = sizes.collect();
+    let shape = match &sizes[..] {
+        [one] => format!("({one},)"),
+        sizes => format!("({})", sizes.join(", ")),
+    };
+    let kind = if dims == 0 { "Dense" } else { "Ragged" };
+    format!("fastpipe.{kind}Spec({shape}, \"{leaf}\"{nulls}{scale})")
 }
 
 impl Feature {
@@ -228,12 +230,18 @@ mod tests {
     #[test]
     fn code_of_specs_is_pythons() {
         let numbers = Leaf::Fixed(DType::F32);
-        assert_eq!(spec_code(0, numbers, false), r#"fastpipe.DenseSpec((), "float32")"#);
-        let text = spec_code(1, Leaf::Bytes { utf8: true }, true);
+        let code = |dims, last, leaf| spec_code(dims, last, leaf, false, None);
+        assert_eq!(code(0, None, numbers), r#"fastpipe.DenseSpec((), "float32")"#);
+        assert_eq!(code(0, Some(3), numbers), r#"fastpipe.DenseSpec((3,), "float32")"#);
+        let text = spec_code(1, None, Leaf::Bytes { utf8: true }, true, None);
         assert_eq!(text, r#"fastpipe.RaggedSpec((None,), "string", nulls="mask")"#);
         assert_eq!(
-            spec_code(2, numbers, false),
+            code(2, None, numbers),
             r#"fastpipe.RaggedSpec((None, None), "float32")"#
+        );
+        assert_eq!(
+            spec_code(1, Some(2), Leaf::Fixed(DType::I64), true, Some(2)),
+            r#"fastpipe.RaggedSpec((None, 2), "int64", nulls="mask", scale=2)"#
         );
     }
 }

@@ -8,20 +8,32 @@ use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result};
 use fastpipe_files::{Extent, Format};
 
 /// Container files. Their blocks are Avro's.
-#[derive(Default)]
 pub(crate) struct AvroFormat {
+    /// Whether values are what logical types say that they stand for.
+    logical_types: bool,
     /// The schemas that were parsed, by their texts: files that have the same share one.
     schemas: Mutex<HashMap<Arc<str>, Arc<Schema>>>,
 }
 
 impl AvroFormat {
+    pub(crate) fn new(logical_types: bool) -> AvroFormat {
+        AvroFormat {
+            logical_types,
+            schemas: Mutex::default(),
+        }
+    }
+
     /// The schema with a text. Whoever wants one that is being parsed waits for it.
     fn parse(&self, json: &str) -> Result<Arc<Schema>> {
         let mut known = self.schemas.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(schema) = known.get(json) {
             return Ok(schema.clone());
         }
-        let schema = Arc::new(Schema::parse(json)?);
+        let mut schema = Schema::parse(json)?;
+        if !self.logical_types {
+            schema = schema.without_logical_types();
+        }
+        let schema = Arc::new(schema);
         known.insert(json.into(), schema.clone());
         Ok(schema)
     }

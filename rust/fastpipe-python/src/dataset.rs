@@ -7,7 +7,7 @@ use std::hash::Hasher;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fastpipe_avro::{AvroSource, Evidence, InferredColumns, column_times, infer_columns};
+use fastpipe_avro::{AvroSource, Block, Evidence, FileInfo, InferredColumns, Schema, column_times, infer_columns, merge};
 use fastpipe_batch::{Buffer, BufferPool, Error, Feature, Source, Unit, path_text, text_path};
 use fastpipe_engine::default_threads;
 use fastpipe_files::{Files, IndexCache, Opening, Survey, open_all, survey};
@@ -37,11 +37,11 @@ pub(crate) struct AvroDataset {
 #[pymethods]
 impl AvroDataset {
     /// Opens files. `check` is called with the path and the schema of the first file, and of each that has another schema; what
-    /// it raises is raised. `lenient` infers what can be read, as it is stored, and leaves out the rest. With a list `damaged`,
-    /// exceptions of damaged files are appended to it, and of such a file the blocks in front of the damage are read; of one
-    /// whose header is damaged none.
+    /// it raises is raised. With a list `damaged`, exceptions of damaged files are appended to it, and of such a file the
+    /// blocks in front of the damage are read; of one whose header is damaged none. `reader_schema` is the text of the schema
+    /// that files' schemas are resolved to, and with `merged` that is made of all of theirs.
     #[new]
-    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, lenient=false, damaged=None))]
+    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, damaged=None, reader_schema=None, merged=false, logical_types=true))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
@@ -50,12 +50,15 @@ impl AvroDataset {
         columns: Option<Vec<String>>,
         index_cache: Option<PathBuf>,
         check: Option<&Bound<'_, PyAny>>,
-        lenient: bool,
         damaged: Option<&Bound<'_, PyList>>,
+        reader_schema: Option<&str>,
+        merged: bool,
+        logical_types: bool,
     ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
-        let format = AvroFormat::default();
+        let format = AvroFormat::new(logical_types);
+        let mut reader = reader_schema.map(|json| read_schema(json, logical_types)).transpose().py(py)?;
         let how = Opening {
             cache: cache.as_ref(),
             tolerant: damaged.is_some(),
@@ -83,6 +86,9 @@ impl AvroDataset {
         if let Some(error) = failed {
             return Err(to_py(py, &error));
         }
+        if merged {
+            reader = py.detach(|| merged_schema(&files)).py(py)?;
+        }
         let mut inferred = InferredColumns::default();
         let features = match features {
             Some(features) => features
@@ -91,13 +97,15 @@ impl AvroDataset {
                 .collect::<PyResult<_>>()?,
             None => {
                 if let Some((first, _)) = files.first() {
-                    inferred = infer_columns(first, columns.as_deref(), lenient).py(py)?;
+                    let found = infer_columns(reader.as_ref().unwrap_or(&first.schema), columns.as_deref());
+                    inferred = found.map_err(|e| e.at_path(&first.path)).py(py)?;
                 }
-                let source = AvroSource::new(&inferred.features, &files).py(py)?;
+                let source = AvroSource::resolved(&inferred.features, &files, reader.clone()).py(py)?;
                 refined(py, &source.with_stamps(stamps.clone()))?
             }
         };
-        let source = Arc::new(AvroSource::new(&features, &files).py(py)?.with_stamps(stamps));
+        let source = AvroSource::resolved(&features, &files, reader).py(py)?;
+        let source = Arc::new(source.with_stamps(stamps));
         let files = files.iter().map(|(info, blocks)| {
             let size = blocks.last().map_or(info.header.size, |last| last.offset + last.len());
             (info.path.clone(), size, info.header.sync)
@@ -116,12 +124,7 @@ impl AvroDataset {
         self.features.iter().map(describe).collect()
     }
 
-    /// For each feature of a logical type that `lenient` let be read as what is stored: the logical type.
-    fn stored(&self) -> Vec<(String, String)> {
-        self.inferred.stored.clone()
-    }
-
-    /// For each column that `lenient` left out: why.
+    /// For each column that was left out: why.
     fn left_out(&self) -> Vec<(String, String)> {
         self.inferred.left_out.clone()
     }
@@ -190,6 +193,32 @@ impl AvroDataset {
     fn units(&self) -> u64 {
         self.source.units()
     }
+}
+
+/// The schema that a user gives.
+fn read_schema(json: &str, logical_types: bool) -> Result<Arc<Schema>, Error> {
+    let parsed = Schema::parse(json)?;
+    Ok(Arc::new(if logical_types {
+        parsed
+    } else {
+        parsed.without_logical_types()
+    }))
+}
+
+/// The schema that has what those of all files have; `None` if there are none.
+fn merged_schema(files: &[(FileInfo, Vec<Block>)]) -> Result<Option<Arc<Schema>>, Error> {
+    let mut merged: Option<Arc<Schema>> = None;
+    let mut seen = HashSet::new();
+    for (info, _) in files {
+        if !seen.insert(Arc::as_ptr(&info.schema)) {
+            continue;
+        }
+        merged = Some(match merged {
+            None => info.schema.clone(),
+            Some(before) => Arc::new(merge(&before, &info.schema).map_err(|e| e.at_path(&info.path))?),
+        });
+    }
+    Ok(merged)
 }
 
 /// Features with the fixed shapes that a look at the data suggests.

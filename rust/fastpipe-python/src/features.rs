@@ -109,8 +109,8 @@ pub(crate) fn listed<'a>(symbols: impl Iterator<Item = (&'a str, &'a [Arc<str>])
     symbols.map(|(name, found)| (name.to_owned(), texts(found))).collect()
 }
 
-/// Name, kind, shape, dtype and nulls of a feature.
-pub(crate) type Described = (String, &'static str, Vec<Option<u64>>, String, &'static str);
+/// Name, kind, shape, dtype, nulls and scale of a feature.
+pub(crate) type Described = (String, &'static str, Vec<Option<u64>>, String, &'static str, Option<i8>);
 
 /// Describes an inferred feature.
 pub(crate) fn describe(feature: &Feature) -> Described {
@@ -130,5 +130,6 @@ pub(crate) fn describe(feature: &Feature) -> Described {
         shape,
         feature.request.leaf().to_string(),
         nulls,
+        feature.scale,
     )
 }

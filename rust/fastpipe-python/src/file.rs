@@ -30,7 +30,7 @@ impl ContainerFile {
         if let Some(blocks) = self.blocks.get() {
             return Ok(blocks);
         }
-        let walked = py.detach(|| walk(&AvroFormat::default(), &self.file, &self.info, &mut signals()));
+        let walked = py.detach(|| walk(&AvroFormat::new(true), &self.file, &self.info, &mut signals()));
         let blocks = walked.py(py)?;
         Ok(self.blocks.get_or_init(|| blocks))
     }

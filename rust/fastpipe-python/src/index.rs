@@ -70,7 +70,7 @@ pub(crate) fn index_file(
                 py.check_signals()
             })
         };
-        open(&AvroFormat::default(), &path, Some(&cache), &mut tell)
+        open(&AvroFormat::new(true), &path, Some(&cache), &mut tell)
     });
     let opened = opened.py(py)?;
     log(py, &opened.notes)?;

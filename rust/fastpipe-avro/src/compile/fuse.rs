@@ -124,8 +124,8 @@ fn present(plan: &Plan, parts: &[Part], pc: u32, end: u32) -> Option<(ScalarKind
     let kind = match (wire, to) {
         (Wire::Boolean, DType::Bool | DType::U8) => ScalarKind::Boolean,
         (Wire::Int, DType::I32) => ScalarKind::Int,
-        (Wire::Int, DType::I64) => ScalarKind::IntAsLong,
-        (Wire::Long, DType::I64) => ScalarKind::Long,
+        (Wire::Int, DType::I64 | DType::Datetime(_) | DType::Timedelta(_)) => ScalarKind::IntAsLong,
+        (Wire::Long, DType::I64 | DType::Datetime(_) | DType::Timedelta(_)) => ScalarKind::Long,
         (Wire::Float, DType::F32) => ScalarKind::Float,
         (Wire::Double, DType::F64) => ScalarKind::Double,
         _ => return None,

@@ -3,7 +3,7 @@
 use fastpipe_batch::{Error, LengthRule, Request, ValueParts};
 
 use super::constants::constants;
-use super::{Code, Compiler, Want, join, wire};
+use super::{Code, Compiler, Want, join};
 use crate::number::as_encoded;
 use crate::plan::{Op, Span};
 use crate::schema::NodeId;
@@ -86,7 +86,7 @@ impl<'a> Compiler<'a> {
         let pad = self.emits(pads);
         let values: Vec<Want<'a>> = values.into_iter().filter(|w| !counts(self, w)).collect();
         if let (None, [want]) = (key, &values[..])
-            && let Some(wire) = wire(self.schema.ty(value))
+            && let Some(wire) = self.wire_of(value, *want)
         {
             // Items with a mask of their own are read one by one.
             let column = &self.columns[want.column];

@@ -1,22 +1,32 @@
 //! Values without parts, and the codes of enums.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use fastpipe_batch::{DType, Error, Scalar, ValueParts};
 
 use super::{Code, Compiler, Want, wire};
 use crate::layout::Column;
-use crate::plan::{EnumTable, Op};
-use crate::schema::{NodeId, Type};
+use crate::logical::Logical;
+use crate::plan::{DecimalBytes, DecimalOp, EnumTable, Op, Wire};
+use crate::schema::{NodeId, Symbols, Type};
 use crate::trace::misfit;
 
 impl<'a> Compiler<'a> {
+    /// How numbers of a type are encoded; `None` for what isn't one, or becomes another one.
+    pub(super) fn wire_of(&self, id: NodeId, want: Want<'a>) -> Option<Wire> {
+        let node = self.schema.node(id);
+        let scaled = self.columns[want.column].feature.scale.is_some_and(|scale| scale != 0);
+        wire(&node.ty, want.rounds || node.rounds).filter(|_| !scaled)
+    }
+
     /// A value without parts; `None` for the key of a map.
     pub(super) fn leaf(&mut self, id: Option<NodeId>, want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
         let at = self.path(path);
         let column = &self.columns[want.column];
-        let ty = id.map_or(&Type::String, |id| self.schema.ty(id));
+        let (ty, logical) = id.map_or((&Type::String, None), |id| {
+            let node = self.schema.node(id);
+            (&node.ty, node.logical)
+        });
         if *ty == Type::Null {
             let on_null = self.on_null(&[want])?;
             out.push(Op::Null { on_null }, at);
@@ -24,13 +34,24 @@ impl<'a> Compiler<'a> {
         }
         self.mark_valid(want, at, out);
         let op = match (ty, column.parts.values) {
+            (Type::Fixed(16), ValueParts::Text { utf8: true, to }) if logical == Some(Logical::Uuid) => {
+                Op::UuidText { to }
+            }
+            (Type::String, ValueParts::Elements(DType::U8, part)) if logical == Some(Logical::Uuid) => {
+                Op::UuidBytes { part }
+            }
             (Type::String | Type::Bytes, ValueParts::Text { utf8: check, to }) => Op::Text { check, to },
             (Type::Fixed(size), ValueParts::Text { to, .. }) => Op::FixedText { size: *size, to },
-            (Type::Fixed(size), ValueParts::Elements(DType::U8, part)) => Op::FixedArray { size: *size, part },
+            (Type::Fixed(12), ValueParts::Elements(DType::U32, part)) if logical == Some(Logical::Duration) => {
+                Op::FixedArray { size: 12, part }
+            }
+            (Type::Fixed(size), ValueParts::Elements(DType::U8, part)) if column.feature.scale.is_none() => {
+                Op::FixedArray { size: *size, part }
+            }
             (Type::Enum(symbols), target) => self.enumeration(symbols, column, target)?,
-            (ty, ValueParts::Elements(to, part)) => match wire(ty) {
+            (ty, ValueParts::Elements(to, part)) => match id.and_then(|id| self.wire_of(id, want)) {
                 Some(wire) => Op::Number { wire, to, part },
-                None => return Err(misfit(format!("the field '{path}' can't become {to}"))),
+                None => self.decimal(ty, logical, want, (to, part), path)?,
             },
             (_, ValueParts::Text { .. }) => return Err(misfit(format!("the field '{path}' can't become text"))),
         };
@@ -38,14 +59,57 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
+    /// A decimal, or an integer that is read as one.
+    fn decimal(
+        &mut self,
+        ty: &Type,
+        logical: Option<Logical>,
+        want: Want<'a>,
+        (to, part): (DType, u32),
+        path: &str,
+    ) -> Result<Op, Error> {
+        let (bytes, own) = match (ty, logical) {
+            (Type::Bytes, Some(Logical::Decimal { scale, .. })) => (DecimalBytes::Counted, scale),
+            (Type::Fixed(n), Some(Logical::Decimal { scale, .. })) => (DecimalBytes::Fixed(*n), scale),
+            (Type::Int, None) => (DecimalBytes::Int, 0),
+            (Type::Long, None) => (DecimalBytes::Long, 0),
+            _ => return Err(misfit(format!("the field '{path}' can't become {to}"))),
+        };
+        let asked = self.columns[want.column].feature.scale;
+        let places = i64::from(asked.unwrap_or(0)) - i64::from(own);
+        let factor = match asked {
+            Some(_) if places < 0 => {
+                return Err(misfit(format!(
+                    "the decimals of '{path}' have {own} decimal places in this file, more than the feature's scale"
+                )));
+            }
+            // Beyond 128 bits nothing but 0 fits.
+            Some(_) => u32::try_from(places).ok().and_then(|places| 10i128.checked_pow(places)),
+            None => Some(1),
+        };
+        self.plan.decimals.push(DecimalOp {
+            bytes,
+            to,
+            part,
+            factor,
+            scale: own,
+        });
+        Ok(Op::Decimal(self.plan.decimals.len() as u32 - 1))
+    }
+
     /// An enum. Codes follow the symbols of the first file, whatever order another file has them in.
-    fn enumeration(&mut self, symbols: &Arc<[String]>, column: &Column, target: ValueParts) -> Result<Op, Error> {
+    fn enumeration(&mut self, symbols: &Symbols, column: &Column, target: ValueParts) -> Result<Op, Error> {
         let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
-        let known = column.symbols.as_deref().unwrap_or(symbols);
-        let mut codes = Vec::with_capacity(symbols.len());
+        let texts = &symbols.texts;
+        let known = column.symbols.as_deref().unwrap_or(texts);
+        let mut codes = Vec::with_capacity(texts.len());
         if let ValueParts::Elements(..) = target {
             let places: HashMap<_, _> = known.iter().zip(0i64..).collect();
-            for symbol in symbols.iter() {
+            for (i, symbol) in texts.iter().enumerate() {
+                if symbols.unknown.get(i) == Some(&true) {
+                    codes.push(0);
+                    continue;
+                }
                 let code = places.get(symbol).ok_or_else(|| {
                     misfit(format!(
                         "the enum symbol '{symbol}' is not among those of the first file; dtype \"string\" reads both"
@@ -57,7 +121,8 @@ impl<'a> Compiler<'a> {
         let table = self.plan.enums.len() as u32;
         self.plan.enums.push(EnumTable {
             codes,
-            symbols: symbols.clone(),
+            symbols: texts.clone(),
+            unknown: symbols.unknown.clone(),
         });
         match target {
             ValueParts::Text { to, .. } => Ok(Op::EnumText { codes: table, to }),

@@ -4,7 +4,7 @@ use fastpipe_batch::Error;
 
 use super::{Code, Compiler, join};
 use crate::plan::{Op, Span};
-use crate::schema::{NodeId, Type};
+use crate::schema::{Field, NodeId, Type};
 
 impl Compiler<'_> {
     /// Skips a value.
@@ -55,11 +55,17 @@ impl Compiler<'_> {
                     at,
                 );
             }
-            Type::Union(branches) => {
+            Type::Mismatch { node, .. } => self.skip(*node, path, out)?,
+            Type::Union(union) if !union.tagged => {
+                for branch in &union.branches {
+                    self.skip(branch.node, path, out)?;
+                }
+            }
+            Type::Union(union) => {
                 let mut spans = Vec::new();
-                for branch in branches {
+                for branch in &union.branches {
                     let mut body = Code::default();
-                    self.skip(*branch, path, &mut body)?;
+                    self.skip(branch.node, path, &mut body)?;
                     spans.push(self.block(body));
                 }
                 let branches = self.spans(spans);
@@ -70,8 +76,8 @@ impl Compiler<'_> {
                     let program = self.program(id, fields, path)?;
                     out.push(Op::SkipRecord { program }, at);
                 } else {
-                    for (name, field) in fields {
-                        self.skip(*field, &join(path, name), out)?;
+                    for field in fields {
+                        self.skip(field.node, &join(path, &field.name), out)?;
                     }
                 }
             }
@@ -81,7 +87,7 @@ impl Compiler<'_> {
         Ok(())
     }
 
-    fn program(&mut self, id: NodeId, fields: &[(String, NodeId)], path: &str) -> Result<u32, Error> {
+    fn program(&mut self, id: NodeId, fields: &[Field], path: &str) -> Result<u32, Error> {
         if let Some(&program) = self.programs.get(&id) {
             return Ok(program);
         }
@@ -89,8 +95,8 @@ impl Compiler<'_> {
         self.plan.programs.push(Span::default());
         self.programs.insert(id, program);
         let mut code = Code::default();
-        for (name, field) in fields {
-            self.skip(*field, &join(path, name), &mut code)?;
+        for field in fields {
+            self.skip(field.node, &join(path, &field.name), &mut code)?;
         }
         self.plan.programs[program as usize] = self.block(code);
         Ok(program)

@@ -2,16 +2,17 @@
 
 use fastpipe_batch::{DType, Error, Form, Leaf, Nulls, Request, SparseLayout, ValueParts};
 
-use super::{Code, Compiler, Want, join, wire};
+use super::{Code, Compiler, Want, join};
 use crate::plan::{ANY_INDEX, Op, SparseField, SparseOp, SparseWhat, Wire};
-use crate::schema::{NodeId, Type};
-use crate::trace::{UnionShape, misfit, union_shape};
+use crate::schema::{Field, NodeId, Type};
+use crate::trace::misfit;
+use crate::union::UnionShape;
 
 impl<'a> Compiler<'a> {
     /// A record of indices and values.
     pub(super) fn sparse(
         &mut self,
-        fields: &[(String, NodeId)],
+        fields: &[Field],
         want: Want<'a>,
         path: &str,
         out: &mut Code,
@@ -25,7 +26,11 @@ impl<'a> Compiler<'a> {
         let dims = form.shape.len();
         let mut seen = vec![false; dims + 1];
         let mut sparse_fields = Vec::new();
-        for (name, id) in fields {
+        for Field { name, node, .. } in fields {
+            // A reader's schema doesn't have it.
+            if name.is_empty() {
+                return Err(self.other_fields(want));
+            }
             let role = match name.as_str() {
                 "values" => Some(dims),
                 "indices" if dims == 1 => Some(0),
@@ -42,7 +47,7 @@ impl<'a> Compiler<'a> {
                 return Err(misfit(reason).at_feature(&column.feature.name));
             };
             seen[role] = true;
-            sparse_fields.push(self.sparse_field(*id, role, dims, want, &join(path, name))?);
+            sparse_fields.push(self.sparse_field(*node, role, dims, want, &join(path, name))?);
         }
         if let Some(missing) = seen.iter().position(|s| !s) {
             let name = if missing == dims {
@@ -67,6 +72,12 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
+    #[cold]
+    fn other_fields(&self, want: Want<'a>) -> Error {
+        let reason = "a sparse record can't have fields that the reader's schema doesn't have";
+        misfit(reason.into()).at_feature(&self.columns[want.column].feature.name)
+    }
+
     fn sparse_field(
         &mut self,
         mut id: NodeId,
@@ -81,19 +92,20 @@ impl<'a> Compiler<'a> {
             return Err(misfit("not sparse".into()));
         };
         let mut unions = Vec::new();
-        while let Type::Union(branches) = self.schema.ty(id) {
-            let null = match union_shape(self.schema, branches) {
-                UnionShape::One(inner) => {
+        while let Type::Union(union) = self.schema.ty(id) {
+            let is_null = |id: NodeId| *self.schema.ty(id) == Type::Null;
+            let null = match union.shape {
+                UnionShape::One(inner) if union.tagged => {
                     id = inner;
                     None
                 }
-                UnionShape::Nullable { null, inner } => {
+                UnionShape::Nullable(inner) if union.tagged => {
                     id = inner;
-                    Some(null as i64)
+                    union.branches.iter().position(|b| is_null(b.node)).map(|at| at as i64)
                 }
-                UnionShape::Several => return Err(misfit(format!("'{path}' is a union of several types"))),
+                _ => return Err(misfit(format!("'{path}' is a union of several types"))),
             };
-            unions.push((null, branches.len() as u32));
+            unions.push((null, union.branches.len() as u32));
         }
         let Type::Array(item) = *self.schema.ty(id) else {
             return Err(misfit(format!(
@@ -133,12 +145,12 @@ impl<'a> Compiler<'a> {
     fn sparse_values(&mut self, item: NodeId, want: Want<'a>, path: &str) -> Result<SparseWhat, Error> {
         let column = &self.columns[want.column];
         let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
-        let numbers = match (wire(self.schema.ty(item)), column.parts.values) {
+        let numbers = match (self.wire_of(item, want), column.parts.values) {
             (Some(wire), ValueParts::Elements(to, part)) => {
                 let fits = match wire {
                     Wire::Boolean => true,
                     Wire::Int | Wire::Long => to != DType::Bool,
-                    Wire::Float | Wire::Double => to.is_float(),
+                    Wire::Float | Wire::Double | Wire::IntRounded | Wire::LongRounded => to.is_float(),
                 };
                 if !fits {
                     let found = self.schema.describe(item);
@@ -149,15 +161,15 @@ impl<'a> Compiler<'a> {
             _ => None,
         };
         let mut inner = item;
-        while let Type::Union(branches) = self.schema.ty(inner) {
-            inner = match union_shape(self.schema, branches) {
+        while let Type::Union(union) = self.schema.ty(inner) {
+            inner = match union.shape {
                 UnionShape::One(inner) => inner,
-                UnionShape::Nullable { inner, .. } if column.feature.nulls != Nulls::Mask => inner,
-                UnionShape::Nullable { .. } => {
+                UnionShape::Nullable(inner) if column.feature.nulls != Nulls::Mask => inner,
+                UnionShape::Nullable(_) => {
                     let reason = "sparse values that may be null can't be masked; give a fill, or nulls=\"error\"";
                     return Err(misfit(reason.into()));
                 }
-                UnionShape::Several => return Err(misfit(format!("'{path}' has items of several types"))),
+                _ => return Err(misfit(format!("'{path}' has items of several types"))),
             };
         }
         if matches!(self.schema.ty(inner), Type::Array(_) | Type::Map(_) | Type::Record(_)) {

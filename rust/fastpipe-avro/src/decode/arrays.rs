@@ -115,7 +115,7 @@ impl Decoder<'_, '_, '_, '_> {
             for _ in taken..items.count {
                 match wire {
                     Wire::Boolean => self.cursor.skip(1)?,
-                    Wire::Int | Wire::Long => self.cursor.skip_long()?,
+                    Wire::Int | Wire::Long | Wire::IntRounded | Wire::LongRounded => self.cursor.skip_long()?,
                     Wire::Float => self.cursor.skip(4)?,
                     Wire::Double => self.cursor.skip(8)?,
                 }
@@ -180,7 +180,7 @@ impl Decoder<'_, '_, '_, '_> {
 #[inline(always)]
 const fn smallest(wire: Wire) -> u64 {
     match wire {
-        Wire::Boolean | Wire::Int | Wire::Long => 1,
+        Wire::Boolean | Wire::Int | Wire::Long | Wire::IntRounded | Wire::LongRounded => 1,
         Wire::Float => 4,
         Wire::Double => 8,
     }

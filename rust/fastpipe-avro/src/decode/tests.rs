@@ -27,6 +27,13 @@ fn types() -> impl Strategy<Value = serde_json::Value> {
         Just(json!("string")),
         (0..5u8).prop_map(|n| json!({"type": "fixed", "size": n})),
         Just(json!({"type": "enum", "symbols": ["A", "B", "C"]})),
+        Just(json!({"type": "int", "logicalType": "date"})),
+        Just(json!({"type": "long", "logicalType": "timestamp-micros"})),
+        Just(json!({"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 3})),
+        Just(json!({"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 3})),
+        Just(json!({"type": "fixed", "size": 5, "logicalType": "decimal", "precision": 4})),
+        Just(json!({"type": "fixed", "size": 12, "logicalType": "duration"})),
+        Just(json!({"type": "fixed", "size": 16, "logicalType": "uuid"})),
     ];
     leaf.prop_recursive(4, 24, 4, |inner| {
         prop_oneof![
@@ -40,12 +47,27 @@ fn types() -> impl Strategy<Value = serde_json::Value> {
                     _ => json!([t]),
                 })
             }),
+            proptest::collection::vec(inner.clone(), 2..5)
+                .prop_map(union_of)
+                .prop_filter("no branches", |union| union != &json!([])),
             proptest::collection::vec(inner, 0..4).prop_map(|fields| {
                 let field = |(i, t)| json!({"name": format!("f{i}"), "type": t});
                 json!({"type": "record", "fields": fields.into_iter().enumerate().map(field).collect::<Vec<_>>()})
             }),
         ]
     })
+}
+
+/// A union of those of some types that can be its branches.
+fn union_of(types: Vec<serde_json::Value>) -> serde_json::Value {
+    let mut kinds = std::collections::HashSet::new();
+    let kind = |ty: &serde_json::Value| ty.as_str().or_else(|| ty["type"].as_str()).map(str::to_owned);
+    let named = ["fixed", "enum", "record"];
+    let fits = |ty: &serde_json::Value| {
+        let kind = kind(ty);
+        kind.is_some_and(|kind| named.contains(&&*kind) || kinds.insert(kind))
+    };
+    types.into_iter().filter(fits).collect::<Vec<_>>().into()
 }
 
 /// Gives named types their names.
@@ -98,18 +120,20 @@ fn encode(schema: &Schema, id: NodeId, random: &mut Random, out: &mut Vec<u8>) {
         Type::Float => out.extend((random.below(1000) as f32).to_le_bytes()),
         Type::Double => out.extend((random.below(1000) as f64).to_le_bytes()),
         Type::Bytes | Type::String => {
+            // Decimals fit 64 bits.
             let n = random.below(9);
             long(n as i64, out);
             out.extend((0..n).map(|i| b'a' + i as u8));
         }
         Type::Fixed(n) => out.extend((0..*n).map(|i| i as u8)),
-        Type::Enum(symbols) => long(random.below(symbols.len() as u64) as i64, out),
-        Type::Record(fields) => fields.iter().for_each(|f| encode(schema, f.1, random, out)),
-        Type::Union(branches) => {
-            let branch = random.below(branches.len() as u64) as usize;
+        Type::Enum(symbols) => long(random.below(symbols.texts.len() as u64) as i64, out),
+        Type::Record(fields) => fields.iter().for_each(|f| encode(schema, f.node, random, out)),
+        Type::Union(union) => {
+            let branch = random.below(union.branches.len() as u64) as usize;
             long(branch as i64, out);
-            encode(schema, branches[branch], random, out);
+            encode(schema, union.branches[branch].node, random, out);
         }
+        Type::Default { .. } | Type::Missing { .. } | Type::Mismatch { .. } => panic!("none of a file's types"),
         Type::Array(item) | Type::Map(item) => {
             for _ in 0..random.below(3) {
                 let n = 1 + random.below(12) as i64;
@@ -152,7 +176,7 @@ fn both(schema: &Schema, wanted: u64, data: &[u8], rows: u32) -> Decoded {
             column
         })
         .collect();
-    let plan = compile(schema, &columns).unwrap();
+    let plan = compile(schema, None, &columns).unwrap();
     let parts: Arc<[_]> = columns.iter().flat_map(|c| c.spec.parts()).collect();
     let pool = SlabPool::new(1);
     let batch = Rows::new(parts.clone(), rows as usize, &pool).unwrap();
@@ -224,7 +248,7 @@ proptest! {
                 column
             })
             .collect();
-        let plan = compile(&schema, &columns).unwrap();
+        let plan = compile(&schema, None, &columns).unwrap();
         let parts: Arc<[_]> = columns.iter().flat_map(|c| c.spec.parts()).collect();
         let picks: Vec<_> = (0..rows).map(|i| Pick { record: i, slot: rows - 1 - i }).collect();
         let read = |cuts: &[usize]| {
@@ -306,9 +330,9 @@ fn outcomes(schema: &Schema, nulls: u8, data: &[u8], rows: u32) -> Vec<Outcome> 
             column
         })
         .collect();
-    let mut outcomes = vec![outcome(&compile_steps(schema, &columns).unwrap(), &columns, data, rows)];
+    let mut outcomes = vec![outcome(&compile_steps(schema, None, &columns).unwrap(), &columns, data, rows)];
     for isa in Isa::all() {
-        let mut plan = compile(schema, &columns).unwrap();
+        let mut plan = compile(schema, None, &columns).unwrap();
         plan.isa = isa;
         outcomes.push(outcome(&plan, &columns, data, rows));
     }
@@ -396,7 +420,7 @@ fn scalars_are_fused() {
             column
         })
         .collect();
-    let plan = compile(&schema, &columns).unwrap();
+    let plan = compile(&schema, None, &columns).unwrap();
     let ops = plan.record.of(&plan.ops);
     let runs: Vec<_> = ops
         .iter()

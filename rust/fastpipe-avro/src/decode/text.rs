@@ -158,7 +158,7 @@ mod tests {
         let features = infer(&schema).unwrap().into_iter().filter_map(|f| f.feature.ok());
         let columns: Vec<Column> = features.map(column).collect();
         let parts = columns.iter().flat_map(|c| c.spec.parts()).collect();
-        (compile(&schema, &columns).unwrap(), parts)
+        (compile(&schema, None, &columns).unwrap(), parts)
     }
 
     fn told(error: &Error) -> (Option<u64>, String) {

@@ -1,0 +1,294 @@
+//! What a reader's schema has and a file hasn't: defaults, which become constants (Avro 1.12 specification, "Schema
+//! Resolution").
+
+use fastpipe_batch::{Error, LengthRule, Nulls, Request, Scalar, ValueParts};
+use serde_json::Value;
+
+use super::constants::constants;
+use super::{Code, Compiler, Want};
+use crate::plan::{Emit, Op};
+use crate::schema::{NodeId, Type};
+use crate::trace::{Step, misfit};
+use crate::union::UnionShape;
+
+/// Constants that a default becomes at most: it is text, which may be small and stand for many of them.
+const MAX_CONSTANTS: usize = 1 << 16;
+
+impl<'a> Compiler<'a> {
+    /// Writes a field's default to each of the columns that want something of it.
+    pub(super) fn default(
+        &mut self,
+        node: NodeId,
+        json: &str,
+        wants: &[Want<'a>],
+        path: &str,
+        out: &mut Code,
+    ) -> Result<(), Error> {
+        let value: Value = serde_json::from_str(json)
+            .map_err(|error| misfit(format!("the default of the reader's field '{path}' is no JSON: {error}")))?;
+        let mut emits = Vec::new();
+        for &want in wants {
+            let column = &self.columns[want.column];
+            self.constant(node, &value, want, path, &mut emits)
+                .map_err(|e| e.at_feature(&column.feature.name))?;
+        }
+        let at = self.path(path);
+        let span = self.emits(emits);
+        out.push(Op::Emit(span), at);
+        Ok(())
+    }
+
+    /// Writes the fill value of a feature whose field a file doesn't have; an error for one without.
+    pub(super) fn missing(
+        &mut self,
+        wants: &[Want<'a>],
+        reason: &str,
+        path: &str,
+        out: &mut Code,
+    ) -> Result<(), Error> {
+        for want in wants {
+            let column = &self.columns[want.column];
+            if !matches!(column.feature.nulls, Nulls::Fill(Some(_))) {
+                return Err(misfit(reason.to_owned()).at_feature(&column.feature.name));
+            }
+        }
+        let at = self.path(path);
+        let on_null = self.on_null(wants)?;
+        out.push(Op::Null { on_null }, at);
+        Ok(())
+    }
+
+    /// The constants that a JSON value of a type becomes in a column.
+    fn constant(
+        &mut self,
+        id: NodeId,
+        value: &Value,
+        want: Want<'a>,
+        path: &str,
+        emits: &mut Vec<Emit>,
+    ) -> Result<(), Error> {
+        if emits.len() > MAX_CONSTANTS {
+            return Err(misfit(format!(
+                "the default of the reader's field '{path}' has more than {MAX_CONSTANTS} values, the most that are read"
+            )));
+        }
+        self.nested(|c| c.constant_inner(id, value, want, path, emits))
+    }
+
+    fn constant_inner(
+        &mut self,
+        id: NodeId,
+        value: &Value,
+        want: Want<'a>,
+        path: &str,
+        emits: &mut Vec<Emit>,
+    ) -> Result<(), Error> {
+        let schema = self.schema;
+        let wrong = || {
+            let ty = schema.describe(id);
+            misfit(format!(
+                "the default of the reader's field '{path}' is no value of type {ty}: {}",
+                shown(value)
+            ))
+        };
+        let column = &self.columns[want.column];
+        match (schema.ty(id), value) {
+            (Type::Union(union), _) => {
+                let fits = |id: NodeId| self.fits(id, value);
+                let branch = union.branches.iter().find(|b| fits(b.node)).ok_or_else(wrong)?;
+                let below = match (union.shape, want.path.split_first()) {
+                    (UnionShape::Several, None) => {
+                        let known = column.symbols.as_deref().unwrap_or(&union.names);
+                        let code = known.iter().position(|name| *name == union.names[branch.code]);
+                        let code = Scalar::Int(code.ok_or_else(wrong)? as i128);
+                        return self.present(want, &code, emits);
+                    }
+                    (UnionShape::Several, Some((Step::Branch(code), rest))) if *code == branch.code => {
+                        Want { path: rest, ..want }
+                    }
+                    (UnionShape::Several, Some(_)) => return self.absent(want, emits),
+                    _ => want,
+                };
+                self.constant(branch.node, value, below, path, emits)
+            }
+            (Type::Null, Value::Null) => self.absent(want, emits),
+            (Type::Record(fields), Value::Object(values)) => {
+                let Some((Step::Field(name), rest)) = want.path.split_first() else {
+                    let reason = format!(
+                        "the reader's field '{path}' has a default that is a sparse record, which is not read; leave the \
+                         column out, or give it a fill"
+                    );
+                    return Err(misfit(reason));
+                };
+                let field = fields.iter().find(|field| field.name == *name).ok_or_else(wrong)?;
+                let below = Want { path: rest, ..want };
+                match (values.get(*name), &field.default) {
+                    (Some(value), _) => self.constant(field.node, value, below, path, emits),
+                    (None, Some(json)) => {
+                        let value: Value = serde_json::from_str(json).map_err(|_| wrong())?;
+                        self.constant(field.node, &value, below, path, emits)
+                    }
+                    (None, None) => Err(wrong()),
+                }
+            }
+            (Type::Array(item), Value::Array(items)) => {
+                let items = items.iter().map(|value| (None, value));
+                self.list(Some(*item), items, want, path, emits)
+            }
+            (Type::Map(value), Value::Object(entries)) => match want.path.split_first() {
+                Some((Step::Keys, _)) => {
+                    let keys: Vec<Value> = entries.keys().map(|key| Value::String(key.clone())).collect();
+                    self.list(None, keys.iter().map(|key| (Some(()), key)), want, path, emits)
+                }
+                Some((_, rest)) => {
+                    let below = Want { path: rest, ..want };
+                    self.list(Some(*value), entries.values().map(|v| (None, v)), below, path, emits)
+                }
+                None => self.list(Some(*value), entries.values().map(|v| (None, v)), want, path, emits),
+            },
+            _ => {
+                let scalar = self.scalar(id, value, want).ok_or_else(wrong)?;
+                self.present(want, &scalar, emits)
+            }
+        }
+    }
+
+    /// An array's items, or a map's keys (`item` is `None`) or values.
+    fn list<'v>(
+        &mut self,
+        item: Option<NodeId>,
+        items: impl ExactSizeIterator<Item = (Option<()>, &'v Value)>,
+        want: Want<'a>,
+        path: &str,
+        emits: &mut Vec<Emit>,
+    ) -> Result<(), Error> {
+        let column = &self.columns[want.column];
+        let n = items.len();
+        self.mark(want, emits);
+        if column.counts_at(want.level) {
+            if let ValueParts::Elements(dtype, part) = column.parts.values {
+                let value = Scalar::Int(n as i128).element(dtype)?.into();
+                emits.push(Emit { part, value, times: 1 });
+            }
+            return Ok(());
+        }
+        let rule = column.length_rule(want.level);
+        let (kept, pads) = match rule {
+            LengthRule::Free => (n, 0),
+            LengthRule::Exact(exact) if n == exact => (n, 0),
+            LengthRule::Exact(exact) => {
+                return Err(misfit(format!(
+                    "the default of the reader's field '{path}' has {n} items, and the shape {exact}"
+                )));
+            }
+            LengthRule::Pad(to) => (n.min(to), to.saturating_sub(n)),
+        };
+        if let Some(&part) = column.parts.lengths.get(want.level) {
+            let value = (n as i64).to_le_bytes().as_slice().into();
+            emits.push(Emit { part, value, times: 1 });
+        }
+        for (_, value) in items.take(kept) {
+            match item {
+                Some(item) => self.constant(item, value, want.deeper(), path, emits)?,
+                None => {
+                    let key = value.as_str().unwrap_or_default().as_bytes().to_vec();
+                    self.present(want.deeper(), &Scalar::Bytes(key), emits)?;
+                }
+            }
+        }
+        if let (true, Request::Dense { pad, .. }) = (pads > 0, &column.feature.request) {
+            for mut emit in constants(column, want.level + 1, pad.as_ref(), false)? {
+                emit.times = emit.times.saturating_mul(pads);
+                emits.push(emit);
+            }
+        }
+        Ok(())
+    }
+
+    /// The value of a type without parts in a column.
+    fn scalar(&self, id: NodeId, value: &Value, want: Want<'a>) -> Option<Scalar> {
+        let column = &self.columns[want.column];
+        let is_text = matches!(column.parts.values, ValueParts::Text { .. });
+        Some(match (self.schema.ty(id), value) {
+            (Type::Boolean, Value::Bool(value)) => Scalar::Bool(*value),
+            (Type::Int | Type::Long, Value::Number(value)) => {
+                let scaled = 10i128.checked_pow(u32::try_from(column.feature.scale.unwrap_or(0)).ok()?)?;
+                Scalar::Int(i128::from(value.as_i64()?).checked_mul(scaled)?)
+            }
+            (Type::Float | Type::Double, Value::Number(value)) => Scalar::Float(value.as_f64()?),
+            (Type::Enum(symbols), Value::String(value)) if is_text => {
+                Scalar::Bytes(symbols.texts.iter().find(|text| *text == value)?.clone().into_bytes())
+            }
+            (Type::Enum(symbols), Value::String(value)) => {
+                let known = column.symbols.as_deref().unwrap_or(&symbols.texts);
+                Scalar::Int(known.iter().position(|text| text == value)? as i128)
+            }
+            (Type::String, Value::String(value)) if is_text => Scalar::Bytes(value.clone().into_bytes()),
+            // Each character stands for a byte.
+            (Type::Bytes, Value::String(value)) if is_text => Scalar::Bytes(bytes(value)?),
+            (Type::Fixed(n), Value::String(value)) if is_text => {
+                Scalar::Bytes(bytes(value).filter(|bytes| bytes.len() == *n)?)
+            }
+            _ => return None,
+        })
+    }
+
+    /// Whether a JSON value is one of a type, as far as its kind tells.
+    fn fits(&self, id: NodeId, value: &Value) -> bool {
+        match (self.schema.ty(id), value) {
+            (Type::Null, Value::Null)
+            | (Type::Boolean, Value::Bool(_))
+            | (Type::Float | Type::Double, Value::Number(_))
+            | (Type::String | Type::Bytes | Type::Fixed(_), Value::String(_))
+            | (Type::Array(_), Value::Array(_))
+            | (Type::Map(_) | Type::Record(_), Value::Object(_)) => true,
+            (Type::Int | Type::Long, Value::Number(value)) => value.is_i64(),
+            (Type::Enum(symbols), Value::String(value)) => symbols.texts.contains(value),
+            _ => false,
+        }
+    }
+
+    /// Marks a level as present.
+    fn mark(&self, want: Want<'a>, emits: &mut Vec<Emit>) {
+        if let Some(part) = self.columns[want.column].parts.mask_at(want.level) {
+            let value = [1].into();
+            emits.push(Emit { part, value, times: 1 });
+        }
+    }
+
+    /// Writes a value.
+    fn present(&self, want: Want<'a>, value: &Scalar, emits: &mut Vec<Emit>) -> Result<(), Error> {
+        let column = &self.columns[want.column];
+        self.mark(want, emits);
+        let found = constants(column, want.level, Some(value), false)?;
+        let masks = column.parts.mask_at(want.level);
+        emits.extend(found.into_iter().filter(|emit| Some(emit.part) != masks));
+        Ok(())
+    }
+
+    /// Writes a null.
+    fn absent(&mut self, want: Want<'a>, emits: &mut Vec<Emit>) -> Result<(), Error> {
+        let Some(span) = self.on_null(&[want])? else {
+            let reason = "its default in the reader's schema is null, which the feature's spec does not allow; \
+                          nulls=\"mask\" marks nulls, fill=... replaces them";
+            return Err(misfit(reason.into()));
+        };
+        emits.extend_from_slice(span.of(&self.plan.emits));
+        Ok(())
+    }
+}
+
+fn bytes(text: &str) -> Option<Vec<u8>> {
+    text.chars().map(|c| u8::try_from(u32::from(c)).ok()).collect()
+}
+
+/// A value for messages, cut where it gets long.
+fn shown(value: &Value) -> String {
+    const SHOWN: usize = 80;
+    let mut text = value.to_string();
+    if let Some((at, _)) = text.char_indices().nth(SHOWN) {
+        text.truncate(at);
+        text.push('…');
+    }
+    text
+}

@@ -1,0 +1,180 @@
+//! Decimals (Avro 1.12 specification, "Decimal"): two's complement, big-endian; and UUIDs.
+
+use fastpipe_batch::{DType, PartId, TextParts};
+
+use super::{Decoder, Result};
+use crate::fault::Fault;
+use crate::number;
+use crate::plan::{DecimalBytes, DecimalOp};
+
+/// Powers of ten that a double holds exactly.
+const EXACT_POWERS: u32 = 22;
+
+/// Integers that a double holds exactly.
+const EXACT: u128 = 1 << 53;
+
+/// The characters of a UUID.
+const UUID: usize = 36;
+
+impl Decoder<'_, '_, '_, '_> {
+    pub(super) fn decimal(&mut self, op: &DecimalOp) -> Result<()> {
+        let value = match op.bytes {
+            DecimalBytes::Counted => {
+                let (bytes, n) = self.cursor.text_and_rest()?;
+                unscaled(bytes, n)
+            }
+            DecimalBytes::Fixed(n) => {
+                let (bytes, n) = self.cursor.bytes_and_rest(n)?;
+                unscaled(bytes, n)
+            }
+            DecimalBytes::Int => Some(i128::from(self.cursor.int()?)),
+            DecimalBytes::Long => Some(i128::from(self.cursor.long()?)),
+        };
+        let range = Fault::Decimal { dtype: op.to };
+        let value = value.ok_or(range)?;
+        let out = self.out.writer(op.part as usize);
+        if op.to.is_float() {
+            let float = divided(value, op.scale);
+            return match op.to {
+                DType::F32 => Ok(out.push(float as f32)?),
+                _ => Ok(out.push(float)?),
+            };
+        }
+        if let (DType::I64, Some(1), Ok(long)) = (op.to, op.factor, i64::try_from(value)) {
+            return Ok(out.push(long)?);
+        }
+        let value = match op.factor {
+            Some(factor) => value.checked_mul(factor),
+            None => (value == 0).then_some(0),
+        };
+        number::wide(value.ok_or(range)?, op.to, out)
+    }
+
+    /// A UUID's 16 bytes as its text.
+    pub(super) fn uuid_text(&mut self, to: TextParts) -> Result<()> {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let bytes: [u8; 16] = self.cursor.array()?;
+        let mut text = [b'-'; UUID];
+        let mut at = 0;
+        for (i, byte) in bytes.into_iter().enumerate() {
+            at += usize::from(matches!(i, 4 | 6 | 8 | 10));
+            text[at] = DIGITS[usize::from(byte >> 4)];
+            text[at + 1] = DIGITS[usize::from(byte & 15)];
+            at += 2;
+        }
+        self.text(&text, to)
+    }
+
+    /// A UUID's text as its 16 bytes.
+    pub(super) fn uuid_bytes(&mut self, part: PartId) -> Result<()> {
+        let text = self.cursor.text()?;
+        let bytes = parsed(text).ok_or(Fault::Uuid)?;
+        Ok(self.out.writer(part as usize).extend(&bytes)?)
+    }
+}
+
+/// The integer of the first `n` bytes; `None` if it has more than 128 bits.
+#[inline(always)]
+fn unscaled(bytes: &[u8], n: usize) -> Option<i128> {
+    if let (1..=8, Some(first)) = (n, bytes.first_chunk()) {
+        // Shifts the sign in.
+        return Some(i128::from(i64::from_be_bytes(*first) >> (64 - 8 * n)));
+    }
+    wide(&bytes[..n])
+}
+
+#[cold]
+fn wide(mut bytes: &[u8]) -> Option<i128> {
+    let negative = bytes.first().is_some_and(|first| first & 0x80 != 0);
+    let sign = if negative { 0xFF } else { 0 };
+    while let [first, second, ..] = *bytes {
+        if first != sign || (second & 0x80 != 0) != negative {
+            break;
+        }
+        bytes = &bytes[1..];
+    }
+    if bytes.len() > 16 {
+        return None;
+    }
+    let mut all = [sign; 16];
+    all[16 - bytes.len()..].copy_from_slice(bytes);
+    Some(i128::from_be_bytes(all))
+}
+
+/// The double that is nearest to `value / 10^scale`.
+fn divided(value: i128, scale: u32) -> f64 {
+    if value.unsigned_abs() <= EXACT && scale <= EXACT_POWERS {
+        // Both are exact, so the quotient is rounded once.
+        return value as f64 / 10f64.powi(scale as i32);
+    }
+    let text = format!("{value}e-{scale}");
+    text.parse().unwrap_or(f64::NAN)
+}
+
+/// The bytes of a UUID's text: 32 digits with hyphens in four places.
+fn parsed(text: &[u8]) -> Option<[u8; 16]> {
+    if text.len() != UUID || [8, 13, 18, 23].iter().any(|&at| text[at] != b'-') {
+        return None;
+    }
+    let mut digits = text.iter().filter(|&&c| c != b'-').map(|&c| char::from(c).to_digit(16));
+    let mut bytes = [0; 16];
+    for byte in &mut bytes {
+        let (high, low) = (digits.next()??, digits.next()??);
+        *byte = (high << 4 | low) as u8;
+    }
+    digits.next().is_none().then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn integers_of_any_length(value: i128, shift in 0..127u32, more in 0..20usize, behind in 0..9usize) {
+            let value = value >> shift;
+            let bytes = value.to_be_bytes();
+            let least = (0..16).rev().find(|&at| wide(&bytes[at..]) == Some(value)).unwrap();
+            let sign = if value < 0 { 0xFF } else { 0 };
+            let mut long = vec![sign; more];
+            long.extend(&bytes[least..]);
+            let n = long.len();
+            // What stands behind it doesn't matter.
+            long.extend(vec![0xA5; behind]);
+            prop_assert_eq!(unscaled(&long, n), Some(value));
+        }
+
+        #[test]
+        fn quotients_are_nearest(value: i64, scale in 0..40u32) {
+            let text = format!("{value}e-{scale}");
+            prop_assert_eq!(divided(i128::from(value), scale), text.parse::<f64>().unwrap());
+        }
+    }
+
+    #[test]
+    fn more_than_128_bits_are_none() {
+        let mut bytes = vec![0x7F];
+        bytes.extend([0; 16]);
+        assert_eq!(unscaled(&bytes, 17), None);
+        assert_eq!(unscaled(&[0; 40], 40), Some(0));
+        assert_eq!(unscaled(&[], 0), Some(0));
+        assert_eq!(divided(1, 400), 0.0);
+    }
+
+    #[test]
+    fn uuids() {
+        let text = b"6BA7b810-9dad-11d1-80b4-00c04fd430c8";
+        let bytes = parsed(text).unwrap();
+        assert_eq!(bytes[..4], [0x6b, 0xa7, 0xb8, 0x10]);
+        assert_eq!(bytes[15], 0xc8);
+        for wrong in [
+            &b""[..],
+            b"6ba7b8109-dad-11d1-80b4-00c04fd430c8",
+            b"6ba7b810-9dad-11d1-80b4-00c04fd430cg",
+        ] {
+            assert_eq!(parsed(wrong), None);
+        }
+    }
+}

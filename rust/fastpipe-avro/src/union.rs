@@ -1,0 +1,189 @@
+//! Unions, and how columns see them.
+//!
+//! A union with null, or of one type, is seen through: it is that type, which may be null. Numbers of several types
+//! become one column of a type that has them all. Any other union is a column of codes, the branches' numbers, and a
+//! column (or several) for each branch, which is null wherever the value is of another one.
+
+use std::sync::Arc;
+
+use crate::schema::{Node, NodeId, Type};
+
+/// A union.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Union {
+    /// In the file's order.
+    pub branches: Vec<Branch>,
+    /// What the branches are called by columns, by their codes.
+    pub names: Arc<[String]>,
+    /// Whether the file says which branch a value is of. If it doesn't, there is one.
+    pub tagged: bool,
+    /// How columns see it.
+    pub shape: UnionShape,
+}
+
+/// A branch of a union.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Branch {
+    /// Its type.
+    pub node: NodeId,
+    /// Its number for columns: its place in the union, or in that of a reader's schema.
+    pub code: usize,
+}
+
+/// How columns see a union.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnionShape {
+    /// It isn't known yet.
+    Unknown,
+    /// As one type.
+    One(NodeId),
+    /// As one type, or null.
+    Nullable(NodeId),
+    /// As numbers of a type that has all of them, or null.
+    Numbers {
+        /// The type.
+        node: NodeId,
+        /// Whether it has null, too.
+        nullable: bool,
+    },
+    /// As codes, and a column for each branch.
+    Several,
+    /// As what a reader's schema has in its place, of which each branch becomes one.
+    Through,
+}
+
+impl Union {
+    /// A union of a file's schema.
+    pub(crate) fn new(branches: Vec<NodeId>, nodes: &[Node]) -> Union {
+        let names = names(&branches, nodes).into();
+        let branches = branches.into_iter().enumerate();
+        Union {
+            branches: branches.map(|(code, node)| Branch { node, code }).collect(),
+            names,
+            tagged: true,
+            shape: UnionShape::Unknown,
+        }
+    }
+
+    /// Says how columns see it, unless that is known. Returns whether it wasn't.
+    pub(crate) fn classify(&mut self, nodes: &mut Vec<Node>) -> bool {
+        if self.shape != UnionShape::Unknown {
+            return false;
+        }
+        let is_null = |b: &&Branch| nodes[b.node].ty == Type::Null;
+        let nullable = self.branches.iter().any(|b| is_null(&b));
+        let others: Vec<NodeId> = self.branches.iter().filter(|b| !is_null(b)).map(|b| b.node).collect();
+        self.shape = match (&others[..], nullable) {
+            ([one], false) => UnionShape::One(*one),
+            ([one], true) if self.branches.len() == 2 => UnionShape::Nullable(*one),
+            ([], true) if self.branches.len() == 1 => UnionShape::One(self.branches[0].node),
+            (others, nullable) => match number_type(others, nodes) {
+                Some(ty) => {
+                    nodes.push(Node::new(ty));
+                    UnionShape::Numbers {
+                        node: nodes.len() - 1,
+                        nullable,
+                    }
+                }
+                None => UnionShape::Several,
+            },
+        };
+        true
+    }
+}
+
+/// The type that has all numbers of some types, as NumPy promotes them.
+fn number_type(branches: &[NodeId], nodes: &[Node]) -> Option<Type> {
+    if branches.len() < 2 {
+        return None;
+    }
+    let is_whole = |ty: &Type| matches!(ty, Type::Int | Type::Long);
+    let is_number = |ty: &Type| is_whole(ty) || matches!(ty, Type::Float | Type::Double);
+    let plain = |&id: &NodeId| nodes[id].logical.is_none() && is_number(&nodes[id].ty);
+    if !branches.iter().all(plain) {
+        return None;
+    }
+    let whole = branches.iter().all(|&id| is_whole(&nodes[id].ty));
+    Some(if whole { Type::Long } else { Type::Double })
+}
+
+/// What branches are called: by their types, those of records, enums and fixed by their names, which are full ones where
+/// others wouldn't tell them apart.
+fn names(branches: &[NodeId], nodes: &[Node]) -> Vec<String> {
+    let short = |id: NodeId| {
+        let node = &nodes[id];
+        match (&node.name, &node.ty) {
+            (Some(name), _) => name.rsplit('.').next().unwrap_or(name),
+            (None, Type::Null) => "null",
+            (None, Type::Boolean) => "boolean",
+            (None, Type::Int) => "int",
+            (None, Type::Long) => "long",
+            (None, Type::Float) => "float",
+            (None, Type::Double) => "double",
+            (None, Type::Bytes) => "bytes",
+            (None, Type::String) => "string",
+            (None, Type::Array(_)) => "array",
+            (None, Type::Map(_)) => "map",
+            // Have names, or don't stand in unions.
+            (None, _) => "",
+        }
+    };
+    let mut counts = std::collections::HashMap::new();
+    for &id in branches {
+        *counts.entry(short(id)).or_insert(0) += 1;
+    }
+    let name = |&id: &NodeId| match &nodes[id].name {
+        Some(full) if counts[short(id)] > 1 => full.clone(),
+        _ => short(id).to_owned(),
+    };
+    branches.iter().map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::Schema;
+
+    fn union(json: &str) -> (Schema, Union) {
+        let schema = Schema::parse(json).unwrap();
+        let Type::Union(union) = schema.ty(schema.root()).clone() else {
+            panic!("no union")
+        };
+        (schema, union)
+    }
+
+    #[test]
+    fn unions_are_seen_through_where_they_are_one_column() {
+        for (json, expected) in [
+            (r#"["null"]"#, "null"),
+            (r#"["string"]"#, "string"),
+            (r#"["null", "string"]"#, "string?"),
+            (r#"["string", "null"]"#, "string?"),
+            (r#"["int", "long"]"#, "long"),
+            (r#"["int", "float"]"#, "double"),
+            (r#"["null", "float", "double"]"#, "double?"),
+            (r#"["int", "string"]"#, "several"),
+            (r#"["null", "int", "boolean"]"#, "several"),
+            (r#"["int", {"type": "long", "logicalType": "timestamp-millis"}]"#, "several"),
+            (r#"[]"#, "several"),
+        ] {
+            let (schema, union) = union(json);
+            let found = match union.shape {
+                UnionShape::One(id) | UnionShape::Numbers { node: id, nullable: false } => schema.describe(id),
+                UnionShape::Nullable(id) | UnionShape::Numbers { node: id, .. } => schema.describe(id) + "?",
+                UnionShape::Several => "several".into(),
+                UnionShape::Unknown | UnionShape::Through => "unknown".into(),
+            };
+            assert_eq!(found, expected, "{json}");
+        }
+    }
+
+    #[test]
+    fn branches_are_named_apart() {
+        let (_, union) = union(
+            r#"["null", "string", {"type": "fixed", "name": "a.F", "size": 1}, {"type": "fixed", "name": "b.F", "size": 1},
+                {"type": "enum", "name": "a.E", "symbols": []}, {"type": "array", "items": "int"}]"#,
+        );
+        assert_eq!(union.names[..], ["null", "string", "a.F", "b.F", "E", "array"]);
+    }
+}
