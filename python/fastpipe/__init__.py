@@ -15,6 +15,7 @@ Importing fastpipe imports NumPy and nothing else.
 from __future__ import annotations
 
 from fastpipe._columns import to_arrow
+from fastpipe._decimals import to_decimals
 from fastpipe._fastpipe import __version__
 from fastpipe._options import Options
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
@@ -104,4 +105,5 @@ __all__ = [
     "rebatch",
     "shuffle_report",
     "to_arrow",
+    "to_decimals",
 ]

@@ -253,7 +253,8 @@ impl<'a> Compiler<'a> {
             }
             Type::Array(item) => self.items(None, *item, wants, path, out),
             Type::Map(value) => {
-                let (keys, values): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| w.path.first() == Some(&Step::Keys));
+                let (keys, values): (Vec<_>, Vec<_>) =
+                    wants.into_iter().partition(|w| w.path.first() == Some(&Step::Keys));
                 if keys.len() > 1 {
                     let groups = keys.into_iter().map(|w| vec![w]);
                     let passes = groups.chain((!values.is_empty()).then_some(values)).collect();

@@ -13,7 +13,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fastpipe_batch::{Error, ErrorKind, Fragment, LengthRule, Mark, Pick, Rows, Sink, SlabPool, try_collect, try_with_capacity};
+use fastpipe_batch::{
+    Error, ErrorKind, Fragment, LengthRule, Mark, Pick, Rows, Sink, SlabPool, try_collect, try_with_capacity,
+};
 
 use crate::cursor::Cursor;
 use crate::fault::Fault;

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    ColumnSpec, DType, Error, Feature, Form, Leaf, LengthRule, PartId, PartIds, Request, ValueParts,
-    spec_code,
+    ColumnSpec, DType, Error, Feature, Form, Leaf, LengthRule, Nulls, PartId, PartIds, Request, ValueParts, spec_code,
 };
 
 use crate::infer::{CODES, Values, values_of};
@@ -50,9 +49,9 @@ fn is_number(dtype: DType) -> bool {
 }
 
 /// Whether values of a type can become these values.
-fn check_leaf(schema: &Schema, end: End, feature: &Feature) -> Result<(), Error> {
+fn check_leaf(schema: &Schema, trace: &Trace<'_>, feature: &Feature) -> Result<(), Error> {
     let leaf = feature.request.leaf();
-    let id = match end {
+    let id = match trace.end {
         End::Keys if matches!(leaf, Leaf::Bytes { .. }) => return Ok(()),
         End::Keys => {
             return Err(misfit(format!(
@@ -70,7 +69,7 @@ fn check_leaf(schema: &Schema, end: End, feature: &Feature) -> Result<(), Error>
         End::Node(id) => id,
     };
     if feature.scale.is_some() {
-        return check_scale(schema, id, feature);
+        return check_scale(schema, id, feature, trace.nullable.len() - 1);
     }
     let logical = schema.node(id).logical;
     let (fits, ask) = match (schema.ty(id), logical) {
@@ -105,10 +104,7 @@ fn check_leaf(schema: &Schema, end: End, feature: &Feature) -> Result<(), Error>
             "an integer dtype for codes, or \"string\" for symbols",
         ),
         (Type::Bytes | Type::Fixed(_), Some(Logical::Decimal { .. })) => (
-            matches!(
-                leaf,
-                Leaf::Bytes { utf8: false } | Leaf::Fixed(DType::F32 | DType::F64)
-            ),
+            matches!(leaf, Leaf::Bytes { utf8: false } | Leaf::Fixed(DType::F32 | DType::F64)),
             "\"float64\", \"bytes\", or an integer dtype with scale=",
         ),
         (Type::String, Some(Logical::Uuid)) => (
@@ -136,6 +132,12 @@ fn check_leaf(schema: &Schema, end: End, feature: &Feature) -> Result<(), Error>
     Err(mismatch(schema, id, leaf, ask))
 }
 
+/// Whether decimals within so many arrays are read as integers of 128 bits, each a pair of int64, the lower half first.
+pub(crate) fn is_pair(feature: &Feature, arrays: usize) -> bool {
+    let long = feature.request.leaf() == Leaf::Fixed(DType::I64);
+    long && feature.scale.is_some() && feature.request.rank() == arrays + 1
+}
+
 #[cold]
 fn mismatch(schema: &Schema, id: NodeId, leaf: Leaf, ask: &str) -> Error {
     let found = schema.describe(id);
@@ -145,8 +147,14 @@ fn mismatch(schema: &Schema, id: NodeId, leaf: Leaf, ask: &str) -> Error {
 }
 
 /// Whether values can become integers in units of a power of ten.
-fn check_scale(schema: &Schema, id: NodeId, feature: &Feature) -> Result<(), Error> {
+fn check_scale(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) -> Result<(), Error> {
     let asked = feature.scale.unwrap_or(0);
+    let given = matches!(feature.nulls, Nulls::Fill(Some(_)))
+        || matches!(&feature.request, Request::Dense { pad: Some(_), .. });
+    if given && matches!(schema.node(id).logical, Some(Logical::Decimal { .. })) && is_pair(feature, arrays) {
+        let reason = "a fill or pad value is no pair of int64: leave it out, or give nulls=\"mask\"";
+        return Err(misfit(reason.into()));
+    }
     let own = match (schema.ty(id), schema.node(id).logical) {
         (Type::Int | Type::Long, None) => 0,
         (_, Some(Logical::Decimal { scale, .. })) => i64::from(scale),
@@ -165,10 +173,14 @@ fn check_scale(schema: &Schema, id: NodeId, feature: &Feature) -> Result<(), Err
     Ok(())
 }
 
-/// The dimension that the values of a type have when they are read as elements of a dtype: a fixed of bytes is an array.
-fn own_dimension(schema: &Schema, id: NodeId, leaf: Leaf) -> Option<usize> {
-    let Leaf::Fixed(dtype) = leaf else { return None };
+/// The dimension that the values of a type have within so many arrays when they are read as elements of a dtype: a fixed of
+/// bytes is an array, and so are the two halves of a decimal.
+fn own_dimension(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) -> Option<usize> {
+    let Leaf::Fixed(dtype) = feature.request.leaf() else {
+        return None;
+    };
     match (schema.ty(id), schema.node(id).logical) {
+        (_, Some(Logical::Decimal { .. })) => is_pair(feature, arrays).then_some(2),
         (Type::Fixed(12), Some(Logical::Duration)) if dtype == DType::U32 => Some(3),
         (Type::Fixed(n), _) if dtype == DType::U8 => Some(*n),
         (Type::String, Some(Logical::Uuid)) if dtype == DType::U8 => Some(16),
@@ -224,9 +236,9 @@ pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'
         return check_counts(schema, trace, rank);
     }
     let hint = |e: Error| misfit(format!("{}{}", e.reason(), instead(schema, &trace, feature)));
-    check_leaf(schema, trace.end, feature).map_err(hint)?;
+    check_leaf(schema, &trace, feature).map_err(hint)?;
     let last = match trace.end {
-        End::Node(id) => own_dimension(schema, id, feature.request.leaf()),
+        End::Node(id) => own_dimension(schema, id, feature, trace.nullable.len() - 1),
         End::Keys | End::Codes(_) => None,
     };
     let dims = trace.nullable.len() - 1 + usize::from(last.is_some());
@@ -282,7 +294,8 @@ impl Column {
         Ok(Column {
             feature: feature.clone(),
             spec: ColumnSpec {
-                scale: feature.scale,
+                // Of pairs there is no scale that says what they are.
+                scale: feature.scale.filter(|_| !is_pair(feature, trace.nullable.len() - 1)),
                 ..ColumnSpec::new(&feature.name, form)
             },
             symbols,

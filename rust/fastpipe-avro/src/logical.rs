@@ -146,8 +146,14 @@ mod tests {
                 r#"{"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 5}"#,
                 "bytes",
             ),
-            (r#"{"type": "bytes", "logicalType": "decimal", "precision": 0}"#, "bytes"),
-            (r#"{"type": "string", "logicalType": "decimal", "precision": 4}"#, "string"),
+            (
+                r#"{"type": "bytes", "logicalType": "decimal", "precision": 0}"#,
+                "bytes",
+            ),
+            (
+                r#"{"type": "string", "logicalType": "decimal", "precision": 4}"#,
+                "string",
+            ),
             (r#"{"type": "string", "logicalType": "uuid"}"#, "string (uuid)"),
         ] {
             assert_eq!(described(json), expected, "{json}");

@@ -35,20 +35,30 @@ struct Merger<'a> {
 impl Merger<'_> {
     fn push(&mut self, node: Node) -> Result<NodeId> {
         if self.nodes.len() >= MAX_SCHEMA_NODES {
-            let reason = format!("the files' schemas together have more than {MAX_SCHEMA_NODES} types, the most that are read");
+            let reason =
+                format!("the files' schemas together have more than {MAX_SCHEMA_NODES} types, the most that are read");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         self.nodes.push(node);
         Ok(self.nodes.len() - 1)
     }
 
-    /// A place for a type whose parts may refer to it.
-    fn open(&mut self) -> Result<NodeId> {
+    /// A place for a type whose parts may refer to it: it has its kind and name before it has its parts.
+    fn open(&mut self, ty: &Type, name: &Option<String>) -> Result<NodeId> {
         if self.path.len() >= MAX_SCHEMA_LEVELS {
             let reason = format!("types are nested deeper than {MAX_SCHEMA_LEVELS} levels, the most that is read");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
-        self.push(Node::new(Type::Null))
+        let ty = match ty {
+            Type::Record(_) => Type::Record(Vec::new()),
+            // A union is no branch of another.
+            Type::Union(_) => Type::Null,
+            other => other.clone(),
+        };
+        self.push(Node {
+            name: name.clone(),
+            ..Node::new(ty)
+        })
     }
 
     fn within<T>(&mut self, name: &str, then: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
@@ -63,9 +73,9 @@ impl Merger<'_> {
         if let Some(&copy) = self.copies.get(&(which, id)) {
             return Ok(copy);
         }
-        let copy = self.open()?;
-        self.copies.insert((which, id), copy);
         let mut node = self.schemas[which].node(id).clone();
+        let copy = self.open(&node.ty, &node.name)?;
+        self.copies.insert((which, id), copy);
         match &mut node.ty {
             Type::Array(item) | Type::Map(item) => *item = self.within("", |m| m.copy(which, *item))?,
             Type::Record(fields) => {
@@ -95,7 +105,8 @@ impl Merger<'_> {
         if matches!(of.ty, Type::Union(_)) || matches!(other.ty, Type::Union(_)) || !self.is_one(a, b) {
             return self.union(a, b);
         }
-        let id = self.open()?;
+        let ty = promoted(&of.ty, &other.ty).unwrap_or_else(|| of.ty.clone());
+        let id = self.open(&ty, &of.name)?;
         self.pairs.insert((a, b), id);
         let ty = match (&of.ty, &other.ty) {
             (Type::Array(a), Type::Array(b)) => Type::Array(self.within("", |m| m.pair(*a, *b))?),
@@ -106,7 +117,7 @@ impl Merger<'_> {
                 let texts = a.texts.iter().chain(more).cloned().collect();
                 Type::Enum(Symbols::new(texts, a.default.clone().or_else(|| b.default.clone())))
             }
-            (a, b) => promoted(a, b).unwrap_or_else(|| a.clone()),
+            _ => ty,
         };
         let other_names = other.name.iter().chain(&other.aliases).chain(&of.aliases);
         self.nodes[id] = Node {
@@ -167,7 +178,7 @@ impl Merger<'_> {
 
     /// The branches of both.
     fn union(&mut self, a: NodeId, b: NodeId) -> Result<NodeId> {
-        let id = self.open()?;
+        let id = self.open(&Type::Null, &None)?;
         self.pairs.insert((a, b), id);
         let branches = |schema: &Schema, id: NodeId| match schema.ty(id) {
             Type::Union(union) => union.branches.iter().map(|b| b.node).collect(),
@@ -195,7 +206,12 @@ impl Merger<'_> {
             None => format!("{:?}", std::mem::discriminant(&node.ty)),
         };
         if !nodes.iter().all(|&id| kinds.insert(is_known(&self.nodes[id]))) {
-            let path: Vec<_> = self.path.iter().filter(|name| !name.is_empty()).map(String::as_str).collect();
+            let path: Vec<_> = self
+                .path
+                .iter()
+                .filter(|name| !name.is_empty())
+                .map(String::as_str)
+                .collect();
             let reason = format!(
                 "the files' schemas can't be merged at '{}': {} and {} are of the same kind, and not of the same type; give \
                  reader_schema= a schema of your own",
@@ -214,7 +230,10 @@ impl Merger<'_> {
     fn is_one(&self, a: NodeId, b: NodeId) -> bool {
         let [first, second] = self.schemas;
         let (a, b) = (first.node(a), second.node(b));
-        let last = |name: &Option<String>| name.as_ref().map(|name| name.rsplit('.').next().unwrap_or(name).to_owned());
+        let last = |name: &Option<String>| {
+            name.as_ref()
+                .map(|name| name.rsplit('.').next().unwrap_or(name).to_owned())
+        };
         match (&a.ty, &b.ty) {
             (Type::Array(_), Type::Array(_)) | (Type::Map(_), Type::Map(_)) => true,
             (Type::Record(_), Type::Record(_)) | (Type::Enum(_), Type::Enum(_)) => last(&a.name) == last(&b.name),
@@ -282,7 +301,11 @@ mod tests {
     fn branches_of_both() {
         for (first, second, expected) in [
             (r#""int""#, r#""string""#, "union<int, string>"),
-            (r#"["null", "int"]"#, r#"["long", "string"]"#, "union<null, long, string>"),
+            (
+                r#"["null", "int"]"#,
+                r#"["long", "string"]"#,
+                "union<null, long, string>",
+            ),
             (r#""int""#, r#""long""#, "long"),
             (
                 r#"{"type": "enum", "name": "a.E", "symbols": ["A", "B"]}"#,
@@ -297,9 +320,7 @@ mod tests {
     #[test]
     fn recursive_types_end() {
         let tree = |more: &str| {
-            format!(
-                r#"{{"type": "record", "name": "T", "fields": [{{"name": "next", "type": ["null", "T"]}}{more}]}}"#
-            )
+            format!(r#"{{"type": "record", "name": "T", "fields": [{{"name": "next", "type": ["null", "T"]}}{more}]}}"#)
         };
         let found = merged(&tree(""), &tree(r#", {"name": "v", "type": "int"}"#));
         assert_eq!(found, "next: union<null, record>, v: union<null, int>=null");

@@ -227,6 +227,8 @@ pub(crate) struct DecimalOp {
     pub(crate) factor: Option<i128>,
     /// The decimal's own decimal places.
     pub(crate) scale: u32,
+    /// Whether the integer is written in two halves.
+    pub(crate) pair: bool,
 }
 
 /// The bound of indices in an open dimension: whatever isn't negative.

@@ -118,9 +118,7 @@ impl Resolver<'_> {
                 })))
             }
             (Type::Record(of), Type::Record(wanted)) if self.same_name(w, r) => self.record(own, of, wanted),
-            (Type::Array(item), Type::Array(wanted)) => {
-                Ok(Node::new(Type::Array(self.pair(*item, Some(*wanted))?)))
-            }
+            (Type::Array(item), Type::Array(wanted)) => Ok(Node::new(Type::Array(self.pair(*item, Some(*wanted))?))),
             (Type::Map(value), Type::Map(wanted)) => Ok(Node::new(Type::Map(self.pair(*value, Some(*wanted))?))),
             (Type::Enum(symbols), Type::Enum(wanted)) if self.same_name(w, r) => Ok(Node {
                 ty: Type::Enum(renamed(symbols, wanted)),
@@ -247,7 +245,8 @@ impl Resolver<'_> {
         match found.copied() {
             Some(branch) => {
                 let node = self.pair(w, Some(branch.node))?;
-                let to_float = matches!(of.shape, UnionShape::Numbers { node, .. } if *self.reader.ty(node) == Type::Double);
+                let to_float =
+                    matches!(of.shape, UnionShape::Numbers { node, .. } if *self.reader.ty(node) == Type::Double);
                 self.nodes[node].rounds |= to_float && matches!(self.nodes[node].ty, Type::Int | Type::Long);
                 Ok(Branch {
                     node,
@@ -279,7 +278,8 @@ impl Resolver<'_> {
             (Type::Record(_), Type::Record(_)) | (Type::Enum(_), Type::Enum(_)) => self.same_name(w, r),
             (Type::Fixed(n), Type::Fixed(wanted)) => n == wanted && self.same_name(w, r),
             (Type::Array(item), Type::Array(wanted)) | (Type::Map(item), Type::Map(wanted)) => {
-                let either = matches!(self.writer.ty(*item), Type::Union(_)) || matches!(self.reader.ty(*wanted), Type::Union(_));
+                let either = matches!(self.writer.ty(*item), Type::Union(_))
+                    || matches!(self.reader.ty(*wanted), Type::Union(_));
                 either || depth >= MAX_SCHEMA_LEVELS || self.is_like(*item, *wanted, promoted, depth + 1)
             }
             (of, wanted) => of == wanted && is_primitive(of) || promoted && is_promoted(of, wanted),
@@ -297,8 +297,19 @@ impl Resolver<'_> {
     }
 
     fn mismatch(&mut self, w: NodeId, r: NodeId) -> Result<Node> {
-        let named = |node: &Node| node.name.as_ref().map_or_else(String::new, |name| format!(" {name}"));
-        let wanted = self.reader.describe(r) + &named(self.reader.node(r));
+        let (own, other) = (self.writer.node(w), self.reader.node(r));
+        let mut wanted = self.reader.describe(r);
+        if let Some(name) = &other.name {
+            wanted = format!("{wanted} {name}");
+        }
+        if let (Some(name), true) = (
+            &own.name,
+            std::mem::discriminant(&own.ty) == std::mem::discriminant(&other.ty),
+        ) {
+            if !self.same_name(w, r) {
+                wanted = format!("{wanted}; with \"aliases\": [\"{name}\"] the reader's type takes it");
+            }
+        }
         self.mismatched(w, &wanted)
     }
 
@@ -390,14 +401,7 @@ fn other_unit(of: Option<Logical>, wanted: Option<Logical>) -> bool {
 fn is_primitive(ty: &Type) -> bool {
     matches!(
         ty,
-        Type::Null
-            | Type::Boolean
-            | Type::Int
-            | Type::Long
-            | Type::Float
-            | Type::Double
-            | Type::Bytes
-            | Type::String
+        Type::Null | Type::Boolean | Type::Int | Type::Long | Type::Float | Type::Double | Type::Bytes | Type::String
     )
 }
 
@@ -440,7 +444,8 @@ mod tests {
 
     #[test]
     fn fields_are_found_by_name_and_by_alias() {
-        let writer = record(r#"{"name": "a", "type": "int"}, {"name": "b", "type": "string"}, {"name": "c", "type": "int"}"#);
+        let writer =
+            record(r#"{"name": "a", "type": "int"}, {"name": "b", "type": "string"}, {"name": "c", "type": "int"}"#);
         let reader = record(
             r#"{"name": "d", "type": "long", "default": 7}, {"name": "e", "type": "int"},
                {"name": "f", "type": "bytes", "aliases": ["x", "b"]}, {"name": "a", "type": "string"}"#,

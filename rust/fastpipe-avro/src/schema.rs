@@ -400,7 +400,10 @@ mod tests {
         let Type::Union(union) = schema.ty(fields[2].node) else {
             panic!()
         };
-        assert_eq!(union.branches[1].node, fields[0].node, "references lead to the same node");
+        assert_eq!(
+            union.branches[1].node, fields[0].node,
+            "references lead to the same node"
+        );
     }
 
     #[test]

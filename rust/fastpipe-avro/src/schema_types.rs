@@ -221,7 +221,9 @@ impl Types {
             _ => None,
         };
         let default = default.filter(|text| symbols.contains(text));
-        Ok(self.define(object, Type::Enum(Symbols::new(symbols, default)), around)?.0)
+        Ok(self
+            .define(object, Type::Enum(Symbols::new(symbols, default)), around)?
+            .0)
     }
 
     fn fixed(&mut self, object: &mut Object, around: Around<'_>) -> Result<NodeId> {
@@ -341,7 +343,9 @@ fn aliases(object: &Object) -> impl Iterator<Item = &str> {
         Some(Json::List(list)) => &list[..],
         _ => &[],
     };
-    list.iter().filter_map(Json::text).filter(|name| !name.is_empty() && !name.ends_with('.'))
+    list.iter()
+        .filter_map(Json::text)
+        .filter(|name| !name.is_empty() && !name.ends_with('.'))
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use fastpipe_batch::{
-    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Mark, Nulls, Pass, Pick, Result,
-    Row, Sink, Source, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_reserve,
-    try_with_capacity,
+    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Mark, Nulls, Pass, Pick,
+    Result, Row, Sink, Source, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect,
+    try_reserve, try_with_capacity,
 };
 
 use crate::codec::{Codec, decompress_within};

@@ -46,7 +46,9 @@ fn from_root<'n>(schema: &Schema, name: &'n str) -> Result<&'n str, Error> {
     if matches!(schema.ty(schema.root()), Type::Record(_)) {
         return Ok(name);
     }
-    let rest = name.strip_prefix(ROOT).filter(|rest| rest.is_empty() || rest.starts_with(['.', ':']));
+    let rest = name
+        .strip_prefix(ROOT)
+        .filter(|rest| rest.is_empty() || rest.starts_with(['.', ':']));
     let rest = rest.ok_or_else(|| {
         let what = schema.describe(schema.root());
         misfit(format!(
@@ -252,7 +254,12 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'
                 (id, rest) = (*value, tail.strip_prefix('.').unwrap_or(tail));
             }
             ty => {
-                if let Some(name) = first(rest).0.strip_prefix(':').or(Some(first(rest).0)).filter(|n| !n.is_empty()) {
+                if let Some(name) = first(rest)
+                    .0
+                    .strip_prefix(':')
+                    .or(Some(first(rest).0))
+                    .filter(|n| !n.is_empty())
+                {
                     return Err(misfit(format!(
                         "the schema has no field '{name}' there: {} has no fields",
                         schema.describe(id)

@@ -164,12 +164,19 @@ mod tests {
             (r#"["null", "float", "double"]"#, "double?"),
             (r#"["int", "string"]"#, "several"),
             (r#"["null", "int", "boolean"]"#, "several"),
-            (r#"["int", {"type": "long", "logicalType": "timestamp-millis"}]"#, "several"),
+            (
+                r#"["int", {"type": "long", "logicalType": "timestamp-millis"}]"#,
+                "several",
+            ),
             (r#"[]"#, "several"),
         ] {
             let (schema, union) = union(json);
             let found = match union.shape {
-                UnionShape::One(id) | UnionShape::Numbers { node: id, nullable: false } => schema.describe(id),
+                UnionShape::One(id)
+                | UnionShape::Numbers {
+                    node: id,
+                    nullable: false,
+                } => schema.describe(id),
                 UnionShape::Nullable(id) | UnionShape::Numbers { node: id, .. } => schema.describe(id) + "?",
                 UnionShape::Several => "several".into(),
                 UnionShape::Unknown | UnionShape::Through => "unknown".into(),

@@ -52,7 +52,13 @@ fn element(scalar: Option<&Scalar>, leaf: Leaf) -> Result<Vec<u8>, Error> {
 
 /// What to ask for instead: a spec that reads the column as it is.
 fn instead(field: &str, trace: &Trace) -> Option<String> {
-    let spec = spec_code(trace.dims(), None, leaf(&trace.end)?, trace.nullable.contains(&true), None);
+    let spec = spec_code(
+        trace.dims(),
+        None,
+        leaf(&trace.end)?,
+        trace.nullable.contains(&true),
+        None,
+    );
     Some(format!("; features={{\"{field}\": {spec}}} reads it"))
 }
 

@@ -7,7 +7,9 @@ use std::hash::Hasher;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fastpipe_avro::{AvroSource, Block, Evidence, FileInfo, InferredColumns, Schema, column_times, infer_columns, merge};
+use fastpipe_avro::{
+    AvroSource, Block, Evidence, FileInfo, InferredColumns, Schema, column_times, infer_columns, merge,
+};
 use fastpipe_batch::{Buffer, BufferPool, Error, Feature, Source, Unit, path_text, text_path};
 use fastpipe_engine::default_threads;
 use fastpipe_files::{Files, IndexCache, Opening, Survey, open_all, survey};
@@ -58,7 +60,10 @@ impl AvroDataset {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
         let format = AvroFormat::new(logical_types);
-        let mut reader = reader_schema.map(|json| read_schema(json, logical_types)).transpose().py(py)?;
+        let mut reader = reader_schema
+            .map(|json| read_schema(json, logical_types))
+            .transpose()
+            .py(py)?;
         let how = Opening {
             cache: cache.as_ref(),
             tolerant: damaged.is_some(),
@@ -197,7 +202,8 @@ impl AvroDataset {
 
 /// The schema that a user gives.
 fn read_schema(json: &str, logical_types: bool) -> Result<Arc<Schema>, Error> {
-    let parsed = Schema::parse(json)?;
+    let parsed = Schema::parse(json);
+    let parsed = parsed.map_err(|e| Error::new(e.kind(), format!("reader_schema: {}", e.reason())))?;
     Ok(Arc::new(if logical_types {
         parsed
     } else {

@@ -24,8 +24,11 @@ impl<'a> Compiler<'a> {
         path: &str,
         out: &mut Code,
     ) -> Result<(), Error> {
-        let value: Value = serde_json::from_str(json)
-            .map_err(|error| misfit(format!("the default of the reader's field '{path}' is no JSON: {error}")))?;
+        let value: Value = serde_json::from_str(json).map_err(|error| {
+            misfit(format!(
+                "the default of the reader's field '{path}' is no JSON: {error}"
+            ))
+        })?;
         let mut emits = Vec::new();
         for &want in wants {
             let column = &self.columns[want.column];

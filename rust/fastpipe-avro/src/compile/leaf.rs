@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use fastpipe_batch::{DType, Error, Scalar, ValueParts};
 
 use super::{Code, Compiler, Want, wire};
-use crate::layout::Column;
+use crate::layout::{Column, is_pair};
 use crate::logical::Logical;
 use crate::plan::{DecimalBytes, DecimalOp, EnumTable, Op, Wire};
 use crate::schema::{NodeId, Symbols, Type};
@@ -93,6 +93,7 @@ impl<'a> Compiler<'a> {
             part,
             factor,
             scale: own,
+            pair: is_pair(&self.columns[want.column].feature, want.level),
         });
         Ok(Op::Decimal(self.plan.decimals.len() as u32 - 1))
     }

@@ -28,7 +28,10 @@ impl<'a> Compiler<'a> {
             })
             .collect();
         if !union.tagged {
-            let branch = union.branches.first().ok_or_else(|| misfit("a union without branches".into()))?;
+            let branch = union
+                .branches
+                .first()
+                .ok_or_else(|| misfit("a union without branches".into()))?;
             return self.branch(*branch, union, several, &wants, path, out);
         }
         if let (false, [branch]) = (several, &union.branches[..]) {

@@ -40,6 +40,10 @@ impl Decoder<'_, '_, '_, '_> {
                 _ => Ok(out.push(float)?),
             };
         }
+        if op.pair {
+            let wide = op.factor.and_then(|factor| value.checked_mul(factor)).ok_or(range)?;
+            return Ok(out.extend(&wide.to_le_bytes())?);
+        }
         if let (DType::I64, Some(1), Ok(long)) = (op.to, op.factor, i64::try_from(value)) {
             return Ok(out.push(long)?);
         }

@@ -11,6 +11,8 @@ use crate::infer::infer;
 use crate::isa::Isa;
 use crate::layout::Column;
 use crate::limits::MAX_ZERO_WIDTH;
+use crate::merge::merge;
+use crate::resolve::resolve;
 use crate::schema::{NodeId, Schema, Type};
 
 /// A type as JSON. Named types get names of their own from the path.
@@ -162,8 +164,95 @@ struct Decoded {
     skipped: std::result::Result<usize, Error>,
 }
 
+/// A schema that another may have become: some of its fields, in another order, under new names, with types that the old
+/// ones are promoted to, in unions or without; and new ones with defaults.
+fn evolved(schema: &serde_json::Value, random: &mut Random) -> serde_json::Value {
+    use serde_json::{Value, json};
+    let promoted = |kind: &str, random: &mut Random| match (kind, random.below(4)) {
+        ("int", 0) => "long".into(),
+        ("int" | "long", 1) => "double".into(),
+        ("float", 2) => "double".into(),
+        ("string", 3) => "bytes".into(),
+        ("bytes", 3) => "string".into(),
+        (kind, _) => kind.to_owned(),
+    };
+    let inner = match schema {
+        Value::String(kind) => promoted(kind, random).into(),
+        Value::Array(branches) => {
+            let mut branches: Vec<Value> = branches.iter().map(|b| evolved_branch(b, random)).collect();
+            if random.below(3) == 0 {
+                branches.rotate_left(1);
+            }
+            return branches.into();
+        }
+        Value::Object(object) if object["type"] == "record" => {
+            let mut fields: Vec<Value> = Vec::new();
+            for field in object["fields"].as_array().unwrap() {
+                let name = field["name"].as_str().unwrap();
+                let mut new = json!({"name": name, "type": evolved(&field["type"], random)});
+                if random.below(3) == 0 {
+                    new = json!({"name": format!("new_{name}"), "aliases": [name], "type": new["type"]});
+                }
+                if random.below(6) > 0 {
+                    fields.push(new);
+                }
+            }
+            if random.below(2) == 0 {
+                fields.reverse();
+            }
+            let (kind, default) = [
+                (json!("long"), json!(7)),
+                (json!(["null", "string"]), json!(null)),
+                (json!({"type": "array", "items": ["int", "string"]}), json!([1, "x"])),
+                (
+                    json!({"type": "map", "values": {"type": "array", "items": "float"}}),
+                    json!({"k": [1.5], "l": []}),
+                ),
+            ][random.below(4) as usize]
+                .clone();
+            fields.push(json!({"name": "added", "type": kind, "default": default}));
+            json!({"type": "record", "name": object["name"], "fields": fields})
+        }
+        Value::Object(object) if object["type"] == "array" => {
+            json!({"type": "array", "items": evolved(&object["items"], random)})
+        }
+        Value::Object(object) if object["type"] == "map" => {
+            json!({"type": "map", "values": evolved(&object["values"], random)})
+        }
+        other => other.clone(),
+    };
+    match random.below(5) {
+        0 if inner != "null" => json!(["null", inner]),
+        1 if inner != "boolean" => json!([inner, "boolean"]),
+        _ => inner,
+    }
+}
+
+/// The same of a branch, which stays no union.
+fn evolved_branch(schema: &serde_json::Value, random: &mut Random) -> serde_json::Value {
+    match evolved(schema, random) {
+        serde_json::Value::Array(branches) => branches
+            .into_iter()
+            .find(|b| b != "null" && b != "boolean")
+            .unwrap_or_else(|| schema.clone()),
+        other => other,
+    }
+}
+
 /// Decodes all records for a projection, and skips them.
 fn both(schema: &Schema, wanted: u64, data: &[u8], rows: u32) -> Decoded {
+    both_resolved(schema, None, wanted, data, rows).unwrap()
+}
+
+/// The same as a reader's schema sees them; an error if that isn't possible.
+fn both_resolved(
+    writer: &Schema,
+    reader: Option<&Schema>,
+    wanted: u64,
+    data: &[u8],
+    rows: u32,
+) -> std::result::Result<Decoded, Error> {
+    let schema = reader.unwrap_or(writer);
     let features = infer(schema).unwrap();
     let features = features.into_iter().filter_map(|f| f.feature.ok());
     let mut next = 0;
@@ -176,7 +265,10 @@ fn both(schema: &Schema, wanted: u64, data: &[u8], rows: u32) -> Decoded {
             column
         })
         .collect();
-    let plan = compile(schema, None, &columns).unwrap();
+    let plan = match reader {
+        Some(reader) => compile(&resolve(writer, reader)?, Some(reader), &columns)?,
+        None => compile(writer, None, &columns)?,
+    };
     let parts: Arc<[_]> = columns.iter().flat_map(|c| c.spec.parts()).collect();
     let pool = SlabPool::new(1);
     let batch = Rows::new(parts.clone(), rows as usize, &pool).unwrap();
@@ -190,11 +282,55 @@ fn both(schema: &Schema, wanted: u64, data: &[u8], rows: u32) -> Decoded {
     };
     let end = place(&block, Mark::START, &picks, &mut sink).map(|mark| mark.byte);
     let skipped = skip_all(&plan, data, rows, &mut sink);
-    Decoded { end, skipped }
+    Ok(Decoded { end, skipped })
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Whatever a reader's schema makes of records, it neither reads further nor less far than skipping them.
+    #[test]
+    fn resolved_records_end_where_they_end(mut schema in types(), seed: u64, rows in 0..6u32, wanted: u64) {
+        name(&mut schema, &mut 0);
+        let mut random = Random(seed);
+        let reader = evolved(&schema, &mut random);
+        let writer = Schema::parse(&schema.to_string()).unwrap();
+        let Ok(reader) = Schema::parse(&reader.to_string()) else {
+            // A union has two branches of a type now.
+            return Ok(());
+        };
+        let mut data = Vec::new();
+        (0..rows).for_each(|_| encode(&writer, writer.root(), &mut random, &mut data));
+        let mut readers = vec![reader];
+        readers.extend(merge(&writer, &readers[0]));
+        for reader in &readers {
+            for wanted in [wanted, 0, u64::MAX] {
+                let Ok(decoded) = both_resolved(&writer, Some(reader), wanted, &data, rows) else { continue };
+                prop_assert_eq!(decoded.skipped.unwrap(), data.len());
+                match decoded.end {
+                    Ok(end) => prop_assert_eq!(end, data.len() as u64),
+                    Err(error) => prop_assert!(matches!(error.kind(), ErrorKind::Schema), "{}", error),
+                }
+            }
+        }
+    }
+
+    /// A schema that was merged from two reads the records of each.
+    #[test]
+    fn merged_schemas_read_both(mut first in types(), mut second in types(), seed: u64, rows in 1..5u32) {
+        name(&mut first, &mut 0);
+        name(&mut second, &mut 0);
+        let mut random = Random(seed);
+        let schemas = [&first, &second].map(|json| Schema::parse(&json.to_string()).unwrap());
+        let Ok(merged) = merge(&schemas[0], &schemas[1]) else { return Ok(()) };
+        for writer in &schemas {
+            let mut data = Vec::new();
+            (0..rows).for_each(|_| encode(writer, writer.root(), &mut random, &mut data));
+            let decoded = both_resolved(writer, Some(&merged), u64::MAX, &data, rows).unwrap();
+            prop_assert_eq!(decoded.end.unwrap(), data.len() as u64);
+            prop_assert_eq!(decoded.skipped.unwrap(), data.len());
+        }
+    }
 
     #[test]
     fn skipping_ends_where_decoding_ends(
@@ -330,7 +466,12 @@ fn outcomes(schema: &Schema, nulls: u8, data: &[u8], rows: u32) -> Vec<Outcome> 
             column
         })
         .collect();
-    let mut outcomes = vec![outcome(&compile_steps(schema, None, &columns).unwrap(), &columns, data, rows)];
+    let mut outcomes = vec![outcome(
+        &compile_steps(schema, None, &columns).unwrap(),
+        &columns,
+        data,
+        rows,
+    )];
     for isa in Isa::all() {
         let mut plan = compile(schema, None, &columns).unwrap();
         plan.isa = isa;

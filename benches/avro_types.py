@@ -1,0 +1,133 @@
+"""What logical types and resolved schemas cost: the same bytes read with and without them, in turn, in one process.
+
+    python benches/avro_types.py [--rows 200000] [--rounds 15]
+
+Each line is a pair of readers over one file. The figure is how much longer the first takes than the second: the median
+over rounds of the ratio of CPU times, in turn A B B A.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import numpy as np
+
+import fastpipe
+
+
+def _schema(*fields: tuple[str, Any]) -> dict[str, Any]:
+    return {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in fields]}
+
+
+def _timestamp(unit: str) -> dict[str, Any]:
+    return {"type": "long", "logicalType": f"timestamp-{unit}"}
+
+
+def _times(rows: int) -> tuple[Any, list[dict[str, Any]]]:
+    raw = _schema(*((f"t{i}", ["null", _timestamp("micros")] if i % 2 else _timestamp("millis")) for i in range(10)))
+    numbers = np.random.default_rng(1).integers(1_600_000_000_000, 1_800_000_000_000, (rows, 10)).tolist()
+    return raw, [{f"t{i}": row[i] for i in range(10)} for row in numbers]
+
+
+def _decimals(rows: int) -> tuple[Any, list[dict[str, Any]]]:
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2}
+    numbers = np.random.default_rng(2).integers(-(10**12), 10**12, (rows, 10)).tolist()
+    return _schema(*((f"d{i}", kind) for i in range(10))), [
+        {f"d{i}": Decimal(row[i]).scaleb(-2) for i in range(10)} for row in numbers
+    ]
+
+
+def _mixed(rows: int) -> tuple[Any, list[dict[str, Any]]]:
+    random = np.random.default_rng(3)
+    fields = [(f"x{i}", ("int", "float", "double", ["null", "long"], "string")[i % 5]) for i in range(15)]
+    numbers = random.integers(0, 10**6, (rows, 15)).tolist()
+    make: list[Callable[[int], Any]] = [int, float, float, lambda n: n if n % 3 else None, str]
+    records = [{f"x{i}": make[i % 5](row[i]) for i in range(15)} for row in numbers]
+    return _schema(*fields), records
+
+
+def _evolved(schema: Any) -> Any:
+    """In another order, under other names, promoted where that costs nothing more."""
+    fields = []
+    for field in reversed(schema["fields"]):
+        name = field["name"]
+        fields.append({"name": f"new_{name}", "aliases": [name], "type": field["type"]})
+    return {**schema, "fields": fields}
+
+
+def _promoted(schema: Any) -> Any:
+    kinds = {"int": "long", "float": "double"}
+    fields = [
+        {**field, "type": kinds.get(field["type"], field["type"]) if isinstance(field["type"], str) else field["type"]}
+        for field in schema["fields"]
+    ]
+    return {**schema, "fields": fields}
+
+
+def _features(path: str, **types: str) -> fastpipe.Features:
+    """What is inferred, with other dtypes."""
+    found = fastpipe.infer_features(path)
+    for name, spec in found.items():
+        if spec.dtype in types:
+            found[name] = fastpipe.DenseSpec(spec.shape, types[spec.dtype], nulls=spec.nulls)
+    return found
+
+
+def _seconds(reader: fastpipe.Reader) -> float:
+    start = time.process_time()
+    for _ in reader:
+        pass
+    return time.process_time() - start
+
+
+def _compare(name: str, first: fastpipe.Reader, second: fastpipe.Reader, rounds: int) -> None:
+    ratios = []
+    for turn in range(rounds + 1):
+        pair = [first, second] if turn % 2 else [second, first]
+        taken = {id(reader): _seconds(reader) for reader in pair}
+        if turn:  # The first one warms up.
+            ratios.append(taken[id(first)] / taken[id(second)])
+    low, high = min(ratios), max(ratios)
+    print(f"{name:48} {statistics.median(ratios):5.3f} times as long  [{low:.3f} .. {high:.3f}]", flush=True)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    options: dict[str, Any] = {"batch_size": 1024, "num_threads": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, make in (("times", _times), ("decimals", _decimals), ("mixed", _mixed)):
+            path = str(Path(folder) / f"{name}.avro")
+            schema, records = make(arguments.rows)
+            with open(path, "wb") as file:
+                fastavro.writer(file, schema, records, sync_interval=64_000)
+            for shuffle in (False, True):
+                order = {**options, "shuffle": shuffle, "seed": 1}
+
+                def read(path: str = path, order: dict[str, Any] = order, **more: Any) -> fastpipe.Reader:
+                    return fastpipe.read_avro(path, **order, **more)
+
+                how = "shuffled" if shuffle else "in sequence"
+                if name == "mixed":
+                    renamed, promoted = _evolved(schema), _promoted(schema)
+                    _compare(f"renamed and reordered, {how}", read(reader_schema=renamed), read(), arguments.rounds)
+                    wide = _features(path, int32="int64", float32="float64")
+                    plain = read(features=wide)
+                    _compare(f"promoted, {how}", read(reader_schema=promoted), plain, arguments.rounds)
+                else:
+                    _compare(f"{name}, {how}", read(), read(logical_types=False), arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
