@@ -108,6 +108,7 @@ impl Walk<'_> {
             nulls,
             counts: false,
             scale: None,
+            lookup: None,
         }
     }
 
