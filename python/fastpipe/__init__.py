@@ -46,6 +46,7 @@ from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
 from fastpipe.tables import RowLocation, from_arrays, from_arrow
 from fastpipe.units import UnitLocation, Units, read_arrow, read_parquet, read_units
+from fastpipe.vocabularies import HashSpec, VocabularySpec
 
 __all__ = [
     "AvroFile",
@@ -54,6 +55,7 @@ __all__ = [
     "DeviceError",
     "FastpipeError",
     "Features",
+    "HashSpec",
     "HeldOut",
     "Interactions",
     "InteractionsError",
@@ -87,6 +89,7 @@ __all__ = [
     "UnseenItemsError",
     "UnsupportedError",
     "ValueRangeError",
+    "VocabularySpec",
     "__version__",
     "evaluation_candidates",
     "from_arrays",

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
-from fastpipe import _fastpipe
+from fastpipe import _fastpipe, vocabularies
 from fastpipe._arguments import names
 from fastpipe._data import Words
 from fastpipe._state import VERSION
@@ -69,9 +69,11 @@ class AvroData:
         damaged: list[Exception] | None = None,
     ) -> None:
         lowered = [(name, spec._lower()) for name, spec in features.items()]
-        handle = _fastpipe.AvroDataset(files, lowered, None, cache_directory(index_cache), check, damaged=damaged)
+        cache, lookups = cache_directory(index_cache), vocabularies.lowered(features)
+        handle = _fastpipe.AvroDataset(files, lowered, None, cache, check, damaged=damaged, lookups=lookups)
         self._open(files, handle, index_cache)
-        self.features = features
+        self.features = vocabularies.in_form(features, handle.features()) if lookups else features
+        self._asked = features
 
     @classmethod
     def inferring(
@@ -90,7 +92,7 @@ class AvroData:
         data = cls.__new__(cls)
         handle = _fastpipe.AvroDataset(files, None, wanted, cache_directory(index_cache), lenient=lenient)
         data._open(files, handle, index_cache)
-        data.features = inferred(handle.features())
+        data.features = data._asked = inferred(handle.features())
         return data
 
     def _open(self, files: list[str], handle: _fastpipe.AvroDataset, index_cache: IndexCache) -> None:
@@ -148,7 +150,7 @@ class AvroData:
         return self.handle.column_times()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return AvroData, (self.files, self.features, self._index_cache)
+        return AvroData, (self.files, self._asked, self._index_cache)
 
     def __str__(self) -> str:
         return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"

@@ -1,10 +1,13 @@
 //! The decoder: runs a plan over the bytes of a block.
 
 mod arrays;
+mod bag;
+mod keys;
 mod pick;
 mod sparse;
 mod text;
 
+pub(crate) use self::keys::UnknownKey;
 #[cfg(test)]
 pub(crate) use self::sparse::{Coordinates, Indices};
 
@@ -192,8 +195,11 @@ struct Decoder<'p, 'd, 's, 'r> {
 impl Decoder<'_, '_, '_, '_> {
     #[cold]
     fn locate(&self, fault: Fault, record: u32) -> Error {
-        let mut error = fault
-            .into_error()
+        let error = match fault {
+            Fault::UnknownKey(key) => self.unknown_key(key),
+            _ => fault.into_error(),
+        };
+        let mut error = error
             .at_record(u64::from(record))
             .at_position(self.cursor.position() as u64, "decompressed block");
         if let Some(lengths) = self.blamed.and_then(|pc| self.plan.lengths(fault, pc)) {
@@ -245,6 +251,7 @@ impl Decoder<'_, '_, '_, '_> {
             Op::Scalars { scalars, cells } => self.scalars(*scalars, *cells as usize),
             Op::Text { check, to } => self.read_text(*check, *to),
             Op::Sparse(index) => self.sparse(&plan.sparse[*index as usize]),
+            Op::Bag(index) => self.bag(&plan.bags[*index as usize]),
             _ => self.step(pc),
         }
     }
@@ -370,6 +377,9 @@ impl Decoder<'_, '_, '_, '_> {
                 Ok(())
             }
             Op::Sparse(index) => self.sparse(&plan.sparse[*index as usize]),
+            Op::Key(index) => self.key(*index),
+            Op::KeyItems(index) => self.key_items(&plan.key_items[*index as usize]),
+            Op::Bag(index) => self.bag(&plan.bags[*index as usize]),
         }
     }
 

@@ -8,6 +8,7 @@ use fastpipe_batch::{
 };
 
 use crate::infer::leaf;
+use crate::keys;
 use crate::schema::{NodeId, Schema, Type};
 use crate::trace::{End, Trace, UnionShape, misfit, trace, union_shape};
 
@@ -121,6 +122,9 @@ fn symbols(schema: &Schema, id: NodeId) -> Option<Arc<[String]>> {
 
 /// Checks that a schema can yield a feature in the form that is asked for.
 pub(crate) fn check(schema: &Schema, feature: &Feature) -> Result<Trace, Error> {
+    if feature.lookup.is_some() {
+        return keys::check(schema, feature);
+    }
     let trace = trace(schema, feature)?;
     let asked = feature.request.leaf();
     let rank = feature.request.rank();
@@ -196,7 +200,7 @@ impl Column {
         let trace = check(schema, feature)?;
         let form = Form::of(feature, &trace.nullable);
         let symbols = match (trace.end, feature.request.leaf()) {
-            (End::Node(id), Leaf::Fixed(_)) => symbols(schema, values(schema, id)),
+            (End::Node(id), Leaf::Fixed(_)) if feature.lookup.is_none() => symbols(schema, values(schema, id)),
             _ => None,
         };
         let parts = PartIds::new(&form, first_part);
@@ -211,6 +215,11 @@ impl Column {
     /// Whether the items of the array at this level are what is counted.
     pub(crate) fn counts_at(&self, level: usize) -> bool {
         self.feature.counts && level == self.feature.request.rank()
+    }
+
+    /// Whether the items of the array at this level are keys.
+    pub(crate) fn keys_at(&self, level: usize) -> bool {
+        self.feature.lookup.is_some() && level + 1 == self.feature.request.rank()
     }
 
     /// What the length of the array of dimension `dim` must be.

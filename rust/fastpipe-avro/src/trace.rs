@@ -2,6 +2,7 @@
 
 use fastpipe_batch::{Error, ErrorKind, Feature, Request, nearest};
 
+use crate::keys::are_entries;
 use crate::schema::{NodeId, Schema, Type};
 
 /// Where the path of a feature leads in a schema.
@@ -173,6 +174,9 @@ pub(crate) fn trace(schema: &Schema, feature: &Feature) -> Result<Trace, Error> 
                     nullable,
                     end: End::Node(id),
                 });
+            }
+            Type::Array(item) if feature.lookup.is_some() && rest.is_empty() && are_entries(schema, *item) => {
+                return end(schema, rest, nullable, id);
             }
             Type::Array(item) => {
                 nullable.push(false);

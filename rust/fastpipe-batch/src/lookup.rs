@@ -199,9 +199,18 @@ mod tests {
         assert_eq!(hash_of(b"", 0), 0x2d06_8005_38d3_94c2);
         assert_eq!(hash_of(b"", 0x9e37_79b1_85eb_ca8d), 0xa8a6_b918_b2f0_364a);
         let known = |buckets, seed, key: Key<'_>| hashed(buckets, seed).find_one(key);
-        assert_eq!(known(1000, 0, text(b"fastpipe")), (hash_of(b"fastpipe", 0) % 1000) as i64);
-        let pair = Key { text: b"country", term: Some(b"AT") };
-        assert_eq!(known(1 << 20, 7, pair), (hash_of(b"country\x01AT", 7) % (1 << 20)) as i64);
+        assert_eq!(
+            known(1000, 0, text(b"fastpipe")),
+            (hash_of(b"fastpipe", 0) % 1000) as i64
+        );
+        let pair = Key {
+            text: b"country",
+            term: Some(b"AT"),
+        };
+        assert_eq!(
+            known(1 << 20, 7, pair),
+            (hash_of(b"country\x01AT", 7) % (1 << 20)) as i64
+        );
     }
 
     #[test]
@@ -210,9 +219,15 @@ mod tests {
         let with = |unknown| lookup(Indices::Vocabulary(vocabulary.clone(), unknown), b"\x01");
         let keys = [
             text(b"a"),
-            Key { text: b"b", term: Some(b"c") },
+            Key {
+                text: b"b",
+                term: Some(b"c"),
+            },
             text(b"c"),
-            Key { text: b"a", term: Some(b"") },
+            Key {
+                text: b"a",
+                term: Some(b""),
+            },
         ];
         let find = |lookup: &Lookup| {
             let mut found = [7; 4];

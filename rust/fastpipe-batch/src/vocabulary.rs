@@ -157,6 +157,36 @@ impl Vocabulary {
         self.buffer.capacity() + self.slots.capacity() * size_of::<u64>()
     }
 
+    /// Keys and indices, for [`Vocabulary::from_bytes`].
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// The vocabulary whose [`Vocabulary::as_bytes`] these are.
+    pub fn from_bytes(mut bytes: &[u8]) -> Result<Vocabulary, Error> {
+        let damaged = || {
+            Error::new(
+                ErrorKind::Malformed,
+                "expected the bytes of a vocabulary, found other ones",
+            )
+        };
+        let mut vocabulary = Vocabulary::with_capacity(0, bytes.len())?;
+        while let Some((&[a, b, c, d, len @ ..], rest)) = bytes.split_first_chunk::<HEAD>() {
+            let (key, rest) = rest
+                .split_at_checked(u32::from_le_bytes(len) as usize)
+                .ok_or_else(damaged)?;
+            if vocabulary.push(key, u32::from_le_bytes([a, b, c, d]))?.is_some() {
+                return Err(damaged());
+            }
+            bytes = rest;
+        }
+        if bytes.is_empty() {
+            Ok(vocabulary)
+        } else {
+            Err(damaged())
+        }
+    }
+
     /// All keys with their indices, in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], u32)> {
         let mut place = 0;
@@ -297,6 +327,13 @@ mod tests {
                 map.entry(key).or_insert(*index);
             }
             prop_assert_eq!(vocabulary.len(), map.len());
+            let again = Vocabulary::from_bytes(vocabulary.as_bytes()).unwrap();
+            prop_assert_eq!(&again, &vocabulary);
+            prop_assert!(again.iter().eq(vocabulary.iter()));
+            let cut = vocabulary.as_bytes().split_last().map(|(_, front)| front);
+            if let Some(front) = cut {
+                prop_assert!(Vocabulary::from_bytes(front).is_err());
+            }
             let all: HashMap<Vec<u8>, u32> = vocabulary.iter().map(|(key, index)| (key.to_vec(), index)).collect();
             prop_assert_eq!(all.len(), map.len());
             prop_assert!(all.iter().all(|(key, index)| map.get(key) == Some(index)));

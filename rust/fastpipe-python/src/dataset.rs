@@ -1,7 +1,7 @@
 //! Avro files as a data set: opened, indexed, and compiled for a set of features.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::hash::Hasher;
 use std::path::PathBuf;
@@ -21,6 +21,7 @@ use crate::data::Data;
 use crate::errors::{IntoPy, to_py};
 use crate::features::{Described, Lowered, describe, feature};
 use crate::index::{log, signals};
+use crate::lookups::{self, LoweredLookup};
 
 /// Blocks among which one is chosen to see what columns take.
 const LOOKED_AT: u64 = 16;
@@ -39,9 +40,9 @@ impl AvroDataset {
     /// Opens files. `check` is called with the path and the schema of the first file, and of each that has another schema; what
     /// it raises is raised. `lenient` infers what can be read, as it is stored, and leaves out the rest. With a list `damaged`,
     /// exceptions of damaged files are appended to it, and of such a file the blocks in front of the damage are read; of one
-    /// whose header is damaged none.
+    /// whose header is damaged none. `lookups` has more of the features of kind `"lookup"`.
     #[new]
-    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, lenient=false, damaged=None))]
+    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, lenient=false, damaged=None, lookups=None))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
@@ -52,6 +53,7 @@ impl AvroDataset {
         check: Option<&Bound<'_, PyAny>>,
         lenient: bool,
         damaged: Option<&Bound<'_, PyList>>,
+        lookups: Option<HashMap<String, LoweredLookup<'_>>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
@@ -85,10 +87,18 @@ impl AvroDataset {
         }
         let mut inferred = InferredColumns::default();
         let features = match features {
-            Some(features) => features
-                .into_iter()
-                .map(|(name, spec)| feature(name, spec))
-                .collect::<PyResult<_>>()?,
+            Some(features) => {
+                let mut lookups = lookups.unwrap_or_default();
+                let features = features.into_iter().map(|(name, spec)| match lookups.remove(&name) {
+                    Some(lookup) => lookups::feature(name, spec, lookup),
+                    None => feature(name, spec),
+                });
+                lookups::in_form(
+                    py,
+                    features.collect::<PyResult<_>>()?,
+                    files.first().map(|first| &first.0),
+                )?
+            }
             None => {
                 if let Some((first, _)) = files.first() {
                     inferred = infer_columns(first, columns.as_deref(), lenient).py(py)?;

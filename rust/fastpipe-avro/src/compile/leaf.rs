@@ -22,6 +22,9 @@ impl<'a> Compiler<'a> {
             out.push(Op::Null { on_null }, at);
             return Ok(());
         }
+        if let Some(lookup) = &column.feature.lookup {
+            return self.key(ty, lookup, want, path, out);
+        }
         self.mark_valid(want, at, out);
         let op = match (ty, column.parts.values) {
             (Type::String | Type::Bytes, ValueParts::Text { utf8: check, to }) => Op::Text { check, to },
