@@ -1,8 +1,9 @@
 """Specs of features whose text becomes indices: `VocabularySpec` and `HashSpec`.
 
-What form such a feature has follows from its field: a string is one index a row, an array of strings is a ragged column of
-indices, and a *bag* (an array of records of name, term and value) is a sparse column whose coordinates are the indices of
-the pairs of name and term. So `reader.features` has the specs of these forms, and the readers keep what was asked for.
+The form of such a feature follows from its field: a string is one index a row, an array of strings is a ragged column
+of indices, and a *bag* (an array of records of name, term and value) is a sparse column whose coordinates are the
+indices of the pairs of name and term. So `reader.features` has the specs of these forms; the data set keeps what was
+asked for, and is pickled with that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fastpipe import _fastpipe
 from fastpipe._arguments import shown
 from fastpipe._sources import local
 from fastpipe.errors import StorageError
-from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec, inferred
+from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec, _dtype, inferred
 
 __all__ = ["HashSpec", "LookupSpec", "Vocabulary", "VocabularySpec"]
 
@@ -29,12 +30,14 @@ Unknown: TypeAlias = Literal["drop", "bucket", "error"]
 _SHOWN = 10
 _MOST_CODE = 200
 
+_TAKES = "a vocabulary is a list of keys, a dict from key to index, or the path of a file"
+
 
 class Vocabulary:
     """The keys of a `VocabularySpec`, each with its index. Specs, and all readers of one, share the table.
 
-    Two are equal if the same keys have the same indices. A pickle holds the keys; of one that was read from a file it holds
-    the path and a digest, and reads the file again.
+    Two are equal if the same keys have the same indices. A pickle holds the keys; of a vocabulary that was read from a
+    file it holds the path and a digest, and the file is read again.
 
     Args:
         keys: as in `VocabularySpec`.
@@ -54,7 +57,7 @@ class Vocabulary:
     def __init__(self, keys: Any) -> None:
         self.path: str | None = None
         if isinstance(keys, (str, os.PathLike)):
-            self.path = os.path.abspath(local(keys, "a vocabulary is a list of keys, a dict, or the path of a file"))
+            self.path = os.path.abspath(local(keys, _TAKES))
             self._table = _fastpipe.Vocabulary.read(self.path)
         elif isinstance(keys, Mapping):
             self._table = _fastpipe.Vocabulary.of(list(keys), list(keys.values()))
@@ -125,9 +128,11 @@ def _keys(keys: Any) -> list[Any]:
         if hasattr(keys, convert):
             keys = getattr(keys, convert)()
     if isinstance(keys, (bytes, bytearray)) or not isinstance(keys, Iterable):
-        raise TypeError(f"a vocabulary is a list of keys, a dict from key to index, or the path of a file, not {shown(keys)}")
+        raise TypeError(f"{_TAKES}, not {shown(keys)}")
     if isinstance(keys, (set, frozenset)):
-        raise TypeError("a vocabulary is a list of keys, whose places are their indices, and a set has no order: sort it")
+        raise TypeError(
+            "a vocabulary is a list of keys, whose places are their indices, and a set has no order: sort it"
+        )
     return list(keys)
 
 
@@ -165,7 +170,7 @@ class LookupSpec(Spec):
         elif not isinstance(self.separator, bytes):
             raise TypeError(f"separator is a string between name and term, not {shown(self.separator)}")
         if self.values is not None:
-            found = np.dtype(self.values).name
+            found = _dtype(self.values)
             _check_number("values", "values of bags are numbers", found, ("int", "uint", "float"))
             if found == "float16":
                 raise ValueError('values of bags are read as "float32" or "float64", or as integers, not as "float16"')
@@ -211,33 +216,34 @@ class VocabularySpec(LookupSpec):
     | field | becomes |
     |---|---|
     | string, bytes, fixed, enum | `DenseSpec((), dtype)`: its index |
-    | arrays of them, keys and values of maps | `RaggedSpec((None,), dtype)`: their indices; a None for each level |
-    | a *bag*: an array of records of `name`, `term` and `value` | `SparseSpec((size,), values)`: at the index of name and term the value |
+    | arrays of them, keys and values of maps | `RaggedSpec((None,), dtype)`; a None for each level |
+    | a *bag*: an array of records of `name`, `term` and `value` | `SparseSpec((size,), values)` |
 
-    A bag's key is name, separator and term in one. A term that is null or that the records don't have is an empty one, so
-    the key ends with the separator then. Other fields of the records are skipped. Two entries with the same key are two
-    entries with the same index, in their order: whoever adds up sparse rows adds them up.
+    A row of a bag has its values at the indices of their names and terms: the key of an entry is name, separator and
+    term in one. A term that is null, or that the records don't have, is an empty one, so the key ends with the
+    separator. Other fields of the records are skipped. Two entries with the same key stay two entries with the same
+    index, in their order, and consumers of sparse rows add them up. Keys are compared byte by byte; that strings are
+    UTF-8 isn't checked.
 
     Args:
-        vocabulary: a list (or array) of keys, each of whose index is its place; a dict from key to index, 0 to 2**32 - 1,
-            which several keys may share; or the path of a text file: a key a line, whose index is the number of lines
-            before it. Keys are str, or bytes as they are. Lines end with `\n` or `\r\n`, and are taken as they are,
-            without quotes or escapes: a key that has a line break needs a list or a dict.
+        vocabulary: a list (or array) of keys, each with its place as index; a dict from key to index, 0 to 2**32 - 1,
+            which several keys may share; or the path of a text file: a key a line, with the number of lines before it
+            as index. Keys are str, or bytes as they are. Lines end with `\n` or `\r\n` and have no quotes or escapes: a
+            key with a line break needs a list or a dict.
         field: path of the field to read, if it isn't the feature's name.
-        unknown: what becomes of keys that the vocabulary lacks. "drop" leaves them out: bags and arrays get shorter, and
-            a field of one key a row can't be read. "bucket" gives them the index behind the greatest of the vocabulary.
-            "error" raises `ValueRangeError`, which names the key.
-        buckets: as many indices behind those of the vocabulary share unknown keys out among them, by XXH3 as in
-            `HashSpec` with seed 0; for `unknown="bucket"`, 1 by default.
-        separator: what is between name and term in the keys of the vocabulary: `"\x01"` as photon-ml has it, `","` for
-            the feature lists of Avro2TF and GDMix.
-        dtype: of indices that are values: an integer dtype. Those of bags are the coordinates of a sparse column, and
-            always int64.
-        values: dtype of a bag's values; None for the type that they have in the first file.
+        unknown: what happens to keys that the vocabulary lacks. "drop" leaves them out of bags and arrays; it can't
+            read fields of one key a row. "bucket" gives them the index behind the greatest of the vocabulary. "error"
+            raises `ValueRangeError`, which names the key.
+        buckets: for `unknown="bucket"`, number of indices behind those of the vocabulary among which unknown keys are
+            distributed, by XXH3 as in `HashSpec` with seed 0; 1 by default.
+        separator: between name and term in the keys of the vocabulary: `"\x01"` as in photon-ml, `","` for the feature
+            lists of Avro2TF and GDMix.
+        dtype: of indices that are values: an integer dtype. The indices of bags are coordinates, which are int64.
+        values: dtype of a bag's values; None for their type in the first file.
         layout: of a bag: "coo", or "csr" for `SparseCSR`.
         nulls: "error" raises `NullValueError` at a null; "mask" wraps the indices, or the rows of bags, in `Masked`;
-            "fill" puts the fill value there, which must be given. In bags "fill" leaves out entries that are null or
-            have a null name or value, which are errors else; a null bag becomes an empty one.
+            "fill" puts the fill value there, which must be given. A null bag is filled with an empty one. Inside bags,
+            entries that are null or have a null name or value are an error; "fill" leaves them out.
         fill: index in the place of a null string; giving it implies `nulls="fill"`.
 
     Raises:
@@ -356,12 +362,17 @@ def _count(what: str, value: Any, most: int, least: int = 1) -> int:
 
 
 def lowered(features: Features) -> dict[str, LoweredLookup]:
-    """What Rust takes of features whose text becomes indices, besides what their specs are lowered to."""
+    """What Rust takes of each `LookupSpec`, besides what all specs are lowered to."""
     return {name: spec._lower_lookup() for name, spec in features.items() if isinstance(spec, LookupSpec)}
 
 
 def in_form(features: Features, described: Iterable[tuple[str, str, list[int | None], str, str]]) -> Features:
-    """Features with the specs of what those whose text becomes indices yield, as the extension module describes them."""
+    """Features in which each `LookupSpec` is replaced by the spec of what it yields.
+
+    Args:
+        features: what was asked for.
+        described: all of them as the extension module describes them.
+    """
     found = inferred(described)
     return Features({name: _in_form(spec, found[name]) for name, spec in features.items()})
 

@@ -140,3 +140,82 @@ impl<'d> Decoder<'_, 'd, '_, '_> {
         Ok(kept)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+
+    use fastpipe_batch::{
+        DType, Feature, Fragment, Indices, Leaf, Lookup, Mark, Nulls, Pick, Request, Rows, Sink, SlabPool, SparseLayout,
+    };
+    use proptest::prelude::*;
+
+    use super::super::{Block, place, skip_all};
+    use crate::compile::compile;
+    use crate::keys::with_form;
+    use crate::layout::Column;
+    use crate::limits::MAX_ZERO_WIDTH;
+    use crate::schema::Schema;
+
+    const SCHEMA: &str = r#"{"type": "record", "name": "R", "fields": [
+        {"name": "bag", "type": ["null", {"type": "array", "items": ["null", {"type": "record", "name": "E", "fields": [
+            {"name": "value", "type": "int"},
+            {"name": "name", "type": "string"},
+            {"name": "more", "type": {"type": "array", "items": "string"}},
+            {"name": "term", "type": ["string", "null"]}]}]}]},
+        {"name": "words", "type": {"type": "map", "values": ["null", "bytes"]}},
+        {"name": "kind", "type": {"type": "enum", "name": "K", "symbols": ["a", "b"]}}]}"#;
+
+    fn feature(name: &str, field: &str) -> Feature {
+        let lookup = Lookup {
+            indices: Indices::Hash { buckets: 7, seed: 1 },
+            separator: b"\x01".as_slice().into(),
+            dtype: DType::I64,
+            values: Some(DType::I16),
+            layout: SparseLayout::Coo,
+        };
+        Feature {
+            name: name.into(),
+            field: field.into(),
+            request: Request::Dense {
+                shape: Vec::new(),
+                leaf: Leaf::Fixed(DType::I64),
+                pad: None,
+            },
+            nulls: Nulls::Mask,
+            counts: false,
+            scale: None,
+            lookup: Some(Arc::new(lookup)),
+        }
+    }
+
+    proptest! {
+        /// Bytes of any kind are decoded, or are an error; and what is decoded ends where skipping ends.
+        #[test]
+        fn decoding_moves_as_far_as_skipping(data in proptest::collection::vec(
+            prop_oneof![4 => 0..5u8, 1 => any::<u8>()], 0..40
+        )) {
+            let schema = Schema::parse(SCHEMA).unwrap();
+            let mut part = 0;
+            let fields = [("bag", "bag"), ("names", "bag.name"), ("words", "words.values"), ("keys", "words.keys"), ("kind", "kind")];
+            let columns: Vec<Column> = fields.into_iter().map(|(name, field)| {
+                let feature = feature(name, field);
+                let feature = with_form(&schema, &feature).unwrap();
+                let column = Column::new(&schema, &feature, part).unwrap();
+                part += column.spec.parts().len() as u32;
+                column
+            }).collect();
+            let parts: Arc<[_]> = columns.iter().flat_map(|column| column.spec.parts()).collect();
+            let plan = compile(&schema, &columns).unwrap();
+            let left = AtomicU64::new(MAX_ZERO_WIDTH);
+            let block = Block { plan: &plan, data: &data, rows: 2, zero_width_left: &left };
+            let batch = Rows::new(parts, 2, &SlabPool::new(1)).unwrap();
+            let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
+            if let Ok(mark) = place(&block, Mark::START, &[Pick { record: 0, slot: 1 }], &mut sink) {
+                let skipped = skip_all(&plan, &data, 1, &mut sink).unwrap();
+                prop_assert_eq!(mark.byte, skipped as u64);
+            }
+        }
+    }
+}
