@@ -101,7 +101,7 @@ def _compare(name: str, first: fastpipe.Reader, second: fastpipe.Reader, rounds:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()

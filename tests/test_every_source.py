@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import fastavro
 import numpy as np
 import pytest
 
 import fastpipe
 import samples
+import wire
 
 ROWS = 240
 Make = Callable[..., fastpipe.Reader]
@@ -20,7 +22,7 @@ Make = Callable[..., fastpipe.Reader]
 
 SOURCES = [
     *("avro", "interactions", "arrays", "arrow", "units", "parquet", "arrow file"),
-    *("scales and codes", "units with scales and codes"),
+    *("scales and codes", "units with scales and codes", "bags"),
 ]
 
 
@@ -35,6 +37,8 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         positives = fastpipe.Interactions.from_arrays(ids % 20, ids % 20 + ids // 20)
         default: dict[str, Any] = {"shuffle": False, "seed": 3}
         return lambda **options: fastpipe.read_interactions(positives, negatives=1, **default | options)
+    if request.param == "bags":
+        return bags_of(tmp_path_factory.mktemp("bags") / "bags.avro")
     draw = np.random.default_rng(1)
     lengths = draw.integers(0, 4, ROWS)
     offsets = np.r_[0, np.cumsum(lengths)]
@@ -63,6 +67,28 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     feather = pytest.importorskip("pyarrow.feather")
     feather.write_feather(table, path, chunksize=29)
     return lambda **options: fastpipe.read_arrow(path, **options)
+
+
+def bags_of(path: Path) -> Make:
+    """Names, terms and values, and strings, that become indices; some are left out."""
+    entry = wire.record("NTV", name="string", term=["null", "string"], value="float")
+    schema = wire.record("R", bag=["null", wire.list_of(entry)], words=wire.list_of("string"), word="string")
+    rows = []
+    for i in range(ROWS):
+        keys = [(f"n{i * k % 11}", None if k % 5 == 0 else f"t{k % 3}") for k in range(i % 40)]
+        bag = [{"name": name, "term": term, "value": float(i)} for name, term in keys]
+        words = [name for name, _ in keys]
+        rows.append({"bag": None if i % 7 == 0 else bag, "words": words, "word": f"n{i % 13}"})
+    with path.open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(schema), rows, sync_interval=3000)
+    pairs = [f"n{n}\x01{term}" for n in range(9) for term in ("", "t0", "t1")]
+    features = {
+        "word": fastpipe.VocabularySpec(["n3", "n1"], unknown="bucket", buckets=5),
+        "bag": fastpipe.VocabularySpec(pairs, nulls="mask"),
+        "hashed": fastpipe.HashSpec(100, field="bag", nulls="fill"),
+        "words": fastpipe.VocabularySpec([f"n{n}" for n in range(9)]),
+    }
+    return lambda **options: fastpipe.read_avro(path, features=features, **options)
 
 
 def scales_and_codes(units: bool, **options: Any) -> fastpipe.Reader:

@@ -48,6 +48,7 @@ from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
 from fastpipe.tables import RowLocation, from_arrays, from_arrow
 from fastpipe.units import UnitLocation, Units, read_arrow, read_parquet, read_units
+from fastpipe.vocabularies import HashSpec, VocabularySpec
 
 __all__ = [
     "AvroFile",
@@ -57,6 +58,7 @@ __all__ = [
     "DeviceError",
     "FastpipeError",
     "Features",
+    "HashSpec",
     "HeldOut",
     "Interactions",
     "InteractionsError",
@@ -90,6 +92,7 @@ __all__ = [
     "UnseenItemsError",
     "UnsupportedError",
     "ValueRangeError",
+    "VocabularySpec",
     "__version__",
     "evaluation_candidates",
     "from_arrays",

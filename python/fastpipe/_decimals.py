@@ -20,9 +20,9 @@ def to_decimals(values: npt.NDArray[Any], scale: int, *, pairs: bool = False) ->
     """Makes Python decimals of integers in units of `10**-scale`.
 
     Args:
-        values: an integer array of any shape, as `DenseSpec((), "int64", scale=2)` reads it; with `pairs` int64 of shape
-            `[..., 2]`, as `DenseSpec((2,), "int64", scale=2)` reads decimals of up to 38 digits: the lower half of 128
-            bits, then the upper one.
+        values: an integer array of any shape, as `DenseSpec((), "int64", scale=2)` reads it; with `pairs` int64 of
+            shape `[..., 2]`, as `DenseSpec((2,), "int64", scale=2)` reads decimals of up to 38 digits: the lower half
+            of 128 bits, then the upper one.
         scale: the spec's.
         pairs: whether `values` are pairs.
 

@@ -110,6 +110,8 @@ def metadata_of(specs: Features) -> dict[str, str]:
     """
     for name, spec in specs.items():
         checked_name(name)
+        if spec._kind == "lookup":
+            raise ValueError(f"feature {name!r}: its form follows from a file: give reader.features")
         # A sparse shape is how large an index may be, and has no lists.
         sizes = () if isinstance(spec, SparseSpec) else spec.shape
         for size in sizes:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
-from fastpipe import _fastpipe
+from fastpipe import _fastpipe, vocabularies
 from fastpipe._arguments import names
 from fastpipe._data import Words
 from fastpipe._state import VERSION
@@ -72,11 +72,11 @@ class AvroData:
         resolution: Resolution = AS_WRITTEN,
     ) -> None:
         lowered = [(name, spec._lower()) for name, spec in features.items()]
-        handle = _fastpipe.AvroDataset(
-            files, lowered, None, cache_directory(index_cache), check, damaged, *resolution.lowered()
-        )
+        cache, lookups = cache_directory(index_cache), vocabularies.lowered(features)
+        handle = _fastpipe.AvroDataset(files, lowered, None, cache, check, damaged, *resolution.lowered(), lookups)
         self._open(files, handle, index_cache, resolution)
-        self.features = features
+        self.features = vocabularies.in_form(features, handle.features()) if lookups else features
+        self._asked = features
 
     @classmethod
     def inferring(
@@ -99,7 +99,7 @@ class AvroData:
         cache = cache_directory(index_cache)
         handle = _fastpipe.AvroDataset(files, None, wanted, cache, None, None, *resolution.lowered())
         data._open(files, handle, index_cache, resolution)
-        data.features = inferred(handle.features())
+        data.features = data._asked = inferred(handle.features())
         return data
 
     def _open(
@@ -155,7 +155,7 @@ class AvroData:
         return self.handle.column_times()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return AvroData, (self.files, self.features, self._index_cache, None, None, self._resolution)
+        return AvroData, (self.files, self._asked, self._index_cache, None, None, self._resolution)
 
     def __str__(self) -> str:
         return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"

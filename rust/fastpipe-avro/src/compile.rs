@@ -1,9 +1,11 @@
 //! The compiler: (schema of a file, columns) to a decode plan.
 
+mod bag;
 mod constants;
 mod defaults;
 mod fuse;
 mod items;
+mod keys;
 mod leaf;
 mod skip;
 mod sparse;
@@ -251,7 +253,18 @@ impl<'a> Compiler<'a> {
                 }
                 Ok(())
             }
-            Type::Array(item) => self.items(None, *item, wants, path, out),
+            Type::Array(item) => {
+                let (bags, others): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| self.wants_bag(w));
+                match bags[..] {
+                    [] => self.items(None, *item, others, path, out),
+                    [want] if others.is_empty() => self.bag(*item, want, path, out),
+                    _ => {
+                        let bags = bags.into_iter().map(|w| vec![w]);
+                        let passes = bags.chain((!others.is_empty()).then_some(others)).collect();
+                        self.tee(passes, path, out, |c, wants, code| c.node(id, wants, path, code))
+                    }
+                }
+            }
             Type::Map(value) => {
                 let (keys, values): (Vec<_>, Vec<_>) =
                     wants.into_iter().partition(|w| w.path.first() == Some(&Step::Keys));

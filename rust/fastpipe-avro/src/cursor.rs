@@ -62,6 +62,17 @@ impl<'a> Cursor<'a> {
         self.at = position.min(self.data.len());
     }
 
+    /// Where bytes that were read of the block are in it.
+    #[cold]
+    pub(crate) fn offset_of(&self, part: &[u8]) -> u32 {
+        part.as_ptr().addr().saturating_sub(self.data.as_ptr().addr()) as u32
+    }
+
+    /// Bytes of the block; none if they aren't there.
+    pub(crate) fn bytes_at(&self, start: usize, len: usize) -> &'a [u8] {
+        self.data.get(start..start.saturating_add(len)).unwrap_or_default()
+    }
+
     #[inline(always)]
     pub(crate) fn left(&self) -> usize {
         self.data.len() - self.at

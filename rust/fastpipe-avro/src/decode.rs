@@ -1,11 +1,14 @@
 //! The decoder: runs a plan over the bytes of a block.
 
 mod arrays;
+mod bag;
 mod decimal;
+mod keys;
 mod pick;
 mod sparse;
 mod text;
 
+pub(crate) use self::keys::UnknownKey;
 #[cfg(test)]
 pub(crate) use self::sparse::{Coordinates, Indices};
 
@@ -21,7 +24,7 @@ use crate::cursor::Cursor;
 use crate::fault::Fault;
 use crate::limits::MAX_DEPTH;
 use crate::number;
-use crate::plan::{EnumTable, NO_CELL, Op, Plan, Scalar, Span};
+use crate::plan::{NO_CELL, Op, Plan, Scalar, Span};
 
 use self::arrays::Width;
 pub(crate) use self::pick::{Indexed, pick};
@@ -197,7 +200,8 @@ impl Decoder<'_, '_, '_, '_> {
     fn locate(&self, fault: Fault, record: u32) -> Error {
         let error = match fault {
             Fault::Refused(refusal) => Error::new(ErrorKind::Schema, &*self.plan.refusals[refusal as usize]),
-            fault => fault.into_error(),
+            Fault::UnknownKey(key) => self.unknown_key(key),
+            _ => fault.into_error(),
         };
         let mut error = error
             .at_record(u64::from(record))
@@ -251,6 +255,7 @@ impl Decoder<'_, '_, '_, '_> {
             Op::Scalars { scalars, cells } => self.scalars(*scalars, *cells as usize),
             Op::Text { check, to } => self.read_text(*check, *to),
             Op::Sparse(index) => self.sparse(&plan.sparse[*index as usize]),
+            Op::Bag(index) => self.bag(&plan.bags[*index as usize]),
             _ => self.step(pc),
         }
     }
@@ -322,7 +327,8 @@ impl Decoder<'_, '_, '_, '_> {
             Op::UuidBytes { part } => self.uuid_bytes(*part),
             Op::Decimal(index) => self.decimal(&plan.decimals[*index as usize]),
             Op::EnumCode { codes, to, part } => {
-                let symbol = self.symbol(&plan.enums[*codes as usize])?;
+                let table = &plan.enums[*codes as usize];
+                let symbol = self.symbol(table.symbols.len(), &table.unknown)?;
                 number::code(
                     plan.enums[*codes as usize].codes[symbol],
                     *to,
@@ -331,7 +337,7 @@ impl Decoder<'_, '_, '_, '_> {
             }
             Op::EnumText { codes, to } => {
                 let table = &plan.enums[*codes as usize];
-                let symbol = self.symbol(table)?;
+                let symbol = self.symbol(table.symbols.len(), &table.unknown)?;
                 self.text(table.symbols[symbol].as_bytes(), *to)
             }
             Op::Numbers {
@@ -384,6 +390,9 @@ impl Decoder<'_, '_, '_, '_> {
                 Ok(())
             }
             Op::Sparse(index) => self.sparse(&plan.sparse[*index as usize]),
+            Op::Key(index) => self.key(*index),
+            Op::KeyItems(index) => self.key_items(&plan.key_items[*index as usize]),
+            Op::Bag(index) => self.bag(&plan.bags[*index as usize]),
         }
     }
 
@@ -453,16 +462,15 @@ impl Decoder<'_, '_, '_, '_> {
     }
 
     #[inline(always)]
-    fn symbol(&mut self, table: &EnumTable) -> Result<usize> {
+    fn symbol(&mut self, symbols: usize, unknown: &[bool]) -> Result<usize> {
         let index = self.cursor.long()?;
-        let symbols = table.symbols.len();
         if (index as u64) >= symbols as u64 {
             return Err(Fault::Symbol {
                 index,
                 symbols: symbols as u32,
             });
         }
-        if table.unknown.get(index as usize) == Some(&true) {
+        if unknown.get(index as usize) == Some(&true) {
             return Err(Fault::UnknownSymbol { index });
         }
         Ok(index as usize)

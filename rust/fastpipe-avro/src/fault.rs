@@ -2,6 +2,7 @@
 
 use fastpipe_batch::{DType, Error, ErrorKind, Overflow};
 
+use crate::decode::UnknownKey;
 use crate::limits::{
     LEAST_ZERO_WIDTH_ITEMS, MAX_DEPTH, MAX_METADATA_ENTRIES, MAX_ZERO_WIDTH, ZERO_WIDTH_ITEMS_PER_BYTE,
     ZERO_WIDTH_ITEMS_PER_STORED_BYTE,
@@ -53,6 +54,9 @@ pub(crate) enum Fault {
     },
     Utf8,
     Null,
+    /// An entry of a bag, or its name or value.
+    NullEntry,
+    UnknownKey(UnknownKey),
     ShapeExact {
         expected: u64,
         found: u64,
@@ -147,6 +151,12 @@ impl Fault {
                 Null,
                 "found null, which the feature's spec does not allow; nulls=\"mask\" marks nulls, fill=... replaces them".into(),
             ),
+            Fault::NullEntry => (
+                Null,
+                "found a null entry of a bag, or one with a null name or value; nulls=\"fill\" leaves such entries out".into(),
+            ),
+            // The decoder, which has the text, says which.
+            Fault::UnknownKey(_) => (ValueRange, "expected a key of the vocabulary, found another one".into()),
             Fault::ShapeExact { expected, found } => (
                 Shape,
                 format!(

@@ -98,6 +98,7 @@ impl Walk<'_> {
             nulls,
             counts: false,
             scale,
+            lookup: None,
         });
         if !self.taken.insert(name.clone()) {
             let reason = "another column has the same name; rename the field, or leave it out";

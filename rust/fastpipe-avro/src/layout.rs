@@ -7,6 +7,7 @@ use fastpipe_batch::{
 };
 
 use crate::infer::{CODES, Values, values_of};
+use crate::keys;
 use crate::logical::Logical;
 use crate::schema::{NodeId, Schema, Type};
 use crate::trace::{End, Trace, misfit, trace};
@@ -219,6 +220,9 @@ fn symbols(schema: &Schema, id: NodeId) -> Option<Arc<[String]>> {
 
 /// Checks that a schema can yield a feature in the form that is asked for.
 pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'s>, Error> {
+    if feature.lookup.is_some() {
+        return keys::check(schema, feature);
+    }
     let trace = trace(schema, feature)?;
     let rank = feature.request.rank();
     if let Request::Sparse { .. } = &feature.request {
@@ -286,7 +290,7 @@ impl Column {
         let trace = check(schema, feature)?;
         let form = Form::of(feature, &trace.nullable);
         let symbols = match (trace.end, feature.request.leaf()) {
-            (End::Node(id), Leaf::Fixed(_)) => symbols(schema, values(schema, id)),
+            (End::Node(id), Leaf::Fixed(_)) if feature.lookup.is_none() => symbols(schema, values(schema, id)),
             (End::Codes(id), _) => symbols(schema, id),
             _ => None,
         };
@@ -306,6 +310,11 @@ impl Column {
     /// Whether the items of the array at this level are what is counted.
     pub(crate) fn counts_at(&self, level: usize) -> bool {
         self.feature.counts && level == self.feature.request.rank()
+    }
+
+    /// Whether the items of the array at this level are keys.
+    pub(crate) fn keys_at(&self, level: usize) -> bool {
+        self.feature.lookup.is_some() && level + 1 == self.feature.request.rank()
     }
 
     /// What the length of the array of dimension `dim` must be.

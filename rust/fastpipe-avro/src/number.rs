@@ -268,6 +268,25 @@ pub(crate) fn code(code: i64, to: DType, out: &mut Writer) -> Result<()> {
     with_type!(to, push_long(code, out))
 }
 
+/// Writes numbers that were read before: integers, or the bits of floats.
+#[inline(always)]
+pub(crate) fn stored(wire: Wire, to: DType, bits: &[u64], out: &mut Writer) -> Result<()> {
+    with_type!(to, store(wire, bits, out))
+}
+
+fn store<T: Number>(wire: Wire, bits: &[u64], out: &mut Writer) -> Result<()> {
+    let out = out.take::<T>(bits.len())?;
+    for (to, &bits) in out.iter_mut().zip(bits) {
+        *to = match wire {
+            Wire::Float => T::from_float(f32::from_bits(bits as u32))?,
+            Wire::Double => T::from_double(f64::from_bits(bits))?,
+            Wire::Boolean | Wire::Int | Wire::Long => T::from_long(bits as i64)?,
+            Wire::IntRounded | Wire::LongRounded => T::rounded(bits as i64)?,
+        };
+    }
+    Ok(())
+}
+
 #[inline(always)]
 fn push_long<T: Number>(value: i64, out: &mut Writer) -> Result<()> {
     Ok(out.push(T::from_long(value)?)?)

@@ -10,6 +10,7 @@ use fastpipe_batch::{DType, LengthRule, Lengths, PartId, TextParts};
 
 use crate::fault::Fault;
 use crate::isa::Isa;
+use crate::plan_keys::{BagOp, KeyItemsOp, KeyOp};
 use crate::varint::Head;
 
 /// A stretch of a table of the plan.
@@ -65,9 +66,13 @@ pub(crate) enum Op {
     /// Skips an array of varints.
     SkipVarintItems,
     /// Skips the branch of a union.
-    SkipUnion { branches: Span },
+    SkipUnion {
+        branches: Span,
+    },
     /// Skips a record by its own program.
-    SkipRecord { program: u32 },
+    SkipRecord {
+        program: u32,
+    },
 
     /// Reads the index of a union of one branch.
     Branch,
@@ -78,34 +83,67 @@ pub(crate) enum Op {
         on_null: Option<Span>,
     },
     /// Reads any other union: the operations for each of its branches.
-    Union { branches: Span },
+    Union {
+        branches: Span,
+    },
     /// A value that doesn't become the reader's: which of the table of reasons.
-    Refuse { refusal: u32 },
+    Refuse {
+        refusal: u32,
+    },
     /// A run of scalars of a record: a stretch of the table of scalars, and how many cells they fill.
-    Scalars { scalars: Span, cells: u32 },
+    Scalars {
+        scalars: Span,
+        cells: u32,
+    },
     /// Writes constants.
     Emit(Span),
     /// A value of type null: writes constants, or fails.
-    Null { on_null: Option<Span> },
+    Null {
+        on_null: Option<Span>,
+    },
 
     /// One number.
-    Number { wire: Wire, to: DType, part: PartId },
+    Number {
+        wire: Wire,
+        to: DType,
+        part: PartId,
+    },
     /// A string or bytes.
-    Text { check: bool, to: TextParts },
+    Text {
+        check: bool,
+        to: TextParts,
+    },
     /// Fixed, as bytes.
-    FixedText { size: usize, to: TextParts },
+    FixedText {
+        size: usize,
+        to: TextParts,
+    },
     /// Fixed, as numbers.
-    FixedArray { size: usize, part: PartId },
+    FixedArray {
+        size: usize,
+        part: PartId,
+    },
     /// A UUID of 16 bytes as text.
-    UuidText { to: TextParts },
+    UuidText {
+        to: TextParts,
+    },
     /// A UUID's text as 16 bytes.
-    UuidBytes { part: PartId },
+    UuidBytes {
+        part: PartId,
+    },
     /// A decimal: index into the table of decimals.
     Decimal(u32),
     /// An enum's symbol as a code: index into the table of codes.
-    EnumCode { codes: u32, to: DType, part: PartId },
+    EnumCode {
+        codes: u32,
+        to: DType,
+        part: PartId,
+    },
     /// An enum's symbol as text.
-    EnumText { codes: u32, to: TextParts },
+    EnumText {
+        codes: u32,
+        to: TextParts,
+    },
 
     /// An array of numbers that becomes the innermost dimension of one column.
     Numbers {
@@ -136,9 +174,15 @@ pub(crate) enum Op {
         pad: Span,
     },
     /// Reads the same bytes several times.
-    Tee { passes: Span },
+    Tee {
+        passes: Span,
+    },
     /// A sparse record.
     Sparse(u32),
+    /// Text as an index: one key, the array around keys, and an array of names, terms and values.
+    Key(u32),
+    KeyItems(u32),
+    Bag(u32),
 }
 
 /// How a scalar is encoded and stored, where both are as usual.
@@ -294,6 +338,9 @@ pub(crate) struct Plan {
     /// Why values don't become a reader's.
     pub(crate) refusals: Vec<Arc<str>>,
     pub(crate) sparse: Vec<SparseOp>,
+    pub(crate) keys: Vec<KeyOp>,
+    pub(crate) key_items: Vec<KeyItemsOp>,
+    pub(crate) bags: Vec<BagOp>,
     pub(crate) programs: Vec<Span>,
     pub(crate) scalars: Vec<Scalar>,
     /// Parts that are written by scalars alone, ascending.

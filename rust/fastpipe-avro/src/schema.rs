@@ -10,7 +10,7 @@ use crate::limits::MAX_SCHEMA_BYTES;
 use crate::logical::Logical;
 use crate::schema_json::Json;
 use crate::schema_types::Types;
-use crate::union::{Union, UnionShape};
+use crate::union::{Branch, Union, UnionShape};
 
 /// The number of a node.
 pub type NodeId = usize;
@@ -228,6 +228,21 @@ impl Schema {
     /// Whether a value can hold values of its own type.
     pub fn recursive(&self, id: NodeId) -> bool {
         self.recursive[id]
+    }
+
+    /// A type without a union around it that has one type besides null: which branch is null, and how many there are, if the
+    /// file says which a value is of. `None` for another union.
+    pub(crate) fn within_union(&self, union: &Union) -> Option<(NodeId, Option<(Option<i64>, u32)>)> {
+        let is_null = |b: &Branch| self.nodes[b.node].ty == Type::Null;
+        match (union.shape, &union.branches[..]) {
+            (UnionShape::Several, _) => None,
+            (_, [one]) => Some((one.node, union.tagged.then_some((None, 1)))),
+            (_, [first, second]) if is_null(first) != is_null(second) => {
+                let (null, inner) = if is_null(first) { (0, second) } else { (1, first) };
+                Some((inner.node, Some((Some(null), 2))))
+            }
+            _ => None,
+        }
     }
 
     /// The parts of a node.

@@ -2,6 +2,7 @@
 
 use fastpipe_batch::{Error, ErrorKind, Feature, Request, nearest};
 
+use crate::keys::are_entries;
 use crate::schema::{Field, NodeId, Schema, Type};
 use crate::union::{Union, UnionShape};
 
@@ -229,6 +230,10 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'
                     );
                     return Err(misfit(reason));
                 }
+                trace.end = End::Node(id);
+                return Ok(trace);
+            }
+            Type::Array(item) if feature.lookup.is_some() && rest.is_empty() && are_entries(schema, *item) => {
                 trace.end = End::Node(id);
                 return Ok(trace);
             }

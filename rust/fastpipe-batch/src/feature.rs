@@ -1,9 +1,12 @@
 //! What is wanted of a data set: features by name, and the form in which each is wanted.
 
+use std::sync::Arc;
+
 use half::f16;
 
 use crate::dtype::{DType, Leaf};
 use crate::error::{Error, ErrorKind};
+use crate::lookup::Lookup;
 use crate::spec::SparseLayout;
 
 /// Dimensions of a ragged or a sparse feature: its forms lie within each other, and Python walks them by recursion.
@@ -29,6 +32,8 @@ pub struct Feature {
     pub counts: bool,
     /// The number of decimal places, where the values are decimals that are read as integers.
     pub scale: Option<i8>,
+    /// How text becomes indices, where the values, or a sparse feature's coordinates, are those.
+    pub lookup: Option<Arc<Lookup>>,
 }
 
 /// The form in which a feature is wanted.

@@ -24,6 +24,7 @@ mod fallible;
 mod feature;
 mod gather;
 mod left;
+mod lookup;
 mod owned;
 mod parts;
 mod paths;
@@ -34,6 +35,7 @@ mod sink;
 mod slab;
 mod source;
 mod spec;
+mod vocabulary;
 mod writer;
 
 pub use allocator::{Region, SlabAllocator};
@@ -48,6 +50,7 @@ pub use fastpipe_memory::{
 pub use feature::{Feature, LengthRule, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Nulls, Request, Scalar, spec_code};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
 pub use left::{give_back, run_out};
+pub use lookup::{Indices, Key, Lookup, MOST_KEYS, UNKNOWN, Unknown};
 pub use owned::ALIGNMENT;
 pub use parts::{Absent, Part, PartId, PartIds, PartKind, TextParts, ValueParts};
 pub use paths::{path_text, shown_path, text_path};
@@ -61,6 +64,7 @@ pub use source::{
     Work, own_units,
 };
 pub use spec::{ColumnSpec, Form, NestedForm, SparseForm, SparseLayout};
+pub use vocabulary::Vocabulary;
 pub use writer::{Element, Overflow, Writer};
 
 #[cfg(target_endian = "big")]

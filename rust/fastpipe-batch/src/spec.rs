@@ -168,6 +168,7 @@ mod tests {
             nulls,
             counts: false,
             scale: None,
+            lookup: None,
         };
         Form::of(&feature, nullable)
     }

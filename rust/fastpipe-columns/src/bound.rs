@@ -359,6 +359,7 @@ mod tests {
             nulls: Nulls::Error,
             counts: false,
             scale: None,
+            lookup: None,
         };
         Column::new(&schema, &feature, 0).unwrap()
     }

@@ -137,6 +137,7 @@ impl Inferred {
             nulls: if above.nullable { Nulls::Mask } else { Nulls::Error },
             counts: false,
             scale: None,
+            lookup: None,
         });
         Ok(())
     }

@@ -156,6 +156,7 @@ mod tests {
             nulls: Nulls::Error,
             counts: false,
             scale: None,
+            lookup: None,
         };
         let symbols = Symbols::new(&texts).unwrap();
         assert!(symbols.check(&feature(DType::U8)).is_ok());

@@ -1,7 +1,7 @@
 //! Avro files as a data set: opened, indexed, and compiled for a set of features.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::hash::Hasher;
 use std::path::PathBuf;
@@ -23,6 +23,7 @@ use crate::data::Data;
 use crate::errors::{IntoPy, to_py};
 use crate::features::{Described, Lowered, describe, feature};
 use crate::index::{log, signals};
+use crate::lookups::{self, LoweredLookup};
 
 /// Blocks among which one is chosen to see what columns take.
 const LOOKED_AT: u64 = 16;
@@ -41,9 +42,10 @@ impl AvroDataset {
     /// Opens files. `check` is called with the path and the schema of the first file, and of each that has another schema; what
     /// it raises is raised. With a list `damaged`, exceptions of damaged files are appended to it, and of such a file the
     /// blocks in front of the damage are read; of one whose header is damaged none. `reader_schema` is the text of the schema
-    /// that files' schemas are resolved to, and with `merged` that is made of all of theirs.
+    /// that files' schemas are resolved to, and with `merged` that is made of all of theirs. `lookups` has more of the features
+    /// of kind `"lookup"`.
     #[new]
-    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, damaged=None, reader_schema=None, merged=false, logical_types=true))]
+    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, damaged=None, reader_schema=None, merged=false, logical_types=true, lookups=None))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
@@ -56,6 +58,7 @@ impl AvroDataset {
         reader_schema: Option<&str>,
         merged: bool,
         logical_types: bool,
+        lookups: Option<HashMap<String, LoweredLookup<'_>>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
@@ -96,10 +99,17 @@ impl AvroDataset {
         }
         let mut inferred = InferredColumns::default();
         let features = match features {
-            Some(features) => features
-                .into_iter()
-                .map(|(name, spec)| feature(name, spec))
-                .collect::<PyResult<_>>()?,
+            Some(features) => {
+                let mut lookups = lookups.unwrap_or_default();
+                let features = features.into_iter().map(|(name, spec)| match lookups.remove(&name) {
+                    Some(lookup) => lookups::feature(name, spec, lookup),
+                    None => feature(name, spec),
+                });
+                let first = files
+                    .first()
+                    .map(|(first, _)| (reader.as_ref().unwrap_or(&first.schema), &first.path));
+                lookups::in_form(py, features.collect::<PyResult<_>>()?, first)?
+            }
             None => {
                 if let Some((first, _)) = files.first() {
                     let found = infer_columns(reader.as_ref().unwrap_or(&first.schema), columns.as_deref());

@@ -14,6 +14,7 @@ mod features;
 mod file;
 mod index;
 mod interactions;
+mod lookups;
 mod order;
 mod pass;
 mod pass_memory;
@@ -51,6 +52,8 @@ mod _fastpipe {
     use super::index::index_file;
     #[pymodule_export]
     use super::interactions::{InteractionsDataset, Positives};
+    #[pymodule_export]
+    use super::lookups::Vocabulary;
     #[pymodule_export]
     use super::order::Order;
     #[pymodule_export]

@@ -24,14 +24,14 @@ impl<'a> Compiler<'a> {
         for want in key_want.iter().chain(&values) {
             self.mark_valid(*want, at, out);
         }
-        // Columns that ask for different lengths read the array one after the other; those that count its items, too.
+        // Columns that ask for different lengths read the array one after the other; those that count its items, too, and each
+        // that takes them for keys, some of which it may leave out.
         let rule = |c: &Self, w: &Want<'_>| {
-            (
-                c.columns[w.column].length_rule(w.level),
-                c.columns[w.column].counts_at(w.level),
-            )
+            let column = &c.columns[w.column];
+            let keys = column.keys_at(w.level).then_some(w.column);
+            (column.length_rule(w.level), column.counts_at(w.level), keys)
         };
-        let mut groups: Vec<((LengthRule, bool), Vec<Want<'a>>)> = Vec::new();
+        let mut groups: Vec<((LengthRule, bool, Option<usize>), Vec<Want<'a>>)> = Vec::new();
         for want in key_want.iter().chain(&values) {
             let rule = rule(self, want);
             match groups.iter_mut().find(|g| g.0 == rule) {
@@ -40,7 +40,7 @@ impl<'a> Compiler<'a> {
             }
         }
         let mut spans = Vec::new();
-        for ((rule, _), group) in groups {
+        for ((rule, ..), group) in groups {
             let mut code = Code::default();
             let is_key = |w: &Want<'_>| key_want.is_some_and(|k| k.column == w.column);
             let group_key = key.map(|_| group.iter().copied().find(is_key));
@@ -133,6 +133,11 @@ impl<'a> Compiler<'a> {
             path.to_owned()
         };
         self.node(value, values.into_iter().map(Want::deeper).collect(), &inner, &mut body)?;
+        if let [want] = wants[..]
+            && self.columns[want.column].keys_at(want.level)
+        {
+            return self.key_items(want, body, smallest, path, out);
+        }
         if matches!(rule, LengthRule::Pad(_)) {
             self.skip(value, &inner, &mut over)?;
         }

@@ -32,6 +32,9 @@ impl<'a> Compiler<'a> {
             out.push(Op::Null { on_null }, at);
             return Ok(());
         }
+        if let Some(lookup) = &column.feature.lookup {
+            return self.key(ty, lookup, want, path, out);
+        }
         self.mark_valid(want, at, out);
         let op = match (ty, column.parts.values) {
             (Type::Fixed(16), ValueParts::Text { utf8: true, to }) if logical == Some(Logical::Uuid) => {

@@ -6,7 +6,6 @@ use super::{Code, Compiler, Want, join};
 use crate::plan::{ANY_INDEX, Op, SparseField, SparseOp, SparseWhat, Wire};
 use crate::schema::{Field, NodeId, Type};
 use crate::trace::misfit;
-use crate::union::UnionShape;
 
 impl<'a> Compiler<'a> {
     /// A record of indices and values.
@@ -87,19 +86,12 @@ impl<'a> Compiler<'a> {
         };
         let mut unions = Vec::new();
         while let Type::Union(union) = self.schema.ty(id) {
-            let is_null = |id: NodeId| *self.schema.ty(id) == Type::Null;
-            let null = match union.shape {
-                UnionShape::One(inner) if union.tagged => {
-                    id = inner;
-                    None
-                }
-                UnionShape::Nullable(inner) if union.tagged => {
-                    id = inner;
-                    union.branches.iter().position(|b| is_null(b.node)).map(|at| at as i64)
-                }
-                _ => return Err(misfit(format!("'{path}' is a union of several types"))),
-            };
-            unions.push((null, union.branches.len() as u32));
+            let (inner, tag) = self
+                .schema
+                .within_union(union)
+                .ok_or_else(|| misfit(format!("'{path}' is a union of several types")))?;
+            unions.extend(tag);
+            id = inner;
         }
         let Type::Array(item) = *self.schema.ty(id) else {
             return Err(misfit(format!(
@@ -156,15 +148,15 @@ impl<'a> Compiler<'a> {
         };
         let mut inner = item;
         while let Type::Union(union) = self.schema.ty(inner) {
-            inner = match union.shape {
-                UnionShape::One(inner) => inner,
-                UnionShape::Nullable(inner) if column.feature.nulls != Nulls::Mask => inner,
-                UnionShape::Nullable(_) => {
-                    let reason = "sparse values that may be null can't be masked; give a fill, or nulls=\"error\"";
-                    return Err(misfit(reason.into()));
-                }
-                _ => return Err(misfit(format!("'{path}' has items of several types"))),
-            };
+            let (type_within, tag) = self
+                .schema
+                .within_union(union)
+                .ok_or_else(|| misfit(format!("'{path}' has items of several types")))?;
+            if matches!(tag, Some((Some(_), _))) && column.feature.nulls == Nulls::Mask {
+                let reason = "sparse values that may be null can't be masked; give a fill, or nulls=\"error\"";
+                return Err(misfit(reason.into()));
+            }
+            inner = type_within;
         }
         if matches!(self.schema.ty(inner), Type::Array(_) | Type::Map(_) | Type::Record(_)) {
             let found = self.schema.describe(inner);

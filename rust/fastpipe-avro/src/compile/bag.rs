@@ -1,0 +1,63 @@
+//! Arrays of records of name, term and value, which become one sparse column.
+
+use fastpipe_batch::{Error, Form, Nulls, Request, SparseLayout, ValueParts};
+
+use super::{Code, Compiler, Want, join};
+use crate::keys::{Role, entry_fields, within_unions};
+use crate::plan::{Op, Span};
+use crate::plan_keys::{BagField, BagOp};
+use crate::schema::NodeId;
+use crate::trace::misfit;
+
+impl<'a> Compiler<'a> {
+    /// Whether a bag as a whole is wanted.
+    pub(super) fn wants_bag(&self, want: &Want<'a>) -> bool {
+        let feature = &self.columns[want.column].feature;
+        feature.lookup.is_some() && matches!(feature.request, Request::Sparse { .. })
+    }
+
+    /// A bag.
+    pub(super) fn bag(&mut self, item: NodeId, want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
+        let at = self.path(path);
+        let column = &self.columns[want.column];
+        let (Form::Sparse(form), Some(lookup), ValueParts::Elements(to, part), Some(coordinates)) = (
+            &column.spec.form,
+            &column.feature.lookup,
+            column.parts.values,
+            column.parts.coordinates,
+        ) else {
+            return Err(misfit(format!("the field '{path}' is a bag")));
+        };
+        let mut fields = Vec::new();
+        let found = entry_fields(self.schema, item).map_err(|error| error.at_feature(&column.feature.name))?;
+        for field in found {
+            let skip = match field.role {
+                Role::Other => {
+                    let mut code = Code::default();
+                    self.skip(field.id, &join(path, field.name), &mut code)?;
+                    self.block(code)
+                }
+                _ => Span::default(),
+            };
+            fields.push(BagField {
+                role: field.role,
+                unions: field.unions,
+                skip,
+            });
+        }
+        self.mark_valid(want, at, out);
+        self.plan.bags.push(BagOp {
+            fields,
+            unions: within_unions(self.schema, item).unwrap_or_default().1,
+            smallest: self.schema.smallest(item),
+            lookup: lookup.clone(),
+            null_is_left_out: matches!(column.feature.nulls, Nulls::Fill(_)),
+            batch_index: form.layout == SparseLayout::Coo,
+            coordinates,
+            values: (to, part),
+            lengths: column.parts.lengths.first().copied(),
+        });
+        out.push(Op::Bag(self.plan.bags.len() as u32 - 1), at);
+        Ok(())
+    }
+}

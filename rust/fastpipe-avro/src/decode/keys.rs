@@ -1,0 +1,133 @@
+//! Text that becomes indices.
+
+use fastpipe_batch::{Error, ErrorKind, Key, MOST_KEYS, UNKNOWN};
+
+use super::{Decoder, Result};
+use crate::fault::Fault;
+use crate::number;
+use crate::plan_keys::{KeyItemsOp, KeyOp, Keys};
+
+/// Where bytes of a block are: the first one, and how many.
+type Place = (u32, u32);
+
+/// A key that a vocabulary lacks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum UnknownKey {
+    /// Text of the block: the key, or a name and a term.
+    Text(Place, Option<Place>),
+    /// A symbol of an enum: the number of the operation that read it, and of the symbol.
+    Symbol(u32, u32),
+}
+
+impl Decoder<'_, '_, '_, '_> {
+    /// One key.
+    #[inline(always)]
+    pub(super) fn key(&mut self, number: u32) -> Result<()> {
+        let op = &self.plan.keys[number as usize];
+        let (index, unknown) = match &op.keys {
+            Keys::Enum { indices, unknown, .. } => {
+                let symbol = self.symbol(indices.len(), unknown)?;
+                (indices[symbol], UnknownKey::Symbol(number, symbol as u32))
+            }
+            keys => {
+                let text = match keys {
+                    Keys::Fixed(size) => self.cursor.bytes(*size)?,
+                    _ => self.cursor.text()?,
+                };
+                let key = Key { text, term: None };
+                let index = op.lookup.find_one(key);
+                if index != UNKNOWN {
+                    return self.index(op, index);
+                }
+                (index, self.unknown(key))
+            }
+        };
+        match index {
+            UNKNOWN if op.lookup.drops() => Ok(()),
+            UNKNOWN => Err(Fault::UnknownKey(unknown)),
+            _ => self.index(op, index),
+        }
+    }
+
+    #[inline(always)]
+    fn index(&mut self, op: &KeyOp, index: i64) -> Result<()> {
+        if let Some(valid) = op.valid {
+            self.out.writer(valid as usize).push(1u8)?;
+        }
+        number::code(index, op.to, self.out.writer(op.part as usize))
+    }
+
+    /// The innermost array, or map, around keys.
+    pub(super) fn key_items(&mut self, op: &KeyItemsOp) -> Result<()> {
+        let before = self.out.writer(op.part as usize).len();
+        while let Some(items) = self.cursor.items(op.smallest)? {
+            match op.texts {
+                Some(key) => self.texts(&self.plan.keys[key as usize], items.count)?,
+                None => {
+                    for _ in 0..items.count {
+                        self.run(op.body)?;
+                    }
+                }
+            }
+            self.cursor.check_end(items)?;
+            if self.cursor.ends_items() {
+                break;
+            }
+        }
+        let Some(lengths) = op.lengths else { return Ok(()) };
+        // Some may have been left out.
+        let bytes = self.out.writer(op.part as usize).len() - before;
+        Ok(self.out.writer(lengths as usize).push((bytes / op.to.size()) as i64)?)
+    }
+
+    /// Strings, several at once.
+    fn texts(&mut self, op: &KeyOp, count: usize) -> Result<()> {
+        let mut left = count;
+        while left > 0 {
+            let n = left.min(MOST_KEYS);
+            let mut keys = [Key::default(); MOST_KEYS];
+            for key in &mut keys[..n] {
+                key.text = self.cursor.text()?;
+            }
+            let mut found = [UNKNOWN; MOST_KEYS];
+            op.lookup.find(&keys[..n], &mut found);
+            for (key, &index) in keys[..n].iter().zip(&found) {
+                match index {
+                    UNKNOWN if op.lookup.drops() => {}
+                    UNKNOWN => return Err(Fault::UnknownKey(self.unknown(*key))),
+                    _ => number::code(index, op.to, self.out.writer(op.part as usize))?,
+                }
+            }
+            left -= n;
+        }
+        Ok(())
+    }
+
+    /// Where a key that isn't known is, for an error.
+    #[cold]
+    pub(super) fn unknown(&self, key: Key<'_>) -> UnknownKey {
+        let place = |text: &[u8]| (self.cursor.offset_of(text), text.len() as u32);
+        UnknownKey::Text(place(key.text), key.term.map(place))
+    }
+
+    /// The error about a key that isn't known.
+    #[cold]
+    pub(super) fn unknown_key(&self, key: UnknownKey) -> Error {
+        let quoted = |text: &[u8]| format!("{:?}", String::from_utf8_lossy(text));
+        let text = |place: Place| quoted(self.cursor.bytes_at(place.0 as usize, place.1 as usize));
+        let key = match key {
+            UnknownKey::Text(key, None) => text(key),
+            UnknownKey::Text(name, Some(term)) => format!("of name {} and term {}", text(name), text(term)),
+            UnknownKey::Symbol(op, symbol) => match self.plan.keys.get(op as usize).map(|op| &op.keys) {
+                Some(Keys::Enum { symbols, .. }) => symbols.get(symbol as usize).map(|text| quoted(text.as_bytes())),
+                _ => None,
+            }
+            .unwrap_or_default(),
+        };
+        let reason = format!(
+            "expected a key of the vocabulary, found the key {key}; unknown=\"bucket\" gives such keys an index, \
+             unknown=\"drop\" leaves them out of bags and arrays"
+        );
+        Error::new(ErrorKind::ValueRange, reason)
+    }
+}

@@ -1,0 +1,248 @@
+//! Features whose text becomes indices: what their fields may be, and the form that follows.
+//!
+//! A field of strings, bytes, fixed or enums is a key, so a column has its index: one a row, or as many as its arrays have. An array
+//! of records of a name, a term and a value (a *bag*, as photon-ml, GDMix and Avro2TF write them) becomes a sparse column of one
+//! dimension: the keys, which are name and term, are its coordinates.
+
+use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Nulls, Request};
+
+use crate::plan::Wire;
+use crate::schema::{Field, NodeId, Schema, Type};
+use crate::trace::{End, Trace, misfit, trace};
+
+/// The unions around a type: for each, which branch is null, and how many there are.
+pub(crate) type Unions = Vec<(Option<i64>, u32)>;
+
+/// A type without the unions around it, and those; `None` if one has several types besides null.
+pub(crate) fn within_unions(schema: &Schema, mut id: NodeId) -> Option<(NodeId, Unions)> {
+    let mut unions = Vec::new();
+    while let Type::Union(union) = schema.ty(id) {
+        let (inner, tag) = schema.within_union(union)?;
+        unions.extend(tag);
+        id = inner;
+    }
+    Some((id, unions))
+}
+
+/// Whether an array of these items is a bag, or would be one.
+pub(crate) fn are_entries(schema: &Schema, item: NodeId) -> bool {
+    within_unions(schema, item).is_some_and(|(id, _)| matches!(schema.ty(id), Type::Record(_)))
+}
+
+/// What a field of a bag's record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Name,
+    Term,
+    Value(Wire),
+    Other,
+}
+
+/// A field of a bag's record: its name, its type, the unions around that, and what it is.
+pub(crate) struct EntryField<'s> {
+    pub(crate) name: &'s str,
+    pub(crate) id: NodeId,
+    pub(crate) unions: Unions,
+    pub(crate) role: Role,
+}
+
+/// The fields of a bag's record, in order.
+pub(crate) fn entry_fields(schema: &Schema, item: NodeId) -> Result<Vec<EntryField<'_>>, Error> {
+    const IS: &str = "a bag is an array of records that have a 'name' (string), a 'value' (int, long, float or double) and, as a rule, \
+                      a 'term' (string)";
+    let record = within_unions(schema, item).map(|(id, _)| schema.ty(id));
+    let Some(Type::Record(fields)) = record else {
+        return Err(misfit(format!("{IS}; found items of type {}", schema.describe(item))));
+    };
+    let field = |Field { name, node: id, .. }: &Field| {
+        let wrong = || misfit(format!("{IS}; found '{name}' of type {}", schema.describe(*id)));
+        let bare = within_unions(schema, *id);
+        let text = |role| match &bare {
+            Some((id, _)) if matches!(schema.ty(*id), Type::String | Type::Bytes) => Ok(role),
+            _ => Err(wrong()),
+        };
+        let role = match name.as_str() {
+            "name" => text(Role::Name)?,
+            "term" => text(Role::Term)?,
+            "value" => match bare.as_ref().map(|(id, _)| schema.ty(*id)) {
+                Some(Type::Int) => Role::Value(Wire::Int),
+                Some(Type::Long) => Role::Value(Wire::Long),
+                Some(Type::Float) => Role::Value(Wire::Float),
+                Some(Type::Double) => Role::Value(Wire::Double),
+                _ => return Err(wrong()),
+            },
+            _ => Role::Other,
+        };
+        let unions = bare.map(|(_, unions)| unions).unwrap_or_default();
+        Ok((*id, unions, role))
+    };
+    let mut found = Vec::with_capacity(fields.len());
+    for named in fields {
+        let (id, unions, role) = field(named)?;
+        let name = named.name.as_str();
+        found.push(EntryField { name, id, unions, role });
+    }
+    for (name, is) in [
+        ("name", (|role| role == Role::Name) as fn(Role) -> bool),
+        ("value", |role| matches!(role, Role::Value(_))),
+    ] {
+        if !found.iter().any(|field| is(field.role)) {
+            let names: Vec<_> = found.iter().map(|field| field.name).collect();
+            return Err(misfit(format!("{IS}; found no '{name}' among {}", names.join(", "))));
+        }
+    }
+    Ok(found)
+}
+
+/// What the path of such a feature leads to.
+enum Found {
+    /// Entries of this type.
+    Bag(NodeId),
+    /// Text within so many arrays and maps.
+    Text(usize),
+}
+
+fn found<'s>(schema: &'s Schema, feature: &Feature) -> Result<(Trace<'s>, Found), Error> {
+    let trace = trace(schema, feature)?;
+    let dims = trace.nullable.len() - 1;
+    let found = match trace.end {
+        End::Keys => Found::Text(dims),
+        End::Codes(id) => {
+            let reason = format!(
+                "keys are strings, bytes, fixed or enums, and the field is {}: name one of its types",
+                schema.describe(id)
+            );
+            return Err(misfit(reason));
+        }
+        End::Node(id) => match schema.ty(id) {
+            Type::String | Type::Bytes | Type::Fixed(_) | Type::Enum(_) => Found::Text(dims),
+            Type::Array(item) => {
+                if dims > 0 {
+                    let reason =
+                        "bags inside arrays or maps are not read; their names can be, by field=\"<path>.name\"";
+                    return Err(Error::new(ErrorKind::Unsupported, reason));
+                }
+                Found::Bag(*item)
+            }
+            _ => {
+                let reason = format!(
+                    "keys are strings, bytes, fixed or enums, or bags: arrays of records of name, term and value; found values \
+                     of type {}",
+                    schema.describe(id)
+                );
+                return Err(misfit(reason));
+            }
+        },
+    };
+    Ok((trace, found))
+}
+
+/// A feature with the form that follows from its lookup and the schema of the first file; any other as it is.
+pub fn with_form(schema: &Schema, feature: &Feature) -> Result<Feature, Error> {
+    let Some(lookup) = &feature.lookup else {
+        return Ok(feature.clone());
+    };
+    let in_form = || {
+        let (_, found) = found(schema, feature)?;
+        let leaf = Leaf::Fixed(lookup.dtype);
+        let request = match found {
+            Found::Bag(item) => Request::Sparse {
+                shape: vec![Some(lookup.size())],
+                leaf: Leaf::Fixed(match lookup.values {
+                    Some(dtype) => dtype,
+                    None => own_dtype(schema, item)?,
+                }),
+                layout: lookup.layout,
+                check_indices: false,
+            },
+            Found::Text(0) => Request::Dense {
+                shape: Vec::new(),
+                leaf,
+                pad: None,
+            },
+            Found::Text(dims) => Request::Ragged {
+                shape: vec![None; dims],
+                leaf,
+            },
+        };
+        match (&request, &feature.nulls) {
+            (Request::Dense { .. }, _) if lookup.drops() => Err(misfit(
+                "unknown=\"drop\" leaves keys out of bags and arrays, and each row has one key here: unknown=\"bucket\" gives \
+                 keys that the vocabulary lacks an index, unknown=\"error\" refuses them"
+                    .into(),
+            )),
+            (Request::Sparse { .. }, Nulls::Fill(Some(_))) => Err(misfit(
+                "a fill value is an index for nulls among strings, and the field is a bag: nulls=\"fill\" without fill= leaves \
+                 entries with nulls out"
+                    .into(),
+            )),
+            _ => Ok(request),
+        }
+    };
+    let request = in_form().map_err(|error| error.at_feature(&feature.name))?;
+    Ok(Feature {
+        request,
+        ..feature.clone()
+    })
+}
+
+/// The type of a bag's values in the file.
+fn own_dtype(schema: &Schema, item: NodeId) -> Result<DType, Error> {
+    let fields = entry_fields(schema, item)?;
+    let wire = fields.iter().find_map(|field| match field.role {
+        Role::Value(wire) => Some(wire),
+        _ => None,
+    });
+    Ok(match wire {
+        Some(Wire::Int) => DType::I32,
+        Some(Wire::Long) => DType::I64,
+        Some(Wire::Double) => DType::F64,
+        _ => DType::F32,
+    })
+}
+
+/// Checks that a schema can yield a feature with a lookup in the form that it has.
+pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'s>, Error> {
+    let (trace, found) = found(schema, feature)?;
+    let (fits, what) = match (&feature.request, found) {
+        (Request::Sparse { leaf, .. }, Found::Bag(item)) => {
+            check_values(schema, item, *leaf)?;
+            (true, "")
+        }
+        (Request::Sparse { .. }, Found::Text(_)) => (false, "a bag"),
+        (Request::Dense { .. }, found) => (matches!(found, Found::Text(0)), "one key a row"),
+        (Request::Ragged { shape, .. }, found) => {
+            let fits = matches!(found, Found::Text(dims) if dims == shape.len());
+            (fits, "arrays of keys, nested as deep")
+        }
+    };
+    let sparse = matches!(feature.request, Request::Sparse { .. });
+    if fits && !sparse && trace.nullable.last() == Some(&true) && feature.nulls == Nulls::Fill(None) {
+        return Err(misfit(
+            "nulls=\"fill\" needs the index that stands for a null: fill=0, or another".into(),
+        ));
+    }
+    if fits {
+        return Ok(trace);
+    }
+    let found = match trace.end {
+        End::Node(id) | End::Codes(id) => schema.describe(id),
+        End::Keys => "the keys of a map".into(),
+    };
+    Err(misfit(format!(
+        "the first file's schema has {what} in this place, and this one {found}; read them apart"
+    )))
+}
+
+fn check_values(schema: &Schema, item: NodeId, leaf: Leaf) -> Result<(), Error> {
+    for field in entry_fields(schema, item)? {
+        let floats = matches!(field.role, Role::Value(Wire::Float | Wire::Double));
+        if floats && !matches!(leaf, Leaf::Fixed(DType::F32 | DType::F64)) {
+            let found = schema.describe(field.id);
+            let reason =
+                format!("the bag's values are of type {found}, which don't fit {leaf}; ask for values=\"float32\"");
+            return Err(misfit(reason));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,290 @@
+//! Text to indices, without making strings: by a vocabulary, or by a hash.
+//!
+//! A key is a text, or a name and a term: then it is both with a separator between them, though nobody joins them in memory
+//! unless they are short. Keys are looked up several at once: first all are hashed, then the lines of the table where they may be
+//! are asked for, then the keys that stand there are compared. So a processor waits for memory once for many keys, not twice for
+//! each.
+
+use std::hash::Hasher;
+use std::sync::Arc;
+
+use twox_hash::XxHash3_64;
+use twox_hash::xxhash3_64::{RawHasher, SecretBuffer};
+
+use crate::dtype::DType;
+use crate::spec::SparseLayout;
+use crate::vocabulary::Vocabulary;
+
+/// Keys that are looked up at once at most.
+pub const MOST_KEYS: usize = 32;
+
+/// What [`Lookup::find`] says of a key that has no index.
+pub const UNKNOWN: i64 = -1;
+
+/// Bytes of a name, separator and term that are joined on the stack to be hashed.
+const JOINED: usize = 128;
+
+/// A key as a record has it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Key<'a> {
+    /// The text, or the name.
+    pub text: &'a [u8],
+    /// What follows the name and the separator.
+    pub term: Option<&'a [u8]>,
+}
+
+/// What becomes of keys that a vocabulary lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unknown {
+    /// They are left out.
+    Drop,
+    /// An error.
+    Error,
+    /// So many indices behind those of the vocabulary are shared out among them, by their hash.
+    Buckets(u64),
+}
+
+/// Where keys get their indices from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Indices {
+    /// A vocabulary, and what becomes of other keys.
+    Vocabulary(Arc<Vocabulary>, Unknown),
+    /// XXH3 of the key with this seed, modulo the number of buckets.
+    Hash {
+        /// Their number, 1 or more.
+        buckets: u64,
+        /// The seed.
+        seed: u64,
+    },
+}
+
+/// How text becomes indices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lookup {
+    /// Where they come from.
+    pub indices: Indices,
+    /// What is between a name and a term.
+    pub separator: Box<[u8]>,
+    /// The type of indices that are values; the coordinates of bags are `int64`.
+    pub dtype: DType,
+    /// The type of a bag's values; `None` for that of the file.
+    pub values: Option<DType>,
+    /// How a bag is laid out.
+    pub layout: SparseLayout,
+}
+
+impl Lookup {
+    /// One more than the greatest index, which is less than 2^63.
+    pub fn size(&self) -> u64 {
+        match &self.indices {
+            Indices::Vocabulary(vocabulary, Unknown::Buckets(buckets)) => vocabulary.size().saturating_add(*buckets),
+            Indices::Vocabulary(vocabulary, _) => vocabulary.size(),
+            Indices::Hash { buckets, .. } => *buckets,
+        }
+    }
+
+    /// Whether keys that have no index are left out.
+    pub fn drops(&self) -> bool {
+        matches!(self.indices, Indices::Vocabulary(_, Unknown::Drop))
+    }
+
+    /// The index of a key, or [`UNKNOWN`].
+    pub fn find_one(&self, key: Key<'_>) -> i64 {
+        let mut found = [UNKNOWN];
+        self.find(&[key], &mut found);
+        found[0]
+    }
+
+    /// The indices of up to [`MOST_KEYS`] keys: those of others aren't looked for.
+    #[inline]
+    pub fn find(&self, keys: &[Key<'_>], found: &mut [i64]) {
+        let keys = &keys[..keys.len().min(MOST_KEYS)];
+        let mut joined = [0; JOINED];
+        match &self.indices {
+            Indices::Hash { buckets, seed } => {
+                for (key, found) in keys.iter().zip(found) {
+                    *found = bucket(hash(*key, &self.separator, *seed, &mut joined), *buckets);
+                }
+            }
+            Indices::Vocabulary(vocabulary, unknown) => {
+                let mut hashes = [0; MOST_KEYS];
+                for (key, to) in keys.iter().zip(&mut hashes) {
+                    *to = hash(*key, &self.separator, 0, &mut joined);
+                    vocabulary.ask_for(*to);
+                }
+                vocabulary.find(&hashes[..keys.len()], keys, &self.separator, found);
+                if let Unknown::Buckets(buckets) = unknown {
+                    for (found, hash) in found.iter_mut().zip(&hashes[..keys.len()]) {
+                        if *found == UNKNOWN {
+                            *found = vocabulary.size() as i64 + bucket(*hash, *buckets);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn bucket(hash: u64, buckets: u64) -> i64 {
+    (hash % buckets.max(1)) as i64
+}
+
+/// XXH3 (64 bits) of a key, as XXH3 of its name, the separator and the term in one piece: the hash has a specification, so it
+/// stays the same over versions and machines.
+#[inline]
+fn hash(key: Key<'_>, separator: &[u8], seed: u64, joined: &mut [u8; JOINED]) -> u64 {
+    let Some(term) = key.term else {
+        return XxHash3_64::oneshot_with_seed(seed, key.text);
+    };
+    let (name, at) = (key.text.len(), key.text.len() + separator.len());
+    let Some(all) = joined.get_mut(..at.saturating_add(term.len())) else {
+        return hash_of_pieces([key.text, separator, term], seed);
+    };
+    all[..name].copy_from_slice(key.text);
+    all[name..at].copy_from_slice(separator);
+    all[at..].copy_from_slice(term);
+    XxHash3_64::oneshot_with_seed(seed, all)
+}
+
+/// The same of long ones, which nobody joins.
+#[cold]
+#[inline(never)]
+fn hash_of_pieces(pieces: [&[u8]; 3], seed: u64) -> u64 {
+    const SECRET: usize = 192;
+    match SecretBuffer::with_seed(seed, [0; SECRET]) {
+        Ok(secret) => {
+            let mut hasher = RawHasher::new(secret);
+            pieces.iter().for_each(|piece| hasher.write(piece));
+            hasher.finish()
+        }
+        // The length of the secret is the one that the hash's specification asks for, so this doesn't happen.
+        Err(_) => XxHash3_64::oneshot_with_seed(seed, &pieces.concat()),
+    }
+}
+
+/// XXH3 (64 bits) of bytes.
+pub(crate) fn hash_of(bytes: &[u8], seed: u64) -> u64 {
+    XxHash3_64::oneshot_with_seed(seed, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn lookup(indices: Indices, separator: &[u8]) -> Lookup {
+        Lookup {
+            indices,
+            separator: separator.into(),
+            dtype: DType::I64,
+            values: None,
+            layout: SparseLayout::Coo,
+        }
+    }
+
+    fn hashed(buckets: u64, seed: u64) -> Lookup {
+        lookup(Indices::Hash { buckets, seed }, b"\x01")
+    }
+
+    fn text(text: &[u8]) -> Key<'_> {
+        Key { text, term: None }
+    }
+
+    /// Whoever has stored indices of hashes relies on them. The first two are those of XXH3's specification.
+    #[test]
+    fn hashes_stay_what_they_are() {
+        assert_eq!(hash_of(b"", 0), 0x2d06_8005_38d3_94c2);
+        assert_eq!(hash_of(b"", 0x9e37_79b1_85eb_ca8d), 0xa8a6_b918_b2f0_364a);
+        let known = |buckets, seed, key: Key<'_>| hashed(buckets, seed).find_one(key);
+        assert_eq!(
+            known(1000, 0, text(b"fastpipe")),
+            (hash_of(b"fastpipe", 0) % 1000) as i64
+        );
+        let pair = Key {
+            text: b"country",
+            term: Some(b"AT"),
+        };
+        assert_eq!(
+            known(1 << 20, 7, pair),
+            (hash_of(b"country\x01AT", 7) % (1 << 20)) as i64
+        );
+    }
+
+    #[test]
+    fn unknown_keys_get_what_was_asked_for() {
+        let vocabulary = Arc::new(Vocabulary::of([(&b"a"[..], 0), (b"b\x01c", 4)]).unwrap());
+        let with = |unknown| lookup(Indices::Vocabulary(vocabulary.clone(), unknown), b"\x01");
+        let keys = [
+            text(b"a"),
+            Key {
+                text: b"b",
+                term: Some(b"c"),
+            },
+            text(b"c"),
+            Key {
+                text: b"a",
+                term: Some(b""),
+            },
+        ];
+        let find = |lookup: &Lookup| {
+            let mut found = [7; 4];
+            lookup.find(&keys, &mut found);
+            found
+        };
+        assert_eq!(find(&with(Unknown::Drop)), [0, 4, UNKNOWN, UNKNOWN]);
+        assert_eq!(with(Unknown::Drop).size(), 5);
+        assert!(with(Unknown::Drop).drops() && !with(Unknown::Error).drops());
+        assert_eq!(find(&with(Unknown::Buckets(1))), [0, 4, 5, 5]);
+        let third = (hash_of(b"c", 0) % 3) as i64;
+        assert_eq!(find(&with(Unknown::Buckets(3)))[2], 5 + third);
+        assert_eq!(with(Unknown::Buckets(3)).size(), 8);
+    }
+
+    fn piece() -> impl Strategy<Value = Vec<u8>> {
+        let short = proptest::collection::vec(prop_oneof![Just(1u8), Just(b','), Just(b'a'), any::<u8>()], 0..5);
+        let long = proptest::collection::vec(any::<u8>(), 40..300);
+        prop_oneof![4 => short, 1 => long]
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_hash_like_what_they_are_in_one(
+            name in piece(), separator in piece(), term in piece(), seed in any::<u64>()
+        ) {
+            let whole = [&name[..], &separator, &term].concat();
+            let key = Key { text: &name, term: Some(&term) };
+            prop_assert_eq!(hash(key, &separator, seed, &mut [0; JOINED]), hash_of(&whole, seed));
+            prop_assert_eq!(hash_of_pieces([&name, &separator, &term], seed), hash_of(&whole, seed));
+        }
+
+        #[test]
+        fn keys_are_found_like_in_a_map(
+            known in proptest::collection::hash_map(piece(), any::<u32>(), 1..200),
+            names in proptest::collection::vec((piece(), piece()), 0..MOST_KEYS),
+            separator in proptest::sample::select(vec![&b"\x01"[..], b",", b"", b"::"]),
+        ) {
+            let mut known: HashMap<Vec<u8>, u32> = known;
+            for (i, (name, term)) in names.iter().enumerate().filter(|(i, _)| i % 3 == 0) {
+                known.insert([&name[..], separator, term].concat(), i as u32);
+                known.insert(name.clone(), i as u32);
+            }
+            let vocabulary = Vocabulary::of(known.iter().map(|(key, &index)| (&key[..], index))).unwrap();
+            let lookup = lookup(Indices::Vocabulary(Arc::new(vocabulary), Unknown::Drop), separator);
+            let expected = |key: &[u8]| known.get(key).map_or(UNKNOWN, |&index| i64::from(index));
+            let pairs: Vec<Key<'_>> = names.iter().map(|(name, term)| Key { text: name, term: Some(term) }).collect();
+            let texts: Vec<Key<'_>> = names.iter().map(|(name, _)| text(name)).collect();
+            let mut found = vec![7; names.len()];
+            lookup.find(&pairs, &mut found);
+            for ((name, term), found) in names.iter().zip(&found) {
+                prop_assert_eq!(*found, expected(&[&name[..], separator, term].concat()));
+            }
+            lookup.find(&texts, &mut found);
+            for ((name, _), found) in names.iter().zip(&found) {
+                prop_assert_eq!(*found, expected(name));
+            }
+        }
+    }
+}
