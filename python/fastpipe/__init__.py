@@ -7,7 +7,7 @@
         batch["clicked_items"]   # fastpipe.Ragged(values, offsets)
 
 `read_parquet`, `read_arrow`, `read_units` (custom sources), `from_arrow` and `from_arrays` (tables in memory)
-read in the same way.
+read in the same way; `write_avro` writes.
 
 Importing fastpipe imports NumPy and nothing else.
 """
@@ -18,7 +18,7 @@ from fastpipe._columns import to_arrow
 from fastpipe._fastpipe import __version__
 from fastpipe._options import Options
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
-from fastpipe.avro import AvroFile, Location, infer_features, read_avro
+from fastpipe.avro import AvroFile, Location, WrittenFile, infer_features, read_avro, write_avro
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import (
     DeviceError,
@@ -87,6 +87,7 @@ __all__ = [
     "UnseenItemsError",
     "UnsupportedError",
     "ValueRangeError",
+    "WrittenFile",
     "__version__",
     "evaluation_candidates",
     "from_arrays",
@@ -102,4 +103,5 @@ __all__ = [
     "rebatch",
     "shuffle_report",
     "to_arrow",
+    "write_avro",
 ]
