@@ -7,7 +7,7 @@
         batch["clicked_items"]   # fastpipe.Ragged(values, offsets)
 
 `read_parquet`, `read_arrow`, `read_units` (custom sources), `from_arrow` and `from_arrays` (tables in memory)
-read in the same way.
+read in the same way; `write_avro` writes.
 
 Importing fastpipe imports NumPy and nothing else.
 """
@@ -19,7 +19,7 @@ from fastpipe._decimals import to_decimals
 from fastpipe._fastpipe import __version__
 from fastpipe._options import Options
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
-from fastpipe.avro import AvroFile, Location, infer_features, read_avro
+from fastpipe.avro import AvroFile, Location, WrittenFile, infer_features, read_avro, write_avro
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import (
     ColumnsLeftOutWarning,
@@ -93,6 +93,7 @@ __all__ = [
     "UnsupportedError",
     "ValueRangeError",
     "VocabularySpec",
+    "WrittenFile",
     "__version__",
     "evaluation_candidates",
     "from_arrays",
@@ -109,4 +110,5 @@ __all__ = [
     "shuffle_report",
     "to_arrow",
     "to_decimals",
+    "write_avro",
 ]

@@ -38,7 +38,8 @@ def to_decimals(values: npt.NDArray[Any], scale: int, *, pairs: bool = False) ->
         >>> fastpipe.to_decimals(np.array([1234, -5]), scale=2)
         array([Decimal('12.34'), Decimal('-0.05')], dtype=object)
     """
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu":
+    given: Any = values  # Users may give anything.
+    if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu":
         raise TypeError(f"values is an array of integers, not {shown(values)}")
     if pairs and (values.dtype != np.int64 or values.ndim == 0 or values.shape[-1] != 2):
         raise ValueError(f"pairs are int64 of shape [..., 2], not {values.dtype} of shape {list(values.shape)}")

@@ -11,6 +11,7 @@ from fastpipe.vocabularies import LoweredLookup
 __all__ = [
     "ArrowBatches",
     "AvroDataset",
+    "AvroWriter",
     "ContainerFile",
     "Data",
     "InteractionsDataset",
@@ -76,6 +77,27 @@ def register_tensorflow(
     ],
 ) -> None: ...
 def leave_tensorflow() -> None: ...
+
+@final
+class AvroWriter:
+    def __new__(
+        cls,
+        path: str,
+        *,
+        shown: str,
+        schema: str | None,
+        codec: str,
+        level: int | None,
+        block_bytes: int,
+        num_threads: int,
+        sync: bytes,
+        metadata: list[tuple[str, bytes]],
+        appending_to: str | None,
+    ) -> AvroWriter: ...
+    def declare(self, schema: object, required: list[str]) -> None: ...
+    def write(self, table: object, required: list[str], told: Callable[[int], object] | None) -> None: ...
+    def finish(self) -> tuple[int, int, int]: ...
+    def close(self) -> None: ...
 
 @final
 class ContainerFile:

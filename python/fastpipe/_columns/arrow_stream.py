@@ -73,6 +73,14 @@ class ArrowStreams:
         batches: Iterator[pa.RecordBatch] = map(record_batch, self._started())
         return pyarrow.RecordBatchReader.from_batches(schema, batches)
 
+    def batches(self) -> Iterator[_Capsules]:
+        """Starts a pass, the batches of which have `__arrow_c_array__`. What is raised in it is raised as it is.
+
+        Raises:
+            ValueError: if Arrow has no such name or size.
+        """
+        return map(_Capsules, self._started())
+
     def stream_capsule(self) -> object:
         """Starts a pass, and makes it a stream of Arrow's C interface.
 

@@ -1,9 +1,10 @@
-"""Avro container files: reading, looking at, inferring features."""
+"""Avro container files: reading, writing, looking at, inferring features."""
 
 from __future__ import annotations
 
 from fastpipe.avro._data import Location
 from fastpipe.avro._file import AvroFile
 from fastpipe.avro._reading import infer_features, read_avro
+from fastpipe.avro._writing import WrittenFile, write_avro
 
-__all__ = ["AvroFile", "Location", "infer_features", "read_avro"]
+__all__ = ["AvroFile", "Location", "WrittenFile", "infer_features", "read_avro", "write_avro"]

@@ -18,6 +18,16 @@ use crate::errors::IntoPy;
 
 /// All record batches of whatever has `__arrow_c_stream__` or `__arrow_c_array__`, and their schema.
 pub(crate) fn import(table: &Bound<'_, PyAny>) -> PyResult<(SchemaRef, Vec<RecordBatch>)> {
+    let mut batches = Vec::new();
+    let schema = each(table, |batch| {
+        batches.push(batch);
+        Ok(())
+    })?;
+    Ok((schema, batches))
+}
+
+/// Takes the record batches of whatever has `__arrow_c_stream__` or `__arrow_c_array__` as they come; returns their schema.
+pub(crate) fn each(table: &Bound<'_, PyAny>, mut take: impl FnMut(RecordBatch) -> PyResult<()>) -> PyResult<SchemaRef> {
     let py = table.py();
     if table.hasattr("__arrow_c_stream__")? {
         let capsule = table.call_method0("__arrow_c_stream__")?.cast_into::<PyCapsule>()?;
@@ -27,13 +37,12 @@ pub(crate) fn import(table: &Bound<'_, PyAny>) -> PyResult<(SchemaRef, Vec<Recor
             Stream(FFI_ArrowArrayStream::from_raw(stream))
         };
         let schema = py.detach(|| stream.schema()).py(py)?;
-        let mut batches = Vec::new();
         // Whoever makes them may need the GIL, on any thread.
         while let Some(batch) = py.detach(|| stream.next(&schema)).py(py)? {
-            batches.push(batch);
+            take(batch)?;
             py.check_signals()?;
         }
-        return Ok((schema, batches));
+        return Ok(schema);
     }
     let pair = table.call_method0("__arrow_c_array__")?.cast_into::<PyTuple>()?;
     let capsule = |i: usize| Ok::<_, PyErr>(pair.get_item(i)?.cast_into::<PyCapsule>()?);
@@ -46,7 +55,8 @@ pub(crate) fn import(table: &Bound<'_, PyAny>) -> PyResult<(SchemaRef, Vec<Recor
     };
     let schema = schema.py(py)?;
     let batch = py.detach(|| batch_of(array, &schema)).py(py)?;
-    Ok((schema, vec![batch]))
+    take(batch)?;
+    Ok(schema)
 }
 
 /// The schema of whatever has `__arrow_c_schema__`.

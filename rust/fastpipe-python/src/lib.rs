@@ -6,6 +6,7 @@ mod arrays;
 mod arrow_export;
 mod arrow_import;
 mod avro_format;
+mod avro_writer;
 mod calls;
 mod data;
 mod dataset;
@@ -40,6 +41,8 @@ mod _fastpipe {
     use super::arrays::Memory;
     #[pymodule_export]
     use super::arrow_export::ArrowBatches;
+    #[pymodule_export]
+    use super::avro_writer::AvroWriter;
     #[pymodule_export]
     use super::calls::{UnitCall, UnitCalls};
     #[pymodule_export]

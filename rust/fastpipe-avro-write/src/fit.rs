@@ -1,0 +1,363 @@
+//! Arrays as the schema has them: columns by name, lists, maps and records level by level, leaves by `leaf`.
+//!
+//! Arrow lets values lie where no row is: below a null list or struct, or outside of what offsets name. So each level knows
+//! which of its values are seen, and only nulls and misfits among those are errors.
+
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{
+    Array, ArrayRef, BooleanArray, FixedSizeListArray, GenericListArray, ListArray, MapArray, OffsetSizeTrait,
+    StructArray, make_array, new_null_array,
+};
+use arrow_buffer::{BooleanBuffer, BooleanBufferBuilder, NullBuffer, OffsetBuffer};
+use arrow_schema::{DataType, Field, FieldRef, Fields};
+use fastpipe_batch::{Error, ErrorKind, Result};
+
+use crate::leaf::{Leaf, fit_leaf, unpacked};
+use crate::schema::{Site, Type};
+
+/// Which values are seen; all of them if `None`.
+pub(crate) type Seen = Option<BooleanBuffer>;
+
+fn malformed(error: &arrow_schema::ArrowError) -> Error {
+    Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}"))
+}
+
+fn both(seen: &Seen, nulls: Option<&NullBuffer>) -> Seen {
+    match (seen, nulls.filter(|nulls| nulls.null_count() > 0)) {
+        (None, None) => None,
+        (Some(seen), None) => Some(seen.clone()),
+        (None, Some(nulls)) => Some(nulls.inner().clone()),
+        (Some(seen), Some(nulls)) => Some(seen & nulls.inner()),
+    }
+}
+
+/// The first value that is seen and fails a test.
+pub(crate) fn first_seen(seen: &Seen, len: usize, fails: impl Fn(usize) -> bool) -> Option<usize> {
+    (0..len).find(|&i| seen.as_ref().is_none_or(|seen| seen.value(i)) && fails(i))
+}
+
+/// An array as a site has it. `path` is what its field is called in errors.
+pub(crate) fn fit(site: &Site, array: &ArrayRef, seen: &Seen, path: &str) -> Result<ArrayRef> {
+    let array = unpacked(array)?;
+    if *array.data_type() == DataType::Null && site.ty != Type::Null {
+        if site.null.is_none() && first_seen(seen, array.len(), |_| true).is_some() {
+            return Err(null_error(path));
+        }
+        return Ok(new_null_array(&empty_type(&site.ty), array.len()));
+    }
+    let fitted = match &site.ty {
+        Type::Record(fields) => record(fields, &array, seen, path, site.null.is_some())?,
+        Type::Array(item) => list(item, &array, seen, path)?,
+        Type::Map(value) => map(value, &array, seen, path)?,
+        _ => fit_leaf(
+            &Leaf {
+                ty: &site.ty,
+                path,
+                seen: &both(seen, array.logical_nulls().as_ref()),
+            },
+            &array,
+        )?,
+    };
+    if site.null.is_none()
+        && site.ty != Type::Null
+        && fitted.null_count() > 0
+        && first_seen(seen, fitted.len(), |i| fitted.is_null(i)).is_some()
+    {
+        return Err(null_error(path));
+    }
+    Ok(fitted)
+}
+
+#[cold]
+fn null_error(path: &str) -> Error {
+    let reason = "there is a null, which the schema doesn't allow; give a schema in which the type is [\"null\", …]";
+    Error::new(ErrorKind::Null, reason).at_feature(path)
+}
+
+#[cold]
+pub(crate) fn misfit(array: &dyn Array, wanted: &str, path: &str) -> Error {
+    let reason = format!(
+        "values of Arrow type {} aren't {wanted}: cast the column, or give another schema",
+        array.data_type()
+    );
+    Error::new(ErrorKind::Schema, reason).at_feature(path)
+}
+
+/// Records; columns are found by name. `nullable` is whether the record itself may be null.
+fn record(fields: &[(String, Site)], array: &ArrayRef, seen: &Seen, path: &str, nullable: bool) -> Result<ArrayRef> {
+    let Some(found) = array.as_struct_opt() else {
+        return Err(misfit(array, "records", path));
+    };
+    let nulls = found
+        .nulls()
+        .cloned()
+        .or_else(|| nullable.then(|| no_record(fields, found)).flatten());
+    let seen = both(seen, nulls.as_ref());
+    let (fields, columns) = columns(fields, found.fields(), found.columns(), &seen, path)?;
+    let made = StructArray::try_new_with_length(fields, columns, nulls, found.len());
+    Ok(Arc::new(made.map_err(|error| malformed(&error))?))
+}
+
+/// Where all of a struct's fields are null although one of them mayn't be: so does a nullable record look whose fields were
+/// read as columns of their own.
+fn no_record(fields: &[(String, Site)], found: &StructArray) -> Option<NullBuffer> {
+    if fields
+        .iter()
+        .all(|(_, site)| site.null.is_some() || site.ty == Type::Null)
+    {
+        return None;
+    }
+    let mut present: Option<BooleanBuffer> = None;
+    for column in found.columns() {
+        let valid = column.logical_nulls()?;
+        present = Some(present.map_or_else(|| valid.inner().clone(), |present| &present | valid.inner()));
+    }
+    present.map(NullBuffer::new)
+}
+
+/// The fields of a record, in its order.
+pub(crate) fn columns(
+    wanted: &[(String, Site)],
+    found: &Fields,
+    arrays: &[ArrayRef],
+    seen: &Seen,
+    path: &str,
+) -> Result<(Fields, Vec<ArrayRef>)> {
+    let below = |name: &str| {
+        if path.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{path}.{name}")
+        }
+    };
+    let mut places = std::collections::HashMap::with_capacity(found.len());
+    for (place, field) in found.iter().enumerate() {
+        if places.insert(field.name().as_str(), place).is_some() {
+            let reason = "two columns have this name: rename one";
+            return Err(Error::new(ErrorKind::Schema, reason).at_feature(&below(field.name())));
+        }
+    }
+    let mut fields = Vec::with_capacity(wanted.len());
+    let mut columns = Vec::with_capacity(wanted.len());
+    for (name, site) in wanted {
+        let path = below(name);
+        let Some(place) = places.remove(name.as_str()) else {
+            let reason = "the schema has this field, and the data have no such column: add it, or give another schema";
+            return Err(Error::new(ErrorKind::Schema, reason).at_feature(&path));
+        };
+        let column = fit(site, &arrays[place], seen, &path)?;
+        fields.push(field(name, &column));
+        columns.push(column);
+    }
+    if let Some(name) = places.keys().min() {
+        let reason =
+            "the data have this column, and the schema has no such field: leave it out, or give another schema";
+        return Err(Error::new(ErrorKind::Schema, reason).at_feature(&below(name)));
+    }
+    Ok((fields.into(), columns))
+}
+
+/// A field of whatever type its column became. All may be null, as far as Arrow is concerned.
+pub(crate) fn field(name: &str, column: &ArrayRef) -> Field {
+    Field::new(name, column.data_type().clone(), true)
+}
+
+fn list(item: &Site, array: &ArrayRef, seen: &Seen, path: &str) -> Result<ArrayRef> {
+    match array.data_type() {
+        DataType::List(_) => offsets_list::<i32>(item, array.as_list(), seen, path),
+        DataType::LargeList(_) => offsets_list::<i64>(item, array.as_list(), seen, path),
+        DataType::ListView(inner) | DataType::LargeListView(inner) => {
+            let plain =
+                arrow_cast::cast(array, &DataType::LargeList(inner.clone())).map_err(|error| malformed(&error))?;
+            offsets_list::<i64>(item, plain.as_list(), seen, path)
+        }
+        DataType::FixedSizeList(_, size) => {
+            let lists = array.as_fixed_size_list();
+            let width = usize::try_from(*size).unwrap_or(0);
+            let visible = both(seen, lists.nulls()).map(|rows| spread(&rows, width));
+            let values = aligned(fit(item, lists.values(), &visible, path)?);
+            let inner = Arc::new(field("item", &values));
+            let made =
+                FixedSizeListArray::try_new_with_length(inner, *size, values, lists.nulls().cloned(), lists.len());
+            Ok(Arc::new(made.map_err(|error| malformed(&error))?))
+        }
+        _ => Err(misfit(array, "lists", path)),
+    }
+}
+
+fn spread(rows: &BooleanBuffer, width: usize) -> BooleanBuffer {
+    let mut out = BooleanBufferBuilder::new(rows.len() * width);
+    for row in rows {
+        out.append_n(width, row);
+    }
+    out.finish()
+}
+
+/// Which values are within rows that are seen, of offsets that name all of them.
+fn within<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>, rows: &Seen, values: usize) -> Seen {
+    let rows = rows.as_ref()?;
+    let mut out = BooleanBufferBuilder::new(values);
+    for (row, pair) in rows.iter().zip(offsets.windows(2)) {
+        out.append_n((pair[1] - pair[0]).as_usize(), row);
+    }
+    Some(out.finish())
+}
+
+/// Offsets that begin with 0, and the first and last of those that they were: so of a slice no more is looked at than it has.
+fn trimmed<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>) -> (OffsetBuffer<O>, usize, usize) {
+    let (first, last) = (offsets[0], offsets[offsets.len() - 1]);
+    let offsets = if first == O::usize_as(0) {
+        offsets.clone()
+    } else {
+        OffsetBuffer::new(offsets.iter().map(|&offset| offset - first).collect())
+    };
+    (offsets, first.as_usize(), last.as_usize())
+}
+
+fn offsets_list<O: OffsetSizeTrait>(
+    item: &Site,
+    lists: &GenericListArray<O>,
+    seen: &Seen,
+    path: &str,
+) -> Result<ArrayRef> {
+    let rows = both(seen, lists.nulls());
+    let (offsets, first, last) = trimmed(lists.offsets());
+    let values = lists.values().slice(first, last - first);
+    let visible = within(&offsets, &rows, values.len());
+    let values = aligned(fit(item, &values, &visible, path)?);
+    let inner = Arc::new(field("item", &values));
+    let made = GenericListArray::try_new(inner, offsets, values, lists.nulls().cloned());
+    Ok(Arc::new(made.map_err(|error| malformed(&error))?))
+}
+
+fn map(value: &Site, array: &ArrayRef, seen: &Seen, path: &str) -> Result<ArrayRef> {
+    let text = Site {
+        null: None,
+        ty: Type::Text,
+    };
+    let (keys, values, offsets, nulls) = match array.data_type() {
+        DataType::Map(..) => {
+            let maps = array.as_map();
+            (
+                maps.keys().clone(),
+                maps.values().clone(),
+                maps.offsets().clone(),
+                maps.nulls().cloned(),
+            )
+        }
+        // As a reader's columns have them.
+        DataType::Struct(fields) if is_map(fields) => {
+            let found = array.as_struct();
+            let (keys, values) = (pair_list(found, "keys", path)?, pair_list(found, "values", path)?);
+            let nulls = NullBuffer::union(found.nulls(), keys.nulls());
+            for row in 0..found.len() {
+                if keys.value_length(row) != values.value_length(row) && nulls.as_ref().is_none_or(|n| n.is_valid(row))
+                {
+                    let reason = format!("row {row} of a batch has other numbers of keys and of values");
+                    return Err(Error::new(ErrorKind::Shape, reason).at_feature(path));
+                }
+            }
+            let offsets = keys.offsets().clone();
+            if offsets.inner() != values.offsets().inner() {
+                let reason =
+                    "keys and values of a map's column lie at other places of their buffers: write them as one map";
+                return Err(Error::new(ErrorKind::Unsupported, reason).at_feature(path));
+            }
+            (keys.values().clone(), values.values().clone(), offsets, nulls)
+        }
+        _ => return Err(misfit(array, "maps", path)),
+    };
+    let rows = both(seen, nulls.as_ref());
+    let (offsets, first, last) = trimmed(&offsets);
+    let (keys, values) = (keys.slice(first, last - first), values.slice(first, last - first));
+    let visible = within(&offsets, &rows, keys.len());
+    let keys = fit(&text, &keys, &visible, &format!("{path}.keys"))?;
+    let values = aligned(fit(value, &values, &visible, &format!("{path}.values"))?);
+    // Keys of a map are never null in Arrow, not even where nobody looks.
+    let keys = without_nulls(&keys);
+    let pair: Fields = vec![
+        Arc::new(Field::new("key", keys.data_type().clone(), false)),
+        Arc::new(field("value", &values)),
+    ]
+    .into();
+    let entries = StructArray::try_new(pair.clone(), vec![keys, values], None).map_err(|error| malformed(&error))?;
+    let entry = Arc::new(Field::new("entries", DataType::Struct(pair), false));
+    let made = MapArray::try_new(entry, offsets, entries, nulls, false);
+    Ok(Arc::new(made.map_err(|error| malformed(&error))?))
+}
+
+fn is_map(fields: &Fields) -> bool {
+    let named = |name: &str| fields.iter().any(|field| field.name() == name);
+    fields.len() == 2 && named("keys") && named("values")
+}
+
+/// A field of lists, with offsets of 32 bits, which begin with 0.
+fn pair_list(found: &StructArray, name: &str, path: &str) -> Result<ListArray> {
+    let column = found.column_by_name(name).ok_or_else(|| misfit(found, "maps", path))?;
+    let lists = unpacked(column)?;
+    let item = match lists.data_type() {
+        DataType::List(item) | DataType::LargeList(item) => item.clone(),
+        _ => return Err(misfit(&lists, "lists of a map's keys or values", path)),
+    };
+    let cast = arrow_cast::cast(&lists, &DataType::List(item)).map_err(|error| malformed(&error))?;
+    Ok(cast.as_list::<i32>().clone())
+}
+
+fn without_nulls(array: &ArrayRef) -> ArrayRef {
+    if array.null_count() == 0 {
+        return array.clone();
+    }
+    let data = array.to_data().into_builder().nulls(None);
+    // Without nulls a buffer of less is looked at.
+    data.build().map_or_else(|_| array.clone(), make_array)
+}
+
+/// Bools that begin with their buffer: of those that don't, in lists, `arrow-avro` writes others.
+fn aligned(array: ArrayRef) -> ArrayRef {
+    match array.as_boolean_opt() {
+        Some(bools) if bools.values().offset() != 0 => {
+            let values = BooleanBuffer::new(bools.values().sliced(), 0, bools.len());
+            Arc::new(BooleanArray::new(values, bools.nulls().cloned()))
+        }
+        _ => array,
+    }
+}
+
+/// The type of an array of such values of which all are null.
+fn empty_type(ty: &Type) -> DataType {
+    let inner = |site: &Site| -> FieldRef { Arc::new(Field::new("item", empty_type(&site.ty), true)) };
+    match ty {
+        Type::Null => DataType::Null,
+        Type::Boolean => DataType::Boolean,
+        Type::Int | Type::Date | Type::TimeMillis | Type::Enum(_) => DataType::Int32,
+        Type::Long | Type::TimeMicros | Type::Timestamp(_) => DataType::Int64,
+        Type::Float => DataType::Float32,
+        Type::Double => DataType::Float64,
+        Type::Bytes => DataType::Binary,
+        Type::Text | Type::Uuid => DataType::Utf8,
+        // They fit an i32: the parser has looked.
+        Type::Fixed(size) => DataType::FixedSizeBinary(*size as i32),
+        Type::Duration => DataType::FixedSizeBinary(12),
+        Type::Decimal { precision, scale, .. } if *precision <= 38 => DataType::Decimal128(*precision, *scale),
+        Type::Decimal { precision, scale, .. } => DataType::Decimal256(*precision, *scale),
+        Type::Array(item) => DataType::List(inner(item)),
+        Type::Map(value) => {
+            let pair = vec![
+                Field::new("key", DataType::Utf8, false),
+                Field::new("value", empty_type(&value.ty), true),
+            ];
+            DataType::Map(
+                Arc::new(Field::new("entries", DataType::Struct(pair.into()), false)),
+                false,
+            )
+        }
+        Type::Record(fields) => {
+            let fields = fields
+                .iter()
+                .map(|(name, site)| Field::new(name, empty_type(&site.ty), true));
+            DataType::Struct(fields.collect())
+        }
+    }
+}

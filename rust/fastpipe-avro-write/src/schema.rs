@@ -1,0 +1,364 @@
+//! The schema of a file (Avro 1.12 specification, "Schema Declaration"), as far as rows of Arrow's can follow it.
+
+use std::collections::HashMap;
+
+use arrow_schema::TimeUnit;
+use fastpipe_batch::{Error, ErrorKind, Result};
+use serde_json::Value;
+
+use crate::names::{check_field, is_full_name, is_name};
+
+/// Types in a schema, those within named types counted wherever they are used.
+const MOST_TYPES: usize = 100_000;
+
+/// The schema of a file: a record.
+#[derive(Clone, Debug)]
+pub struct Schema {
+    json: String,
+    pub(crate) fields: Vec<(String, Site)>,
+}
+
+/// Where values are: their type, and where null is in a union with it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Site {
+    pub(crate) null: Option<Null>,
+    pub(crate) ty: Type,
+}
+
+/// Which branch of a union is null.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Null {
+    First,
+    Second,
+}
+
+/// A type, with its logical one.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Type {
+    Null,
+    Boolean,
+    Int,
+    Date,
+    TimeMillis,
+    Long,
+    TimeMicros,
+    Timestamp(TimeUnit),
+    Float,
+    Double,
+    Bytes,
+    Text,
+    /// A uuid that is text.
+    Uuid,
+    Fixed(usize),
+    /// A decimal in bytes, or in so many.
+    Decimal {
+        precision: u8,
+        scale: i8,
+        size: Option<usize>,
+    },
+    /// Months, days and milliseconds.
+    Duration,
+    Enum(Vec<String>),
+    Array(Box<Site>),
+    Map(Box<Site>),
+    Record(Vec<(String, Site)>),
+}
+
+impl Schema {
+    /// Reads a schema.
+    pub fn parse(json: &str) -> Result<Self> {
+        let value: Value = serde_json::from_str(json)
+            .map_err(|error| Error::new(ErrorKind::Schema, format!("the schema isn't JSON: {error}")))?;
+        let mut parser = Parser::default();
+        let site = parser.site(&value, "", "")?;
+        match site {
+            Site {
+                null: None,
+                ty: Type::Record(fields),
+            } => Ok(Schema {
+                json: json.to_owned(),
+                fields,
+            }),
+            _ => Err(Error::new(
+                ErrorKind::Schema,
+                "the schema is of no record: what is written are rows of columns, which are a record's fields",
+            )),
+        }
+    }
+
+    /// The schema as it was given.
+    pub fn json(&self) -> &str {
+        &self.json
+    }
+
+    /// Whether rows of one are rows of the other: the types are the same, whatever the attributes beside them.
+    pub fn writes_as(&self, other: &Schema) -> bool {
+        self.fields == other.fields
+    }
+}
+
+#[derive(Default)]
+struct Parser {
+    /// Named types by full name; those that are being read have none yet.
+    named: HashMap<String, Option<Type>>,
+    types: usize,
+}
+
+fn bad(path: &str, reason: impl Into<String>) -> Error {
+    let error = Error::new(ErrorKind::Schema, reason);
+    if path.is_empty() { error } else { error.at_feature(path) }
+}
+
+fn unsupported(path: &str, reason: impl Into<String>) -> Error {
+    let error = Error::new(ErrorKind::Unsupported, reason);
+    if path.is_empty() { error } else { error.at_feature(path) }
+}
+
+fn below(path: &str, name: &str) -> String {
+    if path.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{path}.{name}")
+    }
+}
+
+impl Parser {
+    fn site(&mut self, value: &Value, path: &str, space: &str) -> Result<Site> {
+        let Value::Array(branches) = value else {
+            let ty = self.ty(value, path, space)?;
+            return Ok(Site { null: None, ty });
+        };
+        let null = branches.iter().position(|branch| branch == "null");
+        match (&branches[..], null) {
+            ([_, value] | [value, _], Some(place)) if value != "null" || branches[1 - place] != "null" => {
+                let value = if place == 0 { &branches[1] } else { value_of(branches) };
+                let ty = self.ty(value, path, space)?;
+                let null = if place == 0 { Null::First } else { Null::Second };
+                Ok(Site { null: Some(null), ty })
+            }
+            _ => Err(unsupported(
+                path,
+                "only unions of null and one type are written, such as [\"null\", \"long\"]: give a schema without others",
+            )),
+        }
+    }
+
+    fn ty(&mut self, value: &Value, path: &str, space: &str) -> Result<Type> {
+        self.types += 1;
+        if self.types > MOST_TYPES {
+            return Err(Error::new(
+                ErrorKind::Limit,
+                format!("the schema has more than {MOST_TYPES} types"),
+            ));
+        }
+        match value {
+            Value::String(name) => self.of_name(name, path, space),
+            Value::Object(object) => {
+                let Some(inner) = object.get("type") else {
+                    return Err(bad(path, "a type in the schema is an object without \"type\""));
+                };
+                match inner.as_str() {
+                    Some(kind @ ("record" | "error" | "enum" | "fixed")) => self.named(kind, object, path, space),
+                    Some("array") => {
+                        let items = object.get("items").ok_or_else(|| bad(path, "an array has \"items\""))?;
+                        Ok(Type::Array(Box::new(self.site(items, path, space)?)))
+                    }
+                    Some("map") => {
+                        let values = object.get("values").ok_or_else(|| bad(path, "a map has \"values\""))?;
+                        Ok(Type::Map(Box::new(self.site(values, path, space)?)))
+                    }
+                    Some(name) => {
+                        let ty = self.of_name(name, path, space)?;
+                        logical(ty, object, path)
+                    }
+                    None if inner.is_object() => self.ty(inner, path, space),
+                    None => Err(bad(path, "\"type\" is the name of a type, or a type")),
+                }
+            }
+            Value::Array(_) => Err(bad(path, "a union contains another one, which Avro has not")),
+            _ => Err(bad(path, format!("{value} is no type of Avro's"))),
+        }
+    }
+
+    fn of_name(&mut self, name: &str, path: &str, space: &str) -> Result<Type> {
+        Ok(match name {
+            "null" => Type::Null,
+            "boolean" => Type::Boolean,
+            "int" => Type::Int,
+            "long" => Type::Long,
+            "float" => Type::Float,
+            "double" => Type::Double,
+            "bytes" => Type::Bytes,
+            "string" => Type::Text,
+            _ => {
+                let full = full_name(name, space);
+                let known = self.named.get(&full).or_else(|| self.named.get(name));
+                match known {
+                    Some(Some(ty)) => {
+                        let ty = ty.clone();
+                        self.types += count(&ty);
+                        if self.types > MOST_TYPES {
+                            let reason = format!("the schema has more than {MOST_TYPES} types");
+                            return Err(Error::new(ErrorKind::Limit, reason));
+                        }
+                        ty
+                    }
+                    Some(None) => {
+                        let reason = format!("{name:?} contains itself, which no Arrow type does");
+                        return Err(unsupported(path, reason));
+                    }
+                    None => {
+                        return Err(bad(
+                            path,
+                            format!("{name:?} is no type of Avro's, and named nowhere before"),
+                        ));
+                    }
+                }
+            }
+        })
+    }
+
+    fn named(&mut self, kind: &str, object: &serde_json::Map<String, Value>, path: &str, space: &str) -> Result<Type> {
+        let name = object.get("name").and_then(Value::as_str);
+        let name = name.ok_or_else(|| bad(path, format!("a type {kind:?} has a \"name\", a text")))?;
+        let full = match object.get("namespace").and_then(Value::as_str) {
+            Some(given) if !name.contains('.') => full_name(name, given),
+            _ => full_name(name, space),
+        };
+        if !is_full_name(&full) {
+            return Err(bad(
+                path,
+                format!("{full:?} is no name of a type: its parts are of a-z, A-Z, 0-9 and _"),
+            ));
+        }
+        if self.named.insert(full.clone(), None).is_some() {
+            return Err(bad(path, format!("two types are named {full:?}")));
+        }
+        let ty = match kind {
+            "fixed" => {
+                let size = object
+                    .get("size")
+                    .and_then(Value::as_u64)
+                    .and_then(|size| i32::try_from(size).ok());
+                let size = size.ok_or_else(|| bad(path, "a fixed has a \"size\", a number below 2^31"))?;
+                logical(Type::Fixed(size as usize), object, path)?
+            }
+            "enum" => Type::Enum(symbols(object, path)?),
+            _ => {
+                let space = full.rsplit_once('.').map_or("", |(space, _)| space);
+                let fields = object.get("fields").and_then(Value::as_array);
+                let fields = fields.ok_or_else(|| bad(path, "a record has \"fields\", a list"))?;
+                let mut read: Vec<(String, Site)> = Vec::with_capacity(fields.len());
+                let mut seen = std::collections::HashSet::new();
+                for field in fields {
+                    let name = field.get("name").and_then(Value::as_str);
+                    let name = name.ok_or_else(|| bad(path, "a field has a \"name\", a text"))?;
+                    let path = below(path, name);
+                    check_field(name, &path)?;
+                    let ty = field.get("type").ok_or_else(|| bad(&path, "a field has a \"type\""))?;
+                    if !seen.insert(name) {
+                        return Err(bad(&path, "two fields of a record have this name"));
+                    }
+                    read.push((name.to_owned(), self.site(ty, &path, space)?));
+                }
+                Type::Record(read)
+            }
+        };
+        self.named.insert(full, Some(ty.clone()));
+        Ok(ty)
+    }
+}
+
+/// The branch that isn't null, of two.
+fn value_of(branches: &[Value]) -> &Value {
+    if branches[0] == "null" {
+        &branches[1]
+    } else {
+        &branches[0]
+    }
+}
+
+fn full_name(name: &str, space: &str) -> String {
+    if space.is_empty() || name.contains('.') {
+        name.to_owned()
+    } else {
+        format!("{space}.{name}")
+    }
+}
+
+fn count(ty: &Type) -> usize {
+    match ty {
+        Type::Record(fields) => 1 + fields.iter().map(|(_, site)| count(&site.ty)).sum::<usize>(),
+        Type::Array(site) | Type::Map(site) => 1 + count(&site.ty),
+        _ => 1,
+    }
+}
+
+fn symbols(object: &serde_json::Map<String, Value>, path: &str) -> Result<Vec<String>> {
+    let symbols = object.get("symbols").and_then(Value::as_array);
+    let symbols = symbols.and_then(|all| all.iter().map(|one| one.as_str().map(str::to_owned)).collect());
+    let symbols: Vec<String> = symbols.ok_or_else(|| bad(path, "an enum has \"symbols\", a list of texts"))?;
+    let mut seen = std::collections::HashSet::new();
+    for symbol in &symbols {
+        if !is_name(symbol) {
+            return Err(bad(
+                path,
+                format!("{symbol:?} is no symbol of an enum: these are names, as those of fields"),
+            ));
+        }
+        if !seen.insert(symbol) {
+            return Err(bad(path, format!("the enum has the symbol {symbol:?} twice")));
+        }
+    }
+    Ok(symbols)
+}
+
+/// A type with the logical type of its object. Unknown ones, and those that don't fit, are ignored, as the specification
+/// demands; a decimal that contradicts itself is refused, since it would be read as other numbers.
+fn logical(ty: Type, object: &serde_json::Map<String, Value>, path: &str) -> Result<Type> {
+    let Some(name) = object.get("logicalType").and_then(Value::as_str) else {
+        return Ok(ty);
+    };
+    Ok(match (name, ty) {
+        ("date", Type::Int) => Type::Date,
+        ("time-millis", Type::Int) => Type::TimeMillis,
+        ("time-micros", Type::Long) => Type::TimeMicros,
+        ("timestamp-millis" | "local-timestamp-millis", Type::Long) => Type::Timestamp(TimeUnit::Millisecond),
+        ("timestamp-micros" | "local-timestamp-micros", Type::Long) => Type::Timestamp(TimeUnit::Microsecond),
+        ("timestamp-nanos" | "local-timestamp-nanos", Type::Long) => Type::Timestamp(TimeUnit::Nanosecond),
+        ("uuid", Type::Text) => Type::Uuid,
+        ("duration", Type::Fixed(12)) => Type::Duration,
+        ("decimal", Type::Bytes) => decimal(None, object, path)?,
+        ("decimal", Type::Fixed(size)) => decimal(Some(size), object, path)?,
+        (_, ty) => ty,
+    })
+}
+
+fn decimal(size: Option<usize>, object: &serde_json::Map<String, Value>, path: &str) -> Result<Type> {
+    /// Digits of Arrow's widest decimals.
+    const MOST_DIGITS: u64 = 76;
+    let precision = object
+        .get("precision")
+        .and_then(Value::as_u64)
+        .filter(|digits| (1..=MOST_DIGITS).contains(digits));
+    let scale = match object.get("scale") {
+        None => Some(0),
+        Some(scale) => scale.as_u64(),
+    };
+    let (Some(precision), Some(scale)) = (precision, scale) else {
+        let reason = format!("a decimal has a \"precision\" of 1 to {MOST_DIGITS} and a \"scale\" of 0 or more");
+        return Err(bad(path, reason));
+    };
+    if scale > precision {
+        return Err(bad(
+            path,
+            format!("the decimal's scale {scale} is more than its precision {precision}"),
+        ));
+    }
+    // Both are below 77.
+    Ok(Type::Decimal {
+        precision: precision as u8,
+        scale: scale as i8,
+        size,
+    })
+}
