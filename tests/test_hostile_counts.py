@@ -227,7 +227,7 @@ def bombs(path: Path, codec: str, blocks: int, size: int = 256 << 20) -> str:
     return avro(path, "long", [(len(data), packed)] * blocks, codec)
 
 
-@pytest.mark.parametrize("codec", ["deflate", "zstandard"])
+@pytest.mark.parametrize("codec", ["deflate", "zstandard", "bzip2", "xz"])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_the_least_is_measured_within_the_limit(codec: str, shuffle: bool, tmp_path: Path) -> None:
     path = bombs(tmp_path / "bombs.avro", codec, 10)

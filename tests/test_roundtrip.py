@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import fastpipe
 import oracle
 
-CODECS = ["null", "deflate", "snappy", "zstandard"]
+CODECS = ["null", "deflate", "snappy", "zstandard", "bzip2", "xz"]
 BLOCK_BYTES = [1, 60, 1000, 16_000]
 LEAVES = ["null", "boolean", "int", "long", "float", "double", "bytes", "string", "fixed", "enum"]
 NESTED = ["record", "array", "map"]

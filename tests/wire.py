@@ -5,14 +5,16 @@ Sections named here are those of the Avro 1.12 specification.
 
 from __future__ import annotations
 
+import bz2
 import io
 import json
+import lzma
 import struct
 from collections.abc import Mapping, Sequence
 
 import fastavro
 
-CODECS = ("null", "deflate", "snappy", "zstandard")
+CODECS = ("null", "deflate", "snappy", "zstandard", "bzip2", "xz")
 MAGIC = b"Obj\x01"
 SYNC = bytes(range(0xA0, 0xB0))
 
@@ -66,7 +68,8 @@ def compress(codec: str, data: bytes) -> bytes:
     """Data as a block of that codec stores it. fastavro compresses, so that tests need no library of their own."""
     if codec == "null" or not data:
         # No writer compresses nothing; these are the bytes that each codec makes of it.
-        return {"null": data, "deflate": b"\x03\x00", "snappy": bytes(5), "zstandard": ZSTD_OF_NOTHING}[codec]
+        nothing = {"null": data, "deflate": b"\x03\x00", "snappy": bytes(5), "zstandard": ZSTD_OF_NOTHING}
+        return nothing.get(codec) or {"null": bytes, "bzip2": bz2.compress, "xz": lzma.compress}[codec](data)
     file = io.BytesIO()
     schema = {"type": "fixed", "name": "Data", "size": len(data)}
     fastavro.writer(file, schema, [data], codec=codec, sync_marker=SYNC)

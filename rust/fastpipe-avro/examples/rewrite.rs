@@ -6,14 +6,14 @@
 //! IN<TAB>OUT<TAB>CODEC<TAB>BLOCK_BYTES  ->  ok  |  error: what went wrong
 //! ```
 //!
-//! `CODEC` is `null`, `deflate`, `snappy` or `zstandard`. A block ends with the record that fills `BLOCK_BYTES` bytes,
+//! `CODEC` is `null`, `deflate`, `snappy`, `zstandard`, `bzip2` or `xz`. A block ends with the record that fills `BLOCK_BYTES` bytes,
 //! before compression. Entries of maps may come out in another order.
 
 use std::error::Error;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 
-use apache_avro::{Codec, DeflateSettings, Reader, Writer, ZstandardSettings};
+use apache_avro::{Bzip2Settings, Codec, DeflateSettings, Reader, Writer, XzSettings, ZstandardSettings};
 
 fn main() -> io::Result<()> {
     let mut answers = io::stdout().lock();
@@ -55,6 +55,8 @@ fn named(codec: &str) -> Result<Codec, Box<dyn Error>> {
         "deflate" => Codec::Deflate(DeflateSettings::default()),
         "snappy" => Codec::Snappy,
         "zstandard" => Codec::Zstandard(ZstandardSettings::default()),
+        "bzip2" => Codec::Bzip2(Bzip2Settings::default()),
+        "xz" => Codec::Xz(XzSettings::default()),
         other => return Err(format!("no codec is called {other}").into()),
     })
 }

@@ -12,6 +12,11 @@ use zstd::zstd_safe::{self, DCtx, InBuffer, OutBuffer, ResetDirective};
 
 use crate::limits::{MAX_BLOCK_BYTES, MAX_WINDOW_BYTES};
 
+mod members;
+mod output;
+
+use output::Output;
+
 /// A codec that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
@@ -23,11 +28,22 @@ pub enum Codec {
     Snappy,
     /// Zstandard frames.
     Zstandard,
+    /// Files of bzip2, one behind the other.
+    Bzip2,
+    /// Streams of the .xz file format.
+    Xz,
 }
 
 impl Codec {
     /// Every codec.
-    pub const ALL: [Codec; 4] = [Codec::Null, Codec::Deflate, Codec::Snappy, Codec::Zstandard];
+    pub const ALL: [Codec; 6] = [
+        Codec::Null,
+        Codec::Deflate,
+        Codec::Snappy,
+        Codec::Zstandard,
+        Codec::Bzip2,
+        Codec::Xz,
+    ];
 
     /// Its name in the metadata.
     pub const fn name(self) -> &'static str {
@@ -36,6 +52,8 @@ impl Codec {
             Codec::Deflate => "deflate",
             Codec::Snappy => "snappy",
             Codec::Zstandard => "zstandard",
+            Codec::Bzip2 => "bzip2",
+            Codec::Xz => "xz",
         }
     }
 
@@ -49,12 +67,19 @@ impl Codec {
     ///   a copy with a 1-byte offset takes two bytes for up to 11, a literal more bytes than it yields).
     /// - Zstandard: a frame's blocks yield up to 128 KiB (RFC 8878, 3.1.1.2.4: Block_Maximum_Size) and take four bytes at
     ///   least: a header of three, and the byte that an RLE_Block repeats. Headers and skippable frames yield nothing.
+    /// - Bzip2: a block holds up to 900,000 bytes, of which five (four alike and a count up to 255) yield 259. Its magic, CRC,
+    ///   origin, used bytes, two tables of three codes and a selector take 173 bits, so 21 bytes at least.
+    /// - Xz: a match yields up to 273 bytes and takes 14 bits of the range coder (LZMA specification: `IsMatch`, `IsRep` and two
+    ///   more, then two and eight of its length), each of which takes log2(2048 / 2017) bits of data at least: a byte of data
+    ///   yields 7094 bytes.
     pub const fn most_decompressed(self, stored: u64) -> u64 {
         match self {
             Codec::Null => stored,
             Codec::Deflate => stored.saturating_mul(DEFLATE_RATIO as u64),
             Codec::Snappy => stored.saturating_sub(4).saturating_mul(64) / 3,
             Codec::Zstandard => (stored / 4).saturating_mul(128 << 10),
+            Codec::Bzip2 => (stored / 21).saturating_mul(900_000 / 5 * 259),
+            Codec::Xz => stored.saturating_mul(7094),
         }
     }
 
@@ -62,7 +87,8 @@ impl Codec {
     pub fn from_name(name: &str) -> Result<Codec, Error> {
         Codec::ALL.into_iter().find(|c| c.name() == name).ok_or_else(|| {
             let reason = format!(
-                "codec '{name}' is not read; null, deflate, snappy and zstandard are: write the file again with one of them"
+                "codec '{name}' is not read; null, deflate, snappy, zstandard, bzip2 and xz are: write the file again with one \
+                 of them"
             );
             Error::new(ErrorKind::Unsupported, reason)
         })
@@ -133,7 +159,9 @@ pub(crate) fn decompress_within(
         Codec::Null => pool.copy(input),
         Codec::Deflate => inflate(input, guess, most, pool),
         Codec::Snappy => unsnap(input, most, pool),
-        Codec::Zstandard => unzstd(input, guess, most, pool),
+        Codec::Zstandard => unzstd(input, Output::new(Codec::Zstandard, input, guess, most, pool)?),
+        Codec::Bzip2 => members::unbzip2(input, Output::new(Codec::Bzip2, input, guess, most, pool)?),
+        Codec::Xz => members::unxz(input, Output::new(Codec::Xz, input, guess, most, pool)?),
     }
 }
 
@@ -229,51 +257,37 @@ fn unsnap(input: &[u8], most: usize, pool: &BufferPool) -> Result<Buffer, Error>
     Ok(out)
 }
 
-fn unzstd(input: &[u8], guess: usize, most: usize, pool: &BufferPool) -> Result<Buffer, Error> {
+fn unzstd(input: &[u8], mut out: Output<'_>) -> Result<Buffer, Error> {
     let frame = Cell::new(0);
     let failed = |code| zstd_failed(code, &input[frame.get()..]);
-    let mut out = pool.take(first_size(input.len(), guess, 1 << 16, most))?;
     let mut source = InBuffer::around(input);
-    let mut written = 0;
     let mut read_all = |context: &mut DCtx<'static>| {
         context.reset(ResetDirective::SessionOnly).map_err(failed)?;
         loop {
-            let mut target = OutBuffer::around_pos(&mut out[..], written);
+            let mut target = OutBuffer::around(out.room());
             // 0 at the end of a frame; further frames may follow.
             let hint = context.decompress_stream(&mut target, &mut source).map_err(failed)?;
-            written = target.pos();
+            let written = target.pos();
+            out.wrote(written)?;
             let all_read = source.pos() == input.len();
             if hint == 0 {
                 frame.set(source.pos());
             }
             if hint == 0 && all_read {
-                break;
+                return Ok(());
             }
-            if written == out.len() {
-                if out.len() >= most {
-                    return Err(too_large(Codec::Zstandard, most));
-                }
-                let larger = out.len().saturating_mul(4).max(4096).min(most);
-                if most < MAX_BLOCK_BYTES {
-                    // Memory is limited: what is there isn't held beside what takes its place, but made again.
-                    pool.put(std::mem::take(&mut out));
-                    out = pool.take(larger)?;
-                    (source, written) = (InBuffer::around(input), 0);
+            if out.is_full() {
+                if out.grow()? {
+                    source = InBuffer::around(input);
                     context.reset(ResetDirective::SessionOnly).map_err(failed)?;
-                } else {
-                    let mut more = pool.take(larger)?;
-                    more[..written].copy_from_slice(&out);
-                    pool.put(std::mem::replace(&mut out, more));
                 }
             } else if all_read {
                 return Err(malformed(Codec::Zstandard, "the frame is cut short"));
             }
         }
-        Ok(())
     };
     ZSTD.with(|kept| with_kept(kept, Codec::Zstandard, DCtx::try_create, &mut read_all))??;
-    out.truncate(written);
-    Ok(out)
+    Ok(out.finish())
 }
 
 /// What zstd said of the frame that it stopped at.
@@ -281,6 +295,7 @@ fn unzstd(input: &[u8], guess: usize, most: usize, pool: &BufferPool) -> Result<
 fn zstd_failed(code: usize, frame: &[u8]) -> Error {
     // Stable numbers out of zstd_errors.h, negated.
     const WINDOW_TOO_LARGE: usize = 16;
+    const WRONG_DICTIONARY: usize = 32;
     const NO_MEMORY: usize = 64;
     match 0usize.wrapping_sub(code) {
         WINDOW_TOO_LARGE => {
@@ -292,6 +307,14 @@ fn zstd_failed(code: usize, frame: &[u8]) -> Error {
             Error::new(ErrorKind::Limit, reason)
         }
         NO_MEMORY => Error::out_of_memory(window(frame).unwrap_or(0) as usize, "the window of a zstandard block"),
+        WRONG_DICTIONARY => {
+            let which = zstd_safe::get_dict_id_from_frame(frame).map_or(0, |id| id.get());
+            let what = format_args!(
+                "the frame was compressed with dictionary {which}, and container files have no dictionaries: write the file \
+                 again without one"
+            );
+            malformed(Codec::Zstandard, what)
+        }
         _ => malformed(Codec::Zstandard, zstd_safe::get_error_name(code)),
     }
 }

@@ -145,6 +145,8 @@ mod tests {
             ("deflate", 3, 3 * 1032 / 8),
             ("snappy", 34, 30 * 64 / 3 / 8),
             ("zstandard", 15, 3 * (128 << 10) / 8),
+            ("bzip2", 41, 46_620_000 / 8),
+            ("xz", 3, 3 * 7094 / 8),
         ] {
             let info = info("double", codec);
             info.check(0, &block(most, size)).unwrap();

@@ -102,7 +102,7 @@ proptest! {
     #[test]
     fn lies_about_rows_never_panic(
         schema in prop_oneof![Just(RECORD), Just(NULLS), Just("\"boolean\"")],
-        codec in prop_oneof![Just("null"), Just("deflate"), Just("snappy"), Just("zstandard")],
+        codec in prop_oneof![Just("null"), Just("deflate"), Just("snappy"), Just("zstandard"), Just("bzip2"), Just("xz")],
         blocks in proptest::collection::vec((rows(), proptest::collection::vec(any::<u8>(), 0..2000)), 0..5),
     ) {
         body::run(&file(schema, codec, &blocks));

@@ -18,8 +18,27 @@ fn compress(codec: Codec, data: &[u8]) -> Vec<u8> {
             out
         }
         Codec::Zstandard => zstd::bulk::compress(data, 3).unwrap(),
+        Codec::Bzip2 => bzipped(data, 9),
+        Codec::Xz => xzipped(data, 1),
     }
 }
+
+fn bzipped(data: &[u8], level: u32) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut encoder = bzip2::read::BzEncoder::new(data, bzip2::Compression::new(level));
+    std::io::Read::read_to_end(&mut encoder, &mut out).unwrap();
+    out
+}
+
+fn xzipped(data: &[u8], preset: u32) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut encoder = liblzma::read::XzEncoder::new(data, preset);
+    std::io::Read::read_to_end(&mut encoder, &mut out).unwrap();
+    out
+}
+
+/// Codecs of which a block may hold several members.
+const CONCATENATED: [Codec; 3] = [Codec::Zstandard, Codec::Bzip2, Codec::Xz];
 
 proptest! {
     #[test]
@@ -76,6 +95,8 @@ fn stored(codec: Codec, data: &[u8]) -> Vec<Vec<u8>> {
             all.push([frame(1), frame(3)].concat());
             all
         }
+        Codec::Bzip2 => vec![bzipped(data, 1), bzipped(data, 9), bzipped(data, 5).repeat(2)],
+        Codec::Xz => vec![xzipped(data, 0), xzipped(data, 6), xzipped(data, 1).repeat(2)],
     }
 }
 
@@ -142,13 +163,109 @@ fn the_most_is_nearly_reached() {
     nearly(Codec::Zstandard, 99, &frame);
     // A compressor begins new blocks, with new codes, again and again.
     nearly(Codec::Deflate, 80, &stored(Codec::Deflate, &vec![0; 8 << 20])[4]);
+    // A compressor writes no run of the longest, tables that are longer than they must be, and a header and an end.
+    nearly(Codec::Bzip2, 40, &bzipped(&vec![255; 45_000_000], 9));
+    // Matches of the greatest length, of which headers and the first literal are few.
+    nearly(Codec::Xz, 90, &xzipped(&vec![0; 64 << 20], 1));
+}
+
+proptest! {
+    #[test]
+    fn members_follow_one_another(
+        members in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 1..6),
+        repeat in 1..200usize,
+        guess in 0..10_000usize,
+        spare in prop_oneof![Just(0), 0..100_000usize],
+    ) {
+        let pool = BufferPool::default();
+        let members: Vec<Vec<u8>> = members.iter().map(|m| m.repeat(repeat)).collect();
+        let whole = members.concat();
+        for codec in CONCATENATED {
+            let packed: Vec<u8> = members.iter().flat_map(|m| compress(codec, m)).collect();
+            prop_assert!(decompress(codec, &packed, guess, &pool).unwrap()[..] == whole[..], "{}", codec);
+            // Within a limit that is just enough, or more.
+            let found = decompress_within(codec, &packed, guess, whole.len() + spare, &pool).unwrap();
+            prop_assert!(found[..] == whole[..], "{}", codec);
+            if !whole.is_empty() {
+                let error = decompress_within(codec, &packed, guess, whole.len() - 1, &pool).unwrap_err();
+                prop_assert!(error.is_over_memory_limit(), "{}: {}", codec, error);
+            }
+            // Cut anywhere, the last member isn't whole.
+            let last = compress(codec, members.last().unwrap()).len();
+            for cut in [1, 2, last / 2, last - 1] {
+                let error = decompress(codec, &packed[..packed.len() - cut], guess, &pool).unwrap_err();
+                prop_assert_eq!(error.kind(), ErrorKind::Malformed, "{}", codec);
+            }
+            let behind = [&packed[..], b"!"].concat();
+            let error = decompress(codec, &behind, guess, &pool).unwrap_err();
+            prop_assert_eq!(error.kind(), ErrorKind::Malformed, "{}", codec);
+        }
+    }
+}
+
+#[test]
+fn changed_bits_are_found_by_checksums() {
+    let pool = BufferPool::default();
+    let data: Vec<u8> = (0..3000u32).flat_map(|i| (i * i).to_le_bytes()).collect();
+    for codec in [Codec::Bzip2, Codec::Xz] {
+        let packed = compress(codec, &data);
+        for at in (0..packed.len()).step_by(7) {
+            let mut damaged = packed.clone();
+            damaged[at] ^= 4;
+            // The level of bzip2 says only how much memory a block may take.
+            if let Ok(found) = decompress(codec, &damaged, 0, &pool) {
+                assert!(
+                    codec == Codec::Bzip2 && at == 3 && found[..] == data[..],
+                    "{codec} at {at}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn dictionaries_beyond_the_limit_are_named() {
+    use liblzma::stream::{Check, Filters, LzmaOptions, Stream};
+    let pool = BufferPool::default();
+    let packed = |bytes: u32| {
+        let mut options = LzmaOptions::new_preset(0).unwrap();
+        options.dict_size(bytes);
+        let stream = Stream::new_stream_encoder(Filters::new().lzma2(&options), Check::Crc32).unwrap();
+        let mut out = Vec::new();
+        let mut encoder = liblzma::read::XzEncoder::new_stream(&b"hello"[..], stream);
+        std::io::Read::read_to_end(&mut encoder, &mut out).unwrap();
+        out
+    };
+    let read = |bytes| decompress(Codec::Xz, &packed(bytes), 0, &pool);
+    assert_eq!(&read(1 << 27).unwrap()[..], b"hello");
+    let error = read((1 << 27) + (1 << 26)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Limit, "{error}");
+    assert!(
+        error.reason().contains("a dictionary of more than 134217728 bytes"),
+        "{error}"
+    );
+}
+
+#[test]
+fn frames_with_dictionaries_are_named() {
+    let pool = BufferPool::default();
+    // A frame of one segment and one byte, with the dictionary's number in one byte, and an empty last block.
+    let frame = [0x28, 0xb5, 0x2f, 0xfd, 0x21, 77, 1, 1, 0, 0];
+    for packed in [
+        frame.to_vec(),
+        [compress(Codec::Zstandard, b"hello"), frame.to_vec()].concat(),
+    ] {
+        let error = decompress(Codec::Zstandard, &packed, 0, &pool).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Malformed, "{error}");
+        assert!(error.reason().contains("compressed with dictionary 77"), "{error}");
+    }
 }
 
 #[test]
 fn bombs_stop_at_what_memory_allows() {
     let pool = BufferPool::default();
     let data = vec![0; 8 << 20];
-    for codec in [Codec::Deflate, Codec::Snappy, Codec::Zstandard] {
+    for codec in Codec::ALL.into_iter().filter(|&codec| codec != Codec::Null) {
         let packed = compress(codec, &data);
         for guess in [0, 1 << 20, 64 << 20] {
             let within = |most| decompress_within(codec, &packed, guess, most, &pool);
@@ -192,7 +309,7 @@ fn snappy_checksums_are_checked() {
 fn truncated_streams_are_errors() {
     let pool = BufferPool::default();
     let data: Vec<u8> = (0..50_000u32).flat_map(|i| (i * i).to_le_bytes()).collect();
-    for codec in [Codec::Deflate, Codec::Snappy, Codec::Zstandard] {
+    for codec in Codec::ALL.into_iter().filter(|&codec| codec != Codec::Null) {
         let packed = compress(codec, &data);
         let error = decompress(codec, &packed[..packed.len() / 2], 0, &pool).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Malformed, "{codec}");
@@ -215,6 +332,17 @@ fn bombs_stop_at_the_limit() {
         decompress(Codec::Zstandard, &bomb, 0, &pool).unwrap_err().kind(),
         ErrorKind::Limit
     );
+    // Members that are small by themselves.
+    let member = vec![0; 64 << 20];
+    for codec in [Codec::Bzip2, Codec::Xz] {
+        let bomb = compress(codec, &member).repeat((MAX_BLOCK_BYTES >> 26) + 1);
+        let error = decompress(codec, &bomb, 0, &pool).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.is_over_memory_limit()),
+            (ErrorKind::Limit, false),
+            "{error}"
+        );
+    }
     // Snappy declares its size: nothing is allocated for a lie.
     let lie = [0xff, 0xff, 0xff, 0xff, 0x03, 0, 0, 0, 0, 0, 0];
     assert_eq!(
@@ -251,7 +379,7 @@ fn windows_beyond_the_limit_are_named() {
 
 #[test]
 fn unknown_codecs_say_what_is_read() {
-    let error = Codec::from_name("xz").unwrap_err();
+    let error = Codec::from_name("lzo").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.reason().contains("zstandard"));
 }
