@@ -121,7 +121,7 @@ impl Vocabulary {
                 return Err(PyValueError::new_err(reason));
             }
         }
-        Ok(Vocabulary(Arc::new(table)))
+        Ok(Vocabulary(Arc::new(table.settled().py(py)?)))
     }
 
     /// Reads a text file: a key a line, whose index is the number of lines before it.
