@@ -11,8 +11,8 @@ arrow     `pyarrow.compute.index_in`, which builds its table for each call: once
 strings   nothing: names, terms and values are read, and that is all
 ========  =====================================================================================
 
-All of them drop unknown keys, and come to the same sums of indices and values. They run in turn, with one thread;
-shown are medians, in nanoseconds an entry, and the medians of the ratios within rounds.
+All of them drop unknown keys, and come to the same sums of indices and values. They run in turn, with one thread; shown
+are medians, in nanoseconds an entry, and the medians of the ratios within rounds, of the time and of CPU time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,18 +164,24 @@ def finders(keys: list[str]) -> dict[str, Callable[[Any], Any]]:
 
 def measure(sides: dict[str, Callable[[], Sums]], rounds: int, entries: int) -> None:
     """Lets them take turns, and prints a line for each."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
+    walls: dict[str, list[float]] = {name: [] for name in sides}
+    works: dict[str, list[float]] = {name: [] for name in sides}
     sums = {name: side() for name, side in sides.items()}
     known = {sums[name] for name in sides if name not in ("hash", "strings")}
     assert len(known) == 1, f"they disagree: {sums}"
     for _ in range(rounds):
         for name, side in sides.items():
-            start = clock()
+            start, work = clock(), time.process_time()
             side()
-            times[name].append((clock() - start) / entries * 1e9)
-    for name, own in times.items():
-        ratio = statistics.median(a / b for a, b in zip(own, times["vocabulary"], strict=True))
-        print(f"  {name:<12}{statistics.median(own):>8.1f} ns an entry{ratio:>8.1f} times as long")
+            walls[name].append((clock() - start) / entries * 1e9)
+            works[name].append((time.process_time() - work) / entries * 1e9)
+    print(f"  {'':<12}{'ns an entry':>12}{'times as long':>16}{'CPU ns':>10}{'times as long':>16}")
+    for name in sides:
+        line = f"  {name:<12}"
+        for times, width in ((walls, 12), (works, 10)):
+            ratio = statistics.median(a / b for a, b in zip(times[name], times["vocabulary"], strict=True))
+            line += f"{statistics.median(times[name]):>{width}.1f}{ratio:>16.1f}"
+        print(line)
 
 
 def compare(number: int, arguments: argparse.Namespace) -> None:
@@ -202,7 +209,7 @@ def compare(number: int, arguments: argparse.Namespace) -> None:
         for name, find in finders(keys).items():
             # One call for all of the file, for whoever builds a table for each.
             rows_a_batch = rows if name == "arrow" else size
-            sides[name] = lambda find=find, rows=rows_a_batch: by_strings(path, find, rows)
+            sides[name] = partial(by_strings, path, find, rows_a_batch)
         measure(sides, arguments.rounds, rows * arguments.entries)
 
 

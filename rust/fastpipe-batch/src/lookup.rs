@@ -141,7 +141,11 @@ fn hash(key: Key<'_>, separator: &[u8], seed: u64, joined: &mut [u8; JOINED]) ->
         return hash_of_pieces([key.text, separator, term], seed);
     };
     all[..name].copy_from_slice(key.text);
-    all[name..at].copy_from_slice(separator);
+    match *separator {
+        // Most are one byte, which needs no call.
+        [byte] => all[name] = byte,
+        _ => all[name..at].copy_from_slice(separator),
+    }
     all[at..].copy_from_slice(term);
     XxHash3_64::oneshot_with_seed(seed, all)
 }
