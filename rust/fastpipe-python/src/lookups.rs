@@ -194,8 +194,8 @@ impl Vocabulary {
     }
 }
 
-/// Of a feature whose text becomes indices: a vocabulary, or `None` for a hash; what becomes of keys that it lacks, or `"hash"`; the
-/// number of buckets; the seed; the separator; the dtype of a bag's values; the layout.
+/// Of a feature whose text becomes indices: a vocabulary, or `None` for a hash; what becomes of keys that it lacks, or
+/// `"hash"`; the number of buckets; the seed; the separator; the dtype of a bag's values; the layout.
 pub(crate) type LoweredLookup<'py> = (
     Option<Bound<'py, Vocabulary>>,
     String,
