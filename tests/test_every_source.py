@@ -83,7 +83,7 @@ def bags_of(path: Path) -> Make:
         fastavro.writer(file, fastavro.parse_schema(schema), rows, sync_interval=3000)
     pairs = [f"n{n}\x01{term}" for n in range(9) for term in ("", "t0", "t1")]
     features = {
-        "word": fastpipe.VocabularySpec(["n3", "n1"], unknown="bucket", buckets=5),
+        "a": fastpipe.VocabularySpec(["n3", "n1"], field="word", unknown="bucket", buckets=5),
         "bag": fastpipe.VocabularySpec(pairs, nulls="mask"),
         "hashed": fastpipe.HashSpec(100, field="bag", nulls="fill"),
         "words": fastpipe.VocabularySpec([f"n{n}" for n in range(9)]),

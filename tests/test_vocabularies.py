@@ -356,7 +356,7 @@ def test_files_that_are_no_vocabularies(tmp_path: Path) -> None:
         VocabularySpec(path)
     with pytest.raises(fastpipe.MissingFileError, match="missing"):
         VocabularySpec(tmp_path / "missing.txt")
-    with pytest.raises(fastpipe.StorageError):
+    with pytest.raises(fastpipe.StorageError, match="found a directory"):
         VocabularySpec(tmp_path)
 
 

@@ -1,8 +1,8 @@
 //! Features whose text becomes indices: what their fields may be, and the form that follows.
 //!
-//! A field of strings, bytes, fixed or enums is a key, so a column has its index: one a row, or as many as its arrays have. An array
-//! of records of a name, a term and a value (a *bag*, as photon-ml, GDMix and Avro2TF write them) becomes a sparse column of one
-//! dimension: the keys, which are name and term, are its coordinates.
+//! A field of strings, bytes, fixed or enums is a key, so a column has its index: one a row, or as many as its arrays
+//! have. An array of records of a name, a term and a value (a *bag*, as photon-ml, GDMix and Avro2TF write them)
+//! becomes a sparse column of one dimension: the keys, which are name and term, are its coordinates.
 
 use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Nulls, Request};
 

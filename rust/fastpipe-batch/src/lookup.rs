@@ -1,9 +1,9 @@
 //! Text to indices, without making strings: by a vocabulary, or by a hash.
 //!
-//! A key is a text, or a name and a term: then it is both with a separator between them, though nobody joins them in memory
-//! unless they are short. Keys are looked up several at once: first all are hashed, then the lines of the table where they may be
-//! are asked for, then the keys that stand there are compared. So a processor waits for memory once for many keys, not twice for
-//! each.
+//! A key is a text, or a name and a term: then it is both with a separator between them, though nobody joins them in
+//! memory unless they are short. Keys are looked up several at once: first all are hashed, then the lines of the table
+//! where they may be are asked for, then the keys that stand there are compared. So a processor waits for memory once
+//! for many keys, not twice for each.
 
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -129,8 +129,8 @@ fn bucket(hash: u64, buckets: u64) -> i64 {
     (hash % buckets.max(1)) as i64
 }
 
-/// XXH3 (64 bits) of a key, as XXH3 of its name, the separator and the term in one piece: the hash has a specification, so it
-/// stays the same over versions and machines.
+/// XXH3 (64 bits) of a key, as XXH3 of its name, the separator and the term in one piece: the hash has a specification,
+/// so it stays the same over versions and machines.
 #[inline]
 fn hash(key: Key<'_>, separator: &[u8], seed: u64, joined: &mut [u8; JOINED]) -> u64 {
     let Some(term) = key.term else {
@@ -141,7 +141,11 @@ fn hash(key: Key<'_>, separator: &[u8], seed: u64, joined: &mut [u8; JOINED]) ->
         return hash_of_pieces([key.text, separator, term], seed);
     };
     all[..name].copy_from_slice(key.text);
-    all[name..at].copy_from_slice(separator);
+    match *separator {
+        // Most are one byte, which needs no call.
+        [byte] => all[name] = byte,
+        _ => all[name..at].copy_from_slice(separator),
+    }
     all[at..].copy_from_slice(term);
     XxHash3_64::oneshot_with_seed(seed, all)
 }

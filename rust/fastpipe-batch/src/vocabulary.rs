@@ -1,8 +1,8 @@
 //! The table of a vocabulary: keys, each with its index.
 //!
-//! Keys lie one behind the other in one buffer, each behind its index and its length. An open-addressing table says where: a slot
-//! has 24 bits of the key's hash and 40 of the place in the buffer, so that a key that isn't there is known from the table alone
-//! but for one in millions. Half of the slots are free, or more.
+//! Keys lie one behind the other in one buffer, each behind its index and its length. An open-addressing table says
+//! where: a slot has 24 bits of the key's hash and 40 of the place in the buffer, so that a key that isn't there is
+//! known from the table alone but for one in millions. Half of the slots are free, or more.
 
 use crate::error::{Error, ErrorKind};
 use crate::lookup::{Key, MOST_KEYS, UNKNOWN, hash_of};
@@ -132,6 +132,16 @@ impl Vocabulary {
         Ok(())
     }
 
+    /// The same in no more memory than it takes, and in large pages: whatever looks for keys anywhere in it depends on
+    /// these.
+    pub fn settled(mut self) -> Result<Vocabulary, Error> {
+        let mut buffer = Vec::new();
+        try_reserve_large(&mut buffer, self.buffer.len()).map_err(|_| Error::out_of_memory(self.buffer.len(), WHAT))?;
+        buffer.extend_from_slice(&self.buffer);
+        self.buffer = buffer;
+        Ok(self)
+    }
+
     /// Number of keys.
     pub fn len(&self) -> usize {
         self.keys
@@ -209,8 +219,8 @@ impl Vocabulary {
         (slot + 1) & (self.slots.len() - 1)
     }
 
-    /// The place of the next key from this slot on that has these bits in its hash, and the slot where that is; `None` and a free
-    /// slot if there is none.
+    /// The place of the next key from this slot on that has these bits in its hash, and the slot where that is; `None`
+    /// and a free slot if there is none.
     #[inline(always)]
     fn place_of_tag(&self, slot: &mut usize, hash: u64) -> Option<usize> {
         loop {
@@ -327,7 +337,7 @@ mod tests {
                 map.entry(key).or_insert(*index);
             }
             prop_assert_eq!(vocabulary.len(), map.len());
-            let again = Vocabulary::from_bytes(vocabulary.as_bytes()).unwrap();
+            let again = Vocabulary::from_bytes(vocabulary.as_bytes()).unwrap().settled().unwrap();
             prop_assert_eq!(&again, &vocabulary);
             prop_assert!(again.iter().eq(vocabulary.iter()));
             let cut = vocabulary.as_bytes().split_last().map(|(_, front)| front);

@@ -10,12 +10,14 @@ use fastpipe_batch::{
     DType, Error, ErrorKind, Feature, Indices, Lookup, SparseLayout, Unknown, Vocabulary as Table, path_text,
     try_with_capacity,
 };
+use fastpipe_files::Halt;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyList, PyString};
 
 use crate::errors::{IntoPy, to_py};
 use crate::features::{self, Lowered};
+use crate::index::signals;
 
 /// The keys of a vocabulary, each with its index. Specs and readers share it.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -55,19 +57,31 @@ fn index_of(index: &Bound<'_, PyAny>, key: &Bound<'_, PyAny>) -> PyResult<u32> {
     })
 }
 
-/// The keys of a text file, one a line.
-fn read(path: &str) -> Result<Table, Error> {
+/// Keys after which is looked whether the user wants to stop.
+const LOOK_AFTER_KEYS: usize = 1 << 16;
+
+/// The keys of a text file, one a line. `tell` is called now and then, with the number of keys.
+fn read(path: &str, mut tell: impl FnMut(u64) -> PyResult<()>) -> Result<Table, Halt<PyErr>> {
+    let own = fastpipe_batch::text_path(path);
     let io = |error: std::io::Error| Error::io(path, &error);
-    let mut file = std::fs::File::open(fastpipe_batch::text_path(path)).map_err(io)?;
-    let size = usize::try_from(file.metadata().map_err(io)?.len()).unwrap_or(usize::MAX);
-    let mut text =
-        try_with_capacity(size.saturating_add(1), "the text of a vocabulary").map_err(|e| e.at_path(path))?;
+    let found = std::fs::metadata(&own).map_err(io)?;
+    if !found.is_file() {
+        let reason = "expected a text file with a key a line, found a directory or a device";
+        return Err(Error::new(ErrorKind::Storage, reason).at_path(path).into());
+    }
+    let mut file = std::fs::File::open(&own).map_err(io)?;
+    let size = usize::try_from(found.len()).unwrap_or(usize::MAX);
+    let text = try_with_capacity(size.saturating_add(1), "the text of a vocabulary");
+    let mut text = text.map_err(|error| error.at_path(path))?;
     file.read_to_end(&mut text).map_err(io)?;
-    table(&text).map_err(|error| error.at_path(path))
+    table(&text, &mut tell).map_err(|halt| match halt {
+        Halt::Failed(error) => Halt::Failed(error.at_path(path)),
+        interrupted @ Halt::Interrupted(_) => interrupted,
+    })
 }
 
-fn table(text: &[u8]) -> Result<Table, Error> {
-    let malformed = |reason: String| Err(Error::new(ErrorKind::Malformed, reason));
+fn table(text: &[u8], tell: &mut impl FnMut(u64) -> PyResult<()>) -> Result<Table, Halt<PyErr>> {
+    let malformed = |reason: String| Err(Error::new(ErrorKind::Malformed, reason).into());
     for (start, what) in [
         (
             &b"\xef\xbb\xbf"[..],
@@ -86,8 +100,11 @@ fn table(text: &[u8]) -> Result<Table, Error> {
         return Ok(table);
     }
     for (number, line) in lines().enumerate() {
+        if number % LOOK_AFTER_KEYS == 0 {
+            tell(number as u64).map_err(Halt::Interrupted)?;
+        }
         let Ok(index) = u32::try_from(number) else {
-            return Err(Error::new(ErrorKind::Limit, "a vocabulary has more than 2^32 keys"));
+            return Err(Error::new(ErrorKind::Limit, "a vocabulary has more than 2^32 keys").into());
         };
         let key = line.strip_suffix(b"\r").unwrap_or(line);
         if let Some(before) = table.push(key, index)? {
@@ -110,6 +127,9 @@ impl Vocabulary {
     fn of(py: Python<'_>, keys: &Bound<'_, PyList>, indices: Option<&Bound<'_, PyList>>) -> PyResult<Self> {
         let mut table = Table::with_capacity(keys.len(), 0).py(py)?;
         for (place, key) in keys.iter().enumerate() {
+            if place % LOOK_AFTER_KEYS == 0 {
+                py.check_signals()?;
+            }
             let index = match indices {
                 Some(indices) => index_of(&indices.get_item(place)?, &key)?,
                 None => {
@@ -121,14 +141,14 @@ impl Vocabulary {
                 return Err(PyValueError::new_err(reason));
             }
         }
-        Ok(Vocabulary(Arc::new(table)))
+        Ok(Vocabulary(Arc::new(table.settled().py(py)?)))
     }
 
     /// Reads a text file: a key a line, whose index is the number of lines before it.
     #[staticmethod]
     fn read(py: Python<'_>, path: OsString) -> PyResult<Self> {
         let path = path_text(&path);
-        let table = py.detach(|| read(&path)).py(py)?;
+        let table = py.detach(|| read(&path, signals())).py(py)?;
         Ok(Vocabulary(Arc::new(table)))
     }
 
@@ -174,8 +194,8 @@ impl Vocabulary {
     }
 }
 
-/// Of a feature whose text becomes indices: a vocabulary, or `None` for a hash; what becomes of keys that it lacks, or `"hash"`; the
-/// number of buckets; the seed; the separator; the dtype of a bag's values; the layout.
+/// Of a feature whose text becomes indices: a vocabulary, or `None` for a hash; what becomes of keys that it lacks, or
+/// `"hash"`; the number of buckets; the seed; the separator; the dtype of a bag's values; the layout.
 pub(crate) type LoweredLookup<'py> = (
     Option<Bound<'py, Vocabulary>>,
     String,

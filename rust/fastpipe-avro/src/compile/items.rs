@@ -9,6 +9,9 @@ use crate::plan::{Op, Span};
 use crate::schema::NodeId;
 use crate::varint::Head;
 
+/// Columns that read an array together: its length, whether they count its items, and the column that takes them for keys.
+type Group<'a> = ((LengthRule, bool, Option<usize>), Vec<Want<'a>>);
+
 impl<'a> Compiler<'a> {
     /// An array (`key` is `None`) or a map (`key` holds who wants the keys).
     pub(super) fn items(
@@ -31,7 +34,7 @@ impl<'a> Compiler<'a> {
             let keys = column.keys_at(w.level).then_some(w.column);
             (column.length_rule(w.level), column.counts_at(w.level), keys)
         };
-        let mut groups: Vec<((LengthRule, bool, Option<usize>), Vec<Want<'a>>)> = Vec::new();
+        let mut groups: Vec<Group<'a>> = Vec::new();
         for want in key_want.iter().chain(&values) {
             let rule = rule(self, want);
             match groups.iter_mut().find(|g| g.0 == rule) {

@@ -1,0 +1,230 @@
+"""Compares bags that become indices while they are read with the same by strings.
+
+A bag is an array of records of name, term and value. fastpipe reads it with `VocabularySpec`, or with `HashSpec`. The
+others read the names, terms and values with `read_avro`, as strings without a Python object for each, join names and
+terms in Arrow, and look the keys up:
+
+========  =====================================================================================
+pandas    `Index.get_indexer` of an index that is built once
+numpy     `np.searchsorted` in keys of a fixed width, sorted once
+arrow     `pyarrow.compute.index_in`, which builds its table for each call: once for the whole file
+strings   nothing: names, terms and values are read, and that is all
+========  =====================================================================================
+
+All of them drop unknown keys, and come to the same sums of indices and values. They run in turn, with one thread; shown
+are medians, in nanoseconds an entry, and the medians of the ratios within rounds, of the time and of CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fastpipe
+
+NAMES = 200
+SCHEMA = {
+    "type": "record",
+    "name": "R",
+    "fields": [
+        {
+            "name": "features",
+            "type": {
+                "type": "array",
+                "items": {
+                    "type": "record",
+                    "name": "NTV",
+                    "fields": [
+                        {"name": "name", "type": "string"},
+                        {"name": "term", "type": "string"},
+                        {"name": "value", "type": "float"},
+                    ],
+                },
+            },
+        }
+    ],
+}
+Sums = tuple[int, float]
+clock = time.perf_counter
+
+
+def pair(number: int) -> tuple[str, str]:
+    """The name and the term of a key."""
+    return f"feature_{number % NAMES}", f"term_{number // NAMES}"
+
+
+def write(path: Path, keys: int, rows: int, entries: int) -> None:
+    """Writes bags of keys of which one in ten is unknown."""
+    import fastavro
+
+    rng = np.random.default_rng(keys)
+    drawn = rng.integers(0, keys + keys // 9, (rows, entries)).tolist()
+
+    def row(numbers: list[int]) -> Any:
+        pairs = (pair(number) for number in numbers)
+        return {"features": [{"name": name, "term": term, "value": 0.5} for name, term in pairs]}
+
+    with path.open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(SCHEMA), map(row, drawn), sync_interval=1 << 20)
+
+
+def passes(path: Path, features: dict[str, Any], batch_size: int) -> Any:
+    """Batches of one pass."""
+    return fastpipe.read_avro(path, features=features, batch_size=batch_size, num_threads=1)
+
+
+def by_lookup(path: Path, spec: Any, batch_size: int) -> Sums:
+    """What is to be compared: text straight to indices."""
+    indices, values = 0, 0.0
+    for batch in passes(path, {"features": spec}, batch_size):
+        sparse = batch["features"]
+        indices += int(sparse.indices[:, 1].sum())
+        values += float(sparse.values.sum())
+    return indices, values
+
+
+TEXT = {
+    "names": fastpipe.RaggedSpec((None,), "string", field="features.name"),
+    "terms": fastpipe.RaggedSpec((None,), "string", field="features.term"),
+    "values": fastpipe.RaggedSpec((None,), "float32", field="features.value"),
+}
+
+
+def by_strings(path: Path, find: Callable[[Any], Any] | None, batch_size: int) -> Sums:
+    """The same by the strings: `find` says of an Arrow array of keys where each is, -1 or null for none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    separator = pa.scalar("\x01", pa.large_string())
+    indices, values = 0, 0.0
+    for batch in passes(path, TEXT, batch_size):
+        if find is None:
+            values += float(batch["values"].values.sum())
+            continue
+        names, terms = (batch[name].values.to_arrow() for name in ("names", "terms"))
+        found = find(pc.binary_join_element_wise(names, terms, separator))
+        known = found >= 0
+        rows = np.repeat(np.arange(len(batch["values"])), np.diff(batch["values"].offsets))
+        kept = np.stack([rows[known], found[known]], axis=1)
+        indices += int(kept[:, 1].sum())
+        values += float(batch["values"].values[known].sum())
+    return indices, values
+
+
+def fixed(keys: Any, width: int) -> Any:
+    """An Arrow array of strings as a NumPy array of bytes of a fixed width."""
+    offsets = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + len(keys) + 1]
+    text = np.frombuffer(keys.buffers()[2], np.uint8)
+    lengths = np.minimum(np.diff(offsets), width)
+    out = np.zeros((len(keys), width), np.uint8)
+    rows = np.repeat(np.arange(len(keys)), lengths)
+    places = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    out[rows, places] = text[np.repeat(offsets[:-1], lengths) + places]
+    return out.reshape(-1).view(f"S{width}")
+
+
+def finders(keys: list[str]) -> dict[str, Callable[[Any], Any]]:
+    """The ways to look up Arrow arrays of keys, each with what it needs made already."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = pa.array(keys, pa.large_string())
+    width = max(map(len, keys)) + 8
+    in_order = fixed(table, width)
+    order = np.argsort(in_order)
+    ordered = in_order[order]
+
+    def numpy(found: Any) -> Any:
+        wanted = fixed(found, width)
+        places = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+        return np.where(ordered[places] == wanted, order[places], -1)
+
+    def arrow(found: Any) -> Any:
+        return pc.fill_null(pc.index_in(found, value_set=table), -1).to_numpy()
+
+    ways: dict[str, Callable[[Any], Any]] = {"numpy": numpy, "arrow": arrow}
+    try:
+        import pandas as pd
+    except ImportError:
+        print("pandas isn't installed: without it")
+    else:
+        index = pd.Index(np.array(keys, object))
+        index.get_indexer(["a"])  # Builds its table.
+        ways["pandas"] = lambda found: index.get_indexer(found.to_numpy(zero_copy_only=False))
+    return ways
+
+
+def measure(sides: dict[str, Callable[[], Sums]], rounds: int, entries: int) -> None:
+    """Lets them take turns, and prints a line for each."""
+    walls: dict[str, list[float]] = {name: [] for name in sides}
+    works: dict[str, list[float]] = {name: [] for name in sides}
+    sums = {name: side() for name, side in sides.items()}
+    known = {sums[name] for name in sides if name not in ("hash", "strings")}
+    assert len(known) == 1, f"they disagree: {sums}"
+    for _ in range(rounds):
+        for name, side in sides.items():
+            start, work = clock(), time.process_time()
+            side()
+            walls[name].append((clock() - start) / entries * 1e9)
+            works[name].append((time.process_time() - work) / entries * 1e9)
+    print(f"  {'':<12}{'ns an entry':>12}{'times as long':>16}{'CPU ns':>10}{'times as long':>16}")
+    for name in sides:
+        line = f"  {name:<12}"
+        for times, width in ((walls, 12), (works, 10)):
+            ratio = statistics.median(a / b for a, b in zip(times[name], times["vocabulary"], strict=True))
+            line += f"{statistics.median(times[name]):>{width}.1f}{ratio:>16.1f}"
+        print(line)
+
+
+def compare(number: int, arguments: argparse.Namespace) -> None:
+    """Measures with a vocabulary of so many keys."""
+    rows, size = arguments.rows, arguments.batch_size
+    with tempfile.TemporaryDirectory() as folder:
+        path, text = Path(folder) / "bags.avro", Path(folder) / "vocabulary.txt"
+        write(path, number, rows, arguments.entries)
+        keys = ["\x01".join(pair(i)) for i in range(number)]
+        text.write_text("\n".join(keys))
+        start = clock()
+        spec = fastpipe.VocabularySpec(keys)
+        made = clock()
+        fastpipe.VocabularySpec(text)
+        took = [(made - start) / number * 1e9, (clock() - made) / number * 1e9]
+        print(
+            f"{number:,} keys, bags of {arguments.entries}: {spec.vocabulary.nbytes / number:.0f} bytes a key; built "
+            f"in {took[0]:.0f} ns a key from a list, {took[1]:.0f} from a file"
+        )
+        sides: dict[str, Callable[[], Sums]] = {
+            "vocabulary": lambda: by_lookup(path, spec, size),
+            "hash": lambda: by_lookup(path, fastpipe.HashSpec(1 << 20), size),
+            "strings": lambda: by_strings(path, None, size),
+        }
+        for name, find in finders(keys).items():
+            # One call for all of the file, for whoever builds a table for each.
+            rows_a_batch = rows if name == "arrow" else size
+            sides[name] = partial(by_strings, path, find, rows_a_batch)
+        measure(sides, arguments.rounds, rows * arguments.entries)
+
+
+def main() -> None:
+    """Runs all sizes that are asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 1_000_000])
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--entries", type=int, default=50, help="of each bag")
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    for number in arguments.keys:
+        compare(number, arguments)
+
+
+if __name__ == "__main__":
+    main()
