@@ -1,4 +1,4 @@
-"""What the rows of an Arrow table are in an Avro file: an oracle of pyarrow's and Python's own, and readers of others."""
+"""What the rows of an Arrow table are in an Avro file: an oracle of pyarrow's and Python's own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
+
 from arrow_tables import is_list, item_of
 
 
@@ -16,8 +17,10 @@ class MisfitError(Exception):
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     """The rows, with times as the numbers that Avro stores, and decimals as integers."""
-    columns = {name: [stored(item_of(scalar), column.type) for scalar in column] for name, column in
-               zip(table.column_names, table.columns, strict=True)}
+    columns = {
+        name: [stored(item_of(scalar), column.type) for scalar in column]
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
     return [{name: values[row] for name, values in columns.items()} for row in range(table.num_rows)]
 
 

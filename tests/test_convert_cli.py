@@ -137,7 +137,10 @@ def test_a_column_that_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture
     schema = {
         "type": "record",
         "name": "R",
-        "fields": [{"name": "a", "type": "long"}, {"name": "u", "type": ["int", "string", {"type": "array", "items": "int"}]}],
+        "fields": [
+            {"name": "a", "type": "long"},
+            {"name": "u", "type": ["int", "string", {"type": "array", "items": "int"}]},
+        ],
     }
     source, out = str(tmp_path / "in.avro"), str(tmp_path / "out.avro")
     with open(source, "wb") as file:
@@ -150,7 +153,12 @@ def test_a_column_that_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(
     "options",
-    [["--codec", "brotli"], ["--seed", "1"], ["--to", "parquet", "--block-bytes", "9"], ["--to", "parquet", "--codec", "xz"]],
+    [
+        ["--codec", "brotli"],
+        ["--seed", "1"],
+        ["--to", "parquet", "--block-bytes", "9"],
+        ["--to", "parquet", "--codec", "xz"],
+    ],
 )
 def test_options_that_do_not_go_together(source: str, tmp_path: Path, options: list[str]) -> None:
     assert cli.main(["convert", source, str(tmp_path / "out.avro"), *options]) == 2

@@ -17,12 +17,12 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from arrow_tables import tables
-from avro_rows import MisfitError, read, rows_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fastpipe
+from arrow_tables import tables
+from avro_rows import MisfitError, read, rows_of
 from fastpipe import Masked, Ragged, Sparse, SparseCSR, Strings
 
 CODECS = ("null", "deflate", "snappy", "zstandard", "bzip2", "xz")
@@ -136,19 +136,25 @@ def test_read_back_by_fastpipe(tmp_path: Path, codec: Any) -> None:
     features = dict(reader.features)
     for name, form in next(iter(fastpipe.read_avro(again, features=features, batch_size=6))).items():
         expected = next(iter(fastpipe.read_avro(path, features=features, batch_size=6, shuffle=True, seed=3)))[name]
-        assert np.array_equal(np.asarray(form), np.asarray(expected)) if isinstance(form, np.ndarray) else (
-            form.to_list() == expected.to_list()
+        assert (
+            np.array_equal(np.asarray(form), np.asarray(expected))
+            if isinstance(form, np.ndarray)
+            else (form.to_list() == expected.to_list())
         )
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy"])
 def test_read_back_by_polars(tmp_path: Path, codec: Any) -> None:
-    frame = pl.DataFrame({"a": [1, None, 3], "b": ["x", "yé", None], "c": [[1.5], [], [2.5, 3.5]], "d": [True, False, None]})
+    frame = pl.DataFrame(
+        {"a": [1, None, 3], "b": ["x", "yé", None], "c": [[1.5], [], [2.5, 3.5]], "d": [True, False, None]}
+    )
     fastpipe.write_avro(tmp_path / "out.avro", frame, codec=codec)
     assert pl.read_avro(tmp_path / "out.avro").equals(frame)
 
 
-@pytest.mark.parametrize(("codec", "level"), [("deflate", 12), ("zstandard", -7), ("zstandard", 19), ("bzip2", 1), ("xz", 0)])
+@pytest.mark.parametrize(
+    ("codec", "level"), [("deflate", 12), ("zstandard", -7), ("zstandard", 19), ("bzip2", 1), ("xz", 0)]
+)
 def test_levels(tmp_path: Path, codec: Any, level: int) -> None:
     fastpipe.write_avro(tmp_path / "out.avro", {"a": np.arange(1000)}, codec=codec, level=level)
     assert [row["a"] for row in read(tmp_path / "out.avro")] == list(range(1000))
@@ -184,18 +190,20 @@ def test_wide_and_large_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "9a", "ä", "", "a-b", "a..b", "a.", ".a", "a\tb"])
 def test_names(tmp_path: Path, name: str) -> None:
-    with pytest.raises(fastpipe.SchemaError, match="rename|name of") as caught:
+    with pytest.raises(fastpipe.SchemaError, match=r"rename|name of") as caught:
         fastpipe.write_avro(tmp_path / "out.avro", pa.table({name: [1]}))
     assert caught.value.feature is not None
     with pytest.raises(fastpipe.SchemaError):
-        fastpipe.write_avro(tmp_path / "out.avro", pa.table({"a": [{name: 1}]}) if "\0" not in name else pa.table({name: [1]}))
+        fastpipe.write_avro(
+            tmp_path / "out.avro", pa.table({"a": [{name: 1}]}) if "\0" not in name else pa.table({name: [1]})
+        )
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("columns", [["a", "a"], ["a", "a.b"], ["a.b", "a"], ["x.a", "x.a.b"]])
 def test_names_that_collide(tmp_path: Path, columns: list[str]) -> None:
     table = pa.table([[1]] * len(columns), names=columns)
-    with pytest.raises(fastpipe.SchemaError, match="rename one|two fields"):
+    with pytest.raises(fastpipe.SchemaError, match=r"rename one|two fields"):
         fastpipe.write_avro(tmp_path / "out.avro", table)
 
 
@@ -303,7 +311,8 @@ def test_what_does_not_fit(tmp_path: Path, column: str, values: Any, error: type
         ({"type": "record", "name": "R"}, fastpipe.SchemaError),
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": "lnog"}]}, fastpipe.SchemaError),
         ({"type": "record", "name": "R", "fields": [{"name": "a b", "type": "long"}]}, fastpipe.SchemaError),
-        ({"type": "record", "name": "R", "fields": [{"name": "a", "type": ["int", "string"]}]}, fastpipe.UnsupportedError),
+        ({"type": "record", "name": "R", "fields": [{"name": "a", "type": ["int", "string"]}]},
+         fastpipe.UnsupportedError),
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "R"]}]}, fastpipe.UnsupportedError),
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "bytes", "logicalType": "decimal",
           "precision": 2, "scale": 3}}]}, fastpipe.SchemaError),
@@ -345,7 +354,8 @@ def test_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"path": 5}, TypeError), ({"path": io.BytesIO()}, TypeError), ({"data": 5}, TypeError), ({"data": "x"}, TypeError),
+        ({"path": 5}, TypeError), ({"path": io.BytesIO()}, TypeError), ({"data": 5}, TypeError),
+        ({"data": "x"}, TypeError),
         ({"data": [5]}, TypeError), ({"data": np.arange(3)}, TypeError), ({"data": {}}, ValueError),
         ({"data": {"a": "x"}}, TypeError), ({"data": pl.LazyFrame({"a": [1]})}, TypeError), ({"schema": 5}, TypeError),
         ({"schema": {"a": {1, 2}}}, TypeError), ({"codec": 5}, TypeError), ({"codec": "lz4"}, ValueError),
@@ -353,9 +363,11 @@ def test_metadata(tmp_path: Path) -> None:
         ({"block_bytes": 0}, ValueError), ({"block_bytes": "1"}, TypeError), ({"block_bytes": True}, TypeError),
         ({"block_bytes": 2**31}, ValueError), ({"append": "no"}, TypeError), ({"progress": 1}, TypeError),
         ({"metadata": [1]}, TypeError), ({"metadata": {1: "x"}}, TypeError), ({"metadata": {"a": 1}}, TypeError),
-        ({"metadata": {"avro.codec": "x"}}, ValueError), ({"num_threads": 0}, ValueError), ({"num_threads": "x"}, ValueError),
+        ({"metadata": {"avro.codec": "x"}}, ValueError), ({"num_threads": 0}, ValueError), 
+        ({"num_threads": "x"}, ValueError),
         ({"num_threads": 1.5}, TypeError), ({"append": True, "metadata": {"a": "x"}}, ValueError),
-        ({"append": True}, FileNotFoundError), ({"path": "no/such/folder.avro"}, FileNotFoundError), ({"path": "/"}, OSError),
+        ({"append": True}, FileNotFoundError), ({"path": "no/such/folder.avro"}, FileNotFoundError),
+        ({"path": "/"}, OSError),
     ],
 )  # fmt: skip
 def test_arguments(tmp_path: Path, arguments: dict[str, Any], error: type[Exception]) -> None:

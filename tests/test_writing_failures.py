@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from avro_rows import read
 
 import fastpipe
+from avro_rows import read
 from fastpipe import _fastpipe
 
 pytestmark = pytest.mark.usefixtures("plain_values")
@@ -99,7 +99,8 @@ def test_killed(tmp_path: Path, append: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", program]) as process:
         until = time.monotonic() + 60
         while sum(entry.stat().st_size for entry in tmp_path.iterdir()) < 3_000_000:
-            assert process.poll() is None and time.monotonic() < until
+            assert process.poll() is None
+            assert time.monotonic() < until
             time.sleep(0.01)
         process.kill()
     if append:
@@ -161,7 +162,8 @@ os.wait()
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=100)
     parent, child, forking = (read(tmp_path / f"{name}.avro") for name in ("parent", "child", "forking"))
-    assert len(parent) == 3_000_000 and parent == child == forking
+    assert len(parent) == 3_000_000
+    assert parent == child == forking
     assert len(os.listdir(tmp_path)) == 3
 
 
@@ -215,7 +217,8 @@ def test_links_and_modes(tmp_path: Path) -> None:
     target.chmod(0o640)
     link.symlink_to(target)
     fastpipe.write_avro(link, BATCH)
-    assert link.is_symlink() and len(read(target)) == 100
+    assert link.is_symlink()
+    assert len(read(target)) == 100
     assert target.stat().st_mode & 0o777 == 0o640
     mask = os.umask(0)
     os.umask(mask)
@@ -232,7 +235,8 @@ def test_append(tmp_path: Path, codec: Any) -> None:
         added = fastpipe.write_avro(path, BATCH, codec=given, append=True)
         assert added.rows == 100
     data = path.read_bytes()
-    assert data.startswith(before) and len(data) == len(before) + 2 * added.size
+    assert data.startswith(before)
+    assert len(data) == len(before) + 2 * added.size
     assert [row["a"] for row in read(path)] == 3 * list(range(100))
     assert sum(len(batch["a"]) for batch in fastpipe.read_avro(path, batch_size=64)) == 300
     # No rows add no block.

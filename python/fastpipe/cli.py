@@ -81,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument("--cache", type=_named, metavar="DIR", help="where to; fastpipe in the user's cache directory")
     index.set_defaults(run=_index_files)
 
-    convert = commands.add_parser("convert", help="write the rows of files as Avro, Parquet or Arrow, shuffled if asked")
+    convert = commands.add_parser(
+        "convert", help="write the rows of files as Avro, Parquet or Arrow, shuffled if asked"
+    )
     _convert_cli.add_options(convert, _positive)
     convert.set_defaults(run=_convert_cli.run)
 
