@@ -363,7 +363,7 @@ def test_metadata(tmp_path: Path) -> None:
         ({"block_bytes": 0}, ValueError), ({"block_bytes": "1"}, TypeError), ({"block_bytes": True}, TypeError),
         ({"block_bytes": 2**31}, ValueError), ({"append": "no"}, TypeError), ({"progress": 1}, TypeError),
         ({"metadata": [1]}, TypeError), ({"metadata": {1: "x"}}, TypeError), ({"metadata": {"a": 1}}, TypeError),
-        ({"metadata": {"avro.codec": "x"}}, ValueError), ({"num_threads": 0}, ValueError), 
+        ({"metadata": {"avro.codec": "x"}}, ValueError), ({"num_threads": 0}, ValueError),
         ({"num_threads": "x"}, ValueError),
         ({"num_threads": 1.5}, TypeError), ({"append": True, "metadata": {"a": "x"}}, ValueError),
         ({"append": True}, FileNotFoundError), ({"path": "no/such/folder.avro"}, FileNotFoundError),
