@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import fastavro
 import numpy as np
@@ -47,7 +48,7 @@ def cases(rows: int) -> dict[str, pa.Table]:
     }
 
 
-def writers(table: pa.Table, codec: str, threads: int, folder: str) -> dict[str, Callable[[], object]]:
+def writers(table: pa.Table, codec: Any, threads: int, folder: str) -> dict[str, Callable[[], object]]:
     """By name, what writes the table."""
     paths = {name: os.path.join(folder, f"{name}.avro") for name in ("fastpipe", "fastavro", "polars")}
     found: dict[str, Callable[[], object]] = {}
@@ -70,7 +71,8 @@ def writers(table: pa.Table, codec: str, threads: int, folder: str) -> dict[str,
         frame = pl.DataFrame(table)
 
         def polars() -> None:
-            frame.write_avro(paths["polars"], compression="uncompressed" if codec == "null" else codec)
+            compression: Any = "uncompressed" if codec == "null" else codec
+            frame.write_avro(paths["polars"], compression=compression)
 
         try:
             polars()
@@ -88,7 +90,7 @@ def check(path: str, records: list[dict[str, object]]) -> None:
     with open(path, "rb") as file:
         for expected, found in zip(records, fastavro.reader(file), strict=True):
             if expected != found:
-                raise AssertionError(f"{found} was written for {expected}")
+                raise AssertionError(f"{found!r} was written for {expected!r}")
 
 
 def main() -> int:
