@@ -1,4 +1,4 @@
-"""The command line: `fastpipe demo`, `inspect`, `head`, `index` and `bench`."""
+"""The command line: `fastpipe demo`, `inspect`, `head`, `index`, `convert` and `bench`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 import fastpipe
-from fastpipe import _bench_cli, _shuffle_cli
+from fastpipe import _bench_cli, _convert_cli, _shuffle_cli
 from fastpipe._row_text import batch_rows, rows_text
 from fastpipe._sources import expand
 from fastpipe._terminal_text import clean, plural, shorten, size_text, table
@@ -80,6 +80,12 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument("files", nargs="+", metavar="FILE", help=source)
     index.add_argument("--cache", type=_named, metavar="DIR", help="where to; fastpipe in the user's cache directory")
     index.set_defaults(run=_index_files)
+
+    convert = commands.add_parser(
+        "convert", help="write the rows of files as Avro, Parquet or Arrow, shuffled if asked"
+    )
+    _convert_cli.add_options(convert, _positive)
+    convert.set_defaults(run=_convert_cli.run)
 
     bench = commands.add_parser("bench", help="find the batch size and the threads that read files fastest")
     bench.add_argument("files", nargs="+", metavar="FILE", help=source)

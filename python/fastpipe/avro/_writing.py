@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -74,9 +74,9 @@ def write_avro(
         data: a batch (dict from name to array or form, extra `arrow`), a `Reader`, whatever has `__arrow_c_stream__`
             or `__arrow_c_array__` (tables and record batches of pyarrow, frames of polars), or an iterable of these.
             Columns `a.b` and `a.c` are fields of a record `a`.
-        schema: a schema of Avro's, as JSON or parsed: a record whose fields are the columns, in any order. Values become
-            its types where nothing is lost but digits of floating-point numbers; unions are of null and one type. By
-            default it follows from the types: see the manual's page on writing.
+        schema: a schema of Avro's, as JSON or parsed: a record whose fields are the columns, in any order. Values
+            become its types where nothing is lost but digits of floating-point numbers; unions are of null and one
+            type. By default it follows from the types: see the manual's page on writing.
         codec: "null", "deflate", "snappy", "zstandard", "bzip2" or "xz"; None for zstandard, or when appending for the
             file's.
         level: of deflate (1 to 12), zstandard (-7 to 22), bzip2 (1 to 9) or xz (0 to 9); None for 6, 3, 9 and 6.
@@ -300,10 +300,8 @@ def _bar(data: Any, showing: bool) -> Any:
         return nullcontext()
     total: int | None = None
     if isinstance(data, Reader):
-        try:
+        with suppress(TypeError):  # It may have no end.
             total = len(data) * data.batch_size
-        except TypeError:
-            pass  # It has no end.
     elif not isinstance(data, Mapping):
         rows = getattr(data, "num_rows", getattr(data, "height", None))
         total = rows if isinstance(rows, int) else None

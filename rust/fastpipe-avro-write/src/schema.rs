@@ -257,7 +257,7 @@ impl Parser {
                     check_field(name, &path)?;
                     let ty = field.get("type").ok_or_else(|| bad(&path, "a field has a \"type\""))?;
                     if !seen.insert(name) {
-                        return Err(bad(&path, "two fields of a record have this name"));
+                        return Err(bad(&path, "two fields of a record have this name: rename one"));
                     }
                     read.push((name.to_owned(), self.site(ty, &path, space)?));
                 }

@@ -1,0 +1,284 @@
+"""Writing that fails, is interrupted or killed, and appending: a file is whole, or what it was."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import fastpipe
+from avro_rows import read
+from fastpipe import _fastpipe
+
+pytestmark = pytest.mark.usefixtures("plain_values")
+
+BATCH = {"a": np.arange(100)}
+
+
+def endless() -> Iterator[dict[str, Any]]:
+    random = np.random.default_rng(1)
+    while True:
+        yield {"a": random.integers(0, 2**62, 10_000)}
+
+
+def raising(error: BaseException, after: int = 30) -> Iterator[dict[str, Any]]:
+    for number, batch in enumerate(endless()):
+        if number == after:
+            raise error
+        yield batch
+
+
+def of_pyarrow(batches: Iterator[dict[str, Any]]) -> pa.RecordBatchReader:
+    return pa.RecordBatchReader.from_batches(pa.schema([("a", pa.int64())]), map(pa.RecordBatch.from_pydict, batches))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt(), GeneratorExit(), MemoryError()])
+@pytest.mark.parametrize("stream", [iter, of_pyarrow])
+@pytest.mark.parametrize("append", [False, True])
+def test_data_that_raise(tmp_path: Path, error: BaseException, stream: Any, append: bool) -> None:
+    path = tmp_path / "out.avro"
+    fastpipe.write_avro(path, BATCH)
+    before = path.read_bytes()
+    with pytest.raises(type(error)) as caught:
+        fastpipe.write_avro(path, stream(raising(error)), codec=None, append=append)
+    assert caught.value is error or isinstance(error, GeneratorExit)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["out.avro"]
+
+
+def test_a_reader_that_fails(tmp_path: Path) -> None:
+    source, path = tmp_path / "in.avro", tmp_path / "out.avro"
+    fastpipe.write_avro(source, BATCH, codec="zstandard", block_bytes=50)
+    data = bytearray(source.read_bytes())
+    reader = fastpipe.read_avro(source, batch_size=10)
+    data[-20] ^= 0xFF
+    source.write_bytes(data)
+    with pytest.raises(fastpipe.FastpipeError):
+        fastpipe.write_avro(path, reader)
+    assert not path.exists()
+
+
+def test_ctrl_c(tmp_path: Path) -> None:
+    def interrupted() -> Iterator[dict[str, Any]]:
+        for number, batch in enumerate(endless()):
+            if number == 5:
+                signal.raise_signal(signal.SIGINT)
+            yield batch
+
+    with pytest.raises(KeyboardInterrupt):
+        fastpipe.write_avro(tmp_path / "out.avro", interrupted())
+    assert not os.listdir(tmp_path)
+
+
+ENDLESS = """
+import sys, numpy as np, fastpipe
+def endless():
+    random = np.random.default_rng(1)
+    while True:
+        yield {"a": random.integers(0, 2**62, 10_000)}
+"""
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_killed(tmp_path: Path, append: bool) -> None:
+    path = tmp_path / "out.avro"
+    fastpipe.write_avro(path, BATCH)
+    before = path.read_bytes()
+    program = f"{ENDLESS}\nfastpipe.write_avro({str(path)!r}, endless(), append={append})"
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        until = time.monotonic() + 60
+        while sum(entry.stat().st_size for entry in tmp_path.iterdir()) < 3_000_000:
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        process.kill()
+    if append:
+        data = path.read_bytes()
+        assert data.startswith(before)
+        # Cut within a block, it is refused, and nothing is changed.
+        path.write_bytes(data[: len(data) // 2 + 5])
+        with pytest.raises(fastpipe.MalformedFileError):
+            fastpipe.write_avro(path, BATCH, append=True)
+        assert path.read_bytes() == data[: len(data) // 2 + 5]
+    else:
+        assert path.read_bytes() == before
+        (left,) = {entry.name for entry in tmp_path.iterdir()} - {"out.avro"}
+        assert left.startswith(".fastpipe-")
+        # Readers of the directory leave it out.
+        assert fastpipe.read_avro(tmp_path, batch_size=100).num_rows == 100
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+@pytest.mark.parametrize("append", [False, True])
+def test_full_disk(tmp_path: Path, append: bool) -> None:
+    path = tmp_path / "out.avro"
+    fastpipe.write_avro(path, BATCH)
+    before = path.read_bytes()
+    program = f"""{ENDLESS}
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+try:
+    fastpipe.write_avro({str(path)!r}, endless(), append={append})
+except fastpipe.StorageError as error:
+    print(error.errno, error.path)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.split() == [str(errno.EFBIG), str(path)]
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["out.avro"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_forked_child(tmp_path: Path) -> None:
+    program = f"""{ENDLESS}
+import itertools, os
+path = {str(tmp_path)!r}
+few = lambda: itertools.islice(endless(), 300)
+fastpipe.write_avro(path + "/parent.avro", few(), num_threads=4)
+child = os.fork()
+if not child:
+    fastpipe.write_avro(path + "/child.avro", few(), num_threads=4)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+
+def forking():  # The child leaves by an error, and the parent's file alone.
+    for number, batch in enumerate(few()):
+        if number == 50 and not os.fork():
+            raise SystemExit(0)
+        yield batch
+fastpipe.write_avro(path + "/forking.avro", forking())
+os.wait()
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=100)
+    parent, child, forking = (read(tmp_path / f"{name}.avro") for name in ("parent", "child", "forking"))
+    assert len(parent) == 3_000_000
+    assert parent == child == forking
+    assert len(os.listdir(tmp_path)) == 3
+
+
+def test_two_threads(tmp_path: Path) -> None:
+    path = tmp_path / "out.avro"
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            fastpipe.write_avro(path, ({"a": np.full(1000, number)} for _ in range(50)), num_threads=2)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    rows = [row["a"] for row in read(path)]
+    assert rows == [rows[0]] * 50_000
+    assert os.listdir(tmp_path) == ["out.avro"]
+
+
+def test_a_writer_used_while_it_writes(tmp_path: Path) -> None:
+    path = tmp_path / "out.avro"
+    path.touch()
+    writer = _fastpipe.AvroWriter(
+        str(path), shown="x", schema=None, codec="null", level=None, block_bytes=10, num_threads=1, sync=b"x" * 16,
+        metadata=[], appending_to=None,
+    )  # fmt: skip
+
+    def again() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"a": [1]})
+        with pytest.raises(RuntimeError, match="another thread"):
+            writer.finish()
+        yield pa.record_batch({"a": [2]})
+
+    stream = pa.RecordBatchReader.from_batches(pa.schema([("a", pa.int64())]), again())
+    writer.write(stream, [], None)
+    assert writer.finish()[0] == 2
+    for call in (lambda: writer.finish(), lambda: writer.write(pa.table({"a": [1]}), [], None)):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+    writer.close()
+
+
+def test_links_and_modes(tmp_path: Path) -> None:
+    target, link = tmp_path / "real.avro", tmp_path / "link.avro"
+    target.touch(0o640)
+    target.chmod(0o640)
+    link.symlink_to(target)
+    fastpipe.write_avro(link, BATCH)
+    assert link.is_symlink()
+    assert len(read(target)) == 100
+    assert target.stat().st_mode & 0o777 == 0o640
+    mask = os.umask(0)
+    os.umask(mask)
+    fastpipe.write_avro(tmp_path / "new.avro", BATCH)
+    assert (tmp_path / "new.avro").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
+def test_append(tmp_path: Path, codec: Any) -> None:
+    path = tmp_path / "out.avro"
+    fastpipe.write_avro(path, BATCH, codec=codec, metadata={"k": "v"})
+    before = path.read_bytes()
+    for given in (None, codec):
+        added = fastpipe.write_avro(path, BATCH, codec=given, append=True)
+        assert added.rows == 100
+    data = path.read_bytes()
+    assert data.startswith(before)
+    assert len(data) == len(before) + 2 * added.size
+    assert [row["a"] for row in read(path)] == 3 * list(range(100))
+    assert sum(len(batch["a"]) for batch in fastpipe.read_avro(path, batch_size=64)) == 300
+    # No rows add no block.
+    assert fastpipe.write_avro(path, {"a": np.arange(0)}, append=True) == (0, 0, 0)
+    assert path.read_bytes() == data
+
+
+def test_append_to_what_does_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "out.avro"
+    fastpipe.write_avro(path, BATCH)
+    before = path.read_bytes()
+    other = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
+    same = {"type": "record", "name": "Other", "doc": "x", "fields": [{"name": "a", "type": "long", "default": 3}]}
+    with pytest.raises(ValueError, match="codec is zstandard"):
+        fastpipe.write_avro(path, BATCH, codec="null", append=True)
+    with pytest.raises(fastpipe.SchemaError, match="isn't that of the file"):
+        fastpipe.write_avro(path, BATCH, other, append=True)
+    for data in ({"b": np.arange(3)}, {"a": np.array([0.5])}, {"a": np.arange(3), "b": np.arange(3)}):
+        with pytest.raises(fastpipe.SchemaError):
+            fastpipe.write_avro(path, data, append=True)
+    assert path.read_bytes() == before
+    fastpipe.write_avro(path, BATCH, same, append=True)
+    whole = path.read_bytes()
+    for cut in (1, 16, 17, 60, len(whole) - 20):
+        path.write_bytes(whole[:-cut])
+        with pytest.raises(fastpipe.MalformedFileError):
+            fastpipe.write_avro(path, BATCH, append=True)
+        assert path.read_bytes() == whole[:-cut]
+    for tail in (b"\0", b"\0" * 16):
+        path.write_bytes(whole + tail)
+        with pytest.raises(fastpipe.MalformedFileError):
+            fastpipe.write_avro(path, BATCH, append=True)
+
+
+def test_memory_stays_bounded(tmp_path: Path) -> None:
+    program = f"""{ENDLESS}
+import itertools, resource
+fastpipe.write_avro({str(tmp_path / "a.avro")!r}, itertools.islice(endless(), 50), codec="null")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+fastpipe.write_avro({str(tmp_path / "b.avro")!r}, itertools.islice(endless(), 2000), codec="null")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100)
+    # 160 MB go through it.
+    assert int(done.stdout) < 30_000
