@@ -37,6 +37,8 @@ __version__: str
 
 _Kept: TypeAlias = Literal["nowhere", "before", "now", "unsettled", "changed"]
 
+InMemory: TypeAlias = tuple[bytes, int, int] | None
+
 _Rows: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint32] | None]
 
 def compress_interactions(
@@ -77,7 +79,7 @@ def leave_tensorflow() -> None: ...
 
 @final
 class ContainerFile:
-    def __new__(cls, path: str) -> ContainerFile: ...
+    def __new__(cls, path: str, in_memory: InMemory = None) -> ContainerFile: ...
     @property
     def path(self) -> str: ...
     @property
@@ -155,6 +157,7 @@ class AvroDataset(Data):
         check: Callable[[str, str], None] | None = None,
         lenient: bool = False,
         damaged: list[Exception] | None = None,
+        contents: list[InMemory] = ...,
     ) -> AvroDataset: ...
     def stored(self) -> list[tuple[str, str]]: ...
     def left_out(self) -> list[tuple[str, str]]: ...

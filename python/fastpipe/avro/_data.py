@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import names
+from fastpipe._contents import Contents
 from fastpipe._data import Words
 from fastpipe._state import VERSION
 from fastpipe.avro._index_cache import IndexCache, cache_directory
@@ -45,11 +46,17 @@ class Location(NamedTuple):
     record: int
 
 
+def _split(files: Sequence[str | Contents]) -> tuple[list[str], list[tuple[bytes, int, int] | None]]:
+    """The paths or names of files, and where those in memory lie; an empty list if none does."""
+    places = [file.place if isinstance(file, Contents) else None for file in files]
+    return list(map(str, files)), places if any(places) else []
+
+
 class AvroData:
     """Avro files, opened for a set of features: the `Data` of `read_avro`.
 
     Args:
-        files: their paths.
+        files: their paths, or what lies in memory.
         features: as in `read_avro`.
         index_cache: as in `read_avro`.
         check: is called with the path and the schema, as JSON, of the first file, and of each whose schema is another
@@ -62,25 +69,32 @@ class AvroData:
 
     def __init__(
         self,
-        files: list[str],
+        files: Sequence[str | Contents],
         features: Features,
         index_cache: IndexCache = None,
         check: Callable[[str, str], None] | None = None,
         damaged: list[Exception] | None = None,
     ) -> None:
         lowered = [(name, spec._lower()) for name, spec in features.items()]
-        handle = _fastpipe.AvroDataset(files, lowered, None, cache_directory(index_cache), check, damaged=damaged)
+        paths, contents = _split(files)
+        cache = cache_directory(index_cache)
+        handle = _fastpipe.AvroDataset(paths, lowered, None, cache, check, damaged=damaged, contents=contents)
         self._open(files, handle, index_cache)
         self.features = features
 
     @classmethod
     def inferring(
-        cls, files: list[str], columns: Sequence[str] | None, index_cache: IndexCache, *, lenient: bool = False
+        cls,
+        files: Sequence[str | Contents],
+        columns: Sequence[str] | None,
+        index_cache: IndexCache,
+        *,
+        lenient: bool = False,
     ) -> Self:
         """Opens files for what is found in them, or for those columns of it.
 
         Args:
-            files: their paths.
+            files: their paths, or what lies in memory.
             columns: as in `read_avro`.
             index_cache: as in `read_avro`.
             lenient: whether to take logical types as what is stored, and to leave out what isn't read, instead of
@@ -88,13 +102,16 @@ class AvroData:
         """
         wanted = None if columns is None else names("columns", columns)
         data = cls.__new__(cls)
-        handle = _fastpipe.AvroDataset(files, None, wanted, cache_directory(index_cache), lenient=lenient)
+        paths, contents = _split(files)
+        cache = cache_directory(index_cache)
+        handle = _fastpipe.AvroDataset(paths, None, wanted, cache, lenient=lenient, contents=contents)
         data._open(files, handle, index_cache)
         data.features = inferred(handle.features())
         return data
 
-    def _open(self, files: list[str], handle: _fastpipe.AvroDataset, index_cache: IndexCache) -> None:
-        self.files = files
+    def _open(self, files: Sequence[str | Contents], handle: _fastpipe.AvroDataset, index_cache: IndexCache) -> None:
+        self._given = list(files)
+        self.files = list(map(str, files))
         self.handle = handle
         self._index_cache = index_cache
         self._fingerprints: dict[int, dict[str, Any]] = {}
@@ -148,7 +165,7 @@ class AvroData:
         return self.handle.column_times()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return AvroData, (self.files, self.features, self._index_cache)
+        return AvroData, (self._given, self.features, self._index_cache)
 
     def __str__(self) -> str:
         return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"

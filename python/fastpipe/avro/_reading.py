@@ -7,8 +7,8 @@ from typing import SupportsIndex, Unpack
 
 from fastpipe._arguments import names
 from fastpipe._column_features import asked_for
+from fastpipe._contents import Source, opened
 from fastpipe._options import Options, Settings, takes_options
-from fastpipe._sources import Paths, expand
 from fastpipe.avro._data import AvroData
 from fastpipe.avro._index_cache import IndexCache
 from fastpipe.reader import Reader
@@ -19,7 +19,7 @@ __all__ = ["infer_features", "read_avro"]
 
 @takes_options()
 def read_avro(
-    source: Paths,
+    source: Source,
     *,
     features: Mapping[str, Spec] | None = None,
     columns: Sequence[str] | None = None,
@@ -39,7 +39,9 @@ def read_avro(
         source: a path, a glob (`"data/*.avro"`), a directory (all `*.avro` below it), or a list of these. Directories
             and globs leave out files and folders that begin with `_` or `.` (what isn't committed), follow links, and
             visit each folder once. `~` is the home directory. Files may have different schemas, as long as each has the
-            features; the first decides which symbols enum codes stand for.
+            features; the first decides which symbols enum codes stand for. Or a contiguous buffer of the bytes of a
+            file, or a binary file object, which is read from its position to its end now; a list may mix all of these.
+            `bytes` are read where they are, other buffers are copied.
         features: spec of each wanted feature, by name. Fields of nested records are named with dots (`user.age`), below
             a map come `keys` and `values` (`scores.keys`, `scores.values`), items of arrays add nothing to the name. If
             the files' records aren't of a record type, their only feature is `value`. A spec's `field` names the path
@@ -84,13 +86,13 @@ def read_avro(
     """
     settings = Settings(read_avro, batch_size, options)
     wanted, chosen = asked_for(features, columns)
-    files = expand(source)
+    files = opened(source)
     if wanted is not None:
         return settings.reader(AvroData(files, wanted, index_cache))
     return settings.reader(AvroData.inferring(files, chosen, index_cache))
 
 
-def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index_cache: IndexCache = None) -> Features:
+def infer_features(source: Source, columns: Sequence[str] | None = None, *, index_cache: IndexCache = None) -> Features:
     """Finds the features of Avro files; printed, they are Python code to paste.
 
     Types and nulls follow from the first file's schema: nullable fields are masked, records of exactly `indices0`,
@@ -128,4 +130,4 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index
     chosen = None if columns is None else names("columns", columns)
     if chosen is not None and not chosen:
         raise ValueError("columns is empty: name at least one")
-    return AvroData.inferring(expand(source), chosen, index_cache).features
+    return AvroData.inferring(opened(source), chosen, index_cache).features

@@ -17,6 +17,7 @@ use pyo3::types::{PyBytes, PyList};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use crate::avro_format::AvroFormat;
+use crate::contents::{InMemory, contents as in_memory};
 use crate::data::Data;
 use crate::errors::{IntoPy, to_py};
 use crate::features::{Described, Lowered, describe, feature};
@@ -41,7 +42,8 @@ impl AvroDataset {
     /// exceptions of damaged files are appended to it, and of such a file the blocks in front of the damage are read; of one
     /// whose header is damaged none.
     #[new]
-    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, lenient=false, damaged=None))]
+    /// `contents` has the bytes of files that lie in memory, whose paths are then names.
+    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, lenient=false, damaged=None, contents=Vec::new()))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
@@ -52,11 +54,14 @@ impl AvroDataset {
         check: Option<&Bound<'_, PyAny>>,
         lenient: bool,
         damaged: Option<&Bound<'_, PyList>>,
+        contents: Vec<InMemory>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
+        let contents = contents.into_iter().map(in_memory).collect::<PyResult<Vec<_>>>()?;
         let format = AvroFormat::default();
         let how = Opening {
+            contents: &contents,
             cache: cache.as_ref(),
             tolerant: damaged.is_some(),
             threads: default_threads(),
@@ -66,8 +71,9 @@ impl AvroDataset {
         let texts = format.schema_texts();
         let mut files = Vec::with_capacity(found.len());
         let mut stamps = Vec::with_capacity(found.len());
+        let mut opened_contents = Vec::with_capacity(contents.len());
         let mut checked = HashSet::new();
-        for file in found {
+        for (number, file) in found.into_iter().enumerate() {
             if let (Some(damage), Some(damaged)) = (&file.damage, damaged) {
                 damaged.append(to_py(py, damage).value(py))?;
             }
@@ -78,6 +84,7 @@ impl AvroDataset {
                 check.call1((text_path(&file.path), texts.get(&schema).map(|text| &**text)))?;
             }
             stamps.push(file.stamp);
+            opened_contents.extend(contents.get(number).cloned());
             files.push((file.header, file.blocks));
         }
         if let Some(error) = failed {
@@ -94,10 +101,12 @@ impl AvroDataset {
                     inferred = infer_columns(first, columns.as_deref(), lenient).py(py)?;
                 }
                 let source = AvroSource::new(&inferred.features, &files).py(py)?;
-                refined(py, &source.with_stamps(stamps.clone()))?
+                let source = source.with_stamps(stamps.clone());
+                refined(py, &source.with_contents(opened_contents.clone()))?
             }
         };
-        let source = Arc::new(AvroSource::new(&features, &files).py(py)?.with_stamps(stamps));
+        let source = AvroSource::new(&features, &files).py(py)?.with_stamps(stamps);
+        let source = Arc::new(source.with_contents(opened_contents));
         let files = files.iter().map(|(info, blocks)| {
             let size = blocks.last().map_or(info.header.size, |last| last.offset + last.len());
             (info.path.clone(), size, info.header.sync)

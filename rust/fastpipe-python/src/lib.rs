@@ -7,6 +7,7 @@ mod arrow_export;
 mod arrow_import;
 mod avro_format;
 mod calls;
+mod contents;
 mod data;
 mod dataset;
 mod errors;
