@@ -18,7 +18,7 @@ from fastpipe._columns import to_arrow
 from fastpipe._fastpipe import __version__
 from fastpipe._options import Options
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
-from fastpipe.avro import AvroFile, Location, infer_features, read_avro
+from fastpipe.avro import AvroFile, Location, MessageDecoder, decode_messages, infer_features, read_avro
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import (
     DeviceError,
@@ -61,6 +61,7 @@ __all__ = [
     "Location",
     "MalformedFileError",
     "Masked",
+    "MessageDecoder",
     "MissingFileError",
     "NullValueError",
     "Options",
@@ -88,6 +89,7 @@ __all__ = [
     "UnsupportedError",
     "ValueRangeError",
     "__version__",
+    "decode_messages",
     "evaluation_candidates",
     "from_arrays",
     "from_arrow",

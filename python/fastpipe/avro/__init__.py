@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastpipe.avro._data import Location
 from fastpipe.avro._file import AvroFile
+from fastpipe.avro._messages import MessageDecoder, decode_messages
 from fastpipe.avro._reading import infer_features, read_avro
 
-__all__ = ["AvroFile", "Location", "infer_features", "read_avro"]
+__all__ = ["AvroFile", "Location", "MessageDecoder", "decode_messages", "infer_features", "read_avro"]

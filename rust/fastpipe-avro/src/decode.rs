@@ -1,6 +1,7 @@
 //! The decoder: runs a plan over the bytes of a block.
 
 mod arrays;
+mod datums;
 mod pick;
 mod sparse;
 mod text;
@@ -21,6 +22,7 @@ use crate::number;
 use crate::plan::{NO_CELL, Op, Plan, Scalar, Span};
 
 use self::arrays::Width;
+pub(crate) use self::datums::{Datums, datums};
 pub(crate) use self::pick::{Indexed, pick};
 use self::text::Texts;
 

@@ -14,6 +14,7 @@
 //! what bytes can't bound is bounded by [`limits`]. There is no `unsafe` in this crate but for what the processor's vector
 //! instructions need, in one module.
 
+mod canonical;
 mod codec;
 mod compile;
 mod container;
@@ -28,6 +29,7 @@ mod isa;
 mod layout;
 pub mod limits;
 mod make;
+mod messages;
 mod number;
 mod plan;
 mod profile;
@@ -42,6 +44,7 @@ mod varint_ends;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use canonical::{canonical_form, rabin};
 pub use codec::{Codec, decompress};
 pub use container::{Block, Header, SYNC_BYTES, Walk};
 pub use file_info::FileInfo;
@@ -49,6 +52,7 @@ pub use index::{decode_index, encode_index};
 pub use infer::{Evidence, Inferred, Stored, infer};
 pub use infer_columns::{InferredColumns, infer_columns};
 pub use layout::Column;
+pub use messages::{Framing, Message, MessageSchemas, infer_message_columns};
 pub use profile::{ColumnTimes, column_times};
 pub use schema::{Node, NodeId, Schema, Type};
 pub use source::AvroSource;

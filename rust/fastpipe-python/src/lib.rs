@@ -15,6 +15,7 @@ mod features;
 mod file;
 mod index;
 mod interactions;
+mod messages;
 mod order;
 mod pass;
 mod pass_memory;
@@ -52,6 +53,8 @@ mod _fastpipe {
     use super::index::index_file;
     #[pymodule_export]
     use super::interactions::{InteractionsDataset, Positives};
+    #[pymodule_export]
+    use super::messages::{MessageDecoder, Messages};
     #[pymodule_export]
     use super::order::Order;
     #[pymodule_export]
