@@ -222,8 +222,11 @@ def bombs(path: Path, codec: str, blocks: int, size: int = 256 << 20) -> str:
     if codec == "deflate":
         deflater = zlib.compressobj(9, zlib.DEFLATED, -15)
         packed = deflater.compress(data) + deflater.flush()
-    else:
+    elif codec == "zstandard":
         packed = compress(codec, data)
+    else:
+        # Several members take less time to be made.
+        packed = compress(codec, bytes(size // 16)) * 16
     return avro(path, "long", [(len(data), packed)] * blocks, codec)
 
 
@@ -257,6 +260,8 @@ def test_the_least_is_measured_within_the_limit(codec: str, shuffle: bool, tmp_p
         check=False,
     )
     grown, reason = ran.stdout.split(" ", 1)
-    assert int(grown) < 64_000_000 + (8 << 20), ran.stdout
+    # What a decompressor keeps for itself isn't counted: of xz a dictionary, of 8 MiB by default.
+    beside = (16 << 20) if codec == "xz" else (8 << 20)
+    assert int(grown) < 64_000_000 + beside, ran.stdout
     assert "memory_limit is 64.0 MB, and a " in reason
     assert "which memory_limit doesn't allow (file " in reason

@@ -19,7 +19,16 @@ from fastpipe._decimals import to_decimals
 from fastpipe._fastpipe import __version__
 from fastpipe._options import Options
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
-from fastpipe.avro import AvroFile, Location, WrittenFile, infer_features, read_avro, write_avro
+from fastpipe.avro import (
+    AvroFile,
+    Location,
+    MessageDecoder,
+    WrittenFile,
+    decode_messages,
+    infer_features,
+    read_avro,
+    write_avro,
+)
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.errors import (
     ColumnsLeftOutWarning,
@@ -66,6 +75,7 @@ __all__ = [
     "Location",
     "MalformedFileError",
     "Masked",
+    "MessageDecoder",
     "MissingFileError",
     "NullValueError",
     "Options",
@@ -95,6 +105,7 @@ __all__ = [
     "VocabularySpec",
     "WrittenFile",
     "__version__",
+    "decode_messages",
     "evaluation_candidates",
     "from_arrays",
     "from_arrow",

@@ -64,7 +64,10 @@ def _refuse_contents(source: object) -> None:
     """Raises a TypeError for files that are open, and for what was read of them."""
     if isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
         kind = type(source).__name__
-        raise TypeError(f"source is a path, not {kind}: open files and bytes aren't read yet; write them to a file")
+        raise TypeError(
+            f"source is a path, not {kind}: open files and bytes are taken by read_avro, infer_features and AvroFile "
+            "alone; write them to a file"
+        )
 
 
 def with_suffix(paths: list[str], suffixes: tuple[str, ...]) -> list[str]:

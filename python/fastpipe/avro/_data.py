@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 from fastpipe import _fastpipe, vocabularies
 from fastpipe._arguments import names
+from fastpipe._contents import Contents
 from fastpipe._data import Words
 from fastpipe._state import VERSION
 from fastpipe.avro._index_cache import IndexCache, cache_directory
@@ -46,11 +47,17 @@ class Location(NamedTuple):
     record: int
 
 
+def _split(files: Sequence[str | Contents]) -> tuple[list[str], list[tuple[bytes, int, int] | None]]:
+    """The paths or names of files, and where those in memory lie; an empty list if none does."""
+    places = [file.place if isinstance(file, Contents) else None for file in files]
+    return list(map(str, files)), places if any(places) else []
+
+
 class AvroData:
     """Avro files, opened for a set of features: the `Data` of `read_avro`.
 
     Args:
-        files: their paths.
+        files: their paths, or what lies in memory.
         features: as in `read_avro`.
         index_cache: as in `read_avro`.
         check: is called with the path and the schema, as JSON, of the first file, and of each whose schema is another
@@ -64,7 +71,7 @@ class AvroData:
 
     def __init__(
         self,
-        files: list[str],
+        files: Sequence[str | Contents],
         features: Features,
         index_cache: IndexCache = None,
         check: Callable[[str, str], None] | None = None,
@@ -72,8 +79,11 @@ class AvroData:
         resolution: Resolution = AS_WRITTEN,
     ) -> None:
         lowered = [(name, spec._lower()) for name, spec in features.items()]
+        paths, contents = _split(files)
         cache, lookups = cache_directory(index_cache), vocabularies.lowered(features)
-        handle = _fastpipe.AvroDataset(files, lowered, None, cache, check, damaged, *resolution.lowered(), lookups)
+        handle = _fastpipe.AvroDataset(
+            paths, lowered, None, cache, check, damaged, *resolution.lowered(), lookups, contents
+        )
         self._open(files, handle, index_cache, resolution)
         self.features = vocabularies.in_form(features, handle.features()) if lookups else features
         self._asked = features
@@ -81,7 +91,7 @@ class AvroData:
     @classmethod
     def inferring(
         cls,
-        files: list[str],
+        files: Sequence[str | Contents],
         columns: Sequence[str] | None,
         index_cache: IndexCache,
         resolution: Resolution = AS_WRITTEN,
@@ -89,23 +99,29 @@ class AvroData:
         """Opens files for what is found in them, or for those columns of it.
 
         Args:
-            files: their paths.
+            files: their paths, or what lies in memory.
             columns: as in `read_avro`.
             index_cache: as in `read_avro`.
             resolution: how files' schemas are understood.
         """
         wanted = None if columns is None else names("columns", columns)
         data = cls.__new__(cls)
+        paths, contents = _split(files)
         cache = cache_directory(index_cache)
-        handle = _fastpipe.AvroDataset(files, None, wanted, cache, None, None, *resolution.lowered())
+        handle = _fastpipe.AvroDataset(paths, None, wanted, cache, None, None, *resolution.lowered(), None, contents)
         data._open(files, handle, index_cache, resolution)
         data.features = data._asked = inferred(handle.features())
         return data
 
     def _open(
-        self, files: list[str], handle: _fastpipe.AvroDataset, index_cache: IndexCache, resolution: Resolution
+        self,
+        files: Sequence[str | Contents],
+        handle: _fastpipe.AvroDataset,
+        index_cache: IndexCache,
+        resolution: Resolution,
     ) -> None:
-        self.files = files
+        self._given = list(files)
+        self.files = list(map(str, files))
         self.handle = handle
         self._index_cache = index_cache
         self._resolution = resolution
@@ -155,7 +171,7 @@ class AvroData:
         return self.handle.column_times()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return AvroData, (self.files, self._asked, self._index_cache, None, None, self._resolution)
+        return AvroData, (self._given, self._asked, self._index_cache, None, None, self._resolution)
 
     def __str__(self) -> str:
         return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"

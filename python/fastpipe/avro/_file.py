@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _fastpipe
-from fastpipe._sources import local
+from fastpipe._contents import Contents, ReadableFile, one
 from fastpipe.errors import LimitError
 
 __all__ = ["AvroFile"]
@@ -24,10 +24,10 @@ class AvroFile:
     """One container file, to look at; nothing of its data is read.
 
     Args:
-        path: of the file.
+        path: of the file; or its bytes, or a binary file object, which is read to its end.
 
     Raises:
-        TypeError: if the path is none.
+        TypeError: if the path is none of these.
         MissingFileError: if it isn't there.
         MalformedFileError: if it isn't an Avro container file, or its header is damaged.
         SchemaError: if its schema doesn't parse.
@@ -43,13 +43,15 @@ class AvroFile:
 
     __slots__ = ("_blocks", "_file")
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = _fastpipe.ContainerFile(local(path, "path is the path of a file"))
+    def __init__(self, path: str | os.PathLike[str] | bytes | bytearray | memoryview | ReadableFile) -> None:
+        file = one(path)
+        in_memory = file.place if isinstance(file, Contents) else None
+        self._file = _fastpipe.ContainerFile(str(file), in_memory)
         self._blocks: npt.NDArray[Any] | None = None
 
     @property
     def path(self) -> str:
-        """The file's path."""
+        """The file's path, or a name for what lies in memory."""
         return self._file.path
 
     @property
@@ -79,7 +81,7 @@ class AvroFile:
 
     @property
     def codec(self) -> str:
-        """`null`, `deflate`, `snappy` or `zstandard`."""
+        """`null`, `deflate`, `snappy`, `zstandard`, `bzip2` or `xz`."""
         return self._file.codec
 
     @property

@@ -7,8 +7,8 @@ from typing import SupportsIndex, Unpack
 
 from fastpipe._arguments import names
 from fastpipe._column_features import asked_for
+from fastpipe._contents import Source, opened
 from fastpipe._options import Options, Settings, takes_options
-from fastpipe._sources import Paths, expand
 from fastpipe.avro._data import AvroData
 from fastpipe.avro._index_cache import IndexCache
 from fastpipe.avro._schemas import ReaderSchema, Resolution, Unsupported, tell_left_out
@@ -20,7 +20,7 @@ __all__ = ["infer_features", "read_avro"]
 
 @takes_options()
 def read_avro(
-    source: Paths,
+    source: Source,
     *,
     features: Mapping[str, Spec] | None = None,
     columns: Sequence[str] | None = None,
@@ -43,7 +43,9 @@ def read_avro(
         source: a path, a glob (`"data/*.avro"`), a directory (all `*.avro` below it), or a list of these. Directories
             and globs leave out files and folders that begin with `_` or `.` (what isn't committed), follow links, and
             visit each folder once. `~` is the home directory. Files may have different schemas, as long as each has the
-            features; the first decides which symbols enum codes stand for.
+            features; the first decides which symbols enum codes stand for. Or a contiguous buffer of the bytes of a
+            file, or a binary file object, which is read from its position to its end now; a list may mix all of these.
+            `bytes` are read where they are, other buffers are copied.
         features: spec of each wanted feature, by name. Fields of nested records are named with dots (`user.age`), below
             a map come `keys` and `values` (`scores.keys`, `scores.values`), items of arrays add nothing to the name. If
             the files' records aren't of a record type, their only feature is `value`. A spec's `field` names the path
@@ -100,7 +102,7 @@ def read_avro(
     wanted, chosen = asked_for(features, columns)
     resolution = Resolution.of(reader_schema, logical_types)
     tell_left_out({}, unsupported)
-    files = expand(source)
+    files = opened(source)
     if wanted is not None:
         return settings.reader(AvroData(files, wanted, index_cache, resolution=resolution))
     data = AvroData.inferring(files, chosen, index_cache, resolution)
@@ -109,7 +111,7 @@ def read_avro(
 
 
 def infer_features(
-    source: Paths,
+    source: Source,
     columns: Sequence[str] | None = None,
     *,
     index_cache: IndexCache = None,
@@ -168,6 +170,6 @@ def infer_features(
         raise ValueError("columns is empty: name at least one")
     resolution = Resolution.of(reader_schema, logical_types)
     tell_left_out({}, unsupported)
-    data = AvroData.inferring(expand(source), chosen, index_cache, resolution)
+    data = AvroData.inferring(opened(source), chosen, index_cache, resolution)
     tell_left_out(data.left_out, unsupported)
     return data.features

@@ -2,6 +2,7 @@
 
 mod arrays;
 mod bag;
+mod datums;
 mod decimal;
 mod keys;
 mod pick;
@@ -27,6 +28,7 @@ use crate::number;
 use crate::plan::{NO_CELL, Op, Plan, Scalar, Span};
 
 use self::arrays::Width;
+pub(crate) use self::datums::{Datums, datums};
 pub(crate) use self::pick::{Indexed, pick};
 use self::text::Texts;
 

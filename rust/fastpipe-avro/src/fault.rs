@@ -85,6 +85,7 @@ pub(crate) enum Fault {
         dtype: DType,
     },
     LeftOver(u64),
+    BehindMessage(u64),
     RecordEnd {
         found: u64,
         next: u64,
@@ -174,6 +175,9 @@ impl Fault {
             Fault::Range { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
             Fault::FloatRange { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
             Fault::Inexact { value, dtype } => (ValueRange, format!("{value} can't be represented exactly as {dtype}")),
+            Fault::BehindMessage(n) => {
+                (Malformed, format!("expected the end of the message behind its datum, found {n} more bytes"))
+            }
             Fault::LeftOver(n) => (Malformed, format!("expected the end of the block behind its last record, found {n} more bytes")),
             Fault::RecordEnd { found, next } => {
                 (Malformed, format!("the record ends at byte {found} of the block, but the next one starts at byte {next}"))

@@ -14,6 +14,7 @@
 //! what bytes can't bound is bounded by [`limits`]. There is no `unsafe` in this crate but for what the processor's vector
 //! instructions need, in one module.
 
+mod canonical;
 mod codec;
 mod compile;
 mod container;
@@ -31,6 +32,7 @@ pub mod limits;
 mod logical;
 mod make;
 mod merge;
+mod messages;
 mod number;
 mod plan;
 mod plan_keys;
@@ -48,6 +50,7 @@ mod varint_ends;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use canonical::{canonical_form, rabin};
 pub use codec::{Codec, decompress};
 pub use container::{Block, Header, SYNC_BYTES, Walk};
 pub use file_info::FileInfo;
@@ -58,6 +61,7 @@ pub use keys::with_form;
 pub use layout::Column;
 pub use logical::Logical;
 pub use merge::merge;
+pub use messages::{Framing, Message, MessageSchemas, infer_message_columns};
 pub use profile::{ColumnTimes, column_times};
 pub use schema::{Field, Node, NodeId, Schema, Symbols, Type};
 pub use source::AvroSource;

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use fastpipe_batch::{
     Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Mark, Nulls, Pass, Pick,
     Result, Row, Sink, Source, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect,
@@ -50,6 +51,7 @@ pub struct AvroSource {
     files: Vec<File>,
     locations: Vec<Arc<str>>,
     stamps: Vec<FileStamp>,
+    contents: Vec<Option<Bytes>>,
     classes: Vec<Arc<str>>,
     /// What the schemas of all files resolve to, if that is given.
     reader: Option<Arc<Schema>>,
@@ -57,7 +59,7 @@ pub struct AvroSource {
 }
 
 /// Lays out features of the first file.
-fn laid_out<'f>(
+pub(crate) fn laid_out<'f>(
     schema: &Schema,
     path: &Arc<str>,
     features: impl ExactSizeIterator<Item = &'f Feature>,
@@ -132,6 +134,7 @@ impl AvroSource {
             files: Vec::with_capacity(files.len()),
             locations: files.iter().map(|(info, _)| info.path.clone()).collect(),
             stamps: Vec::new(),
+            contents: Vec::new(),
             classes: Vec::new(),
             reader: reader.clone(),
             blocks: Arc::default(),
@@ -196,6 +199,12 @@ impl AvroSource {
     #[must_use]
     pub fn with_stamps(self, stamps: Vec<FileStamp>) -> AvroSource {
         AvroSource { stamps, ..self }
+    }
+
+    /// The same, with the bytes of those files that lie in memory.
+    #[must_use]
+    pub fn with_contents(self, contents: Vec<Option<Bytes>>) -> AvroSource {
+        AvroSource { contents, ..self }
     }
 
     /// Writes where all blocks lie and how many records each has, for a digest: of each file the number of its blocks, then
@@ -348,6 +357,7 @@ impl Source for AvroSource {
             files,
             locations: self.locations.clone(),
             stamps: self.stamps.clone(),
+            contents: self.contents.clone(),
             classes: self.classes.clone(),
             reader: self.reader.clone(),
             blocks: self.blocks.clone(),
@@ -392,6 +402,10 @@ impl Source for AvroSource {
 
     fn stamps(&self) -> &[FileStamp] {
         &self.stamps
+    }
+
+    fn contents(&self) -> &[Option<Bytes>] {
+        &self.contents
     }
 
     fn open(&self, unit: u64, pass: Pass, fetched: Fetched, pool: &BufferPool) -> Result<Box<dyn Unit>> {

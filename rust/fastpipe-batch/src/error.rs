@@ -271,6 +271,14 @@ impl Error {
         self
     }
 
+    /// Names a message by its number and a byte of it, in the place of a record and of a position in anything else.
+    #[must_use]
+    pub fn in_message(mut self, number: u64, byte: u64) -> Self {
+        let at = &mut self.0.location;
+        (at.record, at.offset, at.position) = (Some(number), Some(byte), None);
+        self
+    }
+
     /// Names the byte position within something, `"decompressed block"` say, unless it is named already.
     #[must_use]
     pub fn at_position(mut self, position: u64, within: &'static str) -> Self {

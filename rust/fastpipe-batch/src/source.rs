@@ -13,6 +13,8 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use crate::buffers::{Buffer, BufferPool};
 use crate::error::{Error, ErrorKind};
 use crate::fallible::try_with_capacity;
@@ -205,6 +207,11 @@ pub trait Source: Send + Sync + 'static {
 
     /// What these files looked like before their units were found; empty where nobody looked.
     fn stamps(&self) -> &[FileStamp] {
+        &[]
+    }
+
+    /// The bytes of those locations that lie in memory and not in a file; empty where all are files.
+    fn contents(&self) -> &[Option<Bytes>] {
         &[]
     }
 

@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use bytes::Bytes;
 use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, FileStamp, ReadAt, Result, Source};
 
 use crate::storage::LocalFile;
@@ -27,6 +28,8 @@ pub struct Files {
     paths: Vec<Arc<str>>,
     /// What they looked like when their units were found; empty if that isn't known.
     stamps: Vec<FileStamp>,
+    /// The bytes of those that lie in memory; empty if none do.
+    contents: Vec<Option<Bytes>>,
     open: Mutex<VecDeque<Arc<OpenFile>>>,
     /// The latest epoch that was read of.
     epoch: AtomicU64,
@@ -48,6 +51,7 @@ impl Files {
         Files {
             paths: source.locations().to_vec(),
             stamps: source.stamps().to_vec(),
+            contents: source.contents().to_vec(),
             ..Files::default()
         }
     }
@@ -120,7 +124,7 @@ impl Files {
             Some(open) => self.look_at(&open),
             None => {
                 let number = self.paths.iter().position(|p| &**p == path)?;
-                let file = LocalFile::open(path).ok()?;
+                let file = self.open_file(number).ok()?;
                 self.compare(number as u32, &file)
             }
         };
@@ -145,6 +149,14 @@ impl Files {
         Err(changed(&what).at_path(file.location()))
     }
 
+    fn open_file(&self, number: usize) -> Result<LocalFile> {
+        let path = self.paths.get(number).ok_or_else(|| {
+            let reason = format!("a source named file {number} of {}", self.paths.len());
+            Error::new(ErrorKind::Internal, reason)
+        })?;
+        LocalFile::of(path, self.contents.get(number).and_then(Option::as_ref))
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Arc<OpenFile>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,11 +167,7 @@ impl Files {
         if let Some(found) = open.iter().find(|open| open.number == number) {
             return Ok(found.clone());
         }
-        let path = self.paths.get(number as usize).ok_or_else(|| {
-            let reason = format!("a source named file {number} of {}", self.paths.len());
-            Error::new(ErrorKind::Internal, reason)
-        })?;
-        let file = LocalFile::open(path)?;
+        let file = self.open_file(number as usize)?;
         self.compare(number, &file)?;
         let left = AtomicBool::new(false);
         let file = Arc::new(OpenFile { number, file, left });

@@ -83,19 +83,29 @@ pub fn open<F: Format, E>(
     cache: Option<&IndexCache>,
     tell: &mut Tell<'_, E>,
 ) -> Result<Opened<F>, Halt<E>> {
-    let file = LocalFile::open(path)?;
+    open_file(format, &LocalFile::open(path)?, path, cache, tell)
+}
+
+/// The same of a file that is open.
+pub(crate) fn open_file<F: Format, E>(
+    format: &F,
+    file: &LocalFile,
+    path: &Arc<str>,
+    cache: Option<&IndexCache>,
+    tell: &mut Tell<'_, E>,
+) -> Result<Opened<F>, Halt<E>> {
     let Begun {
         head,
         stamp,
         mut opened,
-    } = Begun::new(format, &file, path)?;
+    } = Begun::new(format, file, path)?;
     match cache {
         None => opened.blocks = walk(format, &head, &opened.header, tell)?,
         Some(_) if stamp.size() <= HEAD_BYTES => {
             opened.kept = Kept::Small;
             opened.blocks = walk(format, &head, &opened.header, tell)?;
         }
-        Some(cache) => open_cached(format, &head, &file, stamp, cache, &mut opened, tell)?,
+        Some(cache) => open_cached(format, &head, file, stamp, cache, &mut opened, tell)?,
     }
     Ok(opened)
 }
@@ -109,8 +119,17 @@ pub fn open_front<F: Format, E>(
     path: &Arc<str>,
     tell: &mut Tell<'_, E>,
 ) -> Result<Option<Opened<F>>, Halt<E>> {
-    let file = LocalFile::open(path)?;
-    let Ok(Begun { head, mut opened, .. }) = Begun::new(format, &file, path) else {
+    open_file_front(format, &LocalFile::open(path)?, path, tell)
+}
+
+/// The same of a file that is open.
+pub(crate) fn open_file_front<F: Format, E>(
+    format: &F,
+    file: &LocalFile,
+    path: &Arc<str>,
+    tell: &mut Tell<'_, E>,
+) -> Result<Option<Opened<F>>, Halt<E>> {
+    let Ok(Begun { head, mut opened, .. }) = Begun::new(format, file, path) else {
         return Ok(None);
     };
     opened.blocks = walk_front(format, &head, &opened.header, tell)?;

@@ -8,11 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use fastpipe_batch::Error;
 
 use crate::format::Format;
 use crate::index_cache::IndexCache;
-use crate::opened::{Opened, open, open_front};
+use crate::opened::{Opened, open_file, open_file_front};
+use crate::storage::LocalFile;
 use crate::tell::{Halt, LOOK_AFTER, Tell};
 
 /// Threads that open files at most: more wait for one another in the system.
@@ -21,6 +23,8 @@ const MOST_THREADS: usize = 16;
 /// How files are opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening<'a> {
+    /// The bytes of those files that lie in memory, of which no index is kept; empty where there are none.
+    pub contents: &'a [Option<Bytes>],
     /// Where indexes are kept, if anywhere.
     pub cache: Option<&'a IndexCache>,
     /// Whether files that are damaged are opened as far as they aren't.
@@ -68,7 +72,7 @@ impl<F: Format> Work<'_, F> {
                 return Ok(opened);
             }
             tell(0).map_err(Halt::Interrupted)?;
-            match self.open(&self.paths[number], tell) {
+            match self.open(number, tell) {
                 Ok(file) => opened.push((number, file)),
                 Err(Halt::Failed(error)) => self.fail(number, error),
                 Err(halt) => return Err(halt),
@@ -76,14 +80,19 @@ impl<F: Format> Work<'_, F> {
         }
     }
 
-    fn open<E>(&self, path: &Arc<str>, tell: &mut Tell<'_, E>) -> Result<Found<F>, Halt<E>> {
-        match open(self.format, path, self.how.cache, tell) {
+    fn open<E>(&self, number: usize, tell: &mut Tell<'_, E>) -> Result<Found<F>, Halt<E>> {
+        let path = &self.paths[number];
+        let contents = self.how.contents.get(number).and_then(Option::as_ref);
+        let cache = self.how.cache.filter(|_| contents.is_none());
+        let file = || LocalFile::of(path, contents);
+        let opened = file().map_err(Halt::from);
+        match opened.and_then(|file| open_file(self.format, &file, path, cache, tell)) {
             Ok(opened) => Ok(Found {
                 opened: Some(opened),
                 damage: None,
             }),
             Err(Halt::Failed(error)) if self.how.tolerant && error.kind().is_damage() => Ok(Found {
-                opened: open_front(self.format, path, tell)?,
+                opened: open_file_front(self.format, &file()?, path, tell)?,
                 damage: Some(error),
             }),
             Err(halt) => Err(halt),
@@ -191,6 +200,7 @@ mod tests {
 
     fn outcome(paths: &[Arc<str>], threads: usize, tolerant: bool) -> Outcome<Toy> {
         let how = Opening {
+            contents: &[],
             cache: None,
             tolerant,
             threads,
@@ -201,6 +211,36 @@ mod tests {
 
     fn blocks(found: &[Found<Toy>]) -> Vec<Option<usize>> {
         found.iter().map(|f| Some(f.opened.as_ref()?.blocks.len())).collect()
+    }
+
+    #[test]
+    fn what_lies_in_memory_is_opened_as_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut paths = files(folder.path(), 6, &[3]);
+        let mut contents = vec![None; 6];
+        for i in [0, 3, 4] {
+            contents[i] = Some(Bytes::from(std::fs::read(&*paths[i]).unwrap()));
+            std::fs::remove_file(&*paths[i]).unwrap();
+            paths[i] = format!("<bytes #{i}>").into();
+        }
+        let cache = IndexCache::open(&folder.path().join("cache")).unwrap();
+        for threads in THREADS {
+            let how = Opening {
+                contents: &contents,
+                cache: Some(&cache),
+                tolerant: true,
+                threads,
+            };
+            let mut never = |_| Ok::<_, Infallible>(());
+            let (found, failed) =
+                open_all(&Toy::default(), &paths, how, &mut never).unwrap_or_else(|_| panic!("ended"));
+            assert!(failed.is_none());
+            let damaged = found[3].damage.as_ref().and_then(|error| error.location().path.clone());
+            assert_eq!(damaged.as_deref(), Some("<bytes #3>"));
+            assert_eq!(blocks(&found), [1, 2, 3, 3, 5, 6].map(Some));
+            let kept = |i: usize| found[i].opened.as_ref().map(|opened| opened.kept);
+            assert_eq!(kept(0), Some(crate::opened::Kept::Nowhere));
+        }
     }
 
     #[test]
@@ -257,6 +297,7 @@ mod tests {
         let paths = files(folder.path(), 50, &[]);
         for threads in THREADS {
             let how = Opening {
+                contents: &[],
                 cache: None,
                 tolerant: false,
                 threads,

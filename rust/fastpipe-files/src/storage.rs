@@ -1,4 +1,5 @@
-//! Local files, read by position: several threads read one file without sharing a cursor.
+//! Local files, and bytes in memory that are read as if they were one, by position: several threads read one file without
+//! sharing a cursor.
 
 use std::fs::File;
 use std::io;
@@ -6,15 +7,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
+use bytes::Bytes;
 use fastpipe_batch::{Error, ErrorKind, FileStamp, ReadAt, Result, text_path};
 
 /// An open file.
 #[derive(Debug)]
 pub struct LocalFile {
     path: Arc<str>,
-    file: File,
-    /// Whether it may be possible to read without keeping pages.
-    glances: AtomicBool,
+    place: Place,
+}
+
+/// Where the bytes of a file are.
+#[derive(Debug)]
+enum Place {
+    Disk {
+        file: File,
+        /// Whether it may be possible to read without keeping pages.
+        glances: AtomicBool,
+    },
+    Memory(Bytes),
 }
 
 impl LocalFile {
@@ -32,17 +43,43 @@ impl LocalFile {
             return Err(Error::new(ErrorKind::Storage, format!("expected a file, found {what}")).at_path(path));
         }
         let file = File::open(&*real).map_err(|e| Error::io(path, &e))?;
+        let glances = AtomicBool::new(true);
         Ok(LocalFile {
             path: path.into(),
-            file,
-            glances: AtomicBool::new(true),
+            place: Place::Disk { file, glances },
         })
+    }
+
+    /// Bytes in memory as a file of that name.
+    pub fn in_memory(name: &Arc<str>, contents: Bytes) -> Self {
+        LocalFile {
+            path: name.clone(),
+            place: Place::Memory(contents),
+        }
+    }
+
+    /// The contents as a file of that name, or else the file that has this path.
+    ///
+    /// # Errors
+    /// As [`LocalFile::open`].
+    pub fn of(path: &Arc<str>, contents: Option<&Bytes>) -> Result<Self> {
+        contents.map_or_else(
+            || Self::open(path),
+            |contents| Ok(Self::in_memory(path, contents.clone())),
+        )
     }
 
     /// What the file that is open looks like, whatever has its name by now.
     pub fn stamp(&self) -> Result<FileStamp> {
+        let file = match &self.place {
+            Place::Disk { file, .. } => file,
+            Place::Memory(contents) => {
+                let size = contents.len() as u64;
+                return Ok(FileStamp { size, modified: 0 });
+            }
+        };
         let look = || {
-            let metadata = self.file.metadata()?;
+            let metadata = file.metadata()?;
             let (size, modified) = (metadata.len(), nanoseconds(metadata.modified()?));
             Ok(FileStamp { size, modified })
         };
@@ -51,13 +88,19 @@ impl LocalFile {
 
     /// Lets the system begin to read a range that is needed soon.
     pub(crate) fn will_need(&self, offset: u64, len: u64) {
-        will_need(&self.file, offset, len);
+        if let Place::Disk { file, .. } = &self.place {
+            will_need(file, offset, len);
+        }
     }
 
     /// Reads on where something was read already.
     fn read_behind(&self, mut read: usize, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let file = match &self.place {
+            Place::Disk { file, .. } => file,
+            Place::Memory(contents) => return Ok(copy(contents, offset, out)),
+        };
         while read < out.len() {
-            match read_once(&self.file, offset + read as u64, &mut out[read..]) {
+            match read_once(file, offset + read as u64, &mut out[read..]) {
                 Ok(0) => break,
                 Ok(n) => read += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -66,6 +109,15 @@ impl LocalFile {
         }
         Ok(read)
     }
+}
+
+/// Copies what there is from an offset.
+fn copy(contents: &[u8], offset: u64, out: &mut [u8]) -> usize {
+    let from = usize::try_from(offset).ok().and_then(|offset| contents.get(offset..));
+    let found = from.unwrap_or_default();
+    let len = found.len().min(out.len());
+    out[..len].copy_from_slice(&found[..len]);
+    len
 }
 
 #[cfg(target_os = "linux")]
@@ -113,10 +165,10 @@ impl ReadAt for LocalFile {
     }
 
     fn size(&self) -> Result<u64> {
-        self.file
-            .metadata()
-            .map(|m| m.len())
-            .map_err(|e| Error::io(&self.path, &e))
+        match &self.place {
+            Place::Disk { file, .. } => file.metadata().map(|m| m.len()).map_err(|e| Error::io(&self.path, &e)),
+            Place::Memory(contents) => Ok(contents.len() as u64),
+        }
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
@@ -126,10 +178,13 @@ impl ReadAt for LocalFile {
     // One small page in the cache keeps the kernel from reading what lies around it in large ones. Those are read faster, now
     // and later.
     fn glance_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let glances = self.glances.load(Ordering::Relaxed);
-        let read = glances.then(|| read_uncached(&self.file, offset, out)).flatten();
+        let Place::Disk { file, glances } = &self.place else {
+            return self.read_at(offset, out);
+        };
+        let may_glance = glances.load(Ordering::Relaxed);
+        let read = may_glance.then(|| read_uncached(file, offset, out)).flatten();
         if read.is_none() {
-            self.glances.store(false, Ordering::Relaxed);
+            glances.store(false, Ordering::Relaxed);
         }
         self.read_behind(read.unwrap_or(0), offset, out)
     }
@@ -160,8 +215,27 @@ mod tests {
         assert_eq!(file.glance_at(0, &mut out).unwrap(), 8);
         assert_eq!(&out, b"hello wo");
         assert_eq!(file.glance_at(8, &mut out).unwrap(), 3);
-        file.glances.store(false, Ordering::Relaxed);
+        let Place::Disk { glances, .. } = &file.place else {
+            panic!("it is a file")
+        };
+        glances.store(false, Ordering::Relaxed);
         assert_eq!((file.glance_at(3, &mut out).unwrap(), &out), (8, b"lo world"));
+    }
+
+    #[test]
+    fn memory_is_read_by_position() {
+        let name: Arc<str> = "<bytes #0>".into();
+        let file = LocalFile::of(&name, Some(&Bytes::from_static(b"hello world"))).unwrap();
+        let mut out = [0; 8];
+        assert_eq!(file.read_at(6, &mut out).unwrap(), 5);
+        assert_eq!((&out[..5], file.size().unwrap()), (&b"world"[..], 11));
+        assert_eq!((file.glance_at(3, &mut out).unwrap(), &out), (8, b"lo world"));
+        for offset in [11, 12, u64::MAX] {
+            assert_eq!(file.read_at(offset, &mut out).unwrap(), 0);
+        }
+        assert_eq!(file.stamp().unwrap(), FileStamp { size: 11, modified: 0 });
+        assert_eq!(file.location(), "<bytes #0>");
+        assert_eq!(LocalFile::of(&name, None).unwrap_err().kind(), ErrorKind::NotFound);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use pyo3::types::{PyBytes, PyList};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use crate::avro_format::AvroFormat;
+use crate::contents::{InMemory, contents as in_memory};
 use crate::data::Data;
 use crate::errors::{IntoPy, to_py};
 use crate::features::{Described, Lowered, describe, feature};
@@ -45,7 +46,8 @@ impl AvroDataset {
     /// that files' schemas are resolved to, and with `merged` that is made of all of theirs. `lookups` has more of the features
     /// of kind `"lookup"`.
     #[new]
-    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, damaged=None, reader_schema=None, merged=false, logical_types=true, lookups=None))]
+    /// `contents` has the bytes of files that lie in memory, whose paths are then names.
+    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, damaged=None, reader_schema=None, merged=false, logical_types=true, lookups=None, contents=Vec::new()))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
@@ -59,15 +61,18 @@ impl AvroDataset {
         merged: bool,
         logical_types: bool,
         lookups: Option<HashMap<String, LoweredLookup<'_>>>,
+        contents: Vec<InMemory>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
+        let contents = contents.into_iter().map(in_memory).collect::<PyResult<Vec<_>>>()?;
         let format = AvroFormat::new(logical_types);
         let mut reader = reader_schema
             .map(|json| read_schema(json, logical_types))
             .transpose()
             .py(py)?;
         let how = Opening {
+            contents: &contents,
             cache: cache.as_ref(),
             tolerant: damaged.is_some(),
             threads: default_threads(),
@@ -77,8 +82,9 @@ impl AvroDataset {
         let texts = format.schema_texts();
         let mut files = Vec::with_capacity(found.len());
         let mut stamps = Vec::with_capacity(found.len());
+        let mut opened_contents = Vec::with_capacity(contents.len());
         let mut checked = HashSet::new();
-        for file in found {
+        for (number, file) in found.into_iter().enumerate() {
             if let (Some(damage), Some(damaged)) = (&file.damage, damaged) {
                 damaged.append(to_py(py, damage).value(py))?;
             }
@@ -89,6 +95,7 @@ impl AvroDataset {
                 check.call1((text_path(&file.path), texts.get(&schema).map(|text| &**text)))?;
             }
             stamps.push(file.stamp);
+            opened_contents.extend(contents.get(number).cloned());
             files.push((file.header, file.blocks));
         }
         if let Some(error) = failed {
@@ -116,11 +123,14 @@ impl AvroDataset {
                     inferred = found.map_err(|e| e.at_path(&first.path)).py(py)?;
                 }
                 let source = AvroSource::resolved(&inferred.features, &files, reader.clone()).py(py)?;
-                refined(py, &source.with_stamps(stamps.clone()))?
+                let source = source.with_stamps(stamps.clone());
+                refined(py, &source.with_contents(opened_contents.clone()))?
             }
         };
-        let source = AvroSource::resolved(&features, &files, reader).py(py)?;
-        let source = Arc::new(source.with_stamps(stamps));
+        let source = AvroSource::resolved(&features, &files, reader)
+            .py(py)?
+            .with_stamps(stamps);
+        let source = Arc::new(source.with_contents(opened_contents));
         let files = files.iter().map(|(info, blocks)| {
             let size = blocks.last().map_or(info.header.size, |last| last.offset + last.len());
             (info.path.clone(), size, info.header.sync)

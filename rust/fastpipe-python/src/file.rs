@@ -14,6 +14,7 @@ use pyo3::types::PyBytes;
 
 use crate::arrays::array;
 use crate::avro_format::AvroFormat;
+use crate::contents::{InMemory, contents};
 use crate::errors::IntoPy;
 use crate::index::signals;
 
@@ -66,10 +67,12 @@ type Columns<'py> = (
 #[pymethods]
 impl ContainerFile {
     #[new]
-    fn new(py: Python<'_>, path: OsString) -> PyResult<Self> {
+    #[pyo3(signature = (path, in_memory=None))]
+    fn new(py: Python<'_>, path: OsString, in_memory: InMemory) -> PyResult<Self> {
         let path: Arc<str> = path_text(&path).into();
+        let contents = contents(in_memory)?;
         let read = || {
-            let file = LocalFile::open(&path)?;
+            let file = LocalFile::of(&path, contents.as_ref())?;
             let info = FileInfo::new(path.clone(), Header::read(&file)?)?;
             Ok::<_, Error>((file, info))
         };

@@ -8,6 +8,7 @@ mod arrow_import;
 mod avro_format;
 mod avro_writer;
 mod calls;
+mod contents;
 mod data;
 mod dataset;
 mod errors;
@@ -16,6 +17,7 @@ mod file;
 mod index;
 mod interactions;
 mod lookups;
+mod messages;
 mod order;
 mod pass;
 mod pass_memory;
@@ -57,6 +59,8 @@ mod _fastpipe {
     use super::interactions::{InteractionsDataset, Positives};
     #[pymodule_export]
     use super::lookups::Vocabulary;
+    #[pymodule_export]
+    use super::messages::{MessageDecoder, Messages};
     #[pymodule_export]
     use super::order::Order;
     #[pymodule_export]

@@ -1,0 +1,63 @@
+//! Records that lie apart, each in bytes of its own.
+
+use fastpipe_batch::{Error, Fragment, Rows, Sink, SlabPool};
+
+use super::Decoder;
+use super::text::{Texts, not_found_again};
+use crate::cursor::Cursor;
+use crate::fault::Fault;
+use crate::messages::Message;
+use crate::plan::Plan;
+
+/// Records of one plan, in slots one behind the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Datums<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) of: &'a [Message<'a>],
+    /// The slot of the first, which is its number, too.
+    pub(crate) first: u32,
+}
+
+/// Decodes them, with so many values of zero bytes left. Returns how many are left then. Errors name the number of the record,
+/// and the byte of what it is in.
+pub(crate) fn datums(datums: Datums<'_>, left: u64, out: &mut Sink<'_>) -> Result<u64, Error> {
+    let Datums { plan, of, .. } = datums;
+    out.choose_cells(&plan.cells)?;
+    let texts = Texts::before(plan, out);
+    let placed = place(datums, datums.first, left, out, false);
+    if texts.are_valid(plan, out) {
+        return placed;
+    }
+    let rows = Rows::new(out.parts().clone(), of.len(), &SlabPool::new(0))?;
+    let mut nowhere = Sink::new(&rows, Fragment::default())?;
+    nowhere.choose_cells(&plan.cells)?;
+    let again = place(datums, 0, left, &mut nowhere, true);
+    Err(again.err().unwrap_or_else(not_found_again))
+}
+
+/// Does that, from a slot on.
+fn place(datums: Datums<'_>, slot: u32, left: u64, out: &mut Sink<'_>, check_each: bool) -> Result<u64, Error> {
+    let plan = datums.plan;
+    let mut decoder = Decoder {
+        plan,
+        cursor: Cursor::new(&[], 0).with_zero_width_left(left).with_isa(plan.isa),
+        out,
+        depth: 0,
+        blamed: None,
+        check_each,
+    };
+    for (i, message) in (0..).zip(datums.of) {
+        let left = decoder.cursor.zero_width_left();
+        decoder.cursor = Cursor::new(message.bytes, message.header)
+            .with_zero_width_left(left)
+            .with_isa(plan.isa);
+        let number = datums.first + i;
+        let mut placed = decoder.row(slot + i, number);
+        let rest = decoder.cursor.left() as u64;
+        if placed.is_ok() && rest > 0 {
+            placed = Err(decoder.locate(Fault::BehindMessage(rest), number));
+        }
+        placed.map_err(|e| e.in_message(u64::from(number), decoder.cursor.position() as u64))?;
+    }
+    Ok(decoder.cursor.zero_width_left())
+}

@@ -1,0 +1,181 @@
+//! Messages: records without a file around them, each in bytes of its own, as queues carry them.
+//!
+//! A message is a datum, or a header that names its schema with a datum behind it ([`Framing`]). The first schema decides which
+//! columns there are and how they are laid out; others have plans of their own that lead to the same columns, as the files of a
+//! data set have.
+
+use std::sync::Arc;
+
+use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Feature, Part, Result, Sink};
+
+use crate::compile::compile;
+use crate::decode::{Datums, datums};
+use crate::infer_columns::{InferredColumns, infer_columns};
+use crate::layout::Column;
+use crate::limits::max_zero_width_items;
+use crate::plan::Plan;
+use crate::schema::Schema;
+use crate::source::laid_out;
+
+/// What stands in front of a message's datum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// Nothing: all messages are of one schema.
+    Bare,
+    /// The marker C3 01 and the fingerprint of the schema, little-endian (Avro 1.12 specification, "Single-object encoding").
+    SingleObject,
+    /// A byte 0 and the number of the schema in a registry, four bytes, big-endian.
+    Registry,
+}
+
+impl Framing {
+    /// Bytes of the header.
+    pub const fn header(self) -> usize {
+        match self {
+            Framing::Bare => 0,
+            Framing::SingleObject => 10,
+            Framing::Registry => 5,
+        }
+    }
+
+    /// What names the schema of message `number`: a fingerprint, or a number; 0 where nothing does.
+    pub fn key(self, message: &[u8], number: u64) -> Result<u64> {
+        let key = match (self, message) {
+            (Framing::Bare, _) => Some(0),
+            (Framing::SingleObject, [0xc3, 0x01, rest @ ..]) => rest.first_chunk().map(|key| u64::from_le_bytes(*key)),
+            (Framing::Registry, [0, rest @ ..]) => rest.first_chunk().map(|key| u32::from_be_bytes(*key).into()),
+            _ => None,
+        };
+        key.ok_or_else(|| self.no_header(message, number))
+    }
+
+    #[cold]
+    fn no_header(self, message: &[u8], number: u64) -> Error {
+        let marker: &[u8] = match self {
+            Framing::SingleObject => &[0xc3, 0x01],
+            Framing::Bare | Framing::Registry => &[0],
+        };
+        let found = message.get(..marker.len());
+        let (what, header) = match self {
+            Framing::SingleObject => ("the marker C3 01 of a single object", self.header()),
+            Framing::Bare | Framing::Registry => ("the byte 0 of a registry's message", self.header()),
+        };
+        let reason = match found {
+            Some(found) if found != marker => {
+                let found: Vec<_> = found.iter().map(|byte| format!("{byte:02X}")).collect();
+                format!(
+                    "expected {what}, found {}: framing says what messages begin with",
+                    found.join(" ")
+                )
+            }
+            _ => format!(
+                "expected a header of {header} bytes, found a message of {}",
+                message.len()
+            ),
+        };
+        Error::new(ErrorKind::Malformed, reason).in_message(number, 0)
+    }
+
+    /// The error for a schema that nobody gave.
+    #[cold]
+    pub fn unknown(self, key: u64, number: u64) -> Error {
+        let reason = match self {
+            Framing::SingleObject => format!(
+                "no schema that was given has the fingerprint {key:016x} (CRC-64-AVRO): give the one that the message was \
+                 written with, too"
+            ),
+            Framing::Bare | Framing::Registry => {
+                format!("no schema that was given has the number {key}: give it, too, or a function that finds it")
+            }
+        };
+        Error::new(ErrorKind::Schema, reason).in_message(number, 0)
+    }
+}
+
+/// A message, and what is known of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    /// All of its bytes.
+    pub bytes: &'a [u8],
+    /// Bytes of its header.
+    pub header: usize,
+    /// Which of [`MessageSchemas`].
+    pub schema: usize,
+}
+
+/// The features that are inferred of messages of a schema, or those that `columns` names; and what is left out.
+pub fn infer_message_columns(schema: &Schema, columns: Option<&[String]>) -> Result<InferredColumns> {
+    infer_columns(schema, columns).map_err(|e| e.at_path(&Arc::from("<schema>")))
+}
+
+/// Schemas of messages, compiled for the same columns.
+#[derive(Clone)]
+pub struct MessageSchemas {
+    columns: Arc<[Column]>,
+    specs: Arc<[ColumnSpec]>,
+    parts: Arc<[Part]>,
+    plans: Vec<Arc<Plan>>,
+}
+
+impl MessageSchemas {
+    /// Lays features of the first schema out.
+    pub fn new(schema: &Schema, features: &[Feature]) -> Result<Self> {
+        let columns = laid_out(schema, &"<schema>".into(), features.iter())?;
+        let specs: Arc<[_]> = columns.iter().map(|column| column.spec.clone()).collect();
+        let mut schemas = MessageSchemas {
+            parts: specs.iter().flat_map(ColumnSpec::parts).collect(),
+            specs,
+            columns: columns.into(),
+            plans: Vec::new(),
+        };
+        schemas.add(schema)?;
+        Ok(schemas)
+    }
+
+    /// Compiles another schema for the same columns. Its number.
+    pub fn add(&mut self, schema: &Schema) -> Result<usize> {
+        self.plans.push(Arc::new(compile(schema, None, &self.columns)?));
+        Ok(self.plans.len() - 1)
+    }
+
+    /// What is read, and how it is laid out.
+    pub fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    /// The columns of every batch.
+    pub fn specs(&self) -> &[ColumnSpec] {
+        &self.specs
+    }
+
+    /// The parts of all columns.
+    pub fn parts(&self) -> &Arc<[Part]> {
+        &self.parts
+    }
+
+    /// Decodes messages to slots one behind the other, the first to slot `first`, which is its number, too. What bounds values
+    /// of no bytes is the size of all these messages.
+    pub fn decode(&self, messages: &[Message<'_>], first: u32, out: &mut Sink<'_>) -> Result<()> {
+        let bytes = messages.iter().map(|message| message.bytes.len() as u64).sum();
+        let mut left = max_zero_width_items(bytes, bytes);
+        out.claim(first..first + messages.len() as u32)?;
+        let mut number = first;
+        for run in messages.chunk_by(|a, b| a.schema == b.schema) {
+            let plan = self.plans.get(run[0].schema).ok_or_else(|| {
+                let reason = "a message names a schema that was not compiled";
+                Error::new(ErrorKind::Internal, reason)
+            })?;
+            let run_of = Datums {
+                plan,
+                of: run,
+                first: number,
+            };
+            left = datums(run_of, left, out)?;
+            number += run.len() as u32;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,307 @@
+"""Avro files in memory, and file objects: the same batches as from a path."""
+
+from __future__ import annotations
+
+import array
+import gc
+import io
+import mmap
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastpipe
+import wire
+
+SCHEMA = wire.record("Row", x="long", t="string", v=wire.list_of("float"))
+ORDERS: list[dict[str, Any]] = [
+    {},
+    {"shuffle": True, "seed": 1},
+    {"shuffle": True, "shuffle_buffer": 7, "seed": 3},
+    {"shuffle": "block", "shuffle_buffer": 5, "seed": 1},
+    {"shuffle": "buffer", "shuffle_buffer": 5, "seed": 1},
+]
+
+
+def contents(first: int = 0, codec: str = "deflate") -> bytes:
+    """A file of 90 rows in blocks of 9."""
+    row = lambda i: wire.long(i) + wire.text("t" * (i % 5)) + wire.array(*[wire.float_(i)] * (i % 3))  # noqa: E731
+    blocks = [(9, b"".join(map(row, range(at, at + 9)))) for at in range(first, first + 90, 9)]
+    return wire.container(SCHEMA, blocks, codec)
+
+
+def file_object(data: bytes) -> Any:
+    return io.BytesIO(data)
+
+
+def behind_a_header(data: bytes) -> Any:
+    file = io.BytesIO(b"header" + data)
+    file.seek(6)
+    return file
+
+
+def mapped(data: bytes) -> Any:
+    anonymous = mmap.mmap(-1, len(data))
+    anonymous.write(data)
+    return anonymous
+
+
+class Child:
+    """The standard output of a process, a little at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        script = "import sys; sys.stdout.buffer.write(bytes.fromhex(sys.argv[1]))"
+        self.process = subprocess.Popen([sys.executable, "-c", script, data.hex()], stdout=subprocess.PIPE)
+
+    def read(self, size: int) -> bytes:
+        output = self.process.stdout
+        assert output is not None
+        found = output.read(min(size, 100))
+        if not found:
+            output.close()
+            self.process.wait()
+        return found
+
+
+KINDS: dict[str, Callable[[bytes], Any]] = {
+    "bytes": lambda data: data,
+    "bytearray": bytearray,
+    "memoryview": memoryview,
+    "part of a memoryview": lambda data: memoryview(b"junk" + data + b"junk")[4:-4],
+    "part of a bytearray": lambda data: memoryview(bytearray(b"junk" + data))[4:],
+    "numpy": lambda data: np.frombuffer(data, np.uint8),
+    "array": lambda data: array.array("b", data),
+    "mmap": mapped,
+    "BytesIO": file_object,
+    "BytesIO from a position": behind_a_header,
+    "pipe": Child,
+}
+
+
+def plain(batch: dict[str, Any]) -> str:
+    """A batch as text."""
+    return repr({key: getattr(value, "tolist", getattr(value, "to_list", None))() for key, value in batch.items()})
+
+
+def read(source: Any, **options: Any) -> list[str]:
+    """The batches as text, and what is known of the data set."""
+    reader = fastpipe.read_avro(source, batch_size=8, **options)
+    return [plain(batch) for batch in reader]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "data.avro"
+    path.write_bytes(contents())
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_batches_as_from_a_path(kind: str, path: Path) -> None:
+    make, data = KINDS[kind], path.read_bytes()
+    assert fastpipe.infer_features(make(data)) == fastpipe.infer_features(path)
+    for order in ORDERS:
+        assert read(make(data), **order) == read(path, **order), order
+    file = fastpipe.AvroFile(make(data))
+    assert (file.codec, len(file), file.size) == ("deflate", 90, len(data))
+    assert file.sample_uncompressed() == fastpipe.AvroFile(path).sample_uncompressed()
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_lists_mix_what_lies_in_memory_with_paths(order: dict[str, Any], path: Path) -> None:
+    other = path.with_name("other.avro")
+    other.write_bytes(contents(90, "xz"))
+    third = path.with_name("third.avro")
+    third.write_bytes(contents(180, "null"))
+    mixed = [path.read_bytes(), other, io.BytesIO(third.read_bytes())]
+    assert read(mixed, **order) == read([path, other, third], **order)
+    reader = fastpipe.read_avro([*mixed[:2], bytearray(third.read_bytes())], batch_size=8)
+    assert reader.files == ["<bytes #0>", str(other), "<bytearray #2>"]
+    assert reader.locate(0, 0).file == "<bytes #0>"
+
+
+def test_open_files_and_pipes(path: Path) -> None:
+    expected = read(path)
+    with path.open("rb") as file:
+        reader = fastpipe.read_avro(file, batch_size=8)
+    # It was read when the reader was made.
+    path.unlink()
+    assert reader.files == [str(path)]
+    assert [plain(batch) for batch in reader] == expected
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its pipes are others")
+def test_standard_input() -> None:
+    script = """
+import sys, fastpipe
+reader = fastpipe.read_avro(sys.stdin.buffer, batch_size=8)
+print(reader.files, sum(int(batch["x"].sum()) for batch in reader))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], input=contents(), capture_output=True, check=True)
+    assert ran.stdout.decode().split("\n")[0] == f"['<stdin>'] {sum(range(90))}"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bytearray", "BytesIO"])
+def test_what_is_no_file_is_damaged(kind: str) -> None:
+    make, data = KINDS[kind], contents()
+    name = f"<{kind} #0>"
+    for bad in (b"", b"Ob", data[: len(data) // 2], data[:-1], b"PAR1" + data):
+        with pytest.raises(fastpipe.MalformedFileError) as error:
+            fastpipe.read_avro(make(bad), batch_size=1)
+        assert error.value.path == name
+        assert name in str(error.value)
+        with pytest.raises(fastpipe.MalformedFileError):
+            len(fastpipe.AvroFile(make(bad)))
+    damaged = bytearray(data)
+    damaged[len(data) // 2] ^= 0xFF
+    with pytest.raises(fastpipe.MalformedFileError) as error:
+        read(make(bytes(damaged)))
+    assert error.value.path == name
+
+
+class Broken:
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def read(self, _: int) -> Any:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+def test_what_is_refused(path: Path) -> None:
+    with path.open(encoding="latin-1") as text, pytest.raises(TypeError, match='open it with "rb"'):
+        fastpipe.read_avro(text, batch_size=1)  # type: ignore[arg-type]
+    for source in (io.StringIO("x"), [io.StringIO("x")]):
+        with pytest.raises(TypeError, match='<StringIO #0> was opened as text: open it with "rb"'):
+            fastpipe.read_avro(source, batch_size=1)  # type: ignore[arg-type]
+    with pytest.raises(fastpipe.MissingFileError):  # Text is a path.
+        fastpipe.read_avro(contents().decode("latin-1")[:4], batch_size=1)
+    for bad in (3, [3], [None], [b"x", 3.0]):
+        with pytest.raises(TypeError, match="a binary file object or a list of these, not"):
+            fastpipe.read_avro(bad, batch_size=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="contiguous"):
+        fastpipe.read_avro(memoryview(contents())[::2], batch_size=1)
+    with pytest.raises(TypeError, match="returns int, not bytes"):
+        fastpipe.read_avro(Broken(3), batch_size=1)
+    with pytest.raises(fastpipe.StorageError, match="set its descriptor to blocking"):
+        fastpipe.read_avro(Broken(None), batch_size=1)
+    with pytest.raises(fastpipe.StorageError, match="no such disk") as error:
+        fastpipe.AvroFile(Broken(OSError("no such disk")))
+    assert isinstance(error.value.__cause__, OSError)
+    with pytest.raises(fastpipe.MissingFileError, match="empty"):
+        fastpipe.read_avro([], batch_size=1)
+
+
+def test_a_bytearray_that_changes_afterwards_changes_nothing(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    reader = fastpipe.read_avro(data, batch_size=8)
+    data[:] = bytes(len(data))
+    data.clear()  # Nothing holds it.
+    assert [plain(batch) for batch in reader] == read(path)
+
+
+def test_bytes_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastpipe._contents import opened
+
+    data = b"junk" + contents()
+    (whole,) = opened(data)
+    assert not isinstance(whole, str)
+    assert whole.whole is data
+    (part,) = opened(memoryview(data)[4:9])
+    assert not isinstance(part, str)
+    assert part.whole is data
+    assert (part.start, part.stop) == (4, 9)
+
+
+def test_a_reader_keeps_what_it_reads_alive() -> None:
+    class Owner(np.ndarray):  # type: ignore[type-arg]
+        pass
+
+    owner = np.frombuffer(contents(), np.uint8).view(Owner)
+    reader = fastpipe.read_avro(memoryview(owner), batch_size=8)
+    kept = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert kept() is None, "it was copied"
+    assert sum(len(batch["x"]) for batch in reader) == 90
+    data = contents() + b""
+    before = sys.getrefcount(data)
+    reader = fastpipe.read_avro(data, batch_size=8)
+    assert sys.getrefcount(data) > before
+    assert len(list(reader)) == 12
+    del reader
+    gc.collect()
+    assert sys.getrefcount(data) == before
+
+
+def test_two_readers_over_one_buffer(path: Path) -> None:
+    data = path.read_bytes()
+    a, b = (iter(fastpipe.read_avro(data, batch_size=8, shuffle=True, seed=seed)) for seed in (1, 2))
+    rows = [[], []]  # type: list[list[int]]
+    for left, right in zip(a, b, strict=True):
+        rows[0] += left["x"].tolist()
+        rows[1] += right["x"].tolist()
+    assert rows[0] != rows[1]
+    assert sorted(rows[0]) == sorted(rows[1]) == list(range(90))
+
+
+def test_states_and_pickles(path: Path) -> None:
+    data = path.read_bytes()
+    for source in (data, bytearray(data), memoryview(b"x" * 9999 + data)[9999:], io.BytesIO(data)):
+        reader = fastpipe.read_avro(source, batch_size=8, shuffle=True, seed=5)
+        stored = pickle.dumps(reader)
+        assert len(stored) < len(data) + 5000
+        copy = pickle.loads(stored)
+        batches = iter(reader)
+        next(batches)
+        state = reader.state_dict()
+        copy.load_state_dict(state)
+        rest = [batch["x"].tolist() for batch in batches]
+        assert [batch["x"].tolist() for batch in copy] == rest
+    other = fastpipe.read_avro(contents(1), batch_size=8, shuffle=True, seed=5)
+    with pytest.raises(fastpipe.StateError):
+        other.load_state_dict(state)
+
+
+def total(reader: Any, queue: Any) -> None:
+    queue.put(sum(int(batch["x"].sum()) for batch in reader))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_children(method: str) -> None:
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"there is no {method} here")
+    reader = fastpipe.read_avro([contents(), io.BytesIO(contents(90))], batch_size=8, shuffle=True)
+    next(iter(fastpipe.read_avro(contents(), batch_size=8)))
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=total, args=(reader, queue))
+    child.start()
+    assert queue.get(timeout=60) == sum(range(180))
+    child.join()
+    assert child.exitcode == 0
+
+
+def test_no_index_is_kept_of_memory(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    big = wire.container('"bytes"', [(1, wire.text(os.urandom(70_000)))])
+    reader = fastpipe.read_avro(big, batch_size=1, index_cache=cache)
+    assert len(list(reader)) == 1
+    assert list(cache.iterdir()) == []
+
+
+def test_big_contents_are_surveyed_and_read() -> None:
+    data = wire.container(wire.record("R", v=wire.list_of("double")), [(1, wire.array(*[bytes(8)] * 4))] * 5000)
+    assert fastpipe.infer_features(data)["v"] == fastpipe.DenseSpec((4,), "float64")
+    assert len(list(fastpipe.read_avro(data, batch_size=100, shuffle=True))) == 50
