@@ -3,7 +3,7 @@
 //! A schema says that a field is an array, not how long it is. So arrays are inferred as ragged at first; [`Evidence`] from
 //! sampled blocks then turns those dimensions into fixed ones whose arrays were all equally long.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use fastpipe_batch::{
@@ -41,7 +41,8 @@ pub fn infer(schema: &Schema) -> Result<Vec<Inferred>> {
         name: String::new(),
         seen: 0,
         names: 0,
-        taken: HashSet::new(),
+        branches: 0,
+        taken: HashMap::new(),
         found: Vec::new(),
     };
     let root = schema.root();
@@ -70,7 +71,10 @@ struct Walk<'a> {
     seen: usize,
     /// Bytes of the names of what was found.
     names: usize,
-    taken: HashSet<String>,
+    /// Branches of unions on the way.
+    branches: usize,
+    /// Names of what was found: how many branches lead to each, and which it is.
+    taken: HashMap<String, (usize, usize)>,
     found: Vec<Inferred>,
 }
 
@@ -100,9 +104,18 @@ impl Walk<'_> {
             scale,
             lookup: None,
         });
-        if !self.taken.insert(name.clone()) {
+        // A path leads to the field that has the very name, and else to the branch of a union.
+        let other = || {
             let reason = "another column has the same name; rename the field, or leave it out";
-            feature = Err(Error::new(ErrorKind::Unsupported, reason));
+            Err(Error::new(ErrorKind::Unsupported, reason))
+        };
+        match self.taken.get(&name) {
+            Some(&(branches, at)) if branches > self.branches => {
+                self.found[at].feature = other();
+                self.taken.insert(name.clone(), (self.branches, self.found.len()));
+            }
+            Some(_) => feature = other(),
+            None => drop(self.taken.insert(name.clone(), (self.branches, self.found.len()))),
         }
         self.found.push(Inferred { name, feature });
         Ok(())
@@ -164,7 +177,9 @@ impl Walk<'_> {
                         for branch in &union.branches {
                             if *schema.ty(branch.node) != Type::Null {
                                 let name = &union.names[branch.code];
+                                self.branches += 1;
                                 self.at(":", name, |walk| walk.node(branch.node, nullable))?;
+                                self.branches -= 1;
                             }
                         }
                         Ok(())

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use fastpipe_batch::{Error, ErrorKind, Result};
 
 use crate::limits::{MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES};
+use crate::logical::Logical;
 use crate::schema::{Field, Node, NodeId, Schema, Symbols, Type};
 use crate::union::Union;
 
@@ -124,7 +125,7 @@ impl Merger<'_> {
             ty,
             name: of.name.clone(),
             aliases: other_names.cloned().collect(),
-            logical: of.logical.filter(|logical| other.logical == Some(*logical)),
+            logical: both(of.logical, other.logical),
             rounds: false,
         };
         Ok(id)
@@ -237,6 +238,8 @@ impl Merger<'_> {
         match (&a.ty, &b.ty) {
             (Type::Array(_), Type::Array(_)) | (Type::Map(_), Type::Map(_)) => true,
             (Type::Record(_), Type::Record(_)) | (Type::Enum(_), Type::Enum(_)) => last(&a.name) == last(&b.name),
+            // Bytes that are a decimal are no others.
+            _ if is_decimal(a) != is_decimal(b) => false,
             (Type::Fixed(n), Type::Fixed(m)) => n == m && last(&a.name) == last(&b.name),
             // Other units are other times.
             (a_type, b_type) => {
@@ -244,6 +247,30 @@ impl Merger<'_> {
                 same_time && (a_type == b_type || promoted(a_type, b_type).is_some())
             }
         }
+    }
+}
+
+fn is_decimal(node: &Node) -> bool {
+    matches!(node.logical, Some(Logical::Decimal { .. }))
+}
+
+/// What values of two logical types stand for: decimals of other digits become those of as many as both have.
+fn both(a: Option<Logical>, b: Option<Logical>) -> Option<Logical> {
+    match (a?, b?) {
+        (
+            Logical::Decimal { precision, scale },
+            Logical::Decimal {
+                precision: more,
+                scale: finer,
+            },
+        ) => {
+            let (whole, places) = ((precision - scale).max(more - finer), scale.max(finer));
+            Some(Logical::Decimal {
+                precision: whole.saturating_add(places),
+                scale: places,
+            })
+        }
+        (a, b) => (a == b).then_some(a),
     }
 }
 
@@ -315,6 +342,19 @@ mod tests {
         ] {
             assert_eq!(merged(first, second), expected);
         }
+    }
+
+    #[test]
+    fn decimals_have_the_digits_of_both() {
+        let decimal = |precision: u32, scale: u32| {
+            format!(r#"{{"type": "bytes", "logicalType": "decimal", "precision": {precision}, "scale": {scale}}}"#)
+        };
+        assert_eq!(merged(&decimal(10, 2), &decimal(9, 4)), "bytes (decimal(12, 4))");
+        let (first, second) = (
+            Schema::parse(&decimal(10, 2)).unwrap(),
+            Schema::parse(r#""bytes""#).unwrap(),
+        );
+        assert!(merge(&first, &second).is_err());
     }
 
     #[test]

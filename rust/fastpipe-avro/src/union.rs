@@ -133,6 +133,8 @@ fn names(branches: &[NodeId], nodes: &[Node]) -> Vec<String> {
         *counts.entry(short(id)).or_insert(0) += 1;
     }
     let name = |&id: &NodeId| match &nodes[id].name {
+        // Without a namespace, and called like a kind of types: Avro's mark of a full name tells them apart.
+        Some(full) if counts[short(id)] > 1 && !full.contains('.') => format!(".{full}"),
         Some(full) if counts[short(id)] > 1 => full.clone(),
         _ => short(id).to_owned(),
     };
@@ -189,8 +191,12 @@ mod tests {
     fn branches_are_named_apart() {
         let (_, union) = union(
             r#"["null", "string", {"type": "fixed", "name": "a.F", "size": 1}, {"type": "fixed", "name": "b.F", "size": 1},
-                {"type": "enum", "name": "a.E", "symbols": []}, {"type": "array", "items": "int"}]"#,
+                {"type": "enum", "name": "a.E", "symbols": []}, {"type": "array", "items": "int"},
+                {"type": "record", "name": "array", "fields": []}]"#,
         );
-        assert_eq!(union.names[..], ["null", "string", "a.F", "b.F", "E", "array"]);
+        assert_eq!(
+            union.names[..],
+            ["null", "string", "a.F", "b.F", "E", "array", ".array"]
+        );
     }
 }

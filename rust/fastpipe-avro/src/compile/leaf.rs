@@ -35,6 +35,14 @@ impl<'a> Compiler<'a> {
         if let Some(lookup) = &column.feature.lookup {
             return self.key(ty, lookup, want, path, out);
         }
+        let is_enum = matches!(ty, Type::Enum(_));
+        if column.symbols.is_some() && !is_enum {
+            let found = id.map_or_else(|| "string".into(), |id| self.schema.describe(id));
+            return Err(self.other_values(column, &format!("values of type {found}"), "codes"));
+        }
+        if is_enum && column.symbols.is_none() && matches!(column.parts.values, ValueParts::Elements(..)) {
+            return Err(self.other_values(column, "codes of an enum", "other values"));
+        }
         self.mark_valid(want, at, out);
         let op = match (ty, column.parts.values) {
             (Type::Fixed(16), ValueParts::Text { utf8: true, to }) if logical == Some(Logical::Uuid) => {
@@ -60,6 +68,16 @@ impl<'a> Compiler<'a> {
         };
         out.push(op, at);
         Ok(())
+    }
+
+    /// Codes and values don't stand in one column.
+    #[cold]
+    pub(super) fn other_values(&self, column: &Column, found: &str, first: &str) -> Error {
+        misfit(format!(
+            "this file has {found} where the first file has {first}; reader_schema= takes a schema that both resolve to, or \
+             \"union\""
+        ))
+        .at_feature(&column.feature.name)
     }
 
     /// A decimal, or an integer that is read as one.

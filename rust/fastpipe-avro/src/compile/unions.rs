@@ -1,6 +1,6 @@
 //! Unions: one column that sees through them, or codes and a column for each branch.
 
-use fastpipe_batch::{Error, Scalar, ValueParts};
+use fastpipe_batch::{Error, Nulls, Scalar, ValueParts};
 
 use super::{Code, Compiler, Want};
 use crate::plan::{Emit, Op};
@@ -87,6 +87,15 @@ impl<'a> Compiler<'a> {
             absent.append(&mut within);
         }
         if !absent.is_empty() {
+            // Whose null is an error is named by the branch that it wants.
+            let fails = |want: &&Want<'a>| self.columns[want.column].feature.nulls == Nulls::Error;
+            let at = match absent.iter().find(fails).and_then(|want| want.path.first()) {
+                Some(Step::Branch(code)) if several && *ty != Type::Null => {
+                    let name = union.names[*code].clone();
+                    self.path(&format!("{path}:{name}"))
+                }
+                _ => at,
+            };
             let on_null = self.on_null(&absent)?;
             out.push(Op::Null { on_null }, at);
         }
@@ -98,6 +107,10 @@ impl<'a> Compiler<'a> {
                 out.push(Op::Refuse { refusal }, at);
                 Ok(())
             }
+            _ if several && !within.is_empty() => {
+                let path = format!("{path}:{}", union.names[branch.code]);
+                self.node(branch.node, within, &path, out)
+            }
             _ => self.node(branch.node, within, path, out),
         }
     }
@@ -107,7 +120,9 @@ impl<'a> Compiler<'a> {
         let column = &self.columns[want.column];
         let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
         let name = &union.names[branch.code];
-        let known = column.symbols.as_deref().unwrap_or(&union.names);
+        let Some(known) = column.symbols.as_deref() else {
+            return Err(self.other_values(column, "numbers of a union's types", "other values"));
+        };
         let code = known.iter().position(|other| other == name).ok_or_else(|| {
             misfit(format!(
                 "the union's type '{name}' is not among those of the first file; reader_schema= takes a schema that has \
