@@ -89,7 +89,7 @@ impl Compression {
 pub(crate) enum Compressor {
     Null,
     Deflate(libdeflater::Compressor),
-    Snappy(snap::raw::Encoder),
+    Snappy(Box<snap::raw::Encoder>),
     Zstandard(zstd::bulk::Compressor<'static>),
     Bzip2(bzip2::Compression),
     Xz(u32),
@@ -112,7 +112,7 @@ impl Compressor {
                 let level = libdeflater::CompressionLvl::new(level).map_err(|_| failed(codec, &"no such level"))?;
                 Compressor::Deflate(libdeflater::Compressor::new(level))
             }
-            Codec::Snappy => Compressor::Snappy(snap::raw::Encoder::new()),
+            Codec::Snappy => Compressor::Snappy(Box::new(snap::raw::Encoder::new())),
             Codec::Zstandard => {
                 let made = zstd::bulk::Compressor::new(level).map_err(|error| failed(codec, &error))?;
                 Compressor::Zstandard(made)

@@ -260,13 +260,16 @@ fn long(out: &mut Vec<u8>, value: i64) {
     out.push(rest as u8);
 }
 
-/// A block as it is stored, and its rows.
-type Compressed = Result<(Vec<u8>, u64)>;
+/// The bytes of a block, and its rows.
+type Block = (Vec<u8>, u64);
+
+/// A block that is to be compressed, and what came of it.
+type Place = Mutex<(Option<Block>, Option<Result<Block>>)>;
 
 /// Blocks as they are stored, in the same order.
-fn compressed(blocks: Vec<(Vec<u8>, u64)>, settings: Settings) -> Result<Vec<(Vec<u8>, u64)>> {
+fn compressed(blocks: Vec<Block>, settings: Settings) -> Result<Vec<Block>> {
     let next = AtomicUsize::new(0);
-    let places: Vec<Mutex<(Option<(Vec<u8>, u64)>, Option<Compressed>)>> = blocks
+    let places: Vec<Place> = blocks
         .into_iter()
         .map(|block| Mutex::new((Some(block), None)))
         .collect();

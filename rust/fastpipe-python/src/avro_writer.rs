@@ -40,7 +40,7 @@ type Encoding = Encoder<BufWriter<File>>;
 enum State {
     /// Without a schema, which follows from the first record batch.
     Waiting(Start),
-    Encoding(Encoding),
+    Encoding(Box<Encoding>),
 }
 
 struct Start {
@@ -66,11 +66,11 @@ impl State {
         if matches!(state, Some(State::Waiting(_))) {
             let schema = inferred(schema, required)?;
             if let Some(State::Waiting(start)) = state.take() {
-                *state = Some(State::Encoding(start.begin(schema)?));
+                *state = Some(State::Encoding(Box::new(start.begin(schema)?)));
             }
         }
         Ok(match state {
-            Some(State::Encoding(encoder)) => Some(encoder),
+            Some(State::Encoding(encoder)) => Some(encoder.as_mut()),
             _ => None,
         })
     }
@@ -132,7 +132,7 @@ impl AvroWriter {
             let file = OpenOptions::new().append(true).open(&path);
             let out = BufWriter::with_capacity(BUFFER, file.map_err(|error| Error::io(&shown, &error))?);
             if let Some(known) = known {
-                return Ok(State::Encoding(Encoder::append(out, shown, known, settings)));
+                return Ok(State::Encoding(Box::new(Encoder::append(out, shown, known, settings))));
             }
             let start = Start {
                 out,
@@ -141,7 +141,7 @@ impl AvroWriter {
                 metadata,
             };
             Ok(match schema {
-                Some(schema) => State::Encoding(start.begin(schema)?),
+                Some(schema) => State::Encoding(Box::new(start.begin(schema)?)),
                 None => State::Waiting(start),
             })
         };
