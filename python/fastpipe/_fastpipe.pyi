@@ -39,7 +39,7 @@ __version__: str
 
 _Kept: TypeAlias = Literal["nowhere", "before", "now", "unsettled", "changed"]
 
-InMemory: TypeAlias = tuple[bytes, int, int] | None
+_InMemory: TypeAlias = tuple[bytes, int, int] | None
 
 _Rows: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint32] | None]
 
@@ -81,7 +81,7 @@ def leave_tensorflow() -> None: ...
 
 @final
 class ContainerFile:
-    def __new__(cls, path: str, in_memory: InMemory = None) -> ContainerFile: ...
+    def __new__(cls, path: str, in_memory: _InMemory = None) -> ContainerFile: ...
     @property
     def path(self) -> str: ...
     @property
@@ -159,7 +159,7 @@ class AvroDataset(Data):
         check: Callable[[str, str], None] | None = None,
         lenient: bool = False,
         damaged: list[Exception] | None = None,
-        contents: list[InMemory] = ...,
+        contents: list[_InMemory] = ...,
     ) -> AvroDataset: ...
     def stored(self) -> list[tuple[str, str]]: ...
     def left_out(self) -> list[tuple[str, str]]: ...
