@@ -42,7 +42,7 @@ __version__: str
 
 _Kept: TypeAlias = Literal["nowhere", "before", "now", "unsettled", "changed"]
 
-InMemory: TypeAlias = tuple[bytes, int, int] | None
+_InMemory: TypeAlias = tuple[bytes, int, int] | None
 
 _Rows: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint32] | None]
 
@@ -105,7 +105,7 @@ class AvroWriter:
 
 @final
 class ContainerFile:
-    def __new__(cls, path: str, in_memory: InMemory = None) -> ContainerFile: ...
+    def __new__(cls, path: str, in_memory: _InMemory = None) -> ContainerFile: ...
     @property
     def path(self) -> str: ...
     @property
@@ -186,7 +186,7 @@ class AvroDataset(Data):
         merged: bool = False,
         logical_types: bool = True,
         lookups: dict[str, LoweredLookup] | None = None,
-        contents: list[InMemory] = ...,
+        contents: list[_InMemory] = ...,
     ) -> AvroDataset: ...
     def left_out(self) -> list[tuple[str, str]]: ...
     def features(self) -> list[Described]: ...
