@@ -166,7 +166,7 @@ def _files(folder: str, component: str) -> list[str]:
 
 
 def _is_literal(folder: str, component: str) -> bool:
-    """Whether a component of a glob stands for itself: it has no special characters, or there is something of that name."""
+    """Whether a component of a glob stands for itself: no character of it is special, or there is such a name."""
     return not glob.has_magic(component) or os.path.lexists(os.path.join(folder, component))
 
 

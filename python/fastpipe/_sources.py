@@ -33,8 +33,8 @@ def expand(source: Paths, suffixes: tuple[str, ...] = (".avro",)) -> list[str]:
     Directories and globs leave out files and folders that begin with `_` or `.`, as Hadoop's readers do: they hold what
     isn't committed. A glob's component that begins so itself matches them, and what is named outright is read whatever
     its name. Links are followed; each real folder is visited once, under its own name if it has one there, so loops
-    end. A file that is linked twice is read twice. Files whose names end in `.inprogress` (and what follows it), `.tmp`,
-    `_COPYING_` or `.crc` are left out likewise.
+    end. A file that is linked twice is read twice. Files whose names end in `.inprogress` (and what follows it),
+    `.tmp`, `_COPYING_` or `.crc` are left out likewise.
 
     Of directories and globs, files of zero bytes are passed over, with one warning to the logger `fastpipe`: Hive
     leaves them for empty buckets. One that is named outright is listed.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import names
 from fastpipe._data import Words
+from fastpipe._partitions import Partitions, digests
 from fastpipe._state import VERSION
 from fastpipe.avro._index_cache import IndexCache, cache_directory
 from fastpipe.specs import Features, inferred
@@ -29,6 +30,9 @@ _WORDS = Words(
     other_digest="the data set has other contents (files: sync markers or blocks), or its files other names or another "
     "order",
 )
+
+
+_Folders: TypeAlias = "list[tuple[str, list[int | str | None]]]"
 
 
 class Location(NamedTuple):
@@ -56,6 +60,7 @@ class AvroData:
             one, before features are held to it. What it raises is raised.
         damaged: is filled with the exceptions of damaged files, of which then the blocks in front of the damage are
             read. They are raised by default.
+        hive: whether folders such as `year=2026` are columns.
     """
 
     words = _WORDS
@@ -67,15 +72,26 @@ class AvroData:
         index_cache: IndexCache = None,
         check: Callable[[str, str], None] | None = None,
         damaged: list[Exception] | None = None,
+        *,
+        hive: bool = False,
     ) -> None:
         lowered = [(name, spec._lower()) for name, spec in features.items()]
-        handle = _fastpipe.AvroDataset(files, lowered, None, cache_directory(index_cache), check, damaged=damaged)
-        self._open(files, handle, index_cache)
+        folders = _folders(files, hive, [spec.field or name for name, spec in features.items()])
+        handle = _fastpipe.AvroDataset(
+            files, lowered, None, cache_directory(index_cache), check, damaged=damaged, folders=folders
+        )
+        self._open(files, handle, index_cache, folders)
         self.features = features
 
     @classmethod
     def inferring(
-        cls, files: list[str], columns: Sequence[str] | None, index_cache: IndexCache, *, lenient: bool = False
+        cls,
+        files: list[str],
+        columns: Sequence[str] | None,
+        index_cache: IndexCache,
+        *,
+        lenient: bool = False,
+        hive: bool = False,
     ) -> Self:
         """Opens files for what is found in them, or for those columns of it.
 
@@ -85,18 +101,27 @@ class AvroData:
             index_cache: as in `read_avro`.
             lenient: whether to take logical types as what is stored, and to leave out what isn't read, instead of
                 raising an error.
+            hive: whether folders such as `year=2026` are columns.
         """
         wanted = None if columns is None else names("columns", columns)
         data = cls.__new__(cls)
-        handle = _fastpipe.AvroDataset(files, None, wanted, cache_directory(index_cache), lenient=lenient)
-        data._open(files, handle, index_cache)
+        folders = _folders(files, hive, wanted)
+        handle = _fastpipe.AvroDataset(
+            files, None, wanted, cache_directory(index_cache), lenient=lenient, folders=folders
+        )
+        data._open(files, handle, index_cache, folders)
         data.features = inferred(handle.features())
         return data
 
-    def _open(self, files: list[str], handle: _fastpipe.AvroDataset, index_cache: IndexCache) -> None:
+    def _open(
+        self, files: list[str], handle: _fastpipe.AvroDataset, index_cache: IndexCache, folders: _Folders
+    ) -> None:
         self.files = files
         self.handle = handle
         self._index_cache = index_cache
+        # Columns that are read of folders.
+        read = set(handle.folders())
+        self._partitions = [(name, values) for name, values in folders if name in read]
         self._fingerprints: dict[int, dict[str, Any]] = {}
 
     @property
@@ -118,7 +143,7 @@ class AvroData:
         """How many files, rows and bytes; and a digest of the files.
 
         Of each it has the name without folders, the size, the sync marker, and, but for version 1, where its blocks lie
-        and how many rows these have.
+        and how many rows these have. For each column of folders that is read, `partitions` has a digest of its values.
         """
         if version not in self._fingerprints:
             self._fingerprints[version] = self._fingerprint(version)
@@ -132,12 +157,22 @@ class AvroData:
             digest.update(len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + bytes(marker))
         if version > 1:
             digest.update(self.handle.layout())
-        return {
+        told: dict[str, Any] = {
             "files": len(files),
             "rows": self.handle.num_rows,
             "bytes": sum(size for _, size, _ in files),
             "digest": digest.hexdigest()[:32],
         }
+        return told | ({"partitions": digests(self._partitions)} if self._partitions else {})
+
+    def subset(self, numbers: Iterable[int]) -> AvroData:
+        """The same features of some of the files."""
+        files = [self.files[number] for number in numbers]
+        return AvroData(files, self.features, self._index_cache, hive=bool(self._partitions))
+
+    def file_sizes(self) -> list[int]:
+        """Bytes of each file."""
+        return [size for _, size, _ in self.handle.files()]
 
     def place(self, unit: int, record: int) -> Location:
         """The file, the block and the record."""
@@ -148,7 +183,16 @@ class AvroData:
         return self.handle.column_times()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return AvroData, (self.files, self.features, self._index_cache)
+        return _reopened, (self.files, self.features, self._index_cache, bool(self._partitions))
 
     def __str__(self) -> str:
         return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
+
+
+def _folders(files: list[str], hive: bool, wanted: list[str] | None) -> _Folders:
+    """What the folders of files say in the columns that are wanted."""
+    return Partitions(files, wanted=wanted).columns(files) if hive else []
+
+
+def _reopened(files: list[str], features: Features, index_cache: IndexCache, hive: bool) -> AvroData:
+    return AvroData(files, features, index_cache, hive=hive)

@@ -8,6 +8,7 @@ from typing import SupportsIndex, Unpack
 from fastpipe._arguments import names
 from fastpipe._column_features import asked_for
 from fastpipe._options import Options, Settings, takes_options
+from fastpipe._partitions import Partitioning, checked_partitioning
 from fastpipe._sources import Paths, expand
 from fastpipe.avro._data import AvroData
 from fastpipe.avro._index_cache import IndexCache
@@ -25,6 +26,7 @@ def read_avro(
     columns: Sequence[str] | None = None,
     batch_size: SupportsIndex,
     index_cache: IndexCache = None,
+    partitioning: Partitioning = "hive",
     **options: Unpack[Options],
 ) -> Reader:
     """Reads Avro files as batches of NumPy arrays.
@@ -38,8 +40,10 @@ def read_avro(
     Args:
         source: a path, a glob (`"data/*.avro"`), a directory (all `*.avro` below it), or a list of these. Directories
             and globs leave out files and folders that begin with `_` or `.` (what isn't committed), follow links, and
-            visit each folder once. `~` is the home directory. Files may have different schemas, as long as each has the
-            features; the first decides which symbols enum codes stand for.
+            visit each folder once. `{a,b}` stands for both, and `~` for the home directory. Files may have different
+            schemas, as long as each that has records has the features; the first of these decides which symbols enum
+            codes stand for. In directories and globs, files of zero bytes are passed over, with a warning to the logger
+            `fastpipe`.
         features: spec of each wanted feature, by name. Fields of nested records are named with dots (`user.age`), below
             a map come `keys` and `values` (`scores.keys`, `scores.values`), items of arrays add nothing to the name. If
             the files' records aren't of a record type, their only feature is `value`. A spec's `field` names the path
@@ -53,6 +57,8 @@ def read_avro(
             (which is logged as a warning to the logger `fastpipe`). None is kept of files that were modified less than
             two seconds ago, whose next change could go unnoticed, nor of files up to 64 KiB, which are read whole with
             their header anyway. None for no cache.
+        partitioning: "hive" makes columns of folders that are named `year=2026`: int64 if all values are such numbers,
+            else text; null for `__HIVE_DEFAULT_PARTITION__`. A field of that name in a file counts more. None doesn't.
         **options: see `fastpipe.Options`.
 
     Returns:
@@ -61,7 +67,8 @@ def read_avro(
     Raises:
         MissingFileError: if a file isn't there, or a link leads nowhere.
         MalformedFileError: if a header is damaged or a file cut short.
-        SchemaError: if a feature isn't in a schema or its spec doesn't fit.
+        SchemaError: if a feature isn't in a schema or its spec doesn't fit, or only some files lie in folders of a
+            column.
         UnsupportedError: for what isn't read: other codecs, unions of several types besides null, URLs.
         StorageError: if storage fails, a folder can't be read, a file changed, or an index has to be kept and the
             cache's directory can't be written.
@@ -84,13 +91,20 @@ def read_avro(
     """
     settings = Settings(read_avro, batch_size, options)
     wanted, chosen = asked_for(features, columns)
+    hive = checked_partitioning(partitioning)
     files = expand(source)
     if wanted is not None:
-        return settings.reader(AvroData(files, wanted, index_cache))
-    return settings.reader(AvroData.inferring(files, chosen, index_cache))
+        return settings.reader(AvroData(files, wanted, index_cache, hive=hive))
+    return settings.reader(AvroData.inferring(files, chosen, index_cache, hive=hive))
 
 
-def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index_cache: IndexCache = None) -> Features:
+def infer_features(
+    source: Paths,
+    columns: Sequence[str] | None = None,
+    *,
+    index_cache: IndexCache = None,
+    partitioning: Partitioning = "hive",
+) -> Features:
     """Finds the features of Avro files; printed, they are Python code to paste.
 
     Types and nulls follow from the first file's schema: nullable fields are masked, records of exactly `indices0`,
@@ -104,9 +118,10 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index
         source: as in `read_avro`.
         columns: only these, and what is nested in them; at least one.
         index_cache: as in `read_avro`.
+        partitioning: as in `read_avro`.
 
     Returns:
-        Specs by feature name, in the order of the schema.
+        Specs by feature name, in the order of the schema; columns of folders behind them.
 
     Raises:
         UnsupportedError: if a wanted field is of a type that isn't inferred: a union of several types besides null, a
@@ -128,4 +143,5 @@ def infer_features(source: Paths, columns: Sequence[str] | None = None, *, index
     chosen = None if columns is None else names("columns", columns)
     if chosen is not None and not chosen:
         raise ValueError("columns is empty: name at least one")
-    return AvroData.inferring(expand(source), chosen, index_cache).features
+    hive = checked_partitioning(partitioning)
+    return AvroData.inferring(expand(source), chosen, index_cache, hive=hive).features

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use fastpipe_batch::{Error, ErrorKind, Nulls};
 
-use self::constants::constants;
+pub(crate) use self::constants::constants;
 use crate::isa::Isa;
 use crate::layout::{Column, check};
 use crate::limits::MAX_SCHEMA_LEVELS;
@@ -77,8 +77,13 @@ pub(crate) fn compile_steps(schema: &Schema, columns: &[Column]) -> Result<Plan,
     let mut paths = Vec::with_capacity(columns.len());
     for column in columns {
         let name = &column.feature.name;
+        if column.folder.is_some() {
+            paths.push(None);
+            continue;
+        }
         check(schema, &column.feature).map_err(|e| e.at_feature(name))?;
-        paths.push(components(schema, &column.feature.field).map_err(|e| e.at_feature(name))?);
+        let path = components(schema, &column.feature.field).map_err(|e| e.at_feature(name))?;
+        paths.push(Some(path));
     }
     let root = schema.root();
     let mut uses = vec![0; schema.len()];
@@ -101,6 +106,7 @@ pub(crate) fn compile_steps(schema: &Schema, columns: &[Column]) -> Result<Plan,
     let wants = paths
         .iter()
         .enumerate()
+        .filter_map(|(column, path)| Some((column, path.as_deref()?)))
         .map(|(column, path)| Want { column, path, level: 0 })
         .collect();
     let top = if matches!(schema.ty(root), Type::Record(_)) {
@@ -110,6 +116,10 @@ pub(crate) fn compile_steps(schema: &Schema, columns: &[Column]) -> Result<Plan,
     };
     let mut code = Code::default();
     compiler.node(root, wants, top, &mut code)?;
+    if columns.iter().any(|column| column.folder.is_some()) {
+        let at = compiler.path(top);
+        code.push(Op::Folders, at);
+    }
     compiler.plan.record = compiler.block(code);
     let mut code = Code::default();
     compiler.skip(root, top, &mut code)?;

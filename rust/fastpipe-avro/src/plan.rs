@@ -125,6 +125,8 @@ pub(crate) enum Op {
     Tee { passes: Span },
     /// A sparse record.
     Sparse(u32),
+    /// Writes what the folders of the file stand for: constants that come with the block.
+    Folders,
 }
 
 /// How a scalar is encoded and stored, where both are as usual.

@@ -8,7 +8,7 @@ use fastpipe_batch::{Buffer, BufferPool, Fragment, Mark, Part, Pick, Result, Row
 use crate::compile::compile;
 use crate::decode;
 use crate::layout::Column;
-use crate::plan::Plan;
+use crate::plan::{Emit, Plan};
 use crate::source::AvroSource;
 
 /// Records that are decoded at most.
@@ -36,12 +36,13 @@ pub fn column_times(source: &AvroSource, unit: u64, bytes: Buffer) -> Result<Col
         let mut part = 0;
         for (i, feature) in features.iter().enumerate() {
             if Some(i) != left_out {
-                let column = Column::new(schema, feature, part)?;
+                let column = source.lay_out(schema, feature, part)?;
                 part += column.spec.parts().len() as u32;
                 columns.push(column);
             }
         }
-        Ok(Variant::new(compile(schema, &columns)?, &columns))
+        let folders = source.folder_constants(unit, &columns)?;
+        Ok(Variant::new(compile(schema, &columns)?, &columns, folders))
     };
     let left_out = std::iter::once(None).chain((0..features.len()).map(Some));
     let mut variants: Vec<Variant> = left_out.map(variant).collect::<Result<_>>()?;
@@ -62,6 +63,7 @@ pub fn column_times(source: &AvroSource, unit: u64, bytes: Buffer) -> Result<Col
 /// A set of columns, and how fast they were decoded.
 struct Variant {
     plan: Plan,
+    folders: Vec<Emit>,
     parts: Arc<[Part]>,
     /// The same memory every time, so that page faults don't count.
     pool: Arc<SlabPool>,
@@ -71,10 +73,11 @@ struct Variant {
 }
 
 impl Variant {
-    fn new(plan: Plan, columns: &[Column]) -> Variant {
+    fn new(plan: Plan, columns: &[Column], folders: Vec<Emit>) -> Variant {
         let parts: Arc<[_]> = columns.iter().flat_map(|column| column.spec.parts()).collect();
         Variant {
             plan,
+            folders,
             pool: SlabPool::new(parts.len() + 1),
             parts,
             fragment: Fragment::default(),
@@ -86,6 +89,7 @@ impl Variant {
     fn decode(&mut self, block: &decode::Block<'_>) -> Result<()> {
         let block = decode::Block {
             plan: &self.plan,
+            folders: &self.folders,
             ..*block
         };
         let records = block.rows.min(RECORDS);

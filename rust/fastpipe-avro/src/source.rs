@@ -15,9 +15,10 @@ use crate::compile::compile;
 use crate::container::{Block, SYNC_BYTES, wrong_marker};
 use crate::decode;
 use crate::file_info::FileInfo;
+use crate::folders::FolderColumns;
 use crate::layout::Column;
 use crate::limits::{MAX_BLOCK_BYTES, max_zero_width_items};
-use crate::plan::Plan;
+use crate::plan::{Emit, Plan};
 use crate::schema::Schema;
 
 /// A block in the index: 16 bytes.
@@ -38,6 +39,10 @@ struct File {
     /// Which of the source's classes: files with the same codec and schema.
     class: u32,
     first_unit: u64,
+    /// Whether it has no records: what its schema says doesn't matter then.
+    is_empty: bool,
+    /// What its folders stand for.
+    folders: Arc<[Emit]>,
     /// The largest ratio of expansion so far, in eighths: only a hint for buffers.
     expansion: AtomicUsize,
 }
@@ -51,22 +56,34 @@ pub struct AvroSource {
     stamps: Vec<FileStamp>,
     classes: Vec<Arc<str>>,
     blocks: Arc<Vec<Entry>>,
+    folders: Arc<FolderColumns>,
+    /// The file that decides how columns are laid out.
+    decides: usize,
 }
 
-/// Lays out features of the first file.
+/// Lays out features of the file that decides, some of which folders may stand for.
 fn laid_out<'f>(
     schema: &Schema,
     path: &Arc<str>,
     features: impl ExactSizeIterator<Item = &'f Feature>,
+    folders: &FolderColumns,
 ) -> Result<Vec<Column>> {
     let mut columns = try_with_capacity(features.len(), "columns")?;
     let mut next_part = 0;
     for feature in features {
-        let column = Column::new(schema, feature, next_part).map_err(|e| e.at_feature(&feature.name).at_path(path))?;
+        let column = lay_out(schema, feature, next_part, folders);
+        let column = column.map_err(|e| e.at_feature(&feature.name).at_path(path))?;
         next_part += column.spec.parts().len() as u32;
         columns.push(column);
     }
     Ok(columns)
+}
+
+fn lay_out(schema: &Schema, feature: &Feature, first_part: u32, folders: &FolderColumns) -> Result<Column> {
+    match folders.column(feature, first_part)? {
+        Some(column) => Ok(column),
+        None => Column::new(schema, feature, first_part),
+    }
 }
 
 /// The plan of each schema, compiled when it is first asked for.
@@ -85,9 +102,19 @@ impl Plans {
 }
 
 impl AvroSource {
-    /// Reads `features` from files with their blocks. The first file decides how columns are laid out; others may have
-    /// other schemas, as long as they can yield the same columns.
+    /// Reads `features` from files with their blocks. The first file with records decides how columns are laid out; others
+    /// may have other schemas, as long as they can yield the same columns, or have no records.
     pub fn new(features: &[Feature], files: &[(FileInfo, Vec<Block>)]) -> Result<AvroSource> {
+        Self::with_folders(features, files, Arc::default())
+    }
+
+    /// The same, with columns that the folders of files stand for.
+    pub fn with_folders(
+        features: &[Feature],
+        files: &[(FileInfo, Vec<Block>)],
+        folders: Arc<FolderColumns>,
+    ) -> Result<AvroSource> {
+        let decides = Self::deciding(files);
         let mut plans = Plans::default();
         let mut blocks_of_all = Vec::new();
         let mut source = AvroSource {
@@ -98,13 +125,22 @@ impl AvroSource {
             stamps: Vec::new(),
             classes: Vec::new(),
             blocks: Arc::default(),
+            folders,
+            decides,
         };
         let mut classes: Vec<(Codec, Arc<Plan>)> = Vec::new();
-        let first = files.first();
-        let columns = first.map(|(info, _)| laid_out(&info.schema, &info.path, features.iter()));
+        let first = files.get(decides);
+        let columns = first.map(|(info, _)| laid_out(&info.schema, &info.path, features.iter(), &source.folders));
         let columns = columns.transpose()?.unwrap_or_default();
-        for (info, blocks) in files {
-            let plan = plans.of(&info.schema, &columns, &info.path)?;
+        for (number, (info, blocks)) in files.iter().enumerate() {
+            let is_empty = has_no_records(blocks);
+            // The plan of a file without records is never run.
+            let (of, _) = if is_empty { &files[decides] } else { &files[number] };
+            let plan = plans.of(&of.schema, &columns, &of.path)?;
+            let constants = source
+                .folders
+                .constants(&columns, number)
+                .map_err(|e| e.at_path(&info.path))?;
             let alike = |(codec, of): &(Codec, Arc<Plan>)| *codec == info.codec && Arc::ptr_eq(of, &plan);
             let class = classes.iter().position(alike).unwrap_or_else(|| {
                 classes.push((info.codec, plan.clone()));
@@ -118,6 +154,8 @@ impl AvroSource {
                 schema: info.schema.clone(),
                 plan,
                 first_unit: blocks_of_all.len() as u64,
+                is_empty,
+                folders: constants.into(),
                 expansion: AtomicUsize::new(0),
             });
             info.check_all(blocks)?;
@@ -153,6 +191,22 @@ impl AvroSource {
         Ok(source)
     }
 
+    /// Which file decides how columns are laid out: the first one with records, if there is one.
+    pub fn deciding(files: &[(FileInfo, Vec<Block>)]) -> usize {
+        let found = files.iter().position(|(_, blocks)| !has_no_records(blocks));
+        found.unwrap_or(0)
+    }
+
+    /// A column of a feature, whose parts have numbers from `first_part` on.
+    pub(crate) fn lay_out(&self, schema: &Schema, feature: &Feature, first_part: u32) -> Result<Column> {
+        lay_out(schema, feature, first_part, &self.folders)
+    }
+
+    /// What the folders of a unit's file stand for in these columns.
+    pub(crate) fn folder_constants(&self, unit: u64, columns: &[Column]) -> Result<Vec<Emit>> {
+        self.folders.constants(columns, self.file(unit).1)
+    }
+
     /// The same, with what each file looked like before its blocks were found: whoever reads them can tell then whether it
     /// was changed since.
     #[must_use]
@@ -179,6 +233,16 @@ impl AvroSource {
     /// What is read, and how it is laid out.
     pub fn avro_columns(&self) -> &[Column] {
         &self.columns
+    }
+
+    /// The columns of folders that are read.
+    pub fn folders_read(&self) -> Vec<&str> {
+        let read = |name: &&str| {
+            self.columns
+                .iter()
+                .any(|c| c.folder.is_some() && c.feature.field == *name)
+        };
+        self.folders.names().filter(read).collect()
     }
 
     /// Number of blocks of each file.
@@ -253,12 +317,17 @@ impl AvroSource {
             zero_width_left: AtomicU64::new(zero_width),
             starts: Starts::default(),
             plan: file.plan.clone(),
+            folders: file.folders.clone(),
             data,
             start,
             end,
             rows: block.rows,
         })
     }
+}
+
+fn has_no_records(blocks: &[Block]) -> bool {
+    blocks.iter().all(|block| block.rows == 0)
 }
 
 /// The same bytes in a buffer that isn't much larger: how far the first blocks of a file expand is guessed.
@@ -278,7 +347,7 @@ impl Source for AvroSource {
     }
 
     fn in_csr(&self) -> Result<Option<Arc<dyn Source>>> {
-        let Some(first) = self.files.first() else {
+        let Some(first) = self.files.get(self.decides) else {
             return Ok(None);
         };
         if !self.specs.iter().any(ColumnSpec::is_coo) {
@@ -286,13 +355,15 @@ impl Source for AvroSource {
         }
         let features = self.columns.iter().map(|c| c.feature.in_layout(SparseLayout::Csr));
         let features: Vec<Feature> = features.collect();
-        let columns = laid_out(&first.schema, &first.path, features.iter())?;
+        let columns = laid_out(&first.schema, &first.path, features.iter(), &self.folders)?;
         let (mut plans, mut files) = (Plans::default(), try_with_capacity(self.files.len(), "files")?);
-        for file in &self.files {
+        for (number, file) in self.files.iter().enumerate() {
+            let of = if file.is_empty { first } else { file };
             files.push(File {
                 path: file.path.clone(),
                 schema: file.schema.clone(),
-                plan: plans.of(&file.schema, &columns, &file.path)?,
+                plan: plans.of(&of.schema, &columns, &of.path)?,
+                folders: self.folders.constants(&columns, number)?.into(),
                 expansion: AtomicUsize::new(file.expansion.load(Ordering::Relaxed)),
                 ..*file
             });
@@ -305,6 +376,8 @@ impl Source for AvroSource {
             stamps: self.stamps.clone(),
             classes: self.classes.clone(),
             blocks: self.blocks.clone(),
+            folders: self.folders.clone(),
+            decides: self.decides,
         })))
     }
 
@@ -388,6 +461,7 @@ impl Source for AvroSource {
 /// A decompressed block.
 pub(crate) struct AvroBlock {
     plan: Arc<Plan>,
+    folders: Arc<[Emit]>,
     data: Buffer,
     start: usize,
     end: usize,
@@ -406,6 +480,7 @@ impl AvroBlock {
             data: &self.data[self.start..self.end],
             rows: self.rows,
             zero_width_left: &self.zero_width_left,
+            folders: &self.folders,
         }
     }
 }

@@ -7,8 +7,8 @@ use std::hash::Hasher;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fastpipe_avro::{AvroSource, Evidence, InferredColumns, column_times, infer_columns};
-use fastpipe_batch::{Buffer, BufferPool, Error, Feature, Source, Unit, path_text, text_path};
+use fastpipe_avro::{AvroSource, Evidence, FolderColumn, FolderColumns, InferredColumns, column_times};
+use fastpipe_batch::{Buffer, BufferPool, Error, Feature, Scalar, Source, Unit, path_text, text_path};
 use fastpipe_engine::default_threads;
 use fastpipe_files::{Files, IndexCache, Opening, Survey, open_all, survey};
 use pyo3::exceptions::PyIndexError;
@@ -39,9 +39,9 @@ impl AvroDataset {
     /// Opens files. `check` is called with the path and the schema of the first file, and of each that has another schema; what
     /// it raises is raised. `lenient` infers what can be read, as it is stored, and leaves out the rest. With a list `damaged`,
     /// exceptions of damaged files are appended to it, and of such a file the blocks in front of the damage are read; of one
-    /// whose header is damaged none.
+    /// whose header is damaged none. `folders` has the columns that folders stand for, with a value for each path.
     #[new]
-    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, lenient=false, damaged=None))]
+    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, lenient=false, damaged=None, folders=None))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
@@ -52,6 +52,7 @@ impl AvroDataset {
         check: Option<&Bound<'_, PyAny>>,
         lenient: bool,
         damaged: Option<&Bound<'_, PyList>>,
+        folders: Option<Vec<(String, Vec<Option<FolderValue>>)>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
@@ -67,7 +68,8 @@ impl AvroDataset {
         let mut files = Vec::with_capacity(found.len());
         let mut stamps = Vec::with_capacity(found.len());
         let mut checked = HashSet::new();
-        for file in found {
+        let mut opened = Vec::with_capacity(found.len());
+        for (number, file) in found.into_iter().enumerate() {
             if let (Some(damage), Some(damaged)) = (&file.damage, damaged) {
                 damaged.append(to_py(py, damage).value(py))?;
             }
@@ -78,11 +80,15 @@ impl AvroDataset {
                 check.call1((text_path(&file.path), texts.get(&schema).map(|text| &**text)))?;
             }
             stamps.push(file.stamp);
+            opened.push(number);
             files.push((file.header, file.blocks));
         }
         if let Some(error) = failed {
             return Err(to_py(py, &error));
         }
+        let infos: Vec<_> = files.iter().map(|(info, _)| info).collect();
+        let folders = folder_columns(folders.unwrap_or_default(), &opened);
+        let folders = Arc::new(FolderColumns::new(folders, &infos));
         let mut inferred = InferredColumns::default();
         let features = match features {
             Some(features) => features
@@ -90,14 +96,15 @@ impl AvroDataset {
                 .map(|(name, spec)| feature(name, spec))
                 .collect::<PyResult<_>>()?,
             None => {
-                if let Some((first, _)) = files.first() {
-                    inferred = infer_columns(first, columns.as_deref(), lenient).py(py)?;
+                if let Some((first, _)) = files.get(AvroSource::deciding(&files)) {
+                    inferred = folders.infer(first, columns.as_deref(), lenient).py(py)?;
                 }
-                let source = AvroSource::new(&inferred.features, &files).py(py)?;
+                let source = AvroSource::with_folders(&inferred.features, &files, folders.clone()).py(py)?;
                 refined(py, &source.with_stamps(stamps.clone()))?
             }
         };
-        let source = Arc::new(AvroSource::new(&features, &files).py(py)?.with_stamps(stamps));
+        let source = AvroSource::with_folders(&features, &files, folders).py(py)?;
+        let source = Arc::new(source.with_stamps(stamps));
         let files = files.iter().map(|(info, blocks)| {
             let size = blocks.last().map_or(info.header.size, |last| last.offset + last.len());
             (info.path.clone(), size, info.header.sync)
@@ -132,6 +139,11 @@ impl AvroDataset {
         columns
             .filter_map(|c| Some((c.feature.name.clone(), c.symbols.as_ref()?.to_vec())))
             .collect()
+    }
+
+    /// The columns that are read of the folders of files.
+    fn folders(&self) -> Vec<&str> {
+        self.source.folders_read()
     }
 
     /// Path, size in bytes and sync marker of each file.
@@ -190,6 +202,27 @@ impl AvroDataset {
     fn units(&self) -> u64 {
         self.source.units()
     }
+}
+
+/// What a folder says of its files.
+#[derive(FromPyObject)]
+enum FolderValue {
+    Int(i64),
+    Text(String),
+}
+
+/// The columns that folders stand for, of the files that were opened.
+fn folder_columns(folders: Vec<(String, Vec<Option<FolderValue>>)>, opened: &[usize]) -> Vec<FolderColumn> {
+    let scalar = |value: &FolderValue| match value {
+        FolderValue::Int(value) => Scalar::Int(i128::from(*value)),
+        FolderValue::Text(text) => Scalar::Bytes(text.clone().into_bytes()),
+    };
+    let of = |values: &[Option<FolderValue>], file: usize| values.get(file)?.as_ref().map(scalar);
+    let column = |(name, values): (String, Vec<Option<FolderValue>>)| FolderColumn {
+        name,
+        values: opened.iter().map(|&file| of(&values, file)).collect(),
+    };
+    folders.into_iter().map(column).collect()
 }
 
 /// Features with the fixed shapes that a look at the data suggests.
