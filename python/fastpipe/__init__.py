@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from fastpipe._columns import to_arrow
 from fastpipe._fastpipe import __version__
+from fastpipe._growth import Growth, resume_grown
 from fastpipe._options import Options
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
 from fastpipe.avro import AvroFile, Location, infer_features, read_avro
@@ -54,6 +55,7 @@ __all__ = [
     "DeviceError",
     "FastpipeError",
     "Features",
+    "Growth",
     "HeldOut",
     "Interactions",
     "InteractionsError",
@@ -100,6 +102,7 @@ __all__ = [
     "read_parquet",
     "read_units",
     "rebatch",
+    "resume_grown",
     "shuffle_report",
     "to_arrow",
 ]
