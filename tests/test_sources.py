@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fastpipe
 import wire
+from fastpipe._braces import alternatives
 from fastpipe._sources import expand
 
 links = pytest.mark.skipif(sys.platform == "win32", reason="symbolic links need a privilege")
@@ -32,7 +35,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
             if target:
                 (tmp_path / path).symlink_to(target, target_is_directory=True)
             else:
-                (tmp_path / path).write_bytes(b"")
+                (tmp_path / path).write_bytes(b"x")
         monkeypatch.chdir(tmp_path)
         return tmp_path
 
@@ -259,3 +262,148 @@ def test_names_that_are_not_utf_8(tmp_path: Path, name: bytes) -> None:
     assert missing.value.filename == text
     with pytest.raises(fastpipe.StorageError):
         fastpipe.AvroFile("a\0b")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("d/{b,a}.avro", ["d/b.avro", "d/a.avro"]),
+        ("d/{a,b}.avro", ["d/a.avro", "d/b.avro"]),
+        ("d/{a,{b,c}}.avro", ["d/a.avro", "d/b.avro", "d/c.avro"]),
+        ("{d/a,e/x}.avro", ["d/a.avro", "e/x.avro"]),
+        ("{e,d}", ["e/x.avro", "d/a.avro", "d/b.avro", "d/c.avro"]),
+        ("d/{[ab],b}*.avro", ["d/a.avro", "d/b.avro"]),
+        ("d/a{,}.avro", ["d/a.avro"]),
+        ("f{1,2}/y*.avro", ["f{1,2}/y.avro"]),
+        ("f{1,2}/{y,z*}.avro", ["f{1,2}/y.avro", "f{1,2}/z.txt.avro"]),
+        ("g[1]/*.avro", ["g[1]/w.avro"]),
+        ("*/w[1].avro", ["g[1]/w[1].avro"]),
+        ("g*/w[1].avro", ["g[1]/w[1].avro"]),
+    ],
+)
+def test_braces_and_names_that_look_like_patterns(tree: Tree, source: str, expected: list[str]) -> None:
+    tree(
+        "d/a.avro", "d/b.avro", "d/c.avro", "e/x.avro", "f{1,2}/y.avro", "f{1,2}/z.txt.avro", "g[1]/w.avro", "g1/v.avro"
+    )
+    if "w[1]" in source:
+        tree("g[1]/w[1].avro", "g1/w1.avro")
+        # In each folder what is named so literally, else what matches.
+        expected = ["g1/w1.avro", *expected]
+    assert expand(source) == expected
+
+
+def test_alternatives() -> None:
+    expected = {
+        "a": ["a"],
+        "{a}": ["{a}"],
+        "{1..3}": ["{1..3}"],
+        "a{b,c}d{e,f}": ["abde", "abdf", "acde", "acdf"],
+        "{a,b{c,d}}": ["a", "bc", "bd"],
+        "{a{b,c}}": ["{ab}", "{ac}"],
+        "{a,b": ["{a,b"],
+        "a,b}": ["a,b}"],
+        "{{a,b}": ["{a", "{b"],
+        "{,x}y": ["y", "xy"],
+    }
+    assert {text: alternatives(text) for text in expected} == expected
+    for text in ("{a,b}" * 14, "{" * 65):
+        with pytest.raises(fastpipe.LimitError, match="list the paths"):
+            alternatives(text)
+
+
+def test_every_alternative_must_name_something(tree: Tree) -> None:
+    tree("d/a.avro", "$X/b.avro")
+    with pytest.raises(fastpipe.MissingFileError, match=r"no file matches the pattern .file d/b\*"):
+        expand("d/{a,b}*.avro")
+    assert expand("$X/*.avro") == ["$X/b.avro"], "environment variables aren't looked at"
+
+
+UNFINISHED = ("x.avro.inprogress", "x.avro.inprogress.17-4", "x.tmp", "x.avro._COPYING_", "x.avro.crc", "x.TMP")
+
+
+def test_what_is_still_written_is_left_out(tree: Tree) -> None:
+    tree("d/x.avro", "d/x.tmp.avro", *(f"d/{name}" for name in UNFINISHED), "d/y.tmp/z.avro")
+    assert expand("d") == ["d/x.avro", "d/x.tmp.avro", "d/y.tmp/z.avro"]
+    assert expand("d/*") == ["d/x.avro", "d/x.tmp.avro"]
+    assert expand("d/*.crc") == ["d/x.avro.crc"]
+    assert expand("d/*.inprogress*") == ["d/x.avro.inprogress", "d/x.avro.inprogress.17-4"]
+    for name in UNFINISHED:
+        assert expand(f"d/{name}") == [f"d/{name}"]
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [(["d/000000_0", "d/000001_0"], "d/*"), (["d/day=1/part-00000", "d/day=1/part-00001"], "d/**/*")],
+)
+def test_files_without_a_suffix_are_asked_for_by_the_pattern_that_the_error_names(
+    tree: Tree, names: list[str], pattern: str
+) -> None:
+    tree(*names, "d/_SUCCESS")
+    with pytest.raises(fastpipe.MissingFileError, match="without a suffix, such as") as error:
+        expand("d")
+    assert repr(pattern) in str(error.value)
+    assert expand(pattern) == names
+
+
+NAMES = st.sampled_from(
+    [
+        "a.avro",
+        "b.avro",
+        "part-0",
+        "_a.avro",
+        ".b.avro",
+        "c.avro.crc",
+        "d.avro.inprogress.1",
+        "e.tmp",
+        "_SUCCESS",
+        "z.avro",
+    ]
+)
+FOLDERS = st.sampled_from(["p", "q", "k=1", "k=2", "_temporary", ".hidden", "x.tmp"])
+
+
+@links
+@settings(max_examples=150, deadline=None)
+@given(
+    files=st.dictionaries(
+        st.tuples(st.lists(FOLDERS, max_size=3).map(tuple), NAMES), st.integers(0, 1), min_size=1, max_size=14
+    ),
+    linked=st.lists(st.tuples(st.lists(FOLDERS, max_size=2).map(tuple), st.integers(0, 30)), max_size=3),
+)
+def test_generated_trees(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[tuple[tuple[str, ...], str], int], linked: list[Any]
+) -> None:
+    root = tmp_path_factory.mktemp("tree") / "d"
+    root.mkdir()
+    for (folders, name), size in files.items():
+        path = root.joinpath(*folders, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size)
+    # Links to folders of the tree, and so loops, change nothing: each has a name of its own, unless that is hidden.
+    below = sorted(path for path in [root, *root.rglob("*")] if path.is_dir() and not path.is_symlink())
+    hidden = lambda path: any(part[0] in "_." for part in path.relative_to(root).parts)  # noqa: E731
+    visible = [path for path in below if not hidden(path)]
+    for number, (folders, target) in enumerate(linked):
+        parent = root.joinpath(*folders)
+        if parent.is_dir():
+            (parent / f"link{number}").symlink_to(visible[target % len(visible)], target_is_directory=True)
+    expected = sorted(
+        str(path)
+        for path in (root.joinpath(*folders, name) for (folders, name), size in files.items() if size)
+        if path.suffix == ".avro" and not hidden(path)
+    )
+    sources = [root, root / "**" / "*.avro"]
+    for source in sources:
+        if expected:
+            assert expand(source) == expected
+        else:
+            with pytest.raises(fastpipe.MissingFileError):
+                expand(source)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_can_not_be_read_is_an_error(tree: Tree) -> None:
+    folder = tree("d/a.avro")
+    (folder / "d/a.avro").chmod(0)
+    with pytest.raises(fastpipe.StorageError, match="ermission"):
+        fastpipe.read_avro("d", batch_size=1)

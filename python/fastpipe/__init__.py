@@ -17,6 +17,7 @@ from __future__ import annotations
 from fastpipe._columns import to_arrow
 from fastpipe._decimals import to_decimals
 from fastpipe._fastpipe import __version__
+from fastpipe._growth import Growth, resume_grown
 from fastpipe._options import Options
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
 from fastpipe.avro import (
@@ -67,6 +68,7 @@ __all__ = [
     "DeviceError",
     "FastpipeError",
     "Features",
+    "Growth",
     "HashSpec",
     "HeldOut",
     "Interactions",
@@ -118,6 +120,7 @@ __all__ = [
     "read_parquet",
     "read_units",
     "rebatch",
+    "resume_grown",
     "shuffle_report",
     "to_arrow",
     "to_decimals",

@@ -14,8 +14,7 @@ from fastpipe._progress import progress_bar
 from fastpipe._replacing import replacing
 from fastpipe._sources import expand
 from fastpipe._terminal_text import clean, plural, size_text
-from fastpipe.avro._inspect import infer_readable
-from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError
+from fastpipe.errors import FastpipeError, SchemaError
 from fastpipe.reader import Reader
 
 _SUFFIXES = {"avro": (".avro",), "parquet": (".parquet", ".pq"), "arrow": (".arrow", ".feather", ".ipc")}
@@ -128,21 +127,11 @@ def _reader(origin: str, files: list[str], columns: Sequence[str] | None, argume
         return read_parquet(files, **options)
     if origin == "arrow":
         return read_arrow(files, **options)
-    if columns is None:
-        # Logical types as they are stored, which the schema gives back their meaning.
-        found = infer_readable(files, AvroFile(files[0]).schema)
-        if found.skipped:
-            name, reason = next(iter(found.skipped.items()))
-            kept = ",".join(found.features)
-            message = f"column {name!r} isn't read: {reason}; --columns {kept} converts the others"
-            raise UnsupportedError(message, path=files[0], feature=name)
-        if not found.features and found.error is not None:
-            raise found.error
-        if arguments.to != "avro":
-            for name, logical in found.notes.items():
-                print(f"{clean(name)}: {clean(logical)}, as it is stored", file=sys.stderr)
-        del options["columns"]
-        return read_avro(files, features=found.features, **options)
+    # Nothing is lost without a word.
+    options["unsupported"] = "error"
+    if arguments.to == "avro" and columns is None:
+        # Values as they are stored, to which the schema gives back their meaning.
+        options |= {"logical_types": False, "partitioning": None}
     return read_avro(files, **options)
 
 

@@ -12,11 +12,14 @@ from typing import TypeAlias
 
 from fastpipe.errors import MissingFileError, StorageError
 
-__all__ = ["Folder", "broken_link", "files_below", "matching"]
+__all__ = ["Folder", "broken_link", "files_below", "is_unfinished", "matching"]
 
 # Hadoop's readers pass these over too: attempts that aren't committed (`_temporary`, `.hive-staging_x`), marks
 # (`_SUCCESS`), checksums (`.part-0.avro.crc`).
 _HIDDEN = ("_", ".")
+
+# What else is written and not yet committed, or no data: Flink's parts, copies of `hdfs dfs -put`, checksums.
+_UNFINISHED = re.compile(r"(?P<mark>\.inprogress)(\..*)?$|(?P<end>\.tmp|_COPYING_|\.crc)$", re.IGNORECASE)
 
 _SEPARATORS = re.compile(r"[\\/]" if os.sep == "\\" else "/")
 
@@ -59,13 +62,24 @@ def files_below(folder: str) -> list[str]:
         MissingFileError: for a link that leads nowhere.
         StorageError: if a folder can't be read.
     """
-    return sorted(path for found in _below([folder]) for path in _visible(found.files))
+    files = (path for found in _below([folder]) for path in _visible(found.files))
+    return sorted(path for path in files if not is_unfinished(os.path.basename(path)))
+
+
+def is_unfinished(name: str, pattern: str = "") -> bool:
+    """Whether a file's name ends as those do that are still written (`.inprogress`, `.tmp`, `_COPYING_`, `.crc`).
+
+    What a pattern names itself isn't: `*.tmp` matches such files.
+    """
+    found = _UNFINISHED.search(name)
+    return found is not None and (found["mark"] or found["end"]).lower() not in pattern.lower()
 
 
 def matching(pattern: str) -> list[str]:
     """The files that a glob matches, sorted. `**` as a component stands for any number of folders.
 
-    Hidden names match only components that begin like them.
+    Hidden names match only components that begin like them, and names of files that are still written only components
+    that end like them. A component that is itself the name of a file or folder stands for that.
 
     Raises:
         MissingFileError: for a link that leads nowhere and would match.
@@ -112,6 +126,8 @@ def _below(starts: Iterable[str]) -> list[Folder]:
             found.append(listed)
             ahead += _visible(listed.folders)[::-1]
             for link in _visible(listed.links):
+                if is_unfinished(os.path.basename(link)) and not os.path.isdir(link):
+                    continue
                 (links if _leads_to_folder(link) else listed.files).append(link)
         links.sort()
     return found
@@ -124,7 +140,7 @@ def _descend(folders: list[str], component: str) -> list[str]:
     below: list[str] = []
     links: list[str] = []
     for folder in folders:
-        if not glob.has_magic(component):
+        if _is_literal(folder, component):
             below += filter(os.path.isdir, [os.path.join(folder, component)])
             continue
         listed = Folder.read(folder)
@@ -136,14 +152,22 @@ def _descend(folders: list[str], component: str) -> list[str]:
 
 def _files(folder: str, component: str) -> list[str]:
     """The files that the last component of a glob stands for in a folder."""
-    if not glob.has_magic(component):
+    if _is_literal(folder, component):
         path = os.path.join(folder, component)
         if os.path.islink(path) and not os.path.exists(path):
             raise broken_link(path)
         return [path] if os.path.exists(path) and not os.path.isdir(path) else []
     listed = Folder.read(folder)
-    links = [link for link in _fitting(listed.links, component) if not _leads_to_folder(link)]
-    return _fitting(listed.files, component) + links
+    files, links = (
+        [path for path in _fitting(paths, component) if not is_unfinished(os.path.basename(path), component)]
+        for paths in (listed.files, listed.links)
+    )
+    return files + [link for link in links if not _leads_to_folder(link)]
+
+
+def _is_literal(folder: str, component: str) -> bool:
+    """Whether a component of a glob stands for itself: no character of it is special, or there is such a name."""
+    return not glob.has_magic(component) or os.path.lexists(os.path.join(folder, component))
 
 
 def _fitting(paths: Iterable[str], pattern: str) -> list[str]:

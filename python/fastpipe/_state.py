@@ -110,6 +110,7 @@ def _parts(stored: Mapping[str, Any], data: Data, ordering: Ordering, shuffle_bu
         differing = [data.words.other_digest]
     else:
         differing = _told(changed, saved, here, "the data set's ")
+    differing += _other_partitions(saved, here)
     differing += _told(_changed(order, expected), order, expected)
     if differing:
         raise StateError(f"the state is of another reader: {'; '.join(differing)}")
@@ -132,7 +133,14 @@ def _order(ordering: Ordering, shuffle_buffer: int) -> State:
 
 
 def _changed(saved: State, here: State) -> list[str]:
-    return [name for name in here if saved.get(name) != here[name]]
+    return [name for name in here if name != "partitions" and saved.get(name) != here[name]]
+
+
+def _other_partitions(saved: State, here: State) -> list[str]:
+    """Columns of folders that both read, with other values. Like other columns, each may read those that it likes."""
+    old, new = (of.get("partitions") or {} for of in (saved, here))
+    changed = sorted(name for name in new if name in old and old[name] != new[name])
+    return [f"the folders {name}=... of its files have other values" for name in changed]
 
 
 def _told(names: list[str], saved: State, here: State, whose: str = "") -> list[str]:

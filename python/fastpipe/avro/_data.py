@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from fastpipe import _fastpipe, vocabularies
 from fastpipe._arguments import names
 from fastpipe._contents import Contents
 from fastpipe._data import Words
+from fastpipe._partitions import Partitions, digests
 from fastpipe._state import VERSION
 from fastpipe.avro._index_cache import IndexCache, cache_directory
 from fastpipe.avro._schemas import AS_WRITTEN, Resolution
@@ -31,6 +32,9 @@ _WORDS = Words(
     other_digest="the data set has other contents (files: sync markers or blocks), or its files other names or another "
     "order",
 )
+
+
+_Folders: TypeAlias = "list[tuple[str, list[int | str | None]]]"
 
 
 class Location(NamedTuple):
@@ -65,6 +69,7 @@ class AvroData:
         damaged: is filled with the exceptions of damaged files, of which then the blocks in front of the damage are
             read. They are raised by default.
         resolution: how files' schemas are understood.
+        hive: whether folders such as `year=2026` are columns.
     """
 
     words = _WORDS
@@ -77,14 +82,17 @@ class AvroData:
         check: Callable[[str, str], None] | None = None,
         damaged: list[Exception] | None = None,
         resolution: Resolution = AS_WRITTEN,
+        *,
+        hive: bool = False,
     ) -> None:
         lowered = [(name, spec._lower()) for name, spec in features.items()]
         paths, contents = _split(files)
         cache, lookups = cache_directory(index_cache), vocabularies.lowered(features)
+        folders = _folders(paths, hive, [spec.field or name for name, spec in features.items()])
         handle = _fastpipe.AvroDataset(
-            paths, lowered, None, cache, check, damaged, *resolution.lowered(), lookups, contents
+            paths, lowered, None, cache, check, damaged, *resolution.lowered(), lookups, contents, folders
         )
-        self._open(files, handle, index_cache, resolution)
+        self._open(files, handle, index_cache, resolution, folders)
         self.features = vocabularies.in_form(features, handle.features()) if lookups else features
         self._asked = features
 
@@ -95,6 +103,8 @@ class AvroData:
         columns: Sequence[str] | None,
         index_cache: IndexCache,
         resolution: Resolution = AS_WRITTEN,
+        *,
+        hive: bool = False,
     ) -> Self:
         """Opens files for what is found in them, or for those columns of it.
 
@@ -103,13 +113,16 @@ class AvroData:
             columns: as in `read_avro`.
             index_cache: as in `read_avro`.
             resolution: how files' schemas are understood.
+            hive: whether folders such as `year=2026` are columns.
         """
         wanted = None if columns is None else names("columns", columns)
         data = cls.__new__(cls)
         paths, contents = _split(files)
-        cache = cache_directory(index_cache)
-        handle = _fastpipe.AvroDataset(paths, None, wanted, cache, None, None, *resolution.lowered(), None, contents)
-        data._open(files, handle, index_cache, resolution)
+        cache, folders = cache_directory(index_cache), _folders(paths, hive, wanted)
+        handle = _fastpipe.AvroDataset(
+            paths, None, wanted, cache, None, None, *resolution.lowered(), None, contents, folders
+        )
+        data._open(files, handle, index_cache, resolution, folders)
         data.features = data._asked = inferred(handle.features())
         return data
 
@@ -119,12 +132,16 @@ class AvroData:
         handle: _fastpipe.AvroDataset,
         index_cache: IndexCache,
         resolution: Resolution,
+        folders: _Folders,
     ) -> None:
         self._given = list(files)
         self.files = list(map(str, files))
         self.handle = handle
         self._index_cache = index_cache
         self._resolution = resolution
+        # Columns that are read of folders.
+        read = set(handle.folders())
+        self._partitions = [(name, values) for name, values in folders if name in read]
         self._fingerprints: dict[int, dict[str, Any]] = {}
 
     @property
@@ -141,7 +158,7 @@ class AvroData:
         """How many files, rows and bytes; and a digest of the files.
 
         Of each it has the name without folders, the size, the sync marker, and, but for version 1, where its blocks lie
-        and how many rows these have.
+        and how many rows these have. For each column of folders that is read, `partitions` has a digest of its values.
         """
         if version not in self._fingerprints:
             self._fingerprints[version] = self._fingerprint(version)
@@ -155,12 +172,22 @@ class AvroData:
             digest.update(len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + bytes(marker))
         if version > 1:
             digest.update(self.handle.layout())
-        return {
+        told: dict[str, Any] = {
             "files": len(files),
             "rows": self.handle.num_rows,
             "bytes": sum(size for _, size, _ in files),
             "digest": digest.hexdigest()[:32],
         }
+        return told | ({"partitions": digests(self._partitions)} if self._partitions else {})
+
+    def subset(self, numbers: Iterable[int]) -> AvroData:
+        """The same features of some of the files."""
+        files = [self._given[number] for number in numbers]
+        return _reopened(files, self._asked, self._index_cache, self._resolution, bool(self._partitions))
+
+    def file_sizes(self) -> list[int]:
+        """Bytes of each file."""
+        return [size for _, size, _ in self.handle.files()]
 
     def place(self, unit: int, record: int) -> Location:
         """The file, the block and the record."""
@@ -171,7 +198,24 @@ class AvroData:
         return self.handle.column_times()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return AvroData, (self._given, self._asked, self._index_cache, None, None, self._resolution)
+        return _reopened, (
+            self._given,
+            self._asked,
+            self._index_cache,
+            self._resolution,
+            bool(self._partitions),
+        )
 
     def __str__(self) -> str:
         return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
+
+
+def _folders(files: list[str], hive: bool, wanted: list[str] | None) -> _Folders:
+    """What the folders of files say in the columns that are wanted."""
+    return Partitions(files, wanted=wanted).columns(files) if hive else []
+
+
+def _reopened(
+    files: Sequence[str | Contents], features: Features, index_cache: IndexCache, resolution: Resolution, hive: bool
+) -> AvroData:
+    return AvroData(files, features, index_cache, resolution=resolution, hive=hive)

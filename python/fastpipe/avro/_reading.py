@@ -9,6 +9,7 @@ from fastpipe._arguments import names
 from fastpipe._column_features import asked_for
 from fastpipe._contents import Source, opened
 from fastpipe._options import Options, Settings, takes_options
+from fastpipe._partitions import Partitioning, checked_partitioning
 from fastpipe.avro._data import AvroData
 from fastpipe.avro._index_cache import IndexCache
 from fastpipe.avro._schemas import ReaderSchema, Resolution, Unsupported, tell_left_out
@@ -29,6 +30,7 @@ def read_avro(
     reader_schema: ReaderSchema = None,
     logical_types: bool = True,
     unsupported: Unsupported = "warn",
+    partitioning: Partitioning = "hive",
     **options: Unpack[Options],
 ) -> Reader:
     """Reads Avro files as batches of NumPy arrays.
@@ -42,10 +44,12 @@ def read_avro(
     Args:
         source: a path, a glob (`"data/*.avro"`), a directory (all `*.avro` below it), or a list of these. Directories
             and globs leave out files and folders that begin with `_` or `.` (what isn't committed), follow links, and
-            visit each folder once. `~` is the home directory. Files may have different schemas, as long as each has the
-            features; the first decides which symbols enum codes stand for. Or a contiguous buffer of the bytes of a
-            file, or a binary file object, which is read from its position to its end now; a list may mix all of these.
-            `bytes` are read where they are, other buffers are copied.
+            visit each folder once. `{a,b}` stands for both, and `~` for the home directory. Files may have different
+            schemas, as long as each that has records has the features; the first of these decides which symbols enum
+            codes stand for. In directories and globs, files of zero bytes are passed over, with a warning to the logger
+            `fastpipe`. Or a contiguous buffer of the bytes of a file, or a binary file object, which is read from its
+            position to its end now; a list may mix all of these. `bytes` are read where they are, other buffers are
+            copied.
         features: spec of each wanted feature, by name. Fields of nested records are named with dots (`user.age`), below
             a map come `keys` and `values` (`scores.keys`, `scores.values`), items of arrays add nothing to the name. If
             the files' records aren't of a record type, their only feature is `value`. A spec's `field` names the path
@@ -69,6 +73,8 @@ def read_avro(
         unsupported: "warn" leaves out columns of types that aren't read, with one `ColumnsLeftOutWarning` that names
             them and says what would read them; "error" raises `UnsupportedError` instead, "ignore" does neither. What
             `columns` or `features` name is never left out.
+        partitioning: "hive" makes columns of folders that are named `year=2026`: int64 if all values are such numbers,
+            else text; null for `__HIVE_DEFAULT_PARTITION__`. A field of that name in a file counts more. None doesn't.
         **options: see `fastpipe.Options`.
 
     Returns:
@@ -77,7 +83,8 @@ def read_avro(
     Raises:
         MissingFileError: if a file isn't there, or a link leads nowhere.
         MalformedFileError: if a header is damaged or a file cut short.
-        SchemaError: if a feature isn't in a schema or its spec doesn't fit.
+        SchemaError: if a feature isn't in a schema or its spec doesn't fit, or only some files lie in folders of a
+            column.
         UnsupportedError: for what isn't read: other codecs, URLs; a column that is named and can't be read.
         StorageError: if storage fails, a folder can't be read, a file changed, or an index has to be kept and the
             cache's directory can't be written.
@@ -101,11 +108,12 @@ def read_avro(
     settings = Settings(read_avro, batch_size, options)
     wanted, chosen = asked_for(features, columns)
     resolution = Resolution.of(reader_schema, logical_types)
+    hive = checked_partitioning(partitioning)
     tell_left_out({}, unsupported)
     files = opened(source)
     if wanted is not None:
-        return settings.reader(AvroData(files, wanted, index_cache, resolution=resolution))
-    data = AvroData.inferring(files, chosen, index_cache, resolution)
+        return settings.reader(AvroData(files, wanted, index_cache, resolution=resolution, hive=hive))
+    data = AvroData.inferring(files, chosen, index_cache, resolution, hive=hive)
     tell_left_out(data.left_out, unsupported)
     return settings.reader(data)
 
@@ -118,6 +126,7 @@ def infer_features(
     reader_schema: ReaderSchema = None,
     logical_types: bool = True,
     unsupported: Unsupported = "warn",
+    partitioning: Partitioning = "hive",
 ) -> Features:
     """Finds the features of Avro files; printed, they are Python code to paste.
 
@@ -144,9 +153,10 @@ def infer_features(
         reader_schema: as in `read_avro`.
         logical_types: as in `read_avro`.
         unsupported: as in `read_avro`.
+        partitioning: as in `read_avro`.
 
     Returns:
-        Specs by feature name, in the order of the schema.
+        Specs by feature name, in the order of the schema; columns of folders behind them.
 
     Raises:
         UnsupportedError: if a column that is named, or any with `unsupported="error"`, is of a type that isn't read: a
@@ -169,7 +179,8 @@ def infer_features(
     if chosen is not None and not chosen:
         raise ValueError("columns is empty: name at least one")
     resolution = Resolution.of(reader_schema, logical_types)
+    hive = checked_partitioning(partitioning)
     tell_left_out({}, unsupported)
-    data = AvroData.inferring(opened(source), chosen, index_cache, resolution)
+    data = AvroData.inferring(opened(source), chosen, index_cache, resolution, hive=hive)
     tell_left_out(data.left_out, unsupported)
     return data.features

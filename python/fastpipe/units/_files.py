@@ -6,25 +6,24 @@ import contextlib
 import fnmatch
 import functools
 import os
-import urllib.parse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastpipe._arguments import shown
+from fastpipe._braces import alternatives
 from fastpipe._columns.arrow_schema import require_pyarrow
-from fastpipe._sources import Paths, expand, none_in_directory, with_suffix
+from fastpipe._folders import is_unfinished
+from fastpipe._sources import Paths, expand, none_in_directory, nonempty, tell_empty, with_suffix
 from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, StorageError, UnsupportedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["File", "Files", "partition_of", "storage_errors"]
+__all__ = ["File", "Files", "storage_errors"]
 
 _MAGIC = set("*?[")
 # How pyarrow names object stores in their errors.
 _STORES = ("AWS Error", "google::cloud::", "Azure")
-# What Hive writes for a null.
-_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 class File(NamedTuple):
@@ -83,7 +82,9 @@ class Files:
                 reason = "a URL needs its file system: give filesystem=pyarrow.fs.S3FileSystem(...) or one of fsspec"
                 raise UnsupportedError(f"{reason} (file {error.path})", path=error.path, reason=reason) from None
         else:
-            paths = [path for item in _items(source) for path in self._matching(self._normal(item), suffixes)]
+            empty: list[str] = []
+            paths = [path for item in _items(source) for path in self._named(self._normal(item), suffixes, empty)]
+            tell_empty(paths, empty)
         if not paths:
             raise MissingFileError("the list of files is empty", reason="the list of files is empty")
         return [self.look(path) for path in paths]
@@ -97,28 +98,44 @@ class Files:
                 return str(self.system.normalize_path(path))
             return str(self.given._strip_protocol(path))
 
-    def _matching(self, path: str, suffixes: tuple[str, ...]) -> list[str]:
+    def _named(self, path: str, suffixes: tuple[str, ...], empty: list[str]) -> list[str]:
+        """The files that a path stands for, with braces expanded; those of zero bytes are put into `empty`."""
         import pyarrow.fs
+
+        braces = alternatives(path)
+        with storage_errors(path):
+            if len(braces) > 1 and self.system.get_file_info(path).type != pyarrow.fs.FileType.NotFound:
+                braces = [path]
+        found = [name for brace in braces for name in self._matching(brace, suffixes, empty)]
+        return list(dict.fromkeys(found))
+
+    def _matching(self, path: str, suffixes: tuple[str, ...], empty: list[str]) -> list[str]:
+        import pyarrow.fs
+
+        sizes: dict[str, int] = {}
 
         def below(folder: str) -> list[str]:
             selector = pyarrow.fs.FileSelector(folder, recursive=True, allow_not_found=True)
             found = self.system.get_file_info(selector)
-            return sorted(info.path for info in found if info.is_file and not _is_hidden(info.path, folder))
+            for info in found:
+                if info.is_file and not _is_hidden(info.path, folder, path):
+                    sizes[info.path] = info.size
+            return sorted(sizes)
 
         with storage_errors(path):
             if _MAGIC.isdisjoint(path):
                 if self.system.get_file_info(path).type != pyarrow.fs.FileType.Directory:
                     return [path]
-                found = with_suffix(below(path), suffixes)
+                below(path)
+                found = with_suffix(sorted(sizes), suffixes)
             else:
                 parts = path.split("/")
                 fixed = next(i for i, part in enumerate(parts) if not _MAGIC.isdisjoint(part))
                 found = [name for name in below("/".join(parts[:fixed])) if _matches(name.split("/"), parts)]
-        if not found:
-            is_folder = _MAGIC.isdisjoint(path)
-            reason = none_in_directory(suffixes) if is_folder else "no file matches the pattern"
-            raise MissingFileError(f"{reason} (file {path})", path=path, reason=reason)
-        return found
+        is_folder = _MAGIC.isdisjoint(path)
+        nonempty(found, path, none_in_directory(suffixes, path, sizes) if is_folder else "no file matches the pattern")
+        empty += (name for name in found if sizes[name] == 0)
+        return [name for name in found if sizes[name] != 0]
 
     def look(self, path: str) -> File:
         """What a file looks like now.
@@ -174,8 +191,9 @@ def _items(source: Any) -> list[str]:
     return [os.fsdecode(item) for item in items]
 
 
-def _is_hidden(path: str, folder: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in path.removeprefix(folder).split("/"))
+def _is_hidden(path: str, folder: str, pattern: str) -> bool:
+    parts = path.removeprefix(folder).split("/")
+    return any(part.startswith(("_", ".")) for part in parts) or is_unfinished(parts[-1], pattern)
 
 
 def _matches(path: list[str], pattern: list[str]) -> bool:
@@ -188,16 +206,6 @@ def _matches(path: list[str], pattern: list[str]) -> bool:
         return i < len(path) and fnmatch.fnmatchcase(path[i], pattern[j]) and matches(i + 1, j + 1)
 
     return matches(0, 0)
-
-
-def partition_of(path: str) -> dict[str, str | None]:
-    """Columns that the folders of a path stand for, as Hive writes them: `year=2026/month=11`."""
-    found: dict[str, str | None] = {}
-    for part in path.replace("\\", "/").split("/")[:-1]:
-        key, equals, value = part.partition("=")
-        if equals and key:
-            found[urllib.parse.unquote(key)] = None if value == _NULL else urllib.parse.unquote(value)
-    return found
 
 
 @contextlib.contextmanager

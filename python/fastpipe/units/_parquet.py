@@ -8,15 +8,15 @@ import functools
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, Unpack
 
 from fastpipe._options import Options, Settings, takes_options
+from fastpipe._partitions import Partitioning, Partitions, checked_partitioning
 from fastpipe._sources import Paths
-from fastpipe.errors import SchemaError
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
 from fastpipe.units._file_units import FileUnits, read_files
-from fastpipe.units._files import File, Files, partition_of, storage_errors
+from fastpipe.units._files import File, Files, storage_errors
 from fastpipe.units._reading import threads_of
 from fastpipe.units._schemas import common_schema, without_nulls
 
@@ -53,6 +53,8 @@ class ParquetUnits(FileUnits):
         self, files: Files, found: list[File], columns: list[str] | None = None, *, hive: bool, parallel: bool
     ) -> None:
         super().__init__(files, found, columns)
+        import pyarrow as pa
+
         self._hive, self._parallel = hive, parallel
         with concurrent.futures.ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(found))) as pool:
             opened = list(pool.map(self._open, found))
@@ -65,14 +67,17 @@ class ParquetUnits(FileUnits):
             [metadata.schema.column(i).path.partition(".")[0] for i in range(metadata.num_columns)]
             for metadata in self._metadata
         ]
-        self._partitions, values = _partitions([file.path for file in found] if hive else [], self._schemas)
+        stored = {name for schema in self._schemas for name in schema.names}
+        partitions = Partitions([file.path for file in found] if hive else [], stored)
+        self._partitions = partitions.found
+        kinds = {name: pa.int64() if whole else pa.string() for name, whole in partitions.integers.items()}
         self._groups = [
             (number, group)
             for number, metadata in enumerate(self._metadata)
             for group in range(metadata.num_row_groups)
             if metadata.row_group(group).num_rows > 0
         ]
-        self._choose(self._whole_schema(values))
+        self._choose(self._whole_schema(kinds))
         self.rows = [self._metadata[number].row_group(group).num_rows for number, group in self._groups]
 
     def _open(self, file: File) -> tuple[Any, pa.Schema]:
@@ -288,34 +293,6 @@ def _width(kind: pa.DataType) -> int | None:
         return None
 
 
-def _partitions(
-    paths: list[str], schemas: list[pa.Schema]
-) -> tuple[list[dict[str, str | None]], dict[str, pa.DataType]]:
-    """What the folders of each file say, and the type of each such column: int64 if all are such numbers, else text."""
-    import pyarrow as pa
-
-    found = [partition_of(path) for path in paths]
-    names = list(dict.fromkeys(name for partition in found for name in partition))
-    # What a file says itself counts more.
-    names = [name for name in names if all(name not in schema.names for schema in schemas)]
-    kinds: dict[str, pa.DataType] = {}
-    for name in names:
-        if any(name not in partition for partition in found):
-            path = next(path for path, partition in zip(paths, found, strict=True) if name not in partition)
-            reason = f"other files lie in folders {name}=..., and this one doesn't: partitioning=None leaves them out"
-            raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
-        values = [partition[name] for partition in found if partition[name] is not None]
-        kinds[name] = pa.int64() if values and all(_is_int64(value) for value in values) else pa.string()
-    return [{name: partition[name] for name in names} for partition in found], kinds
-
-
-def _is_int64(text: str | None) -> bool:
-    try:
-        return text is not None and str(int(text)) == text and -(2**63) <= int(text) < 2**63
-    except ValueError:
-        return False
-
-
 @takes_options()
 def read_parquet(
     source: Paths,
@@ -324,7 +301,7 @@ def read_parquet(
     columns: Sequence[str] | None = None,
     batch_size: SupportsIndex,
     filesystem: Any = None,
-    partitioning: Literal["hive"] | None = "hive",
+    partitioning: Partitioning = "hive",
     num_fetches: SupportsIndex | None = None,
     **options: Unpack[Options],
 ) -> Reader:
@@ -376,8 +353,7 @@ def read_parquet(
         [3 4] ['d', 'e']
     """
     settings = Settings(read_parquet, batch_size, options)
-    if partitioning not in ("hive", None):
-        raise ValueError(f"partitioning is 'hive' or None, not {partitioning!r}")
+    hive = checked_partitioning(partitioning)
     return read_files(
         ParquetUnits,
         settings,
@@ -386,6 +362,6 @@ def read_parquet(
         columns=columns,
         filesystem=filesystem,
         num_fetches=num_fetches,
-        hive=partitioning == "hive",
+        hive=hive,
         parallel=threads_of(settings) > 1,
     )

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use fastpipe_batch::{Error, ErrorKind, Leaf, Nulls, Scalar};
 
-use self::constants::constants;
+pub(crate) use self::constants::constants;
 use crate::isa::Isa;
 use crate::layout::{Column, check};
 use crate::limits::MAX_SCHEMA_LEVELS;
@@ -81,10 +81,15 @@ pub(crate) fn compile(schema: &Schema, reader: Option<&Schema>, columns: &[Colum
 
 /// A plan that takes one step at a time, anywhere: what others are held against.
 pub(crate) fn compile_steps(schema: &Schema, reader: Option<&Schema>, columns: &[Column]) -> Result<Plan, Error> {
-    let mut traces: Vec<Trace<'_>> = Vec::with_capacity(columns.len());
+    let mut traces: Vec<Option<Trace<'_>>> = Vec::with_capacity(columns.len());
     for column in columns {
         let name = &column.feature.name;
-        traces.push(check(reader.unwrap_or(schema), &column.feature).map_err(|e| e.at_feature(name))?);
+        if column.folder.is_some() {
+            traces.push(None);
+            continue;
+        }
+        let trace = check(reader.unwrap_or(schema), &column.feature).map_err(|e| e.at_feature(name))?;
+        traces.push(Some(trace));
     }
     let root = schema.root();
     let mut uses = vec![0; schema.len()];
@@ -107,6 +112,7 @@ pub(crate) fn compile_steps(schema: &Schema, reader: Option<&Schema>, columns: &
     let wants = traces
         .iter()
         .enumerate()
+        .filter_map(|(column, trace)| Some((column, trace.as_ref()?)))
         .map(|(column, trace)| Want {
             column,
             path: &trace.steps,
@@ -121,6 +127,10 @@ pub(crate) fn compile_steps(schema: &Schema, reader: Option<&Schema>, columns: &
     };
     let mut code = Code::default();
     compiler.node(root, wants, top, &mut code)?;
+    if columns.iter().any(|column| column.folder.is_some()) {
+        let at = compiler.path(top);
+        code.push(Op::Folders, at);
+    }
     compiler.plan.record = compiler.block(code);
     let mut code = Code::default();
     compiler.skip(root, top, &mut code)?;

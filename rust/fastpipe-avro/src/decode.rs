@@ -25,7 +25,7 @@ use crate::cursor::Cursor;
 use crate::fault::Fault;
 use crate::limits::MAX_DEPTH;
 use crate::number;
-use crate::plan::{NO_CELL, Op, Plan, Scalar, Span};
+use crate::plan::{Emit, NO_CELL, Op, Plan, Scalar, Span};
 
 use self::arrays::Width;
 pub(crate) use self::datums::{Datums, datums};
@@ -41,6 +41,8 @@ pub(crate) struct Block<'a> {
     pub(crate) rows: u32,
     /// Values of zero bytes that may still be read of it.
     pub(crate) zero_width_left: &'a AtomicU64,
+    /// What the folders of its file stand for.
+    pub(crate) folders: &'a [Emit],
 }
 
 impl Block<'_> {
@@ -48,6 +50,7 @@ impl Block<'_> {
         let left = self.zero_width_left.load(Ordering::Relaxed);
         Decoder {
             plan: self.plan,
+            folders: self.folders,
             cursor: Cursor::new(self.data, at)
                 .with_zero_width_left(left)
                 .with_isa(self.plan.isa),
@@ -174,6 +177,7 @@ pub(crate) fn starts(block: &Block<'_>) -> std::result::Result<Vec<u32>, Error> 
 pub(crate) fn skip_all(plan: &Plan, data: &[u8], rows: u32, out: &mut Sink<'_>) -> std::result::Result<usize, Error> {
     let mut decoder = Decoder {
         plan,
+        folders: &[],
         cursor: Cursor::new(data, 0).with_isa(plan.isa),
         out,
         depth: 0,
@@ -188,6 +192,7 @@ pub(crate) fn skip_all(plan: &Plan, data: &[u8], rows: u32, out: &mut Sink<'_>) 
 
 struct Decoder<'p, 'd, 's, 'r> {
     plan: &'p Plan,
+    folders: &'p [Emit],
     cursor: Cursor<'d>,
     out: &'s mut Sink<'r>,
     depth: u32,
@@ -311,7 +316,7 @@ impl Decoder<'_, '_, '_, '_> {
             }
             Op::Refuse { refusal } => Err(Fault::Refused(*refusal)),
             Op::Scalars { scalars, cells } => self.scalars(*scalars, *cells as usize),
-            Op::Emit(span) => self.emit(*span, 1),
+            Op::Emit(span) => self.emit(span.of(&plan.emits), 1),
             Op::Null { on_null } => self.null(*on_null),
             Op::Number { wire, to, part } => {
                 number::number(*wire, *to, &mut self.cursor, self.out.writer(*part as usize))
@@ -395,6 +400,7 @@ impl Decoder<'_, '_, '_, '_> {
             Op::Key(index) => self.key(*index),
             Op::KeyItems(index) => self.key_items(&plan.key_items[*index as usize]),
             Op::Bag(index) => self.bag(&plan.bags[*index as usize]),
+            Op::Folders => self.emit(self.folders, 1),
         }
     }
 
@@ -481,15 +487,15 @@ impl Decoder<'_, '_, '_, '_> {
     #[inline(always)]
     fn null(&mut self, on_null: Option<Span>) -> Result<()> {
         match on_null {
-            Some(span) => self.emit(span, 1),
+            Some(span) => self.emit(span.of(&self.plan.emits), 1),
             None => Err(Fault::Null),
         }
     }
 
     /// Writes constants, each `times` times as often as it says.
     #[inline(always)]
-    fn emit(&mut self, span: Span, times: usize) -> Result<()> {
-        for emit in span.of(&self.plan.emits) {
+    fn emit(&mut self, emits: &[Emit], times: usize) -> Result<()> {
+        for emit in emits {
             let n = emit.times.saturating_mul(times);
             self.out.writer(emit.part as usize).repeat(&emit.value, n)?;
         }

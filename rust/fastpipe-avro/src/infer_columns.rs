@@ -56,7 +56,7 @@ fn chosen<'f>(found: &'f [Inferred], columns: &[String]) -> Result<Vec<&'f Infer
     Ok(wanted)
 }
 
-fn within(name: &str, column: &str) -> bool {
+pub(crate) fn within(name: &str, column: &str) -> bool {
     let rest = name.strip_prefix(column);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', ':']))
 }

@@ -23,6 +23,8 @@ pub struct Column {
     /// The symbols of an enum, or the names of a union's branches, that are read as codes.
     pub symbols: Option<Arc<[String]>>,
     pub(crate) parts: PartIds,
+    /// Which of the columns of folders it is, if it is one: no field of a file.
+    pub(crate) folder: Option<usize>,
 }
 
 /// What to ask for instead: a spec that reads the field as it is.
@@ -304,7 +306,21 @@ impl Column {
             },
             symbols,
             parts,
+            folder: None,
         })
+    }
+
+    /// Lays out a feature that the folders of files stand for.
+    pub(crate) fn of_folder(feature: &Feature, first_part: PartId, nullable: bool, folder: usize) -> Column {
+        let form = Form::of(feature, &[nullable]);
+        let parts = PartIds::new(&form, first_part);
+        Column {
+            feature: feature.clone(),
+            spec: ColumnSpec::new(&feature.name, form),
+            symbols: None,
+            parts,
+            folder: Some(folder),
+        }
     }
 
     /// Whether the items of the array at this level are what is counted.

@@ -10,6 +10,7 @@ use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Feature, Part, Result, Sink};
 
 use crate::compile::compile;
 use crate::decode::{Datums, datums};
+use crate::folders::FolderColumns;
 use crate::infer_columns::{InferredColumns, infer_columns};
 use crate::layout::Column;
 use crate::limits::max_zero_width_items;
@@ -120,7 +121,7 @@ pub struct MessageSchemas {
 impl MessageSchemas {
     /// Lays features of the first schema out.
     pub fn new(schema: &Schema, features: &[Feature]) -> Result<Self> {
-        let columns = laid_out(schema, &"<schema>".into(), features.iter())?;
+        let columns = laid_out(schema, &"<schema>".into(), features.iter(), &FolderColumns::default())?;
         let specs: Arc<[_]> = columns.iter().map(|column| column.spec.clone()).collect();
         let mut schemas = MessageSchemas {
             parts: specs.iter().flat_map(ColumnSpec::parts).collect(),

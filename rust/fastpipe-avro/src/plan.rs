@@ -183,6 +183,8 @@ pub(crate) enum Op {
     Key(u32),
     KeyItems(u32),
     Bag(u32),
+    /// Writes what the folders of the file stand for: constants that come with the block.
+    Folders,
 }
 
 /// How a scalar is encoded and stored, where both are as usual.

@@ -7,7 +7,7 @@ use fastpipe_batch::{Buffer, BufferPool, Fragment, Mark, Part, Pick, Result, Row
 
 use crate::decode;
 use crate::layout::Column;
-use crate::plan::Plan;
+use crate::plan::{Emit, Plan};
 use crate::source::AvroSource;
 
 /// Records that are decoded at most.
@@ -33,7 +33,8 @@ pub fn column_times(source: &AvroSource, unit: u64, bytes: Buffer) -> Result<Col
         let some = features.iter().enumerate().filter(|&(i, _)| Some(i) != left_out);
         let some: Vec<_> = some.map(|(_, feature)| *feature).collect();
         let (columns, plan) = source.compile_for(unit, &some)?;
-        Ok(Variant::new(plan, &columns))
+        let folders = source.folder_constants(unit, &columns)?;
+        Ok(Variant::new(plan, &columns, folders))
     };
     let left_out = std::iter::once(None).chain((0..features.len()).map(Some));
     let mut variants: Vec<Variant> = left_out.map(variant).collect::<Result<_>>()?;
@@ -54,6 +55,7 @@ pub fn column_times(source: &AvroSource, unit: u64, bytes: Buffer) -> Result<Col
 /// A set of columns, and how fast they were decoded.
 struct Variant {
     plan: Arc<Plan>,
+    folders: Vec<Emit>,
     parts: Arc<[Part]>,
     /// The same memory every time, so that page faults don't count.
     pool: Arc<SlabPool>,
@@ -63,10 +65,11 @@ struct Variant {
 }
 
 impl Variant {
-    fn new(plan: Arc<Plan>, columns: &[Column]) -> Variant {
+    fn new(plan: Arc<Plan>, columns: &[Column], folders: Vec<Emit>) -> Variant {
         let parts: Arc<[_]> = columns.iter().flat_map(|column| column.spec.parts()).collect();
         Variant {
             plan,
+            folders,
             pool: SlabPool::new(parts.len() + 1),
             parts,
             fragment: Fragment::default(),
@@ -78,6 +81,7 @@ impl Variant {
     fn decode(&mut self, block: &decode::Block<'_>) -> Result<()> {
         let block = decode::Block {
             plan: &self.plan,
+            folders: &self.folders,
             ..*block
         };
         let records = block.rows.min(RECORDS);

@@ -16,9 +16,10 @@ use crate::compile::compile;
 use crate::container::{Block, SYNC_BYTES, wrong_marker};
 use crate::decode;
 use crate::file_info::FileInfo;
+use crate::folders::FolderColumns;
 use crate::layout::Column;
 use crate::limits::{MAX_BLOCK_BYTES, max_zero_width_items};
-use crate::plan::Plan;
+use crate::plan::{Emit, Plan};
 use crate::resolve::resolve;
 use crate::schema::Schema;
 
@@ -40,6 +41,10 @@ struct File {
     /// Which of the source's classes: files with the same codec and schema.
     class: u32,
     first_unit: u64,
+    /// Whether it has no records: what its schema says doesn't matter then.
+    is_empty: bool,
+    /// What its folders stand for.
+    folders: Arc<[Emit]>,
     /// The largest ratio of expansion so far, in eighths: only a hint for buffers.
     expansion: AtomicUsize,
 }
@@ -56,22 +61,34 @@ pub struct AvroSource {
     /// What the schemas of all files resolve to, if that is given.
     reader: Option<Arc<Schema>>,
     blocks: Arc<Vec<Entry>>,
+    folders: Arc<FolderColumns>,
+    /// The file that decides how columns are laid out.
+    decides: usize,
 }
 
-/// Lays out features of the first file.
+/// Lays out features of the file that decides, some of which folders may stand for.
 pub(crate) fn laid_out<'f>(
     schema: &Schema,
     path: &Arc<str>,
     features: impl ExactSizeIterator<Item = &'f Feature>,
+    folders: &FolderColumns,
 ) -> Result<Vec<Column>> {
     let mut columns = try_with_capacity(features.len(), "columns")?;
     let mut next_part = 0;
     for feature in features {
-        let column = Column::new(schema, feature, next_part).map_err(|e| e.at_feature(&feature.name).at_path(path))?;
+        let column = lay_out(schema, feature, next_part, folders);
+        let column = column.map_err(|e| e.at_feature(&feature.name).at_path(path))?;
         next_part += column.spec.parts().len() as u32;
         columns.push(column);
     }
     Ok(columns)
+}
+
+fn lay_out(schema: &Schema, feature: &Feature, first_part: u32, folders: &FolderColumns) -> Result<Column> {
+    match folders.column(feature, first_part)? {
+        Some(column) => Ok(column),
+        None => Column::new(schema, feature, first_part),
+    }
 }
 
 /// The plan of each schema, compiled when it is first asked for.
@@ -114,19 +131,22 @@ fn compile_resolved(schema: &Schema, reader: &Schema, columns: &[Column]) -> Res
 }
 
 impl AvroSource {
-    /// Reads `features` from files with their blocks. The first file decides how columns are laid out; others may have
-    /// other schemas, as long as they can yield the same columns.
+    /// Reads `features` from files with their blocks. The first file with records decides how columns are laid out; others
+    /// may have other schemas, as long as they can yield the same columns, or have no records.
     pub fn new(features: &[Feature], files: &[(FileInfo, Vec<Block>)]) -> Result<AvroSource> {
-        AvroSource::resolved(features, files, None)
+        AvroSource::resolved(features, files, None, Arc::default())
     }
 
-    /// The same, whose files' schemas are resolved to `reader`, which decides how columns are laid out.
+    /// The same, whose files' schemas are resolved to `reader`, which decides how columns are laid out, and with columns that
+    /// the folders of files stand for.
     pub fn resolved(
         features: &[Feature],
         files: &[(FileInfo, Vec<Block>)],
         reader: Option<Arc<Schema>>,
+        folders: Arc<FolderColumns>,
     ) -> Result<AvroSource> {
-        let mut plans = Plans::new(reader.as_deref(), files.first().map(|(info, _)| &*info.schema));
+        let decides = Self::deciding(files);
+        let mut plans = Plans::new(reader.as_deref(), files.get(decides).map(|(info, _)| &*info.schema));
         let mut blocks_of_all = Vec::new();
         let mut source = AvroSource {
             columns: Vec::new(),
@@ -138,14 +158,26 @@ impl AvroSource {
             classes: Vec::new(),
             reader: reader.clone(),
             blocks: Arc::default(),
+            folders,
+            decides,
         };
         let mut classes: Vec<(Codec, Arc<Plan>)> = Vec::new();
-        let first = files.first();
-        let layout = |info: &FileInfo| laid_out(plans.reader.unwrap_or(&info.schema), &info.path, features.iter());
+        let first = files.get(decides);
+        let layout = |info: &FileInfo| {
+            let schema = plans.reader.unwrap_or(&info.schema);
+            laid_out(schema, &info.path, features.iter(), &source.folders)
+        };
         let columns = first.map(|(info, _)| layout(info));
         let columns = columns.transpose()?.unwrap_or_default();
-        for (info, blocks) in files {
-            let plan = plans.of(&info.schema, &columns, &info.path)?;
+        for (number, (info, blocks)) in files.iter().enumerate() {
+            let is_empty = has_no_records(blocks);
+            // The plan of a file without records is never run.
+            let (of, _) = if is_empty { &files[decides] } else { &files[number] };
+            let plan = plans.of(&of.schema, &columns, &of.path)?;
+            let constants = source
+                .folders
+                .constants(&columns, number)
+                .map_err(|e| e.at_path(&info.path))?;
             let alike = |(codec, of): &(Codec, Arc<Plan>)| *codec == info.codec && Arc::ptr_eq(of, &plan);
             let class = classes.iter().position(alike).unwrap_or_else(|| {
                 classes.push((info.codec, plan.clone()));
@@ -159,6 +191,8 @@ impl AvroSource {
                 schema: info.schema.clone(),
                 plan,
                 first_unit: blocks_of_all.len() as u64,
+                is_empty,
+                folders: constants.into(),
                 expansion: AtomicUsize::new(0),
             });
             info.check_all(blocks)?;
@@ -192,6 +226,17 @@ impl AvroSource {
         source.columns = columns;
         source.blocks = Arc::new(blocks_of_all);
         Ok(source)
+    }
+
+    /// Which file decides how columns are laid out: the first one with records, if there is one.
+    pub fn deciding(files: &[(FileInfo, Vec<Block>)]) -> usize {
+        let found = files.iter().position(|(_, blocks)| !has_no_records(blocks));
+        found.unwrap_or(0)
+    }
+
+    /// What the folders of a unit's file stand for in these columns.
+    pub(crate) fn folder_constants(&self, unit: u64, columns: &[Column]) -> Result<Vec<Emit>> {
+        self.folders.constants(columns, self.file(unit).1)
     }
 
     /// The same, with what each file looked like before its blocks were found: whoever reads them can tell then whether it
@@ -228,6 +273,16 @@ impl AvroSource {
         &self.columns
     }
 
+    /// The columns of folders that are read.
+    pub fn folders_read(&self) -> Vec<&str> {
+        let read = |name: &&str| {
+            self.columns
+                .iter()
+                .any(|c| c.folder.is_some() && c.feature.field == *name)
+        };
+        self.folders.names().filter(read).collect()
+    }
+
     /// Number of blocks of each file.
     pub fn units_by_file(&self) -> Vec<u64> {
         let ends = self.files.iter().skip(1).map(|f| f.first_unit);
@@ -249,9 +304,9 @@ impl AvroSource {
 
     /// Columns of some features, and the plan that reads them from a unit's file.
     pub(crate) fn compile_for(&self, unit: u64, features: &[&Feature]) -> Result<(Vec<Column>, Arc<Plan>)> {
-        let (file, first) = (self.file(unit).0, &self.files[0]);
+        let (file, first) = (self.file(unit).0, &self.files[self.decides]);
         let layout = self.reader.as_deref().unwrap_or(&first.schema);
-        let columns = laid_out(layout, &first.path, features.iter().copied())?;
+        let columns = laid_out(layout, &first.path, features.iter().copied(), &self.folders)?;
         let mut plans = Plans::new(self.reader.as_deref(), Some(&first.schema));
         let plan = plans.of(&file.schema, &columns, &file.path)?;
         Ok((columns, plan))
@@ -305,12 +360,17 @@ impl AvroSource {
             zero_width_left: AtomicU64::new(zero_width),
             starts: Starts::default(),
             plan: file.plan.clone(),
+            folders: file.folders.clone(),
             data,
             start,
             end,
             rows: block.rows,
         })
     }
+}
+
+fn has_no_records(blocks: &[Block]) -> bool {
+    blocks.iter().all(|block| block.rows == 0)
 }
 
 /// The same bytes in a buffer that isn't much larger: how far the first blocks of a file expand is guessed.
@@ -330,7 +390,7 @@ impl Source for AvroSource {
     }
 
     fn in_csr(&self) -> Result<Option<Arc<dyn Source>>> {
-        let Some(first) = self.files.first() else {
+        let Some(first) = self.files.get(self.decides) else {
             return Ok(None);
         };
         if !self.specs.iter().any(ColumnSpec::is_coo) {
@@ -339,14 +399,16 @@ impl Source for AvroSource {
         let features = self.columns.iter().map(|c| c.feature.in_layout(SparseLayout::Csr));
         let features: Vec<Feature> = features.collect();
         let layout = self.reader.as_deref().unwrap_or(&first.schema);
-        let columns = laid_out(layout, &first.path, features.iter())?;
+        let columns = laid_out(layout, &first.path, features.iter(), &self.folders)?;
         let mut plans = Plans::new(self.reader.as_deref(), Some(&first.schema));
         let mut files = try_with_capacity(self.files.len(), "files")?;
-        for file in &self.files {
+        for (number, file) in self.files.iter().enumerate() {
+            let of = if file.is_empty { first } else { file };
             files.push(File {
                 path: file.path.clone(),
                 schema: file.schema.clone(),
-                plan: plans.of(&file.schema, &columns, &file.path)?,
+                plan: plans.of(&of.schema, &columns, &of.path)?,
+                folders: self.folders.constants(&columns, number)?.into(),
                 expansion: AtomicUsize::new(file.expansion.load(Ordering::Relaxed)),
                 ..*file
             });
@@ -361,6 +423,8 @@ impl Source for AvroSource {
             classes: self.classes.clone(),
             reader: self.reader.clone(),
             blocks: self.blocks.clone(),
+            folders: self.folders.clone(),
+            decides: self.decides,
         })))
     }
 
@@ -448,6 +512,7 @@ impl Source for AvroSource {
 /// A decompressed block.
 pub(crate) struct AvroBlock {
     plan: Arc<Plan>,
+    folders: Arc<[Emit]>,
     data: Buffer,
     start: usize,
     end: usize,
@@ -466,6 +531,7 @@ impl AvroBlock {
             data: &self.data[self.start..self.end],
             rows: self.rows,
             zero_width_left: &self.zero_width_left,
+            folders: &self.folders,
         }
     }
 }

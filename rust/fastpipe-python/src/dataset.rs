@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use fastpipe_avro::{
-    AvroSource, Block, Evidence, FileInfo, InferredColumns, Schema, column_times, infer_columns, merge,
+    AvroSource, Block, Evidence, FileInfo, FolderColumn, FolderColumns, InferredColumns, Schema, column_times, merge,
 };
-use fastpipe_batch::{Buffer, BufferPool, Error, Feature, Source, Unit, path_text, text_path};
+use fastpipe_batch::{Buffer, BufferPool, Error, Feature, Scalar, Source, Unit, path_text, text_path};
 use fastpipe_engine::default_threads;
 use fastpipe_files::{Files, IndexCache, Opening, Survey, open_all, survey};
 use pyo3::exceptions::PyIndexError;
@@ -44,10 +44,13 @@ impl AvroDataset {
     /// it raises is raised. With a list `damaged`, exceptions of damaged files are appended to it, and of such a file the
     /// blocks in front of the damage are read; of one whose header is damaged none. `reader_schema` is the text of the schema
     /// that files' schemas are resolved to, and with `merged` that is made of all of theirs. `lookups` has more of the features
-    /// of kind `"lookup"`.
+    /// of kind `"lookup"`, `contents` the bytes of files that lie in memory, whose paths are then names, and `folders` the
+    /// columns that folders stand for, with a value for each path.
     #[new]
-    /// `contents` has the bytes of files that lie in memory, whose paths are then names.
-    #[pyo3(signature = (paths, features, columns, index_cache=None, check=None, damaged=None, reader_schema=None, merged=false, logical_types=true, lookups=None, contents=Vec::new()))]
+    #[pyo3(signature = (
+        paths, features, columns, index_cache=None, check=None, damaged=None, reader_schema=None, merged=false,
+        logical_types=true, lookups=None, contents=Vec::new(), folders=None
+    ))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
@@ -62,6 +65,7 @@ impl AvroDataset {
         logical_types: bool,
         lookups: Option<HashMap<String, LoweredLookup<'_>>>,
         contents: Vec<InMemory>,
+        folders: Option<Vec<(String, Vec<Option<FolderValue>>)>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
@@ -84,6 +88,7 @@ impl AvroDataset {
         let mut stamps = Vec::with_capacity(found.len());
         let mut opened_contents = Vec::with_capacity(contents.len());
         let mut checked = HashSet::new();
+        let mut opened = Vec::with_capacity(found.len());
         for (number, file) in found.into_iter().enumerate() {
             if let (Some(damage), Some(damaged)) = (&file.damage, damaged) {
                 damaged.append(to_py(py, damage).value(py))?;
@@ -96,6 +101,7 @@ impl AvroDataset {
             }
             stamps.push(file.stamp);
             opened_contents.extend(contents.get(number).cloned());
+            opened.push(number);
             files.push((file.header, file.blocks));
         }
         if let Some(error) = failed {
@@ -104,6 +110,14 @@ impl AvroDataset {
         if merged {
             reader = py.detach(|| merged_schema(&files)).py(py)?;
         }
+        let schemas: Vec<&Schema> = match &reader {
+            Some(reader) => vec![reader],
+            None => files.iter().map(|(info, _)| &*info.schema).collect(),
+        };
+        let folders = folder_columns(folders.unwrap_or_default(), &opened);
+        let folders = Arc::new(FolderColumns::new(folders, &schemas));
+        let first = files.get(AvroSource::deciding(&files));
+        let first = first.map(|(first, _)| (reader.as_ref().unwrap_or(&first.schema), &first.path));
         let mut inferred = InferredColumns::default();
         let features = match features {
             Some(features) => {
@@ -112,25 +126,20 @@ impl AvroDataset {
                     Some(lookup) => lookups::feature(name, spec, lookup),
                     None => feature(name, spec),
                 });
-                let first = files
-                    .first()
-                    .map(|(first, _)| (reader.as_ref().unwrap_or(&first.schema), &first.path));
                 lookups::in_form(py, features.collect::<PyResult<_>>()?, first)?
             }
             None => {
-                if let Some((first, _)) = files.first() {
-                    let found = infer_columns(reader.as_ref().unwrap_or(&first.schema), columns.as_deref());
-                    inferred = found.map_err(|e| e.at_path(&first.path)).py(py)?;
+                if let Some((schema, path)) = first {
+                    let found = folders.infer(schema, columns.as_deref());
+                    inferred = found.map_err(|e| e.at_path(path)).py(py)?;
                 }
-                let source = AvroSource::resolved(&inferred.features, &files, reader.clone()).py(py)?;
-                let source = source.with_stamps(stamps.clone());
+                let source = AvroSource::resolved(&inferred.features, &files, reader.clone(), folders.clone());
+                let source = source.py(py)?.with_stamps(stamps.clone());
                 refined(py, &source.with_contents(opened_contents.clone()))?
             }
         };
-        let source = AvroSource::resolved(&features, &files, reader)
-            .py(py)?
-            .with_stamps(stamps);
-        let source = Arc::new(source.with_contents(opened_contents));
+        let source = AvroSource::resolved(&features, &files, reader.clone(), folders).py(py)?;
+        let source = Arc::new(source.with_stamps(stamps).with_contents(opened_contents));
         let files = files.iter().map(|(info, blocks)| {
             let size = blocks.last().map_or(info.header.size, |last| last.offset + last.len());
             (info.path.clone(), size, info.header.sync)
@@ -160,6 +169,11 @@ impl AvroDataset {
         columns
             .filter_map(|c| Some((c.feature.name.clone(), c.symbols.as_ref()?.to_vec())))
             .collect()
+    }
+
+    /// The columns that are read of the folders of files.
+    fn folders(&self) -> Vec<&str> {
+        self.source.folders_read()
     }
 
     /// Path, size in bytes and sync marker of each file.
@@ -245,6 +259,27 @@ fn merged_schema(files: &[(FileInfo, Vec<Block>)]) -> Result<Option<Arc<Schema>>
         });
     }
     Ok(merged)
+}
+
+/// What a folder says of its files.
+#[derive(FromPyObject)]
+enum FolderValue {
+    Int(i64),
+    Text(String),
+}
+
+/// The columns that folders stand for, of the files that were opened.
+fn folder_columns(folders: Vec<(String, Vec<Option<FolderValue>>)>, opened: &[usize]) -> Vec<FolderColumn> {
+    let scalar = |value: &FolderValue| match value {
+        FolderValue::Int(value) => Scalar::Int(i128::from(*value)),
+        FolderValue::Text(text) => Scalar::Bytes(text.clone().into_bytes()),
+    };
+    let of = |values: &[Option<FolderValue>], file: usize| values.get(file)?.as_ref().map(scalar);
+    let column = |(name, values): (String, Vec<Option<FolderValue>>)| FolderColumn {
+        name,
+        values: opened.iter().map(|&file| of(&values, file)).collect(),
+    };
+    folders.into_iter().map(column).collect()
 }
 
 /// Features with the fixed shapes that a look at the data suggests.

@@ -123,7 +123,7 @@ impl Decoder<'_, '_, '_, '_> {
             self.cursor.check_end(items)?;
             n += taken;
         }
-        self.emit(pad, want - n)?;
+        self.emit(pad.of(&self.plan.emits), want - n)?;
         Ok(want)
     }
 
@@ -168,7 +168,7 @@ impl Decoder<'_, '_, '_, '_> {
                 found: n as u64,
             }),
             LengthRule::Pad(want) => {
-                self.emit(pad, want - n)?;
+                self.emit(pad.of(&self.plan.emits), want - n)?;
                 Ok(want)
             }
             _ => Ok(n),

@@ -39,6 +39,7 @@ pub(crate) fn datums(datums: Datums<'_>, left: u64, out: &mut Sink<'_>) -> Resul
 fn place(datums: Datums<'_>, slot: u32, left: u64, out: &mut Sink<'_>, check_each: bool) -> Result<u64, Error> {
     let plan = datums.plan;
     let mut decoder = Decoder {
+        folders: &[],
         plan,
         cursor: Cursor::new(&[], 0).with_zero_width_left(left).with_isa(plan.isa),
         out,

@@ -123,6 +123,7 @@ fn pick_rows<'a>(
     let nothing: &[u8] = &[];
     let mut decoder = Decoder {
         plan,
+        folders: &[],
         cursor: Cursor::new(nothing, 0),
         out,
         depth: 0,
@@ -152,6 +153,7 @@ fn pick_rows<'a>(
             decoder.plan = plan;
             decoder.out.choose_cells(&plan.cells).map_err(|e| failed(e.into()))?;
         }
+        decoder.folders = block.folders;
         decoder.cursor = Cursor::new(block.data, start)
             .with_zero_width_left(indexed.left)
             .with_isa(plan.isa);

@@ -275,6 +275,7 @@ fn both_resolved(
     let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
     let picks: Vec<_> = (0..rows).map(|i| Pick { record: i, slot: i }).collect();
     let block = Block {
+        folders: &[],
         plan: &plan,
         data,
         rows,
@@ -391,7 +392,7 @@ proptest! {
             let batch = Rows::new(parts.clone(), rows as usize, &SlabPool::new(1)).unwrap();
             let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
             let left = AtomicU64::new(MAX_ZERO_WIDTH);
-            let block = Block { plan: &plan, data: &data, rows, zero_width_left: &left };
+            let block = Block { plan: &plan, data: &data, rows, zero_width_left: &left, folders: &[] };
             let mut mark = Mark::START;
             for picks in cuts.windows(2).map(|w| &picks[w[0]..w[1]]) {
                 mark = place(&block, mark, picks, &mut sink).unwrap();
@@ -428,6 +429,7 @@ fn outcome(plan: &Plan, columns: &[Column], data: &[u8], rows: u32) -> Outcome {
         })
         .collect();
     let block = Block {
+        folders: &[],
         plan,
         data,
         rows,

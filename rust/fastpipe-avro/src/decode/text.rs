@@ -185,6 +185,7 @@ mod tests {
                 data: &data,
                 rows,
                 zero_width_left: &left,
+                folders: &[],
             };
             let batch = Rows::new(parts.clone(), records.len(), &SlabPool::new(1)).unwrap();
             let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
@@ -202,7 +203,7 @@ mod tests {
             let (plan, parts) = compiled();
             let data = encoded(&records);
             let left = AtomicU64::new(MAX_ZERO_WIDTH);
-            let block = Block { plan: &plan, data: &data, rows: records.len() as u32, zero_width_left: &left };
+            let block = Block { plan: &plan, data: &data, rows: records.len() as u32, zero_width_left: &left, folders: &[] };
             let batch = Rows::new(parts, records.len(), &SlabPool::new(1)).unwrap();
             let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
             let mut ends: Vec<_> = cuts.into_iter().map(|cut| cut.min(records.len())).chain([records.len()]).collect();
@@ -238,6 +239,7 @@ mod tests {
                 data: &data[i],
                 rows: [one, other][i].len() as u32,
                 zero_width_left: &left,
+            folders: &[],
             };
             let starts: Vec<_> = (0..2).map(|i| starts(&block(i)).unwrap()).collect();
             let mut blocks: Vec<_> = (0..2).map(|i| Indexed::new(block(i), &starts[i])).collect();

@@ -1,0 +1,205 @@
+//! Columns that the folders of files stand for: `year=2026/part-0.avro` says of each record that its year is 2026.
+//!
+//! They are constants of a file. The plan of a schema has one operation for all of them, [`Op::Folders`](crate::plan::Op),
+//! at the end of a record; what it writes comes with the block. So a thousand folders share one plan, and a file without
+//! such columns has the plan that it always had.
+
+use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Nulls, Request, Result, Scalar, ValueParts};
+
+use crate::compile::constants;
+use crate::infer_columns::{InferredColumns, infer_columns, within};
+use crate::layout::Column;
+use crate::plan::Emit;
+use crate::schema::{Schema, Type};
+use crate::trace::{ROOT, misfit};
+
+/// A column that folders stand for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FolderColumn {
+    /// Its name, which is that of the folders: `year` of `year=2026`.
+    pub name: String,
+    /// For each file its value: an `Int` in all, or `Bytes` of UTF-8 in all; `None` for null.
+    pub values: Vec<Option<Scalar>>,
+}
+
+impl FolderColumn {
+    fn is_nullable(&self) -> bool {
+        self.values.iter().any(Option::is_none)
+    }
+
+    fn is_int(&self) -> bool {
+        self.values
+            .iter()
+            .flatten()
+            .any(|value| matches!(value, Scalar::Int(_)))
+    }
+
+    /// What reads all of it.
+    fn feature(&self) -> Feature {
+        let leaf = if self.is_int() {
+            Leaf::Fixed(DType::I64)
+        } else {
+            Leaf::Bytes { utf8: true }
+        };
+        Feature {
+            name: self.name.clone(),
+            field: self.name.clone(),
+            request: Request::Dense {
+                shape: Vec::new(),
+                leaf,
+                pad: None,
+            },
+            nulls: if self.is_nullable() { Nulls::Mask } else { Nulls::Error },
+            counts: false,
+            scale: None,
+            lookup: None,
+        }
+    }
+
+    /// Checks that a feature is one that this column can be.
+    fn check(&self, feature: &Feature) -> Result<()> {
+        let (fits, kind, ask) = match (&feature.request, self.is_int()) {
+            (Request::Dense { shape, leaf, .. }, int) if shape.is_empty() && !feature.counts => match leaf {
+                Leaf::Fixed(dtype) if int => (
+                    dtype.is_integer() || matches!(dtype, DType::F32 | DType::F64),
+                    "integers",
+                    "an integer or floating-point dtype",
+                ),
+                Leaf::Bytes { .. } if !int => (true, "", ""),
+                _ if int => (false, "integers", "an integer or floating-point dtype"),
+                _ => (false, "text", "\"string\""),
+            },
+            (_, true) => (false, "single integers", "DenseSpec((), \"int64\")"),
+            (_, false) => (false, "single texts", "DenseSpec((), \"string\")"),
+        };
+        if fits && feature.scale.is_none() {
+            return Ok(());
+        }
+        Err(misfit(format!(
+            "the folders {}=... stand for {kind}, which don't fit the spec; ask for {ask}",
+            self.name
+        )))
+    }
+}
+
+/// The columns that folders stand for, in the order in which they are listed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FolderColumns(Vec<FolderColumn>);
+
+impl FolderColumns {
+    /// Those of `columns` that no file's schema, or the reader's, has a field of itself, since what a file says itself counts more.
+    pub fn new(columns: Vec<FolderColumn>, schemas: &[&Schema]) -> FolderColumns {
+        let has = |schema: &&Schema, name: &str| match schema.ty(schema.root()) {
+            Type::Record(fields) => fields.iter().any(|field| field.name == name),
+            _ => name == ROOT,
+        };
+        let own = |column: &FolderColumn| !schemas.iter().any(|schema| has(schema, &column.name));
+        FolderColumns(columns.into_iter().filter(own).collect())
+    }
+
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|column| column.name.as_str())
+    }
+
+    /// Infers features as [`infer_columns`] does, with these columns behind those of the file, or where `columns` names them.
+    pub fn infer(&self, schema: &Schema, columns: Option<&[String]>) -> Result<InferredColumns> {
+        let Some(columns) = columns else {
+            let mut inferred = infer_columns(schema, None)?;
+            inferred.features.extend(self.0.iter().map(FolderColumn::feature));
+            return Ok(inferred);
+        };
+        let of_file: Vec<String> = columns
+            .iter()
+            .filter(|name| self.find(name).is_none())
+            .cloned()
+            .collect();
+        let mut inferred = infer_columns(schema, Some(&of_file))?;
+        let mut left = std::mem::take(&mut inferred.features);
+        for column in columns {
+            match self.find(column) {
+                Some(at) if !inferred.features.iter().any(|f| f.name == *column) => {
+                    inferred.features.push(self.0[at].feature());
+                }
+                Some(_) => {}
+                None => {
+                    let named = left.extract_if(.., |feature| within(&feature.name, column));
+                    inferred.features.extend(named);
+                }
+            }
+        }
+        Ok(inferred)
+    }
+
+    /// Which of these columns a field is.
+    pub(crate) fn find(&self, field: &str) -> Option<usize> {
+        self.0.iter().position(|column| column.name == field)
+    }
+
+    /// Lays out a feature, if it is one of these columns.
+    pub(crate) fn column(&self, feature: &Feature, first_part: u32) -> Result<Option<Column>> {
+        let Some(at) = self.find(&feature.field) else {
+            return Ok(None);
+        };
+        self.0[at].check(feature)?;
+        let nullable = self.0[at].is_nullable();
+        Ok(Some(Column::of_folder(feature, first_part, nullable, at)))
+    }
+
+    /// What a file writes to the columns of each of its records.
+    pub(crate) fn constants(&self, columns: &[Column], file: usize) -> Result<Vec<Emit>> {
+        let mut emits = Vec::new();
+        for column in columns {
+            let Some(at) = column.folder else { continue };
+            let value = self.0[at].values.get(file).and_then(Option::as_ref);
+            let written = match (value, &column.feature.nulls) {
+                (Some(value), _) => present(column, value),
+                (None, Nulls::Mask) => constants(column, 0, None, true),
+                (None, Nulls::Fill(fill)) => constants(column, 0, fill.as_ref(), true),
+                (None, Nulls::Error) => Err(misfit(format!(
+                    "the folder {}=... of this file stands for null; nulls=\"mask\" or \"fill\" reads it",
+                    self.0[at].name
+                ))),
+            };
+            emits.extend(written.map_err(|e| e.at_feature(&column.feature.name))?);
+        }
+        Ok(emits)
+    }
+}
+
+/// What writes a value to a column.
+fn present(column: &Column, value: &Scalar) -> Result<Vec<Emit>> {
+    let emit = |part: u32, value: &[u8]| Emit {
+        part,
+        value: value.into(),
+        times: 1,
+    };
+    let mut emits: Vec<Emit> = column
+        .parts
+        .mask_at(0)
+        .map(|mask| emit(mask, &[1]))
+        .into_iter()
+        .collect();
+    match (&column.parts.values, value) {
+        (ValueParts::Elements(dtype, part), _) => {
+            let misfit = |_| {
+                let reason = format!("the value {value:?} of the file's folder doesn't fit {dtype}; int64 holds all");
+                Error::new(ErrorKind::Schema, reason)
+            };
+            emits.push(emit(*part, &value.element(*dtype).map_err(misfit)?));
+        }
+        (ValueParts::Text { to, .. }, Scalar::Bytes(text)) => {
+            emits.push(emit(to.lengths, &(text.len() as i64).to_le_bytes()));
+            if !text.is_empty() {
+                emits.push(emit(to.bytes, text));
+            }
+        }
+        (ValueParts::Text { .. }, _) => {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "a column of text has a folder of another type",
+            ));
+        }
+    }
+    Ok(emits)
+}
