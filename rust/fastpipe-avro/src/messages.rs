@@ -15,8 +15,8 @@ use crate::infer_columns::{InferredColumns, infer_columns};
 use crate::layout::Column;
 use crate::limits::max_zero_width_items;
 use crate::plan::Plan;
+use crate::plans::laid_out;
 use crate::schema::Schema;
-use crate::source::laid_out;
 
 /// What stands in front of a message's datum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use fastpipe_batch::{
-    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Mark, Nulls, Pass, Pick,
-    Result, Row, Sink, Source, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect,
-    try_reserve, try_with_capacity,
+    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Mark, Pass, Pick, Result,
+    Row, Sink, Source, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_reserve,
+    try_with_capacity,
 };
 
 use crate::codec::{Codec, decompress_within};
-use crate::compile::compile;
 use crate::container::{Block, SYNC_BYTES, wrong_marker};
 use crate::decode;
 use crate::file_info::FileInfo;
@@ -20,7 +19,7 @@ use crate::folders::FolderColumns;
 use crate::layout::Column;
 use crate::limits::{MAX_BLOCK_BYTES, max_zero_width_items};
 use crate::plan::{Emit, Plan};
-use crate::resolve::resolve;
+use crate::plans::{Plans, laid_out};
 use crate::schema::Schema;
 
 /// A block in the index: 16 bytes.
@@ -64,70 +63,6 @@ pub struct AvroSource {
     folders: Arc<FolderColumns>,
     /// The file that decides how columns are laid out.
     decides: usize,
-}
-
-/// Lays out features of the file that decides, some of which folders may stand for.
-pub(crate) fn laid_out<'f>(
-    schema: &Schema,
-    path: &Arc<str>,
-    features: impl ExactSizeIterator<Item = &'f Feature>,
-    folders: &FolderColumns,
-) -> Result<Vec<Column>> {
-    let mut columns = try_with_capacity(features.len(), "columns")?;
-    let mut next_part = 0;
-    for feature in features {
-        let column = lay_out(schema, feature, next_part, folders);
-        let column = column.map_err(|e| e.at_feature(&feature.name).at_path(path))?;
-        next_part += column.spec.parts().len() as u32;
-        columns.push(column);
-    }
-    Ok(columns)
-}
-
-fn lay_out(schema: &Schema, feature: &Feature, first_part: u32, folders: &FolderColumns) -> Result<Column> {
-    match folders.column(feature, first_part)? {
-        Some(column) => Ok(column),
-        None => Column::new(schema, feature, first_part),
-    }
-}
-
-/// The plan of each schema, compiled when it is first asked for.
-struct Plans<'a> {
-    reader: Option<&'a Schema>,
-    /// The first file's.
-    first: Option<&'a Schema>,
-    found: Vec<(Arc<Schema>, Arc<Plan>)>,
-}
-
-impl<'a> Plans<'a> {
-    fn new(reader: Option<&'a Schema>, first: Option<&'a Schema>) -> Plans<'a> {
-        let found = Vec::new();
-        Plans { reader, first, found }
-    }
-
-    fn of(&mut self, schema: &Arc<Schema>, columns: &[Column], path: &Arc<str>) -> Result<Arc<Plan>> {
-        if let Some((_, plan)) = self.found.iter().find(|(known, _)| Arc::ptr_eq(known, schema)) {
-            return Ok(plan.clone());
-        }
-        let compiled = match self.reader {
-            Some(reader) => compile_resolved(schema, reader, columns),
-            None => compile(schema, None, columns).or_else(|error| self.filled(schema, columns).ok_or(error)),
-        };
-        let plan = Arc::new(compiled.map_err(|e| e.at_path(path))?);
-        self.found.push((schema.clone(), plan.clone()));
-        Ok(plan)
-    }
-
-    /// The plan for a file that lacks fields of the first one, for which features have a fill value.
-    fn filled(&self, schema: &Schema, columns: &[Column]) -> Option<Plan> {
-        let filled = |column: &Column| matches!(column.feature.nulls, Nulls::Fill(Some(_)));
-        let first = self.first.filter(|_| columns.iter().any(filled))?;
-        compile_resolved(schema, first, columns).ok()
-    }
-}
-
-fn compile_resolved(schema: &Schema, reader: &Schema, columns: &[Column]) -> Result<Plan> {
-    compile(&resolve(schema, reader)?, Some(reader), columns)
 }
 
 impl AvroSource {
