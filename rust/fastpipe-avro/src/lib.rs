@@ -48,6 +48,7 @@ mod schema_types;
 mod source;
 mod trace;
 mod union;
+mod unit;
 mod varint;
 mod varint_ends;
 #[cfg(target_arch = "x86_64")]

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use fastpipe_batch::{
-    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Mark, Pass, Pick, Result,
-    Row, Sink, Source, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_reserve,
+    Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Pass, Result, Row, Sink,
+    Source, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_reserve,
     try_with_capacity,
 };
 
@@ -21,6 +21,7 @@ use crate::limits::{MAX_BLOCK_BYTES, max_zero_width_items};
 use crate::plan::{Emit, Plan};
 use crate::plans::{Plans, laid_out};
 use crate::schema::Schema;
+use crate::unit::AvroBlock;
 
 /// A block in the index: 16 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -441,79 +442,5 @@ impl Source for AvroSource {
             .at_block(number, self.blocks[unit as usize].offset)
             .at_path(&file.path)
             .at_unit(unit)
-    }
-}
-
-/// A decompressed block.
-pub(crate) struct AvroBlock {
-    plan: Arc<Plan>,
-    folders: Arc<[Emit]>,
-    data: Buffer,
-    start: usize,
-    end: usize,
-    rows: u32,
-    /// Array items of zero bytes that may be read of it: in all, and still.
-    zero_width: u64,
-    zero_width_left: AtomicU64,
-    /// Where records start, if that is known.
-    starts: Starts,
-}
-
-impl AvroBlock {
-    pub(crate) fn block(&self) -> decode::Block<'_> {
-        decode::Block {
-            plan: &self.plan,
-            data: &self.data[self.start..self.end],
-            rows: self.rows,
-            zero_width_left: &self.zero_width_left,
-            folders: &self.folders,
-        }
-    }
-}
-
-impl Unit for AvroBlock {
-    fn rows(&self) -> u32 {
-        self.rows
-    }
-
-    fn held_bytes(&self) -> usize {
-        self.data.capacity() + 4 * self.starts.len()
-    }
-
-    fn bytes(&self) -> usize {
-        self.end - self.start
-    }
-
-    fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark> {
-        decode::place(&self.block(), from, picks, out)
-    }
-
-    fn advance(&self, from: Mark, record: u32) -> Result<Mark> {
-        decode::advance(&self.block(), from, record)
-    }
-
-    fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
-        let size = self.end - self.start;
-        let fits = |starts: &Starts| {
-            starts.len() == self.rows as usize + 1 && starts.last().is_some_and(|&end| end as usize == size)
-        };
-        self.starts = match known.filter(fits) {
-            Some(known) => known,
-            None => {
-                // Looking for records reads no values that the budget is for.
-                let zero_width_left = AtomicU64::new(self.zero_width);
-                let block = decode::Block {
-                    zero_width_left: &zero_width_left,
-                    ..self.block()
-                };
-                Arc::new(decode::starts(&block)?)
-            }
-        };
-        Ok(self.starts.clone())
-    }
-
-    fn recycle(&mut self, pool: &BufferPool) {
-        (self.start, self.end) = (0, 0);
-        pool.put(std::mem::take(&mut self.data));
     }
 }
