@@ -1,0 +1,83 @@
+//! A block as a [`Unit`]: its records, from their bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use fastpipe_batch::{Buffer, BufferPool, Mark, Pick, Result, Sink, Starts, Unit};
+
+use crate::decode;
+use crate::plan::{Emit, Plan};
+
+/// A decompressed block.
+pub(crate) struct AvroBlock {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) folders: Arc<[Emit]>,
+    pub(crate) data: Buffer,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) rows: u32,
+    /// Array items of zero bytes that may be read of it: in all, and still.
+    pub(crate) zero_width: u64,
+    pub(crate) zero_width_left: AtomicU64,
+    /// Where records start, if that is known.
+    pub(crate) starts: Starts,
+}
+
+impl AvroBlock {
+    pub(crate) fn block(&self) -> decode::Block<'_> {
+        decode::Block {
+            plan: &self.plan,
+            data: &self.data[self.start..self.end],
+            rows: self.rows,
+            zero_width_left: &self.zero_width_left,
+            folders: &self.folders,
+        }
+    }
+}
+
+impl Unit for AvroBlock {
+    fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.data.capacity() + 4 * self.starts.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.end - self.start
+    }
+
+    fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark> {
+        decode::place(&self.block(), from, picks, out)
+    }
+
+    fn advance(&self, from: Mark, record: u32) -> Result<Mark> {
+        decode::advance(&self.block(), from, record)
+    }
+
+    fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
+        let size = self.end - self.start;
+        let fits = |starts: &Starts| {
+            starts.len() == self.rows as usize + 1 && starts.last().is_some_and(|&end| end as usize == size)
+        };
+        self.starts = match known.filter(fits) {
+            Some(known) => known,
+            None => {
+                // Looking for records reads no values that the budget is for.
+                let zero_width_left = AtomicU64::new(self.zero_width);
+                let block = decode::Block {
+                    zero_width_left: &zero_width_left,
+                    ..self.block()
+                };
+                Arc::new(decode::starts(&block)?)
+            }
+        };
+        Ok(self.starts.clone())
+    }
+
+    fn recycle(&mut self, pool: &BufferPool) {
+        (self.start, self.end) = (0, 0);
+        pool.put(std::mem::take(&mut self.data));
+    }
+}
