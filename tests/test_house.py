@@ -87,8 +87,8 @@ def test_parts_of_the_engine_keep_their_fields(file: str) -> None:
     assert not uses("fastpipe-engine")[file] & TOGETHER - {"admission"}, "it takes the parts that it needs"
 
 
-# Those that build what adapters know of a reader.
-OF_THE_READER = {"reader.py", "_reader_passes.py"}
+# Those that build what adapters know of a reader, or readers themselves.
+OF_THE_READER = {"reader.py", "_reader_growth.py", "_reader_passes.py"}
 
 
 def test_only_the_reader_knows_its_attributes() -> None:

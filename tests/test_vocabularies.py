@@ -483,11 +483,11 @@ def test_files_that_differ_in_form(tmp_path: Path) -> None:
     write(tmp_path / "2.avro", {"x": bag(["null", "string"], value="long")}, [{"x": [entry("a", None, 2)]}])
     spec = VocabularySpec(["a\x01b", "a\x01"])
     assert entries(first(tmp_path, spec)) == [[(0, 1)], [(1, 2)]]
-    other = write(tmp_path / "3.avro", {"x": bag(value="double")}, [])
+    other = write(tmp_path / "3.avro", {"x": bag(value="double")}, [{"x": [entry("a", "b", 1.0)]}])
     with pytest.raises(fastpipe.SchemaError, match='values="float32"') as caught:
         first(tmp_path, spec)
     assert caught.value.path == str(other)
-    write(other, {"x": "string"}, [])
+    write(other, {"x": "string"}, [{"x": "a"}])
     with pytest.raises(fastpipe.SchemaError, match="the first file's schema has a bag"):
         first(tmp_path, spec)
 

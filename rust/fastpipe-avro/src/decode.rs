@@ -6,6 +6,7 @@ mod datums;
 mod decimal;
 mod keys;
 mod pick;
+mod scalar_runs;
 mod sparse;
 mod text;
 
@@ -25,10 +26,11 @@ use crate::cursor::Cursor;
 use crate::fault::Fault;
 use crate::limits::MAX_DEPTH;
 use crate::number;
-use crate::plan::{Emit, NO_CELL, Op, Plan, Scalar, Span};
+use crate::plan::{Emit, Op, Plan, Span};
 
 use self::arrays::Width;
 pub(crate) use self::datums::{Datums, datums};
+pub(crate) use self::decimal::{divided, parsed, uuid, wide};
 pub(crate) use self::pick::{Indexed, pick};
 use self::text::Texts;
 
@@ -208,6 +210,7 @@ impl Decoder<'_, '_, '_, '_> {
         let error = match fault {
             Fault::Refused(refusal) => Error::new(ErrorKind::Schema, &*self.plan.refusals[refusal as usize]),
             Fault::UnknownKey(key) => self.unknown_key(key),
+            Fault::UnknownSymbol { index } => self.unknown_symbol(index),
             _ => fault.into_error(),
         };
         let mut error = error
@@ -402,50 +405,6 @@ impl Decoder<'_, '_, '_, '_> {
             Op::Bag(index) => self.bag(&plan.bags[*index as usize]),
             Op::Folders => self.emit(self.folders, 1),
         }
-    }
-
-    /// A run of scalars: at once as far as they are what is usual, one step at a time where they aren't.
-    #[inline(always)]
-    fn scalars(&mut self, span: Span, count: usize) -> Result<()> {
-        let scalars = span.of(&self.plan.scalars);
-        let cells = self.out.cells()?;
-        let read = self.cursor.scalars(scalars, &cells)?;
-        if read == scalars.len() {
-            cells.written(count);
-            return Ok(());
-        }
-        self.scalars_by_steps(scalars, read)
-    }
-
-    /// Goes on with a run of which some were read, but not counted.
-    #[inline(never)]
-    fn scalars_by_steps(&mut self, mut scalars: &[Scalar], mut read: usize) -> Result<()> {
-        loop {
-            let (done, left) = scalars.split_at(read);
-            let masks = done.iter().filter(|s| s.mask != NO_CELL).count();
-            self.out.cells()?.written(read + masks);
-            let [next, left @ ..] = left else {
-                return Ok(());
-            };
-            self.scalar(next)?;
-            scalars = left;
-            read = self.cursor.scalars(scalars, &self.out.cells()?)?;
-        }
-    }
-
-    /// One scalar by the operations that it is made of.
-    #[inline(never)]
-    fn scalar(&mut self, scalar: &Scalar) -> Result<()> {
-        let cells = [scalar.cell, scalar.mask];
-        let cells = cells.iter().filter(|&&cell| cell != NO_CELL);
-        for &cell in cells.clone() {
-            self.out.begin_cell(cell)?;
-        }
-        self.run(scalar.ops)?;
-        for &cell in cells {
-            self.out.end_cell(cell)?;
-        }
-        Ok(())
     }
 
     fn deeper(&mut self, span: Span) -> Result<()> {

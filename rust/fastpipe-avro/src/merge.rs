@@ -189,7 +189,11 @@ impl Merger<'_> {
         let (of, mut others) = (branches(first, a), branches(second, b));
         let mut nodes = Vec::with_capacity(of.len() + others.len());
         for branch in of {
-            let same = others.iter().position(|&other| self.is_one(branch, other));
+            let name = &first.node(branch).name;
+            let named = |other: &NodeId| name.is_some() && second.node(*other).name == *name;
+            let one = |other: &NodeId| self.is_one(branch, *other);
+            let same = others.iter().position(|other| named(other) && one(other));
+            let same = same.or_else(|| others.iter().position(one));
             nodes.push(match same {
                 Some(at) => {
                     let other = others.remove(at);

@@ -110,6 +110,13 @@ impl Resolver<'_> {
             }
             (_, Type::Union(of)) => {
                 let branch = self.into_union(w, of)?;
+                if let node @ Node {
+                    ty: Type::Mismatch { .. },
+                    ..
+                } = &self.nodes[branch.node]
+                {
+                    return Ok(node.clone());
+                }
                 Ok(Node::new(Type::Union(Union {
                     branches: vec![branch],
                     names: of.names.clone(),
@@ -239,9 +246,13 @@ impl Resolver<'_> {
 
     /// The branch of the reader's union that a type of the file becomes.
     fn into_union(&mut self, w: NodeId, of: &Union) -> Result<Branch> {
+        let own = &self.writer.node(w).name;
         let same = |b: &&Branch| self.is_like(w, b.node, false, 0);
+        // Names may match without their namespaces, but the very name comes first.
+        let named = |b: &&Branch| own.is_some() && self.reader.node(b.node).name == *own && same(b);
         let like = |b: &&Branch| self.is_like(w, b.node, true, 0);
-        let found = of.branches.iter().find(same).or_else(|| of.branches.iter().find(like));
+        let find = |fits: &dyn Fn(&&Branch) -> bool| of.branches.iter().find(|b| fits(b));
+        let found = find(&named).or_else(|| find(&same)).or_else(|| find(&like));
         match found.copied() {
             Some(branch) => {
                 let node = self.pair(w, Some(branch.node))?;

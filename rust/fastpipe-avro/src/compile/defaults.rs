@@ -1,11 +1,14 @@
 //! What a reader's schema has and a file hasn't: defaults, which become constants (Avro 1.12 specification, "Schema
 //! Resolution").
 
-use fastpipe_batch::{Error, LengthRule, Nulls, Request, Scalar, ValueParts};
+use fastpipe_batch::{DType, Error, LengthRule, Nulls, Request, Scalar, ValueParts};
 use serde_json::Value;
 
 use super::constants::constants;
 use super::{Code, Compiler, Want};
+use crate::decode::{divided, parsed, uuid, wide};
+use crate::layout::is_pair;
+use crate::logical::Logical;
 use crate::plan::{Emit, Op};
 use crate::schema::{NodeId, Type};
 use crate::trace::{Step, misfit};
@@ -150,6 +153,14 @@ impl<'a> Compiler<'a> {
                 None => self.list(Some(*value), entries.values().map(|v| (None, v)), want, path, emits),
             },
             _ => {
+                if let Some(bytes) = self.elements(id, value, want) {
+                    self.mark(want, emits);
+                    if let ValueParts::Elements(_, part) = column.parts.values {
+                        let value = bytes.into();
+                        emits.push(Emit { part, value, times: 1 });
+                    }
+                    return Ok(());
+                }
                 let scalar = self.scalar(id, value, want).ok_or_else(wrong)?;
                 self.present(want, &scalar, emits)
             }
@@ -208,6 +219,38 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
+    /// The elements that a value becomes which is an array of them: bytes, the parts of a duration, the halves of a decimal.
+    fn elements(&self, id: NodeId, value: &Value, want: Want<'a>) -> Option<Vec<u8>> {
+        let column = &self.columns[want.column];
+        let ValueParts::Elements(dtype, _) = column.parts.values else {
+            return None;
+        };
+        let node = self.schema.node(id);
+        let text = value.as_str()?;
+        match (&node.ty, node.logical) {
+            (Type::String, Some(Logical::Uuid)) if dtype == DType::U8 => Some(parsed(text.as_bytes())?.to_vec()),
+            (_, Some(Logical::Decimal { .. })) if is_pair(&column.feature, want.level) => {
+                Some(self.decimal_default(id, text, want)?.to_le_bytes().to_vec())
+            }
+            (Type::Fixed(n), logical) => {
+                let whole = dtype == DType::U8 && column.feature.scale.is_none();
+                let duration = dtype == DType::U32 && logical == Some(Logical::Duration);
+                bytes(text).filter(|bytes| bytes.len() == *n && (whole || duration))
+            }
+            _ => None,
+        }
+    }
+
+    /// A decimal's default, in units of the column's scale.
+    fn decimal_default(&self, id: NodeId, text: &str, want: Want<'a>) -> Option<i128> {
+        let Some(Logical::Decimal { scale, .. }) = self.schema.node(id).logical else {
+            return None;
+        };
+        let places = i64::from(self.columns[want.column].feature.scale?) - i64::from(scale);
+        let factor = 10i128.checked_pow(u32::try_from(places).ok()?)?;
+        wide(&bytes(text)?)?.checked_mul(factor)
+    }
+
     /// The value of a type without parts in a column.
     fn scalar(&self, id: NodeId, value: &Value, want: Want<'a>) -> Option<Scalar> {
         let column = &self.columns[want.column];
@@ -225,6 +268,22 @@ impl<'a> Compiler<'a> {
             (Type::Enum(symbols), Value::String(value)) => {
                 let known = column.symbols.as_deref().unwrap_or(&symbols.texts);
                 Scalar::Int(known.iter().position(|text| text == value)? as i128)
+            }
+            (Type::Bytes | Type::Fixed(_), Value::String(text)) if !is_text => {
+                let Some(Logical::Decimal { scale, .. }) = self.schema.node(id).logical else {
+                    return None;
+                };
+                match column.feature.scale {
+                    Some(_) => Scalar::Int(self.decimal_default(id, text, want)?),
+                    None => Scalar::Float(divided(wide(&bytes(text)?)?, scale)),
+                }
+            }
+            (Type::Fixed(16), Value::String(value))
+                if self.schema.node(id).logical == Some(Logical::Uuid)
+                    && matches!(column.parts.values, ValueParts::Text { utf8: true, .. }) =>
+            {
+                let bytes: [u8; 16] = bytes(value)?.try_into().ok()?;
+                Scalar::Bytes(uuid(bytes).to_vec())
             }
             (Type::String, Value::String(value)) if is_text => Scalar::Bytes(value.clone().into_bytes()),
             // Each character stands for a byte.

@@ -56,17 +56,8 @@ impl Decoder<'_, '_, '_, '_> {
 
     /// A UUID's 16 bytes as its text.
     pub(super) fn uuid_text(&mut self, to: TextParts) -> Result<()> {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        let bytes: [u8; 16] = self.cursor.array()?;
-        let mut text = [b'-'; UUID];
-        let mut at = 0;
-        for (i, byte) in bytes.into_iter().enumerate() {
-            at += usize::from(matches!(i, 4 | 6 | 8 | 10));
-            text[at] = DIGITS[usize::from(byte >> 4)];
-            text[at + 1] = DIGITS[usize::from(byte & 15)];
-            at += 2;
-        }
-        self.text(&text, to)
+        let bytes = self.cursor.array()?;
+        self.text(&uuid(bytes), to)
     }
 
     /// A UUID's text as its 16 bytes.
@@ -87,8 +78,9 @@ fn unscaled(bytes: &[u8], n: usize) -> Option<i128> {
     wide(&bytes[..n])
 }
 
+/// The integer of bytes; `None` if it has more than 128 bits.
 #[cold]
-fn wide(mut bytes: &[u8]) -> Option<i128> {
+pub(crate) fn wide(mut bytes: &[u8]) -> Option<i128> {
     let negative = bytes.first().is_some_and(|first| first & 0x80 != 0);
     let sign = if negative { 0xFF } else { 0 };
     while let [first, second, ..] = *bytes {
@@ -106,7 +98,7 @@ fn wide(mut bytes: &[u8]) -> Option<i128> {
 }
 
 /// The double that is nearest to `value / 10^scale`.
-fn divided(value: i128, scale: u32) -> f64 {
+pub(crate) fn divided(value: i128, scale: u32) -> f64 {
     if value.unsigned_abs() <= EXACT && scale <= EXACT_POWERS {
         // Both are exact, so the quotient is rounded once.
         return value as f64 / 10f64.powi(scale as i32);
@@ -115,8 +107,22 @@ fn divided(value: i128, scale: u32) -> f64 {
     text.parse().unwrap_or(f64::NAN)
 }
 
+/// The text of a UUID.
+pub(crate) fn uuid(bytes: [u8; 16]) -> [u8; UUID] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = [b'-'; UUID];
+    let mut at = 0;
+    for (i, byte) in bytes.into_iter().enumerate() {
+        at += usize::from(matches!(i, 4 | 6 | 8 | 10));
+        text[at] = DIGITS[usize::from(byte >> 4)];
+        text[at + 1] = DIGITS[usize::from(byte & 15)];
+        at += 2;
+    }
+    text
+}
+
 /// The bytes of a UUID's text: 32 digits with hyphens in four places.
-fn parsed(text: &[u8]) -> Option<[u8; 16]> {
+pub(crate) fn parsed(text: &[u8]) -> Option<[u8; 16]> {
     if text.len() != UUID || [8, 13, 18, 23].iter().any(|&at| text[at] != b'-') {
         return None;
     }

@@ -9,7 +9,7 @@ use fastpipe_batch::{Error, ErrorKind, Sink, TextParts};
 
 use super::{Decoder, Result};
 use crate::fault::Fault;
-use crate::plan::Plan;
+use crate::plan::{Op, Plan};
 
 /// What the parts of text held before a call.
 pub(super) struct Texts(Vec<usize>);
@@ -50,6 +50,30 @@ impl Decoder<'_, '_, '_, '_> {
     pub(super) fn text(&mut self, bytes: &[u8], to: TextParts) -> Result<()> {
         self.out.writer(to.lengths as usize).push(bytes.len() as i64)?;
         Ok(self.out.writer(to.bytes as usize).extend(bytes)?)
+    }
+}
+
+impl Decoder<'_, '_, '_, '_> {
+    /// The error for a symbol that a reader's schema doesn't have.
+    #[cold]
+    pub(super) fn unknown_symbol(&self, index: i64) -> Error {
+        let table = match self.blamed.and_then(|pc| self.plan.ops.get(pc as usize)) {
+            Some(Op::EnumCode { codes, .. } | Op::EnumText { codes, .. }) => self.plan.enums.get(*codes as usize),
+            _ => None,
+        };
+        let symbol = table
+            .zip(usize::try_from(index).ok())
+            .and_then(|(table, at)| table.symbols.get(at));
+        match symbol {
+            Some(symbol) => Error::new(
+                ErrorKind::Schema,
+                format!(
+                    "the symbol \"{symbol}\" of the file's enum is none of the reader's, which has no default; give the reader's \
+                     enum it, or a \"default\""
+                ),
+            ),
+            None => Fault::UnknownSymbol { index }.into_error(),
+        }
     }
 }
 
