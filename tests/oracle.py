@@ -529,7 +529,7 @@ def check(reader: fastpipe.Reader, records: Sequence[Any], expected: Callable[[s
             found = rows(node, counted=True)
             wanted = [expected(name, record) for record in records[start:stop]]
             if name in reader.symbols:
-                wanted = _codes(wanted, reader.symbols[name])
+                wanted = codes(wanted, reader.symbols[name])
             problem = difference(wanted, found, f"{name} from row {start}")
             assert problem is None, problem
             _check_spec(node, reader.features[name], stop - start)
@@ -541,11 +541,12 @@ def _rows_of(node: Any) -> list[Any]:
     return node.tolist() if isinstance(node, np.ndarray) else node.to_list()
 
 
-def _codes(wanted: Any, symbols: list[str]) -> Any:
+def codes(wanted: Any, symbols: list[str]) -> Any:
+    """Symbols of enums as their codes."""
     if isinstance(wanted, list):
-        return [_codes(item, symbols) for item in wanted]
+        return [codes(item, symbols) for item in wanted]
     if isinstance(wanted, tuple):  # An entry of a sparse array.
-        return wanted[0], _codes(wanted[1], symbols)
+        return wanted[0], codes(wanted[1], symbols)
     return symbols.index(wanted) if isinstance(wanted, str) else wanted
 
 
