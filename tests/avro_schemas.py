@@ -39,10 +39,10 @@ TEXTS = ["", "a", "ä漢", "x" * 70, "\0"]
 class Maker:
     """Makes schemas. Each named type has a name of its own; some have a namespace, or one's last name."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, *, twins: bool = True) -> None:
         self.rng = rng
+        self.twins = twins
         self.names: set[str] = set()
-        self.used: list[str] = []
 
     def record(self, depth: int, least: int = 0) -> dict[str, Any]:
         schema = self.named("record")
@@ -54,7 +54,7 @@ class Maker:
         """A named type, always in a namespace of its own: what is in it needs no knowledge of its surroundings."""
         while True:
             name = f"{self.rng.choice('mn')}.{self.rng.choice(['A', 'B', 'int', 'array'])}{self.rng.choice(['', '1'])}"
-            if name in self.names:
+            if name in self.names or not self.twins:
                 name += str(len(self.names))
             if name not in self.names:
                 self.names.add(name)
@@ -114,9 +114,14 @@ class Maker:
 
 
 @st.composite
-def schemas(draw: st.DrawFn) -> dict[str, Any]:
-    """The schema of a record with a number of its own, `id`, and anything else."""
-    maker = Maker(random.Random(draw(st.integers(0, 2**32 - 1))))
+def schemas(draw: st.DrawFn, *, twins: bool = True) -> dict[str, Any]:
+    """The schema of a record with a number of its own, `id`, and anything else.
+
+    Args:
+        draw: of Hypothesis.
+        twins: whether several types may have the same last name.
+    """
+    maker = Maker(random.Random(draw(st.integers(0, 2**32 - 1))), twins=twins)
     fields = [{"name": "id", "type": "long"}]
     fields += [{"name": f"f{k}", "type": maker.any(3)} for k in range(draw(st.integers(1, 3)))]
     return {"type": "record", "name": "Root", "fields": fields}
