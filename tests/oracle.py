@@ -2,24 +2,30 @@
 
 Three parts, each as plain as can be:
 
-* `leaves` and `follow` walk a schema, and records as fastavro reads them, along the paths that name features.
+* `leaves` and `follow` walk a schema, and records as fastavro or `decode` reads them, along the paths that name
+  features.
 * `rows` turns a batch's forms back into Python values, by the definition of each form and not by its `to_list`.
 * `encode` and `container` write Avro as no writer does, but as every reader must read: arrays and maps in several
-  blocks, some with their size in bytes.
+  blocks, some with their size in bytes. `decode` and `load` read it: what is stored, not what logical types make of it,
+  and of a union's value which branch it is of.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 
 import fastpipe
@@ -37,7 +43,48 @@ class Type:
     name: str = ""
     parts: tuple[Any, ...] = ()  # Fields (name, type), items, values, branches or symbols.
     size: int = 0
-    logical: str = ""
+    logical: str = ""  # None that doesn't fit the type.
+    precision: int = 0
+    scale: int = 0
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A value of a union: the number of its type there, and what it is."""
+
+    index: int
+    value: Any
+
+
+# The types that can have each logical type besides decimals, and the dtypes as which times are read.
+LOGICAL = {
+    "date": ("int", "datetime64[D]"),
+    "time-millis": ("int", "timedelta64[ms]"),
+    "time-micros": ("long", "timedelta64[us]"),
+    "timestamp-millis": ("long", "datetime64[ms]"),
+    "timestamp-micros": ("long", "datetime64[us]"),
+    "timestamp-nanos": ("long", "datetime64[ns]"),
+    "local-timestamp-millis": ("long", "datetime64[ms]"),
+    "local-timestamp-micros": ("long", "datetime64[us]"),
+    "local-timestamp-nanos": ("long", "datetime64[ns]"),
+    "big-decimal": ("bytes", ""),
+    "uuid": ("string bytes fixed16", ""),
+    "duration": ("fixed12", ""),
+}
+
+
+def _logical(schema: Mapping[str, Any], kind: str, size: int = 0) -> dict[str, Any]:
+    """What a schema's object adds to its type."""
+    logical = schema.get("logicalType", "")
+    if logical == "decimal":
+        precision, scale = schema.get("precision"), schema.get("scale", 0)
+        most = math.inf if kind == "bytes" else len(str(2 ** (8 * size - 1) - 1)) - 1 if size else 0
+        whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (precision, scale))
+        if kind in ("bytes", "fixed") and whole and 1 <= precision <= most and scale <= precision:
+            return {"logical": logical, "precision": precision, "scale": scale}
+        return {}
+    of = f"{kind}{size}" if kind == "fixed" else kind
+    return {"logical": logical} if of in LOGICAL.get(logical, ("",))[0].split() else {}
 
 
 def resolve(schema: Any, names: dict[str, Any] | None = None, space: str = "") -> Any:
@@ -52,13 +99,12 @@ def resolve(schema: Any, names: dict[str, Any] | None = None, space: str = "") -
     kind = schema["type"]
     if not isinstance(kind, str):
         return resolve(kind, names, space)
-    logical = schema.get("logicalType", "")
     if kind == "array":
         return Type(kind, parts=(resolve(schema["items"], names, space),))
     if kind == "map":
         return Type(kind, parts=(resolve(schema["values"], names, space),))
     if kind not in ("record", "enum", "fixed"):
-        return Type(kind, logical=logical) if kind in PRIMITIVES else resolve(kind, names, space)
+        return Type(kind, **_logical(schema, kind)) if kind in PRIMITIVES else resolve(kind, names, space)
     name = schema["name"]
     if "." not in name and schema.get("namespace", space):
         name = f"{schema.get('namespace', space)}.{name}"
@@ -66,7 +112,7 @@ def resolve(schema: Any, names: dict[str, Any] | None = None, space: str = "") -
     if kind == "enum":
         names[name] = Type(kind, name, tuple(schema["symbols"]))
     elif kind == "fixed":
-        names[name] = Type(kind, name, size=schema["size"], logical=logical)
+        names[name] = Type(kind, name, size=schema["size"], **_logical(schema, kind, schema["size"]))
     else:
         names[name] = Type("recursive", name)
         fields = tuple((field["name"], resolve(field["type"], names, inside)) for field in schema["fields"])
@@ -80,6 +126,30 @@ def inner(node: Type) -> Type | None:
         return node.parts[0]
     nulls = [branch for branch in node.parts if branch.kind == "null"]
     return next(b for b in node.parts if b.kind != "null") if len(nulls) == 1 and len(node.parts) == 2 else None
+
+
+def numbers(node: Type) -> str:
+    """The dtype of a union of several types of numbers, maybe with null; empty for another one."""
+    others = [branch for branch in node.parts if branch.kind != "null"]
+    if len(others) < 2 or any(b.logical or b.kind not in ("int", "long", "float", "double") for b in others):
+        return ""
+    return "float64" if any(branch.kind in ("float", "double") for branch in others) else "int64"
+
+
+def branches(node: Type) -> list[str]:
+    """What columns call the types of a union."""
+    short = [branch.name.rpartition(".")[2] or branch.kind for branch in node.parts]
+    full = [branch.name or branch.kind for branch in node.parts]
+    return [long if short.count(name) > 1 else name for name, long in zip(short, full, strict=True)]
+
+
+def without_logical_types(node: Any) -> Any:
+    """A type whose values stand for nothing but what is stored."""
+    if isinstance(node, tuple):  # A field.
+        return node[0], without_logical_types(node[1])
+    if not isinstance(node, Type):
+        return node
+    return replace(node, parts=tuple(map(without_logical_types, node.parts)), logical="", precision=0, scale=0)
 
 
 def recursive(node: Type, name: str) -> bool:
@@ -99,33 +169,58 @@ class Leaf:
     dims: int = 0
     nullable: bool = False
 
+    taken: bool = False
+
     @property
     def refusal(self) -> str:
         """A word of the reason why the feature isn't inferred; empty if it is."""
-        if self.type.kind == "union":
-            return "several types"
         if self.type.kind == "recursive":
             return "recursive"
-        return self.type.logical
+        return "same name" if self.taken else ""
 
     @property
     def dtype(self) -> str:
-        """The dtype that is inferred, or would be without the logical type."""
+        """The dtype that is inferred."""
+        logical = self.type.logical
+        if logical == "decimal":
+            return "int64" if self.type.precision <= 18 else "float64"
+        if logical == "duration":
+            return "uint32"
+        return LOGICAL.get(logical, ("", ""))[1] or self.stored
+
+    @property
+    def stored(self) -> str:
+        """The dtype of what is stored, whatever it stands for."""
         kinds = {"null": "bool", "boolean": "bool", "int": "int32", "enum": "int32", "long": "int64"}
         kinds |= {"float": "float32", "double": "float64", "string": "string", "sparse": self.type.name}
+        if self.type.kind == "union":
+            return numbers(self.type) or "int32"
         return kinds.get(self.type.kind, "bytes")
+
+    @property
+    def scale(self) -> int | None:
+        """The decimal places of integers that are decimals."""
+        return self.type.scale if self.type.logical == "decimal" and self.dtype == "int64" else None
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape that is inferred, whatever the lengths of its arrays."""
+        return (None,) * self.dims + ((3,) if self.type.logical == "duration" else ())
 
     def spec(self) -> fastpipe.DenseSpec | fastpipe.RaggedSpec:
         """A spec that reads it, whatever the lengths of its arrays."""
         nulls = "mask" if self.nullable else "error"
-        if self.dims == 0:
-            return fastpipe.DenseSpec((), self.dtype, nulls=nulls)
-        return fastpipe.RaggedSpec((None,) * self.dims, self.dtype, nulls=nulls)
+        make = fastpipe.RaggedSpec if self.dims else fastpipe.DenseSpec
+        return make(self.shape, self.dtype, nulls=nulls, scale=self.scale)
 
 
 def leaves(root: Type) -> list[Leaf]:
     """The features of a schema, in its order."""
-    return list(_leaves(root, "" if root.kind == "record" else "value", 0, False))
+    found: list[Leaf] = []
+    for leaf in _leaves(root, "" if root.kind == "record" else "value", 0, False):
+        taken = any(leaf.name == other.name for other in found)
+        found.append(Leaf(leaf.name, leaf.type, leaf.dims, leaf.nullable, taken))
+    return found
 
 
 def _leaves(
@@ -134,8 +229,14 @@ def _leaves(
     """The features below a type; `around` names the records on the way, `inside` says whether one is recursive."""
     if node.kind == "union":
         only = inner(node)
-        if only is None:
-            yield Leaf(name, node, dims)
+        null = any(branch.kind == "null" for branch in node.parts)
+        if only is None and numbers(node):
+            yield Leaf(name, node, dims, nullable or null)
+        elif only is None:
+            yield Leaf(name, node, dims, nullable)
+            for branch, of in zip(branches(node), node.parts, strict=True):
+                if of.kind != "null":
+                    yield from _leaves(of, f"{name}:{branch}", dims, True, around, inside)
         else:
             yield from _leaves(only, name, dims, nullable or len(node.parts) == 2, around, inside)
     elif node.kind == "record" and inside and any(recursive(node, outer) for outer in (*around, node.name)):
@@ -181,26 +282,59 @@ def follow(root: Type, record: Any, name: str) -> Any:
 
     The keys of a map are a list and so are its values. A sparse record is the list of its (index tuple, value).
     """
-    path = tuple(name.split("."))
-    return _follow(root, record, path if root.kind == "record" else path[1:])
+    return _follow(root, record, name if root.kind == "record" else name.removeprefix("value").removeprefix("."))
 
 
-def _follow(node: Type, value: Any, path: tuple[str, ...]) -> Any:
+def _follow(node: Type, value: Any, path: str) -> Any:
+    if node.kind == "union" and isinstance(value, Branch):
+        return _follow_branch(node, value, path)
     if node.kind == "union":
         only = inner(node)
-        assert only is not None, "unions of several types aren't features"
+        assert only is not None, "only values that say their branch are followed through unions of several types"
         return None if value is None else _follow(only, value, path)
     if node.kind == "record" and not path:
         return entries(value)
     if node.kind == "record":
-        return _follow(dict(node.parts)[path[0]], value[path[0]], path[1:])
+        field, rest = step(dict(node.parts), path)
+        return _follow(dict(node.parts)[field], value[field], rest)
     if node.kind == "array":
         return [_follow(node.parts[0], item, path) for item in value]
-    if node.kind == "map" and path[0] == "keys":
+    if node.kind == "map" and path == "keys":
         return list(value)
     if node.kind == "map":
-        return [_follow(node.parts[0], item, path[1:]) for item in value.values()]
-    assert not path
+        assert path.startswith("values")
+        below = path.removeprefix("values").removeprefix(".")
+        return [_follow(node.parts[0], item, below) for item in value.values()]
+    assert not path, path
+    return meaning(node, value)
+
+
+def _follow_branch(node: Type, value: Branch, path: str) -> Any:
+    of = node.parts[value.index]
+    if inner(node) is not None:
+        return None if of.kind == "null" else _follow(of, value.value, path)
+    if numbers(node):
+        return float(value.value) if numbers(node) == "float64" and value.value is not None else value.value
+    if not path:
+        return value.index
+    branch, rest = step(branches(node), path.removeprefix(":"))
+    return _follow(of, value.value, rest) if branches(node)[value.index] == branch and of.kind != "null" else None
+
+
+def step(names: Iterable[str], path: str) -> tuple[str, str]:
+    """The name with which a path begins, the longest of several, and what comes behind it."""
+    found = [name for name in names if path == name or path.startswith((f"{name}.", f"{name}:"))]
+    name = max(found, key=len)
+    return name, path[len(name) :].removeprefix(".")
+
+
+def meaning(node: Type, value: Any) -> Any:
+    """What a value of a type without parts stands for, in the dtype that is inferred: times are numbers."""
+    if node.logical == "decimal" and isinstance(value, bytes):
+        unscaled = int.from_bytes(value, "big", signed=True)
+        return unscaled if node.precision <= 18 else float(Fraction(unscaled, 10**node.scale))
+    if node.logical == "duration" and isinstance(value, bytes):
+        return list(struct.unpack("<III", value))
     return value
 
 
@@ -214,6 +348,9 @@ def _arrays(node: Type, name: str, dims: int, nullable: bool) -> Iterator[tuple[
         only = inner(node)
         if only is not None:
             yield from _arrays(only, name, dims, nullable or len(node.parts) == 2)
+        elif not numbers(node):
+            for branch, of in zip(branches(node), node.parts, strict=True):
+                yield from _arrays(of, f"{name}:{branch}", dims, True)
     elif node.kind == "record":
         for field, part in node.parts:
             yield from _arrays(part, f"{name}.{field}" if name else field, dims, nullable)
@@ -225,44 +362,61 @@ def _arrays(node: Type, name: str, dims: int, nullable: bool) -> Iterator[tuple[
 
 def lengths(root: Type, record: Any, name: str, dims: int) -> Any:
     """The number of items of an array or map that lies within `dims` others, for each of their items."""
-    path = tuple(name.split("."))
-    return _lengths(root, record, path if root.kind == "record" else path[1:], dims)
+    path = name if root.kind == "record" else name.removeprefix("value").removeprefix(".")
+    return _lengths(root, record, path, dims)
 
 
-def _lengths(node: Type, value: Any, path: tuple[str, ...], dims: int) -> Any:
+def _lengths(node: Type, value: Any, path: str, dims: int) -> Any:
+    if node.kind == "union" and isinstance(value, Branch):
+        of = node.parts[value.index]
+        if inner(node) is not None:
+            return None if of.kind == "null" else _lengths(of, value.value, path, dims)
+        branch, rest = step(branches(node), path.removeprefix(":"))
+        return _lengths(of, value.value, rest, dims) if branches(node)[value.index] == branch else None
     if node.kind == "union":
         only = inner(node)
         assert only is not None
         return None if value is None else _lengths(only, value, path, dims)
     if node.kind == "record":
-        return _lengths(dict(node.parts)[path[0]], value[path[0]], path[1:], dims)
+        field, rest = step(dict(node.parts), path)
+        return _lengths(dict(node.parts)[field], value[field], rest, dims)
     if dims == 0:
         return len(value)
     if node.kind == "array":
         return [_lengths(node.parts[0], item, path, dims - 1) for item in value]
-    return [_lengths(node.parts[0], item, path[1:], dims - 1) for item in value.values()]
+    below = path.removeprefix("values").removeprefix(".")
+    return [_lengths(node.parts[0], item, below, dims - 1) for item in value.values()]
 
 
 def entries(record: Mapping[str, Any]) -> list[tuple[tuple[int, ...], Any]]:
     """The entries of a sparse record; a null array stands for an empty one."""
     rank = len(record) - 1
     names = [f"indices{k}" for k in range(rank)] if "indices" not in record else ["indices"]
-    columns = [record[name] or [] for name in names]
-    return list(zip(zip(*columns, strict=True), record["values"] or [], strict=True))
+    columns = [bare(record[name]) or [] for name in names]
+    values = [bare(value) for value in bare(record["values"]) or []]
+    return list(zip(zip(*([bare(i) for i in column] for column in columns), strict=True), values, strict=True))
+
+
+def bare(value: Any) -> Any:
+    """A value without what says of which branch it is."""
+    return value.value if isinstance(value, Branch) else value
 
 
 # --- Batches ---
 
 
-def rows(node: Any) -> list[Any]:
-    """The rows of a batch's form as Python values, after checking that its parts fit together."""
+def rows(node: Any, *, counted: bool = False) -> list[Any]:
+    """The rows of a batch's form as Python values, after checking that its parts fit together.
+
+    Times are what Python has for them, or with `counted` numbers of their unit.
+    """
     if isinstance(node, np.ndarray):
         _check_array(node)
-        return node.tolist()
+        return (node.view(np.int64) if counted and node.dtype.kind in "mM" else node).tolist()
     if isinstance(node, fastpipe.Strings):
         return _strings(node)
     if isinstance(node, fastpipe.Ragged):
-        items = rows(node.values)
+        items = rows(node.values, counted=counted)
         return [items[a:b] for a, b in _spans(node.offsets, len(items))]
     if isinstance(node, fastpipe.Masked):
         _check_array(node.valid)
@@ -272,13 +426,13 @@ def rows(node: Any) -> list[Any]:
             assert len(node.values) == len(node.valid)
         else:
             assert node.values.shape[: node.valid.ndim] == node.valid.shape
-        return _blank(rows(node.values), node.valid.tolist())
+        return _blank(rows(node.values, counted=counted), node.valid.tolist())
     if isinstance(node, fastpipe.Sparse):
         indices, values, shape = node
         found: list[list[Any]] = [[] for _ in range(int(shape[0]))]
         _check_sparse(indices, shape, indices.shape[1])
         assert (np.diff(indices[:, 0]) >= 0).all()
-        for (row, *index), value in zip(indices.tolist(), rows(values), strict=True):
+        for (row, *index), value in zip(indices.tolist(), rows(values, counted=counted), strict=True):
             found[row].append((tuple(index), value))
         return found
     assert isinstance(node, fastpipe.SparseCSR), type(node)
@@ -287,7 +441,7 @@ def rows(node: Any) -> list[Any]:
     assert len(offsets) == shape[0] + 1
     pairs = [
         (tuple(index) if isinstance(index, list) else (index,), value)
-        for index, value in zip(indices.tolist(), rows(values), strict=True)
+        for index, value in zip(indices.tolist(), rows(values, counted=counted), strict=True)
     ]
     return [pairs[a:b] for a, b in _spans(offsets, len(pairs))]
 
@@ -371,11 +525,11 @@ def check(reader: fastpipe.Reader, records: Sequence[Any], expected: Callable[[s
         assert list(batch) == list(reader.features)
         stop = min(start + reader.batch_size, len(records))
         for name, node in batch.items():
-            found = rows(node)
-            assert same(found, _rows_of(node)), f"to_list of {name!r} disagrees"
+            assert same(rows(node), _rows_of(node)), f"to_list of {name!r} disagrees"
+            found = rows(node, counted=True)
             wanted = [expected(name, record) for record in records[start:stop]]
             if name in reader.symbols:
-                wanted = _codes(wanted, reader.symbols[name])
+                wanted = codes(wanted, reader.symbols[name])
             problem = difference(wanted, found, f"{name} from row {start}")
             assert problem is None, problem
             _check_spec(node, reader.features[name], stop - start)
@@ -387,11 +541,12 @@ def _rows_of(node: Any) -> list[Any]:
     return node.tolist() if isinstance(node, np.ndarray) else node.to_list()
 
 
-def _codes(wanted: Any, symbols: list[str]) -> Any:
+def codes(wanted: Any, symbols: list[str]) -> Any:
+    """Symbols of enums as their codes."""
     if isinstance(wanted, list):
-        return [_codes(item, symbols) for item in wanted]
+        return [codes(item, symbols) for item in wanted]
     if isinstance(wanted, tuple):  # An entry of a sparse array.
-        return wanted[0], _codes(wanted[1], symbols)
+        return wanted[0], codes(wanted[1], symbols)
     return symbols.index(wanted) if isinstance(wanted, str) else wanted
 
 
@@ -480,6 +635,8 @@ def encode(node: Type, value: Any, rng: random.Random) -> bytes:
             return value
         case "enum":
             return varint(node.parts.index(value))
+        case "union" if isinstance(value, Branch):
+            return varint(value.index) + encode(node.parts[value.index], value.value, rng)
         case "union":
             kinds = [branch.kind for branch in node.parts]
             branch = kinds.index("null") if value is None else next(i for i, k in enumerate(kinds) if k != "null")
@@ -529,8 +686,79 @@ def container(schema: Any, records: Sequence[Any], rng: random.Random, codec: st
     return bytes(out)
 
 
+def decode(node: Type, data: bytes, at: int, names: Mapping[str, Type]) -> tuple[Any, int]:
+    """A value as it is stored, and where it ends. Values of unions are `Branch`es; `names` has types by their names."""
+    match node.kind:
+        case "null":
+            return None, at
+        case "boolean":
+            assert data[at] in (0, 1)
+            return data[at] == 1, at + 1
+        case "int" | "long":
+            return read_varint(data, at)
+        case "float":
+            return struct.unpack_from("<f", data, at)[0], at + 4
+        case "double":
+            return struct.unpack_from("<d", data, at)[0], at + 8
+        case "bytes" | "string" | "fixed":
+            size, at = (node.size, at) if node.kind == "fixed" else read_varint(data, at)
+            value = data[at : at + size]
+            assert len(value) == size
+            return value.decode() if node.kind == "string" else value, at + size
+        case "enum":
+            index, at = read_varint(data, at)
+            return node.parts[index], at
+        case "union":
+            index, at = read_varint(data, at)
+            assert index >= 0
+            value, at = decode(node.parts[index], data, at, names)
+            return Branch(index, value), at
+        case "record":
+            record = {}
+            for name, part in node.parts:
+                record[name], at = decode(part, data, at, names)
+            return record, at
+        case "array":
+            return _decode_items(node.parts[0], data, at, names)
+        case "map":
+            pair = Type("record", parts=(("key", Type("string")), ("value", node.parts[0])))
+            pairs, at = _decode_items(pair, data, at, names)
+            return {entry["key"]: entry["value"] for entry in pairs}, at
+        case "recursive":
+            return decode(names[node.name], data, at, names)
+    raise AssertionError(node)
+
+
+def _decode_items(node: Type, data: bytes, at: int, names: Mapping[str, Type]) -> tuple[list[Any], int]:
+    found = []
+    while True:
+        count, at = read_varint(data, at)
+        if count == 0:
+            return found, at
+        if count < 0:
+            _, at = read_varint(data, at)
+        for _ in range(abs(count)):
+            value, at = decode(node, data, at, names)
+            found.append(value)
+
+
+def load(path: str | Path) -> tuple[Type, list[Any]]:
+    """The schema of a file, and its records as they are stored."""
+    metadata, blocks = split(Path(path).read_bytes())
+    names: dict[str, Any] = {}
+    root = resolve(json.loads(metadata["avro.schema"]), names)
+    records = []
+    for count, data in blocks:
+        at = 0
+        for _ in range(count):
+            record, at = decode(root, data, at, names)
+            records.append(record)
+        assert at == len(data)
+    return root, records
+
+
 def split(data: bytes) -> tuple[dict[str, bytes], list[tuple[int, bytes]]]:
-    """Metadata and blocks (records, bytes as decompressed) of a container file. Codecs: null and deflate."""
+    """Metadata and blocks (records, bytes as decompressed) of a container file. Codecs: those that fastavro reads."""
     assert data[:4] == b"Obj\x01"
     at = 4
     metadata: dict[str, bytes] = {}
@@ -557,5 +785,18 @@ def split(data: bytes) -> tuple[dict[str, bytes], list[tuple[int, bytes]]]:
         at += size
         assert data[at : at + 16] == sync
         at += 16
-        blocks.append((count, zlib.decompress(block, wbits=-15) if metadata["avro.codec"] == b"deflate" else block))
+        blocks.append((count, _decompress(metadata.get("avro.codec", b"null"), block)))
     return metadata, blocks
+
+
+def _decompress(codec: bytes, block: bytes) -> bytes:
+    if codec == b"null":
+        return block
+    if codec == b"deflate":
+        return zlib.decompress(block, wbits=-15)
+    # fastavro says of other codecs what they hold.
+    pair = [b"avro.schema", b'"null"', b"avro.codec", codec]
+    header = b"Obj\x01\x04" + b"".join(varint(len(part)) + part for part in pair) + b"\x00" + bytes(16)
+    file = header + varint(1) + varint(len(block)) + block + bytes(16)
+    (found,) = fastavro.block_reader(io.BytesIO(file))
+    return found.bytes_.read()

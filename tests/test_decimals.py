@@ -222,10 +222,13 @@ def test_integers_of_another_dtype_than_the_spec_are_no_decimals() -> None:
         fastpipe.to_arrow({"x": np.arange(3, dtype="int32")}, {"x": DenseSpec((), "int64", scale=2)})
 
 
-def test_avro_files_have_no_scale_yet(tmp_path: Path) -> None:
+def test_integers_of_avro_files_are_decimals_of_scale_0(tmp_path: Path) -> None:
     path = tmp_path / "a.avro"
     schema = {"type": "record", "name": "r", "fields": [{"name": "x", "type": "long"}]}
     with path.open("wb") as file:
-        fastavro.writer(file, schema, [{"x": 1}])
-    with pytest.raises(fastpipe.UnsupportedError, match="feature 'x': scale= reads decimals of Arrow data and Parquet"):
-        fastpipe.read_avro(path, features={"x": DenseSpec((), "int64", scale=2)}, batch_size=1)
+        fastavro.writer(file, schema, [{"x": 1}, {"x": -7}])
+    (batch,) = fastpipe.read_avro(path, features={"x": DenseSpec((), "int64", scale=2)}, batch_size=2)
+    assert batch["x"].tolist() == [100, -700]
+    with pytest.raises(fastpipe.SchemaError, match="0 decimal places, and scale=-1 would round them") as caught:
+        fastpipe.read_avro(path, features={"x": DenseSpec((), "int64", scale=-1)}, batch_size=1)
+    assert caught.value.feature == "x"

@@ -15,7 +15,7 @@ from fastpipe.errors import ColumnsLeftOutWarning, StorageError, UnsupportedErro
 
 __all__ = ["AS_WRITTEN", "ReaderSchema", "Resolution", "Unsupported", "tell_left_out"]
 
-ReaderSchema: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any] | None"
+ReaderSchema: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any] | None
 Unsupported: TypeAlias = Literal["warn", "error", "ignore"]
 
 # Of columns that are left out, as many are named.
