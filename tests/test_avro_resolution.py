@@ -166,16 +166,7 @@ DEFAULTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-UNREAD = pytest.mark.xfail(strict=True, reason="defaults of decimals and durations are not read")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[UNREAD] if name in ("decimal", "float decimal", "duration") else [])
-        for name in DEFAULTS
-    ],
-)
+@pytest.mark.parametrize("name", DEFAULTS)
 def test_defaults(name: str) -> None:
     kind, default, expected = DEFAULTS[name]
     reader = {
@@ -307,7 +298,6 @@ def test_no_branch_of_the_reader_s_union() -> None:
         read(paths, reader_schema=reader)
 
 
-@pytest.mark.xfail(strict=True, reason="a value takes the first branch of its last name")
 @pytest.mark.parametrize("kind", ["same", "union"])
 def test_types_of_one_last_name_keep_apart(kind: str) -> None:
     schema = wire.record("R", f=[{"type": "fixed", "name": f"{space}.F", "size": 1} for space in "mn"])

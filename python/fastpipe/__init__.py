@@ -17,8 +17,8 @@ from __future__ import annotations
 from fastpipe._columns import to_arrow
 from fastpipe._decimals import to_decimals
 from fastpipe._fastpipe import __version__
-from fastpipe._reader_growth import Growth, resume_grown
 from fastpipe._options import Options
+from fastpipe._reader_growth import Growth, resume_grown
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
 from fastpipe.avro import (
     AvroFile,
