@@ -67,6 +67,9 @@ def resolved(writer: Any, reader: Any, value: Any) -> Any:
         for alike in ALIKE:
             for index, branch in enumerate(reader):
                 if matches(writer, branch, alike):
+                    if kind_of(writer) in ("int", "long") and numbers(reader):
+                        # One column has all of them, of doubles: what would be a float keeps more of its digits.
+                        return Branch(index, float(value) if kind_of(branch) == "float" else value)
                     return Branch(index, resolved(writer, branch, value))
         raise UnresolvedError
     if not matches(writer, reader, "promoted"):
@@ -124,6 +127,11 @@ def of_default(schema: Any, default: Any) -> Any:
         case "float" | "double":
             return float(default)
     return default
+
+
+def numbers(union: list[Any]) -> bool:
+    """Whether all types are those of numbers, or null."""
+    return all(branch in ("int", "long", "float", "double", "null") for branch in union)
 
 
 class Evolution(Maker):

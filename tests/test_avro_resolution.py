@@ -37,11 +37,11 @@ def read(paths: Any, **options: Any) -> dict[str, list[Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A value without what says of which branch its parts are."""
+    """A value without what says of which branch its parts are; fields in the order of their names."""
     if isinstance(value, Branch):
         return plain(value.value)
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: plain(value[key]) for key in sorted(value)}
     return [plain(item) for item in value] if isinstance(value, list) else value
 
 
@@ -85,6 +85,15 @@ def test_any_change_of_any_schema(schema: Any, seed: int, count: int, order: dic
         check_orders(paths, expected, order, reader_schema=reader_schema, features=ragged)
 
 
+def bare(schema: Any) -> Any:
+    """A schema without logical types, of which fastavro refuses those that don't fit."""
+    if isinstance(schema, list):
+        return [bare(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: bare(part) for key, part in schema.items() if key not in ("logicalType", "precision", "scale")}
+
+
 def agreed(schema: Any) -> bool:
     """Whether fastavro resolves a reader's schema as the specification has it."""
     if isinstance(schema, list):
@@ -103,7 +112,6 @@ def agreed(schema: Any) -> bool:
 
 @hypothesis.settings(max_examples=SOME)
 @hypothesis.given(schemas(twins=False), evolutions)
-@pytest.mark.usefixtures("plain_values")
 def test_what_is_expected_is_what_fastavro_makes(schema: Any, seed: int) -> None:
     """Field by field: those that it doesn't resolve otherwise."""
     reader_schema = Evolution(random.Random(seed)).root(schema)
@@ -115,10 +123,10 @@ def test_what_is_expected_is_what_fastavro_makes(schema: Any, seed: int) -> None
             expected = plain(resolved(schema, reader_schema, row))
         except UnresolvedError:
             with pytest.raises(fastavro.read.SchemaResolutionError):
-                fastavro.schemaless_reader(data, schema, reader_schema)
+                fastavro.schemaless_reader(data, bare(schema), bare(reader_schema))
             continue
-        found = fastavro.schemaless_reader(data, schema, reader_schema)
-        assert oracle.same({name: found[name] for name in expected}, expected)
+        found = fastavro.schemaless_reader(data, bare(schema), bare(reader_schema))
+        assert oracle.same(plain({name: found[name] for name in expected}), expected)
 
 
 # --- Defaults ---

@@ -39,7 +39,7 @@ def test_errors_are_builtins_too(name: str) -> None:
 
 
 def test_every_error_is_named() -> None:
-    assert sorted([*BUILTINS, "RowsLeftOutWarning"]) == errors.__all__
+    assert sorted([*BUILTINS, "ColumnsLeftOutWarning", "RowsLeftOutWarning"]) == errors.__all__
 
 
 @pytest.mark.parametrize("name", BUILTINS)
