@@ -92,7 +92,10 @@ def resolved(writer: Any, reader: Any, value: Any) -> Any:
         case "bytes" if isinstance(value, str):
             return value.encode()
         case "string" if isinstance(value, bytes):
-            return value.decode()
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                raise UnresolvedError from None
     return value
 
 
