@@ -236,8 +236,6 @@ class Evolution(Maker):
         if schema["type"] in NAMED:
             self.count += 1
             schema["name"] = f"added.Added{self.count}"
-        if schema.get("logicalType") in ("decimal", "duration"):
-            del schema["logicalType"]
         for inner in ("items", "values"):
             if inner in schema:
                 schema[inner] = self.unnamed(schema[inner])

@@ -49,7 +49,7 @@ evolutions = st.integers(0, 2**32 - 1)
 
 
 @hypothesis.settings(max_examples=SOME)
-@hypothesis.given(schemas(twins=False), evolutions, st.integers(0, 20), orders())
+@hypothesis.given(schemas(), evolutions, st.integers(0, 20), orders())
 def test_any_change_of_any_schema(schema: Any, seed: int, count: int, order: dict[str, Any]) -> None:
     """Files of the old schema and of the new one, read by the new one."""
     reader_schema = Evolution(random.Random(seed)).root(schema)
@@ -113,7 +113,7 @@ def agreed(schema: Any) -> bool:
 
 
 @hypothesis.settings(max_examples=SOME)
-@hypothesis.given(schemas(twins=False), evolutions)
+@hypothesis.given(schemas(), evolutions)
 def test_what_is_expected_is_what_fastavro_makes(schema: Any, seed: int) -> None:
     """Field by field: those that it doesn't resolve otherwise."""
     reader_schema = Evolution(random.Random(seed)).root(schema)
@@ -388,7 +388,6 @@ def test_what_can_not_be_merged() -> None:
         assert caught.value.path == paths[1]
 
 
-@pytest.mark.xfail(strict=True, reason="decimals of several scales become bytes")
 def test_decimals_merged() -> None:
     """Those of several scales are one column that says its scale, or an error."""
     of = lambda scale: {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": scale}  # noqa: E731
@@ -402,7 +401,7 @@ def test_decimals_merged() -> None:
 
 
 @hypothesis.settings(max_examples=SOME // 2)
-@hypothesis.given(schemas(twins=False), evolutions, orders())
+@hypothesis.given(schemas(), evolutions, orders())
 def test_any_two_schemas_merged(schema: Any, seed: int, order: dict[str, Any]) -> None:
     """A column that both files have has the values of both; the fields of either are all there."""
     maker = Evolution(random.Random(seed))

@@ -301,7 +301,6 @@ def test_unions_go_to_arrow_and_back() -> None:
         assert batch["f:string"].to_arrow().to_pylist() == [None, None, "x"]
 
 
-@pytest.mark.xfail(strict=True, reason="codes of one file are read as values of another")
 @pytest.mark.parametrize(("first", "second"), [("int", "union"), ("union", "int"), ("int", "enum"), ("enum", "int")])
 def test_codes_are_not_mixed_with_values(first: str, second: str) -> None:
     kinds: dict[str, tuple[Any, Any]] = {
@@ -315,7 +314,6 @@ def test_codes_are_not_mixed_with_values(first: str, second: str) -> None:
     assert (caught.value.feature, caught.value.path) == ("f", paths[1])
 
 
-@pytest.mark.xfail(strict=True, reason="the path of a column leads to another one of its name")
 def test_a_record_that_is_called_array() -> None:
     schema = wire.record("R", f=[wire.list_of("int"), wire.record("array", x="string")])
     with files(container(schema, [{"f": Branch(0, [1])}, {"f": Branch(1, {"x": "t"})}])) as paths:
@@ -324,7 +322,6 @@ def test_a_record_that_is_called_array() -> None:
     assert found["f:array"] == [[1], None]
 
 
-@pytest.mark.xfail(strict=True, reason="the path of a column leads to a field of its name")
 def test_a_real_field_of_a_branch_s_name_behind_the_union() -> None:
     schema = wire.record("R", **{"a": ["int", "string"], "a:string": "int"})
     with files(container(schema, [{"a": Branch(0, 1), "a:string": 7}])) as paths:
@@ -333,7 +330,6 @@ def test_a_real_field_of_a_branch_s_name_behind_the_union() -> None:
         assert found["a"] == [0]
 
 
-@pytest.mark.xfail(strict=True, reason="the error names the field")
 def test_errors_name_the_column_of_a_type() -> None:
     with files(either(None)) as paths, pytest.raises(fastpipe.NullValueError) as caught:
         read(paths, features={"f:int": DenseSpec((), "int64")})

@@ -89,11 +89,7 @@ fn says_nothing(kind: ErrorKind) -> bool {
 /// Warnings about units that were passed over.
 fn passed_over(damaged: &[Error]) -> Vec<Note> {
     const SHOWN: usize = 3;
-    let warning = |error: &Error| {
-        Note::warning(format!(
-            "a block says nothing of the features, since it is damaged: {error}"
-        ))
-    };
+    let warning = |error: &Error| Note::warning(format!("a block says nothing of the features: {error}"));
     let mut notes: Vec<_> = damaged.iter().take(SHOWN).map(warning).collect();
     if damaged.len() > SHOWN {
         let more = damaged.len() - SHOWN;

@@ -1,7 +1,7 @@
 //! What a reader's schema has and a file hasn't: defaults, which become constants (Avro 1.12 specification, "Schema
 //! Resolution").
 
-use fastpipe_batch::{DType, Error, LengthRule, Nulls, Request, Scalar, ValueParts};
+use fastpipe_batch::{DType, Error, Leaf, LengthRule, Nulls, Request, Scalar, ValueParts};
 use serde_json::Value;
 
 use super::constants::constants;
@@ -162,7 +162,13 @@ impl<'a> Compiler<'a> {
                     return Ok(());
                 }
                 let scalar = self.scalar(id, value, want).ok_or_else(wrong)?;
-                self.present(want, &scalar, emits)
+                self.present(want, &scalar, emits).map_err(|_| {
+                    let leaf = column.feature.request.leaf();
+                    misfit(format!(
+                        "the default of the reader's field '{path}' does not fit {leaf}: {}",
+                        shown(value)
+                    ))
+                })
             }
         }
     }
@@ -261,7 +267,12 @@ impl<'a> Compiler<'a> {
                 let scaled = 10i128.checked_pow(u32::try_from(column.feature.scale.unwrap_or(0)).ok()?)?;
                 Scalar::Int(i128::from(value.as_i64()?).checked_mul(scaled)?)
             }
-            (Type::Float | Type::Double, Value::Number(value)) => Scalar::Float(value.as_f64()?),
+            (ty @ (Type::Float | Type::Double), Value::Number(value)) => {
+                let value = value.as_f64()?;
+                let narrow = *ty == Type::Float || column.feature.request.leaf() == Leaf::Fixed(DType::F32);
+                // What overflows would be infinite.
+                Scalar::Float(Some(value).filter(|value| !narrow || (*value as f32).is_finite())?)
+            }
             (Type::Enum(symbols), Value::String(value)) if is_text => {
                 Scalar::Bytes(symbols.texts.iter().find(|text| *text == value)?.clone().into_bytes())
             }

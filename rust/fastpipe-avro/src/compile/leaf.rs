@@ -94,7 +94,13 @@ impl<'a> Compiler<'a> {
             (Type::Fixed(n), Some(Logical::Decimal { scale, .. })) => (DecimalBytes::Fixed(*n), scale),
             (Type::Int, None) => (DecimalBytes::Int, 0),
             (Type::Long, None) => (DecimalBytes::Long, 0),
-            _ => return Err(misfit(format!("the field '{path}' can't become {to}"))),
+            _ => {
+                let reason = format!(
+                    "the field '{path}' has values of another type in this file, which don't become {to}; \
+                     features= reads them as what they are"
+                );
+                return Err(misfit(reason).at_feature(&self.columns[want.column].feature.name));
+            }
         };
         let asked = self.columns[want.column].feature.scale;
         let places = i64::from(asked.unwrap_or(0)) - i64::from(own);
