@@ -90,7 +90,7 @@ impl<'a> Compiler<'a> {
             // Whose null is an error is named by the branch that it wants.
             let fails = |want: &&Want<'a>| self.columns[want.column].feature.nulls == Nulls::Error;
             let at = match absent.iter().find(fails).and_then(|want| want.path.first()) {
-                Some(Step::Branch(code)) if several && *ty != Type::Null => {
+                Some(Step::Branch(code)) if several => {
                     let name = union.names[*code].clone();
                     self.path(&format!("{path}:{name}"))
                 }
