@@ -90,7 +90,7 @@ impl Resolver<'_> {
                 let wanted = reader.ty(r);
                 for branch in &union.branches {
                     branches.push(match wanted {
-                        Type::Union(of) => self.into_union(branch.node, of)?,
+                        Type::Union(of) => self.branch_of(branch.node, of)?,
                         _ => Branch {
                             node: self.pair(branch.node, Some(r))?,
                             code: 0,
@@ -109,7 +109,7 @@ impl Resolver<'_> {
                 })))
             }
             (_, Type::Union(of)) => {
-                let branch = self.into_union(w, of)?;
+                let branch = self.branch_of(w, of)?;
                 if let node @ Node {
                     ty: Type::Mismatch { .. },
                     ..
@@ -245,7 +245,7 @@ impl Resolver<'_> {
     }
 
     /// The branch of the reader's union that a type of the file becomes.
-    fn into_union(&mut self, w: NodeId, of: &Union) -> Result<Branch> {
+    fn branch_of(&mut self, w: NodeId, of: &Union) -> Result<Branch> {
         let own = &self.writer.node(w).name;
         let same = |b: &&Branch| self.is_like(w, b.node, false, 0);
         // Names may match without their namespaces, but the very name comes first.
@@ -313,13 +313,9 @@ impl Resolver<'_> {
         if let Some(name) = &other.name {
             wanted = format!("{wanted} {name}");
         }
-        if let (Some(name), true) = (
-            &own.name,
-            std::mem::discriminant(&own.ty) == std::mem::discriminant(&other.ty),
-        ) {
-            if !self.same_name(w, r) {
-                wanted = format!("{wanted}; with \"aliases\": [\"{name}\"] the reader's type takes it");
-            }
+        let same_kind = std::mem::discriminant(&own.ty) == std::mem::discriminant(&other.ty);
+        if let Some(name) = own.name.as_ref().filter(|_| same_kind && !self.same_name(w, r)) {
+            wanted = format!("{wanted}; with \"aliases\": [\"{name}\"] the reader's type takes it");
         }
         self.mismatched(w, &wanted)
     }

@@ -119,6 +119,9 @@ impl Node {
     }
 }
 
+/// The tag of a union as it stands in the file: which branch is null, and how many there are.
+pub(crate) type Tag = (Option<i64>, u32);
+
 /// A parsed schema.
 #[derive(Clone, Debug)]
 pub struct Schema {
@@ -232,7 +235,7 @@ impl Schema {
 
     /// A type without a union around it that has one type besides null: which branch is null, and how many there are, if the
     /// file says which a value is of. `None` for another union.
-    pub(crate) fn within_union(&self, union: &Union) -> Option<(NodeId, Option<(Option<i64>, u32)>)> {
+    pub(crate) fn within_union(&self, union: &Union) -> Option<(NodeId, Option<Tag>)> {
         let is_null = |b: &Branch| self.nodes[b.node].ty == Type::Null;
         match (union.shape, &union.branches[..]) {
             (UnionShape::Several, _) => None,

@@ -342,7 +342,7 @@ fn a_state_of_the_last_number_of_epochs_is_refused() {
         Some(StateError::Impossible)
     );
     let mut last = order.resume(&State::start(u64::MAX - 1, 1)).unwrap();
-    while let Some(plan) = last.next() {
+    for plan in last.by_ref() {
         plan.unwrap();
     }
     assert_eq!(last.state().unwrap(), State::start(u64::MAX, 1));

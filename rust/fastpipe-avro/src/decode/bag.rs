@@ -209,7 +209,7 @@ mod tests {
             let parts: Arc<[_]> = columns.iter().flat_map(|column| column.spec.parts()).collect();
             let plan = compile(&schema, None, &columns).unwrap();
             let left = AtomicU64::new(MAX_ZERO_WIDTH);
-            let block = Block { plan: &plan, data: &data, rows: 2, zero_width_left: &left };
+            let block = Block { plan: &plan, data: &data, rows: 2, zero_width_left: &left, folders: &[] };
             let batch = Rows::new(parts, 2, &SlabPool::new(1)).unwrap();
             let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
             if let Ok(mark) = place(&block, Mark::START, &[Pick { record: 0, slot: 1 }], &mut sink) {

@@ -47,7 +47,7 @@ fn schemas() -> MessageSchemas {
     let old = Arc::new(Schema::parse(OLD).unwrap());
     let columns = ["x".to_owned(), "t".to_owned()];
     let features = infer_message_columns(&old, Some(&columns)).unwrap();
-    let mut schemas = MessageSchemas::new(&old, &features).unwrap();
+    let mut schemas = MessageSchemas::new(&old, &features.features).unwrap();
     assert_eq!(schemas.add(&Schema::parse(NEW).unwrap()).unwrap(), 1);
     schemas
 }
