@@ -397,28 +397,33 @@ def test_readers_are_pickled_and_outlive_their_table() -> None:
 
 
 @pytest.mark.parametrize("library", ["torch", "jax", "tf"])
-def test_times_are_refused_where_there_is_no_dtype_and_read_as_numbers(library: str) -> None:
+def test_frameworks_take_the_numbers_of_times(library: str) -> None:
+    """They have no dtype for dates and times."""
     pytest.importorskip({"tf": "tensorflow"}.get(library, library))
+    day = WIDE["day"]
+    ragged = Ragged(np.array([1, "NaT"], "datetime64[D]"), np.arange(21).clip(max=2))
+    arrays = {"day": day, "r": ragged} if library == "torch" else {"day": day}
+    reader = fastpipe.from_arrays(arrays, batch_size=10)
+    if library == "torch":
+        import torch
 
-    def read(features: dict[str, Any] | None) -> list[Any]:
-        reader = fastpipe.from_arrays({"day": WIDE["day"]}, features=features, batch_size=10)
-        if library == "torch":
-            from fastpipe.torch import IterableDataset
+        from fastpipe.torch import IterableDataset
 
-            return list(IterableDataset(reader))
-        if library == "jax":
-            from fastpipe import jax
+        batches: list[Any] = list(IterableDataset(reader))
+        assert batches[0]["r"].values.tolist() == [1, np.iinfo(np.int64).min]
+        (batch,) = fastpipe.from_arrays(arrays, batch_size=20)
+        tensor = fastpipe.torch.tensors(batch)["day"]
+        assert tensor.dtype == torch.int64
+        assert tensor.data_ptr() == batch["day"].ctypes.data
+    elif library == "jax":
+        from fastpipe import jax
 
-            return list(jax.iterator(reader))
+        batches = list(jax.iterator(reader))
+    else:
         from fastpipe import tf
 
-        return list(tf.dataset(reader))
-
-    with pytest.raises(fastpipe.UnsupportedError, match=r"feature 'day' is datetime64\[D\].*DenseSpec") as error:
-        read(None)
-    assert error.value.feature == "day"
-    batches = read({"day": DenseSpec((), "int64")})
-    assert [int(day) for batch in batches for day in batch["day"]] == list(range(20))
+        batches = list(tf.dataset(reader))
+    assert [int(number) for batch in batches for number in batch["day"]] == day.astype(np.int64).tolist()
 
 
 @pytest.mark.parametrize("dtype", ["datetime64[D]", "datetime64[ns]", "timedelta64[s]"])

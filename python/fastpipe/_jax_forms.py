@@ -14,7 +14,7 @@ from jax.experimental.sparse import BCOO, BCSR
 
 from fastpipe import batch as forms
 from fastpipe._memory import aligned
-from fastpipe._times import no_times
+from fastpipe._times import counted
 from fastpipe.errors import UnsupportedError, ValueRangeError
 
 __all__ = ["Masked", "Ragged", "Strings", "leaves", "narrow", "pytree"]
@@ -99,9 +99,7 @@ def leaves(node: Any, name: str) -> list[np.ndarray]:
         UnsupportedError: if JAX has no array for it.
     """
     if isinstance(node, np.ndarray):
-        if node.dtype.kind in "mM":
-            raise no_times("JAX", name, node.dtype)
-        return [node]
+        return [counted(node)]
     if not isinstance(node, (forms.Sparse, forms.SparseCSR)):
         return [array for part in node for array in leaves(part, name)]
     if not isinstance(node.values, np.ndarray):

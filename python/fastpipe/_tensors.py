@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fastpipe import batch as forms
-from fastpipe._times import no_times, times_in
+from fastpipe._times import counted
 from fastpipe.errors import UnsupportedError
 
 __all__ = [
@@ -185,14 +185,10 @@ class Forms:
         """The batch in these forms, of tensors that `tensor` makes of its arrays, and of arrays made of these."""
         node = _Conversion(self, tensor).node
         # Most are arrays. Once a batch, behind decoding that leaves none of this in the caches: less of it is faster.
-        try:
-            return {
-                name: tensor(value) if type(value) is np.ndarray else node(name, value) for name, value in batch.items()
-            }
-        except TypeError:
-            if (found := times_in(batch)) is not None:
-                raise no_times("PyTorch", *found) from None
-            raise
+        return {
+            name: tensor(counted(value)) if type(value) is np.ndarray else node(name, value)
+            for name, value in batch.items()
+        }
 
 
 class _Conversion:
@@ -202,7 +198,11 @@ class _Conversion:
 
     def __init__(self, wanted: Forms, tensor: Callable[[np.ndarray], torch.Tensor]) -> None:
         self.wanted = wanted
-        self.tensor = tensor
+
+        def of_numbers(array: np.ndarray) -> torch.Tensor:
+            return tensor(counted(array))
+
+        self.tensor = of_numbers
 
     def node(self, name: str, node: Any) -> Any:
         if isinstance(node, np.ndarray):

@@ -1,34 +1,13 @@
-"""Dates, times and durations, for which frameworks have no dtype."""
+"""Dates, times and durations, for which frameworks have no dtype: they take the numbers that NumPy counts them in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
+import numpy.typing as npt
 
-from fastpipe.batch import Masked, Ragged
-from fastpipe.errors import UnsupportedError
-
-__all__ = ["no_times", "times_in"]
+__all__ = ["counted"]
 
 
-def no_times(library: str, name: str, dtype: Any) -> UnsupportedError:
-    """The error of a feature of times in a library that has none."""
-    spec = 'fastpipe.DenseSpec((), "int64")'
-    return UnsupportedError(
-        f"feature {name!r} is {dtype}, which {library} has no dtype for; features={{{name!r}: {spec}}} reads numbers "
-        "of its unit, and columns= leaves it out",
-        feature=name,
-    )
-
-
-def times_in(batch: Mapping[str, Any]) -> tuple[str, np.dtype[Any]] | None:
-    """The first column of times in a batch, and its dtype."""
-    for name, form in batch.items():
-        values = form
-        while isinstance(values, (Masked, Ragged)):
-            values = values.values
-        if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
-            return name, values.dtype
-    return None
+def counted(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """The array; of dates, times and durations the int64 that it holds, over the same memory. NaT is the least."""
+    return array.view(np.int64) if array.dtype.kind in "mM" else array

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from fastpipe._times import no_times
 from fastpipe.batch import Masked as MaskedForm
 from fastpipe.specs import DenseSpec, SparseSpec, Spec
 
@@ -154,12 +153,12 @@ def column(name: str, spec: Spec, sample: Any = None) -> Node:
         sample: a form of it, from which to learn which levels are masked; None: none is.
 
     Raises:
-        UnsupportedError: for dates, times and durations.
         ValueError: for a sparse feature with `layout="csr"`.
     """
     if spec.dtype.startswith(("datetime64", "timedelta64")):
-        raise no_times("TensorFlow", name, spec.dtype)
-    dtype = tf.string if spec.dtype in ("string", "bytes") else tf.as_dtype(spec.dtype)
+        dtype = tf.int64  # TensorFlow has no dtype for them: the number that NumPy counts them in.
+    else:
+        dtype = tf.string if spec.dtype in ("string", "bytes") else tf.as_dtype(spec.dtype)
     node: Node
     if isinstance(spec, DenseSpec):
         node = Array(dtype, spec.shape)
