@@ -37,6 +37,7 @@ __all__ = [
     "leave_tensorflow",
     "number_ids",
     "register_tensorflow",
+    "register_tensorflow_parser",
 ]
 __version__: str
 
@@ -79,6 +80,9 @@ def register_tensorflow(
             bool,
         ],
     ],
+) -> None: ...
+def register_tensorflow_parser(
+    number: int, decoder: MessageDecoder, wanted: list[tuple[str, list[int] | None]]
 ) -> None: ...
 def leave_tensorflow() -> None: ...
 

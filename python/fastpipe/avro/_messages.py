@@ -16,7 +16,7 @@ from fastpipe.avro._schemas import tell_left_out
 from fastpipe.batch import Strings
 from fastpipe.specs import Features, Spec, inferred
 
-__all__ = ["Framing", "MessageDecoder", "decode_messages"]
+__all__ = ["Framing", "MessageDecoder", "decode_messages", "json_of"]
 
 Framing: TypeAlias = Literal["single-object", "registry"] | None
 _FRAMINGS = (None, "single-object", "registry")
@@ -82,7 +82,7 @@ class MessageDecoder:
         """Schemas as JSON, with the numbers by which messages name them."""
         if framing == "registry":
             if isinstance(schema, Mapping):
-                return _nonempty([(_number(key), _json(value)) for key, value in schema.items()])
+                return _nonempty([(_number(key), json_of(value)) for key, value in schema.items()])
             if callable(schema):
                 self._find = schema
                 return []
@@ -92,10 +92,10 @@ class MessageDecoder:
             )
         if framing == "single-object":
             if isinstance(schema, Mapping) and "type" not in schema:
-                return _nonempty([(None, _json(value)) for value in schema.values()])
+                return _nonempty([(None, json_of(value)) for value in schema.values()])
             if isinstance(schema, list | tuple):
-                return _nonempty([(None, _json(value)) for value in schema])
-        return [(None, _json(schema))]
+                return _nonempty([(None, json_of(value)) for value in schema])
+        return [(None, json_of(schema))]
 
     @property
     def features(self) -> Features:
@@ -146,7 +146,7 @@ class MessageDecoder:
         # A number is asked for once, whatever threads call.
         with self._lock:
             for key, _ in self._handle.unknown(packed):
-                tell_left_out(dict(self._handle.add(_json(find(key)), key)), "warn")
+                tell_left_out(dict(self._handle.add(json_of(find(key)), key)), "warn")
         return None
 
     def _check_ready(self) -> None:
@@ -224,7 +224,7 @@ def _nonempty(found: list[tuple[int | None, str]]) -> list[tuple[int | None, str
     return found
 
 
-def _json(schema: Any) -> str:
+def json_of(schema: Any) -> str:
     """A schema as JSON."""
     if isinstance(schema, str):
         # What isn't JSON is the name of a primitive type.

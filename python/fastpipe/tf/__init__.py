@@ -17,12 +17,12 @@ import tensorflow as tf
 
 from fastpipe._fastpipe import Pass
 from fastpipe._passes import Passes, passes_of
-from fastpipe.errors import UnsupportedError
 from fastpipe.reader import Reader
-from fastpipe.tf._forms import Array, Masked, Node, column
+from fastpipe.tf._forms import Array, Masked, columns_of
+from fastpipe.tf._parsing import parse_avro
 from fastpipe.tf._passes import Layout, Source, Told, from_passes, keep, unconverted
 
-__all__ = ["Masked", "dataset"]
+__all__ = ["Masked", "dataset", "parse_avro"]
 
 
 @unconverted
@@ -95,16 +95,7 @@ class _Source(Source):
 
 
 def _layout(passes: Passes) -> Layout:
-    masked = any(spec.nulls == "mask" for spec in passes.features.values())
-    sample = _first(passes) if masked else {}
-    columns: dict[str, Node] = {}
-    for name, spec in passes.features.items():
-        try:
-            columns[name] = column(name, spec, sample.get(name))
-        except UnsupportedError:
-            raise
-        except ValueError as error:
-            raise ValueError(f"feature {name!r}: {error}") from None
+    columns = columns_of(passes.features, lambda: _first(passes))
     if passes.uneven == "pad":
         columns["valid"] = Array(tf.bool, ())
     return Layout(columns, passes.batch_size if passes.one_size else None)

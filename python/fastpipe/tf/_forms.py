@@ -7,16 +7,17 @@ such a form consists of, as the kernel yields them, and puts them together in a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from fastpipe.batch import Masked as MaskedForm
+from fastpipe.errors import UnsupportedError
 from fastpipe.specs import DenseSpec, SparseSpec, Spec
 
-__all__ = ["Array", "Coordinates", "Masked", "Node", "Nullable", "Part", "Rows", "column"]
+__all__ = ["Array", "Coordinates", "Masked", "Node", "Nullable", "Part", "Rows", "column", "columns_of"]
 
 
 class Masked(NamedTuple):
@@ -142,6 +143,29 @@ class Coordinates(Node):
         values, masks = self.inner.specs(None)
         shape = (rows, *self.shape)
         return tf.SparseTensorSpec(shape, values.dtype), [tf.SparseTensorSpec(shape, mask.dtype) for mask in masks]
+
+
+def columns_of(features: Mapping[str, Spec], sample: Callable[[], Mapping[str, Any]]) -> dict[str, Node]:
+    """The nodes of features.
+
+    Args:
+        features: by name.
+        sample: makes forms of them, from which to learn which levels are masked. It is called if any may be.
+
+    Raises:
+        UnsupportedError: for dates, times and durations.
+        ValueError: for a sparse feature with `layout="csr"`.
+    """
+    forms = sample() if any(spec.nulls == "mask" for spec in features.values()) else {}
+    columns: dict[str, Node] = {}
+    for name, spec in features.items():
+        try:
+            columns[name] = column(name, spec, forms.get(name))
+        except UnsupportedError:
+            raise
+        except ValueError as error:
+            raise ValueError(f"feature {name!r}: {error}") from None
+    return columns
 
 
 def column(name: str, spec: Spec, sample: Any = None) -> Node:

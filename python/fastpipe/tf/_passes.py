@@ -27,7 +27,7 @@ import tensorflow as tf
 from fastpipe import _fastpipe
 from fastpipe.tf._forms import Coordinates, Masked, Node, Part
 
-__all__ = ["Layout", "Source", "Told", "from_passes", "keep", "restorers", "unconverted"]
+__all__ = ["Layout", "Source", "Told", "from_passes", "keep", "op", "restorers", "unconverted"]
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
@@ -135,14 +135,14 @@ _fastpipe.register_tensorflow(_begin)
 atexit.register(_fastpipe.leave_tensorflow)
 
 
-def _op(kind: str, inputs: Sequence[tf.Tensor], lists: dict[str, Any], out: Sequence[tf.DType]) -> Any:
-    """A node of the op, in the graph that is being built."""
+def op(kind: str, inputs: Sequence[tf.Tensor], lists: dict[str, Any], out: Sequence[tf.DType]) -> Any:
+    """The outputs of a node of one of fastpipe's ops, in the graph that is being built."""
     attrs = {}
     for name, types in lists.items():
         kinds = tf.compat.v1.AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in types])
         attrs[name] = tf.compat.v1.AttrValue(list=kinds)
     graph = tf.compat.v1.get_default_graph()
-    return graph.create_op(kind, list(inputs), [tf.int64, *out], attrs=attrs).outputs
+    return graph.create_op(kind, list(inputs), list(out), attrs=attrs).outputs
 
 
 class _Step(NamedTuple):
@@ -174,7 +174,8 @@ def _step(columns: tuple[tuple[str, Node], ...], kinds: tuple[tf.DType, ...]) ->
     )
     def step(ticket: tf.Tensor, unused: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
         types = [part.dtype for part in layout.parts]
-        kept, *tensors = _op("FastpipeNext", [ticket, *others], {"Targuments": kinds, "Tparts": types}, types)
+        lists = {"Targuments": kinds, "Tparts": types}
+        kept, *tensors = op("FastpipeNext", [ticket, *others], lists, [tf.int64, *types])
         kept.set_shape(())
         return [kept, *(_component(value) for value in tf.nest.flatten(layout.build(tensors)))]
 

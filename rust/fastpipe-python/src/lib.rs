@@ -74,7 +74,7 @@ mod _fastpipe {
     #[pymodule_export]
     use super::tables::TableDataset;
     #[pymodule_export]
-    use super::tensorflow::{leave_tensorflow, register_tensorflow};
+    use super::tensorflow::{leave_tensorflow, register_tensorflow, register_tensorflow_parser};
     #[pymodule_export]
     use super::units::UnitsDataset;
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fastpipe_avro::{
     Framing, InferredColumns, Message, MessageSchemas, Schema, canonical_form, infer_message_columns, rabin,
 };
-use fastpipe_batch::{Error, ErrorKind, Feature, Fragment, Rows, Sink, SlabPool, try_with_capacity};
+use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Feature, Fragment, Rows, Sink, SlabPool, try_with_capacity};
 use fastpipe_engine::{About, Batch, assemble, default_threads};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -74,7 +74,8 @@ impl Messages {
 
 /// Schemas that are compiled, and by what messages name them.
 #[derive(Clone)]
-struct Known {
+pub(crate) struct Known {
+    framing: Framing,
     schemas: MessageSchemas,
     by_key: HashMap<u64, usize>,
 }
@@ -172,9 +173,8 @@ impl MessageDecoder {
             return Err(PyValueError::new_err("no schema is known yet"));
         };
         let decoded = py.detach(|| {
-            let messages = self.with_schemas(&known, messages)?;
-            let threads = num_threads.unwrap_or_else(default_threads);
-            decode(&known.schemas, &messages, threads)
+            let mut look = signals();
+            known.decode(messages.__len__(), messages.iter(), num_threads, &mut || look(0))
         });
         let batch = match decoded {
             Ok(batch) => batch,
@@ -186,7 +186,8 @@ impl MessageDecoder {
 }
 
 impl MessageDecoder {
-    fn known(&self) -> Option<Arc<Known>> {
+    /// The schemas that are known by now, for who decodes without Python.
+    pub(crate) fn known(&self) -> Option<Arc<Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -217,6 +218,7 @@ impl MessageDecoder {
                 left_out = inferred.left_out;
                 let features = self.wanted.as_ref().unwrap_or(&inferred.features);
                 Known {
+                    framing: self.framing,
                     schemas: MessageSchemas::new(&schema, features)?,
                     by_key: HashMap::from([(key, 0)]),
                 }
@@ -225,23 +227,44 @@ impl MessageDecoder {
         *known = Some(Arc::new(more));
         Ok(left_out)
     }
+}
 
-    fn with_schemas<'m>(&self, known: &Known, messages: &'m Messages) -> Result<Vec<Message<'m>>, Error> {
-        let count = messages.__len__();
+impl Known {
+    /// The columns of every batch.
+    pub(crate) fn specs(&self) -> &[ColumnSpec] {
+        self.schemas.specs()
+    }
+
+    /// A batch of messages, of which there are `count`. `look` is called now and then, in the caller's thread, and says whether
+    /// to stop.
+    pub(crate) fn decode<'m, E>(
+        &self,
+        count: usize,
+        messages: impl Iterator<Item = &'m [u8]>,
+        num_threads: Option<usize>,
+        look: &mut dyn FnMut() -> Result<(), E>,
+    ) -> Result<Batch, Halted<E>> {
+        let messages = self.with_schemas(count, messages)?;
+        let threads = num_threads.unwrap_or_else(default_threads);
+        decode(&self.schemas, &messages, threads, look)
+    }
+
+    fn with_schemas<'m>(
+        &self,
+        count: usize,
+        messages: impl Iterator<Item = &'m [u8]>,
+    ) -> Result<Vec<Message<'m>>, Error> {
         if count > u32::MAX as usize {
             let reason = format!("{count} messages are more than a batch has rows: 2^32 - 1 at most");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         let mut found = try_with_capacity(count, "the list of messages")?;
         let mut last = None;
-        for (number, bytes) in (0..).zip(messages.iter()) {
+        for (number, bytes) in (0..).zip(messages.take(count)) {
             let key = self.framing.key(bytes, number)?;
             let schema = match last {
                 Some((of, schema)) if of == key => schema,
-                _ => *known
-                    .by_key
-                    .get(&key)
-                    .ok_or_else(|| self.framing.unknown(key, number))?,
+                _ => *self.by_key.get(&key).ok_or_else(|| self.framing.unknown(key, number))?,
             };
             last = Some((key, schema));
             found.push(Message {
@@ -255,12 +278,12 @@ impl MessageDecoder {
 }
 
 /// Why no batch was made.
-enum Halted {
+pub(crate) enum Halted<E> {
     Failed(Error),
-    Interrupted(PyErr),
+    Interrupted(E),
 }
 
-impl From<Error> for Halted {
+impl<E> From<Error> for Halted<E> {
     fn from(error: Error) -> Self {
         Halted::Failed(error)
     }
@@ -323,7 +346,12 @@ fn pieces(messages: &[Message<'_>]) -> Result<Vec<usize>, Error> {
 }
 
 /// Decodes messages to a batch.
-fn decode(schemas: &MessageSchemas, messages: &[Message<'_>], threads: usize) -> Result<Batch, Halted> {
+fn decode<E>(
+    schemas: &MessageSchemas,
+    messages: &[Message<'_>],
+    threads: usize,
+    look: &mut dyn FnMut() -> Result<(), E>,
+) -> Result<Batch, Halted<E>> {
     let pool = SlabPool::new(0);
     let rows = Rows::new(schemas.parts().clone(), messages.len(), &pool)?;
     let pieces = pieces(messages)?;
@@ -343,8 +371,7 @@ fn decode(schemas: &MessageSchemas, messages: &[Message<'_>], threads: usize) ->
             builder.spawn_scoped(scope, || work.run(&mut || true)).ok()
         };
         let helpers: Vec<_> = (1..threads.min(pieces.len() - 1)).map_while(spawn).collect();
-        let mut look = signals();
-        let (mut fragments, mut failed) = work.run(&mut || match look(0) {
+        let (mut fragments, mut failed) = work.run(&mut || match look() {
             Ok(()) => true,
             Err(raised) => {
                 interrupted = Some(raised);

@@ -29,6 +29,7 @@ pub(crate) enum Code {
     Unknown = 2,
     InvalidArgument = 3,
     NotFound = 5,
+    FailedPrecondition = 9,
     OutOfRange = 11,
     Unimplemented = 12,
     Internal = 13,
@@ -102,6 +103,7 @@ functions! {
         fn(c_int, *const i64, c_int, *mut c_void, usize, Deallocator, *mut c_void) -> *mut Tensor;
     delete_tensor: "TF_DeleteTensor" fn(*mut Tensor);
     tensor_type: "TF_TensorType" fn(*const Tensor) -> c_int;
+    tensor_rank: "TF_NumDims" fn(*const Tensor) -> c_int;
     tensor_elements: "TF_TensorElementCount" fn(*const Tensor) -> i64;
     tensor_bytes: "TF_TensorByteSize" fn(*const Tensor) -> usize;
     tensor_data: "TF_TensorData" fn(*const Tensor) -> *mut c_void;

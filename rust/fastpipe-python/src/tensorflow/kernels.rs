@@ -1,10 +1,9 @@
-//! The op and its kernel.
+//! The ops, and the kernel that hands batches of passes out.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::slice;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 
@@ -12,13 +11,15 @@ use fastpipe_batch::{Error, ErrorKind, Lengths};
 use fastpipe_engine::Poll;
 use pyo3::exceptions::{PyFileNotFoundError, PyNotImplementedError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyTuple};
+use pyo3::types::PyTuple;
 
-use super::api::handle::{Context, ShapeContext, Status, Tensor};
-use super::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};
+use super::api::handle::{Context, ShapeContext, Status};
+use super::api::{Api, Code, Failure, OwnStatus, TF_INT64};
 use super::gate::Gate;
+use super::inputs::Input;
 use super::iteration::{Iteration, Turn};
 use super::outputs::{Outputs, Wanted, columns};
+use super::parsing::parse_avro;
 use super::ticket;
 use crate::errors;
 use crate::pass::Pass;
@@ -26,8 +27,8 @@ use crate::pass::Pass;
 static GATE: Gate = Gate::new();
 
 /// What kernels need: TensorFlow's functions, and Python's that makes passes.
-struct Registered {
-    api: Api,
+pub(super) struct Registered {
+    pub(super) api: Api,
     begin: Py<PyAny>,
     /// Of the process that registered them; in a forked one TensorFlow doesn't work.
     process: u32,
@@ -36,8 +37,9 @@ struct Registered {
 static REGISTERED: OnceLock<Registered> = OnceLock::new();
 
 const NEXT: &CStr = c"FastpipeNext";
+const PARSE_AVRO: &CStr = c"FastpipeParseAvro";
 
-/// Registers the op and its kernel; again, it does nothing.
+/// Registers the ops and their kernels; again, it does nothing.
 ///
 /// # Safety
 ///
@@ -50,7 +52,7 @@ pub(crate) unsafe fn register(libraries: &[PathBuf], begin: Py<PyAny>) -> Result
     }
     // SAFETY: the caller's promise.
     let api = unsafe { Api::load(libraries) }?;
-    let failed = |failure: Failure| format!("TensorFlow refuses fastpipe's op: {}", failure.message);
+    let failed = |failure: Failure| format!("TensorFlow refuses fastpipe's ops: {}", failure.message);
     // SAFETY: `add` calls it with the API that was just loaded. The texts end in zero bytes.
     unsafe {
         let attributes = [c"Targuments: list(type) >= 0", c"Tparts: list(type) >= 1"];
@@ -61,7 +63,12 @@ pub(crate) unsafe fn register(libraries: &[PathBuf], begin: Py<PyAny>) -> Result
             c"arguments: Targuments",
         ];
         let outputs = [c"kept: int64", c"parts: Tparts"];
-        add(&api, NEXT, &attributes, &inputs, &outputs, next_batch).map_err(failed)?;
+        // Stateful, or two nodes could be taken for one, or its value for a constant.
+        add(&api, NEXT, &attributes, &inputs, &outputs, true, next_batch).map_err(failed)?;
+        let inputs = [c"parser: int64", c"serialized: string"];
+        // Not stateful: the same records are the same tensors, and whoever saves iterators refuses what is.
+        let outputs = [c"parts: Tparts"];
+        add(&api, PARSE_AVRO, &attributes[1..], &inputs, &outputs, false, parse_avro).map_err(failed)?;
     }
     let _ = REGISTERED.set(Registered {
         api,
@@ -82,6 +89,7 @@ unsafe fn add(
     attributes: &[&CStr],
     inputs: &[&CStr],
     outputs: &[&CStr],
+    stateful: bool,
     compute: unsafe extern "C" fn(*mut c_void, *mut Context),
 ) -> Result<(), Failure> {
     let status = OwnStatus::new(api);
@@ -98,8 +106,10 @@ unsafe fn add(
         for output in outputs {
             (api.add_output)(op, output.as_ptr());
         }
-        // Else two nodes could be taken for one, or its value for a constant.
-        (api.set_stateful)(op, true);
+        // It makes ops stateful with false, too.
+        if stateful {
+            (api.set_stateful)(op, true);
+        }
         (api.set_shape_function)(op, shapes);
         (api.register_op)(op, status.as_ptr());
         status.result()?;
@@ -185,7 +195,7 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
 /// # Safety
 ///
 /// It is the context of a call to a kernel that is under way.
-unsafe fn guarded(context: *mut Context, work: impl FnOnce(&Registered) -> Result<(), Failure>) {
+pub(super) unsafe fn guarded(context: *mut Context, work: impl FnOnce(&Registered) -> Result<(), Failure>) {
     let Some(registered) = REGISTERED.get() else { return };
     let panicked = |_| {
         Err(Failure::new(
@@ -271,108 +281,8 @@ type Begun<'py> = (
     bool,
 );
 
-/// An input of a kernel.
-struct Input<'a> {
-    api: &'a Api,
-    tensor: *mut Tensor,
-}
-
-impl<'a> Input<'a> {
-    /// # Safety
-    ///
-    /// It is the context of a call under way, which has such an input.
-    unsafe fn get(api: &'a Api, context: *mut Context, index: c_int) -> Result<Self, Failure> {
-        let status = OwnStatus::new(api);
-        let mut tensor = std::ptr::null_mut();
-        // SAFETY: the caller's promise.
-        unsafe { (api.input)(context, index, &mut tensor, status.as_ptr()) };
-        status.result()?;
-        Ok(Input { api, tensor })
-    }
-
-    /// The tensor, which whoever gets it has to delete.
-    fn into_tensor(self) -> *mut Tensor {
-        std::mem::ManuallyDrop::new(self).tensor
-    }
-
-    /// The elements, if they are of this type.
-    ///
-    /// # Safety
-    ///
-    /// `T` is what elements of this type are.
-    unsafe fn elements<T>(&self, dtype: c_int) -> Option<&[T]> {
-        // SAFETY: the tensor is one, and has as many elements of this type, one behind the other, as long as it lives.
-        unsafe {
-            if (self.api.tensor_type)(self.tensor) != dtype {
-                return None;
-            }
-            let count = usize::try_from((self.api.tensor_elements)(self.tensor)).ok()?;
-            if (self.api.tensor_bytes)(self.tensor) < count * size_of::<T>() {
-                return None;
-            }
-            let data = (self.api.tensor_data)(self.tensor).cast::<T>();
-            Some(if count == 0 {
-                &[]
-            } else {
-                slice::from_raw_parts(data, count)
-            })
-        }
-    }
-
-    fn number(&self) -> Result<i64, Failure> {
-        // SAFETY: these are i64.
-        let first = unsafe { self.elements::<i64>(TF_INT64) }.and_then(|found| found.first().copied());
-        first.ok_or_else(|| Failure::new(Code::Internal, "an input isn't an int64"))
-    }
-
-    /// A scalar as an int or a bool, strings as a list of bytes.
-    fn to_python<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>, Failure> {
-        let failed = |error: PyErr| python_failure(py, &error);
-        // SAFETY: as above.
-        if let Some([number]) = unsafe { self.elements::<i64>(TF_INT64) } {
-            return Ok(number.into_pyobject(py).map_err(|e| failed(e.into()))?.into_any());
-        }
-        // SAFETY: a bool of C++ is a byte.
-        if let Some([flag]) = unsafe { self.elements::<u8>(TF_BOOL) } {
-            return Ok((*flag != 0)
-                .into_pyobject(py)
-                .map_err(|e| failed(e.into()))?
-                .to_owned()
-                .into_any());
-        }
-        // SAFETY: strings are structs of this size, at which only TensorFlow's functions look.
-        let Some(strings) = (unsafe { self.elements::<[u8; STRING_SIZE]>(TF_STRING) }) else {
-            return Err(Failure::new(
-                Code::InvalidArgument,
-                "an argument is neither an int64, a bool nor strings",
-            ));
-        };
-        let texts = strings.iter().map(|string| {
-            let string: *const c_void = std::ptr::from_ref(string).cast();
-            // SAFETY: it is one of the tensor's strings, which has as many bytes there as long as the tensor lives.
-            let text = unsafe {
-                let (data, size) = ((self.api.string_data)(string), (self.api.string_size)(string));
-                if size == 0 {
-                    &[]
-                } else {
-                    slice::from_raw_parts(data.cast::<u8>(), size)
-                }
-            };
-            PyBytes::new(py, text)
-        });
-        Ok(PyList::new(py, texts.collect::<Vec<_>>()).map_err(failed)?.into_any())
-    }
-}
-
-impl Drop for Input<'_> {
-    fn drop(&mut self) {
-        // SAFETY: `get` got a reference of its own.
-        unsafe { (self.api.delete_tensor)(self.tensor) };
-    }
-}
-
 /// An error of reading, as TensorFlow raises it.
-fn read_failure(error: &Error, shapes: Option<&HashMap<String, String>>) -> Failure {
+pub(super) fn read_failure(error: &Error, shapes: Option<&HashMap<String, String>>) -> Failure {
     let code = match error.kind() {
         ErrorKind::NotFound => Code::NotFound,
         kind if kind.is_damage() => Code::InvalidArgument,
@@ -420,7 +330,7 @@ fn undecoded(error: &Error, shapes: &HashMap<String, String>) -> Option<String> 
 }
 
 /// An exception of Python's, as TensorFlow raises it.
-fn python_failure(py: Python<'_>, error: &PyErr) -> Failure {
+pub(super) fn python_failure(py: Python<'_>, error: &PyErr) -> Failure {
     Failure::new(code(py, error), error.to_string())
 }
 

@@ -1,0 +1,234 @@
+"""Serialized records of Avro to tensors, by an op of fastpipe's own, in any graph.
+
+Schema and features are compiled once in a process, to a *parser*, of which a graph has the number. The number is a
+digest of both, so a graph that is loaded in another process can't meet a parser of something else there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from fastpipe import _fastpipe
+from fastpipe._arguments import shown
+from fastpipe.avro._messages import MessageDecoder, json_of
+from fastpipe.specs import DenseSpec, Features, RaggedSpec, Spec
+from fastpipe.tf._forms import Array, Coordinates, Node, columns_of
+from fastpipe.tf._passes import Layout, op, unconverted
+
+__all__ = ["parse_avro"]
+
+_OP = "FastpipeParseAvro"
+
+
+@unconverted
+def parse_avro(serialized: Any, schema: Any, features: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    r"""Decodes records of Avro that are strings of a tensor, each a datum without a header or a file around it.
+
+    Works eagerly and in graphs, such as that of a `map`:
+    `dataset.batch(64).map(lambda records: fastpipe.tf.parse_avro(records, schema, features))`. The op calls no Python,
+    and decodes large batches on several threads. Schema and features are compiled in the first call with them, and kept
+    until the process ends.
+
+    Args:
+        serialized: a string tensor `[n]`, or a list of bytes.
+        schema: the writer's, of all records: JSON text, the name of a primitive type, or parsed JSON.
+        features: from name to what is wanted; None infers all of the schema:
+
+            - `DenseSpec`, `RaggedSpec`, `SparseSpec`, which yield what they do in `fastpipe.tf.dataset`;
+            - `tf.io.FixedLenFeature`: a Tensor `[n, *shape]`; its `default_value` is put in the place of nulls;
+            - `tf.io.VarLenFeature`, and tensorflow-io's `VarLenFeatureWithRank`: nested arrays as a SparseTensor;
+            - `tf.io.RaggedFeature` without partitions: arrays as a RaggedTensor; `value_key` names the field.
+
+    Returns:
+        A dict from feature name to tensor, with a row for each record.
+
+    Raises:
+        TypeError: if `serialized` isn't of strings, or a feature or the schema is of another type.
+        ValueError: if a feature can't be, or the rank of `serialized` is known in a graph, and isn't 1.
+        SchemaError: if the schema doesn't parse or lacks a feature.
+        UnsupportedError: for what isn't read, and for dates, times and durations.
+        LimitError: if the schema exceeds a limit.
+
+    The op itself fails with `tf.errors.InvalidArgumentError` if a record is cut short or damaged, or a value doesn't
+    fit its feature, and says the record's number and the byte in it; also if `serialized` isn't of rank 1. It fails
+    with `tf.errors.FailedPreconditionError` in a process that has loaded a saved graph, until `parse_avro` is called
+    there with the same schema and features.
+
+    Example:
+        >>> import fastpipe.tf
+        >>> fastpipe.tf.parse_avro([b"\x02", b"\x7f"], "long")["value"].numpy()
+        array([  1, -64])
+    """
+    records = _records(serialized)
+    parser = _parser(json_of(schema), features)
+    values: dict[str, Any] = parser.eager(records) if tf.executing_eagerly() else parser.build(records)
+    return values
+
+
+class _Wanted(NamedTuple):
+    """A feature of TensorFlow's.
+
+    Attributes:
+        spec: what is read.
+        shape: of a row, if nested arrays are wanted as coordinates.
+        splits: dtype of row splits, if it is another than int64.
+    """
+
+    spec: Spec
+    shape: tuple[int | None, ...] | None = None
+    splits: tf.DType | None = None
+
+
+class _Parser:
+    """A schema and features, compiled."""
+
+    def __init__(self, number: int, schema: str, wanted: Mapping[str, _Wanted] | None) -> None:
+        specs = None if wanted is None else {name: feature.spec for name, feature in wanted.items()}
+        decoder = MessageDecoder(schema, features=specs)
+        self._wanted = {} if wanted is None else wanted
+        # The decoder's own have no layout of sparse ones.
+        features = decoder.features if specs is None else specs
+        self._columns: dict[str, Node] = columns_of(features, lambda: decoder([]))
+        for name, feature in self._wanted.items():
+            if feature.shape is not None:
+                dtype = self._columns[name].parts(None)[-1].dtype
+                self._columns[name] = Coordinates(Array(dtype, ()), feature.shape, nested=True)
+        self._number = number
+        _fastpipe.register_tensorflow_parser(number, decoder._handle, Layout(self._columns, None).wanted())
+
+    def build(self, records: tf.Tensor) -> dict[str, Any]:
+        """The op, in the graph that is being built, and what puts its outputs together."""
+        if records.shape.rank not in (None, 1):
+            raise ValueError(
+                f"serialized is a vector of records, of rank 1, not of rank {records.shape.rank}: batch() a dataset "
+                "before it is mapped, or give [record]"
+            )
+        rows = None if records.shape.rank is None else records.shape[0]
+        layout = Layout(self._columns, rows)
+        types = [part.dtype for part in layout.parts]
+        values = layout.build(op(_OP, [tf.constant(self._number, tf.int64), records], {"Tparts": types}, types))
+        for value, spec in zip(tf.nest.flatten(values), tf.nest.flatten(layout.element_spec), strict=True):
+            # Of others it is known by their parts.
+            if isinstance(value, tf.SparseTensor):
+                value.set_shape(spec.shape)
+        for name, feature in self._wanted.items():
+            if feature.splits is not None:
+                values[name] = values[name].with_row_splits_dtype(feature.splits)
+        return values
+
+    @functools.cached_property
+    def eager(self) -> Any:
+        """`build` as a function. An op of no library's can't be called eagerly."""
+        signature = [tf.TensorSpec(None, tf.string)]
+        return tf.function(self.build, input_signature=signature, autograph=False)
+
+
+_parsers: dict[str, _Parser] = {}
+_lock = threading.Lock()
+
+
+def _parser(schema: str, features: Mapping[str, Any] | None) -> _Parser:
+    wanted = None if features is None else _wanted(features)
+    described = wanted and [(name, kind.spec._lower(), kind.shape, kind.splits) for name, kind in wanted.items()]
+    key = repr((schema, described))
+    with _lock:
+        if key not in _parsers:
+            # 63 bits, as int64 has: with a thousand parsers two are the same once in 10**13 times.
+            number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
+            _parsers[key] = _Parser(number, schema, wanted)
+        return _parsers[key]
+
+
+def _records(serialized: Any) -> tf.Tensor:
+    if isinstance(serialized, np.ndarray) and serialized.dtype.kind == "S":
+        raise TypeError("NumPy cuts zero bytes off the end of what its dtype S has: give a list or an array of objects")
+    if isinstance(serialized, str | bytes):
+        raise TypeError(f"serialized is a vector of records, not {type(serialized).__name__}: a single one is [record]")
+    if not tf.is_tensor(serialized):
+        try:
+            return tf.convert_to_tensor(serialized, tf.string)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"serialized is a string tensor, or a list of bytes, not {shown(serialized)}") from error
+    if not isinstance(serialized, tf.Tensor):
+        raise TypeError(f"serialized is a dense tensor of strings, not a {type(serialized).__name__}")
+    if serialized.dtype != tf.string:
+        raise TypeError(f"serialized is a tensor of strings, not of {serialized.dtype.name}")
+    return serialized
+
+
+def _wanted(features: Any) -> dict[str, _Wanted]:
+    if not isinstance(features, Mapping):
+        Features(features)  # Says what it has to be.
+    found = {}
+    for name, feature in features.items():
+        try:
+            found[name] = _feature(feature)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"feature {name!r}: {error}") from None
+    Features({name: feature.spec for name, feature in found.items()})
+    return found
+
+
+def _feature(feature: Any) -> _Wanted:
+    if isinstance(feature, Spec):
+        return _Wanted(feature)
+    if isinstance(feature, tf.io.FixedLenFeature):
+        dtype = _dtype(feature.dtype)
+        shape = tuple(tf.TensorShape(feature.shape).as_list())
+        return _Wanted(DenseSpec(shape, dtype, fill=_fill(feature.default_value, dtype)))
+    if isinstance(feature, tf.io.RaggedFeature):
+        if feature.partitions:
+            raise ValueError("partitions aren't read: RaggedSpec reads arrays in arrays, with a None for each level")
+        spec = RaggedSpec((None,), _dtype(feature.dtype), field=feature.value_key)
+        splits = tf.as_dtype(feature.row_splits_dtype)
+        return _Wanted(spec, splits=None if splits == tf.int64 else splits)
+    # That of tensorflow-io is a class beside it, which isn't imported here.
+    if isinstance(feature, tf.io.VarLenFeature) or type(feature).__name__ == "VarLenFeatureWithRank":
+        shape = (None,) * getattr(feature, "rank", 1)
+        return _Wanted(RaggedSpec(shape, _dtype(feature.dtype)), shape)
+    if isinstance(feature, tf.io.SparseFeature):
+        raise TypeError(
+            "a tf.io.SparseFeature reads indices and values of two fields: give SparseSpec for a record of both, or "
+            "two tf.io.RaggedFeature, and put them together"
+        )
+    raise TypeError(
+        "expected a DenseSpec, RaggedSpec or SparseSpec, or a tf.io.FixedLenFeature, VarLenFeature or RaggedFeature, "
+        f"not {shown(feature)}"
+    )
+
+
+def _dtype(dtype: Any) -> str:
+    kind = tf.as_dtype(dtype)
+    return "bytes" if kind == tf.string else str(kind.name)
+
+
+def _fill(default: Any, dtype: str) -> Any:
+    """One value for all nulls."""
+    if default is None:
+        return None
+    values = list(_flat(default))
+    if not values or any(value != values[0] for value in values):
+        raise ValueError(f"default_value is one value, the same in all places, not {shown(default)}")
+    return values[0].encode() if dtype == "bytes" and isinstance(values[0], str) else values[0]
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    if isinstance(values, tf.Tensor):
+        values = values.numpy()
+    if isinstance(values, np.ndarray | np.generic):
+        values = values.tolist()
+    if isinstance(values, list | tuple):
+        for value in values:
+            yield from _flat(value)
+    else:
+        yield values
+
+
+tf.no_gradient(_OP)

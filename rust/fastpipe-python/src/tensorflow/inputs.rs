@@ -1,0 +1,122 @@
+//! Inputs of kernels.
+
+use std::ffi::{c_int, c_void};
+use std::slice;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use super::api::handle::{Context, Tensor};
+use super::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};
+use super::kernels::python_failure;
+
+/// An input of a kernel.
+pub(super) struct Input<'a> {
+    api: &'a Api,
+    tensor: *mut Tensor,
+}
+
+impl<'a> Input<'a> {
+    /// # Safety
+    ///
+    /// It is the context of a call under way, which has such an input.
+    pub(super) unsafe fn get(api: &'a Api, context: *mut Context, index: c_int) -> Result<Self, Failure> {
+        let status = OwnStatus::new(api);
+        let mut tensor = std::ptr::null_mut();
+        // SAFETY: the caller's promise.
+        unsafe { (api.input)(context, index, &mut tensor, status.as_ptr()) };
+        status.result()?;
+        Ok(Input { api, tensor })
+    }
+
+    /// The tensor, which whoever gets it has to delete.
+    pub(super) fn into_tensor(self) -> *mut Tensor {
+        std::mem::ManuallyDrop::new(self).tensor
+    }
+
+    /// The elements, if they are of this type.
+    ///
+    /// # Safety
+    ///
+    /// `T` is what elements of this type are.
+    pub(super) unsafe fn elements<T>(&self, dtype: c_int) -> Option<&[T]> {
+        // SAFETY: the tensor is one, and has as many elements of this type, one behind the other, as long as it lives.
+        unsafe {
+            if (self.api.tensor_type)(self.tensor) != dtype {
+                return None;
+            }
+            let count = usize::try_from((self.api.tensor_elements)(self.tensor)).ok()?;
+            if (self.api.tensor_bytes)(self.tensor) < count * size_of::<T>() {
+                return None;
+            }
+            let data = (self.api.tensor_data)(self.tensor).cast::<T>();
+            Some(if count == 0 {
+                &[]
+            } else {
+                slice::from_raw_parts(data, count)
+            })
+        }
+    }
+
+    pub(super) fn number(&self) -> Result<i64, Failure> {
+        // SAFETY: these are i64.
+        let first = unsafe { self.elements::<i64>(TF_INT64) }.and_then(|found| found.first().copied());
+        first.ok_or_else(|| Failure::new(Code::Internal, "an input isn't an int64"))
+    }
+
+    /// How many dimensions it has.
+    pub(super) fn rank(&self) -> c_int {
+        // SAFETY: the tensor is one.
+        unsafe { (self.api.tensor_rank)(self.tensor) }
+    }
+
+    /// The elements, if they are strings.
+    pub(super) fn strings(&self) -> Option<impl ExactSizeIterator<Item = &[u8]>> {
+        // SAFETY: strings are structs of this size, at which only TensorFlow's functions look.
+        let strings = unsafe { self.elements::<[u8; STRING_SIZE]>(TF_STRING) }?;
+        Some(strings.iter().map(|string| {
+            let string: *const c_void = std::ptr::from_ref(string).cast();
+            // SAFETY: it is one of the tensor's strings, which has as many bytes there as long as the tensor lives.
+            unsafe {
+                let (data, size) = ((self.api.string_data)(string), (self.api.string_size)(string));
+                if size == 0 {
+                    &[]
+                } else {
+                    slice::from_raw_parts(data.cast::<u8>(), size)
+                }
+            }
+        }))
+    }
+
+    /// A scalar as an int or a bool, strings as a list of bytes.
+    pub(super) fn to_python<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>, Failure> {
+        let failed = |error: PyErr| python_failure(py, &error);
+        // SAFETY: as above.
+        if let Some([number]) = unsafe { self.elements::<i64>(TF_INT64) } {
+            return Ok(number.into_pyobject(py).map_err(|e| failed(e.into()))?.into_any());
+        }
+        // SAFETY: a bool of C++ is a byte.
+        if let Some([flag]) = unsafe { self.elements::<u8>(TF_BOOL) } {
+            return Ok((*flag != 0)
+                .into_pyobject(py)
+                .map_err(|e| failed(e.into()))?
+                .to_owned()
+                .into_any());
+        }
+        let Some(texts) = self.strings() else {
+            return Err(Failure::new(
+                Code::InvalidArgument,
+                "an argument is neither an int64, a bool nor strings",
+            ));
+        };
+        let texts = texts.map(|text| PyBytes::new(py, text));
+        Ok(PyList::new(py, texts.collect::<Vec<_>>()).map_err(failed)?.into_any())
+    }
+}
+
+impl Drop for Input<'_> {
+    fn drop(&mut self) {
+        // SAFETY: `get` got a reference of its own.
+        unsafe { (self.api.delete_tensor)(self.tensor) };
+    }
+}

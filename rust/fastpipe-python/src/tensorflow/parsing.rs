@@ -1,0 +1,75 @@
+//! Serialized records to tensors: parsers by number, and the kernel that runs them.
+//!
+//! A graph holds the number of a parser, since schemas that are compiled are no tensors. Parsers are never dropped: nobody says
+//! when the last graph with a number is gone.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::ffi::c_void;
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+
+use super::api::handle::Context;
+use super::api::{Code, Failure};
+use super::inputs::Input;
+use super::kernels::{guarded, read_failure};
+use super::outputs::{Column, Outputs, Wanted, columns};
+use crate::messages::{Halted, Known};
+
+/// What decodes records of a schema to the tensors of features.
+struct Parser {
+    known: Arc<Known>,
+    columns: Vec<Column>,
+}
+
+static PARSERS: LazyLock<RwLock<HashMap<i64, Arc<Parser>>>> = LazyLock::new(RwLock::default);
+
+/// Makes what decodes messages known by a number, which says schema and features: another parser of the same number is the same.
+pub(super) fn register(number: i64, known: Arc<Known>, wanted: Vec<Wanted>) -> Result<(), Failure> {
+    let columns = columns(known.specs(), wanted)?;
+    let parser = Arc::new(Parser { known, columns });
+    let mut parsers = PARSERS.write().unwrap_or_else(PoisonError::into_inner);
+    parsers.entry(number).or_insert(parser);
+    Ok(())
+}
+
+fn find(number: i64) -> Option<Arc<Parser>> {
+    let parsers = PARSERS.read().unwrap_or_else(PoisonError::into_inner);
+    parsers.get(&number).cloned()
+}
+
+/// `FastpipeParseAvro`: a vector of records to the parts of their columns, without Python.
+pub(super) unsafe extern "C" fn parse_avro(_kernel: *mut c_void, context: *mut Context) {
+    // SAFETY: TensorFlow calls this with the context of the call.
+    unsafe {
+        guarded(context, |registered| {
+            let api = &registered.api;
+            let parser = find(Input::get(api, context, 0)?.number()?).ok_or_else(unknown)?;
+            let serialized = Input::get(api, context, 1)?;
+            let rank = serialized.rank();
+            if rank != 1 {
+                let reason = format!(
+                    "serialized is a vector of records, of rank 1, not of rank {rank}: batch() a dataset before it is \
+                     mapped, or give [record]"
+                );
+                return Err(Failure::new(Code::InvalidArgument, reason));
+            }
+            let records = serialized
+                .strings()
+                .ok_or_else(|| Failure::new(Code::InvalidArgument, "serialized isn't a tensor of strings"))?;
+            let go_on = &mut || Ok::<(), Infallible>(());
+            let batch = match parser.known.decode(records.len(), records, None, go_on) {
+                Ok(batch) => batch,
+                Err(Halted::Failed(error)) => return Err(read_failure(&error, None)),
+                Err(Halted::Interrupted(never)) => match never {},
+            };
+            Outputs::new(api, context).batch(parser.known.specs(), &parser.columns, batch)
+        });
+    }
+}
+
+#[cold]
+fn unknown() -> Failure {
+    let reason = "this process has no parser of this graph's number: a graph that was saved, or sent here, has only the number. \
+                  Call fastpipe.tf.parse_avro with the same schema and features here, before the graph runs";
+    Failure::new(Code::FailedPrecondition, reason)
+}
