@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tempfile
 from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastpipe
 from arrow_tables import as_lists
 from fastpipe import DenseSpec, RaggedSpec, SparseSpec
+from strategies import FEW
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DIGITS = {pa.decimal32: 9, pa.decimal64: 18, pa.decimal128: 38, pa.decimal256: 76}
@@ -232,3 +234,74 @@ def test_integers_of_avro_files_are_decimals_of_scale_0(tmp_path: Path) -> None:
     with pytest.raises(fastpipe.SchemaError, match="0 decimal places, and scale=-1 would round them") as caught:
         fastpipe.read_avro(path, features={"x": DenseSpec((), "int64", scale=-1)}, batch_size=1)
     assert caught.value.feature == "x"
+
+
+# --- Avro files ---
+
+
+def decimals(kind: Any, values: list[Any], path: Path) -> Path:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "d", "type": kind}]}
+    with path.open("wb") as file:
+        fastavro.writer(file, schema, [{"d": value} for value in values])
+    return path
+
+
+_WIDE = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
+
+
+@settings(max_examples=FEW)
+@given(st.lists(st.integers(-(10**36) + 1, 10**36 - 1), max_size=20), st.integers(2, 4), st.booleans())
+def test_pairs_are_exact(numbers: list[int], scale: int, shuffle: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        values = [Decimal(number).scaleb(-2, Context(prec=60)) for number in numbers]
+        path = decimals(_WIDE, values, Path(folder) / "x.avro")
+        spec = fastpipe.DecimalSpec(values="pairs", scale=scale)
+        with fastpipe.read_avro(path, features={"d": spec}, batch_size=3, shuffle=shuffle, seed=1) as reader:
+            batches = [fastpipe.to_decimals(batch["d"], scale, pairs=True) for batch in reader]
+        found = [value for batch in batches for value in batch.tolist()]
+        assert sorted(found) == sorted(values)
+        assert shuffle or found == values
+        assert all(value.as_tuple().exponent == -scale for value in found)
+
+
+def test_pairs_in_arrays_and_nulls(tmp_path: Path) -> None:
+    kind = {"type": "array", "items": ["null", _WIDE]}
+    path = decimals(kind, [[Decimal("1.25"), None], [], [Decimal("-0.01")]], tmp_path / "x.avro")
+    spec = fastpipe.DecimalSpec((None,), values="pairs", scale=2, nulls="mask")
+    assert spec == fastpipe.RaggedSpec((None, 2), "int64", nulls="mask", scale=2)
+    (batch,) = fastpipe.read_avro(path, features={"d": spec}, batch_size=3)
+    items = batch["d"].values
+    found = fastpipe.to_decimals(items.values, 2, pairs=True)
+    assert items.valid.tolist() == [True, False, True]
+    assert found[items.valid].tolist() == [Decimal("1.25"), Decimal("-0.01")]
+    assert batch["d"].offsets.tolist() == [0, 2, 2, 3]
+
+
+def test_what_pairs_can_not_be(tmp_path: Path) -> None:
+    path = decimals(_WIDE, [Decimal(10**30)], tmp_path / "x.avro")
+    wider = fastpipe.DecimalSpec(values="pairs", scale=30)
+    with pytest.raises(fastpipe.ValueRangeError, match="the decimal does not fit int64"):
+        list(fastpipe.read_avro(path, features={"d": wider}, batch_size=1))
+    with pytest.raises(fastpipe.SchemaError, match="scale=1 would round them: give scale=2 or more"):
+        fastpipe.read_avro(path, features={"d": fastpipe.DecimalSpec(scale=1)}, batch_size=1)
+    filled = fastpipe.DenseSpec((2,), "int64", scale=2, fill=7)
+    with pytest.raises(fastpipe.SchemaError, match="no pair of int64"):
+        fastpipe.read_avro(path, features={"d": filled}, batch_size=1)
+    for arguments, match in (
+        ({}, "needs scale="),
+        ({"values": "float64", "scale": 1}, "has no scale"),
+        ({"values": "pairs", "scale": 1, "fill": 1}, "exclude each other"),
+        ({"values": "decimal", "scale": 1}, "values is"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            fastpipe.DecimalSpec(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="an array of integers"):
+        fastpipe.to_decimals([1], 2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"pairs are int64 of shape \[\.\.\., 2\]"):
+        fastpipe.to_decimals(np.zeros(3, np.int64), 2, pairs=True)
+
+
+def test_scaled_integers_as_decimals() -> None:
+    found = fastpipe.to_decimals(np.array([[1234], [-5]]), 2)
+    assert found.tolist() == [[Decimal("12.34")], [Decimal("-0.05")]]
+    assert fastpipe.to_decimals(np.zeros((0, 2), np.int64), 2, pairs=True).shape == (0,)

@@ -15,7 +15,7 @@ Importing fastpipe imports NumPy and nothing else.
 from __future__ import annotations
 
 from fastpipe._columns import to_arrow
-from fastpipe._decimals import to_decimals
+from fastpipe._decimals import DecimalSpec, to_decimals
 from fastpipe._fastpipe import __version__
 from fastpipe._options import Options
 from fastpipe._reader_growth import Growth, resume_grown
@@ -64,6 +64,7 @@ __all__ = [
     "AvroFile",
     "Candidates",
     "ColumnsLeftOutWarning",
+    "DecimalSpec",
     "DenseSpec",
     "DeviceError",
     "FastpipeError",

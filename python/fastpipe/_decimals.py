@@ -1,19 +1,64 @@
-"""Decimals as Python has them."""
+"""Decimals: specs that read them, and what Python has for them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Context, Decimal
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import shown
+from fastpipe.specs import DenseSpec, Nulls, RaggedSpec, Spec
 
-__all__ = ["to_decimals"]
+__all__ = ["DecimalSpec", "to_decimals"]
 
 # 128 bits have 39 digits.
 _EXACT = Context(prec=40)
+
+
+def DecimalSpec(
+    shape: Sequence[int | None] = (),
+    *,
+    values: Literal["int64", "pairs", "float64"] = "int64",
+    scale: int | None = None,
+    nulls: Nulls = "error",
+    fill: float | None = None,
+    field: str | None = None,
+) -> Spec:
+    """The `DenseSpec` or `RaggedSpec` that reads decimals.
+
+    Args:
+        shape: of one row, as for these.
+        values: "int64" for integers in units of `10**-scale`, exact up to 18 digits and checked beyond; "pairs" for
+            int64 of shape `[..., 2]`, the lower half of 128 bits and then the upper one, for up to 38 digits (Avro
+            alone); "float64" for the nearest number. `to_decimals` makes Python's of the first two.
+        scale: the decimal places of "int64" and "pairs": as many as the field's, or more.
+        nulls: as for `DenseSpec`.
+        fill: as for `DenseSpec`, in units of `10**-scale`; not with "pairs".
+        field: as for `DenseSpec`.
+
+    Raises:
+        ValueError: if `scale` is missing, or given for "float64"; as of `DenseSpec`.
+        TypeError: as of `DenseSpec`.
+
+    Example:
+        >>> import fastpipe
+        >>> fastpipe.DecimalSpec(scale=2, nulls="mask")
+        fastpipe.DenseSpec((), "int64", nulls="mask", scale=2)
+    """
+    if values not in ("int64", "pairs", "float64"):
+        raise ValueError(f'values is "int64", "pairs" or "float64", not {shown(values)}')
+    if (scale is None) != (values == "float64"):
+        has = "has no scale" if values == "float64" else "needs scale=, the number of decimal places"
+        raise ValueError(f'values="{values}" {has}')
+    if values == "pairs" and fill is not None:
+        raise ValueError('values="pairs" and fill exclude each other; nulls="mask" marks nulls')
+    whole = (*shape, 2) if values == "pairs" else tuple(shape)
+    kind = RaggedSpec if None in whole else DenseSpec
+    dtype = "float64" if values == "float64" else "int64"
+    return kind(whole, dtype, nulls=nulls, fill=fill, field=field, scale=scale)
 
 
 def to_decimals(values: npt.NDArray[Any], scale: int, *, pairs: bool = False) -> npt.NDArray[np.object_]:
