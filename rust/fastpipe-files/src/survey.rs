@@ -285,7 +285,7 @@ mod tests {
         let notes = notes.unwrap_or_else(|_| panic!());
         assert_eq!(notes.len(), 4);
         assert!(notes.iter().all(|note| note.level == Level::Warning));
-        assert!(notes[1].text.contains("since it is damaged: ") && notes[1].text.contains("a nought"));
+        assert!(notes[1].text.contains("says nothing of the features: ") && notes[1].text.contains("a nought"));
         assert!(notes[3].text.starts_with("2 more damaged blocks"));
     }
 
