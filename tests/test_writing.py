@@ -123,15 +123,14 @@ def test_forms(tmp_path: Path) -> None:
     assert unions == ["masked", "day"]
 
 
-@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_read_back_by_fastpipe(tmp_path: Path, codec: Any) -> None:
     path, again = tmp_path / "out.avro", tmp_path / "again.avro"
-    batch = {name: form for name, form in BATCH.items() if name != "day"}
-    fastpipe.write_avro(path, [batch, batch], codec=codec, block_bytes=200)
+    fastpipe.write_avro(path, [BATCH, BATCH], codec=codec, block_bytes=200)
     reader = fastpipe.read_avro(path, batch_size=4, shuffle=True, seed=3)
     fastpipe.write_avro(again, reader, codec=codec)
     rows, shuffled = read(path), read(again)
-    assert rows == 2 * [{name: value for name, value in row.items() if name != "day"} for row in ROWS]
+    assert rows == 2 * ROWS
     assert sorted(map(repr, shuffled)) == sorted(map(repr, rows))
     features = dict(reader.features)
     for name, form in next(iter(fastpipe.read_avro(again, features=features, batch_size=6))).items():

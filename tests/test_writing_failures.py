@@ -226,7 +226,7 @@ def test_links_and_modes(tmp_path: Path) -> None:
     assert (tmp_path / "new.avro").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
-@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard", "bzip2", "xz"])
 def test_append(tmp_path: Path, codec: Any) -> None:
     path = tmp_path / "out.avro"
     fastpipe.write_avro(path, BATCH, codec=codec, metadata={"k": "v"})
