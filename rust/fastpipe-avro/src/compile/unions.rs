@@ -1,12 +1,36 @@
 //! Unions: one column that sees through them, or codes and a column for each branch.
 
-use fastpipe_batch::{Error, Nulls, Scalar, ValueParts};
+use fastpipe_batch::{Error, Scalar, ValueParts};
 
 use super::{Code, Compiler, Want};
-use crate::plan::{Emit, Op};
+use crate::plan::{Emit, Op, Span};
 use crate::schema::Type;
 use crate::trace::{Step, misfit};
 use crate::union::{Branch, Union, UnionShape};
+
+/// What is wanted of a union.
+struct Seen<'w, 'a> {
+    union: &'w Union,
+    /// Whether it has columns of its own for each branch.
+    several: bool,
+    /// Codes first, then by branches.
+    wants: &'w [Want<'a>],
+    absents: &'w [Absent],
+}
+
+/// What writes a null to a column of a branch; `None` where that is an error.
+struct Absent {
+    code: usize,
+    on_null: Option<Span>,
+}
+
+/// The branch that is wanted; `None` for what is of all of them.
+fn branch_of(want: &Want<'_>) -> Option<usize> {
+    match want.path.first() {
+        Some(Step::Branch(code)) => Some(*code),
+        _ => None,
+    }
+}
 
 impl<'a> Compiler<'a> {
     /// A union of which something is wanted.
@@ -20,23 +44,34 @@ impl<'a> Compiler<'a> {
         let at = self.path(path);
         let several = union.shape == UnionShape::Several;
         let to_float = matches!(union.shape, UnionShape::Numbers { node, .. } if *self.schema.ty(node) == Type::Double);
-        let wants: Vec<Want<'a>> = wants
+        let mut wants: Vec<Want<'a>> = wants
             .into_iter()
             .map(|want| Want {
                 rounds: want.rounds || to_float,
                 ..want
             })
             .collect();
+        let mut absents = Vec::new();
+        if several {
+            wants.sort_by_key(branch_of);
+            absents = self.absents(&wants)?;
+        }
+        let seen = Seen {
+            union,
+            several,
+            wants: &wants,
+            absents: &absents,
+        };
         if !union.tagged {
             let branch = union
                 .branches
                 .first()
                 .ok_or_else(|| misfit("a union without branches".into()))?;
-            return self.branch(*branch, union, several, &wants, path, out);
+            return self.branch(*branch, &seen, path, out);
         }
         if let (false, [branch]) = (several, &union.branches[..]) {
             out.push(Op::Branch, at);
-            return self.branch(*branch, union, several, &wants, path, out);
+            return self.branch(*branch, &seen, path, out);
         }
         let is_null = |branch: &Branch| *self.schema.ty(branch.node) == Type::Null;
         if let (false, [first, second]) = (several, &union.branches[..])
@@ -46,7 +81,7 @@ impl<'a> Compiler<'a> {
             let inner = if is_null(first) { second } else { first };
             let on_null = self.on_null(&wants)?;
             let mut code = Code::default();
-            self.branch(*inner, union, several, &wants, path, &mut code)?;
+            self.branch(*inner, &seen, path, &mut code)?;
             let body = self.block(code);
             out.push(Op::Nullable { null, body, on_null }, at);
             return Ok(());
@@ -54,7 +89,7 @@ impl<'a> Compiler<'a> {
         let mut spans = Vec::with_capacity(union.branches.len());
         for branch in &union.branches {
             let mut code = Code::default();
-            self.branch(*branch, union, several, &wants, path, &mut code)?;
+            self.branch(*branch, &seen, path, &mut code)?;
             spans.push(self.block(code));
         }
         let branches = self.spans(spans);
@@ -62,41 +97,62 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// A value of one branch: codes, what is wanted of it, and nulls for what is wanted of others.
-    fn branch(
-        &mut self,
-        branch: Branch,
-        union: &Union,
-        several: bool,
-        wants: &[Want<'a>],
-        path: &str,
-        out: &mut Code,
-    ) -> Result<(), Error> {
-        let at = self.path(path);
-        let (mut within, mut absent) = (Vec::new(), Vec::new());
-        for &want in wants {
-            match want.path.split_first() {
-                _ if !several => within.push(want),
-                None => self.code(branch, union, want, at, out)?,
-                Some((Step::Branch(code), rest)) if *code == branch.code => within.push(Want { path: rest, ..want }),
-                Some(_) => absent.push(want),
+    /// What writes nulls to the columns of all branches, one behind the other: those of one branch are a gap in it.
+    fn absents(&mut self, wants: &[Want<'a>]) -> Result<Vec<Absent>, Error> {
+        let mut absents = Vec::with_capacity(wants.len());
+        for want in wants {
+            if let Some(code) = branch_of(want) {
+                let on_null = self.on_null(&[*want])?;
+                absents.push(Absent { code, on_null });
             }
         }
-        let ty = self.schema.ty(branch.node);
-        if *ty == Type::Null {
-            absent.append(&mut within);
-        }
-        if !absent.is_empty() {
-            // Whose null is an error is named by the branch that it wants.
-            let fails = |want: &&Want<'a>| self.columns[want.column].feature.nulls == Nulls::Error;
-            let at = match absent.iter().find(fails).and_then(|want| want.path.first()) {
-                Some(Step::Branch(code)) if several => {
-                    let name = union.names[*code].clone();
-                    self.path(&format!("{path}:{name}"))
-                }
-                _ => at,
+        Ok(absents)
+    }
+
+    /// Writes nulls to columns that lie one behind the other.
+    fn nulls_of_others(&mut self, absents: &[Absent], union: &Union, path: &str, out: &mut Code) {
+        let (Some(first), Some(last)) = (absents.first(), absents.last()) else {
+            return;
+        };
+        // Whose null is an error is named by the branch that it wants.
+        if let Some(fails) = absents.iter().find(|absent| absent.on_null.is_none()) {
+            let at = self.path(&format!("{path}:{}", union.names[fails.code]));
+            out.push(Op::Null { on_null: None }, at);
+        } else if let (Some(first), Some(last)) = (first.on_null, last.on_null) {
+            let span = Span {
+                start: first.start,
+                end: last.end,
             };
-            let on_null = self.on_null(&absent)?;
+            let at = self.path(path);
+            out.push(Op::Emit(span), at);
+        }
+    }
+
+    /// A value of one branch: codes, what is wanted of it, and nulls for what is wanted of others.
+    fn branch(&mut self, branch: Branch, seen: &Seen<'_, 'a>, path: &str, out: &mut Code) -> Result<(), Error> {
+        let at = self.path(path);
+        let Seen { union, several, .. } = *seen;
+        let ty = self.schema.ty(branch.node);
+        let mut within = Vec::new();
+        for &want in seen.wants {
+            match branch_of(&want) {
+                _ if !several => within.push(want),
+                None => self.code(branch, union, want, at, out)?,
+                Some(code) if code == branch.code && *ty != Type::Null => within.push(Want {
+                    path: &want.path[1..],
+                    ..want
+                }),
+                Some(_) => {}
+            }
+        }
+        if several {
+            let gap = |absent: &Absent| absent.code < branch.code || *ty == Type::Null;
+            let (before, behind) = seen.absents.split_at(seen.absents.partition_point(gap));
+            let behind = &behind[behind.partition_point(|absent| absent.code == branch.code)..];
+            self.nulls_of_others(before, union, path, out);
+            self.nulls_of_others(behind, union, path, out);
+        } else if *ty == Type::Null {
+            let on_null = self.on_null(&within)?;
             out.push(Op::Null { on_null }, at);
         }
         match ty {

@@ -574,3 +574,24 @@ fn scalars_are_fused() {
         .collect();
     assert_eq!((runs, ops.len()), (vec![(3, 5), (1, 1)], 3));
 }
+
+/// A union of many types makes a plan that is no larger than the columns and the types together.
+#[test]
+fn plans_of_wide_unions_are_small() {
+    let branch = |i: u32| format!(r#"{{"type": "fixed", "name": "F{i}", "size": 1}}"#);
+    let branches: Vec<_> = (0..4000).map(branch).collect();
+    let schema = Schema::parse(&format!("[{}]", branches.join(","))).unwrap();
+    let mut next = 0;
+    let features = infer(&schema).unwrap().into_iter().filter_map(|f| f.feature.ok());
+    let columns: Vec<Column> = features
+        .map(|feature| {
+            let column = Column::new(&schema, &feature, next).unwrap();
+            next += column.spec.parts().len() as u32;
+            column
+        })
+        .collect();
+    assert_eq!(columns.len(), 4001);
+    let plan = compile(&schema, None, &columns).unwrap();
+    assert!(plan.emits.len() < 10 * columns.len(), "{} constants", plan.emits.len());
+    assert!(plan.ops.len() < 20 * columns.len(), "{} operations", plan.ops.len());
+}
