@@ -22,8 +22,8 @@ import pytest
 
 import fastpipe
 import wire
-from fastpipe import _fastpipe, cli
-from fastpipe.avro import _index, _index_cache
+from fastpipe import _fastpipe, _index_cache, cli
+from fastpipe.avro import _index
 
 # Files whose header is read with all the rest have no entry.
 PADDING = "x" * (64 << 10)

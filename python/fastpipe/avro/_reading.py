@@ -11,7 +11,7 @@ from fastpipe._contents import Source, opened
 from fastpipe._options import Options, Settings, takes_options
 from fastpipe._partitions import Partitioning, checked_partitioning
 from fastpipe.avro._data import AvroData
-from fastpipe.avro._index_cache import IndexCache
+from fastpipe._index_cache import IndexCache
 from fastpipe.avro._schemas import ReaderSchema, Resolution, Unsupported, tell_left_out
 from fastpipe.reader import Reader
 from fastpipe.specs import Features, Spec

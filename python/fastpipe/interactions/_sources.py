@@ -89,49 +89,32 @@ def from_avro(source: Paths, names: Columns) -> Iterator[Chunk]:
 
 
 def _reader(files: list[str], names: Columns) -> Reader:
-    features = Features({name: _id_spec(files, name) for name in (names.user, names.item)})
+    ids = "ids: integers, strings, bytes or an enum"
+    features = Features({name: _scalar_spec(files, name, "id", ids) for name in (names.user, names.item)})
     if names.timestamp is not None:
-        features[names.timestamp] = _time_spec(files, names.timestamp)
-    return read_avro(files, features=features, batch_size=_ROWS)
+        features[names.timestamp] = _scalar_spec(files, names.timestamp, "time", "times: numbers")
+    # A date, a time or a UUID is as good an id as the number or text that is stored of it.
+    return read_avro(files, features=features, batch_size=_ROWS, logical_types=False)
 
 
-def _id_spec(files: list[str], name: str) -> DenseSpec:
-    """How to read a column of ids."""
-    return _scalar_spec(files, name, ("int64", "string", "bytes"), "id", "ids: integers, strings, bytes or an enum")
-
-
-def _time_spec(files: list[str], name: str) -> DenseSpec:
-    """How to read a column of times."""
-    return _scalar_spec(files, name, ("int64",), "time", "times: numbers")
-
-
-def _scalar_spec(files: list[str], name: str, underlying: tuple[str, ...], word: str, wanted: str) -> DenseSpec:
-    """How to read a column of one value a record; where it has a logical type, as one of its underlying types."""
+def _scalar_spec(files: list[str], name: str, word: str, wanted: str) -> DenseSpec:
+    """How to read a column of one value a record."""
     try:
-        found = infer_features(files, [name])
+        found = infer_features(files, [name], logical_types=False)
     except UnsupportedError as error:
-        for dtype in underlying:
-            if _fits(files, spec := DenseSpec((), dtype, nulls="mask"), name):
-                return spec
-        raise _no_column(error, name, wanted) from None
+        raise _no_column(error.path, name, wanted) from None
+    if any(other.startswith(f"{name}:") for other in found):
+        raise _no_column(files[0], name, wanted)
     inferred = found.get(name)
     if not isinstance(inferred, DenseSpec) or inferred.shape != ():
         raise SchemaError(f"the column {name!r} isn't one {word} a record", feature=name)
     return inferred
 
 
-def _fits(files: list[str], spec: DenseSpec, name: str) -> bool:
-    try:
-        read_avro(files[:1], features={name: spec}, batch_size=1)
-    except (SchemaError, UnsupportedError):
-        return False
-    return True
-
-
-def _no_column(error: UnsupportedError, name: str, what: str) -> UnsupportedError:
+def _no_column(path: str | None, name: str, what: str) -> UnsupportedError:
     reason = f"the column {name!r} isn't one of {what}: read it with read_avro, and give arrays to from_arrays"
-    where = "" if error.path is None else f" (file {error.path})"
-    return UnsupportedError(f"{reason}{where}", path=error.path, feature=name, reason=reason)
+    where = "" if path is None else f" (file {path})"
+    return UnsupportedError(f"{reason}{where}", path=path, feature=name, reason=reason)
 
 
 def _plain(name: str, values: Any, symbols: list[str] | None) -> Any:
