@@ -72,7 +72,7 @@ def _record(random: np.random.Generator, row: int) -> dict[str, Any]:
 
 
 def write(folder: Path) -> None:
-    """Writes `data/part-*.avro` into a folder, an hour old: of files that were just written no index is kept."""
+    """Writes `data/part-*.avro` and `rides.csv`; the former an hour old: of files that were just written no index is kept."""
     random = np.random.default_rng(7)
     (folder / "data").mkdir()
     for number in range(FILES):
@@ -81,6 +81,8 @@ def write(folder: Path) -> None:
         with path.open("wb") as file:
             fastavro.writer(file, SCHEMA, rows, codec="deflate", sync_interval=32_000)
         os.utime(path, (time.time() - 3_600,) * 2)
+    rides = [f'{row / 8},"{("Wien", "Graz, Steiermark")[row % 2]}",2024-01-{row % 28 + 1:02}\n' for row in range(2_000)]
+    (folder / "rides.csv").write_text("distance,city,day\n" + "".join(rides))
 
 
 class Example(NamedTuple):

@@ -21,7 +21,7 @@ Make = Callable[..., fastpipe.Reader]
 
 
 SOURCES = [
-    *("avro", "interactions", "arrays", "arrow", "units", "parquet", "arrow file"),
+    *("avro", "interactions", "arrays", "arrow", "units", "parquet", "arrow file", "csv"),
     *("scales and codes", "units with scales and codes", "bags"),
 ]
 
@@ -60,6 +60,11 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "units":
         return lambda **options: fastpipe.read_units(Slices(table, 17), **options)
     path = tmp_path_factory.mktemp("columns") / "table"
+    if request.param == "csv":
+        # Stretches end with the row that fills 64 KiB.
+        lines = [f'{i},"{text * 400}\n{text}",{i / 7}\n' for i, text in enumerate(texts)]
+        path.write_text("id,text,x\n" + "".join(lines))
+        return lambda **options: fastpipe.read_csv(path, **options)
     if request.param == "parquet":
         parquet = pytest.importorskip("pyarrow.parquet")
         parquet.write_table(table, path, row_group_size=33)

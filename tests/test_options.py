@@ -18,6 +18,7 @@ from fastpipe._options import Settings, takes_options
 
 FUNCTIONS = [
     fastpipe.read_avro,
+    fastpipe.read_csv,
     fastpipe.read_parquet,
     fastpipe.read_arrow,
     fastpipe.read_units,

@@ -6,8 +6,8 @@
         batch["user_embedding"]  # numpy float32 [1024, 64]
         batch["clicked_items"]   # fastpipe.Ragged(values, offsets)
 
-`read_parquet`, `read_arrow`, `read_units` (custom sources), `from_arrow` and `from_arrays` (tables in memory)
-read in the same way; `write_avro` writes.
+`read_csv`, `read_parquet`, `read_arrow`, `read_units` (custom sources), `from_arrow` and `from_arrays` (tables in
+memory) read in the same way; `write_avro` writes.
 
 Importing fastpipe imports NumPy and nothing else.
 """
@@ -31,6 +31,7 @@ from fastpipe.avro import (
     write_avro,
 )
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
+from fastpipe.csv import CsvLocation, read_csv
 from fastpipe.errors import (
     ColumnsLeftOutWarning,
     DeviceError,
@@ -64,6 +65,7 @@ __all__ = [
     "AvroFile",
     "Candidates",
     "ColumnsLeftOutWarning",
+    "CsvLocation",
     "DecimalSpec",
     "DenseSpec",
     "DeviceError",
@@ -117,6 +119,7 @@ __all__ = [
     "ndcg",
     "read_arrow",
     "read_avro",
+    "read_csv",
     "read_interactions",
     "read_parquet",
     "read_units",

@@ -60,7 +60,7 @@ class Contents(NamedTuple):
         return Contents, (self.name, self.whole[self.start : self.stop], 0, self.stop - self.start)
 
 
-def opened(source: Source) -> list[str | Contents]:
+def opened(source: Source, suffixes: tuple[str, ...] = (".avro",)) -> list[str | Contents]:
     """Lists the files that a source names, or is.
 
     Bytes and read-only views of them are taken where they are. Other buffers are copied once, so that a change to them
@@ -68,13 +68,14 @@ def opened(source: Source) -> list[str | Contents]:
 
     Args:
         source: as in `expand`; or a contiguous buffer of bytes, or a binary file object; or a list of any of these.
+        suffixes: as in `expand`.
 
     Raises:
         FastpipeError: as `expand`; a StorageError if a file object fails.
         TypeError: for anything else, such as a file that was opened as text.
     """
     if isinstance(source, str | os.PathLike):
-        return [*expand(source)]
+        return [*expand(source, suffixes)]
     contents = _contents(source, 0)
     if contents is not None:
         return [contents]
@@ -88,7 +89,7 @@ def opened(source: Source) -> list[str | Contents]:
     files: list[str | Contents] = []
     for number, item in enumerate(items):
         contents = _contents(item, number)
-        files += expand(item if isinstance(item, str) else _path(item)) if contents is None else [contents]
+        files += expand(item if isinstance(item, str) else _path(item), suffixes) if contents is None else [contents]
     if not files:
         raise MissingFileError("the list of files is empty", reason="the list of files is empty")
     return files

@@ -5,6 +5,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import disjoint_base
 
+from fastpipe.csv._dialect import LoweredDialect
 from fastpipe.specs import Described, Lowered
 from fastpipe.vocabularies import LoweredLookup
 
@@ -13,6 +14,7 @@ __all__ = [
     "AvroDataset",
     "AvroWriter",
     "ContainerFile",
+    "CsvDataset",
     "Data",
     "InteractionsDataset",
     "Memory",
@@ -202,6 +204,22 @@ class AvroDataset(Data):
     def blocks(self) -> list[int]: ...
     def column_times(self) -> tuple[float, list[tuple[str, float]]]: ...
     def place_of(self, unit: int) -> tuple[str, int]: ...
+
+@final
+class CsvDataset(Data):
+    def __new__(
+        cls,
+        paths: list[str],
+        dialect: LoweredDialect,
+        features: list[tuple[str, Lowered]] | None,
+        columns: list[str] | None,
+        index_cache: str | None = None,
+        contents: list[_InMemory] = ...,
+    ) -> CsvDataset: ...
+    def features(self) -> list[Described]: ...
+    def files(self) -> list[tuple[str, int, int]]: ...
+    def layout(self) -> bytes: ...
+    def place_of(self, unit: int, record: int) -> tuple[str, int]: ...
 
 @final
 class Vocabulary:

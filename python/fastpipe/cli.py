@@ -13,11 +13,11 @@ from typing import Any
 
 import fastpipe
 from fastpipe import _bench_cli, _convert_cli, _shuffle_cli
+from fastpipe._index_cache import user_cache_directory
 from fastpipe._row_text import batch_rows, rows_text
 from fastpipe._sources import expand
 from fastpipe._terminal_text import clean, plural, shorten, size_text, table
 from fastpipe.avro import _index, _inspect
-from fastpipe._index_cache import user_cache_directory
 from fastpipe.avro._inspect import FileSummary
 from fastpipe.errors import FastpipeError
 

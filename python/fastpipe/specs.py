@@ -87,6 +87,10 @@ class Spec:
             options.remove('nulls="fill"')  # The fill value says it.
         return f"fastpipe.{type(self).__name__}({', '.join([_code(self.shape), _code(self.dtype), *options])})"
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            self._set(name, math.nan if isinstance(value, float) and math.isnan(value) else value)
+
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
@@ -411,6 +415,9 @@ def _fit_float(value: float, dtype: np.dtype[Any], unfit: ValueError) -> float:
         raise unfit from None
     with np.errstate(over="ignore", under="ignore"):
         stored = float(dtype.type(number))
+    if math.isnan(number):
+        # The one that equals itself where specs are compared.
+        return math.nan
     overflows = math.isinf(stored) and not math.isinf(number)
     vanishes = stored == 0 and number != 0
     # 0.1 is never exact, and nobody minds; an integer that changes is a mistake.

@@ -11,9 +11,9 @@ from fastpipe import _fastpipe, vocabularies
 from fastpipe._arguments import names
 from fastpipe._contents import Contents
 from fastpipe._data import Words
+from fastpipe._index_cache import IndexCache, cache_directory
 from fastpipe._partitions import Partitions, digests
 from fastpipe._state import VERSION
-from fastpipe._index_cache import IndexCache, cache_directory
 from fastpipe.avro._schemas import AS_WRITTEN, Resolution
 from fastpipe.specs import Features, inferred
 

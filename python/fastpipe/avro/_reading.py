@@ -8,10 +8,10 @@ from typing import SupportsIndex, Unpack
 from fastpipe._arguments import names
 from fastpipe._column_features import asked_for
 from fastpipe._contents import Source, opened
+from fastpipe._index_cache import IndexCache
 from fastpipe._options import Options, Settings, takes_options
 from fastpipe._partitions import Partitioning, checked_partitioning
 from fastpipe.avro._data import AvroData
-from fastpipe._index_cache import IndexCache
 from fastpipe.avro._schemas import ReaderSchema, Resolution, Unsupported, tell_left_out
 from fastpipe.reader import Reader
 from fastpipe.specs import Features, Spec

@@ -9,6 +9,8 @@ mod avro_format;
 mod avro_writer;
 mod calls;
 mod contents;
+mod csv;
+mod csv_format;
 mod data;
 mod dataset;
 mod errors;
@@ -47,6 +49,8 @@ mod _fastpipe {
     use super::avro_writer::AvroWriter;
     #[pymodule_export]
     use super::calls::{UnitCall, UnitCalls};
+    #[pymodule_export]
+    use super::csv::CsvDataset;
     #[pymodule_export]
     use super::data::Data;
     #[pymodule_export]

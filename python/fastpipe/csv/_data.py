@@ -1,0 +1,121 @@
+"""CSV files as a data set."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from fastpipe import _fastpipe
+from fastpipe._contents import Contents
+from fastpipe._data import Words
+from fastpipe._index_cache import IndexCache, cache_directory
+from fastpipe._state import VERSION
+from fastpipe.csv._dialect import Dialect
+from fastpipe.specs import Features, Spec, inferred
+
+__all__ = ["CsvData", "CsvLocation"]
+
+_WORDS = Words(
+    units="stretches",
+    advice={
+        "reading": "Storage is the limit: faster disks make it faster; more threads don't, unless it is far away.",
+        "parsing": "Fewer columns take less, and so do numbers with fewer digits; more threads help; Parquet, Arrow "
+        "and Avro files need no parsing.",
+        "indexing": "Rows are looked for before they can be picked. Later epochs remember where they start, up to 16 "
+        "million rows.",
+    },
+    other_digest="the data set has other contents, or its files other names or another order",
+)
+
+
+class CsvLocation(NamedTuple):
+    """Where a row stands.
+
+    Attributes:
+        file: the path of its file.
+        row: its number in the file, from 0; headers, comments and empty lines aren't counted.
+    """
+
+    file: str
+    row: int
+
+
+class CsvData:
+    """CSV files, opened for a set of features: the `Data` of `read_csv`.
+
+    Args:
+        files: their paths, or what lies in memory.
+        dialect: how they are written.
+        features: as in `read_csv`.
+        columns: as in `read_csv`.
+        index_cache: as in `read_csv`.
+    """
+
+    words = _WORDS
+
+    def __init__(
+        self,
+        files: Sequence[str | Contents],
+        dialect: Dialect,
+        features: Features | None,
+        columns: Sequence[str] | None = None,
+        index_cache: IndexCache = None,
+    ) -> None:
+        places = [file.place if isinstance(file, Contents) else None for file in files]
+        lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
+        wanted = None if columns is None else list(columns)
+        cache, contents = cache_directory(index_cache), places if any(places) else []
+        self.handle = _fastpipe.CsvDataset(list(map(str, files)), dialect.lowered(), lowered, wanted, cache, contents)
+        self._given, self._dialect, self._index_cache = list(files), dialect, index_cache
+        self.files = list(map(str, files))
+        self.features = _inferred(self.handle) if features is None else features
+        self.symbols: dict[str, list[str]] = {}
+        self._fingerprint: dict[str, Any] | None = None
+
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """How many files, rows and bytes; and a digest of the files.
+
+        Of each it has the name without folders, the size, 64 KiB at either end, and where its rows lie.
+        """
+        if self._fingerprint is None:
+            digest = hashlib.sha256()
+            files = self.handle.files()
+            for path, size, ends in files:
+                name = os.path.basename(path).encode(errors="surrogateescape")
+                digest.update(len(name).to_bytes(8, "little") + name)
+                digest.update(size.to_bytes(8, "little") + ends.to_bytes(8, "little"))
+            digest.update(self.handle.layout())
+            self._fingerprint = {
+                "files": len(files),
+                "rows": self.handle.num_rows,
+                "bytes": sum(size for _, size, _ in files),
+                "digest": digest.hexdigest()[:32],
+            }
+        return self._fingerprint
+
+    def place(self, unit: int, record: int) -> CsvLocation:
+        """The file, and the number of the row."""
+        return CsvLocation(*self.handle.place_of(unit, record))
+
+    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
+        """Nothing: it isn't measured."""
+        return 0.0, []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CsvData, (self._given, self._dialect, self.features, None, self._index_cache)
+
+    def __str__(self) -> str:
+        return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
+
+
+def _inferred(handle: _fastpipe.CsvDataset) -> Features:
+    """Specs of what was found: floats have NaN where a field stands for no value."""
+    return Features({name: _with_nan(spec) for name, spec in inferred(handle.features()).items()})
+
+
+def _with_nan(spec: Spec) -> Spec:
+    return replace(spec, fill=math.nan) if spec.nulls == "fill" and spec.dtype == "float64" else spec

@@ -1,0 +1,161 @@
+//! The fields of a row.
+
+use std::borrow::Cow;
+
+use memchr::{memchr, memchr3};
+
+use crate::rows::{Lines, closed};
+
+/// What stands behind a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Another field.
+    Field,
+    /// The end of the row.
+    Row,
+}
+
+/// A carriage return that no newline follows, outside of quotes: at this byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LoneReturn(pub(crate) usize);
+
+/// Goes from field to field.
+#[derive(Debug)]
+pub(crate) struct Fields<'a> {
+    delimiter: u8,
+    quote: Option<u8>,
+    pub(crate) bytes: &'a [u8],
+    pub(crate) at: usize,
+}
+
+impl<'a> Fields<'a> {
+    /// From a byte that a field starts with.
+    pub(crate) fn new(lines: &Lines, bytes: &'a [u8], at: usize) -> Fields<'a> {
+        Fields {
+            delimiter: lines.delimiter,
+            quote: lines.quote,
+            bytes,
+            at,
+        }
+    }
+
+    /// The number of fields of a row; `None` if a lone return is among them.
+    pub(crate) fn count(lines: &Lines, row: &[u8]) -> Option<usize> {
+        let mut fields = Fields::new(lines, row, 0);
+        let mut count = 0;
+        loop {
+            count += 1;
+            if fields.skip().ok()? == Ended::Row {
+                return Some(count);
+            }
+        }
+    }
+
+    /// What stands behind a field that ends in front of byte `end`; goes there. `None` if no field can end there.
+    #[inline(always)]
+    pub(crate) fn ended(&mut self, end: usize) -> Option<Ended> {
+        let (ended, behind) = match self.bytes.get(end) {
+            Some(&byte) if byte == self.delimiter => (Ended::Field, end + 1),
+            Some(b'\n') => (Ended::Row, end + 1),
+            Some(b'\r') if self.bytes.get(end + 1) == Some(&b'\n') => (Ended::Row, end + 2),
+            None => (Ended::Row, end),
+            Some(_) => return None,
+        };
+        self.at = behind;
+        Some(ended)
+    }
+
+    /// Where a field without quotes ends that `at` is a byte of.
+    #[inline]
+    fn plain_end(&self, at: usize) -> usize {
+        memchr3(self.delimiter, b'\n', b'\r', &self.bytes[at..]).map_or(self.bytes.len(), |found| at + found)
+    }
+
+    /// Whether the next field is quoted.
+    #[inline(always)]
+    fn is_quoted(&self) -> bool {
+        self.quote.is_some() && self.bytes.get(self.at).copied() == self.quote
+    }
+
+    /// Passes over a field.
+    #[inline]
+    pub(crate) fn skip(&mut self) -> Result<Ended, LoneReturn> {
+        let mut from = self.at;
+        if let (true, Some(quote)) = (self.is_quoted(), self.quote) {
+            from = closed(self.bytes, self.at + 1, quote).unwrap_or(self.bytes.len());
+        }
+        let end = self.plain_end(from);
+        self.ended(end).ok_or(LoneReturn(end))
+    }
+
+    /// What a field says: without the quotes around it, and with one for each doubled one in it. What follows the closing
+    /// quote belongs to it.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Result<(Cow<'a, [u8]>, Ended), LoneReturn> {
+        let start = self.at;
+        if let (true, Some(quote)) = (self.is_quoted(), self.quote) {
+            return self.quoted(start, quote);
+        }
+        let end = self.plain_end(start);
+        let ended = self.ended(end).ok_or(LoneReturn(end))?;
+        Ok((Cow::Borrowed(&self.bytes[start..end]), ended))
+    }
+
+    fn quoted(&mut self, start: usize, quote: u8) -> Result<(Cow<'a, [u8]>, Ended), LoneReturn> {
+        let bytes = self.bytes;
+        // Rows end in no quotes, so there is one that closes it.
+        let behind = closed(bytes, start + 1, quote).unwrap_or(bytes.len());
+        let inner = &bytes[start + 1..behind.saturating_sub(1).max(start + 1)];
+        let end = self.plain_end(behind);
+        let ended = self.ended(end).ok_or(LoneReturn(end))?;
+        if end == behind && memchr(quote, inner).is_none() {
+            return Ok((Cow::Borrowed(inner), ended));
+        }
+        let mut text = Vec::with_capacity(end - start);
+        let mut left = inner;
+        while let Some(at) = memchr(quote, left) {
+            text.extend_from_slice(&left[..=at]);
+            left = left.get(at + 2..).unwrap_or_default();
+        }
+        text.extend_from_slice(left);
+        text.extend_from_slice(&bytes[behind..end]);
+        Ok((Cow::Owned(text), ended))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::Dialect;
+
+    fn fields(row: &[u8]) -> Result<Vec<String>, LoneReturn> {
+        let lines = Lines::new(&Dialect::default(), 0);
+        let (mut all, mut skipped) = (Fields::new(&lines, row, 0), Fields::new(&lines, row, 0));
+        let mut found = Vec::new();
+        loop {
+            let (text, ended) = all.next()?;
+            assert_eq!(skipped.skip(), Ok(ended));
+            assert_eq!(skipped.at, all.at);
+            found.push(String::from_utf8_lossy(&text).into_owned());
+            if ended == Ended::Row {
+                assert_eq!(Fields::count(&lines, row), Some(found.len()));
+                return Ok(found);
+            }
+        }
+    }
+
+    #[test]
+    fn fields_are_what_they_say() {
+        assert_eq!(fields(b"a,,b c\n").unwrap(), ["a", "", "b c"]);
+        assert_eq!(
+            fields(b"\"a,\r\n\"\"b\"\"\",\"\",\"\"\"\"\r\n").unwrap(),
+            ["a,\r\n\"b\"", "", "\""]
+        );
+        assert_eq!(fields(b"a\"b\"c,5\"").unwrap(), ["a\"b\"c", "5\""]);
+        assert_eq!(fields(b"\"a\"b\"c\",\"x\" ").unwrap(), ["ab\"c\"", "x "]);
+        assert_eq!(fields(b"").unwrap(), [""]);
+        assert_eq!(fields(b"a,").unwrap(), ["a", ""]);
+        assert_eq!(fields(b"ab\rc\n"), Err(LoneReturn(2)));
+        assert_eq!(fields(b"a,\"b\"\r"), Err(LoneReturn(5)));
+    }
+}

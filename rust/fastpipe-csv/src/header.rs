@@ -1,0 +1,239 @@
+//! What is known of a file before its rows are found.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
+use twox_hash::XxHash3_64;
+
+use crate::dialect::{Dialect, Names};
+use crate::fields::{Ended, Fields, LoneReturn};
+use crate::rows::{Lines, Next};
+
+/// Bytes that a first row has at most.
+const MOST_HEADER_BYTES: u64 = 64 << 20;
+
+/// Bytes at either end of a file that are held against those of a kept index, or of a state.
+const END_BYTES: u64 = 64 << 10;
+
+/// UTF-8's byte order mark.
+const MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// What the first bytes of files say that aren't CSV as it is read.
+const OTHERS: [(&[u8], &str); 6] = [
+    (
+        b"\xff\xfe",
+        "it is UTF-16, and UTF-8 is read: convert it, with `iconv -f UTF-16 -t UTF-8`",
+    ),
+    (
+        b"\xfe\xff",
+        "it is UTF-16, and UTF-8 is read: convert it, with `iconv -f UTF-16 -t UTF-8`",
+    ),
+    (
+        b"\x1f\x8b",
+        "it is compressed with gzip, and rows can't be found at random in it: unpack it, with `gunzip`",
+    ),
+    (
+        b"\x28\xb5\x2f\xfd",
+        "it is compressed with zstandard, and rows can't be found at random in it: unpack it, with `zstd -d`",
+    ),
+    (b"Obj\x01", "it is an Avro file: `read_avro` reads it"),
+    (b"PAR1", "it is a Parquet file: `read_parquet` reads it"),
+];
+
+/// What is known of a file before its rows are found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The names of its columns.
+    pub names: Vec<Arc<str>>,
+    /// Where its rows start.
+    pub first: u64,
+    /// Its bytes.
+    pub size: u64,
+    /// Of its first and its last bytes.
+    pub digest: u64,
+}
+
+impl Header {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// Without the file's path: malformed, if there is no first row, or it is damaged; unsupported, if it is of another
+    /// format.
+    pub fn read(file: &dyn ReadAt, dialect: &Dialect) -> Result<Header> {
+        let size = file.size()?;
+        let mut ends = read(file, 0, END_BYTES.min(size))?;
+        for (magic, reason) in OTHERS {
+            if ends.starts_with(magic) {
+                return Err(Error::new(ErrorKind::Unsupported, reason));
+            }
+        }
+        let start = if ends.starts_with(MARK) { MARK.len() } else { 0 };
+        let tail = size.saturating_sub(END_BYTES).max(ends.len() as u64);
+        ends.extend(read(file, tail, size - tail)?);
+        let digest = XxHash3_64::oneshot_with_seed(size, &ends);
+        let (names, first) = Self::names(file, dialect, start, size)?;
+        Ok(Header {
+            names,
+            first,
+            size,
+            digest,
+        })
+    }
+
+    /// The names of columns, and where the first row of data is.
+    fn names(file: &dyn ReadAt, dialect: &Dialect, start: usize, size: u64) -> Result<(Vec<Arc<str>>, u64)> {
+        if let Names::Given(names) = &dialect.names {
+            return Ok((names.iter().map(|name| name.as_str().into()).collect(), start as u64));
+        }
+        // The first row may have any number of fields.
+        let lines = Lines {
+            fields: None,
+            ..Lines::new(dialect, 0)
+        };
+        let mut len = END_BYTES;
+        let (bytes, row) = loop {
+            let bytes = read(file, 0, len.min(size))?;
+            let all = bytes.len() as u64 == size;
+            match lines.next(&bytes, start) {
+                Next::Row { start, end } if all || end < bytes.len() => break (bytes, start..end),
+                Next::End if all && size > 0 && dialect.names == Names::Numbered => return Ok((Vec::new(), size)),
+                Next::End if all => return Err(malformed("there is no row: not even one with the names of columns")),
+                Next::Open { start } if all => {
+                    return Err(malformed("the first row ends within quotes").at_offset(start as u64));
+                }
+                _ if len > MOST_HEADER_BYTES => {
+                    let reason =
+                        format!("the first row has more than {MOST_HEADER_BYTES} bytes: is a quote never closed?");
+                    return Err(Error::new(ErrorKind::Limit, reason));
+                }
+                _ => len *= 4,
+            }
+        };
+        let mut fields = Fields::new(&lines, &bytes[..row.end], row.start);
+        let mut names: Vec<Arc<str>> = Vec::new();
+        loop {
+            let at = fields.at;
+            let (text, ended) = fields.next().map_err(lone_return)?;
+            let name = std::str::from_utf8(&text).map_err(|_| {
+                malformed("a column's name isn't UTF-8: convert the file, with `iconv -t UTF-8`").at_offset(at as u64)
+            });
+            match dialect.names {
+                Names::Numbered => names.push(format!("f{}", names.len()).into()),
+                _ => names.push(name?.into()),
+            }
+            if ended == Ended::Row {
+                break;
+            }
+        }
+        let first = if dialect.names == Names::Numbered {
+            start
+        } else {
+            row.end
+        };
+        Ok((names, first as u64))
+    }
+
+    /// The first name that two columns have.
+    pub(crate) fn twice(&self) -> Option<&Arc<str>> {
+        let mut seen: HashSet<&str> = HashSet::new();
+        self.names.iter().find(|&name| !seen.insert(name))
+    }
+}
+
+fn malformed(reason: &str) -> Error {
+    Error::new(ErrorKind::Malformed, reason)
+}
+
+/// The error for a carriage return without a newline, at a byte of the file.
+#[cold]
+pub(crate) fn lone_return(LoneReturn(at): LoneReturn) -> Error {
+    let reason = "a carriage return ends no row: rows end with a newline, with or without one in front of it, and fields \
+                  with one are quoted";
+    malformed(reason).at_offset(at as u64)
+}
+
+fn read(file: &dyn ReadAt, offset: u64, len: u64) -> Result<Vec<u8>> {
+    // A few megabytes: more only where a first row is so long.
+    let mut bytes = fastpipe_batch::try_filled(0, len as usize, "the first row of a file")?;
+    let found = file.read_at(offset, &mut bytes)?;
+    bytes.truncate(found);
+    Ok(bytes)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) struct Memory(pub(crate) Vec<u8>);
+
+    impl ReadAt for Memory {
+        fn location(&self) -> &str {
+            "memory"
+        }
+
+        fn size(&self) -> Result<u64> {
+            Ok(self.0.len() as u64)
+        }
+
+        fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+            let from = &self.0[(offset as usize).min(self.0.len())..];
+            let n = from.len().min(out.len());
+            out[..n].copy_from_slice(&from[..n]);
+            Ok(n)
+        }
+    }
+
+    fn header(bytes: &[u8], names: Names) -> Result<Header> {
+        let dialect = Dialect {
+            names,
+            comment: Some(b'#'),
+            ..Dialect::default()
+        };
+        Header::read(&Memory(bytes.to_vec()), &dialect)
+    }
+
+    fn names(header: &Header) -> Vec<&str> {
+        header.names.iter().map(|name| &**name).collect()
+    }
+
+    #[test]
+    fn names_are_those_of_the_first_row() {
+        let found = header(b"\xef\xbb\xbf# c\n\na,\"b\n\",\r\n1,2,3\n", Names::FirstRow).unwrap();
+        assert_eq!((names(&found), found.first), (vec!["a", "b\n", ""], 17));
+        let found = header(b"\xef\xbb\xbf1,2\n", Names::Numbered).unwrap();
+        assert_eq!((names(&found), found.first), (vec!["f0", "f1"], 3));
+        let found = header(b"1,2\n", Names::Given(vec!["x".into()])).unwrap();
+        assert_eq!((names(&found), found.first), (vec!["x"], 0));
+        let found = header(b"a,a", Names::FirstRow).unwrap();
+        assert_eq!((found.twice().map(|n| &**n), found.first), (Some("a"), 3));
+        let long = format!("{},b\n", "x".repeat(500_000));
+        assert_eq!(header(long.as_bytes(), Names::FirstRow).unwrap().first, 500_003);
+    }
+
+    #[test]
+    fn a_header_tells_contents_apart_by_their_ends() {
+        let of = |bytes: &[u8]| header(bytes, Names::FirstRow).unwrap().digest;
+        let mut bytes = vec![b'x'; 300_000];
+        let before = of(&bytes);
+        bytes[299_999] = b'y';
+        assert_ne!(of(&bytes), before);
+        bytes[299_999] = b'x';
+        assert_eq!(of(&bytes), before);
+        bytes[1] = b'y';
+        assert_ne!(of(&bytes), before);
+    }
+
+    #[test]
+    fn what_is_no_csv_is_refused() {
+        let kind = |bytes: &[u8]| header(bytes, Names::FirstRow).unwrap_err().kind();
+        assert_eq!(kind(b""), ErrorKind::Malformed);
+        assert_eq!(kind(b"\n\n# a\n"), ErrorKind::Malformed);
+        assert_eq!(kind(b"\"a,b\n"), ErrorKind::Malformed);
+        assert_eq!(kind(b"a\rb\n"), ErrorKind::Malformed);
+        assert_eq!(kind(b"a,\xff\n"), ErrorKind::Malformed);
+        for (magic, _) in OTHERS {
+            assert_eq!(kind(&[magic, b"a,b\n1,2\n"].concat()), ErrorKind::Unsupported);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Of which types columns are, by a look at some of their rows.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Nulls, Request, Result, Scalar, TimeUnit, Unit};
+
+use crate::dialect::Dialect;
+use crate::header::Header;
+use crate::unit::Rows;
+use crate::values::{boolean, float, integer, unit_of};
+
+/// What the values of a column could be, as far as they were looked at.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    values: u64,
+    nulls: u64,
+    signed: bool,
+    unsigned: bool,
+    float: bool,
+    boolean: bool,
+    /// The finest unit of its times.
+    time: Option<TimeUnit>,
+    all_times: bool,
+}
+
+impl Seen {
+    const NOTHING: Seen = Seen {
+        values: 0,
+        nulls: 0,
+        signed: true,
+        unsigned: true,
+        float: true,
+        boolean: true,
+        time: None,
+        all_times: true,
+    };
+
+    fn see(&mut self, text: &[u8], dialect: &Dialect) {
+        let trimmed = text.trim_ascii();
+        if dialect.is_null(trimmed) || dialect.is_null(text) {
+            self.nulls += 1;
+            return;
+        }
+        self.values += 1;
+        if self.signed || self.unsigned {
+            let whole = integer(trimmed)
+                .filter(|&(_, n)| n == trimmed.len())
+                .map(|(value, _)| value);
+            self.signed &= whole.is_some_and(|value| i64::try_from(value).is_ok());
+            self.unsigned &= whole.is_some_and(|value| u64::try_from(value).is_ok());
+        }
+        if self.float {
+            self.float = float::<f64>(trimmed, dialect.decimal).is_some_and(|(_, n)| n == trimmed.len());
+        }
+        self.boolean &= trimmed.len() > 1 && boolean(trimmed).is_some();
+        if self.all_times {
+            match (unit_of(trimmed), self.time) {
+                (None, _) => self.all_times = false,
+                (Some(found), Some(before)) => self.time = Some(finer(found, before)),
+                (found, None) => self.time = found,
+            }
+        }
+    }
+
+    /// The type that all values have, and what nulls become.
+    fn leaf(&self) -> (Leaf, Nulls) {
+        let mask = if self.nulls > 0 { Nulls::Mask } else { Nulls::Error };
+        let fixed = |dtype| (Leaf::Fixed(dtype), mask.clone());
+        match self {
+            // Text is never null unless that is asked for.
+            Seen { values: 0, .. } => (Leaf::Bytes { utf8: true }, Nulls::Error),
+            Seen { boolean: true, .. } => fixed(DType::Bool),
+            Seen { signed: true, .. } => fixed(DType::I64),
+            Seen { unsigned: true, .. } => fixed(DType::U64),
+            Seen { float: true, .. } => (Leaf::Fixed(DType::F64), Nulls::Fill(Some(Scalar::Float(f64::NAN)))),
+            Seen {
+                all_times: true,
+                time: Some(unit),
+                ..
+            } if self.nulls > 0 => (Leaf::Fixed(DType::Datetime(*unit)), Nulls::Fill(None)),
+            Seen {
+                all_times: true,
+                time: Some(unit),
+                ..
+            } => fixed(DType::Datetime(*unit)),
+            _ => (Leaf::Bytes { utf8: true }, Nulls::Error),
+        }
+    }
+}
+
+fn finer(a: TimeUnit, b: TimeUnit) -> TimeUnit {
+    let rank = |unit| match unit {
+        TimeUnit::Days => 0,
+        TimeUnit::Seconds => 1,
+        TimeUnit::Milliseconds => 2,
+        TimeUnit::Microseconds => 3,
+        TimeUnit::Nanoseconds => 4,
+    };
+    if rank(a) > rank(b) { a } else { b }
+}
+
+/// Of which types columns are, as far as rows were looked at.
+pub struct Evidence<'d> {
+    dialect: &'d Dialect,
+    columns: Vec<Arc<str>>,
+    numbers: HashMap<Arc<str>, usize>,
+    seen: Vec<Seen>,
+}
+
+/// Starts to look at the columns of a file, or at some of them.
+///
+/// # Errors
+/// [`ErrorKind::Schema`] if one that is asked for isn't there, or two have one name.
+pub fn inferring<'d>(dialect: &'d Dialect, header: &Header, wanted: Option<&[String]>) -> Result<Evidence<'d>> {
+    if let Some(name) = header
+        .twice()
+        .filter(|name| wanted.is_none_or(|wanted| wanted.contains(&name.to_string())))
+    {
+        let reason = format!("two columns are called {name:?}: give all names, as header=[...]");
+        return Err(Error::new(ErrorKind::Schema, reason));
+    }
+    let columns: Vec<Arc<str>> = match wanted {
+        Some(wanted) => wanted.iter().map(|name| name.as_str().into()).collect(),
+        None => header.names.clone(),
+    };
+    Ok(Evidence {
+        dialect,
+        numbers: columns.iter().cloned().zip(0..).collect(),
+        seen: vec![Seen::NOTHING; columns.len()],
+        columns,
+    })
+}
+
+impl Evidence<'_> {
+    /// Looks at the first rows of a unit.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Internal`] if it is the unit of another source.
+    pub fn observe(&mut self, unit: &dyn Unit, rows: u32) -> Result<()> {
+        let Some(unit) = (unit as &dyn Any).downcast_ref::<Rows>() else {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "a unit of another source was looked at",
+            ));
+        };
+        let names = unit.program.names.iter();
+        let numbers: Vec<Option<usize>> = names.map(|name| self.numbers.get(name).copied()).collect();
+        unit.texts(rows, |field, text| {
+            if let Some(&Some(number)) = numbers.get(field) {
+                self.seen[number].see(&text, self.dialect);
+            }
+        });
+        Ok(())
+    }
+
+    /// What was found.
+    pub fn features(&self) -> Vec<Feature> {
+        let feature = |(name, seen): (&Arc<str>, &Seen)| {
+            let (leaf, nulls) = seen.leaf();
+            Feature {
+                name: name.to_string(),
+                field: name.to_string(),
+                request: Request::Dense {
+                    shape: Vec::new(),
+                    leaf,
+                    pad: None,
+                },
+                nulls,
+                counts: false,
+                scale: None,
+                lookup: None,
+            }
+        };
+        self.columns.iter().zip(&self.seen).map(feature).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leaf(texts: &[&str]) -> (String, Nulls) {
+        let dialect = Dialect {
+            null_values: vec![Vec::new(), b"NA".to_vec()],
+            ..Dialect::default()
+        };
+        let mut seen = Seen::NOTHING;
+        texts.iter().for_each(|text| seen.see(text.as_bytes(), &dialect));
+        let (leaf, nulls) = seen.leaf();
+        (leaf.to_string(), nulls)
+    }
+
+    #[test]
+    fn types_are_the_narrowest_that_all_values_have() {
+        let cases: [(&[&str], &str); 12] = [
+            (&["1", " -2"], "int64"),
+            (&["1", "18446744073709551615"], "uint64"),
+            (&["-1", "18446744073709551615"], "float64"),
+            (&["1", "2.5"], "float64"),
+            (&["1e3", "inf"], "float64"),
+            (&["true", "False"], "bool"),
+            (&["0", "1"], "int64"),
+            (&["2024-01-01"], "datetime64[D]"),
+            (&["2024-01-01", "2024-01-01 10:00:00"], "datetime64[us]"),
+            (&["2024-01-01 10:00:00.123456789"], "datetime64[ns]"),
+            (&["1", "x"], "string"),
+            (&["", ""], "string"),
+        ];
+        for (texts, expected) in cases {
+            assert_eq!(leaf(texts).0, expected, "{texts:?}");
+        }
+    }
+
+    #[test]
+    fn nulls_are_masked_where_the_type_has_none() {
+        assert_eq!(leaf(&["1"]).1, Nulls::Error);
+        assert_eq!(leaf(&["1", "NA"]).1, Nulls::Mask);
+        assert_eq!(leaf(&["2024-01-01", ""]).1, Nulls::Fill(None));
+        assert!(matches!(leaf(&["1.5"]).1, Nulls::Fill(Some(Scalar::Float(fill))) if fill.is_nan()));
+        assert_eq!(leaf(&["a", ""]).1, Nulls::Error);
+    }
+}

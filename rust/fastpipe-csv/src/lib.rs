@@ -1,0 +1,28 @@
+//! CSV to rows: how a file is written ([`Dialect`]), where its rows stand ([`scan`]), of which types its columns are
+//! ([`Evidence`]), and what its fields say ([`CsvSource`]).
+//!
+//! A unit is a *stretch*: whole rows of about 64 KiB. Fields are parsed straight to their slots of a batch; a number is parsed
+//! where it stands, and only then it is seen whether its field ends there, so most fields aren't looked for first.
+//!
+//! Nothing here reads a file or starts a thread.
+#![forbid(unsafe_code)]
+
+mod dialect;
+mod fields;
+mod header;
+mod index;
+mod infer;
+mod plan;
+mod rows;
+mod scan;
+mod source;
+mod unit;
+mod values;
+
+pub use dialect::{Dialect, Names, OnRagged};
+pub use header::Header;
+pub use index::{decode_index, encode_index};
+pub use infer::{Evidence, inferring};
+pub use rows::Lines;
+pub use scan::{Cut, MOST_ROW_BYTES, STRETCH_BYTES, Scanned, scan};
+pub use source::{CsvFile, CsvSource, Stretch};

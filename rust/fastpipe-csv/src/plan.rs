@@ -1,0 +1,175 @@
+//! What is done with each field of a file's rows.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use fastpipe_batch::{
+    ColumnSpec, DType, Error, ErrorKind, Feature, Form, Leaf, Nulls, PartIds, Request, Result, Scalar, TextParts,
+    ValueParts, nearest,
+};
+
+use crate::header::Header;
+
+/// What values a field has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum To {
+    /// An element of a dtype, in a cell.
+    Element(DType, u32),
+    /// Text, or any bytes.
+    Text { utf8: bool, parts: TextParts },
+}
+
+/// What becomes of a field that stands for no value.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Null {
+    Error,
+    /// Its mask says so; the value is of zeros.
+    Mask,
+    /// These bytes.
+    Fill(Vec<u8>),
+}
+
+/// What a field is written to.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Target {
+    /// Which of the columns.
+    pub(crate) column: usize,
+    pub(crate) to: To,
+    /// The cell of its mask.
+    pub(crate) mask: Option<u32>,
+    pub(crate) null: Null,
+}
+
+/// Where the columns of a source are written to, whatever file they come from.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub(crate) specs: Vec<ColumnSpec>,
+    /// For each column the name of its field.
+    fields: Vec<String>,
+    targets: Vec<Target>,
+    /// The parts that are cells.
+    pub(crate) cells: Arc<[u32]>,
+}
+
+impl Layout {
+    /// Of these features.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Schema`] if one has a form that fields don't have.
+    pub(crate) fn new(features: &[Feature]) -> Result<Layout> {
+        let (mut specs, mut targets) = (Vec::new(), Vec::new());
+        let (mut cells, mut first) = (Vec::new(), 0);
+        for (column, feature) in features.iter().enumerate() {
+            let leaf = scalar(feature)?;
+            let form = Form::of(feature, &[true]);
+            let ids = PartIds::new(&form, first);
+            first += form.parts().len() as u32;
+            let mut cell = |part| {
+                cells.push(part);
+                cells.len() as u32 - 1
+            };
+            let mask = ids.leaf_mask().map(&mut cell);
+            let to = match ids.values {
+                ValueParts::Elements(dtype, part) => To::Element(dtype, cell(part)),
+                ValueParts::Text { utf8, to } => To::Text { utf8, parts: to },
+            };
+            let null = null(feature, leaf).map_err(|e| e.at_feature(&feature.name))?;
+            targets.push(Target { column, to, mask, null });
+            specs.push(ColumnSpec::new(&feature.name, form));
+        }
+        Ok(Layout {
+            specs,
+            fields: features.iter().map(|feature| feature.field.clone()).collect(),
+            targets,
+            cells: cells.into(),
+        })
+    }
+}
+
+/// The type of a feature that is one value a row.
+fn scalar(feature: &Feature) -> Result<Leaf> {
+    let refused = |reason: &str| Err(Error::new(ErrorKind::Schema, reason).at_feature(&feature.name));
+    let Request::Dense { shape, leaf, .. } = &feature.request else {
+        return refused("a field of CSV is one value: give DenseSpec((), dtype)");
+    };
+    if !shape.is_empty() || feature.counts {
+        return refused("a field of CSV is one value: give DenseSpec((), dtype), and make arrays of several features");
+    }
+    match leaf {
+        _ if feature.scale.is_some() => refused("decimals aren't read from CSV: read float64 or strings"),
+        Leaf::Fixed(DType::Timedelta(_)) => refused("durations aren't read from CSV: read numbers"),
+        leaf => Ok(*leaf),
+    }
+}
+
+fn null(feature: &Feature, leaf: Leaf) -> Result<Null> {
+    Ok(match (&feature.nulls, leaf) {
+        (Nulls::Error, _) => Null::Error,
+        (Nulls::Mask, _) => Null::Mask,
+        // Of times it is none (NaT).
+        (Nulls::Fill(None), Leaf::Fixed(dtype)) if dtype.is_time() => Null::Fill(i64::MIN.to_le_bytes().to_vec()),
+        (Nulls::Fill(fill), Leaf::Fixed(dtype)) => Null::Fill(fill.as_ref().unwrap_or(&Scalar::Int(0)).element(dtype)?),
+        (Nulls::Fill(None), Leaf::Bytes { .. }) => Null::Fill(Vec::new()),
+        (Nulls::Fill(Some(Scalar::Bytes(bytes))), Leaf::Bytes { .. }) => Null::Fill(bytes.clone()),
+        (Nulls::Fill(Some(_)), Leaf::Bytes { .. }) => {
+            return Err(Error::new(ErrorKind::Schema, "text is filled with text"));
+        }
+    })
+}
+
+/// What is done with the fields of a file, one after the other.
+#[derive(Debug)]
+pub(crate) struct Program {
+    /// For each field the targets that it is written to.
+    pub(crate) fields: Vec<Range<usize>>,
+    pub(crate) targets: Vec<Target>,
+    /// The names of its columns.
+    pub(crate) names: Vec<Arc<str>>,
+}
+
+impl Program {
+    /// For files with this header.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Schema`] if a column isn't there, or is there twice.
+    pub(crate) fn new(layout: &Layout, header: &Header) -> Result<Program> {
+        let mut by_field: HashMap<&str, Vec<&Target>> = HashMap::new();
+        for (field, target) in layout.fields.iter().zip(&layout.targets) {
+            by_field.entry(field).or_default().push(target);
+        }
+        let (mut fields, mut targets) = (Vec::with_capacity(header.names.len()), Vec::new());
+        let mut found: HashMap<&str, usize> = HashMap::new();
+        for name in &header.names {
+            let start = targets.len();
+            targets.extend(by_field.get(&**name).into_iter().flatten().copied().cloned());
+            fields.push(start..targets.len());
+            *found.entry(name).or_default() += 1;
+        }
+        for (field, spec) in layout.fields.iter().zip(&layout.specs) {
+            let reason = match found.get(field.as_str()) {
+                Some(1) => continue,
+                Some(count) => format!("{count} columns are called {field:?}: give other names, as header=[...]"),
+                None => missing(field, header),
+            };
+            return Err(Error::new(ErrorKind::Schema, reason).at_feature(&spec.name));
+        }
+        Ok(Program {
+            fields,
+            targets,
+            names: header.names.clone(),
+        })
+    }
+}
+
+fn missing(field: &str, header: &Header) -> String {
+    let names = header.names.iter().map(|name| &**name);
+    let near = nearest(field, names.clone()).map(|name| format!("; did you mean {name:?}?"));
+    let all: Vec<String> = names.take(20).map(|name| format!("{name:?}")).collect();
+    let more = if header.names.len() > 20 { ", ..." } else { "" };
+    format!(
+        "the file has no column {field:?}{}: it has {}{more}",
+        near.unwrap_or_default(),
+        all.join(", ")
+    )
+}

@@ -1,0 +1,181 @@
+//! Where rows start and end.
+//!
+//! A field that begins with a quote is quoted: delimiters and newlines up to the next quote that isn't doubled belong to it.
+//! A quote anywhere else is a character like any other. Python's `csv` module has it so, and so have others.
+
+use memchr::{memchr, memchr2};
+
+use crate::dialect::{Dialect, OnRagged};
+use crate::fields::Fields;
+
+/// What decides where rows are.
+#[derive(Clone, Debug)]
+pub struct Lines {
+    pub(crate) delimiter: u8,
+    pub(crate) quote: Option<u8>,
+    pub(crate) comment: Option<u8>,
+    /// Fields that rows have, if those with others are passed over.
+    pub(crate) fields: Option<usize>,
+}
+
+/// What stands somewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// A row, with the newline behind it.
+    Row {
+        /// Its first byte.
+        start: usize,
+        /// The first byte behind it.
+        end: usize,
+    },
+    /// A row that ends within quotes.
+    Open {
+        /// Its first byte.
+        start: usize,
+    },
+    /// No more rows.
+    End,
+}
+
+impl Lines {
+    /// Of files with so many columns.
+    pub fn new(dialect: &Dialect, columns: usize) -> Lines {
+        Lines {
+            delimiter: dialect.delimiter,
+            quote: dialect.quote,
+            comment: dialect.comment,
+            fields: (dialect.on_ragged == OnRagged::Skip).then_some(columns),
+        }
+    }
+
+    /// The first byte from `at` on that is of no empty line and of no comment.
+    #[inline(always)]
+    pub(crate) fn past_others(&self, bytes: &[u8], mut at: usize) -> usize {
+        loop {
+            match bytes.get(at) {
+                Some(b'\n') => at += 1,
+                Some(b'\r') if bytes.get(at + 1) == Some(&b'\n') => at += 2,
+                Some(_) if self.comment.is_some() && bytes.get(at).copied() == self.comment => at = newline(bytes, at),
+                _ => return at,
+            }
+        }
+    }
+
+    /// The next row from `at` on, which is the start of a line.
+    #[inline]
+    pub(crate) fn next(&self, bytes: &[u8], mut at: usize) -> Next {
+        loop {
+            let start = self.past_others(bytes, at);
+            if start >= bytes.len() {
+                return Next::End;
+            }
+            let Some(end) = self.end(bytes, start) else {
+                return Next::Open { start };
+            };
+            match self.fields {
+                Some(fields) if Fields::count(self, &bytes[start..end]) != Some(fields) => at = end,
+                _ => return Next::Row { start, end },
+            }
+        }
+    }
+
+    /// Where the row that starts at `start` ends, behind its newline; `None` if that is within quotes.
+    #[inline]
+    pub(crate) fn end(&self, bytes: &[u8], start: usize) -> Option<usize> {
+        let Some(quote) = self.quote else {
+            return Some(newline(bytes, start));
+        };
+        let mut at = start;
+        loop {
+            let Some(found) = memchr2(quote, b'\n', &bytes[at..]) else {
+                return Some(bytes.len());
+            };
+            let found = at + found;
+            if bytes[found] == b'\n' {
+                return Some(found + 1);
+            }
+            at = found + 1;
+            if found == start || bytes[found - 1] == self.delimiter {
+                at = closed(bytes, at, quote)?;
+            }
+        }
+    }
+}
+
+/// The first byte behind the next newline, or behind all.
+#[inline]
+pub(crate) fn newline(bytes: &[u8], at: usize) -> usize {
+    memchr(b'\n', &bytes[at..]).map_or(bytes.len(), |found| at + found + 1)
+}
+
+/// The first byte behind the quote that closes what lies from `at` on.
+#[inline]
+pub(crate) fn closed(bytes: &[u8], mut at: usize, quote: u8) -> Option<usize> {
+    loop {
+        let found = at + memchr(quote, bytes.get(at..)?)?;
+        if bytes.get(found + 1) != Some(&quote) {
+            return Some(found + 1);
+        }
+        at = found + 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(lines: &Lines, bytes: &[u8]) -> Vec<String> {
+        let (mut rows, mut at) = (Vec::new(), 0);
+        loop {
+            match lines.next(bytes, at) {
+                Next::Row { start, end } => {
+                    rows.push(String::from_utf8_lossy(&bytes[start..end]).into_owned());
+                    at = end;
+                }
+                Next::Open { start } => {
+                    rows.push(format!("open at {start}"));
+                    return rows;
+                }
+                Next::End => return rows,
+            }
+        }
+    }
+
+    #[test]
+    fn rows_end_where_a_newline_is_in_no_quotes() {
+        let dialect = Dialect {
+            comment: Some(b'#'),
+            ..Dialect::default()
+        };
+        let lines = Lines::new(&dialect, 2);
+        let bytes = b"a,b\r\n\n\r\n#no,\"\n\"x\ny\",\"\"\"\n\"\nz\"\"\n5\" pipe,\"a\"b\"\nlast,1";
+        let expected = [
+            "a,b\r\n",
+            "\"x\ny\",\"\"\"\n\"\n",
+            "z\"\"\n",
+            "5\" pipe,\"a\"b\"\n",
+            "last,1",
+        ];
+        assert_eq!(rows(&lines, bytes), expected);
+        assert_eq!(rows(&lines, b"a\n\"b\nc"), ["a\n", "open at 2"]);
+        let plain = Lines::new(
+            &Dialect {
+                quote: None,
+                ..Dialect::default()
+            },
+            2,
+        );
+        assert_eq!(rows(&plain, b"\"a\nb\",\n"), ["\"a\n", "b\",\n"]);
+    }
+
+    #[test]
+    fn ragged_rows_are_no_rows_if_they_are_passed_over() {
+        let dialect = Dialect {
+            on_ragged: OnRagged::Skip,
+            ..Dialect::default()
+        };
+        let lines = Lines::new(&dialect, 2);
+        let bytes = b"1,2\n3\n4,5,6\n\"7,8\"\n,\n\"9\",\"\n\"";
+        assert_eq!(rows(&lines, bytes), ["1,2\n", ",\n", "\"9\",\"\n\""]);
+    }
+}

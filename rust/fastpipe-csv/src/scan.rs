@@ -1,0 +1,166 @@
+//! The scan for rows.
+//!
+//! Where a scan begins in the middle of a file, it has to guess that a newline ends a row. Whoever scans what lies in front of
+//! it knows in the end where a row starts, and scans again what was begun elsewhere: so several threads can scan one file.
+
+use crate::rows::{Lines, Next, newline};
+
+/// Bytes of the rows of a unit, about.
+pub const STRETCH_BYTES: usize = 64 << 10;
+
+/// Bytes that a row has at most: what takes more is taken for a quote that was never closed.
+pub const MOST_ROW_BYTES: u64 = 256 << 20;
+
+/// Rows that begin somewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Where, in the bytes that were scanned.
+    pub start: usize,
+    /// How many.
+    pub rows: u32,
+}
+
+/// What a scan found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scanned {
+    /// Stretches, each up to the next. Some have no rows, but empty lines and the like.
+    pub cuts: Vec<Cut>,
+    /// Where the row starts that ends within quotes, if there is one. It isn't counted.
+    pub open: Option<usize>,
+}
+
+/// Finds the rows of bytes that begin with a line and end with one, and cuts them into stretches of about `goal` bytes.
+pub fn scan(bytes: &[u8], lines: &Lines, goal: usize) -> Scanned {
+    let mut found = Scanned::default();
+    let mut at = 0;
+    while at < bytes.len() {
+        let start = at;
+        let end = newline(bytes, (at + goal.max(1)).min(bytes.len()) - 1);
+        let mut rows = 0;
+        match plain_rows(&bytes[start..end], lines) {
+            Some(count) => (rows, at) = (count, end),
+            None => {
+                while at < end {
+                    match lines.next(bytes, at) {
+                        Next::Row { end, .. } => (rows, at) = (rows + 1, end),
+                        Next::End => at = bytes.len(),
+                        Next::Open { start: open } => {
+                            found.open = Some(open);
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        found.cuts.push(Cut { start, rows });
+        if found.open.is_some() {
+            break;
+        }
+    }
+    found
+}
+
+/// The number of rows of whole lines, if each is a row; `None` where they have to be looked at one by one.
+fn plain_rows(bytes: &[u8], lines: &Lines) -> Option<u32> {
+    let first = *bytes.first()?;
+    if lines.fields.is_some() || matches!(first, b'\n' | b'\r') || Some(first) == lines.comment {
+        return None;
+    }
+    // Each stands for itself where there is none.
+    let quote = lines.quote.unwrap_or(b'\n');
+    let comment = lines.comment.unwrap_or(b'\n');
+    let (mut newlines, mut others) = (0u32, 0u32);
+    // Sums of so many flags fit a byte, which lets many be added at once.
+    const AT_ONCE: usize = 240;
+    let pairs = bytes.windows(AT_ONCE + 1).step_by(AT_ONCE);
+    let done = pairs.len() * AT_ONCE;
+    for window in pairs {
+        let (mut ends, mut odd) = (0u8, 0u8);
+        for (&byte, &next) in window[..AT_ONCE].iter().zip(&window[1..]) {
+            let end = byte == b'\n';
+            ends += u8::from(end);
+            let other = end & ((next == b'\n') | (next == b'\r') | (next == comment));
+            odd += u8::from(other | ((byte == quote) & (quote != b'\n')));
+        }
+        newlines += u32::from(ends);
+        others += u32::from(odd);
+    }
+    let tail = &bytes[done..];
+    for (i, &byte) in tail.iter().enumerate() {
+        let end = byte == b'\n';
+        newlines += u32::from(end);
+        let other = end
+            && tail
+                .get(i + 1)
+                .is_some_and(|&next| matches!(next, b'\n' | b'\r') || next == comment);
+        others += u32::from(other || (byte == quote && quote != b'\n'));
+    }
+    // The last line of a file may have no newline.
+    (others == 0).then(|| newlines + u32::from(bytes.last() != Some(&b'\n')))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dialect::{Dialect, OnRagged};
+
+    fn naive(bytes: &[u8], lines: &Lines) -> (u32, Option<usize>) {
+        let (mut rows, mut at) = (0, 0);
+        loop {
+            match lines.next(bytes, at) {
+                Next::Row { end, .. } => (rows, at) = (rows + 1, end),
+                Next::Open { start } => return (rows, Some(start)),
+                Next::End => return (rows, None),
+            }
+        }
+    }
+
+    fn dialects() -> impl Strategy<Value = Dialect> {
+        (any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(quoted, commented, skip)| Dialect {
+            quote: quoted.then_some(b'"'),
+            comment: commented.then_some(b'#'),
+            on_ragged: if skip { OnRagged::Skip } else { OnRagged::Error },
+            ..Dialect::default()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn rows_are_those_that_are_found_one_by_one(
+            bytes in proptest::collection::vec(proptest::sample::select(b"aaab,,\n\n\r\"#".to_vec()), 0..600),
+            dialect in dialects(),
+            goal in 1usize..700,
+        ) {
+            let lines = Lines::new(&dialect, 2);
+            let found = scan(&bytes, &lines, goal);
+            let (rows, open) = naive(&bytes, &lines);
+            prop_assert_eq!(found.cuts.iter().map(|cut| cut.rows).sum::<u32>(), rows);
+            prop_assert_eq!(found.open, open);
+            // Each cut is the start of so many rows.
+            let ends = found.cuts.iter().skip(1).map(|cut| cut.start).chain([open.unwrap_or(bytes.len())]);
+            for (cut, end) in found.cuts.iter().zip(ends) {
+                prop_assert_eq!(naive(&bytes[cut.start..end], &lines), (cut.rows, None));
+            }
+        }
+
+        #[test]
+        fn plain_lines_are_counted(
+            lengths in proptest::collection::vec(1usize..400, 1..20),
+            last in any::<bool>(),
+        ) {
+            let mut bytes: Vec<u8> = Vec::new();
+            for length in &lengths {
+                bytes.extend(vec![b'x'; *length]);
+                bytes.push(b'\n');
+            }
+            if last {
+                bytes.pop();
+            }
+            let lines = Lines::new(&Dialect::default(), 1);
+            prop_assert_eq!(plain_rows(&bytes, &lines), Some(lengths.len() as u32));
+            prop_assert_eq!(naive(&bytes, &lines), (lengths.len() as u32, None));
+        }
+    }
+}

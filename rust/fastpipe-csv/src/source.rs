@@ -1,0 +1,266 @@
+//! CSV files as a [`Source`]: a unit is a stretch of rows.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fastpipe_batch::{
+    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Pass, Result, Row, Sink, Source,
+    Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_reserve,
+};
+
+use crate::dialect::Dialect;
+use crate::header::Header;
+use crate::plan::{Layout, Program};
+use crate::rows::Lines;
+use crate::unit::Rows;
+
+/// Whole rows, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Where they lie.
+    pub offset: u64,
+    /// Their bytes, and those of whatever stands between them.
+    pub len: u32,
+    /// How many they are.
+    pub rows: u32,
+}
+
+/// A file whose rows were found.
+#[derive(Clone, Debug)]
+pub struct CsvFile {
+    /// Its path.
+    pub path: Arc<str>,
+    /// What its first row says.
+    pub header: Header,
+    /// Where its rows are.
+    pub stretches: Vec<Stretch>,
+}
+
+/// How fields are read.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    pub(crate) dialect: Dialect,
+    pub(crate) layout: Layout,
+    pub(crate) decimal: u8,
+    /// Whether something that stands for no value could be taken for a number.
+    pub(crate) numeric_nulls: bool,
+}
+
+struct File {
+    path: Arc<str>,
+    program: Arc<Program>,
+    lines: Lines,
+    first_unit: u64,
+    first_row: u64,
+}
+
+/// Stretches of CSV files, read to the same columns.
+pub struct CsvSource {
+    reading: Arc<Reading>,
+    files: Vec<File>,
+    stretches: Vec<Stretch>,
+    /// For each stretch the rows in front of it, in all files.
+    rows_before: Vec<u64>,
+    locations: Vec<Arc<str>>,
+    stamps: Vec<FileStamp>,
+    contents: Vec<Option<Bytes>>,
+    classes: [Arc<str>; 1],
+}
+
+impl CsvSource {
+    /// Reads `features` from files. Columns are found by their names, so files may have them in any order, and others beside
+    /// them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Schema`] if a feature is none that fields can be read as, or a file lacks one; [`ErrorKind::OutOfMemory`].
+    pub fn new(features: &[Feature], dialect: &Dialect, files: &[CsvFile]) -> Result<CsvSource> {
+        let reading = Reading {
+            dialect: dialect.clone(),
+            layout: Layout::new(features)?,
+            decimal: dialect.decimal,
+            numeric_nulls: dialect.has_numeric_nulls(),
+        };
+        let mut source = CsvSource {
+            reading: Arc::new(reading),
+            files: Vec::with_capacity(files.len()),
+            stretches: Vec::new(),
+            rows_before: Vec::new(),
+            locations: files.iter().map(|file| file.path.clone()).collect(),
+            stamps: Vec::new(),
+            contents: Vec::new(),
+            classes: ["csv".into()],
+        };
+        let mut rows = 0;
+        let mut programs: Vec<Arc<Program>> = Vec::new();
+        for file in files {
+            let known = programs.iter().find(|program| program.names == file.header.names);
+            let program = match known {
+                Some(program) => program.clone(),
+                None => {
+                    let program = Program::new(&source.reading.layout, &file.header);
+                    let program = Arc::new(program.map_err(|e| e.at_path(&file.path))?);
+                    programs.push(program.clone());
+                    program
+                }
+            };
+            source.files.push(File {
+                path: file.path.clone(),
+                program,
+                lines: Lines::new(dialect, file.header.names.len()),
+                first_unit: source.stretches.len() as u64,
+                first_row: rows,
+            });
+            let count = file.stretches.len();
+            try_reserve(&mut source.stretches, count, "the list of all stretches")
+                .map_err(|e| e.at_path(&file.path))?;
+            try_reserve(&mut source.rows_before, count, "the list of all stretches")
+                .map_err(|e| e.at_path(&file.path))?;
+            for stretch in &file.stretches {
+                source.stretches.push(*stretch);
+                source.rows_before.push(rows);
+                rows += u64::from(stretch.rows);
+            }
+        }
+        Ok(source)
+    }
+
+    /// The same, with what each file looked like before its rows were found.
+    #[must_use]
+    pub fn with_stamps(self, stamps: Vec<FileStamp>) -> CsvSource {
+        CsvSource { stamps, ..self }
+    }
+
+    /// The same, with the bytes of those files that lie in memory.
+    #[must_use]
+    pub fn with_contents(self, contents: Vec<Option<Bytes>>) -> CsvSource {
+        CsvSource { contents, ..self }
+    }
+
+    /// Where a row lies: its file, and its number there.
+    pub fn place_of(&self, unit: u64, record: u32) -> (&Arc<str>, u64) {
+        let (file, _) = self.file(unit);
+        (
+            &file.path,
+            self.rows_before[unit as usize] - file.first_row + u64::from(record),
+        )
+    }
+
+    /// Writes where all stretches lie and how many rows each has, for a digest.
+    pub fn write_layout(&self, mut out: impl FnMut(&[u8])) {
+        for file in &self.files {
+            out(&file.first_unit.to_le_bytes());
+        }
+        for stretch in &self.stretches {
+            out(&stretch.offset.to_le_bytes());
+            out(&stretch.len.to_le_bytes());
+            out(&stretch.rows.to_le_bytes());
+        }
+    }
+
+    fn file(&self, unit: u64) -> (&File, usize) {
+        let i = self.files.partition_point(|f| f.first_unit <= unit).saturating_sub(1);
+        (&self.files[i], i)
+    }
+}
+
+impl Source for CsvSource {
+    fn columns(&self) -> &[ColumnSpec] {
+        &self.reading.layout.specs
+    }
+
+    fn units(&self) -> u64 {
+        self.stretches.len() as u64
+    }
+
+    fn describe(&self, unit: u64) -> UnitInfo {
+        let stretch = self.stretches[unit as usize];
+        let (_, location) = self.file(unit);
+        let range = ByteRange {
+            location: location as u32,
+            offset: stretch.offset,
+            len: stretch.len.into(),
+        };
+        UnitInfo {
+            rows: stretch.rows,
+            range: Some(range),
+            class: 0,
+            apart: false,
+            held: None,
+        }
+    }
+
+    fn classes(&self) -> &[Arc<str>] {
+        &self.classes
+    }
+
+    fn work(&self) -> Work {
+        Work {
+            open: "opening",
+            place: "parsing",
+        }
+    }
+
+    fn locations(&self) -> &[Arc<str>] {
+        &self.locations
+    }
+
+    fn stamps(&self) -> &[FileStamp] {
+        &self.stamps
+    }
+
+    fn contents(&self) -> &[Option<Bytes>] {
+        &self.contents
+    }
+
+    fn open(&self, unit: u64, _pass: Pass, fetched: Fetched, _pool: &BufferPool) -> Result<Box<dyn Unit>> {
+        let (file, _) = self.file(unit);
+        let stretch = self.stretches[unit as usize];
+        let data = fetched.into_bytes();
+        if data.len() != stretch.len as usize {
+            let reason = format!("a stretch of {} bytes was read as {}", stretch.len, data.len());
+            return Err(Error::new(ErrorKind::Internal, reason));
+        }
+        Ok(Box::new(Rows {
+            reading: self.reading.clone(),
+            lines: file.lines.clone(),
+            program: file.program.clone(),
+            data,
+            offset: stretch.offset,
+            rows: stretch.rows,
+            starts: Starts::default(),
+        }))
+    }
+
+    fn pick(
+        &self,
+        units: &[&dyn Unit],
+        rows: &[Row],
+        slots: Range<usize>,
+        out: &mut Sink<'_>,
+    ) -> std::result::Result<(), Unpicked> {
+        let at = |slot| move |error| Unpicked { slot, error };
+        let own = own_units::<Rows>(units).map_err(at(slots.start))?;
+        let cells = out.choose_cells(&self.reading.layout.cells);
+        cells.map_err(|overflow| at(slots.start)(overflow.into()))?;
+        let claimed = out.claim(slots.start as u32..slots.end as u32);
+        claimed.map_err(|overflow| at(slots.start)(overflow.into()))?;
+        for slot in slots {
+            let row = rows[slot];
+            own[row.unit as usize]
+                .pick(row.record, slot as u32, out)
+                .map_err(at(slot))?;
+        }
+        Ok(())
+    }
+
+    fn locate(&self, unit: u64, error: Error) -> Error {
+        let (path, first) = self.place_of(unit, 0);
+        let error = match error.location().record {
+            // Users count the rows of a file.
+            Some(record) => error.with_record(first + record),
+            None => error.at_offset(self.stretches[unit as usize].offset),
+        };
+        error.at_path(path).at_unit(unit)
+    }
+}

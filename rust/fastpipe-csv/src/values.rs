@@ -1,0 +1,333 @@
+//! What fields say: numbers, truth values, dates and times.
+//!
+//! Numbers become the nearest that their type has, as `strtof` and `strtod` would have them.
+
+use arrow_cast::parse::string_to_datetime;
+use chrono::{NaiveDate, Timelike, Utc};
+use fast_float2::FastFloat;
+use fastpipe_batch::TimeUnit;
+
+/// The days from 1 January of the year 1 to that of 1970.
+const DAYS_BEFORE_1970: i32 = 719_163;
+
+/// Digits at the start of eight bytes as a number, and how many they are.
+///
+/// All bytes are looked at together: how many digits a number has can't be foreseen, and to be wrong about that takes longer
+/// than all the rest.
+#[inline(always)]
+fn digits(bytes: [u8; 8]) -> (u64, usize) {
+    const LOW: u64 = 0x0000_00ff_0000_00ff;
+    // Digits become 0 to 9. Others get a high bit, at least in the first byte that is none.
+    let values = u64::from_le_bytes(bytes) ^ 0x3030_3030_3030_3030;
+    let others = (values.wrapping_add(0x7676_7676_7676_7676) | values) & 0x8080_8080_8080_8080;
+    let count = others.trailing_zeros() / 8;
+    // Zeros in front of the digits, which are then added up by pairs, fours and eights.
+    let aligned = values.checked_shl(64 - 8 * count).unwrap_or(0);
+    let pairs = aligned.wrapping_mul(10).wrapping_add(aligned >> 8);
+    let high = (pairs & LOW).wrapping_mul(100 + (1_000_000 << 32));
+    let low = ((pairs >> 16) & LOW).wrapping_mul(1 + (10_000 << 32));
+    (high.wrapping_add(low) >> 32, count as usize)
+}
+
+/// A float of few digits.
+pub(crate) trait Short: FastFloat {
+    /// An integer less than 10^14 divided by a power of ten less than 10^8: the nearest float, if both are floats, since a
+    /// division is rounded once (W. D. Clinger, How to Read Floating Point Numbers Accurately, 1990).
+    fn quotient(integer: u64, places: usize) -> Option<Self>;
+    fn negated(self) -> Self;
+}
+
+impl Short for f64 {
+    #[inline(always)]
+    fn quotient(integer: u64, places: usize) -> Option<f64> {
+        const POWERS: [f64; 8] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7];
+        Some(integer as f64 / POWERS[places])
+    }
+
+    #[inline(always)]
+    fn negated(self) -> f64 {
+        -self
+    }
+}
+
+impl Short for f32 {
+    #[inline(always)]
+    fn quotient(integer: u64, places: usize) -> Option<f32> {
+        const POWERS: [f32; 8] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7];
+        (integer <= 1 << 24).then(|| integer as f32 / POWERS[places])
+    }
+
+    #[inline(always)]
+    fn negated(self) -> f32 {
+        -self
+    }
+}
+
+/// A float with up to seven digits in front of its mark and behind it at the start of some bytes, and how many it has; `None`
+/// for others.
+#[inline(always)]
+pub(crate) fn short_float<T: Short>(bytes: &[u8], decimal: u8) -> Option<(T, usize)> {
+    const POWERS: [u64; 8] = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 10_000_000];
+    let signs = usize::from(*bytes.first()? == b'-');
+    let (mut integer, whole) = digits(bytes.get(signs..)?.first_chunk().copied()?);
+    let (mut at, mut places) = (signs + whole, 0);
+    if whole < 8 && bytes[at] == decimal {
+        let fraction;
+        (fraction, places) = digits(bytes.get(at + 1..)?.first_chunk().copied()?);
+        integer = integer * POWERS.get(places)? + fraction;
+        at += 1 + places;
+    }
+    if whole == 8 || whole + places == 0 {
+        return None;
+    }
+    let value = T::quotient(integer, places)?;
+    Some((if signs > 0 { value.negated() } else { value }, at))
+}
+
+/// A float at the start of some bytes, and how many it has.
+#[inline(always)]
+pub(crate) fn float<T: FastFloat>(bytes: &[u8], decimal: u8) -> Option<(T, usize)> {
+    if decimal == b'.' {
+        fast_float2::parse_partial(bytes).ok()
+    } else {
+        float_behind(bytes, decimal)
+    }
+}
+
+/// The same where another mark stands in front of the decimals.
+#[cold]
+fn float_behind<T: FastFloat>(bytes: &[u8], decimal: u8) -> Option<(T, usize)> {
+    // Longer ones are no numbers that anybody writes: a double has 767 digits at most that matter.
+    let mut text = [0; 1100];
+    let n = bytes.len().min(text.len());
+    for (to, &byte) in text.iter_mut().zip(bytes) {
+        *to = match byte {
+            b'.' => b',',
+            _ if byte == decimal => b'.',
+            _ => byte,
+        };
+    }
+    fast_float2::parse_partial(&text[..n]).ok()
+}
+
+/// An integer at the start of some bytes, and how many it has; `None` if there is none, or if it doesn't fit 64 bits with
+/// its sign.
+#[inline(always)]
+pub(crate) fn integer(bytes: &[u8]) -> Option<(i128, usize)> {
+    if let Some((value, n @ 1..8)) = bytes.first_chunk().map(|&eight| digits(eight)) {
+        return Some((value.into(), n));
+    }
+    let (negative, signs) = match bytes.first()? {
+        b'-' => (true, 1),
+        b'+' => (false, 1),
+        _ => (false, 0),
+    };
+    let (mut value, mut at) = (0u64, signs);
+    while let Some(digit) = bytes
+        .get(at)
+        .map(|byte| byte.wrapping_sub(b'0'))
+        .filter(|&digit| digit < 10)
+    {
+        // 19 digits always fit.
+        if at < signs + 19 {
+            value = value * 10 + u64::from(digit);
+        } else {
+            value = value.checked_mul(10)?.checked_add(u64::from(digit))?;
+        }
+        at += 1;
+    }
+    let value = i128::from(value);
+    (at > signs).then_some((if negative { -value } else { value }, at))
+}
+
+/// A truth value.
+pub(crate) fn boolean(text: &[u8]) -> Option<bool> {
+    match text {
+        b"1" => Some(true),
+        b"0" => Some(false),
+        _ if text.eq_ignore_ascii_case(b"true") => Some(true),
+        _ if text.eq_ignore_ascii_case(b"false") => Some(false),
+        _ => None,
+    }
+}
+
+/// A date, or a date and a time, in ISO 8601 or with a blank in the place of its `T`: in units since 1970, and the coarsest
+/// unit in which nothing of it is lost. Without an offset it is taken as UTC.
+pub(crate) fn time(text: &[u8], unit: TimeUnit) -> Option<i64> {
+    let text = std::str::from_utf8(text).ok()?;
+    if let Some(date) = date(text) {
+        return date.checked_mul(per_day(unit));
+    }
+    let found = string_to_datetime(&Utc, text).ok()?;
+    match unit {
+        // Half a day is no day.
+        TimeUnit::Days => (found.num_seconds_from_midnight() == 0 && found.nanosecond() == 0)
+            .then(|| found.timestamp().div_euclid(86_400)),
+        TimeUnit::Seconds => exact(found.nanosecond(), 1_000_000_000, found.timestamp()),
+        TimeUnit::Milliseconds => exact(found.nanosecond(), 1_000_000, found.timestamp_millis()),
+        TimeUnit::Microseconds => exact(found.nanosecond(), 1000, found.timestamp_micros()),
+        TimeUnit::Nanoseconds => found.timestamp_nanos_opt(),
+    }
+}
+
+/// The coarsest of the units that are inferred in which nothing of a time is lost.
+pub(crate) fn unit_of(text: &[u8]) -> Option<TimeUnit> {
+    let units = [TimeUnit::Days, TimeUnit::Microseconds, TimeUnit::Nanoseconds];
+    // "00:00" of a day is a time yet.
+    let is_date = std::str::from_utf8(text).ok().is_some_and(|text| date(text).is_some());
+    let units = if is_date { &units[..1] } else { &units[1..] };
+    units.iter().copied().find(|&unit| time(text, unit).is_some())
+}
+
+fn exact(nanoseconds: u32, unit: u32, value: i64) -> Option<i64> {
+    nanoseconds.is_multiple_of(unit).then_some(value)
+}
+
+fn per_day(unit: TimeUnit) -> i64 {
+    match unit {
+        TimeUnit::Days => 1,
+        TimeUnit::Seconds => 86_400,
+        TimeUnit::Milliseconds => 86_400_000,
+        TimeUnit::Microseconds => 86_400_000_000,
+        TimeUnit::Nanoseconds => 86_400_000_000_000,
+    }
+}
+
+/// `YYYY-MM-DD` as days since 1970.
+fn date(text: &str) -> Option<i64> {
+    let &[y0, y1, y2, y3, b'-', m0, m1, b'-', d0, d1] = text.as_bytes() else {
+        return None;
+    };
+    let number = |digits: &[u8]| {
+        digits.iter().try_fold(0i32, |sum, &digit| {
+            digit.is_ascii_digit().then(|| sum * 10 + i32::from(digit - b'0'))
+        })
+    };
+    let (year, month, day) = (number(&[y0, y1, y2, y3])?, number(&[m0, m1])?, number(&[d0, d1])?);
+    let date = NaiveDate::from_ymd_opt(year, month as u32, day as u32)?;
+    Some(i64::from(chrono::Datelike::num_days_from_ce(&date) - DAYS_BEFORE_1970))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn integers_of_any_length_are_read_or_refused() {
+        let cases = [
+            ("0", Some((0, 1))),
+            ("-12,5", Some((-12, 3))),
+            ("+7x", Some((7, 2))),
+            ("0000000000000000000000000001", Some((1, 28))),
+            ("18446744073709551615", Some((u64::MAX.into(), 20))),
+            ("18446744073709551616", None),
+            ("-9223372036854775808", Some((i64::MIN.into(), 20))),
+            ("", None),
+            ("-", None),
+            ("x", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(integer(text.as_bytes()), expected, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn integers_are_those_of_the_standard_library(value in any::<i64>(), behind in "[,\n]?") {
+            let text = format!("{value}{behind}");
+            prop_assert_eq!(integer(text.as_bytes()), Some((value.into(), value.to_string().len())));
+        }
+
+        #[test]
+        fn floats_are_those_of_the_standard_library(bits in any::<u64>(), single in any::<u32>()) {
+            let (value, single) = (f64::from_bits(bits), f32::from_bits(single));
+            prop_assume!(value.is_finite() && single.is_finite());
+            for text in [format!("{value}"), format!("{value:e}"), format!("{value:.3}")] {
+                let (found, n) = float::<f64>(text.as_bytes(), b'.').unwrap();
+                prop_assert_eq!((found.to_bits(), n), (text.parse::<f64>().unwrap().to_bits(), text.len()));
+                if let Some((found, n)) = short_float::<f64>(format!("{text};;;;;;;;;").as_bytes(), b'.') {
+                    // Whoever reads on sees that exponents don't end it.
+                    prop_assert_eq!(found.to_bits(), text[..n].parse::<f64>().unwrap().to_bits());
+                }
+                let (found, _) = float::<f32>(text.as_bytes(), b'.').unwrap();
+                prop_assert_eq!(found.to_bits(), text.parse::<f32>().unwrap().to_bits());
+            }
+            let text = format!("{single};").replace('.', ",");
+            let (found, n) = float::<f32>(text.as_bytes(), b',').unwrap();
+            prop_assert_eq!((found.to_bits(), n), (single.to_bits(), text.len() - 1));
+        }
+
+        #[test]
+        fn days_are_chronos(days in -719_162i64..2_932_896) {
+            let date = NaiveDate::from_num_days_from_ce_opt(days as i32 + DAYS_BEFORE_1970).unwrap();
+            let text = date.format("%Y-%m-%d").to_string();
+            prop_assert_eq!(time(text.as_bytes(), TimeUnit::Days), Some(days));
+            prop_assert_eq!(time(text.as_bytes(), TimeUnit::Seconds), Some(days * 86_400));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn short_floats_are_those_of_the_standard_library(text in "-?[0-9]{0,9}(\\.[0-9]{0,9})?") {
+            let long = format!("{text},;;;;;;;;;");
+            if let Some((found, n)) = short_float::<f64>(long.as_bytes(), b'.') {
+                prop_assert_eq!((found.to_bits(), n), (text.parse::<f64>().unwrap().to_bits(), text.len()));
+            }
+            if let Some((found, n)) = short_float::<f32>(long.as_bytes(), b'.') {
+                prop_assert_eq!((found.to_bits(), n), (text.parse::<f32>().unwrap().to_bits(), text.len()));
+            }
+        }
+    }
+
+    #[test]
+    fn most_floats_are_short() {
+        let of = |text: &str| short_float::<f64>(text.as_bytes(), b'.');
+        assert_eq!(of("-12.5,;;;;;;;;"), Some((-12.5, 5)));
+        assert_eq!(of("7\n;;;;;;;;"), Some((7.0, 1)));
+        assert_eq!(of(".5\n;;;;;;;;"), Some((0.5, 2)));
+        assert_eq!(of("5.\n;;;;;;;;"), Some((5.0, 2)));
+        assert!(of("-0,;;;;;;;;;;").is_some_and(|(zero, _)| zero.to_bits() == (-0f64).to_bits()));
+        for other in [
+            "12345678,;;;;;;;;",
+            "1.12345678;;;;;;;;;",
+            ".,;;;;;;;;;;;;",
+            "-;;;;;;;;;;;",
+            "x;;;;;;;;;;;",
+            "1",
+            "",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn times_keep_what_their_unit_has() {
+        let at = |text: &str, unit| time(text.as_bytes(), unit);
+        assert_eq!(at("1970-01-02T00:00:01", TimeUnit::Seconds), Some(86_401));
+        assert_eq!(at("1970-01-01 00:00:00.25Z", TimeUnit::Milliseconds), Some(250));
+        assert_eq!(at("1970-01-01 00:00:00.25", TimeUnit::Seconds), None);
+        assert_eq!(at("1970-01-01T01:00:00+01:00", TimeUnit::Microseconds), Some(0));
+        assert_eq!(at("1969-12-31T23:59:59.999999999", TimeUnit::Nanoseconds), Some(-1));
+        assert_eq!(at("1970-01-03T00:00:00", TimeUnit::Days), Some(2));
+        assert_eq!(at("1970-01-03T12:00:00", TimeUnit::Days), None);
+        assert_eq!(at("9999-01-01", TimeUnit::Nanoseconds), None);
+        for wrong in ["", "1970", "1970-02-30", "x970-01-01", "1970-01-01T25:00:00", "today"] {
+            assert_eq!(at(wrong, TimeUnit::Microseconds), None, "{wrong}");
+        }
+        assert_eq!(unit_of(b"2024-02-29"), Some(TimeUnit::Days));
+        assert_eq!(unit_of(b"2024-02-29 00:00:00"), Some(TimeUnit::Microseconds));
+        assert_eq!(unit_of(b"2024-02-29 00:00:00.123456789"), Some(TimeUnit::Nanoseconds));
+        assert_eq!(unit_of(b"12:00"), None);
+    }
+
+    #[test]
+    fn truth_is_written_in_a_few_ways() {
+        assert_eq!(
+            (boolean(b"TRUE"), boolean(b"false"), boolean(b"1")),
+            (Some(true), Some(false), Some(true))
+        );
+        assert_eq!((boolean(b"yes"), boolean(b"")), (None, None));
+    }
+}

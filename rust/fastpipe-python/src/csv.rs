@@ -1,0 +1,185 @@
+//! CSV files as a data set.
+
+use std::borrow::Cow;
+use std::ffi::{OsStr, OsString};
+use std::hash::Hasher;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use fastpipe_batch::{Error, Feature, Source, Unit, path_text, text_path};
+use fastpipe_csv::{CsvFile, CsvSource, Dialect, Evidence, Names, OnRagged, inferring};
+use fastpipe_engine::default_threads;
+use fastpipe_files::{IndexCache, Opening, Survey, open_all, survey};
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use siphasher::sip128::{Hasher128, SipHasher24};
+
+use crate::contents::{InMemory, contents as in_memory};
+use crate::csv_format::CsvFormat;
+use crate::data::Data;
+use crate::errors::{IntoPy, to_py};
+use crate::features::{Described, Lowered, describe, feature};
+use crate::index::{log, signals};
+
+/// Delimiter, quote, comment, decimal mark, names of columns (or whether they are in the first row), words for no value, and
+/// whether ragged rows are passed over.
+type LoweredDialect = (u8, Option<u8>, Option<u8>, u8, GivenNames, Vec<Vec<u8>>, bool);
+
+/// Where the names of columns come from.
+#[derive(FromPyObject)]
+enum GivenNames {
+    FirstRow(bool),
+    Given(Vec<String>),
+}
+
+fn dialect(lowered: LoweredDialect) -> Dialect {
+    let (delimiter, quote, comment, decimal, names, null_values, skip) = lowered;
+    Dialect {
+        delimiter,
+        quote,
+        comment,
+        decimal,
+        names: match names {
+            GivenNames::FirstRow(true) => Names::FirstRow,
+            GivenNames::FirstRow(false) => Names::Numbered,
+            GivenNames::Given(names) => Names::Given(names),
+        },
+        null_values,
+        on_ragged: if skip { OnRagged::Skip } else { OnRagged::Error },
+    }
+}
+
+/// CSV files, ready to be read. Their units are stretches of rows.
+#[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
+pub(crate) struct CsvDataset {
+    source: Arc<CsvSource>,
+    features: Vec<Feature>,
+    files: Vec<CsvFile>,
+}
+
+#[pymethods]
+impl CsvDataset {
+    /// Opens files and finds their rows; `columns` are of those that are found out by a look at rows, if there are no
+    /// `features`.
+    #[new]
+    #[pyo3(signature = (paths, dialect, features, columns, index_cache=None, contents=Vec::new()))]
+    fn new(
+        py: Python<'_>,
+        paths: Vec<OsString>,
+        dialect: LoweredDialect,
+        features: Option<Vec<(String, Lowered<'_>)>>,
+        columns: Option<Vec<String>>,
+        index_cache: Option<PathBuf>,
+        contents: Vec<InMemory>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let dialect = self::dialect(dialect);
+        dialect
+            .check()
+            .map_err(|e| PyValueError::new_err(e.reason().to_owned()))?;
+        let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
+        let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
+        let contents = contents.into_iter().map(in_memory).collect::<PyResult<Vec<_>>>()?;
+        // Several files are scanned at once, or several regions of one.
+        let threads = default_threads();
+        let format = CsvFormat::new(dialect.clone(), if paths.len() == 1 { threads } else { 1 });
+        let how = Opening {
+            contents: &contents,
+            cache: cache.as_ref(),
+            tolerant: false,
+            threads,
+        };
+        let (found, failed) = py.detach(|| open_all(&format, &paths, how, &mut signals())).py(py)?;
+        if let Some(error) = failed {
+            return Err(to_py(py, &error));
+        }
+        let (mut files, mut stamps) = (Vec::with_capacity(found.len()), Vec::with_capacity(found.len()));
+        for file in found.into_iter().filter_map(|file| file.opened) {
+            log(py, &file.notes)?;
+            stamps.push(file.stamp);
+            files.push(CsvFile {
+                path: file.path,
+                header: file.header,
+                stretches: file.blocks,
+            });
+        }
+        let source = |features: &[Feature]| {
+            let source = CsvSource::new(features, &dialect, &files)?;
+            Ok::<_, Error>(source.with_stamps(stamps.clone()).with_contents(contents.clone()))
+        };
+        let features = match features {
+            Some(features) => {
+                let features = features.into_iter().map(|(name, spec)| feature(name, spec));
+                features.collect::<PyResult<Vec<_>>>()?
+            }
+            None => inferred(py, &source(&[]).py(py)?, &dialect, &files, columns.as_deref())?,
+        };
+        let source = Arc::new(source(&features).py(py)?);
+        let dataset = CsvDataset {
+            source: source.clone(),
+            features,
+            files,
+        };
+        Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
+    }
+
+    /// Name, kind, shape, dtype and nulls of each feature, and what nulls are filled with if it isn't 0 or empty.
+    fn features(&self) -> Vec<Described> {
+        self.features.iter().map(describe).collect()
+    }
+
+    /// Path, size in bytes, and a digest of the first and the last bytes of each file.
+    fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, u64)> {
+        let files = self.files.iter();
+        files
+            .map(|file| (text_path(&file.path), file.header.size, file.header.digest))
+            .collect()
+    }
+
+    /// A digest of where all stretches lie and of how many rows each has, in 16 bytes.
+    fn layout<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let mut hasher = SipHasher24::new();
+        py.detach(|| self.source.write_layout(|bytes| hasher.write(bytes)));
+        PyBytes::new(py, &hasher.finish128().as_bytes())
+    }
+
+    /// The file of a row, and its number there.
+    fn place_of(&self, unit: u64, record: u32) -> PyResult<(Cow<'_, OsStr>, u64)> {
+        if unit >= self.source.units() {
+            return Err(PyIndexError::new_err(format!("there is no stretch {unit}")));
+        }
+        let (path, row) = self.source.place_of(unit, record);
+        Ok((text_path(path), row))
+    }
+}
+
+/// Features of the columns of the first file, or of some of them, by a look at rows.
+fn inferred(
+    py: Python<'_>,
+    source: &CsvSource,
+    dialect: &Dialect,
+    files: &[CsvFile],
+    columns: Option<&[String]>,
+) -> PyResult<Vec<Feature>> {
+    let Some(first) = files.first() else {
+        return Ok(Vec::new());
+    };
+    let evidence = inferring(dialect, &first.header, columns).map_err(|e| e.at_path(&first.path));
+    let mut columns = Columns(evidence.py(py)?);
+    let notes = py.detach(|| survey(source, &mut columns, &mut signals())).py(py)?;
+    log(py, &notes)?;
+    Ok(columns.0.features())
+}
+
+/// A survey of the types of columns.
+struct Columns<'d>(Evidence<'d>);
+
+impl Survey for Columns<'_> {
+    fn is_open(&self) -> bool {
+        true
+    }
+
+    fn observe(&mut self, unit: &dyn Unit, records: u32) -> Result<(), Error> {
+        self.0.observe(unit, records)
+    }
+}

@@ -1,0 +1,457 @@
+"""CSV files, held against Python's `csv` module and the C library's numbers."""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import io
+import math
+import os
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+import fastpipe
+import oracle
+from fastpipe import DenseSpec
+from strategies import SOME, orders
+
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+
+NUMBERS = int(os.environ.get("FASTPIPE_NUMBERS", "100000"))
+libc = ctypes.CDLL(None)
+libc.strtod.restype, libc.strtof.restype = ctypes.c_double, ctypes.c_float
+libc.strtod.argtypes = libc.strtof.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+
+
+def read(source: Any, **options: Any) -> dict[str, list[Any]]:
+    """All rows of each column."""
+    out: dict[str, list[Any]] = {}
+    with fastpipe.read_csv(source, **{"batch_size": 3} | options) as reader:
+        for batch in reader:
+            for name, node in batch.items():
+                out.setdefault(name, []).extend(oracle.rows(node, counted=True))
+    return out
+
+
+def texts(columns: int) -> dict[str, DenseSpec]:
+    return {f"f{i}": DenseSpec((), "string") for i in range(columns)}
+
+
+def rows_of(source: Any, columns: int, **options: Any) -> list[list[str]]:
+    """The fields of all rows."""
+    found = read(source, features=texts(columns), header=[f"f{i}" for i in range(columns)], **options)
+    return list(map(list, zip(*found.values(), strict=True)))
+
+
+def expected(text: str, columns: int, **options: Any) -> list[list[str]]:
+    """The rows that Python's module finds, but for those that aren't as long as others."""
+    found = csv.reader(io.StringIO(text, newline=""), strict=False, **options)
+    return [row for row in found if len(row) == columns]
+
+
+# --- Rows and fields ---
+
+PIECES = ["a", "bc", "ä€", " ", ",", ",", "\n", "\n", "\r\n", '"', '"', '""', ";", "#"]
+
+
+@hypothesis.settings(max_examples=5 * SOME)
+@hypothesis.given(st.lists(st.sampled_from(PIECES), max_size=60), st.integers(1, 3))
+def test_any_text_is_read_as_the_csv_module_reads_it(pieces: list[str], columns: int) -> None:
+    text = "".join(pieces)
+    try:
+        found = rows_of(text.encode(), columns, on_ragged="skip") if text else []
+    except fastpipe.MalformedFileError:
+        # What follows would be part of the last field.
+        assert list(csv.reader(io.StringIO(text + "\nbehind", newline="")))[-1] != ["behind"]
+        return
+    assert found == expected(text, columns)
+
+
+@hypothesis.settings(max_examples=SOME)
+@hypothesis.given(
+    st.lists(st.lists(st.text(st.sampled_from("ab\",;\n\r 'é😀|"), max_size=8), min_size=3, max_size=3), max_size=30),
+    st.sampled_from([",", ";", "|", "\t"]),
+    st.sampled_from(['"', "'"]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.booleans(),
+    orders(),
+)
+def test_what_the_csv_module_writes_comes_back(
+    rows: list[list[str]], delimiter: str, quote: str, end: str, always: bool, order: dict[str, Any]
+) -> None:
+    if not always:
+        # The module puts no quotes around a lone carriage return.
+        rows = [[field.replace("\r", "") for field in row] for row in rows]
+    out = io.StringIO(newline="")
+    quoting = csv.QUOTE_ALL if always else csv.QUOTE_MINIMAL
+    writer = csv.writer(out, delimiter=delimiter, quotechar=quote, lineterminator=end, quoting=quoting)
+    writer.writerows([["f0", "f1", "f2"], *rows])
+    data = out.getvalue().encode()
+    dialect: dict[str, Any] = {"delimiter": delimiter, "quote": quote, "features": texts(3)}
+    found = read(data, **dialect)
+    assert [list(row) for row in zip(*found.values(), strict=True)] == rows
+    shuffled = read(data, **dialect, **order | {"drop_last": False})
+    assert sorted(zip(*shuffled.values(), strict=True)) == sorted(map(tuple, rows))
+
+
+def generated(seed: int, size: int, quoted: float) -> bytes:
+    """Rows of three fields; so many of these have quotes, and newlines within them."""
+    draw = random.Random(seed)
+    rows, total = [], 0
+    while total < size:
+        row = []
+        for _ in range(3):
+            text = "".join(draw.choices("abcdef, 0123é", k=draw.randint(0, 30)))
+            if draw.random() < quoted:
+                text = '"' + text + "\n" * draw.randint(0, 3) + '""' * draw.randint(0, 2) + text + '"'
+            else:
+                text = text.replace(",", "")
+            row.append(text)
+        rows.append(",".join(row))
+        total += len(rows[-1]) + 1
+    return ("\n".join(rows) + "\n").encode()
+
+
+@pytest.mark.parametrize("quoted", [0, 0.01, 0.9])
+def test_rows_of_a_file_that_several_threads_scan(tmp_path: Path, quoted: float) -> None:
+    """Regions of 8 MiB are scanned at once, and pieces of 256 KiB: rows lie across both."""
+    data = generated(1, 20 << 20, quoted)
+    path = tmp_path / "x.csv"
+    path.write_bytes(data)
+    reader = fastpipe.read_csv(path, features=texts(3), header=["f0", "f1", "f2"], batch_size=5000)
+    want = [row for row in csv.reader(io.StringIO(data.decode(), newline="")) if row]
+    assert reader.num_rows == len(want)
+    step = 0
+    for batch in reader:
+        columns = [oracle.rows(batch[f"f{i}"]) for i in range(3)]
+        assert list(map(list, zip(*columns, strict=True))) == want[step : step + 5000]
+        step += 5000
+    assert step >= len(want)
+
+
+@pytest.mark.parametrize("size", [100, 5 << 20])
+def test_a_row_may_be_long(size: int) -> None:
+    long = "x\n" * (size // 2)
+    data = f'a,b\n1,"{long}"\n2,y\n'.encode()
+    found = read(data, features={"a": DenseSpec((), "int64"), "b": DenseSpec((), "string")})
+    assert found == {"a": [1, 2], "b": [long, "y"]}
+
+
+def test_much_that_is_no_row() -> None:
+    """More than a stretch may hold of it lies between rows."""
+    filler = "\n" * (3 << 20) + "# no row\r\n" * 200_000
+    data = f"{filler}a,b\n{filler}1,2\n{filler}3,4\n{filler}".encode()
+    assert read(data, comment="#", shuffle=True, seed=1, epochs=1).keys() == {"a", "b"}
+    assert read(data, comment="#") == {"a": [1, 3], "b": [2, 4]}
+
+
+def test_bom_and_no_last_newline() -> None:
+    assert read(b"\xef\xbb\xbfa,b\r\n1,2\r\n3,4") == {"a": [1, 3], "b": [2, 4]}
+    assert read(b"\xef\xbb\xbf1,2", header=False) == {"f0": [1], "f1": [2]}
+    assert read(b"a\n1\n\n2\n") == {"a": [1, 2]}
+    assert read(b"a,b\n", features={"a": DenseSpec((), "int64")}) == {}
+
+
+def test_files_have_columns_in_any_order(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("a,b\n1,x\n2,y\n")
+    (tmp_path / "2.csv").write_text("more,b,a\n.,z,3\n")
+    assert read(tmp_path) == {"a": [1, 2, 3], "b": ["x", "y", "z"]}
+    assert read(str(tmp_path / "*.csv"), columns=["b"]) == {"b": ["x", "y", "z"]}
+    (tmp_path / "3.csv").write_text("a\n1\n")
+    with pytest.raises(fastpipe.SchemaError, match=r"no column \"b\".*3\.csv"):
+        read(tmp_path)
+
+
+# --- Numbers ---
+
+
+def hard_numbers(count: int) -> list[str]:
+    """Decimals near halves between floats, short ones, long ones, tiny and huge ones."""
+    draw = random.Random(3)
+    out = [
+        "0",
+        "-0",
+        "1e400",
+        "-1e-400",
+        "4.9e-324",
+        "2.4703282292062327e-324",
+        "1.7976931348623159e308",
+        "9007199254740993",
+    ]
+    out += [
+        "16777217",
+        "1.17549435e-38",
+        "7.0064923216240854e-46",
+        "3.4028235677973366e38",
+        ".5",
+        "5.",
+        "+7",
+        "00012.500",
+    ]
+    while len(out) < count:
+        bits = draw.getrandbits(64)
+        value = struct.unpack("d", struct.pack("Q", bits))[0]
+        if not math.isfinite(value):
+            continue
+        kind = draw.randrange(6)
+        if kind == 0:
+            out.append(repr(value))
+        elif kind == 1:
+            # Exactly between two doubles, and a digit beside it.
+            a = abs(value) if 1e-290 < abs(value) < 1e290 else draw.random()
+            half = (float_exact(a) + float_exact(math.nextafter(a, math.inf))) / 2
+            out.append(f"{half:e}" + draw.choice(["", ""]))
+        elif kind == 2:
+            out.append(f"{draw.uniform(-1e6, 1e6):.{draw.randint(0, 9)}f}")
+        elif kind == 3:
+            out.append("".join(draw.choices("0123456789", k=draw.randint(1, 40))) + "." + str(draw.getrandbits(60)))
+        elif kind == 4:
+            out.append(f"{draw.getrandbits(70)}e{draw.randint(-330, 310)}")
+        else:
+            out.append(str(draw.randint(-(10**9), 10**9)))
+    return out
+
+
+def float_exact(value: float) -> Any:
+    from decimal import Context, Decimal
+
+    return Context(prec=800).create_decimal(Decimal(value))
+
+
+def test_floats_are_those_of_the_c_library() -> None:
+    numbers = hard_numbers(NUMBERS)
+    data = ("x\n" + "\n".join(numbers) + "\n").encode()
+    features = {"x": DenseSpec((), "float64"), "y": DenseSpec((), "float32", field="x")}
+    with fastpipe.read_csv(data, features=features, batch_size=4096) as reader:
+        parts = [(batch["x"], batch["y"]) for batch in reader]
+    doubles = np.array([libc.strtod(number.encode(), None) for number in numbers])
+    singles = np.array([libc.strtof(number.encode(), None) for number in numbers], np.float32)
+    assert (np.concatenate([x for x, _ in parts]).view(np.int64) == doubles.view(np.int64)).all()
+    assert (np.concatenate([y for _, y in parts]).view(np.int32) == singles.view(np.int32)).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_integers_are_checked_for_their_range(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    features = {"x": DenseSpec((), dtype)}
+    data = f"x,y\n{limits.min},\n {limits.max} ,\n+1,\n007,\n".encode()
+    assert read(data, features=features) == {"x": [limits.min, limits.max, 1, 7]}
+    for wrong in (limits.min - 1, limits.max + 1, 10**30):
+        with pytest.raises(fastpipe.ValueRangeError, match=f'"{wrong}" (doesn\'t fit|is no) {dtype}'):
+            read(f"x,y\n{wrong},\n".encode(), features=features)
+    for wrong in ("1.0", "1e3", "x", "1 2", "--1", "0x10"):
+        with pytest.raises(fastpipe.ValueRangeError, match=f'"{wrong}" is no {dtype}'):
+            read(f"x,y\n{wrong},\n".encode(), features=features)
+
+
+def test_decimal_commas() -> None:
+    data = b'a;b\n1,5;-0,25\n1234567,125;"3,5"\n12345678,5;,5\n'
+    assert read(data, delimiter=";", decimal=",") == {"a": [1.5, 1234567.125, 12345678.5], "b": [-0.25, 3.5, 0.5]}
+    with pytest.raises(fastpipe.ValueRangeError, match=r'"1\.5" is no float64'):
+        read(b"a;b\n1.5;2\n", delimiter=";", decimal=",", features={"a": DenseSpec((), "float64")})
+
+
+def test_other_types() -> None:
+    data = (
+        b"b,d,t,h,y\ntrue,2024-02-29,2024-02-29T12:30:00.5Z,0.1,\xff\n"
+        b"FALSE,1969-12-31,1969-12-31 23:59:59,65504,\n1,0001-01-01,2024-02-29,-2,ok\n"
+    )
+    features = {
+        "b": DenseSpec((), "bool"),
+        "d": DenseSpec((), "datetime64[D]"),
+        "t": DenseSpec((), "datetime64[ms]"),
+        "h": DenseSpec((), "float16"),
+        "y": DenseSpec((), "bytes"),
+    }
+    with fastpipe.read_csv(data, features=features, batch_size=3) as reader:
+        batch = next(iter(reader))
+    assert batch["b"].tolist() == [True, False, True]
+    assert (batch["d"] == np.array(["2024-02-29", "1969-12-31", "0001-01-01"], "datetime64[D]")).all()
+    times = ["2024-02-29T12:30:00.500", "1969-12-31T23:59:59", "2024-02-29"]
+    assert (batch["t"] == np.array(times, "datetime64[ms]")).all()
+    assert batch["h"].tolist() == np.array([0.1, 65504, -2], np.float16).tolist()
+    assert oracle.rows(batch["y"]) == [b"\xff", b"", b"ok"]
+
+
+# --- Nulls ---
+
+
+def test_nulls() -> None:
+    data = b"x,s\n1,a\n,NA\nNA,\n-9,b\n"
+    of: Callable[..., Any] = lambda **options: read(data, **options)  # noqa: E731
+    assert of() == {"x": [1, None, None, -9], "s": ["a", "NA", "", "b"]}
+    filled = {"x": DenseSpec((), "int32", fill=7), "s": DenseSpec((), "string", nulls="mask")}
+    assert of(features=filled) == {"x": [1, 7, 7, -9], "s": ["a", None, None, "b"]}
+    assert of(features=filled, null_values=["-9", "", "NA"])["x"] == [1, 7, 7, 7]
+    floats = of(features={"x": DenseSpec((), "float64", fill=math.nan)})["x"]
+    assert np.array_equal(floats, [1, math.nan, math.nan, -9], equal_nan=True)
+    with pytest.raises(fastpipe.NullValueError, match=r"feature 'x': the field is empty.*byte offset 8, record 1"):
+        of(features={"x": DenseSpec((), "int32")})
+    with pytest.raises(fastpipe.ValueRangeError, match='"NA" is no int32'):
+        of(features={"x": DenseSpec((), "int32", fill=0)}, null_values=[""])
+
+
+# --- Inference ---
+
+
+@pytest.mark.parametrize(
+    ("values", "spec"),
+    [
+        (["1", "-2"], DenseSpec((), "int64")),
+        (["1", ""], DenseSpec((), "int64", nulls="mask")),
+        (["1", "18446744073709551615"], DenseSpec((), "uint64")),
+        (["1.5", "NA"], DenseSpec((), "float64", fill=math.nan)),
+        (["true", "False"], DenseSpec((), "bool")),
+        (["2024-01-01", "2024-12-31"], DenseSpec((), "datetime64[D]")),
+        (["2024-01-01 10:00:00", ""], DenseSpec((), "datetime64[us]", nulls="fill")),
+        (["2024-01-01T10:00:00.123456789Z"], DenseSpec((), "datetime64[ns]")),
+        (["x", "1"], DenseSpec((), "string")),
+        (["", "NA"], DenseSpec((), "string")),
+    ],
+)
+def test_types_are_inferred(values: list[str], spec: DenseSpec) -> None:
+    data = ("x,more\n" + "".join(f"{value},.\n" for value in values)).encode()
+    reader = fastpipe.read_csv(data, columns=["x"], batch_size=1)
+    assert repr(reader.features["x"]) == repr(spec)
+    assert len(list(reader)) == len(values)
+
+
+def test_what_is_inferred_can_turn_out_wrong_later() -> None:
+    rows = ["1"] * 4_000_000 + ["x"] + ["1"] * 8_000_000
+    data = ("a,b\n" + "\n".join(f"{row},." for row in rows)).encode()
+    reader = fastpipe.read_csv(data, batch_size=1 << 20)
+    assert reader.features["a"] == DenseSpec((), "int64")
+    with pytest.raises(fastpipe.ValueRangeError, match='"x" is no int64') as caught:
+        list(reader)
+    assert (caught.value.record, caught.value.feature, caught.value.offset) == (4_000_000, "a", 4 + 4 * 4_000_000)
+
+
+# --- What is wrong ---
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "error", "match"),
+    [
+        (b"", {}, fastpipe.MalformedFileError, "there is no row"),
+        (
+            b"a,b\n1,2\n3\n",
+            {},
+            fastpipe.MalformedFileError,
+            r"1 fields, and the file 2 columns.*byte offset 8, record 1",
+        ),
+        (b"a,b\n1,2,3\n", {}, fastpipe.MalformedFileError, r"3 fields.*record 0"),
+        (b"a,b\n1,2\n\r3,4\n", {}, fastpipe.MalformedFileError, r"a carriage return.*byte offset 8, record 1"),
+        (b"a,b\n1,2\r3,4\n", {}, fastpipe.MalformedFileError, r"a carriage return.*byte offset 7, record 0"),
+        (b'a,b\n1,"2\n3,4\n', {}, fastpipe.MalformedFileError, r"ends within quotes.*byte offset 4"),
+        (b"a,b\n1,\xff\n", {}, fastpipe.MalformedFileError, r"feature 'b': .*isn't UTF-8.*byte offset 6, record 0"),
+        (b"a,\xff\n1,2\n", {}, fastpipe.MalformedFileError, "name isn't UTF-8"),
+        (b"a,a\n1,2\n", {}, fastpipe.SchemaError, 'two columns are called "a"'),
+        (b"a,b\n1,2\n", {"columns": ["c"]}, fastpipe.SchemaError, 'no column "c".*it has "a", "b"'),
+        (b"label,b\n1,2\n", {"columns": ["lable"]}, fastpipe.SchemaError, 'did you mean "label"'),
+        (b"\xff\xfea\x00", {}, fastpipe.UnsupportedError, "UTF-16"),
+        (b"\x1f\x8b....", {}, fastpipe.UnsupportedError, "gzip"),
+        (b"\x28\xb5\x2f\xfd...", {}, fastpipe.UnsupportedError, "zstandard"),
+        (b"Obj\x01...", {}, fastpipe.UnsupportedError, "read_avro"),
+        (b"a\n1\n", {"features": {"a": fastpipe.RaggedSpec((None,), "int64")}}, fastpipe.SchemaError, "one value"),
+        (b"a\n1\n", {"features": {"a": DenseSpec((2,), "int64")}}, fastpipe.SchemaError, "one value"),
+        (b"a\n1\n", {"features": {"a": DenseSpec((), "int64", scale=2)}}, fastpipe.SchemaError, "decimals"),
+        (b"a\n1\n", {"features": {"a": DenseSpec((), "timedelta64[s]")}}, fastpipe.SchemaError, "durations"),
+        (b"a\n1\n", {"delimiter": ",,"}, ValueError, "delimiter is one ASCII character"),
+        (b"a\n1\n", {"delimiter": '"'}, ValueError, "delimiter and quote are both"),
+        (b"a\n1\n", {"quote": 3}, TypeError, "quote is one character, not 3"),
+        (b"a\n1\n", {"header": []}, ValueError, "header is empty"),
+        (b"a\n1\n", {"header": ["a", "a"]}, ValueError, "header names 'a' twice"),
+        (b"a\n1\n", {"null_values": "NA"}, TypeError, "null_values is a list"),
+        (b"a\n1\n", {"on_ragged": "drop"}, ValueError, "on_ragged is"),
+        (b"a\n1\n", {"index_cache": 3}, TypeError, "index_cache is"),
+    ],
+)
+def test_errors_say_where_and_what(data: bytes, options: dict[str, Any], error: type, match: str) -> None:
+    with pytest.raises(error, match=match):
+        read(data, **options)
+    with pytest.raises(error, match=match):
+        read(data, shuffle=True, seed=1, **options)
+
+
+def test_ragged_rows_are_counted_out(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(b"a,b\n1,2\n3\n4,5,6\n7,8\n")
+    reader = fastpipe.read_csv(path, batch_size=9, on_ragged="skip")
+    assert reader.num_rows == 2
+    assert [batch["a"].tolist() for batch in reader] == [[1, 7]]
+
+
+def test_a_file_that_changes(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    rows = [f"{i},{i}" for i in range(100_000)]
+    path.write_text("a,b\n" + "\n".join(rows))
+    reader = fastpipe.read_csv(path, batch_size=100, num_threads=1, prefetch=1)
+    batches = iter(reader)
+    next(batches)
+    state = reader.state_dict()
+    path.write_text("a,b\n" + "\n".join(rows[::-1]) + "\n1,2")
+    with pytest.raises(fastpipe.StorageError, match="the file changed"):
+        list(batches)
+    with pytest.raises(fastpipe.StateError, match="another reader"):
+        fastpipe.read_csv(path, batch_size=100).load_state_dict(state)
+    path.write_text("a,b\n" + "\n".join(rows))
+    again = fastpipe.read_csv(path, batch_size=100)
+    again.load_state_dict(state)
+    assert next(iter(again))["a"][0] == 100
+
+
+def test_rows_are_found_in_the_index_again(tmp_path: Path) -> None:
+    path, cache = tmp_path / "x.csv", tmp_path / "cache"
+    data = generated(5, 1 << 20, 0.2)
+    path.write_bytes(data)
+    os.utime(path, (1e9, 1e9))
+    options: dict[str, Any] = {"header": ["f0", "f1", "f2"], "features": texts(3), "index_cache": cache}
+    first = read(path, **options)
+    (entry,) = cache.iterdir()
+    assert entry.stat().st_size < len(data) / 1000
+    assert read(path, **options) == first == read(path, header=["f0", "f1", "f2"], features=texts(3))
+    # What decides where rows are has an entry of its own.
+    read(path, **options, on_ragged="skip")
+    assert len(list(cache.iterdir())) == 2
+    entry.write_bytes(entry.read_bytes()[:-9])
+    assert read(path, **options) == first
+
+
+def test_a_file_of_more_than_4_gib(tmp_path: Path) -> None:
+    """Offsets beyond 2^32: nearly all of the file are holes, in lines that are no rows."""
+    path = tmp_path / "x.csv"
+    with path.open("wb") as file:
+        file.write(b"a,b\n1,x\n")
+        for _ in range(2600):
+            file.write(b"#")
+            file.seek(2 << 20, os.SEEK_CUR)
+            file.write(b"\n")
+        file.write(b"2,y\n3,z\n4,?")
+    assert path.stat().st_size > 5 << 30
+    os.utime(path, (1e9, 1e9))
+    cached: dict[str, Any] = {"comment": "#", "index_cache": tmp_path / "cache"}
+    features = {"a": DenseSpec((), "int64"), "b": DenseSpec((), "string")}
+    assert read(path, features=features, **cached) == {"a": [1, 2, 3, 4], "b": ["x", "y", "z", "?"]}
+    with pytest.raises(fastpipe.ValueRangeError, match=rf"byte offset {path.stat().st_size - 1}, record 3"):
+        read(path, **cached, features={"b": DenseSpec((), "int64", fill=0)}, null_values=["x", "y", "z"])
+    hole = tmp_path / "hole.csv"
+    with hole.open("wb") as other:
+        other.write(b"a,b\n1,")
+        other.truncate(1 << 30)
+    with pytest.raises(fastpipe.LimitError, match="more than 268435456 bytes"):
+        read(hole, features=features)
+
+
+def test_places_are_rows_of_files(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("x\n" + "\n".join(map(str, range(5))))
+    reader = fastpipe.read_csv(tmp_path, batch_size=3)
+    assert reader.locate(2, 1, epoch=0) == fastpipe.CsvLocation(str(tmp_path / "b.csv"), 2)
