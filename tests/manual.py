@@ -72,7 +72,7 @@ def _record(random: np.random.Generator, row: int) -> dict[str, Any]:
 
 
 def write(folder: Path) -> None:
-    """Writes `data/part-*.avro` and `rides.csv`; the former an hour old: of files that were just written no index is kept."""
+    """Writes `data/part-*.avro` and `rides.csv`; of files that were just written no index is kept, so they are old."""
     random = np.random.default_rng(7)
     (folder / "data").mkdir()
     for number in range(FILES):

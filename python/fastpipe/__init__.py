@@ -19,6 +19,7 @@ from fastpipe._decimals import DecimalSpec, to_decimals
 from fastpipe._fastpipe import __version__
 from fastpipe._options import Options
 from fastpipe._reader_growth import Growth, resume_grown
+from fastpipe._reader_samples import sample
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
 from fastpipe.avro import (
     AvroFile,
@@ -31,7 +32,7 @@ from fastpipe.avro import (
     write_avro,
 )
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
-from fastpipe.csv import CsvLocation, read_csv
+from fastpipe.csv import CsvLocation, CsvSample, read_csv, sample_csv
 from fastpipe.errors import (
     ColumnsLeftOutWarning,
     DeviceError,
@@ -66,6 +67,7 @@ __all__ = [
     "Candidates",
     "ColumnsLeftOutWarning",
     "CsvLocation",
+    "CsvSample",
     "DecimalSpec",
     "DenseSpec",
     "DeviceError",
@@ -125,6 +127,8 @@ __all__ = [
     "read_units",
     "rebatch",
     "resume_grown",
+    "sample",
+    "sample_csv",
     "shuffle_report",
     "to_arrow",
     "to_decimals",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as replaced
 from typing import Any, Literal, Self, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -29,8 +30,8 @@ class Ordering:
     """All that decides which rows stand in which batch of which rank, but for the data and the epoch.
 
     Attributes:
-        shuffle: `"sequential"`, `"window"`, `"block"` or `"buffer"`.
-        shuffle_buffer: rows of a window, pool or buffer; None for the default.
+        shuffle: `"sequential"`, `"window"`, `"block"` or `"buffer"`; `"sample"` or (with replacement) `"bootstrap"`.
+        shuffle_buffer: rows of a window, pool, buffer or sample; None for the default.
         seed: as given or drawn.
         seed_given: whether the user chose it.
         batch_size: rows a batch.
@@ -41,6 +42,7 @@ class Ordering:
         uneven: what becomes of the rest.
         in_step: how many ranks have equally many batches, as `uneven` says; None for all. With workers it is the ranks
             of which these are the workers.
+        skipped: draws in front of those of a sample.
     """
 
     shuffle: str
@@ -54,6 +56,7 @@ class Ordering:
     shard_by: str
     uneven: str
     in_step: int | None = None
+    skipped: int = 0
 
     @classmethod
     def checked(
@@ -101,9 +104,27 @@ class Ordering:
             uneven=uneven,
         )
 
+    def sample(self, rows: int, skipped: int, seed: int | None, *, replace: bool) -> Self:
+        """A sample of so many rows, drawn behind so many others."""
+        kind = "bootstrap" if replace else "sample"
+        drawn = secrets.randbits(48) if seed is None else within("seed", seed, 0, _LARGEST_SEED)
+        sampled = self.with_seed(drawn)
+        return replaced(
+            sampled, shuffle=kind, shuffle_buffer=rows, skipped=skipped, shard_by="batch", seed_given=seed is not None
+        )
+
+    def with_batch_size(self, batch_size: int) -> Self:
+        """The same with batches of so many rows."""
+        return replaced(self, batch_size=batch_size)
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether it is of some rows only."""
+        return self.shuffle in ("sample", "bootstrap")
+
     def with_seed(self, seed: int) -> Self:
         """The same with another seed that the user didn't choose."""
-        return replace(self, seed=seed, seed_given=False)
+        return replaced(self, seed=seed, seed_given=False)
 
     def shard(self, shards: int, index: int) -> Self:
         """One of equal shares of this rank's share.
@@ -112,7 +133,7 @@ class Ordering:
             ValueError: if there would be too many ranks.
         """
         world = within("world_size * num_shards", self.world_size * shards, 1, LARGEST_WORLD)
-        return replace(self, rank=self.rank * shards + index, world_size=world)
+        return replaced(self, rank=self.rank * shards + index, world_size=world)
 
     def worker(self, workers: int, worker: int) -> Self:
         """The share of one worker of this rank's.
@@ -124,7 +145,7 @@ class Ordering:
             ValueError: if there would be too many ranks.
         """
         world = within("world_size * num_workers", self.world_size * workers, 1, LARGEST_WORLD)
-        return replace(self, rank=worker * self.world_size + self.rank, world_size=world, in_step=self.world_size)
+        return replaced(self, rank=worker * self.world_size + self.rank, world_size=world, in_step=self.world_size)
 
     def of(self, data: _fastpipe.Data) -> _fastpipe.Order:
         """The order of a data set."""
@@ -140,6 +161,7 @@ class Ordering:
             shard_by=self.shard_by,
             uneven=self.uneven,
             in_step=self.in_step,
+            skipped=self.skipped,
         )
 
 

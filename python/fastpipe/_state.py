@@ -129,7 +129,7 @@ def _order(ordering: Ordering, shuffle_buffer: int) -> State:
         "drop_last": ordering.drop_last,
         "seed": ordering.seed,
         "shard_by": ordering.shard_by,
-    }
+    } | ({"skipped": ordering.skipped} if ordering.is_sample else {})
 
 
 def _changed(saved: State, here: State) -> list[str]:

@@ -99,7 +99,7 @@ class Reader:
     @property
     def num_rows(self) -> int:
         """Rows of one epoch of all ranks, with those that `drop_last` leaves out."""
-        return self._data.handle.num_rows
+        return self._order.num_rows if self._ordering.is_sample else self._data.handle.num_rows
 
     @property
     def batch_size(self) -> int:

@@ -1,8 +1,9 @@
-"""CSV files: reading, and inferring what is in them."""
+"""CSV files: reading them, and drawing samples of them."""
 
 from __future__ import annotations
 
 from fastpipe.csv._data import CsvLocation
 from fastpipe.csv._reading import read_csv
+from fastpipe.csv._sampling import CsvSample, sample_csv
 
-__all__ = ["CsvLocation", "read_csv"]
+__all__ = ["CsvLocation", "CsvSample", "read_csv", "sample_csv"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from fastpipe import _fastpipe
 from fastpipe._contents import Contents
@@ -17,7 +18,10 @@ from fastpipe._state import VERSION
 from fastpipe.csv._dialect import Dialect
 from fastpipe.specs import Features, Spec, inferred
 
-__all__ = ["CsvData", "CsvLocation"]
+__all__ = ["SUFFIXES", "CsvData", "CsvLocation"]
+
+# Of the files that are taken from a directory.
+SUFFIXES = (".csv", ".tsv")
 
 _WORDS = Words(
     units="stretches",
@@ -75,6 +79,18 @@ class CsvData:
         self.features = _inferred(self.handle) if features is None else features
         self.symbols: dict[str, list[str]] = {}
         self._fingerprint: dict[str, Any] | None = None
+
+    def with_features(self, features: Features) -> Self:
+        """The same files, read for other features: nothing is opened."""
+        data = copy.copy(self)
+        data.handle = self.handle.with_features([(name, spec._lower()) for name, spec in features.items()])
+        data.features = features
+        return data
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(size for _, size, _ in self.handle.files())
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """How many files, rows and bytes; and a digest of the files.

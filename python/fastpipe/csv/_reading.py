@@ -9,7 +9,7 @@ from fastpipe._column_features import asked_for
 from fastpipe._contents import Source, opened
 from fastpipe._index_cache import IndexCache
 from fastpipe._options import Options, Settings, takes_options
-from fastpipe.csv._data import CsvData
+from fastpipe.csv._data import SUFFIXES, CsvData
 from fastpipe.csv._dialect import DEFAULT_NULLS, Dialect, Header, OnRagged
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
@@ -100,5 +100,5 @@ def read_csv(
     settings = Settings(read_csv, batch_size, options)
     wanted, chosen = asked_for(features, columns)
     dialect = Dialect.of(delimiter, quote, header, comment, decimal, null_values, on_ragged)
-    files = opened(source, (".csv", ".tsv"))
+    files = opened(source, SUFFIXES)
     return settings.reader(CsvData(files, dialect, wanted, chosen, index_cache))

@@ -5,8 +5,9 @@
 
 use crate::rows::{Lines, Next, newline};
 
-/// Bytes of the rows of a unit, about.
-pub const STRETCH_BYTES: usize = 64 << 10;
+/// Bytes of the rows of a unit, about. With the row that it is full with, and a little room for others, it fits a buffer of
+/// 64 KiB.
+pub const STRETCH_BYTES: usize = 56 << 10;
 
 /// Bytes that a row has at most: what takes more is taken for a quote that was never closed.
 pub const MOST_ROW_BYTES: u64 = 256 << 20;
@@ -61,7 +62,7 @@ pub fn scan(bytes: &[u8], lines: &Lines, goal: usize) -> Scanned {
 }
 
 /// The number of rows of whole lines, if each is a row; `None` where they have to be looked at one by one.
-fn plain_rows(bytes: &[u8], lines: &Lines) -> Option<u32> {
+pub(crate) fn plain_rows(bytes: &[u8], lines: &Lines) -> Option<u32> {
     let first = *bytes.first()?;
     if lines.fields.is_some() || matches!(first, b'\n' | b'\r') || Some(first) == lines.comment {
         return None;

@@ -8,12 +8,14 @@ use fastpipe_batch::{
     Buffer, BufferPool, DType, Error, ErrorKind, Mark, Overflow, Pick, Result, Sink, Starts, Unit, try_with_capacity,
 };
 use half::f16;
+use memchr::memchr_iter;
 
 use crate::dialect::begins_number;
 use crate::fields::{Ended, Fields, LoneReturn};
 use crate::header::lone_return;
 use crate::plan::{Null, Program, Target, To};
 use crate::rows::{Lines, Next};
+use crate::scan::plain_rows;
 use crate::source::Reading;
 use crate::values::{Short, boolean, float, integer, short_float, time};
 
@@ -442,6 +444,12 @@ impl Unit for Rows {
         }
         let mut starts = try_with_capacity(self.rows as usize + 1, "where the rows of a stretch start")?;
         let mut at = 0;
+        if plain_rows(&self.data, &self.lines) == Some(self.rows) {
+            // Each line is a row, and all newlines are found in one go.
+            let ends = memchr_iter(b'\n', &self.data[..self.data.len() - 1]);
+            starts.extend(std::iter::once(0).chain(ends.map(|end| end as u32 + 1)));
+            at = self.data.len();
+        }
         loop {
             match self.next(at) {
                 Next::Row { start, end } if starts.len() < self.rows as usize => {

@@ -67,6 +67,7 @@ mod permutation;
 mod plan;
 mod planning_memory;
 mod rest;
+mod sample;
 mod sequential;
 mod settings;
 mod sliding;

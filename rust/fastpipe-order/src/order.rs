@@ -3,10 +3,13 @@
 use std::iter::zip;
 use std::sync::Arc;
 
+use fastpipe_random::Key;
+
 use crate::deal::{Deal, Left};
 use crate::failure::{Result, collected, filled};
 use crate::own_steps::own_steps;
-use crate::settings::{Settings, ShardBy, Uneven};
+use crate::sample::Sample;
+use crate::settings::{Kind, Settings, ShardBy, Uneven};
 use crate::units::Units;
 
 /// An order of the rows of a data set.
@@ -63,16 +66,40 @@ impl Order {
                 .sum();
             order.own_steps = Some((own, steps.into_iter().max().unwrap_or(0)));
         } else {
-            let (all, in_step) = (order.batches_of(units.total()), settings.in_step.max(1));
+            let (all, in_step) = (order.batches_of(order.epoch_rows()), settings.in_step.max(1));
             // What is dropped are the batches of the last round that not all ranks in step have.
             let dealt = match settings.uneven {
                 Uneven::Drop => all / in_step * in_step,
                 Uneven::Pad | Uneven::Allow => all,
             };
-            order.left_out = order.outside(units.total(), dealt);
+            order.left_out = order.outside(order.epoch_rows(), dealt);
         }
-        order.batches = order.batches_of(order.units.total());
+        order.batches = order.batches_of(order.epoch_rows());
         Ok(order)
+    }
+
+    /// Rows of an epoch, with those of a last batch that is left out; where ranks have units of their own, this rank's.
+    pub fn epoch_rows(&self) -> u64 {
+        let total = self.units.total();
+        match self.settings.kind {
+            Kind::Sample { replace: true, .. } if total > 0 => self.settings.shuffle_buffer,
+            Kind::Sample { skipped, .. } => self.settings.shuffle_buffer.min(total.saturating_sub(skipped)),
+            _ => total,
+        }
+    }
+
+    /// The rows of an epoch's sample, counted over all units, as they stand; `None` if it is an order of all rows.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`](crate::PlanError) if there is no memory for them.
+    pub fn sample(&self, epoch: u64) -> Result<Option<Vec<u64>>> {
+        let Kind::Sample { skipped, replace } = self.settings.kind else {
+            return Ok(None);
+        };
+        let (rows, seed) = (self.epoch_rows(), self.settings.seed);
+        let sample = Sample { rows, skipped, replace };
+        sample.draw(self.units.total(), Key { seed, epoch }).map(Some)
     }
 
     /// Of so many rows those that stand in none of so many batches.
@@ -176,7 +203,6 @@ impl Order {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::Kind;
 
     fn steps(rows: u32, in_step: u64, workers: u64, shard_by: ShardBy, uneven: Uneven) -> Vec<u64> {
         let units = Arc::new(Units::new((0..rows).map(|_| 1)).unwrap());

@@ -23,11 +23,16 @@ pub(crate) enum Permutation {
 impl Permutation {
     /// The random order of `len` units that the key gives.
     pub(crate) fn new(len: usize, key: Key) -> Result<Permutation> {
+        Permutation::of(len, key, Purpose::Units)
+    }
+
+    /// A random order of `len` things, for a purpose.
+    pub(crate) fn of(len: usize, key: Key, purpose: Purpose) -> Result<Permutation> {
         if len > MOST_IN_TABLE {
-            return Ok(Permutation::Keyed(Feistel::new(len as u64, key)));
+            return Ok(Permutation::Keyed(Feistel::new(len as u64, key, purpose)));
         }
         let mut table = collected(0..len as u32)?;
-        Draws::new(key, Purpose::Units, 0).swap(0, len, &mut table, |i| len as u64 - i);
+        Draws::new(key, purpose, 0).swap(0, len, &mut table, |i| len as u64 - i);
         Ok(Permutation::Table(table))
     }
 
@@ -84,11 +89,11 @@ pub(crate) struct Feistel {
 }
 
 impl Feistel {
-    fn new(len: u64, key: Key) -> Feistel {
+    fn new(len: u64, key: Key, purpose: Purpose) -> Feistel {
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
         // Halves of a bit at least, so that the shifts below are shorter than a word.
         let low = (bits / 2).max(1);
-        let draws = Draws::new(key, Purpose::Units, 1);
+        let draws = Draws::new(key, purpose, 1);
         Feistel {
             len,
             low,
@@ -175,7 +180,7 @@ mod tests {
 
         #[test]
         fn networks_of_all_sizes_are_bijections(len in 1..3000u64, seed: u64) {
-            let feistel = Feistel::new(len, Key { seed, epoch: 0 });
+            let feistel = Feistel::new(len, Key { seed, epoch: 0 }, Purpose::Units);
             let mut seen = vec![false; len as usize];
             for place in 0..len {
                 prop_assert!(!std::mem::replace(&mut seen[feistel.at(place) as usize], true));

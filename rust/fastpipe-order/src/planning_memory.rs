@@ -3,6 +3,7 @@
 use crate::deal::Open;
 use crate::order::Order;
 use crate::plan::{Row, Run};
+use crate::sample::Sample;
 use crate::settings::{Kind, Settings, Uneven};
 use crate::sliding::{self, Grain};
 use crate::state::State;
@@ -17,6 +18,7 @@ impl Order {
             Kind::Window => Windows::list_bytes(&self.units, shuffle_buffer),
             Kind::Block => sliding::list_bytes(&self.units, Grain::Unit, shuffle_buffer),
             Kind::Buffer => sliding::list_bytes(&self.units, Grain::Row, shuffle_buffer),
+            Kind::Sample { .. } => Sample::list_bytes(self.units.total(), shuffle_buffer),
         }
     }
 
@@ -33,7 +35,7 @@ impl Order {
             sliding::unit_bytes(units, grain, shuffle_buffer).saturating_add(seek)
         };
         let besides = match self.settings.kind {
-            Kind::Sequential => 0,
+            Kind::Sequential | Kind::Sample { .. } => 0,
             Kind::Window => Windows::unit_bytes(units, shuffle_buffer),
             Kind::Block => streamed(Grain::Unit),
             Kind::Buffer => streamed(Grain::Row),
@@ -78,7 +80,7 @@ impl Order {
         match kind {
             // A list that grows has up to twice the room. A batch that is filled up may take a row at a time.
             Kind::Sequential => (if pads { rows } else { units }) * 2 * size_of::<Run>() as u64,
-            Kind::Window => picks,
+            Kind::Window | Kind::Sample { .. } => picks,
             // Its rows enter before it is drawn.
             Kind::Block | Kind::Buffer => picks + sliding::entering_bytes(rows),
         }

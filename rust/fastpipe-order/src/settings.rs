@@ -1,6 +1,6 @@
 //! What an order depends on, besides the units: its kind, its parameters, and how ranks share it.
 
-/// The four orders.
+/// The orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Units and records as they stand.
@@ -11,6 +11,13 @@ pub enum Kind {
     Block,
     /// Draws from a buffer of rows.
     Buffer,
+    /// A uniform sample of so many rows as the buffer has, as they stand; another one in each epoch. For one rank.
+    Sample {
+        /// Draws of the epoch in front of the sample's: those of others, which it shares no row with.
+        skipped: u64,
+        /// Whether a row may be drawn several times, and be of several samples.
+        replace: bool,
+    },
 }
 
 /// What ranks share out among them.
@@ -44,7 +51,7 @@ pub struct Settings {
     pub batch_size: u32,
     /// Whether a last batch of fewer rows is left out.
     pub drop_last: bool,
-    /// Rows of a window (a multiple of the batch size), a pool or a buffer. Sequential order is dealt to ranks in stretches of
+    /// Rows of a window (a multiple of the batch size), a pool, a buffer or a sample. Sequential order is dealt to ranks in stretches of
     /// so many.
     pub shuffle_buffer: u64,
     /// The user's seed.

@@ -7,6 +7,7 @@ use fastpipe_random::Key;
 use crate::failure::{Patience, Result};
 use crate::order::Order;
 use crate::plan::Content;
+use crate::sample::{Sample, SampleWalker};
 use crate::sequential::SequentialWalker;
 use crate::settings::{Kind, Settings};
 use crate::sliding::{Grain, Sliding, SlidingWalker};
@@ -18,6 +19,7 @@ pub(crate) enum Walker {
     Sequential(SequentialWalker),
     Window(WindowWalker),
     Sliding(SlidingWalker),
+    Sample(SampleWalker),
 }
 
 impl Walker {
@@ -50,6 +52,14 @@ impl Walker {
             }
             Kind::Block => Walker::Sliding(sliding(units, Grain::Unit)),
             Kind::Buffer => Walker::Sliding(sliding(units, Grain::Row)),
+            Kind::Sample { skipped, replace } => {
+                let sample = Sample {
+                    rows: order.epoch_rows(),
+                    skipped,
+                    replace,
+                };
+                Walker::Sample(SampleWalker::new(units, sample, key, batch_size))
+            }
         })
     }
 
@@ -58,6 +68,7 @@ impl Walker {
             Walker::Sequential(walker) => walker.batch(batch),
             Walker::Window(walker) => walker.batch(batch, patience),
             Walker::Sliding(walker) => walker.batch(batch, patience),
+            Walker::Sample(walker) => walker.batch(batch),
         }
     }
 
@@ -67,6 +78,7 @@ impl Walker {
             Walker::Sequential(walker) => walker.forget(),
             Walker::Window(walker) => walker.forget(),
             Walker::Sliding(walker) => walker.forget(),
+            Walker::Sample(walker) => walker.forget(),
         }
     }
 }

@@ -6,7 +6,8 @@ use std::hash::Hasher;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fastpipe_batch::{Error, Feature, Source, Unit, path_text, text_path};
+use bytes::Bytes;
+use fastpipe_batch::{Error, Feature, FileStamp, Source, Unit, path_text, text_path};
 use fastpipe_csv::{CsvFile, CsvSource, Dialect, Evidence, Names, OnRagged, inferring};
 use fastpipe_engine::default_threads;
 use fastpipe_files::{IndexCache, Opening, Survey, open_all, survey};
@@ -55,7 +56,34 @@ fn dialect(lowered: LoweredDialect) -> Dialect {
 pub(crate) struct CsvDataset {
     source: Arc<CsvSource>,
     features: Vec<Feature>,
+    files: Arc<Files>,
+}
+
+/// Files whose rows were found.
+struct Files {
+    dialect: Dialect,
     files: Vec<CsvFile>,
+    stamps: Vec<FileStamp>,
+    contents: Vec<Option<Bytes>>,
+}
+
+impl Files {
+    fn source(&self, features: &[Feature]) -> Result<CsvSource, Error> {
+        let source = CsvSource::new(features, &self.dialect, &self.files)?;
+        Ok(source.with_stamps(self.stamps.clone()).with_contents(self.contents.clone()))
+    }
+}
+
+impl CsvDataset {
+    fn of(py: Python<'_>, files: Arc<Files>, features: Vec<Feature>) -> PyResult<PyClassInitializer<Self>> {
+        let source = Arc::new(files.source(&features).py(py)?);
+        let dataset = CsvDataset {
+            source: source.clone(),
+            features,
+            files,
+        };
+        Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
+    }
 }
 
 #[pymethods]
@@ -103,24 +131,22 @@ impl CsvDataset {
                 stretches: file.blocks,
             });
         }
-        let source = |features: &[Feature]| {
-            let source = CsvSource::new(features, &dialect, &files)?;
-            Ok::<_, Error>(source.with_stamps(stamps.clone()).with_contents(contents.clone()))
-        };
-        let features = match features {
-            Some(features) => {
-                let features = features.into_iter().map(|(name, spec)| feature(name, spec));
-                features.collect::<PyResult<Vec<_>>>()?
-            }
-            None => inferred(py, &source(&[]).py(py)?, &dialect, &files, columns.as_deref())?,
-        };
-        let source = Arc::new(source(&features).py(py)?);
-        let dataset = CsvDataset {
-            source: source.clone(),
-            features,
+        let files = Arc::new(Files {
+            dialect,
             files,
+            stamps,
+            contents,
+        });
+        let features = match features {
+            Some(features) => lifted(features)?,
+            None => inferred(py, &files, columns.as_deref())?,
         };
-        Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
+        CsvDataset::of(py, files, features)
+    }
+
+    /// The same files, read for other features. Nothing is opened.
+    fn with_features(&self, py: Python<'_>, features: Vec<(String, Lowered<'_>)>) -> PyResult<Py<CsvDataset>> {
+        Py::new(py, CsvDataset::of(py, self.files.clone(), lifted(features)?)?)
     }
 
     /// Name, kind, shape, dtype and nulls of each feature, and what nulls are filled with if it isn't 0 or empty.
@@ -130,7 +156,7 @@ impl CsvDataset {
 
     /// Path, size in bytes, and a digest of the first and the last bytes of each file.
     fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, u64)> {
-        let files = self.files.iter();
+        let files = self.files.files.iter();
         files
             .map(|file| (text_path(&file.path), file.header.size, file.header.digest))
             .collect()
@@ -153,20 +179,19 @@ impl CsvDataset {
     }
 }
 
+fn lifted(features: Vec<(String, Lowered<'_>)>) -> PyResult<Vec<Feature>> {
+    features.into_iter().map(|(name, spec)| feature(name, spec)).collect()
+}
+
 /// Features of the columns of the first file, or of some of them, by a look at rows.
-fn inferred(
-    py: Python<'_>,
-    source: &CsvSource,
-    dialect: &Dialect,
-    files: &[CsvFile],
-    columns: Option<&[String]>,
-) -> PyResult<Vec<Feature>> {
-    let Some(first) = files.first() else {
+fn inferred(py: Python<'_>, files: &Files, columns: Option<&[String]>) -> PyResult<Vec<Feature>> {
+    let Some(first) = files.files.first() else {
         return Ok(Vec::new());
     };
-    let evidence = inferring(dialect, &first.header, columns).map_err(|e| e.at_path(&first.path));
+    let evidence = inferring(&files.dialect, &first.header, columns).map_err(|e| e.at_path(&first.path));
     let mut columns = Columns(evidence.py(py)?);
-    let notes = py.detach(|| survey(source, &mut columns, &mut signals())).py(py)?;
+    let source = files.source(&[]).py(py)?;
+    let notes = py.detach(|| survey(&source, &mut columns, &mut signals())).py(py)?;
     log(py, &notes)?;
     Ok(columns.0.features())
 }

@@ -91,7 +91,10 @@ pub(crate) struct Order {
 #[pymethods]
 impl Order {
     #[new]
-    #[pyo3(signature = (data, *, shuffle, shuffle_buffer, batch_size, drop_last, seed, rank, world_size, shard_by, uneven, in_step=None))]
+    #[pyo3(signature = (
+        data, *, shuffle, shuffle_buffer, batch_size, drop_last, seed, rank, world_size, shard_by, uneven, in_step=None,
+        skipped=0
+    ))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
@@ -106,6 +109,7 @@ impl Order {
         shard_by: &str,
         uneven: &str,
         in_step: Option<u64>,
+        skipped: u64,
     ) -> PyResult<Self> {
         let units = data.get().units().py(py)?;
         let unknown = |name: &str, value: &str| PyValueError::new_err(format!("{name} can't be {value:?}"));
@@ -114,6 +118,8 @@ impl Order {
             "window" => Kind::Window,
             "block" => Kind::Block,
             "buffer" => Kind::Buffer,
+            "sample" => Kind::Sample { skipped, replace: false },
+            "bootstrap" => Kind::Sample { skipped, replace: true },
             _ => return Err(unknown("shuffle", shuffle)),
         };
         let settings = Settings {
@@ -161,7 +167,7 @@ impl Order {
         })
     }
 
-    /// Rows of a window, pool or buffer.
+    /// Rows of a window, pool, buffer or sample.
     #[getter]
     fn shuffle_buffer(&self) -> u64 {
         self.order.settings().shuffle_buffer
@@ -177,6 +183,20 @@ impl Order {
     #[getter]
     fn own_rows(&self) -> Option<u64> {
         self.order.own_rows()
+    }
+
+    /// Rows of an epoch of all ranks, with those of a last batch that is left out. Where ranks have units of their own, this
+    /// rank's.
+    #[getter]
+    fn num_rows(&self) -> u64 {
+        self.order.epoch_rows()
+    }
+
+    /// The rows of an epoch's sample, counted over all units, as they stand; None if it is an order of all rows.
+    fn sample<'py>(&self, py: Python<'py>, epoch: u64) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
+        let rows = py.detach(|| self.order.sample(epoch)).map_err(unplanned).py(py)?;
+        let rows = rows.map(|rows| rows.into_iter().map(|row| row as i64).collect());
+        Ok(rows.map(|rows: Vec<i64>| PyArray1::from_vec(py, rows)))
     }
 
     /// Batches that this rank gets in an epoch.
@@ -380,6 +400,6 @@ fn buffer(kind: Kind, wanted: Option<u64>, batch_size: u32, average: u64) -> u64
     match kind {
         // Windows hold whole batches.
         Kind::Sequential | Kind::Window => rows.next_multiple_of(size),
-        Kind::Block | Kind::Buffer => rows,
+        Kind::Block | Kind::Buffer | Kind::Sample { .. } => rows,
     }
 }

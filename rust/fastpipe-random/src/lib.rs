@@ -36,6 +36,8 @@ pub enum Purpose {
     Negatives = 4,
     /// Items that a user has not seen, to evaluate with; the stream is the attempt.
     Candidates = 5,
+    /// The rows of a sample: a table of few, or the round keys for many; stream 2 with replacement.
+    Sample = 6,
 }
 
 /// A sequence of draws with random access.
