@@ -1,0 +1,314 @@
+"""Files that are read by a reader's schema, against the apache-avro crate's resolution of them.
+
+The crate resolves values rather than types, and so it takes more than the specification allows: `agreed` leaves out
+what it resolves otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+import fastpipe
+import oracle
+from avro_evolution import (
+    ALIKE,
+    NAMED,
+    PROMOTED,
+    Evolution,
+    UnresolvedError,
+    Writable,
+    kind_of,
+    matches,
+    resolved,
+    same_name,
+)
+from avro_schemas import container, files, schemas
+from oracle import Branch, Type
+from strategies import SOME
+
+# Data sets here are so small that a last batch is much of them.
+pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+
+Rewriter = Callable[..., str]
+
+# --- What apache-avro resolves as the specification has it ---
+
+# What it resolves besides promotions, if the value happens to fit: a long that an int has room for, a string of the
+# length of a fixed, an array of integers as bytes.
+LENIENT = {
+    "long": ("int",),
+    "double": ("float",),
+    "string": ("enum", "fixed"),
+    "bytes": ("fixed",),
+    "fixed": ("string", "bytes"),
+    "array": ("bytes",),
+    "map": ("record",),
+}
+
+
+class DepartureError(Exception):
+    """A type that apache-avro resolves otherwise than the specification says."""
+
+
+def logical(schema: Any) -> str:
+    """The logical type; empty if there is none, or one that doesn't fit."""
+    found: str = oracle.resolve(schema).logical if kind_of(schema) not in ("array", "map", "union", "record") else ""
+    return found
+
+
+def agreed(writer: Any, reader: Any) -> Any:
+    """The reader's schema without the fields of its records that apache-avro resolves otherwise.
+
+    Raises:
+        DepartureError: if it resolves the whole type otherwise.
+    """
+    if isinstance(writer, list):
+        for branch in writer:
+            reader = agreed(branch, reader)
+        return reader
+    if isinstance(reader, list):
+        return _agreed_union(writer, reader)
+    of, to = kind_of(writer), kind_of(reader)
+    if of != to:
+        # Values of logical types aren't promoted: a date is no long. Strings become decimals as the bytes of a default
+        # do.
+        promoted = to in PROMOTED.get(of, ())
+        if (promoted and (logical(writer) or logical(reader))) or to in LENIENT.get(of, ()):
+            raise DepartureError
+        return reader
+    # It doesn't look at names.
+    if (of in NAMED and not same_name(writer, reader)) or logical(writer) != logical(reader):
+        raise DepartureError
+    match of:
+        case "array":
+            return reader | {"items": agreed(writer["items"], reader["items"])}
+        case "map":
+            return reader | {"values": agreed(writer["values"], reader["values"])}
+        case "record":
+            return reader | {"fields": list(_agreed_fields(writer, reader))}
+    return reader
+
+
+def _agreed_fields(writer: Any, reader: Any) -> Iterator[Any]:
+    types = {field["name"]: field["type"] for field in writer["fields"]}
+    for field in reader["fields"]:
+        try:
+            # Fields are only looked for by their names, not by their aliases.
+            if field["name"] in types:
+                yield field | {"type": agreed(types[field["name"]], field["type"])}
+            elif not any(alias in types for alias in field.get("aliases", [])):
+                _check_default(field["type"], field["default"], of_field=True)
+                yield field
+        except DepartureError:
+            continue
+
+
+def _agreed_union(writer: Any, reader: list[Any]) -> list[Any]:
+    of = kind_of(writer)
+    kinds = [kind_of(branch) for branch in reader]
+    # Decimals go to a branch of bytes before one of fixed even if they are fixed, and UUIDs to one of strings.
+    if logical(writer) in ("decimal", "uuid") and len({"bytes", "string", "fixed"} & set(kinds)) > 1:
+        raise DepartureError
+    takes = {of, *PROMOTED.get(of, ()), *LENIENT.get(of, ())}
+    rivals = [k for k, branch in enumerate(reader) if kinds[k] in takes]
+    if of == "fixed":
+        rivals = [k for k in rivals if kinds[k] != of or reader[k]["size"] == writer["size"]]
+    expected = next((k for alike in ALIKE for k, branch in enumerate(reader) if matches(writer, branch, alike)), None)
+    if expected is None and not rivals:
+        return reader
+    # Of several records, enums or fixed the first one takes a value that can. What its own type doesn't take, such as
+    # an enum that lacks the symbol, goes to any other that does.
+    alike = [k for k in rivals if kinds[k] == of]
+    sure = of not in ("array", "map", *NAMED)
+    first = alike[:1] if alike and sure else rivals if alike else rivals[:1]
+    if first != [expected]:
+        raise DepartureError
+    assert expected is not None
+    return [agreed(writer, branch) if k == expected else branch for k, branch in enumerate(reader)]
+
+
+def _check_default(schema: Any, default: Any, *, of_field: bool = False) -> None:
+    """Raises DepartureError if apache-avro makes another value of a default, or none."""
+    match kind_of(schema):
+        case "union" if of_field:
+            _check_default(schema[0], default)
+            # It makes the first branch's value, and then looks for the branch of that.
+            if schema[0] != "null":
+                agreed(schema[0], schema)
+                # As such a value, a decimal needs as many bytes as its precision does.
+                if logical(schema[0]) == "decimal" and schema[0]["type"] == "bytes":
+                    raise DepartureError
+        case "union":
+            # Below arrays, maps and records the branch is the one that suits the JSON best.
+            others = [branch for branch in schema if branch != "null"]
+            if default is not None and len(others) > 1:
+                raise DepartureError
+            if default is not None:
+                _check_default(others[0], default)
+        case "array":
+            for item in default:
+                _check_default(schema["items"], item)
+        case "map":
+            for item in default.values():
+                _check_default(schema["values"], item)
+        case "record":
+            for field in schema["fields"]:
+                given = field["name"] in default
+                value = default[field["name"]] if given else field["default"]
+                _check_default(field["type"], value, of_field=not given)
+        case "bytes" | "fixed" if logical(schema) == "decimal":
+            # No number without a byte.
+            if default == "":
+                raise DepartureError
+        case "bytes" | "fixed":
+            # A default is UTF-8, where the specification has a byte for each code point; other logical types have none.
+            if not default.isascii() or (logical(schema), kind_of(schema)) not in (
+                ("", "bytes"),
+                ("", "fixed"),
+                ("uuid", "fixed"),
+            ):
+                raise DepartureError
+
+
+def names_of(schema: Any) -> Iterator[str]:
+    """The names that a schema defines."""
+    if isinstance(schema, list):
+        for branch in schema:
+            yield from names_of(branch)
+    elif isinstance(schema, dict):
+        if schema["type"] in NAMED:
+            yield schema["name"]
+        inner = [schema[key] for key in ("items", "values") if key in schema]
+        for part in [*inner, *(field["type"] for field in schema.get("fields", []))]:
+            yield from names_of(part)
+
+
+def once(schema: Any) -> Any:
+    """A record's schema without the fields that define a name once more, of which `Evolution` makes some."""
+    seen: set[str] = set()
+    fields = []
+    for field in schema["fields"]:
+        names = list(names_of(field["type"]))
+        if len({*names, *seen}) == len(names) + len(seen):
+            fields.append(field)
+            seen |= set(names)
+    return schema | {"fields": fields}
+
+
+class Sound(Writable):
+    """Values that apache-avro reads: it looks into those of logical types."""
+
+    def of(self, node: Type) -> Any:
+        if node.kind == "bytes" and node.logical == "uuid":
+            return self.rng.randbytes(16)
+        if node.kind == "bytes" and node.logical == "big-decimal":
+            return oracle.varint(1) + self.rng.randbytes(1) + oracle.varint(self.rng.randint(-3, 3))
+        return super().of(node)
+
+    def decimal(self, node: Type) -> bytes:
+        # Also a small decimal needs the bytes of all digits of its precision.
+        value = super().decimal(node)
+        least = next(size for size in range(1, 17) if 10**node.precision <= 2 ** (8 * size - 1))
+        return (b"\xff" if value[0] & 0x80 else b"\0") * (least - len(value)) + value
+
+
+def with_rows(schema: Any, rows: list[Any], seed: int) -> bytes:
+    """A file of which each block has rows; apache-avro takes one without any for the end."""
+    blobs = (container(schema, rows, number) for number in itertools.count(seed))
+    return next(blob for blob in blobs if all(count for count, _ in oracle.split(blob)[1]))
+
+
+# --- What comes out ---
+
+
+def stored(node: Type, value: Any) -> Any:
+    """A value as a file has it: what is a float has the digits of one."""
+    return oracle.decode(node, oracle.encode(node, value, random.Random(0)), 0, {})[0]
+
+
+def comparable(value: Any) -> Any:
+    """The value with its branches as pairs and its maps sorted by their keys; apache-avro's have any order."""
+    if isinstance(value, Branch):
+        return value.index, comparable(value.value)
+    if isinstance(value, dict):
+        return {key: comparable(value[key]) for key in sorted(value)}
+    return [comparable(item) for item in value] if isinstance(value, list) else value
+
+
+def ordered(node: Type, value: Any) -> bool:
+    """Whether no map in a value has several entries."""
+    match node.kind:
+        case "union":
+            return ordered(node.parts[value.index], value.value)
+        case "array":
+            return all(ordered(node.parts[0], item) for item in value)
+        case "map":
+            return len(value) < 2 and all(ordered(node.parts[0], item) for item in value.values())
+        case "record":
+            return all(ordered(part, value[name]) for name, part in node.parts)
+    return True
+
+
+evolutions = st.integers(0, 2**32 - 1)
+
+
+@hypothesis.settings(max_examples=SOME)
+@hypothesis.given(schemas(), evolutions, st.integers(0, 12))
+def test_what_is_expected_is_what_apache_avro_makes(rewriter: Rewriter, schema: Any, seed: int, count: int) -> None:
+    """Field by field, and what fastpipe reads by the schema is what it reads of the file that the crate resolved."""
+    reader_schema = agreed(schema, once(Evolution(random.Random(seed)).root(schema)))
+    given = json.dumps(reader_schema)
+    wanted = oracle.resolve(reader_schema)
+    rows, expected, refused = [], [], []
+    for row in Sound(seed).rows(oracle.resolve(schema), count):
+        try:
+            expected.append(resolved(schema, reader_schema, row))
+            rows.append(row)
+        except UnresolvedError:
+            refused.append(row)
+    with files(with_rows(schema, rows, seed), *(with_rows(schema, [row], seed) for row in refused)) as (path, *others):
+        rewritten = f"{path}.new"
+        assert rewriter(path, rewritten, "null", 100, given) == "ok"
+        for other in others:
+            assert rewriter(other, f"{other}.new", "null", 100, given).startswith("error: ")
+        root, found = oracle.load(rewritten)
+        assert root == wanted
+        assert oracle.same(comparable(found), [comparable(stored(wanted, row)) for row in expected])
+        compare_batches(path, rewritten, reader_schema, expected)
+
+
+def compare_batches(path: str, rewritten: str, reader_schema: Any, expected: list[Any]) -> None:
+    """Reads a file by a reader's schema, and the one that was resolved to it."""
+    wanted = oracle.resolve(reader_schema)
+    leaves = oracle.leaves(wanted)
+    hypothesis.assume(not any(leaf.refusal for leaf in leaves))
+    # The order of maps is lost, and so are digits of integers in unions of numbers, of which fastpipe makes doubles.
+    exact = [
+        {"type": "record", "name": "R", "fields": [field]}
+        for field in reader_schema["fields"]
+        for part in [oracle.resolve(field["type"])]
+        if all(ordered(part, row[field["name"]]) for row in expected)
+        and all(
+            oracle.same(*(comparable(v) for v in (row[field["name"]], stored(part, row[field["name"]]))))
+            for row in expected
+        )
+    ]
+    columns = [leaf.name for part in exact for leaf in oracle.leaves(oracle.resolve(part))]
+    one = fastpipe.read_avro(path, batch_size=5, drop_last=False, columns=columns, reader_schema=reader_schema)
+    other = fastpipe.read_avro(rewritten, batch_size=5, drop_last=False, columns=columns)
+    assert one.features == other.features
+    assert one.symbols == other.symbols
+    for batch, again in zip(one, other, strict=True):
+        assert list(batch) == list(again) == columns
+        for name in batch:
+            a, b = (oracle.rows(node[name], counted=True) for node in (batch, again))
+            problem = oracle.difference(a, b, name)
+            assert problem is None, problem
