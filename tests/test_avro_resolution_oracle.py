@@ -120,7 +120,9 @@ def _agreed_union(writer: Any, reader: list[Any]) -> list[Any]:
     takes = {of, *PROMOTED.get(of, ()), *LENIENT.get(of, ())}
     rivals = [k for k, branch in enumerate(reader) if kinds[k] in takes]
     if of == "fixed":
-        rivals = [k for k in rivals if kinds[k] != of or reader[k]["size"] == writer["size"]]
+        # A decimal of any size is one.
+        other = lambda k: kinds[k] == of and reader[k]["size"] != writer["size"] and logical(reader[k]) != "decimal"  # noqa: E731
+        rivals = [k for k in rivals if not other(k)]
     expected = next((k for alike in ALIKE for k, branch in enumerate(reader) if matches(writer, branch, alike)), None)
     if expected is None and not rivals:
         return reader
@@ -135,47 +137,45 @@ def _agreed_union(writer: Any, reader: list[Any]) -> list[Any]:
     return [agreed(writer, branch) if k == expected else branch for k, branch in enumerate(reader)]
 
 
-def _check_default(schema: Any, default: Any, *, of_field: bool = False) -> None:
+def _check_default(schema: Any, default: Any, *, of_field: bool = False, twice: bool = False) -> None:
     """Raises DepartureError if apache-avro makes another value of a default, or none."""
     match kind_of(schema):
         case "union" if of_field:
-            _check_default(schema[0], default)
-            # It makes the first branch's value, and then looks for the branch of that.
-            if schema[0] != "null":
-                agreed(schema[0], schema)
-                # As such a value, a decimal needs as many bytes as its precision does.
-                if logical(schema[0]) == "decimal" and schema[0]["type"] == "bytes":
-                    raise DepartureError
+            # It makes a value of the first branch, and resolves that once more to the union.
+            _check_default(schema[0], default, twice=True)
+            agreed(schema[0], schema)
         case "union":
-            # Below arrays, maps and records the branch is the one that suits the JSON best.
+            # Below arrays, maps and records the branch is the one that is most like the JSON.
             others = [branch for branch in schema if branch != "null"]
             if default is not None and len(others) > 1:
                 raise DepartureError
-            if default is not None:
-                _check_default(others[0], default)
+            _check_default("null" if default is None else others[0], default, twice=twice)
         case "array":
             for item in default:
-                _check_default(schema["items"], item)
+                _check_default(schema["items"], item, twice=twice)
         case "map":
             for item in default.values():
-                _check_default(schema["values"], item)
+                _check_default(schema["values"], item, twice=twice)
         case "record":
             for field in schema["fields"]:
                 given = field["name"] in default
                 value = default[field["name"]] if given else field["default"]
-                _check_default(field["type"], value, of_field=not given)
+                _check_default(field["type"], value, of_field=not given, twice=twice)
         case "bytes" | "fixed" if logical(schema) == "decimal":
-            # No number without a byte.
-            if default == "":
+            # No number is without bytes, and one that is resolved once more needs those of its precision.
+            if len(default) < (least_bytes(schema["precision"]) if twice else 1):
                 raise DepartureError
-        case "bytes" | "fixed":
-            # A default is UTF-8, where the specification has a byte for each code point; other logical types have none.
-            if not default.isascii() or (logical(schema), kind_of(schema)) not in (
-                ("", "bytes"),
-                ("", "fixed"),
-                ("uuid", "fixed"),
-            ):
+        case "bytes" | "fixed" as kind:
+            # A text becomes UTF-8, where the specification has a byte for each code point; but for fixed UUIDs, no
+            # logical type takes a text.
+            plain = logical(schema) == "" or (kind, logical(schema)) == ("fixed", "uuid")
+            if not plain or not default.isascii():
                 raise DepartureError
+
+
+def least_bytes(precision: int) -> int:
+    """The bytes that a decimal of a precision needs; apache-avro refuses one that has fewer, whatever its value."""
+    return next(size for size in itertools.count(1) if 10**precision <= 2 ** (8 * size - 1))
 
 
 def names_of(schema: Any) -> Iterator[str]:
@@ -214,10 +214,8 @@ class Sound(Writable):
         return super().of(node)
 
     def decimal(self, node: Type) -> bytes:
-        # Also a small decimal needs the bytes of all digits of its precision.
         value = super().decimal(node)
-        least = next(size for size in range(1, 17) if 10**node.precision <= 2 ** (8 * size - 1))
-        return (b"\xff" if value[0] & 0x80 else b"\0") * (least - len(value)) + value
+        return (b"\xff" if value[0] & 0x80 else b"\0") * (least_bytes(node.precision) - len(value)) + value
 
 
 def with_rows(schema: Any, rows: list[Any], seed: int) -> bytes:
