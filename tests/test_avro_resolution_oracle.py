@@ -280,8 +280,8 @@ def test_what_is_expected_is_what_apache_avro_makes(rewriter: Rewriter, schema: 
 
 
 KINDS: dict[str, Any] = {kind: kind for kind in PRIMITIVES} | {
-    "enum": {"type": "enum", "name": "E", "symbols": ["A", "B"]},
-    "enum of other symbols": {"type": "enum", "name": "E", "symbols": ["B", "C"]},
+    "enum": {"type": "enum", "name": "m.E", "symbols": ["A", "B"]},
+    "enum of other symbols": {"type": "enum", "name": "m.E", "symbols": ["B", "C"]},
     "enum with a default": {"type": "enum", "name": "n.E", "symbols": ["C", "B"], "default": "B"},
     "other enum": {"type": "enum", "name": "O", "symbols": ["A", "B"]},
     "fixed": {"type": "fixed", "name": "F", "size": 2},
@@ -299,6 +299,7 @@ KINDS: dict[str, Any] = {kind: kind for kind in PRIMITIVES} | {
     "date": {"type": "int", "logicalType": "date"},
     "timestamp": {"type": "long", "logicalType": "timestamp-millis"},
     "uuid": {"type": "string", "logicalType": "uuid"},
+    "fixed uuid": {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"},
     "decimal": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
     "fixed decimal": {"type": "fixed", "name": "D", "size": 4, "logicalType": "decimal", "precision": 4, "scale": 2},
 }
@@ -322,6 +323,23 @@ def test_every_type_read_as_every_other(rewriter: Rewriter, of: str, around: str
         for row in check(rewriter, schema, reader_schema, Filled(len(to)), 4):
             with files(container(schema, [row])) as paths, pytest.raises(fastpipe.SchemaError, match=r"resolve|symbol"):
                 list(fastpipe.read_avro(paths, batch_size=1, reader_schema=reader_schema))
+
+
+@hypothesis.settings(max_examples=5 * SOME)
+@hypothesis.given(evolutions)
+def test_any_union_read_as_any_other(rewriter: Rewriter, seed: int) -> None:
+    rng = random.Random(seed)
+    root = lambda kind: wire.record("Root", id="long", f=kind)  # noqa: E731
+    check(rewriter, root(some_union(rng)), root(some_union(rng, "a default")), Sound(seed), 12)
+
+
+def some_union(rng: random.Random, record: str = "") -> list[Any]:
+    """Types that a union can have together; of records only those of a name."""
+    found: dict[str, Any] = {}
+    kinds = [schema for name, schema in KINDS.items() if kind_of(schema) != "record" or record in name]
+    for schema in rng.sample(kinds, rng.randint(1, 6)):
+        found.setdefault(schema["name"] if kind_of(schema) in NAMED else kind_of(schema), schema)
+    return list(found.values())
 
 
 def check(rewriter: Rewriter, schema: Any, reader_schema: Any, values: Sound, count: int) -> list[Any]:
