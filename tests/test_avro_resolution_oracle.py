@@ -308,6 +308,10 @@ AROUND: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "the writer's union": (lambda of: [of, "null"] if of != "null" else [of], lambda to: to),
     "the reader's union": (lambda of: of, lambda to: ["null", to] if to != "null" else [to]),
     "both unions": (lambda of: [of], lambda to: [to]),
+    "a union of promotions": (
+        lambda of: of,
+        lambda to: [to, *(kind for kind in ("double", "float", "bytes") if kind != kind_of(to))],
+    ),
     "arrays": (lambda of: {"type": "array", "items": of}, lambda to: {"type": "array", "items": to}),
     "maps": (lambda of: {"type": "map", "values": of}, lambda to: {"type": "map", "values": to}),
 }
@@ -327,10 +331,12 @@ def test_every_type_read_as_every_other(rewriter: Rewriter, of: str, around: str
 
 @hypothesis.settings(max_examples=5 * SOME)
 @hypothesis.given(evolutions)
-def test_any_union_read_as_any_other(rewriter: Rewriter, seed: int) -> None:
+def test_any_type_read_as_any_union(rewriter: Rewriter, seed: int) -> None:
     rng = random.Random(seed)
     root = lambda kind: wire.record("Root", id="long", f=kind)  # noqa: E731
-    check(rewriter, root(some_union(rng)), root(some_union(rng, "a default")), Sound(seed), 12)
+    # Each type more is one that apache-avro may resolve otherwise.
+    writer = some_union(rng) if rng.random() < 0.3 else some_union(rng)[0]
+    check(rewriter, root(writer), root(some_union(rng, "a default")), Sound(seed), 12)
 
 
 def some_union(rng: random.Random, record: str = "") -> list[Any]:
