@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 
 import fastavro
 import hypothesis
@@ -36,6 +37,30 @@ def plain_values() -> Iterator[None]:
     readers.clear()
     yield
     readers.update(saved)
+
+
+@pytest.fixture(scope="module")
+def rewriter() -> Iterator[Callable[..., str]]:
+    """Copies a file with the apache-avro crate, which resolves it to a reader's schema if it is given one.
+
+    It takes both paths, the codec, the bytes of a block and the schema's JSON, and returns "ok" or "error: ...".
+    """
+    program = os.environ.get("FASTPIPE_REWRITE")
+    if not program:
+        pytest.skip("FASTPIPE_REWRITE doesn't name the example program `rewrite` of fastpipe-avro")
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        requests, answers = process.stdin, process.stdout
+
+        def rewrite(*fields: object) -> str:
+            requests.write("\t".join(map(str, fields)) + "\n")
+            requests.flush()
+            return answers.readline().rstrip("\n")
+
+        yield rewrite
+        requests.close()
+        assert process.wait(10) == 0
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,10 +8,8 @@ import io
 import itertools
 import json
 import math
-import os
 import random
 import struct
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -299,27 +297,6 @@ def test_the_oracle_writes_avro(folder: Path, schema: Any, seed: int, codec: str
 
 
 # --- Another writer ---
-
-
-@pytest.fixture(scope="module")
-def rewriter() -> Iterator[Callable[..., str]]:
-    """Copies a file with the apache-avro crate."""
-    program = os.environ.get("FASTPIPE_REWRITE")
-    if not program:
-        pytest.skip("FASTPIPE_REWRITE doesn't name the example program `rewrite` of fastpipe-avro")
-    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        requests, answers = process.stdin, process.stdout
-
-        def rewrite(*fields: object) -> str:
-            requests.write("\t".join(map(str, fields)) + "\n")
-            requests.flush()
-            return answers.readline().rstrip("\n")
-
-        yield rewrite
-        requests.close()
-        assert process.wait(10) == 0
 
 
 @given(schemas(), seeds, counts, st.sampled_from(CODECS), st.sampled_from(BLOCK_BYTES), passes)

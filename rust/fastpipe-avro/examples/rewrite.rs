@@ -3,17 +3,18 @@
 //! Lives as long as its standard input. Each line asks for one file and is answered by one line:
 //!
 //! ```text
-//! IN<TAB>OUT<TAB>CODEC<TAB>BLOCK_BYTES  ->  ok  |  error: what went wrong
+//! IN<TAB>OUT<TAB>CODEC<TAB>BLOCK_BYTES[<TAB>SCHEMA]  ->  ok  |  error: what went wrong
 //! ```
 //!
 //! `CODEC` is `null`, `deflate`, `snappy`, `zstandard`, `bzip2` or `xz`. A block ends with the record that fills `BLOCK_BYTES` bytes,
-//! before compression. Entries of maps may come out in another order.
+//! before compression. Entries of maps may come out in another order. `SCHEMA` is a reader's schema, a line of JSON: what is written
+//! are the records that the other library resolves to it, by that schema.
 
 use std::error::Error;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 
-use apache_avro::{Bzip2Settings, Codec, DeflateSettings, Reader, Writer, XzSettings, ZstandardSettings};
+use apache_avro::{Bzip2Settings, Codec, DeflateSettings, Reader, Schema, Writer, XzSettings, ZstandardSettings};
 
 fn main() -> io::Result<()> {
     let mut answers = io::stdout().lock();
@@ -30,11 +31,16 @@ fn main() -> io::Result<()> {
 
 fn rewrite(line: &str) -> Result<(), Box<dyn Error>> {
     let fields: Vec<&str> = line.split('\t').collect();
-    let &[from, to, codec, block_bytes] = &fields[..] else {
-        return Err(format!("expected 4 fields with tabs between them, found {}", fields.len()).into());
+    let (&[from, to, codec, block_bytes], wanted) = (match &fields[..] {
+        [first @ .., wanted] if fields.len() == 5 => (first, Some(Schema::parse_str(wanted)?)),
+        all => (all, None),
+    }) else {
+        return Err(format!("expected 4 or 5 fields with tabs between them, found {}", fields.len()).into());
     };
-    let reader = Reader::new(BufReader::new(File::open(from)?))?;
-    let schema = reader.writer_schema().clone();
+    let reader = Reader::builder(BufReader::new(File::open(from)?))
+        .maybe_reader_schema(wanted.as_ref())
+        .build()?;
+    let schema = wanted.as_ref().unwrap_or(reader.writer_schema()).clone();
     let mut writer = Writer::builder()
         .schema(&schema)
         .writer(BufWriter::new(File::create(to)?))
