@@ -67,6 +67,8 @@ struct Compiler<'a> {
     programs: HashMap<NodeId, u32>,
     uses: Vec<u32>,
     depth: usize,
+    /// How many branches of unions lie around what is compiled: a value that can't be read there may never be met.
+    branches: usize,
 }
 
 /// Compiles the plan that reads `columns` from files of `schema`. With a reader's schema, `schema` is the file's as that sees
@@ -108,6 +110,7 @@ pub(crate) fn compile_steps(schema: &Schema, reader: Option<&Schema>, columns: &
         programs: HashMap::new(),
         uses,
         depth: 0,
+        branches: 0,
     };
     let wants = traces
         .iter()
@@ -220,6 +223,14 @@ impl<'a> Compiler<'a> {
         result
     }
 
+    /// An error, where a value is met.
+    fn refuse(&mut self, reason: &Arc<str>, path: &str, out: &mut Code) {
+        self.plan.refusals.push(reason.clone());
+        let refusal = self.plan.refusals.len() as u32 - 1;
+        let at = self.path(path);
+        out.push(Op::Refuse { refusal }, at);
+    }
+
     /// Reads what is wanted of a value.
     fn node(&mut self, id: NodeId, wants: Vec<Want<'a>>, path: &str, out: &mut Code) -> Result<(), Error> {
         self.nested(|c| c.node_inner(id, wants, path, out))
@@ -233,7 +244,17 @@ impl<'a> Compiler<'a> {
         match schema.ty(id) {
             Type::Union(union) => self.union(union, wants, path, out),
             Type::Default { node, json } => self.default(*node, json, &wants, path, out),
-            Type::Missing { reason, .. } => self.missing(&wants, reason, path, out),
+            Type::Missing { reason, .. } => match self.missing(&wants, reason, path, out) {
+                Err(_) if self.branches > 0 => {
+                    self.refuse(reason, path, out);
+                    Ok(())
+                }
+                result => result,
+            },
+            Type::Mismatch { reason, .. } if self.branches > 0 => {
+                self.refuse(reason, path, out);
+                Ok(())
+            }
             Type::Mismatch { reason, .. } => {
                 let name = &self.columns[wants[0].column].feature.name;
                 Err(misfit(reason.to_string()).at_feature(name))

@@ -48,6 +48,11 @@ impl Lines {
         }
     }
 
+    /// Whether each of these lines is a row, but for empty ones and comments.
+    pub(crate) fn are_rows(&self, bytes: &[u8]) -> bool {
+        self.fields.is_none() && self.quote.is_none_or(|quote| memchr(quote, bytes).is_none())
+    }
+
     /// The first byte from `at` on that is of no empty line and of no comment.
     #[inline(always)]
     pub(crate) fn past_others(&self, bytes: &[u8], mut at: usize) -> usize {

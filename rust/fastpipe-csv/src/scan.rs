@@ -62,7 +62,7 @@ pub fn scan(bytes: &[u8], lines: &Lines, goal: usize) -> Scanned {
 }
 
 /// The number of rows of whole lines, if each is a row; `None` where they have to be looked at one by one.
-pub(crate) fn plain_rows(bytes: &[u8], lines: &Lines) -> Option<u32> {
+fn plain_rows(bytes: &[u8], lines: &Lines) -> Option<u32> {
     let first = *bytes.first()?;
     if lines.fields.is_some() || matches!(first, b'\n' | b'\r') || Some(first) == lines.comment {
         return None;

@@ -15,7 +15,6 @@ use crate::fields::{Ended, Fields, LoneReturn};
 use crate::header::lone_return;
 use crate::plan::{Null, Program, Target, To};
 use crate::rows::{Lines, Next};
-use crate::scan::plain_rows;
 use crate::source::Reading;
 use crate::values::{Short, boolean, float, integer, short_float, time};
 
@@ -444,11 +443,15 @@ impl Unit for Rows {
         }
         let mut starts = try_with_capacity(self.rows as usize + 1, "where the rows of a stretch start")?;
         let mut at = 0;
-        if plain_rows(&self.data, &self.lines) == Some(self.rows) {
-            // Each line is a row, and all newlines are found in one go.
-            let ends = memchr_iter(b'\n', &self.data[..self.data.len() - 1]);
-            starts.extend(std::iter::once(0).chain(ends.map(|end| end as u32 + 1)));
-            at = self.data.len();
+        if self.lines.are_rows(&self.data) {
+            // All newlines are found in one go.
+            for end in memchr_iter(b'\n', &self.data) {
+                // Not of an empty line or a comment.
+                if starts.len() < self.rows as usize && self.lines.past_others(&self.data[..=end], at) == at {
+                    starts.push(at as u32);
+                }
+                at = end + 1;
+            }
         }
         loop {
             match self.next(at) {

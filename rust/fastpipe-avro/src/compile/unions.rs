@@ -158,16 +158,17 @@ impl<'a> Compiler<'a> {
         match ty {
             Type::Null => Ok(()),
             Type::Mismatch { reason, .. } if !within.is_empty() => {
-                self.plan.refusals.push(reason.clone());
-                let refusal = self.plan.refusals.len() as u32 - 1;
-                out.push(Op::Refuse { refusal }, at);
+                self.refuse(reason, path, out);
                 Ok(())
             }
-            _ if several && !within.is_empty() => {
-                let path = format!("{path}:{}", union.names[branch.code]);
-                self.node(branch.node, within, &path, out)
+            _ => {
+                let of_several = (several && !within.is_empty()).then(|| format!("{path}:{}", union.names[branch.code]));
+                let alternatives = usize::from(union.branches.len() > 1);
+                self.branches += alternatives;
+                let compiled = self.node(branch.node, within, of_several.as_deref().unwrap_or(path), out);
+                self.branches -= alternatives;
+                compiled
             }
-            _ => self.node(branch.node, within, path, out),
         }
     }
 

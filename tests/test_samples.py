@@ -1,0 +1,229 @@
+"""Random samples: of every source, of CSV files, and how rows are drawn."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastpipe
+from fastpipe import DenseSpec
+from fastpipe._reader_samples import rows_of_sample
+
+scipy_stats = pytest.importorskip("scipy.stats")
+
+ROWS = 20_000
+
+
+def of_arrays(**options: Any) -> fastpipe.Reader:
+    return fastpipe.from_arrays({"i": np.arange(ROWS)}, **{"batch_size": 100} | options)
+
+
+def ids(reader: fastpipe.Reader) -> list[int]:
+    return [int(i) for batch in reader for i in batch["i"]]
+
+
+@pytest.mark.parametrize("rows", [1, 99, 100, 5000, ROWS])
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_sample_has_rows_as_they_stand(rows: int, replace: bool) -> None:
+    drawn = fastpipe.sample(of_arrays(), rows, replace=replace, seed=3)
+    assert drawn.num_rows == rows
+    assert len(drawn) == -(-rows // 100)
+    found = ids(drawn)
+    assert found == sorted(found)
+    assert len(found) == rows
+    assert found == rows_of_sample(drawn).tolist()
+    if not replace:
+        assert len(set(found)) == rows
+    if rows > 1000:
+        # So many of them are drawn at least once.
+        distinct = ROWS * (1 - (1 - 1 / ROWS) ** rows) if replace else rows
+        assert abs(len(set(found)) - distinct) < 4 * np.sqrt(rows) + 1
+    again = fastpipe.sample(of_arrays(num_threads=3, batch_size=7), rows, replace=replace, seed=3)
+    assert ids(again) == found
+    assert ids(fastpipe.sample(of_arrays(), rows, replace=replace, seed=4)) != found or rows == ROWS
+
+
+def test_epochs_have_other_rows() -> None:
+    drawn = fastpipe.sample(of_arrays(epochs=3), 1000, seed=3)
+    found = np.array(ids(drawn)).reshape(3, 1000)
+    for epoch in range(3):
+        assert (rows_of_sample(drawn, epoch) == found[epoch]).all()
+    assert len(np.unique(found)) > 2500
+
+
+def test_parts_share_no_row() -> None:
+    parts = [ids(fastpipe.sample(of_arrays(), 4000, seed=9, part=part)) for part in range(5)]
+    assert sorted(i for part in parts for i in part) == list(range(ROWS))
+    with pytest.raises(ValueError, match="rows=4000 of parts 0 to 5, of 4000 rows each are more than the 20000"):
+        fastpipe.sample(of_arrays(), 4000, seed=9, part=5)
+    drawn = [ids(fastpipe.sample(of_arrays(), 4000, replace=True, seed=9, part=part)) for part in (5, 6)]
+    assert drawn[0] != drawn[1]
+
+
+def test_a_state_resumes_at_every_step() -> None:
+    drawn = fastpipe.sample(of_arrays(epochs=2), 550, seed=1, part=2)
+    whole = ids(drawn)
+    drawn.set_epoch(0)
+    batches = iter(drawn)
+    for step in range(12):
+        again = fastpipe.sample(of_arrays(epochs=2), 550, seed=1, part=2)
+        again.load_state_dict(drawn.state_dict())
+        assert ids(again) == whole[step % 6 * 100 + step // 6 * 550 :]
+        next(batches)
+    assert [ids_of(drawn.batch_at(step, epoch=1)) for step in (5, 0)] == [whole[1050:], whole[550:650]]
+    assert drawn.locate(0, 7, epoch=1).row == whole[557]
+    for other in (
+        fastpipe.sample(of_arrays(), 550, seed=1, part=1),
+        fastpipe.sample(of_arrays(), 550, seed=1, part=2, replace=True),
+        of_arrays(),
+    ):
+        with pytest.raises(fastpipe.StateError, match="another reader"):
+            other.load_state_dict(drawn.state_dict())
+    assert ids(pickle.loads(pickle.dumps(fastpipe.sample(of_arrays(), 550, seed=1)))) == whole_of(550)
+
+
+def ids_of(batch: dict[str, Any]) -> list[int]:
+    return [int(i) for i in batch["i"]]
+
+
+def whole_of(rows: int) -> list[int]:
+    return ids(fastpipe.sample(of_arrays(), rows, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"rows": 0}, ValueError, "rows is between 1"),
+        ({"rows": ROWS + 1}, ValueError, "more than the 20000 rows there are: replace=True"),
+        ({"rows": 2.0}, TypeError, "rows is an integer"),
+        ({"rows": 1, "replace": 1}, TypeError, "replace is True or False"),
+        ({"rows": 1, "seed": -1}, ValueError, "seed is between"),
+        ({"rows": 1, "part": -1}, ValueError, "part is between"),
+        ({"rows": 1, "batch_size": 0}, ValueError, "batch_size is between"),
+    ],
+)
+def test_errors_of_arguments(options: dict[str, Any], error: type, match: str) -> None:
+    with pytest.raises(error, match=match):
+        fastpipe.sample(of_arrays(), **options)
+
+
+def test_readers_that_are_no_populations() -> None:
+    with pytest.raises(TypeError, match=r"reader is a fastpipe\.Reader, not list"):
+        fastpipe.sample([1], 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="of one rank"):
+        fastpipe.sample(of_arrays(world_size=2, seed=1), 1)
+    with pytest.raises(ValueError, match="of a sample already"):
+        fastpipe.sample(fastpipe.sample(of_arrays(), 10), 1)
+    with pytest.raises(ValueError, match="there are no rows"):
+        fastpipe.sample(fastpipe.from_arrays({"i": np.arange(0)}, batch_size=1), 1, replace=True)
+
+
+# --- Files ---
+
+
+def lengths(count: int, seed: int) -> np.ndarray:
+    """One row in ten is twenty times as long as others."""
+    draw = np.random.default_rng(seed)
+    return np.where(draw.random(count) < 0.1, 20, 1) * draw.integers(8, 17, count)
+
+
+def write(path: Path, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A file of such rows; the length of each, and that of the row in front of it."""
+    size = lengths(count, seed)
+    path.write_text("i,pad\n" + "".join(f"{i},{'x' * n}\n" for i, n in enumerate(size)))
+    return size, np.r_[0, size[:-1]]
+
+
+def by_length(drawn: np.ndarray, size: np.ndarray) -> float:
+    """The p-value of: rows of each tenth of the lengths were drawn as often as there are such."""
+    ranks = np.argsort(np.argsort(size, kind="stable"))
+    counts = np.bincount(ranks[drawn] * 10 // len(size), minlength=10)
+    return float(scipy_stats.chisquare(counts).pvalue)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_rows_are_drawn_alike_whatever_their_length(tmp_path: Path, replace: bool) -> None:
+    """Twenty samples: the least of 40 p-values is below 0.001 / 40 with a probability of a thousandth."""
+    count = 50_000
+    size, before = write(tmp_path / "x.csv", count)
+    values = []
+    for seed in range(20):
+        drawn = fastpipe.sample_csv(tmp_path / "x.csv", 5000, seed=seed, replace=replace, columns=["i"], dtype="int64")
+        assert (drawn.values[:, 0] == drawn.rows).all()
+        values += [by_length(drawn.rows, size), by_length(drawn.rows, before)]
+    assert min(values) > 0.001 / 40
+    # Which rows stand at random bytes is biased, and this finds it.
+    ends = np.cumsum(size + np.char.str_len(np.arange(count).astype(str)) + 2)
+    naive = np.searchsorted(ends, np.random.default_rng(1).integers(0, ends[-1], 5000))
+    assert by_length(naive, size) < 1e-9
+
+
+def test_the_variance_of_a_mean_is_that_of_simple_random_sampling(tmp_path: Path) -> None:
+    """Of a file that is sorted by its target: within a fifth, which is five standard deviations of 1,000 samples."""
+    count, rows = 2000, 100
+    path = tmp_path / "x.csv"
+    path.write_text("y\n" + "".join(f"{i * i}\n" for i in range(count)))
+    reader = fastpipe.read_csv(path, features={"y": DenseSpec((), "float64")}, batch_size=rows)
+    means = []
+    for seed in range(1000):
+        (batch,) = fastpipe.sample(reader, rows, seed=seed)
+        means.append(batch["y"].mean())
+    population = np.arange(count, dtype=float) ** 2
+    expected = population.var(ddof=1) / rows * (1 - rows / count)
+    assert abs(np.var(means, ddof=1) / expected - 1) < 0.22
+    assert abs(np.mean(means) - population.mean()) < 5 * np.sqrt(expected / 1000)
+
+
+def test_samples_of_csv(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    draw = np.random.default_rng(1)
+    table = draw.standard_normal((5000, 3)).astype(np.float32)
+    lines = [",".join(map(repr, map(float, row))) for row in table]
+    path.write_text("a,b,c\n" + "\n".join(lines[:4999]) + "\n1,,x")
+    drawn = fastpipe.sample_csv(path, 300, seed=2, columns=["c", "a"], null_values=["", "x"])
+    assert (drawn.values.dtype, drawn.values.flags.c_contiguous, drawn.columns) == (np.float32, True, ["c", "a"])
+    table[4999] = [1, np.nan, np.nan]
+    assert np.array_equal(drawn.values, table[drawn.rows][:, [2, 0]], equal_nan=True)
+    whole = fastpipe.sample_csv(path, 5000, dtype="float64", order="F", null_values=["", "x"])
+    assert whole.values.flags.f_contiguous
+    assert np.array_equal(whole.values.astype(np.float32), table, equal_nan=True)
+    assert whole.rows.tolist() == list(range(5000))
+    same = fastpipe.sample_csv(path, 5000, seed=whole.seed, null_values=["", "x"], memory_limit="64MB")
+    assert np.array_equal(same.values, table, equal_nan=True)
+    with pytest.raises(fastpipe.SchemaError, match=r"no room for the columns 'c'.*columns=\['a', 'b'\]"):
+        fastpipe.sample_csv(path, 3)
+    with pytest.raises(fastpipe.ValueRangeError, match="feature 'b': .* is no int64"):
+        fastpipe.sample_csv(path, 5000, columns=["b"], dtype="int64")
+    with pytest.raises(ValueError, match="more than the 5000 rows"):
+        fastpipe.sample_csv(path, 5001, columns=["a"])
+    with pytest.raises(ValueError, match='order is "C" or "F"'):
+        fastpipe.sample_csv(path, 1, columns=["a"], order="K")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dtype is that of numbers"):
+        fastpipe.sample_csv(path, 1, columns=["a"], dtype="string")
+    with pytest.raises(ValueError, match="columns is empty"):
+        fastpipe.sample_csv(path, 1, columns=[])
+
+
+def test_several_files_are_one_population(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.csv").write_text(
+            "i\n" + "\n".join(str(i) for i in range(number * 100, number * 100 + 100))
+        )
+    drawn = fastpipe.sample_csv(tmp_path, 50, seed=1)
+    assert drawn.values[:, 0].tolist() == drawn.rows.tolist()
+    assert drawn.rows.max() > 200
+
+
+def test_only_the_units_of_batches_under_way_are_held(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("i,pad\n" + "".join(f"{i},{'x' * 1000}\n" for i in range(40_000)))
+    reader = fastpipe.read_csv(path, columns=["i"], batch_size=20, num_threads=2)
+    drawn = fastpipe.sample(reader, 600, seed=1)
+    assert len(ids(drawn)) == 600
+    stats: Any = drawn.stats()
+    assert stats["memory"]["most_reserved"] < 16 << 20
+    assert stats["rows_reopened"] == 0
