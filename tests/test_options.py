@@ -36,13 +36,10 @@ def said_of(text: str) -> list[str]:
 
 
 def test_all_functions_are_looked_at() -> None:
-    """Each public one that returns a reader takes the options."""
-    made = [
-        public
-        for name in fastpipe.__all__
-        if inspect.isfunction(public := getattr(fastpipe, name)) and public.__annotations__.get("return") == "Reader"
-    ]
-    assert set(made) == set(FUNCTIONS)
+    """Each public one that returns a reader takes the options, unless it takes a reader."""
+    public = [getattr(fastpipe, name) for name in fastpipe.__all__]
+    made = {function for function in public if getattr(function, "__annotations__", {}).get("return") == "Reader"}
+    assert made - {fastpipe.sample} == set(FUNCTIONS)
 
 
 @functions

@@ -196,7 +196,7 @@ def test_samples_of_csv(tmp_path: Path) -> None:
     assert np.array_equal(same.values, table, equal_nan=True)
     with pytest.raises(fastpipe.SchemaError, match=r"no room for the columns 'c'.*columns=\['a', 'b'\]"):
         fastpipe.sample_csv(path, 3)
-    with pytest.raises(fastpipe.ValueRangeError, match="feature 'b': .* is no int64"):
+    with pytest.raises(fastpipe.ValueRangeError, match=r"feature 'b': .* is no int64"):
         fastpipe.sample_csv(path, 5000, columns=["b"], dtype="int64")
     with pytest.raises(ValueError, match="more than the 5000 rows"):
         fastpipe.sample_csv(path, 5001, columns=["a"])
@@ -210,9 +210,8 @@ def test_samples_of_csv(tmp_path: Path) -> None:
 
 def test_several_files_are_one_population(tmp_path: Path) -> None:
     for number in range(3):
-        (tmp_path / f"{number}.csv").write_text(
-            "i\n" + "\n".join(str(i) for i in range(number * 100, number * 100 + 100))
-        )
+        numbers = range(number * 100, number * 100 + 100)
+        (tmp_path / f"{number}.csv").write_text("i\n" + "\n".join(map(str, numbers)))
     drawn = fastpipe.sample_csv(tmp_path, 50, seed=1)
     assert drawn.values[:, 0].tolist() == drawn.rows.tolist()
     assert drawn.rows.max() > 200
