@@ -266,6 +266,7 @@ impl Decoder<'_, '_, '_, '_> {
             Op::Text { check, to } => self.read_text(*check, *to),
             Op::Sparse(index) => self.sparse(&plan.sparse[*index as usize]),
             Op::Bag(index) => self.bag(&plan.bags[*index as usize]),
+            Op::Decimal(index) if self.usual_decimal(&plan.decimals[*index as usize])? => Ok(()),
             _ => self.step(pc),
         }
     }

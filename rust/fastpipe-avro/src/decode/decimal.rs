@@ -17,6 +17,33 @@ const EXACT: u128 = 1 << 53;
 const UUID: usize = 36;
 
 impl Decoder<'_, '_, '_, '_> {
+    /// A decimal of up to eight bytes that becomes the integer which it is; false, and nothing is read, if it isn't one.
+    #[inline(always)]
+    pub(super) fn usual_decimal(&mut self, op: &DecimalOp) -> Result<bool> {
+        let DecimalOp {
+            bytes: DecimalBytes::Counted,
+            to: DType::I64,
+            factor: Some(1),
+            pair: false,
+            part,
+            ..
+        } = *op
+        else {
+            return Ok(false);
+        };
+        let start = self.cursor.position();
+        let (bytes, n) = self.cursor.text_and_rest()?;
+        let (1..=8, Some(first)) = (n, bytes.first_chunk()) else {
+            self.cursor.rewind(start);
+            return Ok(false);
+        };
+        // Shifts the sign in.
+        self.out
+            .writer(part as usize)
+            .push(i64::from_be_bytes(*first) >> (64 - 8 * n))?;
+        Ok(true)
+    }
+
     pub(super) fn decimal(&mut self, op: &DecimalOp) -> Result<()> {
         let value = match op.bytes {
             DecimalBytes::Counted => {

@@ -1,0 +1,155 @@
+"""XGBoost's matrices from readers.
+
+    import xgboost
+    import fastpipe.xgboost
+
+    reader = fastpipe.read_csv("big.csv", batch_size=65_536)
+    matrix = xgboost.QuantileDMatrix(fastpipe.xgboost.DataIter(reader, label="y"), max_bin=256)
+    booster = xgboost.train({"tree_method": "hist"}, matrix, 100)
+
+XGBoost asks for all batches several times: to find the quantiles, to fill its matrix, and, with matrices in external
+memory, while it trains. Each time it gets the same batches in the same order, those of one epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+import xgboost
+
+from fastpipe._arguments import names
+from fastpipe._ordering import within
+from fastpipe._passes import passes_of
+from fastpipe.batch import Masked
+from fastpipe.errors import SchemaError
+from fastpipe.reader import Reader
+from fastpipe.specs import DenseSpec, Spec
+
+__all__ = ["DataIter"]
+
+# What a reader adds to its batches when it fills them up.
+_VALID = "valid"
+
+
+class DataIter(xgboost.DataIter):
+    """Feeds `xgboost.QuantileDMatrix`, `ExtMemQuantileDMatrix` and `DMatrix` from a reader of any source.
+
+    Features become columns of float32: numbers and truth values one each, arrays of `k` numbers `k`, named `x(0)` to
+    `x(k-1)`: XGBoost's names have no brackets. NaN, and what a mask says is null, is missing to XGBoost. Rows that fill
+    up batches (`uneven="pad"`) are left out. With ranks each feeds its own share.
+
+    Args:
+        reader: of dense features, and of one epoch a pass (the default).
+        label: the feature to be predicted, which may be an array; None for none.
+        weight: the feature with the weights of rows; None for none.
+        columns: the features of the matrix, in this order; None for all others.
+        epoch: whose batches are fed.
+        cache_prefix: where matrices in external memory are kept; None for others. As in `xgboost.DataIter`.
+        **options: others of `xgboost.DataIter`: `release_data`, `on_host`, `min_cache_page_bytes`.
+
+    Raises:
+        SchemaError: if a feature isn't there, or is none of numbers.
+        TypeError: if an argument is of the wrong type.
+        ValueError: if a pass of the reader has several epochs, or no feature is left.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        label: str | None = None,
+        weight: str | None = None,
+        columns: Sequence[str] | None = None,
+        epoch: SupportsIndex = 0,
+        cache_prefix: str | None = None,
+        **options: Any,
+    ) -> None:
+        # Its destructor wants it, whatever fails here.
+        super().__init__(cache_prefix, **options)
+        self._passes = passes_of(reader)
+        if self._passes.epochs != 1:
+            raise ValueError(
+                f"a pass of the reader has epochs={self._passes.epochs}, and XGBoost is fed one: leave epochs out"
+            )
+        self._epoch = within("epoch", epoch, 0, 2**62)
+        features = self._passes.features
+        self._label, self._weight = label, weight
+        apart = [name for name in (label, weight) if name is not None]
+        wanted = [name for name in features if name not in apart] if columns is None else names("columns", columns)
+        for name in [*apart, *wanted]:
+            if name not in features:
+                there = ", ".join(map(repr, features))
+                raise SchemaError(f"there is no feature {name!r}; there are {there}", feature=name)
+            _check(name, features[name])
+        if not wanted:
+            raise ValueError("no feature is left for the matrix")
+        self._wanted = wanted
+        self.columns = [column for name in wanted for column in _columns(name, features[name])]
+        self._batches: Iterator[dict[str, Any]] | None = None
+
+    def reset(self) -> None:
+        """Lets XGBoost begin with the first batch again."""
+        self._batches = None
+
+    def next(self, input_data: Callable[..., Any]) -> bool:
+        """Hands the next batch to XGBoost; False if there is none."""
+        if self._batches is None:
+            self._passes.set_epoch(self._epoch)
+            self._batches = self._passes.start().batches
+        batch = next(self._batches, None)
+        if batch is None:
+            # An ended pass leaves the reader at the next epoch.
+            self._passes.set_epoch(self._epoch)
+            return False
+        keep = batch.get(_VALID) if self._passes.uneven == "pad" else None
+        more = {
+            word: _kept(_plain(name, batch[name]), keep)
+            for word, name in (("label", self._label), ("weight", self._weight))
+            if name is not None
+        }
+        table = np.column_stack([_with_nan(batch[name]) for name in self._wanted])
+        input_data(data=_kept(table, keep), feature_names=self.columns, **more)
+        return True
+
+
+def _check(name: str, spec: Spec) -> None:
+    if not isinstance(spec, DenseSpec) or spec.dtype in ("string", "bytes") or spec.dtype[:4] in ("date", "time"):
+        raise SchemaError(
+            f"XGBoost takes numbers, and {name!r} is {spec!r}: name others with columns=, or read it as numbers",
+            feature=name,
+        )
+
+
+def _columns(name: str, spec: Spec) -> list[str]:
+    allowed = name.translate(str.maketrans("[]<", "()("))
+    sizes = [size or 0 for size in spec.shape]
+    if not sizes:
+        return [allowed]
+    return [f"{allowed}({', '.join(map(str, place))})" for place in np.ndindex(*sizes)]
+
+
+def _with_nan(values: Any) -> npt.NDArray[np.float32]:
+    """Numbers `[n, k]`, NaN where there is none."""
+    valid = None
+    if isinstance(values, Masked):
+        values, valid = values.values, np.asarray(values.valid)
+    found = np.asarray(values).astype(np.float32)
+    if valid is not None:
+        valid = valid.reshape(valid.shape + (1,) * (found.ndim - valid.ndim))
+        found = np.where(valid, found, np.float32(np.nan))
+    return found.reshape(len(found), -1)
+
+
+def _plain(name: str, values: Any) -> Any:
+    if isinstance(values, Masked):
+        if not np.asarray(values.valid).all():
+            raise ValueError(f"{name!r} is null in a row: XGBoost learns from labels and weights that are there")
+        values = values.values
+    return np.asarray(values)
+
+
+def _kept(values: Any, keep: Any) -> Any:
+    return values if keep is None else values[np.asarray(keep)]
