@@ -5,7 +5,7 @@
 
     reader = fastpipe.read_csv("big.csv", batch_size=65_536)
     matrix = xgboost.QuantileDMatrix(fastpipe.xgboost.DataIter(reader, label="y"), max_bin=256)
-    booster = xgboost.train({"tree_method": "hist"}, matrix, 100)
+    booster = xgboost.train({"tree_method": "hist", "max_bin": 256}, matrix, 100)
 
 XGBoost asks for all batches several times: to find the quantiles, to fill its matrix, and, with matrices in external
 memory, while it trains. Each time it gets the same batches in the same order, those of one epoch.
