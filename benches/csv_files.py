@@ -22,12 +22,16 @@ os.environ.setdefault("POLARS_MAX_THREADS", "2")
 
 import duckdb
 import numpy as np
-import pandas as pd
 import polars as pl
 import pyarrow as pa
 from pyarrow import csv
 
 import fastpipe
+
+try:
+    import pandas as pd
+except ImportError:  # It is measured where it is at hand.
+    pd = None
 
 COLUMNS = [f"c{i}" for i in range(20)]
 
@@ -98,16 +102,15 @@ def main() -> None:
         def parse() -> None:
             assert sum(len(batch["c0"]) for batch in reader()) == rows
 
-        parsed = timed(
-            {
-                "fastpipe": parse,
-                "pyarrow": lambda: csv.read_csv(name),
-                "polars": lambda: pl.read_csv(name),
-                "duckdb": lambda: query(f"from read_csv('{name}')").arrow().read_all(),
-                "pandas": lambda: pd.read_csv(name, engine="pyarrow"),
-            },
-            arguments.rounds,
-        )
+        parsers: dict[str, Callable[[], Any]] = {
+            "fastpipe": parse,
+            "pyarrow": lambda: csv.read_csv(name),
+            "polars": lambda: pl.read_csv(name),
+            "duckdb": lambda: query(f"from read_csv('{name}')").arrow().read_all(),
+        }
+        if pd is not None:
+            parsers["pandas"] = lambda: pd.read_csv(name, engine="pyarrow")
+        parsed = timed(parsers, arguments.rounds)
         told("Parsing all, the scan for rows included:", parsed, size, 1.5)
 
         count = arguments.rows
@@ -128,6 +131,8 @@ def main() -> None:
         told(f"{count:,} rows, the index at hand:", timed(own | peers, arguments.rounds), size, 20)
         own = {"fastpipe": lambda: fastpipe.sample_csv(path, **options, seed=next(seed))}
         told(f"{count:,} rows, without an index:", timed(own | peers, arguments.rounds), size, 2)
+        if pd is None:
+            return
         start = time.perf_counter()
         skipped()
         print(f"\npandas with skiprows, once: {time.perf_counter() - start:.1f} seconds")

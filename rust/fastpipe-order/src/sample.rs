@@ -43,7 +43,8 @@ impl Sample {
 
     /// Bytes that drawing so many of so many takes.
     pub(crate) fn list_bytes(total: u64, rows: u64) -> u64 {
-        rows.saturating_mul(8).saturating_add(Permutation::bytes(total as usize))
+        rows.saturating_mul(8)
+            .saturating_add(Permutation::bytes(total as usize))
     }
 }
 
@@ -144,7 +145,9 @@ mod tests {
         let (mut rows, mut used) = (Vec::new(), Vec::new());
         for plan in order.epoch(3).unwrap() {
             let plan = plan.unwrap();
-            let Content::Picks(picks) = &plan.content else { panic!("picks") };
+            let Content::Picks(picks) = &plan.content else {
+                panic!("picks")
+            };
             assert!(picks.units.is_sorted() && picks.units.iter().skip(1).all(|unit| !used.contains(unit)));
             rows.extend((0..plan.content.len()).map(|slot| {
                 let (unit, record) = plan.content.at(slot).unwrap();
@@ -204,7 +207,12 @@ mod tests {
     /// Every row is drawn equally often: chi-square within five standard deviations, of small tables and of keyed orders.
     #[test]
     fn rows_are_drawn_alike() {
-        for (total, rows, replace) in [(40, 8, false), (40, 8, true), (100_000, 20_000, false), (100_000, 20_000, true)] {
+        for (total, rows, replace) in [
+            (40, 8, false),
+            (40, 8, true),
+            (100_000, 20_000, false),
+            (100_000, 20_000, true),
+        ] {
             let mut counts = [0u32; 40];
             let mut drawn = 0;
             for seed in 0..if total == 40 { 4000 } else { 10 } {
@@ -214,9 +222,15 @@ mod tests {
                 }
             }
             let mean = f64::from(drawn) / 40.0;
-            let square: f64 = counts.iter().map(|&count| (f64::from(count) - mean).powi(2) / mean).sum();
+            let square: f64 = counts
+                .iter()
+                .map(|&count| (f64::from(count) - mean).powi(2) / mean)
+                .sum();
             // Of 39 degrees of freedom; without replacement it varies less.
-            assert!((square - 39.0).abs() < 5.0 * (2.0f64 * 39.0).sqrt(), "{total} {replace}: {square}");
+            assert!(
+                (square - 39.0).abs() < 5.0 * (2.0f64 * 39.0).sqrt(),
+                "{total} {replace}: {square}"
+            );
         }
     }
 }

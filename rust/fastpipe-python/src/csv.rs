@@ -70,7 +70,9 @@ struct Files {
 impl Files {
     fn source(&self, features: &[Feature]) -> Result<CsvSource, Error> {
         let source = CsvSource::new(features, &self.dialect, &self.files)?;
-        Ok(source.with_stamps(self.stamps.clone()).with_contents(self.contents.clone()))
+        Ok(source
+            .with_stamps(self.stamps.clone())
+            .with_contents(self.contents.clone()))
     }
 }
 

@@ -118,7 +118,10 @@ impl Order {
             "window" => Kind::Window,
             "block" => Kind::Block,
             "buffer" => Kind::Buffer,
-            "sample" => Kind::Sample { skipped, replace: false },
+            "sample" => Kind::Sample {
+                skipped,
+                replace: false,
+            },
             "bootstrap" => Kind::Sample { skipped, replace: true },
             _ => return Err(unknown("shuffle", shuffle)),
         };

@@ -162,7 +162,8 @@ impl<'a> Compiler<'a> {
                 Ok(())
             }
             _ => {
-                let of_several = (several && !within.is_empty()).then(|| format!("{path}:{}", union.names[branch.code]));
+                let of_several =
+                    (several && !within.is_empty()).then(|| format!("{path}:{}", union.names[branch.code]));
                 let alternatives = usize::from(union.branches.len() > 1);
                 self.branches += alternatives;
                 let compiled = self.node(branch.node, within, of_several.as_deref().unwrap_or(path), out);
