@@ -226,3 +226,96 @@ def test_only_the_units_of_batches_under_way_are_held(tmp_path: Path) -> None:
     stats: Any = drawn.stats()
     assert stats["memory"]["most_reserved"] < 16 << 20
     assert stats["rows_reopened"] == 0
+
+
+# --- Not all alike ---
+
+
+def test_rows_are_taken_by_number() -> None:
+    taken = fastpipe.take(of_arrays(), [70, 3, 19_999, 3])
+    assert ids(taken) == [3, 3, 70, 19_999]
+    assert taken.num_rows == 4
+    state = taken.state_dict()
+    again = fastpipe.take(of_arrays(), [3, 3, 70, 19_999])
+    again.load_state_dict(state)
+    assert ids(pickle.loads(pickle.dumps(fastpipe.take(of_arrays(epochs=2), [5])))) == [5, 5]
+    with pytest.raises(fastpipe.StateError, match="another reader"):
+        fastpipe.take(of_arrays(), [3, 70, 19_999]).load_state_dict(state)
+    for wrong, error, match in (
+        ([20_000], ValueError, "row 20000 isn't one of the 20000 rows"),
+        ([-1], ValueError, "row -1 isn't"),
+        ([], (TypeError, ValueError), "rows are"),
+        ([[1]], ValueError, "one list"),
+        ([1.0], TypeError, "rows are integers"),
+    ):
+        with pytest.raises(error, match=match):  # type: ignore[arg-type]
+            fastpipe.take(of_arrays(), wrong)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_strata_have_their_share(replace: bool) -> None:
+    draw = np.random.default_rng(2)
+    group = draw.choice(["a", "b", "c"], ROWS, p=[0.7, 0.29, 0.01])
+    reader = fastpipe.from_arrays({"i": np.arange(ROWS), "g": codes(group)}, batch_size=100)
+    found = ids(fastpipe.sample(reader, 1000, seed=5, stratify="g", replace=replace))
+    assert found == ids(fastpipe.sample(reader, 1000, seed=5, stratify=group, replace=replace))
+    sizes = {name: (group == name).sum() for name in "abc"}
+    for name, size in sizes.items():
+        assert abs((group[found] == name).sum() - 1000 * size / ROWS) < 1
+    if not replace:
+        assert len(set(found)) == 1000
+        more = ids(fastpipe.sample(reader, 1000, seed=5, part=1, stratify=group))
+        assert not set(more) & set(found)
+        with pytest.raises(ValueError, match=r"a stratum has .* rows, and 16 parts"):
+            fastpipe.sample(reader, 1000, seed=5, part=15, stratify=np.arange(ROWS) >= 30)
+
+
+def codes(values: Any) -> Any:
+    return np.unique(values, return_inverse=True)[1]
+
+
+def test_rows_of_a_stratum_are_drawn_alike() -> None:
+    """Of 40 tenths of strata none is drawn so often, or so seldom, with a probability of a thousandth."""
+    group = np.arange(ROWS) % 4
+    counts = np.zeros((4, 10))
+    for seed in range(20):
+        found = np.array(ids(fastpipe.sample(of_arrays(), 400, seed=seed, stratify=group)))
+        np.add.at(counts, (found % 4, found * 10 // ROWS), 1)
+    assert counts.sum(1).tolist() == [2000] * 4
+    assert min(scipy_stats.chisquare(row).pvalue for row in counts) > 0.001 / 4
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_weights_are_chances(replace: bool) -> None:
+    weights = np.array([0.0, 1, 2, 5])[np.arange(ROWS) % 4]
+    counts = np.zeros(4)
+    for seed in range(20):
+        found = np.array(ids(fastpipe.sample(of_arrays(), 100, seed=seed, weights=weights, replace=replace)))
+        counts += np.bincount(found % 4, minlength=4)
+    assert counts[0] == 0
+    # So few of so many are drawn that it hardly matters that they aren't put back.
+    assert scipy_stats.chisquare(counts[1:], 2000 * np.array([1, 2, 5]) / 8).pvalue > 0.001
+    with pytest.raises(ValueError, match="15000 rows have weights other than 0, and 15001"):
+        fastpipe.sample(of_arrays(), 15_001, weights=weights)
+    for wrong in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="that of row 7 is"):
+            fastpipe.sample(of_arrays(), 1, weights=np.where(np.arange(ROWS) == 7, wrong, 1.0))
+    with pytest.raises(ValueError, match="a value for each of the 20000 rows"):
+        fastpipe.sample(of_arrays(), 1, weights=[1.0])
+    with pytest.raises(ValueError, match="stratify or weights, not both"):
+        fastpipe.sample(of_arrays(), 1, weights=weights, stratify=weights)
+    with pytest.raises(fastpipe.SchemaError, match="weights names no feature of the reader: 'w'"):
+        fastpipe.sample(of_arrays(), 1, weights="w")
+
+
+def test_strata_and_weights_of_csv(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    names = ["x", "long name, quoted", "é"]
+    path.write_text("i,g,w\n" + "".join(f'{i},"{names[i % 3]}",{i % 5}\n' for i in range(900)), encoding="utf-8")
+    drawn = fastpipe.sample_csv(path, 90, seed=1, columns=["i"], stratify="g")
+    assert np.bincount(drawn.rows % 3).tolist() == [30, 30, 30]
+    assert (drawn.values[:, 0] == drawn.rows).all()
+    drawn = fastpipe.sample_csv(path, 90, seed=1, columns=["i"], weights="w")
+    assert not (drawn.rows % 5 == 0).any()
+    again = fastpipe.sample_csv(path, 90, seed=1, columns=["i"], weights=np.arange(900) % 5)
+    assert (again.rows == drawn.rows).all()

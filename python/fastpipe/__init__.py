@@ -19,7 +19,7 @@ from fastpipe._decimals import DecimalSpec, to_decimals
 from fastpipe._fastpipe import __version__
 from fastpipe._options import Options
 from fastpipe._reader_growth import Growth, resume_grown
-from fastpipe._reader_samples import sample
+from fastpipe._reader_samples import sample, take
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
 from fastpipe.avro import (
     AvroFile,
@@ -130,6 +130,7 @@ __all__ = [
     "sample",
     "sample_csv",
     "shuffle_report",
+    "take",
     "to_arrow",
     "to_decimals",
     "write_avro",

@@ -332,6 +332,7 @@ class Order:
         uneven: str,
         in_step: int | None = None,
         skipped: int = 0,
+        rows: npt.NDArray[np.int64] | None = None,
     ) -> Order: ...
     @property
     def num_rows(self) -> int: ...

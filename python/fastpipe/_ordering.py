@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import secrets
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import replace as replaced
 from typing import Any, Literal, Self, SupportsIndex, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import flag, shown
@@ -23,6 +25,24 @@ LARGEST_BATCH = 2**31 - 1
 LARGEST_WORLD = 2**20
 _LARGEST_BUFFER = 2**31
 _LARGEST_SEED = 2**64 - 1
+
+
+class Rows:
+    """Numbers of rows, as one value: equal to others with the same digest.
+
+    Args:
+        numbers: int64 `[n]`.
+    """
+
+    def __init__(self, numbers: npt.NDArray[np.int64]) -> None:
+        self.numbers = numbers
+        self.digest = hashlib.sha256(numbers.tobytes()).hexdigest()[:32]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rows) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +63,7 @@ class Ordering:
         in_step: how many ranks have equally many batches, as `uneven` says; None for all. With workers it is the ranks
             of which these are the workers.
         skipped: draws in front of those of a sample.
+        rows: of a sample that isn't drawn: their numbers, ascending.
     """
 
     shuffle: str
@@ -57,6 +78,7 @@ class Ordering:
     uneven: str
     in_step: int | None = None
     skipped: int = 0
+    rows: Rows | None = None
 
     @classmethod
     def checked(
@@ -113,6 +135,11 @@ class Ordering:
             sampled, shuffle=kind, shuffle_buffer=rows, skipped=skipped, shard_by="batch", seed_given=seed is not None
         )
 
+    def take(self, rows: npt.NDArray[np.int64]) -> Self:
+        """The rows with these numbers, which ascend."""
+        numbers = Rows(rows)
+        return replaced(self, shuffle="taken", shuffle_buffer=max(len(rows), 1), shard_by="batch", rows=numbers)
+
     def with_batch_size(self, batch_size: int) -> Self:
         """The same with batches of so many rows."""
         return replaced(self, batch_size=batch_size)
@@ -120,7 +147,7 @@ class Ordering:
     @property
     def is_sample(self) -> bool:
         """Whether it is of some rows only."""
-        return self.shuffle in ("sample", "bootstrap")
+        return self.shuffle in ("sample", "bootstrap", "taken")
 
     def with_seed(self, seed: int) -> Self:
         """The same with another seed that the user didn't choose."""
@@ -162,6 +189,7 @@ class Ordering:
             uneven=self.uneven,
             in_step=self.in_step,
             skipped=self.skipped,
+            rows=None if self.rows is None else self.rows.numbers,
         )
 
 

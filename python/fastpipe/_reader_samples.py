@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import SupportsIndex
+import secrets
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import flag
-from fastpipe._ordering import LARGEST_BATCH, within
+from fastpipe._draws import codes_of, stratified, weighted
+from fastpipe._ordering import LARGEST_BATCH, Ordering, within
+from fastpipe.batch import Masked
+from fastpipe.errors import SchemaError
 from fastpipe.reader import Reader
 
-__all__ = ["LARGEST_SAMPLE", "rows_of_sample", "sample"]
+__all__ = ["LARGEST_SAMPLE", "rows_of_sample", "sample", "take"]
 
 LARGEST_SAMPLE = 2**31
 _LARGEST_PART = 2**20
@@ -24,6 +28,8 @@ def sample(
     replace: bool = False,
     seed: SupportsIndex | None = None,
     part: SupportsIndex = 0,
+    stratify: str | npt.ArrayLike | None = None,
+    weights: str | npt.ArrayLike | None = None,
     batch_size: SupportsIndex | None = None,
 ) -> Reader:
     """Draws a uniform random sample of a reader's rows, of whatever source.
@@ -40,6 +46,11 @@ def sample(
         part: without `replace`, samples of the same seed and size with different parts have no row in common: part `k`
             has the rows that are drawn behind those of parts 0 to `k - 1`. For several devices, or for training and
             validation. With `replace`, parts are drawn independently of each other.
+        stratify: draws from each group of rows with equal values in proportion to its rows, to the last one: the name
+            of a feature, which is read of all rows once, or an array with a value for each row. All epochs have the
+            same sample then.
+        weights: draws rows in proportion to these: the name of a feature, or an array. All epochs have the same sample
+            then. Without `replace`, one row after the other is drawn of those that are left.
         batch_size: rows a batch; None for those of the reader. The units of a batch are open at the same time: the
             fewer rows are drawn of many, the more memory a batch takes.
 
@@ -47,6 +58,7 @@ def sample(
         A reader of the sample.
 
     Raises:
+        SchemaError: if `stratify` or `weights` names no feature.
         TypeError: if an argument is of the wrong type.
         ValueError: if one is out of range, there aren't so many rows, or the reader is one of several ranks.
 
@@ -58,12 +70,7 @@ def sample(
         >>> half.num_rows + rest.num_rows == reader.num_rows
         True
     """
-    if not isinstance(reader, Reader):
-        raise TypeError(f"reader is a fastpipe.Reader, not {type(reader).__name__}")
-    if reader.world_size > 1:
-        raise ValueError("a sample is drawn of a reader of one rank: leave out world_size, and give part=rank")
-    if reader._ordering.is_sample:
-        raise ValueError("this reader is of a sample already: draw from the reader that it was drawn of")
+    _check_population(reader)
     there = reader._data.handle.num_rows
     replaced = flag("replace", replace)
     count = within("rows", rows, 1, LARGEST_SAMPLE)
@@ -76,10 +83,114 @@ def sample(
         )
     if there == 0:
         raise ValueError("there are no rows to draw from")
+    if stratify is not None or weights is not None:
+        return _drawn(reader, count, seed, number, stratify, weights, batch_size, replace=replaced)
     ordering = reader._ordering.sample(count, skipped, None if seed is None else int(seed), replace=replaced)
     if batch_size is not None:
         ordering = ordering.with_batch_size(within("batch_size", batch_size, 1, LARGEST_BATCH))
     return Reader(reader._data, **(reader._options() | {"ordering": ordering}))
+
+
+def _drawn(
+    reader: Reader,
+    rows: int,
+    seed: SupportsIndex | None,
+    part: int,
+    stratify: Any,
+    weights: Any,
+    batch_size: SupportsIndex | None,
+    *,
+    replace: bool,
+) -> Reader:
+    """A sample that isn't uniform."""
+    if stratify is not None and weights is not None:
+        raise ValueError("give stratify or weights, not both")
+    drawn = secrets.randbits(48) if seed is None else within("seed", seed, 0, 2**64 - 1)
+    if stratify is not None:
+        codes = codes_of(_values(reader, "stratify", stratify))
+        numbers = stratified(codes, rows, drawn, part, replace=replace)
+    else:
+        given = _values(reader, "weights", weights)
+        if given.dtype.kind not in "biuf":
+            raise TypeError(f"weights are numbers, not {given.dtype}")
+        numbers = weighted(given.astype(np.float64), rows, drawn, part, replace=replace)
+    return take(reader, numbers, batch_size=batch_size)
+
+
+def _values(reader: Reader, what: str, given: Any) -> npt.NDArray[Any]:
+    """A value for each row: an array, or what a feature has."""
+    there = reader._data.handle.num_rows
+    if not isinstance(given, str):
+        values = np.asarray(given)
+        if values.shape != (there,):
+            raise ValueError(f"{what} has a value for each of the {there} rows, not the shape {values.shape}")
+        return values
+    if given not in reader.features:
+        raise SchemaError(f"{what} names no feature of the reader: {given!r}", feature=given)
+    parts = []
+    plain = Ordering.checked(batch_size=1 << 16)
+    with Reader(reader._data, **(reader._options() | {"ordering": plain, "epochs": 1})) as all_rows:
+        for batch in all_rows:
+            values = batch[given]
+            if isinstance(values, Masked):
+                if not np.asarray(values.valid).all():
+                    raise ValueError(f"{what}: {given!r} is null in some rows: read it with a fill value")
+                values = values.values
+            # Batches would keep the memory of all of their columns.
+            parts.append(np.array(values))
+    found = np.concatenate(parts)
+    if found.ndim != 1:
+        raise ValueError(f"{what}: {given!r} isn't one value a row")
+    return found
+
+
+def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: SupportsIndex | None = None) -> Reader:
+    """Takes the rows with some numbers, of whatever source.
+
+    For samples that are drawn otherwise than `sample` draws them, and for cross-validation: the rows of each fold. They
+    come in the order in which they stand, each as often as it is named. States, `batch_at` and adapters are those of
+    any reader.
+
+    Args:
+        reader: of one rank. Its features, threads, limits and epochs are kept, its order isn't.
+        rows: integers `[n]`, in any order: the numbers of rows, counted over all units or files, from 0.
+        batch_size: rows a batch; None for those of the reader.
+
+    Returns:
+        A reader of these rows.
+
+    Raises:
+        TypeError: if an argument is of the wrong type.
+        ValueError: if there is no such row, no row is named, or the reader is one of several ranks.
+
+    Example:
+        >>> import fastpipe
+        >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=64)
+        >>> fastpipe.take(reader, [7, 3, 100]).num_rows
+        3
+    """
+    _check_population(reader)
+    numbers = np.asarray(rows)
+    if numbers.dtype == object or numbers.dtype.kind not in "iu":
+        raise TypeError(f"rows are integers, not {numbers.dtype}")
+    if numbers.ndim != 1 or not numbers.size or numbers.size > LARGEST_SAMPLE:
+        raise ValueError(f"rows are one list of up to {LARGEST_SAMPLE} numbers, not of shape {numbers.shape}")
+    there = reader._data.handle.num_rows
+    if numbers.min() < 0 or numbers.max() >= there:
+        raise ValueError(f"row {numbers.min() if numbers.min() < 0 else numbers.max()} isn't one of the {there} rows")
+    ordering = reader._ordering.take(np.sort(numbers.astype(np.int64)))
+    if batch_size is not None:
+        ordering = ordering.with_batch_size(within("batch_size", batch_size, 1, LARGEST_BATCH))
+    return Reader(reader._data, **(reader._options() | {"ordering": ordering}))
+
+
+def _check_population(reader: Reader) -> None:
+    if not isinstance(reader, Reader):
+        raise TypeError(f"reader is a fastpipe.Reader, not {type(reader).__name__}")
+    if reader.world_size > 1:
+        raise ValueError("a sample is drawn of a reader of one rank: leave out world_size, and give part=rank")
+    if reader._ordering.is_sample:
+        raise ValueError("this reader is of a sample already: draw from the reader that it was drawn of")
 
 
 def rows_of_sample(reader: Reader, epoch: int = 0) -> npt.NDArray[np.int64]:

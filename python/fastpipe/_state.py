@@ -129,7 +129,14 @@ def _order(ordering: Ordering, shuffle_buffer: int) -> State:
         "drop_last": ordering.drop_last,
         "seed": ordering.seed,
         "shard_by": ordering.shard_by,
-    } | ({"skipped": ordering.skipped} if ordering.is_sample else {})
+    } | _sample(ordering)
+
+
+def _sample(ordering: Ordering) -> State:
+    """What says which rows a sample has, besides the seed."""
+    if ordering.rows is not None:
+        return {"rows": ordering.rows.digest}
+    return {"skipped": ordering.skipped} if ordering.is_sample else {}
 
 
 def _changed(saved: State, here: State) -> list[str]:

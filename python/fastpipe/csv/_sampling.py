@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
@@ -52,6 +53,8 @@ def sample_csv(
     seed: SupportsIndex | None = None,
     replace: bool = False,
     part: SupportsIndex = 0,
+    stratify: str | npt.ArrayLike | None = None,
+    weights: str | npt.ArrayLike | None = None,
     columns: Sequence[str] | None = None,
     dtype: npt.DTypeLike = "float32",
     order: Literal["C", "F"] = "C",
@@ -79,6 +82,9 @@ def sample_csv(
         seed: 0 to 2^64 - 1; one is drawn by default, and shown by `CsvSample.seed`.
         replace: whether a row may be drawn several times (a bootstrap).
         part: samples of the same seed and number of rows with different parts have no row in common, as in `sample`.
+        stratify: draws from each group of rows with equal values in proportion to its rows: the name of a column, which
+            is read of all rows first, or an array with a value for each row.
+        weights: draws rows in proportion to these: the name of a column, or an array.
         columns: those to take, in this order; None for all, which must be numbers or truth values then.
         dtype: of the array: float32, or any other number.
         order: "C" for row after row in memory, "F" for column after column, which XGBoost and cuML like.
@@ -128,7 +134,16 @@ def sample_csv(
     # So many rows of all lie in so much text.
     size = min(max(count * _TEXT // max(data.nbytes, 1), _LEAST_BATCH), _MOST_BATCH)
     reader = Settings(read_csv, size, options).reader(data)
-    drawn = sample(reader, count, replace=replace, seed=seed, part=part)
+    chosen = secrets.randbits(48) if seed is None else within("seed", seed, 0, 2**64 - 1)
+    drawn = sample(
+        reader,
+        count,
+        replace=replace,
+        seed=chosen,
+        part=part,
+        stratify=_column(data, stratify, options),
+        weights=_column(data, weights, options, "float64"),
+    )
     values = np.empty((drawn.num_rows, len(wanted)), element.dtype, order=order)
     at = 0
     with drawn:
@@ -137,7 +152,16 @@ def sample_csv(
             for number, name in enumerate(wanted):
                 values[at:end, number] = batch[name]
             at = end
-    return CsvSample(values, rows_of_sample(drawn), wanted, drawn.seed)
+    return CsvSample(values, rows_of_sample(drawn), wanted, chosen)
+
+
+def _column(data: CsvData, given: str | npt.ArrayLike | None, options: Options, dtype: str = "string") -> Any:
+    """What a column has in all rows, if it is one that is named."""
+    if not isinstance(given, str):
+        return given
+    only = data.with_features(Features({given: DenseSpec((), dtype)}))
+    with Settings(read_csv, _MOST_BATCH, {"num_threads": options["num_threads"]}).reader(only) as reader:
+        return np.concatenate([np.array(batch[given]) for batch in reader])
 
 
 def _numbers(features: Features) -> list[str]:

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fastpipe_random::Key;
 
 use crate::deal::{Deal, Left};
-use crate::failure::{Result, collected, filled};
+use crate::failure::{Result, collected, copied, filled};
 use crate::own_steps::own_steps;
 use crate::sample::Sample;
 use crate::settings::{Kind, Settings, ShardBy, Uneven};
@@ -27,6 +27,8 @@ pub struct Order {
     left_out: u64,
     /// Rows of the rank that has fewest, where ranks have units of their own.
     own_rows: Option<u64>,
+    /// The rows of each epoch's sample, where they aren't drawn: ascending.
+    pub(crate) given: Option<Arc<Vec<u64>>>,
 }
 
 impl Order {
@@ -36,6 +38,27 @@ impl Order {
     ///
     /// [`PlanError`](crate::PlanError) if there is no memory for the counts of a rank's own units.
     pub fn new(units: &Arc<Units>, settings: Settings) -> Result<Order> {
+        Order::made(units, settings, None)
+    }
+
+    /// The order of a sample of these rows, which ascend, in each epoch.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`](crate::PlanError) as [`Order::new`].
+    pub fn of_rows(units: &Arc<Units>, settings: Settings, rows: Vec<u64>) -> Result<Order> {
+        let settings = Settings {
+            kind: Kind::Sample {
+                skipped: 0,
+                replace: true,
+            },
+            shuffle_buffer: rows.len() as u64,
+            ..settings
+        };
+        Order::made(units, settings, Some(Arc::new(rows)))
+    }
+
+    fn made(units: &Arc<Units>, settings: Settings, given: Option<Arc<Vec<u64>>>) -> Result<Order> {
         let ranks = settings.ranks.max(1) as usize;
         let mut order = Order {
             settings,
@@ -45,6 +68,7 @@ impl Order {
             fair: true,
             left_out: 0,
             own_rows: None,
+            given,
         };
         if settings.shard_by == ShardBy::Unit && ranks > 1 {
             let mut totals = filled(0u64, ranks)?;
@@ -98,6 +122,9 @@ impl Order {
             return Ok(None);
         };
         let (rows, seed) = (self.epoch_rows(), self.settings.seed);
+        if let Some(given) = &self.given {
+            return copied(given).map(Some);
+        }
         let sample = Sample { rows, skipped, replace };
         sample.draw(self.units.total(), Key { seed, epoch }).map(Some)
     }
@@ -196,7 +223,7 @@ impl Order {
             drop_last: false,
             ..self.settings
         };
-        Ok(Arc::new(Order::new(&self.units, settings)?))
+        Ok(Arc::new(Order::made(&self.units, settings, self.given.clone())?))
     }
 }
 

@@ -55,20 +55,26 @@ pub(crate) struct SampleWalker {
     sample: Sample,
     key: Key,
     batch_size: u32,
-    /// Its rows, once a batch was asked for.
-    rows: Option<Vec<u64>>,
+    /// Its rows, if they are given, or once a batch was asked for.
+    rows: Option<Arc<Vec<u64>>>,
     /// The units of the batch before.
     open: Vec<u64>,
 }
 
 impl SampleWalker {
-    pub(crate) fn new(units: Arc<Units>, sample: Sample, key: Key, batch_size: u32) -> SampleWalker {
+    pub(crate) fn new(
+        units: Arc<Units>,
+        sample: Sample,
+        key: Key,
+        batch_size: u32,
+        given: Option<Arc<Vec<u64>>>,
+    ) -> SampleWalker {
         SampleWalker {
             units,
             sample,
             key,
             batch_size,
-            rows: None,
+            rows: given,
             open: Vec::new(),
         }
     }
@@ -82,7 +88,7 @@ impl SampleWalker {
     pub(crate) fn batch(&mut self, batch: u64) -> Result<(Content, Vec<u64>)> {
         let rows = match &mut self.rows {
             Some(rows) => rows,
-            none => none.insert(self.sample.draw(self.units.total(), self.key)?),
+            none => none.insert(Arc::new(self.sample.draw(self.units.total(), self.key)?)),
         };
         let size = self.batch_size as usize;
         let start = (batch as usize).saturating_mul(size).min(rows.len());
@@ -202,6 +208,17 @@ mod tests {
             let rest = order(&units, 1000, skipped, false, seed).sample(0).unwrap().unwrap();
             prop_assert_eq!(rest.len(), more as usize);
         }
+    }
+
+    #[test]
+    fn rows_may_be_given() {
+        let settings = *order(&[5, 0, 9], 1, 0, false, 3).settings();
+        let units = Arc::new(Units::new([5, 0, 9]).unwrap());
+        let rows = vec![0, 0, 3, 4, 5, 6, 7, 8, 13, 13];
+        let order = Arc::new(Order::of_rows(&units, settings, rows.clone()).unwrap());
+        assert_eq!(order.sample(9).unwrap().unwrap(), rows);
+        assert_eq!(walked(&order, &[5, 0, 9]), rows);
+        assert_eq!((order.steps(), order.epoch_rows(), order.left_out()), (2, 10, 0));
     }
 
     /// Every row is drawn equally often: chi-square within five standard deviations, of small tables and of keyed orders.

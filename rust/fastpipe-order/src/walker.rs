@@ -58,7 +58,7 @@ impl Walker {
                     skipped,
                     replace,
                 };
-                Walker::Sample(SampleWalker::new(units, sample, key, batch_size))
+                Walker::Sample(SampleWalker::new(units, sample, key, batch_size, order.given.clone()))
             }
         })
     }

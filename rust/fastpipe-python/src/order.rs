@@ -7,7 +7,7 @@ use fastpipe_engine::{Memory, Options, Stream, check_order, check_state, unplann
 use fastpipe_order::{
     BatchPlan, Cursor, Kind, Left, Open, Place, PlanError, Settings, ShardBy, State, StateError, Uneven,
 };
-use numpy::PyArray1;
+use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
@@ -93,7 +93,7 @@ impl Order {
     #[new]
     #[pyo3(signature = (
         data, *, shuffle, shuffle_buffer, batch_size, drop_last, seed, rank, world_size, shard_by, uneven, in_step=None,
-        skipped=0
+        skipped=0, rows=None
     ))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
@@ -110,6 +110,7 @@ impl Order {
         uneven: &str,
         in_step: Option<u64>,
         skipped: u64,
+        rows: Option<PyReadonlyArray1<'_, i64>>,
     ) -> PyResult<Self> {
         let units = data.get().units().py(py)?;
         let unknown = |name: &str, value: &str| PyValueError::new_err(format!("{name} can't be {value:?}"));
@@ -122,7 +123,8 @@ impl Order {
                 skipped,
                 replace: false,
             },
-            "bootstrap" => Kind::Sample { skipped, replace: true },
+            // Given rows may come several times.
+            "bootstrap" | "taken" => Kind::Sample { skipped, replace: true },
             _ => return Err(unknown("shuffle", shuffle)),
         };
         let settings = Settings {
@@ -147,8 +149,14 @@ impl Order {
             },
             in_step: in_step.unwrap_or(world_size).max(1),
         };
+        let rows = rows
+            .map(|rows| taken(&rows.as_array().to_vec(), units.total()))
+            .transpose()?;
         let order = py
-            .detach(|| fastpipe_order::Order::new(&units, settings))
+            .detach(|| match rows {
+                Some(rows) => fastpipe_order::Order::of_rows(&units, settings, rows),
+                None => fastpipe_order::Order::new(&units, settings),
+            })
             .map_err(unplanned)
             .py(py)?;
         if !order.is_fair() && settings.uneven != Uneven::Allow {
@@ -393,6 +401,16 @@ impl Order {
         };
         Pass::new(py, stream, begun, padded, total, origin, state)
     }
+}
+
+/// The numbers of rows, which must ascend and be those of rows that there are.
+fn taken(rows: &[i64], total: u64) -> PyResult<Vec<u64>> {
+    let ascend = rows.is_sorted() && rows.first().is_none_or(|&first| first >= 0);
+    if !ascend || rows.last().is_some_and(|&last| last as u64 >= total) {
+        let reason = format!("rows are numbers below {total}, in ascending order");
+        return Err(PyValueError::new_err(reason));
+    }
+    Ok(rows.iter().map(|&row| row as u64).collect())
 }
 
 /// Rows of a window, pool or buffer.
