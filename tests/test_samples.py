@@ -319,3 +319,45 @@ def test_strata_and_weights_of_csv(tmp_path: Path) -> None:
     assert not (drawn.rows % 5 == 0).any()
     again = fastpipe.sample_csv(path, 90, seed=1, columns=["i"], weights=np.arange(900) % 5)
     assert (again.rows == drawn.rows).all()
+
+
+def test_blocks_say_how_much_they_say(tmp_path: Path) -> None:
+    """The variance of the mean of a sorted column, and what samples report of it, within a fifth."""
+    path = tmp_path / "x.csv"
+    count, rows = 20_000, 2000
+    draw = np.random.default_rng(4)
+    noise = draw.standard_normal(count)
+    path.write_text("y,z,pad\n" + "".join(f"{i},{noise[i]},{'x' * 800}\n" for i in range(count)))
+    means, effects = [], []
+    for seed in range(400):
+        drawn = fastpipe.sample_csv(path, rows, seed=seed, method="block", columns=["y", "z"], dtype="float64")
+        assert drawn.values[:, 0].tolist() == drawn.rows.tolist()
+        assert len(drawn.rows) == rows
+        assert drawn.design_effect is not None
+        means.append(drawn.values.mean(0))
+        effects.append(drawn.design_effect)
+    table = np.column_stack([np.arange(count), noise])
+    simple = table.var(0, ddof=1) / rows * (1 - rows / count)
+    # 400 samples tell the variance within 7 % (one standard deviation).
+    actual = np.var(means, axis=0, ddof=1) / simple
+    assert actual[0] > 40
+    assert (abs(np.mean(effects, axis=0) / actual - 1) < 0.2).all()
+    assert abs(np.mean(means, axis=0) - table.mean(0))[0] < 5 * np.sqrt(simple[0] * actual[0] / 400)
+
+
+def test_blocks_of_parts_share_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("y,pad\n" + "".join(f"{i},{'x' * 800}\n" for i in range(5000)))
+    parts = [fastpipe.sample_csv(path, 500, seed=1, method="block", columns=["y"], part=part) for part in range(3)]
+    found = np.concatenate([part.rows for part in parts])
+    assert len(set(found.tolist())) == 1500
+    # Neighbours come together.
+    assert all((np.diff(part.rows) == 1).mean() > 0.9 for part in parts)
+    whole = fastpipe.sample_csv(path, 5000, seed=1, method="block", columns=["y"])
+    assert whole.rows.tolist() == list(range(5000))
+    with pytest.raises(ValueError, match="2 parts of whole blocks, of 5000 rows each, are more"):
+        fastpipe.sample_csv(path, 5000, seed=1, method="block", columns=["y"], part=1)
+    with pytest.raises(ValueError, match="leave out replace, stratify and weights"):
+        fastpipe.sample_csv(path, 5, method="block", columns=["y"], replace=True)
+    with pytest.raises(ValueError, match='method is "exact" or "block"'):
+        fastpipe.sample_csv(path, 5, method="stream", columns=["y"])  # type: ignore[arg-type]

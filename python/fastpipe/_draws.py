@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["codes_of", "stratified", "weighted"]
+__all__ = ["blocks", "codes_of", "design_effect", "stratified", "weighted"]
 
 _Rows = npt.NDArray[np.int64]
 
@@ -94,3 +94,61 @@ def weighted(weights: npt.NDArray[np.float64], rows: int, seed: int, part: int, 
         return replaced
     keys = -np.log(_uniform(seed, 0, len(weights))[there]) / weights[there]
     return there[np.argsort(keys, kind="stable")[part * rows : (part + 1) * rows]]
+
+
+def blocks(unit_rows: npt.NDArray[np.uint32], rows: int, seed: int, part: int) -> tuple[_Rows, _Rows]:
+    """Draws whole units until they have so many rows; of the last one as many as are missing, at random.
+
+    Args:
+        unit_rows: the rows of each unit.
+        rows: how many to draw.
+        seed: of the drawing.
+        part: samples of parts before are left out, with all rows of their units.
+
+    Returns:
+        The numbers of the rows, ascending, and of each the number of its unit.
+
+    Raises:
+        ValueError: if there aren't so many rows.
+    """
+    counts = unit_rows.astype(np.int64)
+    order = np.argsort(_uniform(seed, 0, len(counts)), kind="stable")
+    sums = np.cumsum(counts[order])
+    first = before = start = end = 0
+    for _ in range(part + 1):
+        start = first
+        end = int(np.searchsorted(sums, before + rows, side="left"))
+        if end == len(sums):
+            raise ValueError(f"{part + 1} parts of whole blocks, of {rows} rows each, are more than there are")
+        first, before = end + 1, int(sums[end])
+    chosen = np.sort(order[start : end + 1])
+    firsts = np.cumsum(counts) - counts
+    of = np.repeat(chosen, counts[chosen])
+    numbers = np.arange(len(of)) - np.repeat(np.cumsum(counts[chosen]) - counts[chosen], counts[chosen]) + firsts[of]
+    last = np.flatnonzero(of == order[end])
+    more = len(of) - rows
+    left_out = last[np.argsort(_uniform(seed, 1 + part, len(last)), kind="stable")[:more]]
+    return np.delete(numbers, left_out), np.delete(of, left_out)
+
+
+def design_effect(values: npt.NDArray[Any], units: _Rows) -> npt.NDArray[np.float64]:
+    """By how much the variance of a mean is larger than that of as many rows drawn one by one, as the sample tells it.
+
+    For each column the variance of the ratio of units' sums to their rows (W. G. Cochran, Sampling Techniques, 1977,
+    9A.5), divided by that of simple random sampling. NaN where it can't be told: of one unit, or of equal values.
+
+    Args:
+        values: `[rows, columns]`; what is NaN isn't counted.
+        units: of each row, ascending.
+    """
+    codes = codes_of(units)
+    number = int(codes[-1]) + 1
+    effects = np.full(values.shape[1], np.nan)
+    for column in range(values.shape[1]):
+        there = np.isfinite(values[:, column].astype(np.float64))
+        found, of = values[there, column].astype(np.float64), codes[there]
+        if number < 2 or len(found) < 2 or not (variance := found.var(ddof=1)):
+            continue
+        sums = np.bincount(of, found - found.mean(), minlength=number)
+        effects[column] = (sums**2).sum() * number / (number - 1) / len(found) / variance
+    return effects

@@ -10,12 +10,13 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._arguments import names
+from fastpipe._arguments import names, shown
 from fastpipe._contents import Source, opened
+from fastpipe._draws import blocks, design_effect
 from fastpipe._index_cache import IndexCache
 from fastpipe._options import Options, Settings
 from fastpipe._ordering import within
-from fastpipe._reader_samples import LARGEST_SAMPLE, rows_of_sample, sample
+from fastpipe._reader_samples import LARGEST_SAMPLE, rows_of_sample, sample, take
 from fastpipe.csv._data import SUFFIXES, CsvData
 from fastpipe.csv._dialect import DEFAULT_NULLS, Dialect, Header, OnRagged
 from fastpipe.csv._reading import read_csv
@@ -38,12 +39,16 @@ class CsvSample(NamedTuple):
         rows: int64 `[rows]`, ascending: their numbers, counted over all files in their order, from 0.
         columns: the names of the columns.
         seed: with which they were drawn.
+        design_effect: with `method="block"`, float64 `[columns]`: by how much the variance of a column's mean is larger
+            than that of as many rows drawn one by one, as this sample tells it; divide the number of rows by it to have
+            that of rows which say as much. NaN where it can't be told. None with `method="exact"`, for which it is 1.
     """
 
     values: npt.NDArray[Any]
     rows: npt.NDArray[np.int64]
     columns: list[str]
     seed: int
+    design_effect: npt.NDArray[np.float64] | None = None
 
 
 def sample_csv(
@@ -51,6 +56,7 @@ def sample_csv(
     rows: SupportsIndex,
     *,
     seed: SupportsIndex | None = None,
+    method: Literal["exact", "block"] = "exact",
     replace: bool = False,
     part: SupportsIndex = 0,
     stratify: str | npt.ArrayLike | None = None,
@@ -80,6 +86,9 @@ def sample_csv(
         source: as in `read_csv`.
         rows: how many to draw, up to 2^31; without `replace`, at most as many as there are.
         seed: 0 to 2^64 - 1; one is drawn by default, and shown by `CsvSample.seed`.
+        method: "exact" draws row by row. "block" draws stretches of 64 KiB and takes all of their rows, so it reads no
+            more than it returns: for disks that are cold or far away. Neighbours are often alike, so such a sample may
+            say much less than one of as many single rows: `CsvSample.design_effect` tells how much.
         replace: whether a row may be drawn several times (a bootstrap).
         part: samples of the same seed and number of rows with different parts have no row in common, as in `sample`.
         stratify: draws from each group of rows with equal values in proportion to its rows: the name of a column, which
@@ -134,16 +143,25 @@ def sample_csv(
     # So many rows of all lie in so much text.
     size = min(max(count * _TEXT // max(data.nbytes, 1), _LEAST_BATCH), _MOST_BATCH)
     reader = Settings(read_csv, size, options).reader(data)
+    if method not in ("exact", "block"):
+        raise ValueError(f'method is "exact" or "block", not {shown(method)}')
+    if method == "block" and (replace or stratify is not None or weights is not None):
+        raise ValueError('method="block" draws stretches alike: leave out replace, stratify and weights')
     chosen = secrets.randbits(48) if seed is None else within("seed", seed, 0, 2**64 - 1)
-    drawn = sample(
-        reader,
-        count,
-        replace=replace,
-        seed=chosen,
-        part=part,
-        stratify=_column(data, stratify, options),
-        weights=_column(data, weights, options, "float64"),
-    )
+    units: npt.NDArray[np.int64] | None = None
+    if method == "block":
+        numbers, units = blocks(data.handle.unit_rows(), count, chosen, within("part", part, 0, 2**20))
+        drawn = take(reader, numbers)
+    else:
+        drawn = sample(
+            reader,
+            count,
+            replace=replace,
+            seed=chosen,
+            part=part,
+            stratify=_column(data, stratify, options),
+            weights=_column(data, weights, options, "float64"),
+        )
     values = np.empty((drawn.num_rows, len(wanted)), element.dtype, order=order)
     at = 0
     with drawn:
@@ -152,7 +170,8 @@ def sample_csv(
             for number, name in enumerate(wanted):
                 values[at:end, number] = batch[name]
             at = end
-    return CsvSample(values, rows_of_sample(drawn), wanted, chosen)
+    effect = None if units is None else design_effect(values, units)
+    return CsvSample(values, rows_of_sample(drawn), wanted, chosen, effect)
 
 
 def _column(data: CsvData, given: str | npt.ArrayLike | None, options: Options, dtype: str = "string") -> Any:
