@@ -7,6 +7,7 @@ import ctypes
 import io
 import math
 import os
+import pickle
 import random
 import struct
 from collections.abc import Callable
@@ -297,6 +298,32 @@ def test_nulls() -> None:
         of(features={"x": DenseSpec((), "int32")})
     with pytest.raises(fastpipe.ValueRangeError, match='"NA" is no int32'):
         of(features={"x": DenseSpec((), "int32", fill=0)}, null_values=[""])
+
+
+# --- Text as indices ---
+
+
+def test_vocabularies_and_hashes() -> None:
+    data = b'w,n\na,1\n"b ""x""",2\n,3\nNA,4\nz,5\n'
+    keys = ["z", "a", 'b "x"', "", "NA"]
+    vocabulary = fastpipe.VocabularySpec(keys, unknown="error", dtype="int8")
+    features = {"w": vocabulary, "h": fastpipe.HashSpec(50, field="w"), "n": DenseSpec((), "int64")}
+    reader = fastpipe.read_csv(data, features=features, batch_size=5)
+    assert repr(reader.features["w"]) == 'fastpipe.DenseSpec((), "int8")'
+    (batch,) = reader
+    assert batch["w"].tolist() == [1, 2, 3, 4, 0]
+    assert batch["w"].dtype == np.int8
+    assert all(0 <= code < 50 for code in batch["h"].tolist())
+    assert batch["n"].tolist() == [1, 2, 3, 4, 5]
+    assert next(iter(pickle.loads(pickle.dumps(reader))))["w"].tolist() == batch["w"].tolist()
+    of = lambda spec: next(iter(fastpipe.read_csv(data, features={"w": spec}, batch_size=5)))["w"]  # noqa: E731
+    masked = of(fastpipe.VocabularySpec(keys, unknown="error", nulls="mask"))
+    assert masked.valid.tolist() == [True, True, False, False, True]
+    assert of(fastpipe.VocabularySpec(["a"], unknown="bucket", buckets=1, fill=9)).tolist() == [0, 1, 9, 9, 1]
+    with pytest.raises(fastpipe.ValueRangeError, match=r'feature \'w\': expected a key .* found the key "b.*record 1'):
+        of(fastpipe.VocabularySpec(["a"], unknown="error"))
+    with pytest.raises(fastpipe.SchemaError, match="each row has one key here"):
+        of(fastpipe.VocabularySpec(["a"], unknown="drop"))
 
 
 # --- Inference ---

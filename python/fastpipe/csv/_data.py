@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from fastpipe import _fastpipe
+from fastpipe import _fastpipe, vocabularies
 from fastpipe._contents import Contents
 from fastpipe._data import Words
 from fastpipe._index_cache import IndexCache, cache_directory
@@ -71,20 +71,24 @@ class CsvData:
     ) -> None:
         places = [file.place if isinstance(file, Contents) else None for file in files]
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
+        lookups = None if features is None else vocabularies.lowered(features)
         wanted = None if columns is None else list(columns)
         cache, contents = cache_directory(index_cache), places if any(places) else []
-        self.handle = _fastpipe.CsvDataset(list(map(str, files)), dialect.lowered(), lowered, wanted, cache, contents)
+        paths = list(map(str, files))
+        self.handle = _fastpipe.CsvDataset(paths, dialect.lowered(), lowered, wanted, cache, contents, lookups)
         self._given, self._dialect, self._index_cache = list(files), dialect, index_cache
-        self.files = list(map(str, files))
-        self.features = _inferred(self.handle) if features is None else features
+        self.files = paths
+        self._asked = _inferred(self.handle) if features is None else features
+        self.features = vocabularies.in_form(self._asked, self.handle.features())
         self.symbols: dict[str, list[str]] = {}
         self._fingerprint: dict[str, Any] | None = None
 
     def with_features(self, features: Features) -> Self:
         """The same files, read for other features: nothing is opened."""
         data = copy.copy(self)
-        data.handle = self.handle.with_features([(name, spec._lower()) for name, spec in features.items()])
-        data.features = features
+        lowered = [(name, spec._lower()) for name, spec in features.items()]
+        data.handle = self.handle.with_features(lowered, vocabularies.lowered(features))
+        data._asked, data.features = features, vocabularies.in_form(features, data.handle.features())
         return data
 
     @property
@@ -122,7 +126,7 @@ class CsvData:
         return 0.0, []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CsvData, (self._given, self._dialect, self.features, None, self._index_cache)
+        return CsvData, (self._given, self._dialect, self._asked, None, self._index_cache)
 
     def __str__(self) -> str:
         return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"

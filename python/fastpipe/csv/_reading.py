@@ -49,7 +49,8 @@ def read_csv(
             in `read_avro`. Or a contiguous buffer of the bytes of a file, or a binary file object. Files may have their
             columns in different orders, and others beside those that are read.
         features: spec of each wanted feature, by name: `DenseSpec((), dtype)` of any number, bool, datetime64, "string"
-            or "bytes". A spec's `field` names the column, if it isn't the feature's name.
+            or "bytes"; `VocabularySpec` or `HashSpec` for text as indices. A spec's `field` names the column, if it
+            isn't the feature's name.
         columns: names out of what is inferred, instead of `features`. With neither, all columns are read.
 
             Inferred are, by a look at all rows up to 16 MiB, else at those of 64 stretches spread over the files: bool

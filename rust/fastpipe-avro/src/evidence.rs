@@ -45,7 +45,7 @@ impl<'a> Evidence<'a> {
     /// Arrays of a dimension that must have been seen before it is taken to be fixed.
     pub const ENOUGH: u64 = 16;
 
-    /// Nothing seen so far of a source whose features come from [`infer`].
+    /// Nothing seen so far of a source whose features come from `infer`.
     pub fn new(source: &'a AvroSource) -> Self {
         let ragged = |form: &Form| if let Form::Nested(f) = form { f.ragged } else { 0 };
         let lengths = source

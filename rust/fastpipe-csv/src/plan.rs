@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    ColumnSpec, DType, Error, ErrorKind, Feature, Form, Leaf, Nulls, PartIds, Request, Result, Scalar, TextParts,
-    ValueParts, nearest,
+    ColumnSpec, DType, Error, ErrorKind, Feature, Form, Leaf, Lookup, Nulls, PartIds, Request, Result, Scalar,
+    TextParts, ValueParts, nearest,
 };
 
 use crate::header::Header;
@@ -39,6 +39,8 @@ pub(crate) struct Target {
     /// The cell of its mask.
     pub(crate) mask: Option<u32>,
     pub(crate) null: Null,
+    /// How text becomes the element.
+    pub(crate) lookup: Option<Arc<Lookup>>,
 }
 
 /// Where the columns of a source are written to, whatever file they come from.
@@ -75,7 +77,13 @@ impl Layout {
                 ValueParts::Text { utf8, to } => To::Text { utf8, parts: to },
             };
             let null = null(feature, leaf).map_err(|e| e.at_feature(&feature.name))?;
-            targets.push(Target { column, to, mask, null });
+            targets.push(Target {
+                column,
+                to,
+                mask,
+                null,
+                lookup: feature.lookup.clone(),
+            });
             specs.push(ColumnSpec::new(&feature.name, form));
         }
         Ok(Layout {
@@ -97,6 +105,10 @@ fn scalar(feature: &Feature) -> Result<Leaf> {
         return refused("a field of CSV is one value: give DenseSpec((), dtype), and make arrays of several features");
     }
     match leaf {
+        _ if feature.lookup.as_ref().is_some_and(|lookup| lookup.drops()) => refused(
+            "unknown=\"drop\" leaves keys out of bags and arrays, and each row has one key here: unknown=\"bucket\" gives keys \
+             that the vocabulary lacks an index, unknown=\"error\" refuses them",
+        ),
         _ if feature.scale.is_some() => refused("decimals aren't read from CSV: read float64 or strings"),
         Leaf::Fixed(DType::Timedelta(_)) => refused("durations aren't read from CSV: read numbers"),
         leaf => Ok(*leaf),

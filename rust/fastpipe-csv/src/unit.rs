@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    Buffer, BufferPool, DType, Error, ErrorKind, Mark, Overflow, Pick, Result, Sink, Starts, Unit, try_with_capacity,
+    Buffer, BufferPool, DType, Error, ErrorKind, Key, Lookup, Mark, Overflow, Pick, Result, Sink, Starts, UNKNOWN,
+    Unit, try_with_capacity,
 };
 use half::f16;
 use memchr::memchr_iter;
@@ -146,6 +147,7 @@ impl Rows {
     #[inline(always)]
     fn field(&self, fields: &mut Fields<'_>, target: &Target, out: &mut Sink<'_>) -> Result<Ended, Fault> {
         match target.to {
+            _ if target.lookup.is_some() => self.unusual(fields, target, out),
             To::Element(DType::F32, cell) => match self.usual_float::<f32>(fields) {
                 Some((value, ended)) => put!(out, target, cell, value).map(|()| ended),
                 None => self.unusual(fields, target, out),
@@ -222,6 +224,9 @@ impl Rows {
     }
 
     fn element(&self, text: &[u8], dtype: DType, cell: u32, target: &Target, out: &mut Sink<'_>) -> Result<(), Fault> {
+        if let Some(lookup) = &target.lookup {
+            return self.index_of(text, lookup, dtype, cell, target, out);
+        }
         let trimmed = text.trim_ascii();
         if self.reading.dialect.is_null(text) || self.reading.dialect.is_null(trimmed) {
             return self.null(text, dtype, cell, target, out);
@@ -261,6 +266,47 @@ impl Rows {
             DType::F64 => put!(out, target, cell, float!(f64)),
             DType::Datetime(unit) => put!(out, target, cell, time(trimmed, unit).ok_or_else(misfit)?),
             DType::Timedelta(_) => Err(misfit()),
+        }
+    }
+
+    /// Text that becomes an index.
+    fn index_of(
+        &self,
+        text: &[u8],
+        lookup: &Lookup,
+        dtype: DType,
+        cell: u32,
+        target: &Target,
+        out: &mut Sink<'_>,
+    ) -> Result<(), Fault> {
+        // As with text: "NA" is a key, unless something else was asked for.
+        if target.null != Null::Error && self.reading.dialect.is_null(text) {
+            return self.null(text, dtype, cell, target, out);
+        }
+        let found = lookup.find_one(Key { text, term: None });
+        if found == UNKNOWN {
+            let reason = format!(
+                "expected a key of the vocabulary, found the key {}; unknown=\"bucket\" gives such keys an index",
+                quoted(text)
+            );
+            return Err(Fault::Value(ErrorKind::ValueRange, reason));
+        }
+        let misfit = || Fault::Value(ErrorKind::ValueRange, format!("the index {found} doesn't fit {dtype}"));
+        macro_rules! integer {
+            ($t:ty) => {
+                put!(out, target, cell, <$t>::try_from(found).map_err(|_| misfit())?)
+            };
+        }
+        match dtype {
+            DType::I8 => integer!(i8),
+            DType::I16 => integer!(i16),
+            DType::I32 => integer!(i32),
+            DType::I64 => integer!(i64),
+            DType::U8 => integer!(u8),
+            DType::U16 => integer!(u16),
+            DType::U32 => integer!(u32),
+            DType::U64 => integer!(u64),
+            _ => Err(misfit()),
         }
     }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fastpipe_batch::{
-    BufferPool, DType, Error, ErrorKind, Feature, Fetched, Fragment, Leaf, Mark, Nulls, Pass, Pick, ReadAt, Request, Result,
-    Row, Rows, Scalar, Sink, SlabPool, Source, TimeUnit, Unit,
+    BufferPool, DType, Error, ErrorKind, Feature, Fetched, Fragment, Leaf, Mark, Nulls, Pass, Pick, ReadAt, Request,
+    Result, Row, Rows, Scalar, Sink, SlabPool, Source, TimeUnit, Unit,
 };
 use fastpipe_csv::{CsvFile, CsvSource, Dialect, Header, Lines, Names, OnRagged, Stretch, scan};
 use proptest::prelude::*;
@@ -95,7 +95,10 @@ fn outcome(source: &CsvSource, rows: usize, fill: impl FnOnce(&mut Sink<'_>) -> 
     let batch = Rows::new(parts.clone(), rows, &SlabPool::new(1)).unwrap();
     let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
     let told = |error: Error| {
-        assert!(error.location().offset.is_some() || error.location().record.is_some(), "{error}");
+        assert!(
+            error.location().offset.is_some() || error.location().record.is_some(),
+            "{error}"
+        );
         (error.kind(), error.location().record)
     };
     fill(&mut sink).map_err(told)?;
@@ -118,8 +121,33 @@ fn dialects() -> impl Strategy<Value = Dialect> {
 
 fn pieces() -> impl Strategy<Value = Vec<u8>> {
     let piece = proptest::sample::select(vec![
-        &b"1"[..], b"2.5", b"-9", b"255", b"256", b"true", b"2024-02-29", b"2024-02-29 10:00:00", b"NA", b"x", b"", b" ",
-        b",", b",", b",", b"\n", b"\n", b"\r\n", b"\r", b"\"", b"\"\"", b"#", b";", b"\xff", b"e5", b"inf", b"99999999999999999999",
+        &b"1"[..],
+        b"2.5",
+        b"-9",
+        b"255",
+        b"256",
+        b"true",
+        b"2024-02-29",
+        b"2024-02-29 10:00:00",
+        b"NA",
+        b"x",
+        b"",
+        b" ",
+        b",",
+        b",",
+        b",",
+        b"\n",
+        b"\n",
+        b"\r\n",
+        b"\r",
+        b"\"",
+        b"\"\"",
+        b"#",
+        b";",
+        b"\xff",
+        b"e5",
+        b"inf",
+        b"99999999999999999999",
     ]);
     proptest::collection::vec(piece, 0..120).prop_map(|pieces| pieces.concat())
 }

@@ -1,6 +1,7 @@
 //! CSV files as a data set.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::hash::Hasher;
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ use crate::data::Data;
 use crate::errors::{IntoPy, to_py};
 use crate::features::{Described, Lowered, describe, feature};
 use crate::index::{log, signals};
+use crate::lookups::{self, LoweredLookup};
 
 /// Delimiter, quote, comment, decimal mark, names of columns (or whether they are in the first row), words for no value, and
 /// whether ragged rows are passed over.
@@ -93,7 +95,8 @@ impl CsvDataset {
     /// Opens files and finds their rows; `columns` are of those that are found out by a look at rows, if there are no
     /// `features`.
     #[new]
-    #[pyo3(signature = (paths, dialect, features, columns, index_cache=None, contents=Vec::new()))]
+    #[pyo3(signature = (paths, dialect, features, columns, index_cache=None, contents=Vec::new(), lookups=None))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
         paths: Vec<OsString>,
@@ -102,6 +105,7 @@ impl CsvDataset {
         columns: Option<Vec<String>>,
         index_cache: Option<PathBuf>,
         contents: Vec<InMemory>,
+        lookups: Option<Lookups<'_>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let dialect = self::dialect(dialect);
         dialect
@@ -140,15 +144,21 @@ impl CsvDataset {
             contents,
         });
         let features = match features {
-            Some(features) => lifted(features)?,
+            Some(features) => lifted(features, lookups)?,
             None => inferred(py, &files, columns.as_deref())?,
         };
         CsvDataset::of(py, files, features)
     }
 
     /// The same files, read for other features. Nothing is opened.
-    fn with_features(&self, py: Python<'_>, features: Vec<(String, Lowered<'_>)>) -> PyResult<Py<CsvDataset>> {
-        Py::new(py, CsvDataset::of(py, self.files.clone(), lifted(features)?)?)
+    #[pyo3(signature = (features, lookups=None))]
+    fn with_features(
+        &self,
+        py: Python<'_>,
+        features: Vec<(String, Lowered<'_>)>,
+        lookups: Option<Lookups<'_>>,
+    ) -> PyResult<Py<CsvDataset>> {
+        Py::new(py, CsvDataset::of(py, self.files.clone(), lifted(features, lookups)?)?)
     }
 
     /// Name, kind, shape, dtype and nulls of each feature, and what nulls are filled with if it isn't 0 or empty.
@@ -181,8 +191,16 @@ impl CsvDataset {
     }
 }
 
-fn lifted(features: Vec<(String, Lowered<'_>)>) -> PyResult<Vec<Feature>> {
-    features.into_iter().map(|(name, spec)| feature(name, spec)).collect()
+/// More of the features of kind `"lookup"`.
+type Lookups<'py> = HashMap<String, LoweredLookup<'py>>;
+
+fn lifted(features: Vec<(String, Lowered<'_>)>, lookups: Option<Lookups<'_>>) -> PyResult<Vec<Feature>> {
+    let mut lookups = lookups.unwrap_or_default();
+    let lifted = features.into_iter().map(|(name, spec)| match lookups.remove(&name) {
+        Some(lookup) => lookups::feature(name, spec, lookup),
+        None => feature(name, spec),
+    });
+    lifted.collect()
 }
 
 /// Features of the columns of the first file, or of some of them, by a look at rows.

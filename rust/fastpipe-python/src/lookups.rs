@@ -256,7 +256,7 @@ pub(crate) fn in_form(
 /// What other sources answer to features whose text becomes indices.
 #[cold]
 pub(crate) fn refused(name: &str) -> PyErr {
-    let reason = "VocabularySpec and HashSpec read Avro files alone; ask for the text with dtype \"string\" and look it up in the \
+    let reason = "VocabularySpec and HashSpec read Avro and CSV files alone; ask for the text with dtype \"string\" and look it up in the \
                   batch, or for the codes of a dictionary with an integer dtype";
     let error = Error::new(ErrorKind::Unsupported, reason).at_feature(name);
     Python::attach(|py| to_py(py, &error))
