@@ -54,9 +54,9 @@ def test_a_matrix_has_what_one_of_arrays_has() -> None:
     assert np.mean((found > 0.5) == (expected > 0.5)) > 0.98
 
 
-def test_a_dense_matrix_is_the_same_to_the_last_bit() -> None:
+def test_a_dense_matrix_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     table, data = whole()
-    fed = DataIter(reader(), label="y", columns=["n", "x"])
+    fed = DataIter(reader(), label="y", columns=["n", "x"], cache_prefix=str(tmp_path / "cache"))
     test = xgboost.DMatrix(table, feature_names=fed.columns)
     found = trained(xgboost.DMatrix(fed)).predict(test)
     plain = xgboost.DMatrix(table, data["y"], feature_names=fed.columns)
@@ -125,4 +125,4 @@ def test_what_xgboost_cannot_be_fed(tmp_path: Path) -> None:
         b"a,y\n1,0\nx,1\n", features={"a": DenseSpec((), "int64"), "y": DenseSpec((), "int8")}, batch_size=1
     )
     with pytest.raises(fastpipe.ValueRangeError, match='"x" is no int64'):
-        xgboost.DMatrix(DataIter(broken, label="y"))
+        xgboost.QuantileDMatrix(DataIter(broken, label="y"))

@@ -47,7 +47,8 @@ class DataIter(xgboost.DataIter):
         weight: the feature with the weights of rows; None for none.
         columns: the features of the matrix, in this order; None for all others.
         epoch: whose batches are fed.
-        cache_prefix: where matrices in external memory are kept; None for others. As in `xgboost.DataIter`.
+        cache_prefix: where matrices in external memory are kept; None for a `QuantileDMatrix`, which isn't. As in
+            `xgboost.DataIter`. A `DMatrix` is kept there, too: without it, in the working directory.
         **options: others of `xgboost.DataIter`: `release_data`, `on_host`, `min_cache_page_bytes`.
 
     Raises:
