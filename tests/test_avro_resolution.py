@@ -197,6 +197,22 @@ def test_defaults(name: str) -> None:
                 read(paths, reader_schema=reader)
 
 
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_a_default_without_entries(layout: str) -> None:
+    entries = wire.record("S", indices0=wire.list_of("long"), values=wire.list_of("float"))
+    fields = [{"name": "a", "type": "int"}, {"name": "s", "type": entries, "default": {"indices0": [], "values": []}}]
+    reader = {"type": "record", "name": "R", "fields": fields}
+    other = container(reader, [{"a": 3, "s": {"indices0": [4, 1], "values": [0.5, 2.0]}}])
+    features = {"s": fastpipe.SparseSpec((9,), "float32", layout=layout)}
+    with files(container(wire.record("R", a="int"), [{"a": 1}, {"a": 2}]), other) as paths:
+        (batch,) = fastpipe.read_avro(paths, reader_schema=reader, features=features, batch_size=3)
+        assert oracle.rows(batch["s"], counted=True) == [[], [], [((4,), 0.5), ((1,), 2.0)]]
+        assert list(fastpipe.infer_features(paths, reader_schema=reader)) == ["a", "s"]
+        fields[1]["default"] = {"indices0": [1], "values": [2.0]}
+        with pytest.raises(fastpipe.SchemaError, match="a sparse record with entries, which is not read"):
+            fastpipe.read_avro(paths, reader_schema=reader, batch_size=3)
+
+
 def test_shapes_of_defaults() -> None:
     field = {"name": "x", "type": wire.list_of("int"), "default": [1, 2]}
     reader = {"type": "record", "name": "R", "fields": [field]}

@@ -18,6 +18,7 @@ mod scan;
 mod source;
 mod unit;
 mod values;
+mod writing;
 
 pub use dialect::{Dialect, Names, OnRagged};
 pub use header::Header;

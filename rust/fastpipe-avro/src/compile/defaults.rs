@@ -120,9 +120,13 @@ impl<'a> Compiler<'a> {
             (Type::Null, Value::Null) => self.absent(want, emits),
             (Type::Record(fields), Value::Object(values)) => {
                 let Some((Step::Field(name), rest)) = want.path.split_first() else {
+                    let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+                    if fields.iter().all(|field| values.get(&field.name).is_some_and(is_empty)) {
+                        return Ok(self.no_entries(want, emits));
+                    }
                     let reason = format!(
-                        "the reader's field '{path}' has a default that is a sparse record, which is not read; leave the \
-                         column out, or give it a fill"
+                        "the reader's field '{path}' has a default that is a sparse record with entries, which is not read; \
+                         leave the column out, give it a fill, or a default without entries"
                     );
                     return Err(misfit(reason));
                 };
@@ -318,6 +322,16 @@ impl<'a> Compiler<'a> {
             (Type::Int | Type::Long, Value::Number(value)) => value.is_i64(),
             (Type::Enum(symbols), Value::String(value)) => symbols.texts.contains(value),
             _ => false,
+        }
+    }
+
+    /// A sparse record without entries.
+    fn no_entries(&self, want: Want<'a>, emits: &mut Vec<Emit>) {
+        self.mark(want, emits);
+        // As coordinates it is nothing at all.
+        for &part in &self.columns[want.column].parts.lengths {
+            let value = 0i64.to_le_bytes().as_slice().into();
+            emits.push(Emit { part, value, times: 1 });
         }
     }
 

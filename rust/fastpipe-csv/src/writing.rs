@@ -1,0 +1,282 @@
+//! What fields say, written to their slots.
+//!
+//! A number is parsed where its field starts, before it is known where that ends; only if it doesn't fill the field, the field
+//! is found first and looked at then.
+
+use fastpipe_batch::{DType, ErrorKind, Key, Lookup, Overflow, Sink, UNKNOWN};
+use half::f16;
+
+use crate::dialect::begins_number;
+use crate::fields::{Ended, Fields, LoneReturn};
+use crate::plan::{Null, Target, To};
+use crate::unit::Rows;
+use crate::values::{Short, boolean, float, integer, short_float, time};
+
+/// Bytes of a field that an error quotes.
+const QUOTED: usize = 80;
+
+/// Why a field couldn't be read.
+pub(crate) enum Fault {
+    /// Of the slot.
+    Overflow(Overflow),
+    /// It isn't what it should be: why, and what kind of error that is.
+    Value(ErrorKind, String),
+    LoneReturn(LoneReturn),
+}
+
+impl From<Overflow> for Fault {
+    fn from(overflow: Overflow) -> Fault {
+        Fault::Overflow(overflow)
+    }
+}
+
+impl From<LoneReturn> for Fault {
+    fn from(found: LoneReturn) -> Fault {
+        Fault::LoneReturn(found)
+    }
+}
+
+/// Writes an element to a cell.
+macro_rules! put {
+    ($out:expr, $target:expr, $cell:expr, $value:expr) => {{
+        let cells = $out.cells()?;
+        cells.put($cell, $value)?;
+        match $target.mask {
+            Some(mask) => {
+                cells.put(mask, 1u8)?;
+                cells.written(2);
+            }
+            None => cells.written(1),
+        }
+        Ok(())
+    }};
+}
+
+impl Rows {
+    /// A field that several features read.
+    #[cold]
+    pub(crate) fn several(
+        &self,
+        fields: &mut Fields<'_>,
+        targets: &[Target],
+        out: &mut Sink<'_>,
+    ) -> Result<Ended, Fault> {
+        let at = fields.at;
+        let mut ended = Ended::Row;
+        for target in targets {
+            fields.at = at;
+            ended = self.field(fields, target, out)?;
+        }
+        Ok(ended)
+    }
+
+    #[inline(always)]
+    pub(crate) fn field(&self, fields: &mut Fields<'_>, target: &Target, out: &mut Sink<'_>) -> Result<Ended, Fault> {
+        match target.to {
+            _ if target.lookup.is_some() => self.unusual(fields, target, out),
+            To::Element(DType::F32, cell) => match self.usual_float::<f32>(fields) {
+                Some((value, ended)) => put!(out, target, cell, value).map(|()| ended),
+                None => self.unusual(fields, target, out),
+            },
+            To::Element(DType::F64, cell) => match self.usual_float::<f64>(fields) {
+                Some((value, ended)) => put!(out, target, cell, value).map(|()| ended),
+                None => self.unusual(fields, target, out),
+            },
+            To::Element(DType::I64, cell) => match self.usual_integer(fields) {
+                Some((value, ended)) => put!(out, target, cell, value).map(|()| ended),
+                None => self.unusual(fields, target, out),
+            },
+            _ => self.unusual(fields, target, out),
+        }
+    }
+
+    /// A float that stands where the field starts, and fills it.
+    #[inline(always)]
+    fn usual_float<T>(&self, fields: &mut Fields<'_>) -> Option<(T, Ended)>
+    where
+        T: Short,
+    {
+        let bytes = fields.bytes.get(fields.at..)?;
+        if !begins_number(*bytes.first()?, self.reading.decimal) || self.reading.numeric_nulls {
+            return None;
+        }
+        if let Some((value, n)) = short_float::<T>(bytes, self.reading.decimal)
+            && let Some(ended) = fields.ended(fields.at + n)
+        {
+            return Some((value, ended));
+        }
+        let (value, n) = float::<T>(bytes, self.reading.decimal)?;
+        Some((value, fields.ended(fields.at + n)?))
+    }
+
+    #[inline(always)]
+    fn usual_integer(&self, fields: &mut Fields<'_>) -> Option<(i64, Ended)> {
+        if self.reading.numeric_nulls {
+            return None;
+        }
+        let (value, n) = integer(fields.bytes.get(fields.at..)?)?;
+        let value = i64::try_from(value).ok()?;
+        Some((value, fields.ended(fields.at + n)?))
+    }
+
+    /// A field that is found first, and then looked at.
+    #[inline(never)]
+    fn unusual(&self, fields: &mut Fields<'_>, target: &Target, out: &mut Sink<'_>) -> Result<Ended, Fault> {
+        let (text, ended) = fields.next()?;
+        match target.to {
+            To::Text { utf8, parts } => {
+                // Text that says "NA" says so, unless something else was asked for.
+                let null = target.null != Null::Error && self.reading.dialect.is_null(&text);
+                let text = match &target.null {
+                    Null::Fill(fill) if null => fill,
+                    Null::Mask if null => &[][..],
+                    _ => &*text,
+                };
+                if utf8 && simdutf8::basic::from_utf8(text).is_err() {
+                    let reason = format!("{} isn't UTF-8: read bytes, or convert the file", quoted(text));
+                    return Err(Fault::Value(ErrorKind::Malformed, reason));
+                }
+                out.writer(parts.lengths as usize).push(text.len() as i64)?;
+                out.writer(parts.bytes as usize).extend(text)?;
+                if let Some(mask) = target.mask {
+                    let cells = out.cells()?;
+                    cells.put(mask, u8::from(!null))?;
+                    cells.written(1);
+                }
+            }
+            To::Element(dtype, cell) => self.element(&text, dtype, cell, target, out)?,
+        }
+        Ok(ended)
+    }
+
+    fn element(&self, text: &[u8], dtype: DType, cell: u32, target: &Target, out: &mut Sink<'_>) -> Result<(), Fault> {
+        if let Some(lookup) = &target.lookup {
+            return self.index_of(text, lookup, dtype, cell, target, out);
+        }
+        let trimmed = text.trim_ascii();
+        if self.reading.dialect.is_null(text) || self.reading.dialect.is_null(trimmed) {
+            return self.null(text, dtype, cell, target, out);
+        }
+        let misfit = || {
+            let reason = format!("{} is no {}", quoted(text), what(dtype));
+            Fault::Value(ErrorKind::ValueRange, reason)
+        };
+        macro_rules! integer {
+            ($t:ty) => {{
+                let found = integer(trimmed).filter(|&(_, n)| n == trimmed.len());
+                let value = <$t>::try_from(found.ok_or_else(misfit)?.0).map_err(|_| {
+                    let reason = format!("{} doesn't fit {dtype}", quoted(text));
+                    Fault::Value(ErrorKind::ValueRange, reason)
+                })?;
+                put!(out, target, cell, value)
+            }};
+        }
+        macro_rules! float {
+            ($t:ty) => {{
+                let found = float::<$t>(trimmed, self.reading.decimal).filter(|&(_, n)| n == trimmed.len());
+                found.ok_or_else(misfit)?.0
+            }};
+        }
+        match dtype {
+            DType::Bool => put!(out, target, cell, u8::from(boolean(trimmed).ok_or_else(misfit)?)),
+            DType::I8 => integer!(i8),
+            DType::I16 => integer!(i16),
+            DType::I32 => integer!(i32),
+            DType::I64 => integer!(i64),
+            DType::U8 => integer!(u8),
+            DType::U16 => integer!(u16),
+            DType::U32 => integer!(u32),
+            DType::U64 => integer!(u64),
+            DType::F16 => put!(out, target, cell, f16::from_f64(float!(f64)).to_bits()),
+            DType::F32 => put!(out, target, cell, float!(f32)),
+            DType::F64 => put!(out, target, cell, float!(f64)),
+            DType::Datetime(unit) => put!(out, target, cell, time(trimmed, unit).ok_or_else(misfit)?),
+            DType::Timedelta(_) => Err(misfit()),
+        }
+    }
+
+    /// Text that becomes an index.
+    fn index_of(
+        &self,
+        text: &[u8],
+        lookup: &Lookup,
+        dtype: DType,
+        cell: u32,
+        target: &Target,
+        out: &mut Sink<'_>,
+    ) -> Result<(), Fault> {
+        // As with text: "NA" is a key, unless something else was asked for.
+        if target.null != Null::Error && self.reading.dialect.is_null(text) {
+            return self.null(text, dtype, cell, target, out);
+        }
+        let found = lookup.find_one(Key { text, term: None });
+        if found == UNKNOWN {
+            let reason = format!(
+                "expected a key of the vocabulary, found the key {}; unknown=\"bucket\" gives such keys an index",
+                quoted(text)
+            );
+            return Err(Fault::Value(ErrorKind::ValueRange, reason));
+        }
+        let misfit = || Fault::Value(ErrorKind::ValueRange, format!("the index {found} doesn't fit {dtype}"));
+        macro_rules! integer {
+            ($t:ty) => {
+                put!(out, target, cell, <$t>::try_from(found).map_err(|_| misfit())?)
+            };
+        }
+        match dtype {
+            DType::I8 => integer!(i8),
+            DType::I16 => integer!(i16),
+            DType::I32 => integer!(i32),
+            DType::I64 => integer!(i64),
+            DType::U8 => integer!(u8),
+            DType::U16 => integer!(u16),
+            DType::U32 => integer!(u32),
+            DType::U64 => integer!(u64),
+            _ => Err(misfit()),
+        }
+    }
+
+    /// A field that stands for no value.
+    fn null(&self, text: &[u8], dtype: DType, cell: u32, target: &Target, out: &mut Sink<'_>) -> Result<(), Fault> {
+        let zeros = [0; 8];
+        let (bytes, valid) = match &target.null {
+            Null::Error => {
+                let what = if text.is_empty() {
+                    "the field is empty".into()
+                } else {
+                    format!("{} stands for no value", quoted(text))
+                };
+                let reason = format!("{what}: give nulls=\"mask\", or a fill value");
+                return Err(Fault::Value(ErrorKind::Null, reason));
+            }
+            Null::Mask => (&zeros[..dtype.size()], 0u8),
+            Null::Fill(fill) => (&fill[..], 1),
+        };
+        let cells = out.cells()?;
+        match *bytes {
+            [a] => cells.put(cell, a)?,
+            [a, b] => cells.put(cell, u16::from_le_bytes([a, b]))?,
+            [a, b, c, d] => cells.put(cell, u32::from_le_bytes([a, b, c, d]))?,
+            [a, b, c, d, e, f, g, h] => cells.put(cell, u64::from_le_bytes([a, b, c, d, e, f, g, h]))?,
+            _ => return Err(Overflow::Row.into()),
+        }
+        if let Some(mask) = target.mask {
+            cells.put(mask, valid)?;
+        }
+        cells.written(1 + usize::from(target.mask.is_some()));
+        Ok(())
+    }
+}
+
+fn quoted(text: &[u8]) -> String {
+    let more = if text.len() > QUOTED { " …" } else { "" };
+    format!("{:?}{more}", String::from_utf8_lossy(&text[..text.len().min(QUOTED)]))
+}
+
+fn what(dtype: DType) -> String {
+    match dtype {
+        DType::Datetime(_) => format!("date or time that {dtype} has (2024-02-29, 2024-02-29T12:30:00.5Z)"),
+        DType::Bool => "bool (true, false, 1, 0)".to_owned(),
+        _ => dtype.to_string(),
+    }
+}
