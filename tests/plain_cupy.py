@@ -101,8 +101,8 @@ class MemoryPointer:
         stream.put(lambda: np.copyto(self.memory[self.offset : self.offset + size], np.frombuffer(unowned, np.uint8)))
 
 
-def ndarray(shape: tuple[int, ...], dtype: Any, memptr: MemoryPointer) -> np.ndarray:
-    return np.ndarray(shape, dtype, buffer=memptr.memory.data, offset=memptr.offset)
+def ndarray(shape: tuple[int, ...], dtype: Any, memptr: MemoryPointer, order: Any = "C") -> np.ndarray:
+    return np.ndarray(shape, dtype, buffer=memptr.memory.data, offset=memptr.offset, order=order)
 
 
 class Device:
@@ -117,9 +117,26 @@ class Device:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def synchronize(self) -> None:
+        pass
+
 
 class CUDARuntimeError(RuntimeError):
     pass
+
+
+class OutOfMemoryError(MemoryError):
+    pass
+
+
+# Bytes that a device has.
+MEMORY = 1 << 20
+
+
+def alloc(size: int) -> MemoryPointer:
+    if size > MEMORY:
+        raise OutOfMemoryError(f"out of memory allocating {size} bytes")
+    return MemoryPointer(np.full(size, 255, np.uint8), current())
 
 
 def modules(devices: int = 2) -> types.ModuleType:
@@ -136,10 +153,15 @@ def modules(devices: int = 2) -> types.ModuleType:
         Device=Device,
         Event=Event,
         Stream=Stream,
-        alloc=lambda size: MemoryPointer(np.full(size, 255, np.uint8), current()),
+        alloc=alloc,
+        memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         alloc_pinned_memory=lambda size: aligned((size,), np.uint8),
         get_current_stream=current,
-        runtime=types.SimpleNamespace(getDeviceCount=count, CUDARuntimeError=CUDARuntimeError),
+        runtime=types.SimpleNamespace(
+            getDeviceCount=count, CUDARuntimeError=CUDARuntimeError, memGetInfo=lambda: (MEMORY // 2, MEMORY)
+        ),
     )
+    cupy.get_default_memory_pool = lambda: types.SimpleNamespace(free_bytes=lambda: MEMORY // 4)
+    cupy.asarray = np.asarray
     module: types.ModuleType = cupy
     return module

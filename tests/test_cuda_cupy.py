@@ -44,9 +44,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "cupy", plain_cupy.modules())
-    monkeypatch.delitem(sys.modules, "fastpipe._cuda_cupy", raising=False)
+    for module in ("fastpipe._cuda_cupy", "fastpipe._gpu_cupy"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     yield
-    sys.modules.pop("fastpipe._cuda_cupy", None)
+    for module in ("fastpipe._cuda_cupy", "fastpipe._gpu_cupy"):
+        sys.modules.pop(module, None)
 
 
 def prefetch(reader: fastpipe.Reader, device: Any = "cuda:0", **options: Any) -> fastpipe.cuda.Prefetcher:

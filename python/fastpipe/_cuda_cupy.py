@@ -11,9 +11,9 @@ import cupy
 import numpy as np
 
 from fastpipe import batch as forms
+from fastpipe._gpu_cupy import gpu, page_locked
 from fastpipe._packing import PackedBatch
 from fastpipe._staging import Completion
-from fastpipe.errors import DeviceError
 
 __all__ = ["CupyEngine"]
 
@@ -32,12 +32,12 @@ class CupyEngine:
     """
 
     def __init__(self, device: Any) -> None:
-        self._device = cupy.cuda.Device(_gpu(device))
+        self._device = cupy.cuda.Device(gpu(device))
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._consumer = cupy.cuda.get_current_stream()
         # Page-locked uint8 arrays of at least these bytes. It does not know the engine, since they may outlast it.
-        self.allocate: Callable[[int], np.ndarray] = partial(_page_locked, self._device.id)
+        self.allocate: Callable[[int], np.ndarray] = partial(page_locked, self._device.id)
 
     def __str__(self) -> str:
         return f"cuda:{self._device.id}"
@@ -118,22 +118,3 @@ def _form(node: Any, on_device: Callable[[np.ndarray], Any]) -> Any:
         case _:
             values = _form(node.values, on_device)
             return forms.SparseCSR(on_device(node.offsets), on_device(node.indices), values, node.dense_shape)
-
-
-def _page_locked(index: int, nbytes: int) -> np.ndarray:
-    with cupy.cuda.Device(index):
-        return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
-
-
-def _gpu(device: Any) -> int:
-    kind, _, index = str(device).partition(":")
-    if kind != "cuda" or (index and not index.isdecimal()):
-        raise DeviceError(f'device names a GPU, as "cuda:0" does, not {device!r}')
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise DeviceError(f"CuPy finds no GPU here, or no driver that works with it: {error}") from None
-    found = int(index) if index else cupy.cuda.Device().id
-    if found >= count:
-        raise DeviceError(f"there is no device cuda:{found}: the machine has {count} GPUs")
-    return int(found)

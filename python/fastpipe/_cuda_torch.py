@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fastpipe._gpu_torch import gpu, page_locked
 from fastpipe._packing import PackedBatch
 from fastpipe._staging import Completion
 from fastpipe._tensors import Forms
-from fastpipe.errors import DeviceError
 
 __all__ = ["TorchEngine"]
 
@@ -37,7 +37,7 @@ class TorchEngine:
         self._forms = forms
         self._stream = self._new_stream()
         # Page-locked uint8 arrays of at least these bytes. It does not know the engine, since they may outlast it.
-        self.allocate: Callable[[int], np.ndarray] = partial(_page_locked, self.device)
+        self.allocate: Callable[[int], np.ndarray] = partial(page_locked, self.device)
 
     def __str__(self) -> str:
         return str(self.device)
@@ -93,7 +93,7 @@ class TorchEngine:
         to.copy_(piece, non_blocking=True)
 
     def _checked(self, device: Any) -> torch.device:
-        return _gpu(device)
+        return gpu(device)
 
     def _new_stream(self) -> Any:
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -138,41 +138,7 @@ class _Completion:
         self._kept = None
 
 
-def _page_locked(device: torch.device, nbytes: int) -> np.ndarray:
-    # PyTorch takes powers of two in any case, and keeps them when they are given back.
-    size = 1 << max(nbytes - 1, 0).bit_length()
-    with torch.cuda.device(device):
-        array: np.ndarray = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-    return array
-
-
 @cache
 def _dtype(dtype: np.dtype[Any]) -> torch.dtype:
     """PyTorch's dtype for NumPy's."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
-
-
-def _gpu(device: Any) -> torch.device:
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        # What isn't of any type that it takes, Torch answers with a list of those.
-        reason = error if isinstance(error, RuntimeError) else f"not {device!r}"
-        raise DeviceError(f'device names a GPU, as "cuda:0" does: {reason}') from None
-    if found.type != "cuda":
-        raise DeviceError(f'device names a GPU, as "cuda:0" does, not {str(found)!r}: fastpipe.torch needs none')
-    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        raise DeviceError(
-            f"PyTorch {torch.__version__} is built without CUDA: install a build with it (pytorch.org says how), or use"
-            " fastpipe.torch, which needs no GPU"
-        )
-    if not torch.cuda.is_available():
-        raise DeviceError(
-            "PyTorch finds no GPU here, or no driver that works with it (nvidia-smi shows both): use fastpipe.torch,"
-            " which needs none"
-        )
-    # Its type says that there is an index always.
-    index = torch.cuda.current_device() if found.index is None else found.index  # type: ignore[redundant-expr]
-    if index >= torch.cuda.device_count():
-        raise DeviceError(f"there is no device cuda:{index}: the machine has {torch.cuda.device_count()} GPUs")
-    return torch.device("cuda", index)

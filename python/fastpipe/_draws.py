@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["blocks", "codes_of", "design_effect", "stratified", "weighted"]
+__all__ = ["blocks", "codes_of", "design_effect", "stratified", "uniform", "weighted"]
 
 _Rows = npt.NDArray[np.int64]
 
 
-def _uniform(seed: int, stream: int, count: int) -> npt.NDArray[np.float64]:
+def uniform(seed: int, stream: int, count: int) -> npt.NDArray[np.float64]:
     """Numbers above 0, and below 1."""
     words = np.random.Philox(key=np.array([seed, stream], np.uint64)).random_raw(count)
     # So that neither end is met, and all doubles between are whole multiples of one.
@@ -56,11 +56,11 @@ def stratified(codes: npt.NDArray[np.int64], rows: int, seed: int, part: int, *,
             "replace=True draws some twice"
         )
     if replace:
-        order, keys = np.argsort(codes, kind="stable"), _uniform(seed, 1 + part, rows)
+        order, keys = np.argsort(codes, kind="stable"), uniform(seed, 1 + part, rows)
         starts, which = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(sizes)), counts)
         replaced: _Rows = order[starts[which] + (keys * sizes[which]).astype(np.int64)]
         return replaced
-    order = np.lexsort((_uniform(seed, 0, len(codes)), codes))
+    order = np.lexsort((uniform(seed, 0, len(codes)), codes))
     starts = np.cumsum(sizes) - sizes + part * counts
     return np.concatenate([order[start : start + count] for start, count in zip(starts, counts, strict=True)])
 
@@ -89,10 +89,10 @@ def weighted(weights: npt.NDArray[np.float64], rows: int, seed: int, part: int, 
         raise ValueError(f"{len(there)} rows have weights other than 0, and {rows * (part + 1)} are to be drawn")
     if replace:
         sums = np.cumsum(weights[there])
-        places = np.searchsorted(sums, _uniform(seed, 1 + part, rows) * sums[-1], side="right")
+        places = np.searchsorted(sums, uniform(seed, 1 + part, rows) * sums[-1], side="right")
         replaced: _Rows = there[np.minimum(places, len(there) - 1)]
         return replaced
-    keys = -np.log(_uniform(seed, 0, len(weights))[there]) / weights[there]
+    keys = -np.log(uniform(seed, 0, len(weights))[there]) / weights[there]
     return there[np.argsort(keys, kind="stable")[part * rows : (part + 1) * rows]]
 
 
@@ -112,7 +112,7 @@ def blocks(unit_rows: npt.NDArray[np.uint32], rows: int, seed: int, part: int) -
         ValueError: if there aren't so many rows.
     """
     counts = unit_rows.astype(np.int64)
-    order = np.argsort(_uniform(seed, 0, len(counts)), kind="stable")
+    order = np.argsort(uniform(seed, 0, len(counts)), kind="stable")
     sums = np.cumsum(counts[order])
     first = before = start = end = 0
     for _ in range(part + 1):
@@ -127,7 +127,7 @@ def blocks(unit_rows: npt.NDArray[np.uint32], rows: int, seed: int, part: int) -
     numbers = np.arange(len(of)) - np.repeat(np.cumsum(counts[chosen]) - counts[chosen], counts[chosen]) + firsts[of]
     last = np.flatnonzero(of == order[end])
     more = len(of) - rows
-    left_out = last[np.argsort(_uniform(seed, 1 + part, len(last)), kind="stable")[:more]]
+    left_out = last[np.argsort(uniform(seed, 1 + part, len(last)), kind="stable")[:more]]
     return np.delete(numbers, left_out), np.delete(of, left_out)
 
 

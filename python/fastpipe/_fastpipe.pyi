@@ -16,6 +16,7 @@ __all__ = [
     "ContainerFile",
     "CsvDataset",
     "Data",
+    "Drawing",
     "InteractionsDataset",
     "Memory",
     "MessageDecoder",
@@ -34,6 +35,7 @@ __all__ = [
     "__version__",
     "compress_interactions",
     "core_of",
+    "drawn_within",
     "index_file",
     "keep_positives",
     "leave_tensorflow",
@@ -70,6 +72,15 @@ def keep_positives(
 def number_ids(
     ids: npt.NDArray[Any], *, num_threads: int | None = None
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
+def drawn_within(
+    units: npt.NDArray[np.int64],
+    firsts: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    drawn: npt.NDArray[np.int64],
+    *,
+    seed: int,
+    epoch: int = 0,
+) -> npt.NDArray[np.int64]: ...
 def index_file(path: str, index_cache: str, progress: Callable[[int], object]) -> tuple[int, int, int, int, _Kept]: ...
 def register_tensorflow(
     begin: Callable[
@@ -262,6 +273,11 @@ class MessageDecoder:
     def features(self) -> list[Described]: ...
     def symbols(self) -> list[tuple[str, list[str]]]: ...
     def decode(self, messages: Messages, num_threads: int | None) -> dict[str, Any]: ...
+
+@final
+class Drawing:
+    def __new__(cls, total: int, rows: int, *, skipped: int = 0, seed: int, epoch: int = 0) -> Drawing: ...
+    def within(self, start: int, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
 
 @final
 class Positives:

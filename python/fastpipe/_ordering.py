@@ -7,6 +7,7 @@ import operator
 import secrets
 from dataclasses import dataclass
 from dataclasses import replace as replaced
+from functools import cached_property
 from typing import Any, Literal, Self, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -36,7 +37,11 @@ class Rows:
 
     def __init__(self, numbers: npt.NDArray[np.int64]) -> None:
         self.numbers = numbers
-        self.digest = hashlib.sha256(numbers.tobytes()).hexdigest()[:32]
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the numbers, in 32 hexadecimal digits."""
+        return hashlib.sha256(self.numbers.data).hexdigest()[:32]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rows) and self.digest == other.digest

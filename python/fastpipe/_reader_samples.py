@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace as replaced
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -15,7 +16,7 @@ from fastpipe.batch import Masked
 from fastpipe.errors import SchemaError
 from fastpipe.reader import Reader
 
-__all__ = ["LARGEST_SAMPLE", "rows_of_sample", "sample", "take"]
+__all__ = ["LARGEST_SAMPLE", "counts_of", "gathered", "rows_of_sample", "sample", "take"]
 
 LARGEST_SAMPLE = 2**31
 _LARGEST_PART = 2**20
@@ -72,11 +73,11 @@ def sample(
     """
     _check_population(reader)
     there = reader._data.handle.num_rows
-    replaced = flag("replace", replace)
+    again = flag("replace", replace)
     count = within("rows", rows, 1, LARGEST_SAMPLE)
     number = within("part", part, 0, _LARGEST_PART)
     skipped = count * number
-    if not replaced and skipped + count > there:
+    if not again and skipped + count > there:
         behind = f" of parts 0 to {number}, of {count} rows each" if number else ""
         raise ValueError(
             f"rows={count}{behind} are more than the {there} rows there are: replace=True draws some twice"
@@ -84,8 +85,8 @@ def sample(
     if there == 0:
         raise ValueError("there are no rows to draw from")
     if stratify is not None or weights is not None:
-        return _drawn(reader, count, seed, number, stratify, weights, batch_size, replace=replaced)
-    ordering = reader._ordering.sample(count, skipped, None if seed is None else int(seed), replace=replaced)
+        return _drawn(reader, count, seed, number, stratify, weights, batch_size, replace=again)
+    ordering = reader._ordering.sample(count, skipped, None if seed is None else int(seed), replace=again)
     if batch_size is not None:
         ordering = ordering.with_batch_size(within("batch_size", batch_size, 1, LARGEST_BATCH))
     return Reader(reader._data, **(reader._options() | {"ordering": ordering}))
@@ -191,6 +192,24 @@ def _check_population(reader: Reader) -> None:
         raise ValueError("a sample is drawn of a reader of one rank: leave out world_size, and give part=rank")
     if reader._ordering.is_sample:
         raise ValueError("this reader is of a sample already: draw from the reader that it was drawn of")
+
+
+def counts_of(reader: Reader) -> npt.NDArray[np.uint32]:
+    """The rows of each unit of a reader's data set.
+
+    Raises:
+        TypeError: if it is no reader.
+        ValueError: if samples can't be drawn of it.
+    """
+    _check_population(reader)
+    return reader._data.handle.unit_rows()
+
+
+def gathered(reader: Reader, rows: npt.NDArray[np.int64], batch_size: int, memory_limit: int) -> Reader:
+    """One pass over rows, which ascend: all of them, in batches of so many, within so much memory."""
+    ordering = replaced(reader._ordering.take(rows).with_batch_size(batch_size), drop_last=False)
+    running = replaced(reader._running, memory_limit=memory_limit)
+    return Reader(reader._data, ordering=ordering, running=running, progress=False, epochs=1)
 
 
 def rows_of_sample(reader: Reader, epoch: int = 0) -> npt.NDArray[np.int64]:

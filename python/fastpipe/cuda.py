@@ -42,12 +42,13 @@ from fastpipe import _fastpipe
 from fastpipe._ordering import within
 from fastpipe._passes import Passes, Position, passes_of
 from fastpipe._staging import CopyEngine, Drawn, StagingRing
+from fastpipe.filling import Fill, Filled, fill
 from fastpipe.reader import Reader
 
 if TYPE_CHECKING:
     from fastpipe._tensors import RaggedAs, SparseAs, StringsAs
 
-__all__ = ["Prefetcher", "prefetch"]
+__all__ = ["Fill", "Filled", "Prefetcher", "fill", "prefetch"]
 
 _LOG = logging.getLogger("fastpipe")
 

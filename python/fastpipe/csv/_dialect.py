@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from fastpipe._arguments import names, shown
 
-__all__ = ["DEFAULT_NULLS", "Dialect", "Header", "LoweredDialect", "OnRagged"]
+__all__ = ["DEFAULT_DIALECT", "DEFAULT_NULLS", "Dialect", "Header", "LoweredDialect", "OnRagged"]
 
 Header: TypeAlias = bool | Sequence[str]
 OnRagged: TypeAlias = Literal["error", "skip"]
@@ -90,3 +90,6 @@ def _character(name: str, value: Any) -> str:
     if len(value) != 1 or not value.isascii():
         raise ValueError(f"{name} is one ASCII character, not {shown(value)}")
     return str(value)
+
+
+DEFAULT_DIALECT = Dialect.of(",", '"', True, None, ".", DEFAULT_NULLS, "error")

@@ -84,6 +84,7 @@ pub use fisher_yates::FisherYates;
 pub use order::Order;
 pub use plan::{Content, Picks, Row, Run};
 pub use rest::Rest;
+pub use sample::{Drawing, Drawn, Part, drawn_within};
 pub use settings::{Kind, Settings, ShardBy, Uneven};
 pub use state::{State, StateError};
 pub use units::{Units, UnitsError};

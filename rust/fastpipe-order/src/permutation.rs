@@ -58,6 +58,15 @@ impl Permutation {
         }
     }
 
+    /// The place of a unit, which is below `len`, if it needn't be looked for.
+    #[inline]
+    pub(crate) fn place_of(&self, unit: u64) -> Option<u64> {
+        match self {
+            Permutation::Table(_) => None,
+            Permutation::Keyed(feistel) => Some(feistel.place_of(unit)),
+        }
+    }
+
     /// The units at `place` and behind, as many as there are, up to as many as fit. Several at once take much less time than
     /// one by one: neither do their multiplications wait for each other, nor what the caller looks up for them.
     #[inline]
@@ -115,6 +124,18 @@ impl Feistel {
         }
     }
 
+    /// Where a value below `len` stands: the same walk, backwards.
+    #[inline(always)]
+    fn place_of(&self, value: u64) -> u64 {
+        let mut x = value;
+        loop {
+            x = self.once_back(x);
+            if x < self.len {
+                return x;
+            }
+        }
+    }
+
     fn some(&self, place: u32, out: &mut [u32]) {
         // Those that haven't landed inside, in front.
         let (mut outside, mut walking) = ([0u8; SOME], 0);
@@ -144,6 +165,18 @@ impl Feistel {
         for pair in self.keys.as_chunks::<2>().0 {
             high ^= mix(low, pair[0]) >> (u64::BITS - self.high);
             low ^= mix(high, pair[1]) >> (u64::BITS - self.low);
+        }
+        high << self.low | low
+    }
+
+    /// What [`once`](Self::once) makes this of.
+    #[inline(always)]
+    fn once_back(&self, x: u64) -> u64 {
+        let mut low = x & ((1 << self.low) - 1);
+        let mut high = x >> self.low;
+        for pair in self.keys.as_chunks::<2>().0.iter().rev() {
+            low ^= mix(high, pair[1]) >> (u64::BITS - self.low);
+            high ^= mix(low, pair[0]) >> (u64::BITS - self.high);
         }
         high << self.low | low
     }
@@ -184,6 +217,7 @@ mod tests {
             let mut seen = vec![false; len as usize];
             for place in 0..len {
                 prop_assert!(!std::mem::replace(&mut seen[feistel.at(place) as usize], true));
+                prop_assert_eq!(feistel.place_of(feistel.at(place)), place);
             }
         }
     }

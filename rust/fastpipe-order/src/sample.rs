@@ -4,6 +4,7 @@
 //! that begin behind each other's ends have no row in common. With replacement each draw is a row by itself. Either way they
 //! are sorted, so that each unit is read once, and rows of a batch lie in units that are neighbours.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use fastpipe_random::{Draws, Key, Purpose, below};
@@ -46,6 +47,125 @@ impl Sample {
         rows.saturating_mul(8)
             .saturating_add(Permutation::bytes(total as usize))
     }
+}
+
+/// Rows that are drawn without replacement, of so many, each with its draw: for whoever deals them out.
+#[derive(Debug)]
+pub struct Drawing {
+    total: u64,
+    sample: Sample,
+    all: Permutation,
+}
+
+/// A row that was drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Drawn {
+    /// Counted over all.
+    pub row: u64,
+    /// In which draw, counted behind those that are skipped.
+    pub draw: u64,
+}
+
+impl Drawing {
+    /// Draws `rows` of `total`, behind `skipped` others: those of an [`Order`](crate::Order) with the same sample and key. Of
+    /// fewer it draws all that are left.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`](crate::PlanError) if there is no memory for a table of few rows.
+    pub fn new(total: u64, rows: u64, skipped: u64, key: Key) -> Result<Drawing> {
+        let skipped = skipped.min(total);
+        let rows = rows.min(total - skipped);
+        Ok(Drawing {
+            total,
+            sample: Sample {
+                rows,
+                skipped,
+                replace: false,
+            },
+            all: Permutation::of(total as usize, key, Purpose::Sample)?,
+        })
+    }
+
+    /// Those of `range`, as they stand. Memory is taken for these alone; time for the range or for all draws, whichever are
+    /// fewer.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`](crate::PlanError) if there is no memory for them.
+    pub fn within(&self, range: Range<u64>) -> Result<Vec<Drawn>> {
+        let range = range.start.min(self.total)..range.end.min(self.total);
+        let Sample { rows, skipped, .. } = self.sample;
+        let len = range.end.saturating_sub(range.start);
+        let mut drawn = Vec::new();
+        // Both ways take about as long a step.
+        if len < rows && self.all.place_of(0).is_some() {
+            for row in range {
+                let place = self.all.place_of(row).unwrap_or_default();
+                if let Some(draw) = place.checked_sub(skipped).filter(|&draw| draw < rows) {
+                    push(&mut drawn, Drawn { row, draw })?;
+                }
+            }
+            return Ok(drawn);
+        }
+        for draw in 0..rows {
+            let row = self.all.at((skipped + draw) as usize) as u64;
+            if range.contains(&row) {
+                push(&mut drawn, Drawn { row, draw })?;
+            }
+        }
+        drawn.sort_unstable();
+        Ok(drawn)
+    }
+}
+
+/// The stream of draws within unit 0; those of others follow. Smaller ones are of draws of all rows.
+const WITHIN_UNITS: u64 = 16;
+
+/// A unit of which some rows are drawn.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Its number.
+    pub unit: u64,
+    /// Its first row, counted over all.
+    pub first: u64,
+    /// The rows that it has.
+    pub rows: u32,
+    /// How many of them are drawn.
+    pub drawn: u32,
+}
+
+/// Draws some rows of each of some units without replacement: a unit's depend on the key, its number and its rows alone. They
+/// are counted over all rows, and stand as the units do, ascending within each.
+///
+/// # Errors
+///
+/// [`PlanError`](crate::PlanError) if there is no memory for them.
+pub fn drawn_within(parts: &[Part], key: Key) -> Result<Vec<u64>> {
+    let mut found = Vec::new();
+    let mut table: Vec<u32> = Vec::new();
+    for part in parts {
+        let count = part.drawn.min(part.rows) as usize;
+        reserve(&mut found, count)?;
+        table.clear();
+        reserve(&mut table, part.rows as usize)?;
+        table.extend(0..part.rows);
+        if count < table.len() {
+            let draws = Draws::new(key, Purpose::Sample, WITHIN_UNITS.wrapping_add(part.unit));
+            draws.swap(0, count, &mut table, |place| u64::from(part.rows) - place);
+            table[..count].sort_unstable();
+        }
+        found.extend(table[..count].iter().map(|&record| part.first + u64::from(record)));
+    }
+    Ok(found)
+}
+
+fn push(list: &mut Vec<Drawn>, drawn: Drawn) -> Result<()> {
+    if list.len() == list.capacity() {
+        reserve(list, list.len().max(64))?;
+    }
+    list.push(drawn);
+    Ok(())
 }
 
 /// Goes through the batches of a sample.
@@ -210,6 +330,32 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn drawings_have_the_rows_of_samples(
+            total in prop_oneof![0..200u64, 65_000..67_000u64],
+            rows in 1u64..70_000,
+            skipped in 0u64..300,
+            cut in any::<prop::sample::Index>(),
+            seed in any::<u64>(),
+        ) {
+            let drawing = Drawing::new(total, rows, skipped, Key { seed, epoch: 0 }).unwrap();
+            let drawn = drawing.within(0..u64::MAX).unwrap();
+            let found: Vec<u64> = drawn.iter().map(|drawn| drawn.row).collect();
+            prop_assert_eq!(&found, &order(&[total as u32], rows, skipped, false, seed).sample(0).unwrap().unwrap());
+            let mut draws: Vec<u64> = drawn.iter().map(|drawn| drawn.draw).collect();
+            draws.sort_unstable();
+            prop_assert!(draws.iter().copied().eq(0..draws.len() as u64));
+            // What is drawn first is the smaller sample.
+            let few = Drawing::new(total, rows / 2, skipped, Key { seed, epoch: 0 }).unwrap();
+            let first: Vec<Drawn> = drawn.iter().copied().filter(|drawn| drawn.draw < rows / 2).collect();
+            prop_assert_eq!(few.within(0..total).unwrap(), first);
+            let cut = cut.index(total as usize + 1) as u64;
+            let parts = [drawing.within(0..cut).unwrap(), drawing.within(cut..total).unwrap()];
+            prop_assert_eq!(parts.concat(), drawn);
+        }
+    }
+
     #[test]
     fn rows_may_be_given() {
         let settings = *order(&[5, 0, 9], 1, 0, false, 3).settings();
@@ -219,6 +365,33 @@ mod tests {
         assert_eq!(order.sample(9).unwrap().unwrap(), rows);
         assert_eq!(walked(&order, &[5, 0, 9]), rows);
         assert_eq!((order.steps(), order.epoch_rows(), order.left_out()), (2, 10, 0));
+    }
+
+    #[test]
+    fn rows_of_units_are_drawn_alike_and_by_themselves() {
+        let part = |unit, rows, drawn| Part {
+            unit,
+            first: unit * 100,
+            rows,
+            drawn,
+        };
+        let mut counts = [0u32; 40];
+        for seed in 0..4000 {
+            let key = Key { seed, epoch: 0 };
+            let both = drawn_within(&[part(3, 40, 8), part(5, 10, 4)], key).unwrap();
+            assert_eq!(both[..8], drawn_within(&[part(3, 40, 8)], key).unwrap());
+            assert!(both.windows(2).all(|pair| pair[0] < pair[1]) && both[8] >= 500 && both[11] < 510);
+            both[..8].iter().for_each(|row| counts[(row - 300) as usize] += 1);
+        }
+        // Each count is of 4,000 draws of one in five: five standard deviations.
+        assert!(
+            counts
+                .iter()
+                .all(|&count| (f64::from(count) - 800.0).abs() < 5.0 * 640f64.sqrt()),
+            "{counts:?}"
+        );
+        let all = drawn_within(&[part(1, 3, 9), part(2, 0, 1), part(7, 2, 0)], Key::default()).unwrap();
+        assert_eq!(all, [100, 101, 102]);
     }
 
     /// Every row is drawn equally often: chi-square within five standard deviations, of small tables and of keyed orders.

@@ -13,6 +13,7 @@ mod csv;
 mod csv_format;
 mod data;
 mod dataset;
+mod drawing;
 mod errors;
 mod features;
 mod file;
@@ -55,6 +56,8 @@ mod _fastpipe {
     use super::data::Data;
     #[pymodule_export]
     use super::dataset::AvroDataset;
+    #[pymodule_export]
+    use super::drawing::{Drawing, drawn_within};
     #[pymodule_export]
     use super::file::ContainerFile;
     #[pymodule_export]
