@@ -145,14 +145,25 @@ def by_length(drawn: np.ndarray, size: np.ndarray) -> float:
     return float(scipy_stats.chisquare(counts).pvalue)
 
 
-@pytest.mark.parametrize("replace", [False, True])
-def test_rows_are_drawn_alike_whatever_their_length(tmp_path: Path, replace: bool) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"replace": True},
+        {"stratify": np.arange(50_000) % 3},
+        {"stratify": np.arange(50_000) % 3, "replace": True},
+        {"weights": np.full(50_000, 2.5)},
+        {"weights": np.full(50_000, 2.5), "replace": True},
+    ],
+    ids=["exact", "replaced", "strata", "strata, replaced", "weights", "weights, replaced"],
+)
+def test_rows_are_drawn_alike_whatever_their_length(tmp_path: Path, how: dict[str, Any]) -> None:
     """Twenty samples: the least of 40 p-values is below 0.001 / 40 with a probability of a thousandth."""
     count = 50_000
     size, before = write(tmp_path / "x.csv", count)
     values = []
     for seed in range(20):
-        drawn = fastpipe.sample_csv(tmp_path / "x.csv", 5000, seed=seed, replace=replace, columns=["i"], dtype="int64")
+        drawn = fastpipe.sample_csv(tmp_path / "x.csv", 5000, seed=seed, columns=["i"], dtype="int64", **how)
         assert (drawn.values[:, 0] == drawn.rows).all()
         values += [by_length(drawn.rows, size), by_length(drawn.rows, before)]
     assert min(values) > 0.001 / 40
