@@ -23,6 +23,7 @@ Make = Callable[..., fastpipe.Reader]
 SOURCES = [
     *("avro", "interactions", "arrays", "arrow", "units", "parquet", "arrow file", "csv"),
     *("scales and codes", "units with scales and codes", "bags"),
+    *("part of avro", "part of parquet"),
 ]
 
 
@@ -39,6 +40,9 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return lambda **options: fastpipe.read_interactions(positives, negatives=1, **default | options)
     if request.param == "bags":
         return bags_of(tmp_path_factory.mktemp("bags") / "bags.avro")
+    if request.param == "part of avro":
+        more = samples.write(tmp_path_factory.mktemp("parts"), [[20] * 10, [20] * 26])
+        return lambda **options: part(more.read(**options), 1, 3)
     draw = np.random.default_rng(1)
     lengths = draw.integers(0, 4, ROWS)
     offsets = np.r_[0, np.cumsum(lengths)]
@@ -65,13 +69,23 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         lines = [f'{i},"{text * 400}\n{text}",{i / 7}\n' for i, text in enumerate(texts)]
         path.write_text("id,text,x\n" + "".join(lines))
         return lambda **options: fastpipe.read_csv(path, **options)
-    if request.param == "parquet":
+    if "parquet" in request.param:
         parquet = pytest.importorskip("pyarrow.parquet")
+        if request.param == "part of parquet":
+            parquet.write_table(pa.concat_tables([table, table]), path, row_group_size=30)
+            return lambda **options: part(fastpipe.read_parquet(path, **options), 0, 2)
         parquet.write_table(table, path, row_group_size=33)
         return lambda **options: fastpipe.read_parquet(path, **options)
     feather = pytest.importorskip("pyarrow.feather")
     feather.write_feather(table, path, chunksize=29)
     return lambda **options: fastpipe.read_arrow(path, **options)
+
+
+def part(whole: fastpipe.Reader, number: int, partitions: int) -> fastpipe.Reader:
+    """A part of a reader, of 240 rows."""
+    parts = fastpipe.partition(whole, partitions)
+    assert parts[number].rows == ROWS
+    return fastpipe.read_partition(whole, parts[number])
 
 
 def bags_of(path: Path) -> Make:

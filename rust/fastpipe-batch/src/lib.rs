@@ -35,6 +35,7 @@ mod sink;
 mod slab;
 mod source;
 mod spec;
+mod stretch;
 mod vocabulary;
 mod writer;
 
@@ -64,6 +65,7 @@ pub use source::{
     Work, own_units,
 };
 pub use spec::{ColumnSpec, Form, NestedForm, SparseForm, SparseLayout};
+pub use stretch::{Stretch, stretches};
 pub use vocabulary::Vocabulary;
 pub use writer::{Element, Overflow, Writer};
 

@@ -2,9 +2,10 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind, Source, try_collect};
+use fastpipe_batch::{Error, ErrorKind, Source, Stretch, stretches, try_collect};
 use fastpipe_engine::{Memory, unplanned};
 use fastpipe_order::{Units, UnitsError};
 use numpy::PyArray1;
@@ -126,6 +127,43 @@ impl Data {
         metadata: HashMap<String, String>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
         arrow_schema(py, self.source.columns(), padded, metadata)
+    }
+
+    /// Where at most so many stretches of units that cost about the same begin and end, with the rows of each.
+    fn stretches(&self, py: Python<'_>, count: u64) -> Vec<(u64, u64, u64)> {
+        py.detach(|| {
+            let rows = |range: &Range<u64>| {
+                range
+                    .clone()
+                    .map(|unit| u64::from(self.source.describe(unit).rows))
+                    .sum()
+            };
+            let found = stretches(&*self.source, count.max(1));
+            found
+                .iter()
+                .map(|range| (range.start, range.end, rows(range)))
+                .collect()
+        })
+    }
+
+    /// The units from one up to another as a data set.
+    fn stretch(slf: &Bound<'_, Self>, start: u64, end: u64) -> PyResult<Py<Data>> {
+        let (py, whole) = (slf.py(), slf.get());
+        let source: Arc<dyn Source> = Arc::new(Stretch::new(whole.source.clone(), start..end));
+        let (units, all) = (source.units(), whole.source.units().max(1));
+        let mut data = Data::new(source);
+        data.uncut = whole.uncut.map(|uncut| (uncut * units).div_ceil(all));
+        if whole.begin.is_some() {
+            let whole = slf.clone().unbind();
+            data.begin = Some(Box::new(move |py| {
+                let begun = whole.get().begin(py, false)?;
+                Ok(Begun {
+                    source: Arc::new(Stretch::new(begun.source, start..end)),
+                    lease: begun.lease,
+                })
+            }));
+        }
+        Py::new(py, data)
     }
 
     /// Rows of each unit.

@@ -1,0 +1,135 @@
+"""Parts of a reader's data: what each has, together and apart. `test_every_source` reads one in every way."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastpipe
+from fastpipe import Partition
+
+
+def write(path: Path, blocks: list[int]) -> Path:
+    """A file of blocks with so many rows."""
+    fastpipe.write_avro(path, {"i": np.arange(blocks[0], dtype=np.int64)})
+    at = blocks[0]
+    for rows in blocks[1:]:
+        fastpipe.write_avro(path, {"i": np.arange(at, at + rows, dtype=np.int64)}, append=True)
+        at += rows
+    return path
+
+
+def ids(reader: fastpipe.Reader) -> list[int]:
+    return [int(i) for batch in reader for i in batch["i"]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 40))
+def test_each_row_is_in_one_part(tmp_path_factory: pytest.TempPathFactory, blocks: list[int], count: int) -> None:
+    path = write(tmp_path_factory.mktemp("parts") / "x.avro", blocks)
+    reader = fastpipe.read_avro(path, batch_size=7)
+    parts = fastpipe.partition(reader, count)
+    assert 1 <= len(parts) <= min(count, len(blocks))
+    assert [part.number for part in parts] == list(range(len(parts)))
+    assert {part.partitions for part in parts} == {len(parts)}
+    assert (parts[0].start, parts[-1].stop) == (0, len(blocks))
+    assert all(one.stop == other.start for one, other in pairwise(parts))
+    assert [i for part in parts for i in ids(fastpipe.read_partition(reader, part))] == list(range(sum(blocks)))
+    # No part is larger than the mean by more than a block, of 20 bytes beside its rows.
+    costs = np.array([rows * 2 + 40 for rows in blocks], float)
+    for part in parts:
+        assert costs[part.start : part.stop].sum() <= costs.sum() / count + 2 * costs.max()
+
+
+def test_parts_go_through_json_pickle_and_processes(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.avro", [100] * 20)
+    reader = fastpipe.read_avro(path, batch_size=32, shuffle=True, seed=3)
+    parts = fastpipe.partition(reader, 4)
+    assert [Partition(*json.loads(json.dumps(part))) for part in parts] == parts
+    assert pickle.loads(pickle.dumps(parts)) == parts
+    assert len(pickle.dumps(parts[0])) < 300
+    script = (
+        "import json, sys, fastpipe; part = fastpipe.Partition(*json.loads(sys.argv[2]));"
+        "reader = fastpipe.read_avro(sys.argv[1], batch_size=32, shuffle=True, seed=3);"
+        "print([int(i) for batch in fastpipe.read_partition(reader, part) for i in batch['i']])"
+    )
+    command = [sys.executable, "-c", script, str(path), json.dumps(parts[2])]
+    elsewhere = subprocess.run(command, capture_output=True, text=True, check=True)
+    here = fastpipe.read_partition(reader, parts[2])
+    expected = ids(here)
+    assert json.loads(elsewhere.stdout) == expected
+    assert sorted(expected) == list(range(1000, 1500))
+    assert expected != sorted(expected)
+    assert ids(pickle.loads(pickle.dumps(here))) != expected, "the next epoch has another order"
+    here.set_epoch(0)
+    assert here.locate(0, 0).block == 10 + (expected[0] - 1000) // 100
+    assert "part 2 of 4 of" in repr(here)
+
+
+def test_states_fit_their_part(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.avro", [100] * 20)
+    reader = fastpipe.read_avro(path, batch_size=32, shuffle=True, seed=3)
+    parts = fastpipe.partition(reader, 4)
+    first = fastpipe.read_partition(reader, parts[0])
+    batches = iter(first)
+    next(batches)
+    state = first.state_dict()
+    rest = ids(first)
+    again = fastpipe.read_partition(fastpipe.read_avro(path, batch_size=32, shuffle=True, seed=3), parts[0])
+    again.load_state_dict(state)
+    assert len(ids(again)) == 500 - 32
+    assert len(rest) == 500 - 32 or len(rest) == 500
+    for other in (fastpipe.read_partition(reader, parts[1]), reader):
+        with pytest.raises(fastpipe.StateError):
+            other.load_state_dict(state)
+
+
+def test_negatives_of_a_part_are_those_of_the_whole() -> None:
+    users = np.repeat(np.arange(400), 50)
+    positives = fastpipe.Interactions.from_arrays(users, (users * 7 + np.arange(len(users))) % 900)
+
+    def points(reader: fastpipe.Reader) -> list[tuple[int, ...]]:
+        return [
+            tuple(int(batch[name][i]) for name in ("user", "item", "label"))
+            for batch in reader
+            for i in range(len(batch["user"]))
+        ]
+
+    reader = fastpipe.read_interactions(positives, batch_size=500, negatives=2, shuffle=False, seed=1)
+    parts = fastpipe.partition(reader, 3)
+    assert [point for part in parts for point in points(fastpipe.read_partition(reader, part))] == points(reader)
+
+
+def test_what_cannot_be_divided(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.avro", [100] * 20)
+    reader = fastpipe.read_avro(path, batch_size=32)
+    (part,) = fastpipe.partition(reader, 1)
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (lambda: fastpipe.partition(reader, 0), ValueError, "partitions is between 1"),
+        (lambda: fastpipe.partition([1], 1), TypeError, "reader is a fastpipe.Reader, not list"),  # type: ignore[arg-type]
+        (lambda: fastpipe.partition(fastpipe.sample(reader, 7), 1), ValueError, "a sample isn't divided"),
+        (lambda: fastpipe.read_partition(reader, tuple(part)), TypeError, "not tuple: Partition"),  # type: ignore[arg-type]
+        (
+            lambda: fastpipe.read_partition(fastpipe.read_avro(write(tmp_path / "y.avro", [5]), batch_size=1), part),
+            fastpipe.StateError,
+            "of another data set than this reader",
+        ),
+    ]
+    for call, error, message in cases:
+        with pytest.raises(error, match=message):
+            call()
+    empty = fastpipe.from_arrays({"i": np.arange(0)}, batch_size=1)
+    assert fastpipe.partition(empty, 3) == []
+    ranks = fastpipe.read_avro(path, batch_size=10, rank=1, world_size=2)
+    half = fastpipe.partition(ranks, 2)[1]
+    assert len(ids(fastpipe.read_partition(ranks, half))) == 500
