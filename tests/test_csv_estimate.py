@@ -83,7 +83,7 @@ def quoted(draw: random.Random, newline: str) -> str:
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", [True, False])
-@pytest.mark.parametrize("between", ["", "\n", "#a comment, with \"a quote\n"])
+@pytest.mark.parametrize("between", ["", "\n", '#a comment, with "a quote\n'])
 def test_rows_are_those_of_python(newline: str, last: bool, between: str) -> None:
     draw = random.Random(5)
     text = "i,t,x\n" + quoted(draw, newline)
@@ -93,7 +93,7 @@ def test_rows_are_those_of_python(newline: str, last: bool, between: str) -> Non
         text = between.join(text[a:b] for a, b in zip([0, *cuts], cuts, strict=False))
     text = text if last else text.rstrip("\r\n")
     data = text.encode()
-    drawn = estimate(data, 2000, columns=["i", "x"], dtype="float64", comment="#")
+    drawn = estimate(data, 700, columns=["i", "x"], dtype="float64", comment="#")
     lines = io.StringIO(text, newline="")
     kept = (line for line in lines)
     if between.startswith("#"):
@@ -101,17 +101,19 @@ def test_rows_are_those_of_python(newline: str, last: bool, between: str) -> Non
     rows = [row for row in csv.reader(kept) if row][1:]
     assert len(rows) == 6000
     assert drawn.offsets is not None
-    assert len(set(drawn.offsets.tolist())) == 2000
+    assert len(set(drawn.offsets.tolist())) == 700
     for values, offset in zip(drawn.values.tolist(), drawn.offsets.tolist(), strict=True):
         number = int(values[0])
         assert float(rows[number][2]) == values[1]
         assert data[offset:].startswith(b"%d," % number)
         assert offset == 0 or data[offset - 1] == ord("\n")
-    # The last row is drawn as often as others, though it lacks its newline.
-    hits = sum(
-        5999 in estimate(data, 600, seed=seed, columns=["i"], comment="#").values[:, 0] for seed in range(100)
-    )
-    assert 1 <= hits <= 25
+
+
+def test_the_last_row_is_drawn_as_often_as_others() -> None:
+    """Without its newline: of 400 samples of 5 of 20 rows within five standard deviations of a quarter."""
+    data = b"a,b\n" + b"1,x\n" * 19 + b"2,"
+    hits = sum(2 in estimate(data, 5, seed=seed, columns=["a"]).values for seed in range(400))
+    assert abs(hits - 100) < 5 * np.sqrt(75)
 
 
 def test_tiny_files() -> None:

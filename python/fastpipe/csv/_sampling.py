@@ -76,9 +76,10 @@ def sample_csv(
             Reservoir-Sampling Algorithms of Time Complexity O(n(1+log(N/n))), 1994), of which the rows depend on the
             seed and on how many rows there are. It holds the texts of the rows that it keeps.
         replace: whether a row may be drawn several times (a bootstrap); not with "block" and "stream".
-        part: with "exact" and "block", samples of the same seed and number of rows with different parts have no row in common, as in `sample`.
-        stratify: with "exact", draws from each group of rows with equal values in proportion to its rows: the name of a column, which
-            is read of all rows first, or an array with a value for each row.
+        part: with "exact" and "block", samples of the same seed and number of rows with different parts have no row in
+            common, as in `sample`.
+        stratify: with "exact", draws from each group of rows with equal values in proportion to its rows: the name of a
+            column, which is read of all rows first, or an array with a value for each row.
         weights: with "exact", draws rows in proportion to these: the name of a column, or an array.
         columns: those to take, in this order; None for all, which must be numbers or truth values then.
         dtype: of the array: float32, or any other number.

@@ -20,8 +20,10 @@ use crate::rows::{Lines, Next};
 const FIRST_REACH: u64 = 16 << 10;
 const LAST_REACH: u64 = 16 << 20;
 
-/// Rows with the right number of fields that are taken for rows where there are no quotes.
+/// Rows with the right number of fields that are taken for rows where there are no quotes, and rows of which the fields are
+/// counted at most: more of them tell nothing new.
 const EVIDENCE: usize = 8;
+const ENOUGH: usize = 64;
 
 /// A row of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +55,7 @@ enum Reading {
     Refuted,
     /// It may be right.
     Possible {
-        /// Whole rows in the window.
+        /// Whole rows whose fields were counted.
         rows: usize,
         /// What the byte lies in, in the window.
         place: Place,
@@ -161,7 +163,7 @@ impl<'f> Surroundings<'f> {
     /// What a byte lies in, as far as a window of this reach says.
     fn place_within(&mut self, at: u64, reach: u64) -> Result<Place> {
         let from = at.saturating_sub(reach).max(self.first);
-        let to = at.saturating_add(reach / 2).min(self.size);
+        let to = at.saturating_add(reach / 4).min(self.size);
         self.read(from, to)?;
         let begin = if from == self.first {
             0
@@ -205,10 +207,12 @@ impl<'f> Surroundings<'f> {
         })
     }
 
-    /// Follows rows through the window, the first of which starts at `at`.
+    /// Follows rows through the window, the first of which starts at `at`, and counts the fields of those from a little in front
+    /// of the byte on.
     fn follow(&self, mut at: usize, byte: usize, whole: bool) -> Reading {
         let bytes = &self.window;
         let (mut rows, mut place) = (0, Place::Beyond);
+        let from = byte - byte / 4;
         loop {
             let (start, end) = match self.lines.next(bytes, at) {
                 Next::Row { start, end } => (start, (whole || bytes[end - 1] == b'\n').then_some(end)),
@@ -222,14 +226,19 @@ impl<'f> Surroundings<'f> {
             let Some(end) = end else {
                 return Reading::Possible { rows, place };
             };
-            if Fields::count(&self.lines, &bytes[start..end]) != Some(self.columns) {
-                return Reading::Refuted;
+            if end > from {
+                if Fields::count(&self.lines, &bytes[start..end]) != Some(self.columns) {
+                    return Reading::Refuted;
+                }
+                rows += 1;
             }
-            rows += 1;
             // Behind the last row is the newline that it may lack.
             at = end + usize::from(bytes[end - 1] != b'\n');
             if (start..at).contains(&byte) {
                 place = Place::Row(start, end);
+            }
+            if rows >= ENOUGH && place != Place::Beyond {
+                return Reading::Possible { rows, place };
             }
         }
     }
