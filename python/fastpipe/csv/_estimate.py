@@ -36,5 +36,7 @@ def draw_at_bytes(files: Sequence[str | Contents], asked: Asked, *, replace: boo
     values = asked.array(asked.reader(data), wanted, asked.rows)
     # As many there are for certain.
     least = len(np.unique(np.stack([numbers, offsets]), axis=1).T)
-    found = RowEstimate(max(round(rows), least), max(math.floor(low), least), max(math.ceil(high), least))
+    found = RowEstimate(
+        max(round(rows), least), max(math.floor(round(low, 3)), least), max(math.ceil(round(high, 3)), least)
+    )
     return CsvSample(values, None, wanted, asked.seed, offsets=offsets, files=numbers, estimate=found)
