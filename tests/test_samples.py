@@ -339,4 +339,4 @@ def test_blocks_of_parts_share_no_row(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="alike: leave out replace, or draw"):
         fastpipe.sample_csv(path, 5, method="block", columns=["y"], replace=True)
     with pytest.raises(ValueError, match='method is "exact", "block", "estimate" or "stream", not'):
-        fastpipe.sample_csv(path, 5, method="naive", columns=["y"])  # type: ignore[call-overload]
+        fastpipe.sample_csv(path, 5, method="naive", columns=["y"])  # type: ignore[arg-type]
