@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fastpipe
+from csv_rows import by_length, naive_rows, write
 from fastpipe import DenseSpec
 from fastpipe._reader_samples import rows_of_sample
 
@@ -125,26 +126,6 @@ def test_readers_that_are_no_populations() -> None:
 # --- Files ---
 
 
-def lengths(count: int, seed: int) -> np.ndarray:
-    """One row in ten is twenty times as long as others."""
-    draw = np.random.default_rng(seed)
-    return np.where(draw.random(count) < 0.1, 20, 1) * draw.integers(8, 17, count)
-
-
-def write(path: Path, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A file of such rows; the length of each, and that of the row in front of it."""
-    size = lengths(count, seed)
-    path.write_text("i,pad\n" + "".join(f"{i},{'x' * n}\n" for i, n in enumerate(size)))
-    return size, np.r_[0, size[:-1]]
-
-
-def by_length(drawn: np.ndarray, size: np.ndarray) -> float:
-    """The p-value of: rows of each tenth of the lengths were drawn as often as there are such."""
-    ranks = np.argsort(np.argsort(size, kind="stable"))
-    counts = np.bincount(ranks[drawn] * 10 // len(size), minlength=10)
-    return float(scipy_stats.chisquare(counts).pvalue)
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -168,9 +149,7 @@ def test_rows_are_drawn_alike_whatever_their_length(tmp_path: Path, how: dict[st
         values += [by_length(drawn.rows, size), by_length(drawn.rows, before)]
     assert min(values) > 0.001 / 40
     # Which rows stand at random bytes is biased, and this finds it.
-    ends = np.cumsum(size + np.char.str_len(np.arange(count).astype(str)) + 2)
-    naive = np.searchsorted(ends, np.random.default_rng(1).integers(0, ends[-1], 5000))
-    assert by_length(naive, size) < 1e-9
+    assert by_length(naive_rows(size, 5000), size) < 1e-9
 
 
 def test_the_variance_of_a_mean_is_that_of_simple_random_sampling(tmp_path: Path) -> None:
@@ -368,7 +347,7 @@ def test_blocks_of_parts_share_no_row(tmp_path: Path) -> None:
     assert whole.rows.tolist() == list(range(5000))
     with pytest.raises(ValueError, match="2 parts of whole blocks, of 5000 rows each, are more"):
         fastpipe.sample_csv(path, 5000, seed=1, method="block", columns=["y"], part=1)
-    with pytest.raises(ValueError, match="leave out replace, stratify and weights"):
+    with pytest.raises(ValueError, match="alike: leave out replace, or draw"):
         fastpipe.sample_csv(path, 5, method="block", columns=["y"], replace=True)
-    with pytest.raises(ValueError, match='method is "exact" or "block"'):
-        fastpipe.sample_csv(path, 5, method="stream", columns=["y"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='method is "exact", "block", "estimate" or "stream", not'):
+        fastpipe.sample_csv(path, 5, method="naive", columns=["y"])  # type: ignore[arg-type]

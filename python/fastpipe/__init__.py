@@ -33,7 +33,7 @@ from fastpipe.avro import (
     write_avro,
 )
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
-from fastpipe.csv import CsvLocation, CsvSample, read_csv, sample_csv
+from fastpipe.csv import CsvLocation, CsvSample, RowEstimate, read_csv, sample_csv
 from fastpipe.errors import (
     ColumnsLeftOutWarning,
     DeviceError,
@@ -95,6 +95,7 @@ __all__ = [
     "RaggedSpec",
     "Reader",
     "Rebatcher",
+    "RowEstimate",
     "RowLocation",
     "RowsLeftOutWarning",
     "SchemaError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -13,7 +13,7 @@ from fastpipe._arguments import shown
 from fastpipe._sources import Paths, expand, local
 from fastpipe.errors import MissingFileError, StorageError
 
-__all__ = ["Contents", "ReadableFile", "Source", "one", "opened"]
+__all__ = ["Contents", "ReadableFile", "Source", "one", "opened", "pieces"]
 
 # Bytes that are asked of an open file at once: signals are looked at in between.
 _CHUNK = 1 << 20
@@ -147,6 +147,18 @@ def _read(file: ReadableFile, name: str) -> bytes:
     """Everything from a file object's position on."""
     # What it has is handed out without a copy.
     found = io.BytesIO()
+    for piece in pieces(file, name):
+        found.write(piece)
+    return found.getvalue()
+
+
+def pieces(file: ReadableFile, name: str) -> Generator[bytes]:
+    """What a file object has from its position on.
+
+    Raises:
+        StorageError: if it fails.
+        TypeError: if it isn't one of bytes.
+    """
     while True:
         try:
             chunk: object = file.read(_CHUNK)
@@ -161,5 +173,5 @@ def _read(file: ReadableFile, name: str) -> bytes:
         if not isinstance(chunk, bytes | bytearray | memoryview):
             raise TypeError(f"the read method of {name} returns {type(chunk).__name__}, not bytes")
         if not chunk:
-            return found.getvalue()
-        found.write(chunk)
+            return
+        yield bytes(chunk)

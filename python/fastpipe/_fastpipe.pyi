@@ -15,6 +15,7 @@ __all__ = [
     "AvroWriter",
     "ContainerFile",
     "CsvDataset",
+    "CsvReservoir",
     "Data",
     "Drawing",
     "InteractionsDataset",
@@ -36,6 +37,7 @@ __all__ = [
     "compress_interactions",
     "core_of",
     "drawn_within",
+    "estimate_csv",
     "index_file",
     "keep_positives",
     "leave_tensorflow",
@@ -233,10 +235,38 @@ class CsvDataset(Data):
     def with_features(
         self, features: list[tuple[str, Lowered]], lookups: dict[str, LoweredLookup] | None = None
     ) -> CsvDataset: ...
+    def inferred(self) -> CsvDataset: ...
     def features(self) -> list[Described]: ...
     def files(self) -> list[tuple[str, int, int]]: ...
     def layout(self) -> bytes: ...
     def place_of(self, unit: int, record: int) -> tuple[str, int]: ...
+
+@final
+class CsvReservoir:
+    def __new__(
+        cls,
+        name: str,
+        dialect: LoweredDialect,
+        features: list[tuple[str, Lowered]],
+        rows: int,
+        seed: int,
+        memory_limit: int | None,
+        lookups: dict[str, LoweredLookup] | None = None,
+    ) -> CsvReservoir: ...
+    def push(self, bytes: bytes) -> None: ...
+    def end(self) -> int: ...
+    def take(self) -> tuple[CsvDataset, npt.NDArray[np.int64]]: ...
+
+def estimate_csv(
+    paths: list[str],
+    dialect: LoweredDialect,
+    contents: list[_InMemory],
+    rows: int,
+    seed: int,
+    *,
+    replace: bool,
+    num_threads: int | None,
+) -> tuple[CsvDataset, npt.NDArray[np.int64], npt.NDArray[np.int64], tuple[float, float, float]]: ...
 
 @final
 class Vocabulary:

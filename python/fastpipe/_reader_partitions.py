@@ -43,7 +43,7 @@ class Partition(NamedTuple):
 def partition(reader: Reader, partitions: SupportsIndex) -> list[Partition]:
     """Divides the data of a reader into parts that take about as long to read, for whoever deals them out.
 
-    Each row is in one part. Units (blocks of Avro files, row groups, stretches of CSV) stay whole, and in their order. The
+    Each row is in one part. Units (blocks of Avro files, row groups, stretches of CSV) stay whole, in their order. The
     division is a pure function of the data set.
 
     Args:

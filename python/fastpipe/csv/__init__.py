@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastpipe.csv._data import CsvLocation
 from fastpipe.csv._reading import read_csv
-from fastpipe.csv._sampling import CsvSample, sample_csv
+from fastpipe.csv._sample import CsvSample, RowEstimate
+from fastpipe.csv._sampling import sample_csv
 
-__all__ = ["CsvLocation", "CsvSample", "read_csv", "sample_csv"]
+__all__ = ["CsvLocation", "CsvSample", "RowEstimate", "read_csv", "sample_csv"]

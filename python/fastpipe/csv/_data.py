@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 import os
@@ -83,9 +82,30 @@ class CsvData:
         self.symbols: dict[str, list[str]] = {}
         self._fingerprint: dict[str, Any] | None = None
 
+    @classmethod
+    def of_rows(cls, handle: _fastpipe.CsvDataset, dialect: Dialect, features: Features | None) -> CsvData:
+        """Rows that were picked out of files, which a sample is read of: no state is made of it, and no process has it.
+
+        Args:
+            handle: the rows.
+            dialect: how they are written.
+            features: as in `read_csv`; None if they are inferred.
+        """
+        data = cls.__new__(cls)
+        data.handle = handle if features is not None else handle.inferred()
+        data._given, data._dialect, data._index_cache = [], dialect, None
+        data.files = [path for path, _, _ in handle.files()]
+        data.symbols, data._fingerprint = {}, None
+        if features is not None:
+            return data.with_features(features)
+        data._asked = data.features = _inferred(data.handle)
+        return data
+
     def with_features(self, features: Features) -> Self:
         """The same files, read for other features: nothing is opened."""
-        data = copy.copy(self)
+        data = type(self).__new__(type(self))
+        # Copies are made as pickles are read, by opening files again.
+        data.__dict__.update(self.__dict__)
         lowered = [(name, spec._lower()) for name, spec in features.items()]
         data.handle = self.handle.with_features(lowered, vocabularies.lowered(features))
         data._asked, data.features = features, vocabularies.in_form(features, data.handle.features())

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from fastpipe._arguments import flag, names, shown
 from fastpipe._contents import Source
 from fastpipe._index_cache import IndexCache
-from fastpipe._options import Options
 from fastpipe._ordering import within
 from fastpipe._progress import progress_bar
 from fastpipe._reader_samples import LARGEST_SAMPLE, counts_of, gathered
@@ -347,12 +346,10 @@ def _opened(
         wanted = None if columns is None else names("columns", columns)
         return source, Columns(source.features, wanted, dtype)
     # Files of other kinds come by their readers.
-    from fastpipe.csv._numbers import numbers
+    from fastpipe.csv._scanned import of_numbers
 
-    found = numbers(source, columns, dtype, index_cache=index_cache)
-    options: Options = {"num_threads": num_threads}
-    reader = found.reader(1, options)
-    return reader, Columns(reader.features, found.columns, dtype)
+    reader, wanted = of_numbers(source, columns, dtype, index_cache, {"num_threads": num_threads})
+    return reader, Columns(reader.features, wanted, dtype)
 
 
 def _devices(devices: Sequence[Any], framework: str | None) -> list[Device]:

@@ -271,6 +271,20 @@ impl Error {
         self
     }
 
+    /// Names no record: its number is none that users know.
+    #[must_use]
+    pub fn without_record(mut self) -> Self {
+        self.0.location.record = None;
+        self
+    }
+
+    /// Names the byte offset in the file, in the place of any that is named.
+    #[must_use]
+    pub fn with_offset(mut self, offset: u64) -> Self {
+        self.0.location.offset = Some(offset);
+        self
+    }
+
     /// Names a message by its number and a byte of it, in the place of a record and of a position in anything else.
     #[must_use]
     pub fn in_message(mut self, number: u64, byte: u64) -> Self {

@@ -7,23 +7,29 @@
 //! Nothing here reads a file or starts a thread.
 #![forbid(unsafe_code)]
 
+mod around;
 mod dialect;
 mod fields;
 mod header;
 mod index;
 mod infer;
+mod kept;
 mod plan;
 mod rows;
 mod scan;
 mod source;
+mod stream;
 mod unit;
 mod values;
 mod writing;
 
+pub use around::{RowAt, Surroundings};
 pub use dialect::{Dialect, Names, OnRagged};
 pub use header::Header;
 pub use index::{decode_index, encode_index};
 pub use infer::{Evidence, inferring};
+pub use kept::{KeptRows, Origins};
 pub use rows::Lines;
 pub use scan::{Cut, MOST_ROW_BYTES, STRETCH_BYTES, Scanned, scan};
 pub use source::{CsvFile, CsvSource, Stretch};
+pub use stream::{Keep, RowStream};

@@ -87,10 +87,16 @@ impl Lines {
     /// Where the row that starts at `start` ends, behind its newline; `None` if that is within quotes.
     #[inline]
     pub(crate) fn end(&self, bytes: &[u8], start: usize) -> Option<usize> {
-        let Some(quote) = self.quote else {
-            return Some(newline(bytes, start));
-        };
-        let mut at = start;
+        match self.quote {
+            None => Some(newline(bytes, start)),
+            Some(quote) => self.end_of_quoted(bytes, start, start, quote),
+        }
+    }
+
+    /// Where the row ends that `at` is a byte of, outside of quotes; `start` is where a field of it starts, if no delimiter
+    /// stands in front of that.
+    #[inline(always)]
+    fn end_of_quoted(&self, bytes: &[u8], start: usize, mut at: usize, quote: u8) -> Option<usize> {
         loop {
             let Some(found) = memchr2(quote, b'\n', &bytes[at..]) else {
                 return Some(bytes.len());
@@ -104,6 +110,14 @@ impl Lines {
                 at = closed(bytes, at, quote)?;
             }
         }
+    }
+
+    /// Where the row ends that `at` is a byte of, within quotes; `None` if it ends there. Behind a newline it isn't known
+    /// whether a row starts or goes on: this is the one, [`Lines::next`] the other.
+    pub(crate) fn end_from_within(&self, bytes: &[u8], at: usize) -> Option<usize> {
+        let quote = self.quote?;
+        let at = closed(bytes, at, quote)?;
+        self.end_of_quoted(bytes, usize::MAX, at, quote)
     }
 }
 

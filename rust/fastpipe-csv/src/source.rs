@@ -11,6 +11,7 @@ use fastpipe_batch::{
 
 use crate::dialect::Dialect;
 use crate::header::Header;
+use crate::kept::Origins;
 use crate::plan::{Layout, Program};
 use crate::rows::Lines;
 use crate::unit::Rows;
@@ -53,6 +54,8 @@ struct File {
     lines: Lines,
     first_unit: u64,
     first_row: u64,
+    /// Where its rows were, if they were picked out of another file.
+    origins: Option<Arc<Origins>>,
 }
 
 /// Stretches of CSV files, read to the same columns.
@@ -110,6 +113,7 @@ impl CsvSource {
                 lines: Lines::new(dialect, file.header.names.len()),
                 first_unit: source.stretches.len() as u64,
                 first_row: rows,
+                origins: None,
             });
             let count = file.stretches.len();
             try_reserve(&mut source.stretches, count, "the list of all stretches")
@@ -137,13 +141,21 @@ impl CsvSource {
         CsvSource { contents, ..self }
     }
 
+    /// The same, with where the rows of each file were that are picked out of another.
+    #[must_use]
+    pub fn with_origins(mut self, origins: &[Arc<Origins>]) -> CsvSource {
+        for (file, origins) in self.files.iter_mut().zip(origins) {
+            file.origins = Some(origins.clone());
+        }
+        self
+    }
+
     /// Where a row lies: its file, and its number there.
     pub fn place_of(&self, unit: u64, record: u32) -> (&Arc<str>, u64) {
         let (file, _) = self.file(unit);
-        (
-            &file.path,
-            self.rows_before[unit as usize] - file.first_row + u64::from(record),
-        )
+        let row = self.rows_before[unit as usize] - file.first_row + u64::from(record);
+        let origin = file.origins.as_ref().and_then(|origins| origins.number(row));
+        (&file.path, origin.unwrap_or(row))
     }
 
     /// Writes where all stretches lie and how many rows each has, for a digest.
@@ -255,12 +267,15 @@ impl Source for CsvSource {
     }
 
     fn locate(&self, unit: u64, error: Error) -> Error {
-        let (path, first) = self.place_of(unit, 0);
-        let error = match error.location().record {
-            // Users count the rows of a file.
-            Some(record) => error.with_record(first + record),
-            None => error.at_offset(self.stretches[unit as usize].offset),
+        let (file, _) = self.file(unit);
+        let first = self.rows_before[unit as usize] - file.first_row;
+        // Users count the rows of a file.
+        let row = error.location().record.map(|record| first + record);
+        let error = match (&file.origins, row) {
+            (Some(origins), row) => origins.locate(row, error),
+            (None, Some(row)) => error.with_record(row),
+            (None, None) => error.at_offset(self.stretches[unit as usize].offset),
         };
-        error.at_path(path).at_unit(unit)
+        error.at_path(&file.path).at_unit(unit)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fastpipe_batch::{Error, Feature, FileStamp, Source, Unit, path_text, text_path};
-use fastpipe_csv::{CsvFile, CsvSource, Dialect, Evidence, Names, OnRagged, inferring};
+use fastpipe_csv::{CsvFile, CsvSource, Dialect, Evidence, Header, KeptRows, Names, OnRagged, Origins, inferring};
 use fastpipe_engine::default_threads;
 use fastpipe_files::{IndexCache, Opening, Survey, open_all, survey};
 use pyo3::exceptions::{PyIndexError, PyValueError};
@@ -27,18 +27,19 @@ use crate::lookups::{self, LoweredLookup};
 
 /// Delimiter, quote, comment, decimal mark, names of columns (or whether they are in the first row), words for no value, and
 /// whether ragged rows are passed over.
-type LoweredDialect = (u8, Option<u8>, Option<u8>, u8, GivenNames, Vec<Vec<u8>>, bool);
+pub(crate) type LoweredDialect = (u8, Option<u8>, Option<u8>, u8, GivenNames, Vec<Vec<u8>>, bool);
 
 /// Where the names of columns come from.
 #[derive(FromPyObject)]
-enum GivenNames {
+pub(crate) enum GivenNames {
     FirstRow(bool),
     Given(Vec<String>),
 }
 
-fn dialect(lowered: LoweredDialect) -> Dialect {
+/// The dialect, if its bytes can be told apart.
+pub(crate) fn dialect(lowered: LoweredDialect) -> PyResult<Dialect> {
     let (delimiter, quote, comment, decimal, names, null_values, skip) = lowered;
-    Dialect {
+    let dialect = Dialect {
         delimiter,
         quote,
         comment,
@@ -50,6 +51,10 @@ fn dialect(lowered: LoweredDialect) -> Dialect {
         },
         null_values,
         on_ragged: if skip { OnRagged::Skip } else { OnRagged::Error },
+    };
+    match dialect.check() {
+        Ok(()) => Ok(dialect),
+        Err(error) => Err(PyValueError::new_err(error.reason().to_owned())),
     }
 }
 
@@ -67,6 +72,8 @@ struct Files {
     files: Vec<CsvFile>,
     stamps: Vec<FileStamp>,
     contents: Vec<Option<Bytes>>,
+    /// Where the rows of each were, if they are rows that were picked out of others.
+    origins: Vec<Arc<Origins>>,
 }
 
 impl Files {
@@ -74,7 +81,8 @@ impl Files {
         let source = CsvSource::new(features, &self.dialect, &self.files)?;
         Ok(source
             .with_stamps(self.stamps.clone())
-            .with_contents(self.contents.clone()))
+            .with_contents(self.contents.clone())
+            .with_origins(&self.origins))
     }
 }
 
@@ -87,6 +95,33 @@ impl CsvDataset {
             files,
         };
         Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
+    }
+
+    /// Rows that were picked out of files, with no features yet.
+    pub(crate) fn kept(
+        py: Python<'_>,
+        dialect: Dialect,
+        kept: Vec<(Arc<str>, Header, KeptRows)>,
+    ) -> PyResult<Py<Self>> {
+        let mut files = Files {
+            dialect,
+            files: Vec::with_capacity(kept.len()),
+            stamps: Vec::with_capacity(kept.len()),
+            contents: Vec::with_capacity(kept.len()),
+            origins: Vec::with_capacity(kept.len()),
+        };
+        for (path, header, rows) in kept {
+            let (file, bytes, origins) = rows.file(&path, &header);
+            // As that of any file in memory.
+            files.stamps.push(FileStamp {
+                size: bytes.len() as u64,
+                modified: 0,
+            });
+            files.files.push(file);
+            files.contents.push(Some(bytes));
+            files.origins.push(origins);
+        }
+        Py::new(py, CsvDataset::of(py, Arc::new(files), Vec::new())?)
     }
 }
 
@@ -107,10 +142,7 @@ impl CsvDataset {
         contents: Vec<InMemory>,
         lookups: Option<Lookups<'_>>,
     ) -> PyResult<PyClassInitializer<Self>> {
-        let dialect = self::dialect(dialect);
-        dialect
-            .check()
-            .map_err(|e| PyValueError::new_err(e.reason().to_owned()))?;
+        let dialect = self::dialect(dialect)?;
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
         let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
         let contents = contents.into_iter().map(in_memory).collect::<PyResult<Vec<_>>>()?;
@@ -142,6 +174,7 @@ impl CsvDataset {
             files,
             stamps,
             contents,
+            origins: Vec::new(),
         });
         let features = match features {
             Some(features) => lifted(features, lookups)?,
@@ -159,6 +192,12 @@ impl CsvDataset {
         lookups: Option<Lookups<'_>>,
     ) -> PyResult<Py<CsvDataset>> {
         Py::new(py, CsvDataset::of(py, self.files.clone(), lifted(features, lookups)?)?)
+    }
+
+    /// The same files, read for features that are found out by a look at rows.
+    fn inferred(&self, py: Python<'_>) -> PyResult<Py<CsvDataset>> {
+        let features = inferred(py, &self.files, None)?;
+        Py::new(py, CsvDataset::of(py, self.files.clone(), features)?)
     }
 
     /// Name, kind, shape, dtype and nulls of each feature, and what nulls are filled with if it isn't 0 or empty.
@@ -192,9 +231,9 @@ impl CsvDataset {
 }
 
 /// More of the features of kind `"lookup"`.
-type Lookups<'py> = HashMap<String, LoweredLookup<'py>>;
+pub(crate) type Lookups<'py> = HashMap<String, LoweredLookup<'py>>;
 
-fn lifted(features: Vec<(String, Lowered<'_>)>, lookups: Option<Lookups<'_>>) -> PyResult<Vec<Feature>> {
+pub(crate) fn lifted(features: Vec<(String, Lowered<'_>)>, lookups: Option<Lookups<'_>>) -> PyResult<Vec<Feature>> {
     let mut lookups = lookups.unwrap_or_default();
     let lifted = features.into_iter().map(|(name, spec)| match lookups.remove(&name) {
         Some(lookup) => lookups::feature(name, spec, lookup),

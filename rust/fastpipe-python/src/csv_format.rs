@@ -25,6 +25,8 @@ pub(crate) struct CsvFormat {
     tag: Vec<u8>,
     /// Threads that scan a file.
     threads: usize,
+    /// Whether its rows are looked for.
+    scans: bool,
 }
 
 impl CsvFormat {
@@ -33,6 +35,15 @@ impl CsvFormat {
             tag: dialect.tag(),
             dialect,
             threads: threads.max(1),
+            scans: true,
+        }
+    }
+
+    /// Files of which the headers are read, and no rows are looked for.
+    pub(crate) fn unscanned(dialect: Dialect) -> CsvFormat {
+        CsvFormat {
+            scans: false,
+            ..CsvFormat::new(dialect, 1)
         }
     }
 }
@@ -64,7 +75,7 @@ impl Format for CsvFormat {
             file,
             lines: Lines::new(&self.dialect, header.names.len()),
             size: header.size,
-            at: header.first,
+            at: if self.scans { header.first } else { header.size },
             threads: self.threads,
             pending: None,
             found: VecDeque::new(),

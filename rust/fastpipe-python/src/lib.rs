@@ -10,7 +10,9 @@ mod avro_writer;
 mod calls;
 mod contents;
 mod csv;
+mod csv_estimate;
 mod csv_format;
+mod csv_stream;
 mod data;
 mod dataset;
 mod drawing;
@@ -52,6 +54,10 @@ mod _fastpipe {
     use super::calls::{UnitCall, UnitCalls};
     #[pymodule_export]
     use super::csv::CsvDataset;
+    #[pymodule_export]
+    use super::csv_estimate::estimate_csv;
+    #[pymodule_export]
+    use super::csv_stream::CsvReservoir;
     #[pymodule_export]
     use super::data::Data;
     #[pymodule_export]

@@ -38,6 +38,10 @@ pub enum Purpose {
     Candidates = 5,
     /// The rows of a sample: a table of few, or the round keys for many; stream 2 with replacement.
     Sample = 6,
+    /// Bytes at which rows of unknown number are looked for; the position is the attempt.
+    Bytes = 7,
+    /// The rows of a reservoir: four words for each row that enters a full one.
+    Reservoir = 8,
 }
 
 /// A sequence of draws with random access.

@@ -1,0 +1,112 @@
+//! Rows that were picked out of a file, as a file of their own in memory: parsed like any, and located where they were.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fastpipe_batch::{Error, Result, try_reserve};
+
+use crate::header::Header;
+use crate::scan::STRETCH_BYTES;
+use crate::source::{CsvFile, Stretch};
+
+/// Where rows of a [`KeptRows`] were.
+#[derive(Debug, Default)]
+pub struct Origins {
+    /// Of each row where it starts now, and where it did.
+    starts: Vec<(u64, u64)>,
+    /// Their numbers in the file, if those are known.
+    numbers: Vec<u64>,
+}
+
+impl Origins {
+    /// The number of a row of the file, if it is known.
+    pub(crate) fn number(&self, row: u64) -> Option<u64> {
+        self.numbers.get(row as usize).copied()
+    }
+
+    /// The error with the place where its row was.
+    pub(crate) fn locate(&self, row: Option<u64>, mut error: Error) -> Error {
+        if let Some(offset) = error.location().offset {
+            let next = self.starts.partition_point(|&(now, _)| now <= offset);
+            if let Some(&(now, before)) = next.checked_sub(1).and_then(|i| self.starts.get(i)) {
+                error = error.with_offset(before + (offset - now));
+            }
+        } else if let Some(&(_, before)) = row.and_then(|row| self.starts.get(row as usize)) {
+            error = error.at_offset(before);
+        }
+        match row.and_then(|row| self.number(row)) {
+            Some(number) => error.with_record(number),
+            None => error.without_record(),
+        }
+    }
+}
+
+/// Gathers rows of a file.
+#[derive(Debug, Default)]
+pub struct KeptRows {
+    bytes: Vec<u8>,
+    origins: Origins,
+    stretches: Vec<Stretch>,
+}
+
+impl KeptRows {
+    /// Makes room for so many bytes of rows.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn reserve(&mut self, bytes: usize) -> Result<()> {
+        try_reserve(&mut self.bytes, bytes, "the rows that are kept")
+    }
+
+    /// Adds a row: its text, the byte of the file at which it starts, and its number there, which is known of all rows or
+    /// of none.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn push(&mut self, text: &[u8], offset: u64, number: Option<u64>) -> Result<()> {
+        let start = self.bytes.len() as u64;
+        try_reserve(&mut self.bytes, text.len() + 1, "the rows that are kept")?;
+        self.bytes.extend_from_slice(text);
+        // The last row of a file may lack it.
+        if text.last() != Some(&b'\n') {
+            self.bytes.push(b'\n');
+        }
+        try_reserve(&mut self.origins.starts, 1, "where rows were")?;
+        self.origins.starts.push((start, offset));
+        if let Some(number) = number {
+            try_reserve(&mut self.origins.numbers, 1, "the numbers of rows")?;
+            self.origins.numbers.push(number);
+        }
+        let len = (self.bytes.len() as u64 - start) as u32;
+        match self.stretches.last_mut() {
+            Some(last) if (last.len as usize) < STRETCH_BYTES => {
+                last.len += len;
+                last.rows += 1;
+            }
+            _ => {
+                try_reserve(&mut self.stretches, 1, "the list of all stretches")?;
+                self.stretches.push(Stretch {
+                    offset: start,
+                    len,
+                    rows: 1,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A file of that name with these rows, its bytes, and where its rows were.
+    pub fn file(self, path: &Arc<str>, header: &Header) -> (CsvFile, Bytes, Arc<Origins>) {
+        let header = Header {
+            first: 0,
+            size: self.bytes.len() as u64,
+            ..header.clone()
+        };
+        let file = CsvFile {
+            path: path.clone(),
+            header,
+            stretches: self.stretches,
+        };
+        (file, self.bytes.into(), Arc::new(self.origins))
+    }
+}

@@ -1,0 +1,377 @@
+//! Rows at random bytes of CSV files that nobody has scanned.
+//!
+//! A byte is drawn uniformly. The row that it lies in is taken if the byte is among its first `c`, where each row has at least
+//! so many: so every row is taken with the same probability at each draw, whatever its length. The lengths of the rows that
+//! the first bytes lie in, taken or not, say how many rows there are (M. H. Hansen, W. N. Hurwitz, On the theory of
+//! sampling from finite populations, 1943).
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use fastpipe_batch::{Error, ErrorKind, FileStamp, Result, path_text, try_collect, try_filled, try_reserve};
+use fastpipe_csv::{Dialect, Header, KeptRows, RowAt, Surroundings};
+use fastpipe_engine::default_threads;
+use fastpipe_files::{Halt, LocalFile, Opening, open_all};
+use fastpipe_random::{Draws, Key, Purpose};
+use numpy::PyArray1;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::arrays::array;
+use crate::contents::{InMemory, contents as in_memory};
+use crate::csv::{CsvDataset, LoweredDialect, dialect};
+use crate::csv_format::CsvFormat;
+use crate::errors::IntoPy;
+use crate::index::{log, signals};
+
+/// Draws of which the rows' lengths are looked at, at least and at most.
+const LEAST_LOOKS: u64 = 512;
+const MOST_LOOKS: u64 = 8192;
+
+/// Draws at once.
+const MOST_DRAWS: u64 = 1 << 16;
+
+/// Draws that a thread takes at once.
+const DRAWS: usize = 64;
+
+/// Draws for each that is expected to take a row: four allow for nearly all rows to be drawn without replacement.
+const PATIENCE: f64 = 4.0;
+
+/// A standard normal variable is within this with a probability of 95 %.
+const NORMAL: f64 = 1.959_963_984_540_054;
+
+/// Standard errors beyond which an estimate is taken for a certainty.
+const CERTAIN: f64 = 6.0;
+
+/// A file that rows are drawn from.
+struct Drawn {
+    path: Arc<str>,
+    header: Header,
+    stamp: FileStamp,
+    /// The first of its bytes among those of all files, and the byte of the file that this is.
+    start: u64,
+    first: u64,
+}
+
+/// Files that rows are drawn from.
+struct Population {
+    dialect: Dialect,
+    contents: Vec<Option<Bytes>>,
+    files: Vec<Drawn>,
+    /// The bytes of all.
+    span: u64,
+    /// Bytes that each row has at least.
+    least: u64,
+    threads: usize,
+}
+
+/// What a draw came to.
+#[derive(Default)]
+struct Draw {
+    /// Bytes of the row that the byte lies in; none if it is in no row, or wasn't looked at.
+    len: u64,
+    /// The file, the row and its text, if it is taken.
+    taken: Option<Taken>,
+}
+
+struct Taken {
+    file: u32,
+    offset: u64,
+    text: Box<[u8]>,
+}
+
+/// An estimate of the number of rows: of its mean, with a standard error.
+#[derive(Clone, Copy)]
+struct Estimate {
+    rows: f64,
+    error: f64,
+}
+
+impl Population {
+    /// Opens files.
+    fn of(
+        dialect: Dialect,
+        paths: &[Arc<str>],
+        contents: Vec<Option<Bytes>>,
+        threads: usize,
+        notes: &mut Vec<fastpipe_files::Note>,
+    ) -> std::result::Result<Population, Halt<PyErr>> {
+        let how = Opening {
+            contents: &contents,
+            cache: None,
+            tolerant: false,
+            threads,
+        };
+        let (found, failed) = open_all(&CsvFormat::unscanned(dialect.clone()), paths, how, &mut signals())?;
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        let mut population = Population {
+            dialect,
+            contents,
+            files: Vec::new(),
+            span: 0,
+            least: u64::MAX,
+            threads,
+        };
+        for (number, file) in found.into_iter().filter_map(|file| file.opened).enumerate() {
+            notes.extend(file.notes);
+            let open = LocalFile::of(&file.path, population.contents.get(number).and_then(Option::as_ref))?;
+            let around = Surroundings::new(&open, &population.dialect, &file.header);
+            let bytes = around.map_err(|e| e.at_path(&file.path))?.span();
+            population.least = population.least.min(Surroundings::least_bytes(file.header.names.len()));
+            try_reserve(&mut population.files, 1, "the list of files")?;
+            population.files.push(Drawn {
+                path: file.path,
+                header: file.header,
+                stamp: file.stamp,
+                start: population.span,
+                first: bytes.start,
+            });
+            population.span += bytes.end - bytes.start;
+        }
+        Ok(population)
+    }
+
+    /// The file that a byte of all is in.
+    fn file(&self, byte: u64) -> usize {
+        self.files.partition_point(|file| file.start <= byte) - 1
+    }
+
+    /// What draws come to, in their order; of those before `looks` the lengths too.
+    fn draw(&self, draws: Draws, from: u64, count: u64, looks: u64) -> std::result::Result<Vec<Draw>, Halt<PyErr>> {
+        let mut order: Vec<(u64, u64)> = try_collect(
+            (from..from + count).map(|i| (draws.below(i, self.span), i)),
+            "the bytes that are drawn",
+        )?;
+        order.sort_unstable();
+        let mut found = Vec::new();
+        try_reserve(&mut found, count as usize, "the rows that are drawn")?;
+        found.resize_with(count as usize, Draw::default);
+        let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let failed: Mutex<Option<(u64, Error)>> = Mutex::new(None);
+        let chunks: Vec<&[(u64, u64)]> = order.chunks(DRAWS).collect();
+        let work = |tell: &mut dyn FnMut() -> PyResult<()>| -> PyResult<Vec<(u64, Draw)>> {
+            let mut found = Vec::new();
+            while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                tell().inspect_err(|_| stopped.store(true, Ordering::Relaxed))?;
+                if let Err((number, error)) = self.look(chunk, looks, &stopped, &mut found) {
+                    stopped.store(true, Ordering::Relaxed);
+                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                    if failed.as_ref().is_none_or(|(first, _)| number < *first) {
+                        *failed = Some((number, error));
+                    }
+                }
+                if stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+            Ok(found)
+        };
+        let lists = std::thread::scope(|scope| {
+            let helpers: Vec<_> = (1..self.threads.min(chunks.len()))
+                .filter_map(|_| {
+                    let builder = std::thread::Builder::new().name("fastpipe-draw".to_owned());
+                    // Where the system has no more threads, this one does it alone.
+                    builder.spawn_scoped(scope, || work(&mut || Ok(()))).ok()
+                })
+                .collect();
+            let mut signals = signals();
+            let mut lists = vec![work(&mut || signals(0))];
+            lists.extend(
+                helpers
+                    .into_iter()
+                    .map(|helper| helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))),
+            );
+            lists
+        });
+        for list in lists {
+            for (number, draw) in list.map_err(Halt::Interrupted)? {
+                found[(number - from) as usize] = draw;
+            }
+        }
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some((_, error)) => Err(error.into()),
+            None => Ok(found),
+        }
+    }
+
+    /// Looks at some draws, which are sorted by their bytes.
+    fn look(
+        &self,
+        draws: &[(u64, u64)],
+        looks: u64,
+        stopped: &AtomicBool,
+        found: &mut Vec<(u64, Draw)>,
+    ) -> std::result::Result<(), (u64, Error)> {
+        let mut rest = draws;
+        while let Some(&(byte, first)) = rest.first() {
+            let number = self.file(byte);
+            let file = &self.files[number];
+            let (here, behind) = rest.split_at(rest.partition_point(|&(byte, _)| self.file(byte) == number));
+            rest = behind;
+            let at = |draw: u64| move |error: Error| (draw, error.at_path(&file.path));
+            let contents = self.contents.get(number).and_then(Option::as_ref);
+            let open = LocalFile::of(&file.path, contents).map_err(at(first))?;
+            let mut around = Surroundings::new(&open, &self.dialect, &file.header).map_err(at(first))?;
+            for &(byte, draw) in here {
+                if stopped.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                let byte = byte - file.start + file.first;
+                let result = self.one(&mut around, number, byte, draw < looks).map_err(at(draw))?;
+                found.push((draw, result));
+            }
+            // What was read may be of two contents.
+            if open.stamp().map_err(at(first))? != file.stamp {
+                let reason = "the file changed while rows were drawn: start again, once nobody writes to it";
+                return Err(at(first)(Error::new(ErrorKind::Storage, reason)));
+            }
+        }
+        Ok(())
+    }
+
+    fn one(&self, around: &mut Surroundings<'_>, file: usize, byte: u64, always: bool) -> Result<Draw> {
+        if !always && !around.may_start(byte, self.least)? {
+            return Ok(Draw::default());
+        }
+        let Some(row) = around.row_at(byte)? else {
+            return Ok(Draw::default());
+        };
+        let taken = (byte - row.offset < self.least).then(|| self.taken(around, file, row));
+        Ok(Draw {
+            len: row.len,
+            taken: taken.transpose()?,
+        })
+    }
+
+    fn taken(&self, around: &Surroundings<'_>, file: usize, row: RowAt) -> Result<Taken> {
+        let text = around.text(row);
+        let mut copy = try_filled(0, text.len(), "the rows that are drawn")?;
+        copy.copy_from_slice(text);
+        Ok(Taken {
+            file: file as u32,
+            offset: row.offset,
+            text: copy.into(),
+        })
+    }
+
+    /// What the lengths of rows at random bytes say.
+    fn estimate(&self, draws: &[Draw]) -> Estimate {
+        let inverse = |draw: &Draw| if draw.len == 0 { 0.0 } else { 1.0 / draw.len as f64 };
+        let count = draws.len() as f64;
+        let mean = draws.iter().map(inverse).sum::<f64>() / count;
+        let squares: f64 = draws.iter().map(|draw| (inverse(draw) - mean).powi(2)).sum();
+        let span = self.span as f64;
+        Estimate {
+            rows: span * mean,
+            error: span * (squares / (count - 1.0) / count).sqrt(),
+        }
+    }
+
+    /// Draws so many rows, and estimates how many there are.
+    fn sample(&self, rows: u64, replace: bool, key: Key) -> std::result::Result<(Vec<Taken>, Estimate), Halt<PyErr>> {
+        let refuse = |reason: String| Halt::Interrupted(PyValueError::new_err(reason));
+        if self.span == 0 {
+            return Err(refuse("there are no rows to draw from".to_owned()));
+        }
+        let draws = Draws::new(key, Purpose::Bytes, 0);
+        let looks = rows.clamp(LEAST_LOOKS, MOST_LOOKS);
+        let mut round = self.draw(draws, 0, looks, looks)?;
+        let estimate = self.estimate(&round);
+        // Of each draw, to take a row.
+        let chance = estimate.rows * self.least as f64 / self.span as f64;
+        let most = looks + 64 + (PATIENCE * rows as f64 / chance).min(1e18) as u64;
+        let (mut taken, mut seen, mut drawn) = (Vec::new(), HashSet::new(), looks);
+        loop {
+            for row in round.into_iter().filter_map(|draw| draw.taken) {
+                if taken.len() as u64 == rows {
+                    break;
+                }
+                if !replace {
+                    seen.try_reserve(1)
+                        .map_err(|_| Error::out_of_memory(16 * seen.len(), "the rows that are drawn"))?;
+                }
+                if replace || seen.insert((row.file, row.offset)) {
+                    try_reserve(&mut taken, 1, "the rows that are drawn")?;
+                    taken.push(row);
+                }
+            }
+            if taken.len() as u64 == rows {
+                taken.sort_unstable_by_key(|row| (row.file, row.offset));
+                return Ok((taken, estimate));
+            }
+            let hopeless = !replace && rows as f64 > estimate.rows + CERTAIN * estimate.error + 1.0;
+            if drawn >= most || chance == 0.0 || hopeless {
+                return Err(refuse(format!(
+                    "rows={rows}, and {drawn} random bytes are in about {:.0} rows: method=\"exact\" draws all rows, or nearly \
+                     all, and says how many there are",
+                    estimate.rows
+                )));
+            }
+            let missing = (rows - taken.len() as u64) as f64 / chance * 1.1 + 64.0;
+            let count = (missing as u64).min(MOST_DRAWS).min(most - drawn);
+            round = self.draw(draws, drawn, count, looks)?;
+            drawn += count;
+        }
+    }
+
+    /// The rows as files of their own.
+    fn kept(&self, taken: Vec<Taken>) -> Result<Vec<(Arc<str>, Header, KeptRows)>> {
+        let mut kept: Vec<_> = self
+            .files
+            .iter()
+            .map(|file| (file.path.clone(), file.header.clone(), KeptRows::default()))
+            .collect();
+        for row in taken {
+            kept[row.file as usize].2.push(&row.text, row.offset, None)?;
+        }
+        Ok(kept)
+    }
+}
+
+/// The rows that were drawn, as a data set; of each its file and its byte there; and how many rows there are, with a range in
+/// which that lies with a probability of 95 %.
+type Estimated<'py> = (
+    Py<CsvDataset>,
+    Bound<'py, PyArray1<i64>>,
+    Bound<'py, PyArray1<i64>>,
+    (f64, f64, f64),
+);
+
+/// Draws rows at random bytes.
+#[pyfunction]
+#[pyo3(signature = (paths, dialect, contents, rows, seed, *, replace, num_threads))]
+#[allow(clippy::too_many_arguments)] // Keywords in Python.
+pub(crate) fn estimate_csv<'py>(
+    py: Python<'py>,
+    paths: Vec<OsString>,
+    dialect: LoweredDialect,
+    contents: Vec<InMemory>,
+    rows: u64,
+    seed: u64,
+    replace: bool,
+    num_threads: Option<usize>,
+) -> PyResult<Estimated<'py>> {
+    let dialect = self::dialect(dialect)?;
+    let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
+    let contents = contents.into_iter().map(in_memory).collect::<PyResult<Vec<_>>>()?;
+    let threads = num_threads.unwrap_or_else(default_threads);
+    let mut notes = Vec::new();
+    let drawn = py.detach(|| {
+        let population = Population::of(dialect.clone(), &paths, contents, threads, &mut notes)?;
+        let (taken, estimate) = population.sample(rows, replace, Key { seed, epoch: 0 })?;
+        let files = try_collect(taken.iter().map(|row| i64::from(row.file)), "the rows' files")?;
+        let offsets = try_collect(taken.iter().map(|row| row.offset as i64), "the rows' offsets")?;
+        Ok::<_, Halt<PyErr>>((population.kept(taken)?, files, offsets, estimate))
+    });
+    let (kept, files, offsets, estimate) = drawn.py(py)?;
+    log(py, &notes)?;
+    let half = NORMAL * estimate.error;
+    let range = (estimate.rows, estimate.rows - half, estimate.rows + half);
+    let dataset = CsvDataset::kept(py, dialect, kept)?;
+    Ok((dataset, array(py, files)?, array(py, offsets)?, range))
+}
