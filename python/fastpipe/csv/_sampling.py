@@ -114,6 +114,7 @@ def sample_csv(
 
     Raises:
         SchemaError: if a column isn't there, or `columns` is None and one isn't of numbers.
+        UnsupportedError: for a compressed file that can only be read in sequence, and as `read_csv`.
         ValueError: if there aren't so many rows, or an argument is out of range.
         FastpipeError: as `read_csv`.
 
@@ -141,7 +142,7 @@ def sample_csv(
         data = data.with_features(Features(dict.fromkeys(wanted, spec)))
     count = within("rows", rows, 1, LARGEST_SAMPLE)
     # So many rows of all lie in so much text.
-    size = min(max(count * _TEXT // max(data.nbytes, 1), _LEAST_BATCH), _MOST_BATCH)
+    size = min(max(count * _TEXT // max(data.text_bytes, 1), _LEAST_BATCH), _MOST_BATCH)
     reader = Settings(read_csv, size, options).reader(data)
     if method not in ("exact", "block"):
         raise ValueError(f'method is "exact" or "block", not {shown(method)}')

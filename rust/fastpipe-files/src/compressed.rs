@@ -8,22 +8,21 @@
 //! A file with few restart points, or only the one at its start, can be read in sequence alone: see [`Layout::is_framed`].
 //!
 //! Memory never grows with what a file declares: there are a decoder's buffers, its window (32 KiB, or up to
-//! [`MOST_WINDOW_BYTES`] with zstandard), and the points that were really found.
+//! 128 MiB with zstandard), and the points that were really found.
 
 mod decoder;
 mod gzip;
 mod input;
 mod layout;
+#[cfg(test)]
+mod tests;
 mod text;
 mod text_files;
 mod zstandard;
-#[cfg(test)]
-mod tests;
 
 pub use layout::{Layout, MOST_GAP, Point};
 pub use text::CompressedText;
 pub use text_files::{Packed, TextFiles};
-pub use zstandard::MOST_WINDOW_BYTES;
 
 /// Bytes of text that are passed over at once.
 const SCRATCH: usize = 64 << 10;

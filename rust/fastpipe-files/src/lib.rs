@@ -34,6 +34,6 @@ pub use open_files::Files;
 pub use opened::{Kept, Opened, open, open_front};
 pub use opening::{Found, Opening, open_all};
 pub use storage::LocalFile;
-pub use survey::{Survey, survey};
+pub use survey::{LOOKED_AT_WHOLE, Survey, survey};
 pub use tell::{Halt, LOOK_AFTER, Tell};
 pub use walk::{walk, walk_front};

@@ -11,6 +11,8 @@ mod calls;
 mod contents;
 mod csv;
 mod csv_format;
+mod csv_packed;
+mod csv_window;
 mod data;
 mod dataset;
 mod errors;

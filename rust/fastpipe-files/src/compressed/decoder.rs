@@ -2,11 +2,11 @@
 
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
 
+use super::Compression;
 use super::gzip::Members;
 use super::input::Input;
 use super::layout::Point;
 use super::zstandard::Frames;
-use super::Compression;
 
 /// What decompresses the parts of a file.
 enum Parts {
@@ -121,7 +121,9 @@ impl Decoder {
         begun: &mut Begun<'_>,
     ) -> Result<()> {
         while self.at < offset {
-            let most = usize::try_from(offset - self.at).unwrap_or(usize::MAX).min(scratch.len());
+            let most = usize::try_from(offset - self.at)
+                .unwrap_or(usize::MAX)
+                .min(scratch.len());
             if self.read(file, &mut scratch[..most], begun)? == 0 {
                 break;
             }

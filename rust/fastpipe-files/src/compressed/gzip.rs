@@ -49,7 +49,11 @@ impl Members {
         }
         let whole = input.fill(file, FIXED_HEADER)?;
         let found = &input.bytes()[..input.bytes().len().min(3)];
-        if !found.iter().zip([0x1f, 0x8b, 8]).all(|(&byte, expected)| byte == expected) {
+        if !found
+            .iter()
+            .zip([0x1f, 0x8b, 8])
+            .all(|(&byte, expected)| byte == expected)
+        {
             let reason = match found {
                 [0x1f, 0x8b, method] => format!("expected a gzip member of method 8, found method {method}"),
                 _ => "expected the end of the file or another gzip member, found something else".to_owned(),

@@ -56,6 +56,7 @@ pub struct Layout {
     /// Without that at the start.
     points: Points,
     size: u64,
+    widest_gap: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -69,7 +70,14 @@ struct Kept {
 impl Layout {
     pub(super) fn new(mut points: Points, size: u64) -> Layout {
         points.0.shrink_to_fit();
-        Layout { points, size }
+        let starts = points.0.iter().map(|point| point.decompressed);
+        let ends = starts.clone().chain([size]);
+        let gaps = ends.zip([0].into_iter().chain(starts));
+        Layout {
+            widest_gap: gaps.map(|(end, start)| end.saturating_sub(start)).max().unwrap_or(0),
+            points,
+            size,
+        }
     }
 
     /// Bytes of text.
@@ -91,15 +99,12 @@ impl Layout {
 
     /// Bytes of text that lie between two points, or behind the last, at most.
     pub fn widest_gap(&self) -> u64 {
-        let starts = self.points.0.iter().map(|point| point.decompressed);
-        let ends = starts.clone().chain([self.size]);
-        let gaps = ends.zip([0].into_iter().chain(starts));
-        gaps.map(|(end, start)| end.saturating_sub(start)).max().unwrap_or(0)
+        self.widest_gap
     }
 
     /// Whether points are so near to each other that the text can be read at random.
     pub fn is_framed(&self) -> bool {
-        self.widest_gap() <= MOST_GAP
+        self.widest_gap <= MOST_GAP
     }
 
     /// Bytes that can be kept.
@@ -110,7 +115,10 @@ impl Layout {
         let mut steps = try_with_capacity(self.points.0.len(), "where parts of a compressed file begin")?;
         let mut last = Point::default();
         for point in &self.points.0 {
-            let step = (point.compressed - last.compressed, point.decompressed - last.decompressed);
+            let step = (
+                point.compressed - last.compressed,
+                point.decompressed - last.decompressed,
+            );
             steps.push(step);
             last = *point;
         }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fastpipe_batch::{
-    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Fetched, FileStamp, Pass, ReadAt, Result, Row, Sink, Source, Unit,
-    UnitInfo, Unpicked, Work,
+    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Fetched, FileStamp, Pass, ReadAt, Result, Row, Sink, Source,
+    Unit, UnitInfo, Unpicked, Work,
 };
 use proptest::prelude::*;
 
@@ -124,7 +124,12 @@ fn frame(text: &[u8], checksum: bool) -> Vec<u8> {
 }
 
 fn skippable(len: usize) -> Vec<u8> {
-    [&[0x53, 0x2a, 0x4d, 0x18], &(len as u32).to_le_bytes()[..], &vec![0xfd; len]].concat()
+    [
+        &[0x53, 0x2a, 0x4d, 0x18],
+        &(len as u32).to_le_bytes()[..],
+        &vec![0xfd; len],
+    ]
+    .concat()
 }
 
 /// Text that doesn't vanish when it is compressed.
@@ -167,7 +172,11 @@ fn parts() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
             let part = &text[at..at + len];
             at += len;
             if zstandard {
-                packed.extend(skippable(usize::from(fields & 3) * 40_000).into_iter().take_while(|_| fields & 1 > 0));
+                packed.extend(
+                    skippable(usize::from(fields & 3) * 40_000)
+                        .into_iter()
+                        .take_while(|_| fields & 1 > 0),
+                );
                 packed.extend(frame(part, fields & 2 > 0));
             } else {
                 packed.extend(member(part, level, fields));
@@ -246,16 +255,14 @@ proptest! {
 fn what_is_read_in_sequence_is_decompressed_once() {
     let text = text(3 << 20);
     for packed in [member(&text, 1, 0), frame(&text, true)] {
-        let compression = Compression::of(&packed).unwrap();
         let file = Counted::new(packed.clone());
         assert_eq!(whole(&file).unwrap(), text);
         assert_eq!(file.read.load(Ordering::Relaxed), packed.len() as u64 + 4);
     }
 }
 
-/// Bytes that a reader of ranges of a file has read of it, as the kernel counts it for none: by positions of its decoders.
 #[test]
-fn ranges_in_sequence_share_a_decoder_and_others_start_near() {
+fn what_is_read_at_random_is_decompressed_from_the_nearest_point() {
     let text = text(1 << 20);
     let packed: Vec<u8> = text.chunks(64 << 10).flat_map(|part| member(part, 1, 0)).collect();
     let file = Counted::new(packed);
@@ -294,9 +301,20 @@ fn points_lie_apart() {
 #[test]
 fn empty_parts_and_padding_end() {
     let nothing = member(b"", 6, 0);
-    let many = [nothing.repeat(10_000), member(b"text", 6, 8), nothing.repeat(3), vec![0; 200_000]].concat();
+    let many = [
+        nothing.repeat(10_000),
+        member(b"text", 6, 8),
+        nothing.repeat(3),
+        vec![0; 200_000],
+    ]
+    .concat();
     assert_eq!(whole(&Counted::new(many)).unwrap(), b"text");
-    let many = [skippable(0).repeat(1000), frame(b"", true).repeat(1000), frame(b"text", true)].concat();
+    let many = [
+        skippable(0).repeat(1000),
+        frame(b"", true).repeat(1000),
+        frame(b"text", true),
+    ]
+    .concat();
     assert_eq!(whole(&Counted::new(many)).unwrap(), b"text");
 }
 
@@ -353,11 +371,20 @@ fn dictionaries_and_large_windows_are_refused() {
 #[test]
 fn a_layout_that_cannot_be_is_refused() {
     let points = |steps: &[(u64, u64)]| {
-        let kept = [vec![1, 100, steps.len() as u8], steps.iter().flat_map(|s| [s.0 as u8, s.1 as u8]).collect()];
+        let kept = [
+            vec![1, 100, steps.len() as u8],
+            steps.iter().flat_map(|s| [s.0 as u8, s.1 as u8]).collect(),
+        ];
         Layout::decode(&kept.concat(), 50).map(|(layout, _)| layout.size())
     };
     assert_eq!(points(&[(20, 40), (30, 60)]).unwrap(), 100);
-    for wrong in [&[(0, 40)][..], &[(20, 0)], &[(51, 1)], &[(1, 101)], &[(20, 40), (31, 1)]] {
+    for wrong in [
+        &[(0, 40)][..],
+        &[(20, 0)],
+        &[(51, 1)],
+        &[(1, 101)],
+        &[(20, 40), (31, 1)],
+    ] {
         assert!(points(wrong).is_err());
     }
     assert!(Layout::decode(&[2, 100, 0], 50).is_err());

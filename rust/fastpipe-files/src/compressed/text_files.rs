@@ -95,12 +95,18 @@ impl TextFiles {
             false => 0,
         };
         if found < out.len() {
-            let what = format!("it decompresses to {} bytes, and to more when it was indexed", decoder.at());
+            let what = format!(
+                "it decompresses to {} bytes, and to more when it was indexed",
+                decoder.at()
+            );
             return Err(changed(&what).at_path(file.location()));
         }
         // The last bytes are checked with what stands behind them.
         if decoder.at() == packed.layout.size() && decoder.read(file, &mut [0], nothing)? > 0 {
-            let what = format!("it decompresses to more than the {} bytes of before", packed.layout.size());
+            let what = format!(
+                "it decompresses to more than the {} bytes of before",
+                packed.layout.size()
+            );
             return Err(changed(&what).at_path(file.location()));
         }
         if decoder.at() < packed.layout.size() {

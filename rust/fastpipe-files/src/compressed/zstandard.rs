@@ -10,7 +10,7 @@ use super::input::Input;
 const MOST_WINDOW_LOG: u32 = 27;
 
 /// Bytes of the window of a frame at most.
-pub const MOST_WINDOW_BYTES: u64 = 1 << MOST_WINDOW_LOG;
+const MOST_WINDOW_BYTES: u64 = 1 << MOST_WINDOW_LOG;
 
 /// Bytes that the header of a frame has at most (3.1.1.1).
 const MOST_HEADER: usize = 18;
