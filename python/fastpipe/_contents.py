@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 import numpy as np
 
 from fastpipe._arguments import shown
-from fastpipe._sources import Paths, expand, local
+from fastpipe._sources import Paths, Suffixes, expand, local
 from fastpipe.errors import MissingFileError, StorageError
 
 __all__ = ["Contents", "ReadableFile", "Source", "one", "opened", "pieces"]
@@ -60,7 +60,7 @@ class Contents(NamedTuple):
         return Contents, (self.name, self.whole[self.start : self.stop], 0, self.stop - self.start)
 
 
-def opened(source: Source, suffixes: tuple[str, ...] = (".avro",)) -> list[str | Contents]:
+def opened(source: Source, suffixes: Suffixes = (".avro",)) -> list[str | Contents]:
     """Lists the files that a source names, or is.
 
     Bytes and read-only views of them are taken where they are. Other buffers are copied once, so that a change to them

@@ -17,17 +17,19 @@ from fastpipe._braces import alternatives
 from fastpipe._folders import broken_link, files_below, matching
 from fastpipe.errors import MissingFileError, UnsupportedError
 
-__all__ = ["Paths", "expand", "local", "none_in_directory", "nonempty", "tell_empty", "with_suffix"]
+__all__ = ["Paths", "Suffixes", "expand", "local", "none_in_directory", "nonempty", "tell_empty", "with_suffix"]
 
 _LOG = logging.getLogger("fastpipe")
 
 Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+# The first that a directory has files of is taken; several that are taken together are a tuple.
+Suffixes: TypeAlias = "tuple[str | tuple[str, ...], ...]"
 
 # One letter is a drive of Windows.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
-def expand(source: Paths, suffixes: tuple[str, ...] = (".avro",)) -> list[str]:
+def expand(source: Paths, suffixes: Suffixes = (".avro",)) -> list[str]:
     """Lists the files that a source names.
 
     Directories and globs leave out files and folders that begin with `_` or `.`, as Hadoop's readers do: they hold what
@@ -45,7 +47,8 @@ def expand(source: Paths, suffixes: tuple[str, ...] = (".avro",)) -> list[str]:
             for both, in this order, and each must name something; what both name is read once. `~` is the home
             directory, `~user` another one; environment variables aren't looked at. A path that exists is taken as it
             is, whatever it looks like; so is the part of a path that exists.
-        suffixes: what the files end in that are taken from a directory: the first of them that it has files of.
+        suffixes: what the files end in that are taken from a directory: the first of them that it has files of. Several
+            that are taken together are a tuple.
 
     Returns:
         Paths as they will be named in errors.
@@ -101,15 +104,16 @@ def _refuse_contents(source: object) -> None:
         )
 
 
-def with_suffix(paths: list[str], suffixes: tuple[str, ...]) -> list[str]:
+def with_suffix(paths: list[str], suffixes: Suffixes) -> list[str]:
     """The files of a directory with the first of the suffixes that any has; none if none has one."""
     found = ([path for path in paths if path.endswith(suffix)] for suffix in suffixes)
     return next(filter(None, found), [])
 
 
-def none_in_directory(suffixes: tuple[str, ...], folder: str = "", found: Iterable[str] = ()) -> str:
+def none_in_directory(suffixes: Suffixes, folder: str = "", found: Iterable[str] = ()) -> str:
     """Why nothing is read of a directory in which none of the files that were found has one of these suffixes."""
-    reason = f"the directory holds no file that ends in {' or '.join(suffixes)}"
+    every = [end for ends in suffixes for end in ([ends] if isinstance(ends, str) else ends)]
+    reason = f"the directory holds no file that ends in {' or '.join(every)}"
     bare = [path for path in found if not os.path.splitext(path)[1]]
     if not bare:
         return reason
@@ -118,7 +122,7 @@ def none_in_directory(suffixes: tuple[str, ...], folder: str = "", found: Iterab
     return f"{reason}, but files without a suffix, such as {bare[0]!r}: {os.path.join(folder, pattern)!r} reads them"
 
 
-def _expand_one(item: str | os.PathLike[str], suffixes: tuple[str, ...], empty: list[str]) -> list[str]:
+def _expand_one(item: str | os.PathLike[str], suffixes: Suffixes, empty: list[str]) -> list[str]:
     """The files that a path names; those of zero bytes that are passed over are put into `empty`."""
     path = local(item)
     if os.path.isdir(path):

@@ -41,13 +41,17 @@ def read_csv(
     quote; a doubled quote in it is one; a quote anywhere else stands for itself. Empty lines are no rows. That is what
     Python's `csv` reads, but for a carriage return without a newline, which is an error.
 
+    Files that are compressed with gzip or zstandard are known by their first bytes, and decompressed as they are read.
+    One of several members or frames (`bgzip`, `pzstd`), or of at most 16 MiB of text, can be read in every order; one
+    in one piece only in sequence, with `shuffle=False` or `shuffle="buffer"`.
+
     When rows are shuffled, `shuffle_buffer` is as many as 16 batches or 64 stretches of 64 KiB have, whichever is more,
     unless it is given.
 
     Args:
-        source: a path, a glob, a directory (all `*.csv` below it; if there are none, `*.tsv`), or a list of these, as
-            in `read_avro`. Or a contiguous buffer of the bytes of a file, or a binary file object. Files may have their
-            columns in different orders, and others beside those that are read.
+        source: a path, a glob, a directory (all `*.csv`, `*.csv.gz` and `*.csv.zst` below it; if there are none, those
+            of `*.tsv`), or a list of these, as in `read_avro`. Or a contiguous buffer of the bytes of a file, or a
+            binary file object. Files may have their columns in different orders, and others beside those that are read.
         features: spec of each wanted feature, by name: `DenseSpec((), dtype)` of any number, bool, datetime64, "string"
             or "bytes"; `VocabularySpec` or `HashSpec` for text as indices. A spec's `field` names the column, if it
             isn't the feature's name.
@@ -78,14 +82,16 @@ def read_csv(
 
     Raises:
         MissingFileError: if a file isn't there, or a link leads nowhere.
-        MalformedFileError: if a file has no header, a row ends within quotes, or, while reading, a row is ragged, has a
-            carriage return without a newline, or text that isn't UTF-8.
+        MalformedFileError: if a file has no header, a row ends within quotes, a compressed file is damaged or cut
+            short, or, while reading, a row is ragged, has a carriage return without a newline, or text that isn't
+            UTF-8.
         SchemaError: if a column isn't there, or is there twice, or a spec is none that a field can have.
         ValueRangeError: while reading, if a field isn't a value of its dtype.
         NullValueError: while reading, if a field stands for no value, and the spec has `nulls="error"`.
-        UnsupportedError: for files that are compressed, in UTF-16, or of another format; and URLs.
+        UnsupportedError: for files that are compressed otherwise, in UTF-16, or of another format; for random orders of
+            compressed files in one piece; and URLs.
         StorageError: if storage fails, or a file changed.
-        LimitError: if a row has more than 256 MiB.
+        LimitError: if a row has more than 256 MiB, or a zstandard frame needs a window of more than 128 MiB.
         TypeError: if an argument is of the wrong type.
         ValueError: if arguments exclude each other or are out of range.
 

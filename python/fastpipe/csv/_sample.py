@@ -146,7 +146,7 @@ class Asked:
 
     def reader(self, data: CsvData) -> Reader:
         """A reader with batches of about as much text as is read at a time."""
-        batch = min(max(self.rows * _TEXT // max(data.nbytes, 1), _LEAST_BATCH), _MOST_BATCH)
+        batch = min(max(self.rows * _TEXT // max(data.text_bytes, 1), _LEAST_BATCH), _MOST_BATCH)
         return Settings(read_csv, batch, self.options).reader(data)
 
     def array(self, drawn: Reader, wanted: list[str], rows: SupportsIndex) -> npt.NDArray[Any]:

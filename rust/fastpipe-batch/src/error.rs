@@ -300,6 +300,16 @@ impl Error {
         self
     }
 
+    /// Says that the byte offset, if one is named, is one within something, `"decompressed text"` say, and not of the file.
+    #[must_use]
+    pub fn with_offset_within(self, within: &'static str) -> Self {
+        let mut moved = self;
+        match moved.0.location.offset.take() {
+            Some(offset) => moved.at_position(offset, within),
+            None => moved,
+        }
+    }
+
     /// Says which lengths don't fit.
     #[must_use]
     pub fn with_lengths(mut self, lengths: Lengths) -> Self {
@@ -383,6 +393,10 @@ mod tests {
             "feature 'x': expected 3 items, found 4 (file a.avro, block 2, byte offset 500, record 7, \
              byte of the opened unit 21)"
         );
+        let e = Error::new(ErrorKind::Null, "none")
+            .at_offset(9)
+            .with_offset_within("text");
+        assert_eq!(e.to_string(), "none (byte of the text 9)");
         assert_eq!(Error::new(ErrorKind::Limit, "too much").to_string(), "too much");
         assert_eq!(
             e.location().to_string(),

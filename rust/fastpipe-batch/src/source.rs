@@ -220,6 +220,14 @@ pub trait Source: Send + Sync + 'static {
         Access::Sequence
     }
 
+    /// Whether units can be read in any order, and not only from the first to the last.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if they can't, with what to do instead.
+    fn check_random(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// How many calls of [`Source::fetch`] may wait at once. 0: there are none, since units are read from local files, or make
     /// their rows.
     fn fetches(&self) -> usize {

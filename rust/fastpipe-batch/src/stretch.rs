@@ -104,6 +104,10 @@ impl Source for Stretch {
         self.source.access()
     }
 
+    fn check_random(&self) -> Result<()> {
+        self.source.check_random()
+    }
+
     fn fetches(&self) -> usize {
         self.source.fetches()
     }

@@ -19,8 +19,8 @@ const END_BYTES: u64 = 64 << 10;
 /// UTF-8's byte order mark.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// What the first bytes of files say that aren't CSV as it is read.
-const OTHERS: [(&[u8], &str); 6] = [
+/// What the first bytes of text say that isn't CSV as it is read.
+const OTHERS: [(&[u8], &str); 8] = [
     (
         b"\xff\xfe",
         "it is UTF-16, and UTF-8 is read: convert it, with `iconv -f UTF-16 -t UTF-8`",
@@ -31,26 +31,51 @@ const OTHERS: [(&[u8], &str); 6] = [
     ),
     (
         b"\x1f\x8b",
-        "it is compressed with gzip, and rows can't be found at random in it: unpack it, with `gunzip`",
+        "it is compressed more than once, the last time but one with gzip: unpack it once, with `gunzip` or `zstd -d`",
     ),
     (
         b"\x28\xb5\x2f\xfd",
-        "it is compressed with zstandard, and rows can't be found at random in it: unpack it, with `zstd -d`",
+        "it is compressed more than once, the last time but one with zstandard: unpack it once, with `gunzip` or `zstd -d`",
+    ),
+    (
+        b"\xfd7zXZ\0",
+        "it is compressed with xz, and gzip and zstandard are read: convert it, with `xzcat FILE | zstd`",
+    ),
+    (
+        b"PK\x03\x04",
+        "it is a zip archive, and gzip and zstandard are read: unpack it, with `unzip`",
     ),
     (b"Obj\x01", "it is an Avro file: `read_avro` reads it"),
     (b"PAR1", "it is a Parquet file: `read_parquet` reads it"),
 ];
+
+/// What a file of bzip2 starts with; a digit stands between.
+const BZIP2: (&[u8], &[u8]) = (b"BZh", b"1AY&SY");
+
+/// Why text that begins like this isn't CSV as it is read.
+fn other(start: &[u8]) -> Option<&'static str> {
+    let is_bzip2 = start.starts_with(BZIP2.0) && start.get(4..).is_some_and(|rest| rest.starts_with(BZIP2.1));
+    if is_bzip2 {
+        return Some(
+            "it is compressed with bzip2, and gzip and zstandard are read: convert it, with `bzcat FILE | zstd`",
+        );
+    }
+    OTHERS
+        .iter()
+        .find(|(magic, _)| start.starts_with(magic))
+        .map(|(_, reason)| *reason)
+}
 
 /// What is known of a file before its rows are found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The names of its columns.
     pub names: Vec<Arc<str>>,
-    /// Where its rows start.
+    /// Where its rows start: of a compressed file, in its text.
     pub first: u64,
-    /// Its bytes.
+    /// Its bytes, as they are stored.
     pub size: u64,
-    /// Of its first and its last bytes.
+    /// Of its first and its last bytes, as they are stored.
     pub digest: u64,
 }
 
@@ -62,17 +87,29 @@ impl Header {
     /// format.
     pub fn read(file: &dyn ReadAt, dialect: &Dialect) -> Result<Header> {
         let size = file.size()?;
+        Self::of(file, size, (file, size), dialect)
+    }
+
+    /// Reads that of a file whose text is compressed.
+    ///
+    /// # Errors
+    /// As [`Header::read`], at offsets of the text; and those of decompressing.
+    pub fn read_compressed(file: &dyn ReadAt, text: &dyn ReadAt, dialect: &Dialect) -> Result<Header> {
+        Self::of(file, file.size()?, (text, u64::MAX), dialect)
+    }
+
+    /// Of a file with a size, and of its text, which has at most so many bytes.
+    fn of(file: &dyn ReadAt, size: u64, text: (&dyn ReadAt, u64), dialect: &Dialect) -> Result<Header> {
         let mut ends = read(file, 0, END_BYTES.min(size))?;
-        for (magic, reason) in OTHERS {
-            if ends.starts_with(magic) {
-                return Err(Error::new(ErrorKind::Unsupported, reason));
-            }
-        }
-        let start = if ends.starts_with(MARK) { MARK.len() } else { 0 };
         let tail = size.saturating_sub(END_BYTES).max(ends.len() as u64);
+        let start = read(text.0, 0, END_BYTES.min(text.1))?;
+        if let Some(reason) = other(&start) {
+            return Err(Error::new(ErrorKind::Unsupported, reason));
+        }
+        let start = if start.starts_with(MARK) { MARK.len() } else { 0 };
         ends.extend(read(file, tail, size - tail)?);
         let digest = XxHash3_64::oneshot_with_seed(size, &ends);
-        let (names, first) = Self::names(file, dialect, start, size)?;
+        let (names, first) = Self::names(text, dialect, start)?;
         Ok(Header {
             names,
             first,
@@ -82,7 +119,7 @@ impl Header {
     }
 
     /// The names of columns, and where the first row of data is.
-    fn names(file: &dyn ReadAt, dialect: &Dialect, start: usize, size: u64) -> Result<(Vec<Arc<str>>, u64)> {
+    fn names((file, most): (&dyn ReadAt, u64), dialect: &Dialect, start: usize) -> Result<(Vec<Arc<str>>, u64)> {
         if let Names::Given(names) = &dialect.names {
             return Ok((names.iter().map(|name| name.as_str().into()).collect(), start as u64));
         }
@@ -93,11 +130,12 @@ impl Header {
         };
         let mut len = END_BYTES;
         let (bytes, row) = loop {
-            let bytes = read(file, 0, len.min(size))?;
-            let all = bytes.len() as u64 == size;
+            let bytes = read(file, 0, len.min(most))?;
+            let found = bytes.len() as u64;
+            let all = found < len || found == most;
             match lines.next(&bytes, start) {
                 Next::Row { start, end } if all || end < bytes.len() => break (bytes, start..end),
-                Next::End if all && size > 0 && dialect.names == Names::Numbered => return Ok((Vec::new(), size)),
+                Next::End if all && found > 0 && dialect.names == Names::Numbered => return Ok((Vec::new(), found)),
                 Next::End if all => return Err(malformed("there is no row: not even one with the names of columns")),
                 Next::Open { start } if all => {
                     return Err(malformed("the first row ends within quotes").at_offset(start as u64));
@@ -235,5 +273,19 @@ pub(crate) mod tests {
         for (magic, _) in OTHERS {
             assert_eq!(kind(&[magic, b"a,b\n1,2\n"].concat()), ErrorKind::Unsupported);
         }
+        assert_eq!(kind(b"BZh91AY&SY,b\n"), ErrorKind::Unsupported);
+        assert!(header(b"BZh9,b\n", Names::FirstRow).is_ok());
+    }
+
+    #[test]
+    fn the_header_of_a_compressed_file_is_that_of_its_text() {
+        let (stored, text) = (Memory(vec![7; 50]), Memory(b"\xef\xbb\xbfa,b\n1,2\n".to_vec()));
+        let found = Header::read_compressed(&stored, &text, &Dialect::default()).unwrap();
+        assert_eq!((names(&found), found.first, found.size), (vec!["a", "b"], 7, 50));
+        let text = Memory(format!("{},b\n", "x".repeat(500_000)).into_bytes());
+        let other = Header::read_compressed(&stored, &text, &Dialect::default()).unwrap();
+        assert_eq!((other.first, other.digest), (500_003, found.digest));
+        let utf16 = Memory(b"\xff\xfea\0".to_vec());
+        assert!(Header::read_compressed(&stored, &utf16, &Dialect::default()).is_err());
     }
 }

@@ -184,6 +184,13 @@ impl RowStream {
             self.patience = self.later();
             return Ok(false);
         }
+        if [&b"\x1f\x8b"[..], b"\x28\xb5\x2f\xfd"]
+            .iter()
+            .any(|magic| self.bytes.starts_with(magic))
+        {
+            let reason = "the stream is compressed: give what `gunzip -c` or `zstd -dc` writes";
+            return Err(Error::new(ErrorKind::Unsupported, reason));
+        }
         let header = Header::read(&Head(&self.bytes, &self.name), &self.dialect)?;
         self.lines = Lines::new(&self.dialect, header.names.len());
         self.bytes.drain(..header.first as usize);

@@ -39,6 +39,9 @@ pub trait Format: Sync {
     /// walks read every byte have a smaller number.
     const BLOCKS_AT_ONCE: usize = 2048;
 
+    /// Whether a walk reads every byte, and so knows that a block without rows has none.
+    const WALK_READS_ALL: bool = false;
+
     /// What tells the kept index of a file from one of another format, or of other settings of this one. An empty tag
     /// is left to the first format, whose entries were in caches before there were others.
     fn cache_tag(&self) -> &[u8];

@@ -5,10 +5,13 @@
 //! ([`open`], [`open_all`]). What a header says, and how blocks follow one another, is a matter of the file's
 //! [`Format`].
 //!
+//! The text of compressed files is read by position, too: see [`CompressedText`] and [`TextFiles`].
+//!
 //! Nothing here knows Python or a thread pool. Whoever opens files is told every few milliseconds how far it got
 //! ([`Tell`]), and ends it by an error of its own.
 #![forbid(unsafe_code)]
 
+mod compressed;
 mod format;
 mod head;
 mod index_cache;
@@ -23,6 +26,7 @@ mod tell;
 mod toy;
 mod walk;
 
+pub use compressed::{CompressedText, Compression, Layout, MOST_GAP, Packed, Point, TextFiles};
 pub use format::{Extent, Format};
 pub use index_cache::{IndexCache, Key, Lookup, Stamp};
 pub use note::{Level, Note};
@@ -30,6 +34,6 @@ pub use open_files::Files;
 pub use opened::{Kept, Opened, open, open_front};
 pub use opening::{Found, Opening, open_all};
 pub use storage::LocalFile;
-pub use survey::{Survey, survey};
+pub use survey::{LOOKED_AT_WHOLE, Survey, survey};
 pub use tell::{Halt, LOOK_AFTER, Tell};
 pub use walk::{walk, walk_front};

@@ -45,6 +45,17 @@ struct OpenFile {
     left: AtomicBool,
 }
 
+/// An open file, as one that is read by position.
+struct Reading(Arc<OpenFile>);
+
+impl std::ops::Deref for Reading {
+    type Target = dyn ReadAt;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0.file
+    }
+}
+
 impl Files {
     /// The files of a source.
     pub fn of(source: &dyn Source) -> Self {
@@ -75,6 +86,16 @@ impl Files {
             self.look_at(&open)?;
         }
         Ok(bytes)
+    }
+
+    /// A file, to be read otherwise. Behind that it is to be looked at.
+    pub(crate) fn open(&self, location: u32) -> Result<impl std::ops::Deref<Target = dyn ReadAt>> {
+        self.get(location).map(Reading)
+    }
+
+    /// Sees whether a file is what it was when it was indexed.
+    pub(crate) fn look_at_file(&self, location: u32) -> Result<()> {
+        self.look_at(&*self.get(location)?)
     }
 
     /// Lets the system begin to read a range that is needed soon.

@@ -7,7 +7,7 @@ use crate::open_files::Files;
 use crate::tell::{Halt, Tell};
 
 /// Sources of up to this many bytes are looked at as a whole; of larger ones a sample is.
-const LOOKED_AT_WHOLE: u64 = 16 << 20;
+pub const LOOKED_AT_WHOLE: u64 = 16 << 20;
 
 /// Units in that sample, and records of each.
 const SAMPLED_UNITS: u64 = 64;
@@ -25,16 +25,22 @@ pub trait Survey {
     fn observe(&mut self, unit: &dyn Unit, records: u32) -> Result<()>;
 }
 
-/// Shows a survey units of a source, spread evenly over it, until it has found out everything. A damaged unit says
+/// Shows a survey units of a source, spread evenly over it, or over some of its units, until it has found out everything. A damaged unit says
 /// nothing here: reading it reports its error where it stands. Where storage or memory fails, so does this: what is
 /// found out follows from the data alone. Returns what is to be logged. `tell` is called behind every unit.
 ///
 /// # Errors
 /// Of storage or memory; if a file was changed since it was indexed; whatever `tell` returns.
-pub fn survey<E>(source: &dyn Source, survey: &mut dyn Survey, tell: &mut Tell<'_, E>) -> Result<Vec<Note>, Halt<E>> {
-    let units = source.units();
+pub fn survey<E>(
+    source: &dyn Source,
+    some: Option<&[u64]>,
+    survey: &mut dyn Survey,
+    tell: &mut Tell<'_, E>,
+) -> Result<Vec<Note>, Halt<E>> {
+    let units = some.map_or_else(|| source.units(), |some| some.len() as u64);
+    let unit = |i: u64| some.map_or(i, |some| some[i as usize]);
     let stored: u64 = (0..units)
-        .filter_map(|unit| source.describe(unit).range)
+        .filter_map(|i| source.describe(unit(i)).range)
         .map(|range| range.len)
         .sum();
     let whole = stored <= LOOKED_AT_WHOLE;
@@ -47,7 +53,7 @@ pub fn survey<E>(source: &dyn Source, survey: &mut dyn Survey, tell: &mut Tell<'
         if !survey.is_open() {
             break;
         }
-        let unit = (u128::from(i) * u128::from(units) / u128::from(samples)) as u64;
+        let unit = unit((u128::from(i) * u128::from(units) / u128::from(samples)) as u64);
         if let Err(error) = look_at(source, unit, survey, records, &files, &pool) {
             let error = source.locate(unit, error);
             let error = files.change_behind(&error).unwrap_or(error);
@@ -73,8 +79,11 @@ fn look_at(
     let Some(range) = source.describe(unit).range else {
         return Ok(());
     };
-    let bytes = files.read(range, pool)?;
-    let mut open = source.open(unit, Pass::default(), bytes.into(), pool)?;
+    let fetched = match source.fetches() {
+        0 => files.read(range, pool)?.into(),
+        _ => source.fetch(unit, &|| false)?,
+    };
+    let mut open = source.open(unit, Pass::default(), fetched, pool)?;
     survey.observe(&*open, records)?;
     open.recycle(pool);
     Ok(())
@@ -252,7 +261,7 @@ mod tests {
             records: 0,
             enough,
         };
-        let notes = survey(source, &mut seen, &mut |_| Ok(()));
+        let notes = survey(source, None, &mut seen, &mut |_| Ok(()));
         (seen, notes)
     }
 
@@ -275,6 +284,14 @@ mod tests {
         let (sample, _) = seen(&source, 100);
         let expected: Vec<u32> = (0..64).map(|i| 2 + 3 * i).collect();
         assert_eq!((sample.rows, sample.records), (expected, SAMPLED_RECORDS));
+        let mut some = Seen {
+            rows: Vec::new(),
+            records: 0,
+            enough: 100,
+        };
+        let notes = survey(&source, Some(&[5, 9]), &mut some, &mut |_| Ok::<_, Infallible>(()));
+        assert!(notes.is_ok_and(|notes| notes.is_empty()));
+        assert_eq!((some.rows, some.records), (vec![7, 11], u32::MAX));
     }
 
     #[test]
@@ -323,7 +340,7 @@ mod tests {
             records: 0,
             enough: 9,
         };
-        let halted = survey(&source, &mut seen, &mut |_| Err("enough"));
+        let halted = survey(&source, None, &mut seen, &mut |_| Err("enough"));
         assert!(matches!(halted, Err(Halt::Interrupted("enough"))));
         assert_eq!(seen.rows, [5]);
     }

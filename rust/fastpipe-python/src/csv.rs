@@ -11,7 +11,7 @@ use bytes::Bytes;
 use fastpipe_batch::{Error, Feature, FileStamp, Source, Unit, path_text, text_path};
 use fastpipe_csv::{CsvFile, CsvSource, Dialect, Evidence, Header, KeptRows, Names, OnRagged, Origins, inferring};
 use fastpipe_engine::default_threads;
-use fastpipe_files::{IndexCache, Opening, Survey, open_all, survey};
+use fastpipe_files::{IndexCache, LOOKED_AT_WHOLE, Opening, Packed, Survey, open_all, survey};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -19,7 +19,8 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 
 use crate::contents::{InMemory, contents as in_memory};
 use crate::csv_format::CsvFormat;
-use crate::data::Data;
+use crate::csv_packed::{PackedCsv, joined};
+use crate::data::{Begun, Data};
 use crate::errors::{IntoPy, to_py};
 use crate::features::{Described, Lowered, describe, feature};
 use crate::index::{log, signals};
@@ -74,6 +75,8 @@ struct Files {
     contents: Vec<Option<Bytes>>,
     /// Where the rows of each were, if they are rows that were picked out of others.
     origins: Vec<Arc<Origins>>,
+    /// For each file how it is compressed; none if no file is.
+    packed: Option<Arc<[Option<Packed>]>>,
 }
 
 impl Files {
@@ -94,7 +97,22 @@ impl CsvDataset {
             features,
             files,
         };
-        Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
+        let data = match &dataset.files.packed {
+            None => Data::new(source),
+            Some(packed) => {
+                let packed = Arc::new(PackedCsv::new(source, packed.clone()));
+                let units = packed.units();
+                let begin = {
+                    let packed = packed.clone();
+                    move |_: Python<'_>| {
+                        let source = Arc::new(packed.again());
+                        Ok(Begun { source, lease: None })
+                    }
+                };
+                Data::with_passes(packed, Box::new(begin), units)
+            }
+        };
+        Ok(PyClassInitializer::from(data).add_subclass(dataset))
     }
 
     /// Rows that were picked out of files, with no features yet.
@@ -109,6 +127,7 @@ impl CsvDataset {
             stamps: Vec::with_capacity(kept.len()),
             contents: Vec::with_capacity(kept.len()),
             origins: Vec::with_capacity(kept.len()),
+            packed: None,
         };
         for (path, header, rows) in kept {
             let (file, bytes, origins) = rows.file(&path, &header);
@@ -160,14 +179,20 @@ impl CsvDataset {
             return Err(to_py(py, &error));
         }
         let (mut files, mut stamps) = (Vec::with_capacity(found.len()), Vec::with_capacity(found.len()));
+        let mut packed = Vec::with_capacity(found.len());
         for file in found.into_iter().filter_map(|file| file.opened) {
             log(py, &file.notes)?;
             stamps.push(file.stamp);
+            let how = file.header.packed();
             files.push(CsvFile {
                 path: file.path,
-                header: file.header,
-                stretches: file.blocks,
+                header: file.header.header,
+                stretches: match &how {
+                    Some(how) => joined(file.blocks, &how.layout),
+                    None => file.blocks,
+                },
             });
+            packed.push(how);
         }
         let files = Arc::new(Files {
             dialect,
@@ -175,6 +200,7 @@ impl CsvDataset {
             stamps,
             contents,
             origins: Vec::new(),
+            packed: packed.iter().any(Option::is_some).then(|| packed.into()),
         });
         let features = match features {
             Some(features) => lifted(features, lookups)?,
@@ -211,6 +237,12 @@ impl CsvDataset {
         files
             .map(|file| (text_path(&file.path), file.header.size, file.header.digest))
             .collect()
+    }
+
+    /// Bytes of all rows, decompressed if their file is compressed.
+    fn text_bytes(&self) -> u64 {
+        let ranges = (0..self.source.units()).filter_map(|unit| self.source.describe(unit).range);
+        ranges.map(|range| range.len).sum()
     }
 
     /// A digest of where all stretches lie and of how many rows each has, in 16 bytes.
@@ -250,7 +282,15 @@ fn inferred(py: Python<'_>, files: &Files, columns: Option<&[String]>) -> PyResu
     let evidence = inferring(&files.dialect, &first.header, columns).map_err(|e| e.at_path(&first.path));
     let mut columns = Columns(evidence.py(py)?);
     let source = files.source(&[]).py(py)?;
-    let notes = py.detach(|| survey(&source, &mut columns, &mut signals())).py(py)?;
+    let notes = match &files.packed {
+        None => py.detach(|| survey(&source, None, &mut columns, &mut signals())),
+        Some(packed) => py.detach(|| {
+            let source = PackedCsv::new(Arc::new(source), packed.clone());
+            let at_hand = source.at_hand(LOOKED_AT_WHOLE);
+            survey(&source, Some(&at_hand), &mut columns, &mut signals())
+        }),
+    };
+    let notes = notes.py(py)?;
     log(py, &notes)?;
     Ok(columns.0.features())
 }

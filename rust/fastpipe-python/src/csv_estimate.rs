@@ -120,13 +120,15 @@ impl Population {
         for (number, file) in found.into_iter().filter_map(|file| file.opened).enumerate() {
             notes.extend(file.notes);
             let open = LocalFile::of(&file.path, population.contents.get(number).and_then(Option::as_ref))?;
-            let around = Surroundings::new(&open, &population.dialect, &file.header);
+            let around = Surroundings::new(&open, &population.dialect, &file.header.header);
             let bytes = around.map_err(|e| e.at_path(&file.path))?.span();
-            population.least = population.least.min(Surroundings::least_bytes(file.header.names.len()));
+            population.least = population
+                .least
+                .min(Surroundings::least_bytes(file.header.header.names.len()));
             try_reserve(&mut population.files, 1, "the list of files")?;
             population.files.push(Drawn {
                 path: file.path,
-                header: file.header,
+                header: file.header.header,
                 stamp: file.stamp,
                 start: population.span,
                 first: bytes.start,

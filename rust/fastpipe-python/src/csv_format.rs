@@ -1,11 +1,17 @@
 //! CSV as a format that files are opened in: where `fastpipe-csv` meets `fastpipe-files`.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result, try_filled};
 use fastpipe_csv::{Dialect, Header, Lines, MOST_ROW_BYTES, STRETCH_BYTES, Stretch, decode_index, encode_index, scan};
-use fastpipe_files::{Extent, Format};
+use fastpipe_files::{CompressedText, Compression, Extent, Format, Layout, Packed};
+
+use crate::csv_window::Window;
+
+/// What positions of compressed files count, but for those of damage.
+pub(crate) const TEXT: &str = "decompressed text";
 
 /// Bytes that are scanned at once: they stay in a cache of the processor.
 const PIECE: u64 = 256 << 10;
@@ -48,39 +54,88 @@ impl CsvFormat {
     }
 }
 
+/// What is known of a file before its rows are found; and of a compressed one, once they are, where decompressing can begin.
+pub(crate) struct CsvHeader {
+    pub(crate) header: Header,
+    compression: Option<Compression>,
+    layout: OnceLock<Arc<Layout>>,
+}
+
+impl CsvHeader {
+    /// How a file whose rows were found is compressed, if it is.
+    pub(crate) fn packed(&self) -> Option<Packed> {
+        let layout = self.layout.get()?.clone();
+        self.compression.map(|compression| Packed { compression, layout })
+    }
+}
+
 impl Format for CsvFormat {
-    type Header = Header;
+    type Header = CsvHeader;
     type Block = Stretch;
     /// The stretches of a few megabytes.
     const BLOCKS_AT_ONCE: usize = 64;
+    const WALK_READS_ALL: bool = true;
 
     fn cache_tag(&self) -> &[u8] {
         &self.tag
     }
 
-    fn read_header(&self, path: &Arc<str>, file: &dyn ReadAt) -> Result<Header> {
-        Header::read(file, &self.dialect).map_err(|e| e.at_path(path))
+    fn read_header(&self, path: &Arc<str>, file: &dyn ReadAt) -> Result<CsvHeader> {
+        let mut start = [0; Compression::MAGIC_BYTES];
+        let found = file.read_at(0, &mut start)?;
+        let compression = Compression::of(&start[..found]);
+        if compression.is_some() && !self.scans {
+            let reason = "a row that stands at some byte can't be found in a compressed file: method=\"exact\" finds all rows \
+                          first, and method=\"stream\" takes what `gunzip -c` or `zstd -dc` writes";
+            return Err(Error::new(ErrorKind::Unsupported, reason).at_path(path));
+        }
+        let header = match compression {
+            None => Header::read(file, &self.dialect),
+            Some(compression) => {
+                let text = CompressedText::new(file, compression);
+                Header::read_compressed(file, &text, &self.dialect).map_err(of_text)
+            }
+        };
+        Ok(CsvHeader {
+            header: header.map_err(|e| e.at_path(path))?,
+            compression,
+            layout: OnceLock::new(),
+        })
     }
 
-    fn first_block(&self, header: &Header) -> u64 {
-        header.first
+    fn first_block(&self, header: &CsvHeader) -> u64 {
+        header.header.first
     }
 
     fn walk<'w>(
         &'w self,
         file: &'w dyn ReadAt,
-        header: &'w Header,
+        header: &'w CsvHeader,
     ) -> Result<impl Iterator<Item = Result<Stretch>> + 'w> {
+        let compressed = header.compression.map(|how| CompressedText::new(file, how));
         Ok(Walk {
+            // How much text there is shows at its end.
+            size: AtomicU64::new(if compressed.is_some() {
+                u64::MAX
+            } else {
+                header.header.size
+            }),
+            // It is decompressed in sequence.
+            threads: if compressed.is_some() { 1 } else { self.threads },
+            compressed,
             file,
-            lines: Lines::new(&self.dialect, header.names.len()),
-            size: header.size,
-            at: if self.scans { header.first } else { header.size },
-            threads: self.threads,
+            lines: Lines::new(&self.dialect, header.header.names.len()),
+            at: if self.scans {
+                header.header.first
+            } else {
+                header.header.size
+            },
+            window: Window::default(),
             pending: None,
             found: VecDeque::new(),
             failed: None,
-            first: header.first,
+            first: header.header.first,
+            layout: &header.layout,
         })
     }
 
@@ -94,13 +149,17 @@ impl Format for CsvFormat {
 
     fn check_empty(
         &self,
-        header: &Header,
+        header: &CsvHeader,
         number: u64,
         stretch: &Stretch,
         stored: &[u8],
         _: &BufferPool,
     ) -> Result<()> {
-        let found = scan(stored, &Lines::new(&self.dialect, header.names.len()), STRETCH_BYTES);
+        let found = scan(
+            stored,
+            &Lines::new(&self.dialect, header.header.names.len()),
+            STRETCH_BYTES,
+        );
         if stored.len() != stretch.len as usize || found.open.is_some() || found.cuts.iter().any(|cut| cut.rows > 0) {
             let reason = "it has a stretch without rows that isn't there";
             return Err(Error::new(ErrorKind::Malformed, reason).at_block(number, stretch.offset));
@@ -108,12 +167,35 @@ impl Format for CsvFormat {
         Ok(())
     }
 
-    fn encode(&self, header: &Header, stretches: &[Stretch]) -> Result<Vec<u8>> {
-        Ok(encode_index(header, stretches))
+    fn encode(&self, header: &CsvHeader, stretches: &[Stretch]) -> Result<Vec<u8>> {
+        let index = encode_index(&header.header, stretches);
+        match header.layout.get() {
+            None => Ok(index),
+            Some(layout) => Ok([layout.encode()?, index].concat()),
+        }
     }
 
-    fn decode(&self, header: &Header, index: &[u8], size: u64) -> Result<Option<Vec<Stretch>>> {
-        decode_index(index, header, size)
+    fn decode(&self, header: &CsvHeader, index: &[u8], size: u64) -> Result<Option<Vec<Stretch>>> {
+        if header.compression.is_none() {
+            return decode_index(index, &header.header, size);
+        }
+        let (layout, index) = Layout::decode(index, size)?;
+        let stretches = decode_index(index, &header.header, layout.size())?;
+        // To see that there are no rows in a stretch, all in front of it would have to be decompressed: then the rows can be
+        // looked for as well. Hardly any file has a megabyte without one.
+        let stretches = stretches.filter(|stretches| stretches.iter().all(|stretch| stretch.rows > 0));
+        if stretches.is_some() {
+            header.layout.get_or_init(|| Arc::new(layout));
+        }
+        Ok(stretches)
+    }
+}
+
+/// An error that was met in the text of a compressed file, or in decompressing it: that names the file, and a byte of it.
+pub(crate) fn of_text(error: Error) -> Error {
+    match error.location().path {
+        Some(_) => error,
+        None => error.with_offset_within(TEXT),
     }
 }
 
@@ -127,8 +209,14 @@ struct Cut {
 /// A walk through a file: regions of it are scanned at once, and joined where one ends at the row that the next begins with.
 struct Walk<'w> {
     file: &'w dyn ReadAt,
+    /// What is in it, if it is compressed.
+    compressed: Option<CompressedText<'w>>,
+    /// Where that can be decompressed from, once it is known.
+    layout: &'w OnceLock<Arc<Layout>>,
     lines: Lines,
-    size: u64,
+    /// Bytes of text; the largest number until its end is met.
+    size: AtomicU64,
+    window: Window,
     /// The first row.
     first: u64,
     /// The next row.
@@ -148,11 +236,25 @@ struct Region {
 }
 
 impl Walk<'_> {
+    /// The bytes that rows are looked for in.
+    fn text(&self) -> &dyn ReadAt {
+        match &self.compressed {
+            Some(text) => text,
+            None => self.file,
+        }
+    }
+
+    fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
     /// Scans the next regions.
     fn scan_regions(&mut self) -> Result<()> {
         let ends: Vec<u64> = (1..=self.threads as u64)
-            .map(|i| self.at.saturating_add(i * REGION).min(self.size))
+            .map(|i| self.at.saturating_add(i * REGION).min(self.size()))
             .collect();
+        // What was read behind the last region.
+        let mut window = std::mem::take(&mut self.window);
         let mut regions: Vec<Option<Result<Region>>> = Vec::new();
         std::thread::scope(|scope| {
             let this = &*self;
@@ -166,7 +268,7 @@ impl Walk<'_> {
                     builder.spawn_scoped(scope, move || this.guess(start, end)).ok()
                 })
                 .collect();
-            regions.push(Some(this.region(this.at, ends[0])));
+            regions.push(Some(this.region(&mut window, this.at, ends[0])));
             let join = |handle: std::thread::ScopedJoinHandle<'_, Result<Region>>| {
                 handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
@@ -178,11 +280,12 @@ impl Walk<'_> {
                 Some(Ok(region)) if region.start == self.at => region,
                 // What was begun at another byte says nothing, not even by an error.
                 _ if self.at >= end => continue,
-                _ => self.region(self.at, end)?,
+                _ => self.region(&mut window, self.at, end)?,
             };
             self.at = region.next;
             region.cuts.into_iter().for_each(|cut| self.push(cut));
         }
+        self.window = window;
         Ok(())
     }
 
@@ -195,7 +298,7 @@ impl Walk<'_> {
             let want = (end - at).min(PIECE) as usize;
             let found = self.file.read_at(at, &mut bytes[..want])?;
             if let Some(newline) = memchr::memchr(b'\n', &bytes[..found]) {
-                return self.region(at + newline as u64 + 1, end);
+                return self.region(&mut Window::default(), at + newline as u64 + 1, end);
             }
             if found == 0 {
                 break;
@@ -211,23 +314,23 @@ impl Walk<'_> {
     }
 
     /// Finds the rows that begin from `start` on, which is the first of them, and in front of `end`.
-    fn region(&self, start: u64, end: u64) -> Result<Region> {
+    fn region(&self, window: &mut Window, start: u64, end: u64) -> Result<Region> {
         let mut region = Region {
             start,
             cuts: Vec::new(),
             next: start,
         };
-        let (mut bytes, mut piece) = (Vec::new(), PIECE);
-        while region.next < end {
+        let mut piece = PIECE;
+        while region.next < end.min(self.size()) {
             let at = region.next;
-            let until = if piece > PIECE { at + piece } else { end.min(at + piece) }.min(self.size);
-            let len = self.read_line(&mut bytes, at, until)?;
-            let found = scan(&bytes[..len], &self.lines, STRETCH_BYTES);
+            let until = if piece > PIECE { at + piece } else { end.min(at + piece) }.min(self.size());
+            let len = self.read_line(window, at, until)?;
+            let found = scan(&window.bytes()[..len], &self.lines, STRETCH_BYTES);
             if found.open == Some(0) || found.open.is_some_and(|_| found.cuts.iter().all(|cut| cut.rows == 0)) {
                 // One row, and no end of it.
-                let whole = at + len as u64 == self.size;
+                let whole = at + len as u64 == self.size();
                 if whole || piece > MOST_ROW_BYTES {
-                    return Err(unclosed(at + found.open.unwrap_or(0) as u64, whole).at_path(self.file.location()));
+                    return Err(self.unclosed(at + found.open.unwrap_or(0) as u64, whole));
                 }
                 piece *= 2;
                 continue;
@@ -245,30 +348,51 @@ impl Walk<'_> {
 
     /// Reads from `at` to the end of the line that has the byte in front of `until`. Returns how many bytes that are; a line
     /// has no more than a row may.
-    fn read_line(&self, bytes: &mut Vec<u8>, at: u64, until: u64) -> Result<usize> {
+    fn read_line(&self, window: &mut Window, at: u64, until: u64) -> Result<usize> {
         let (mut slack, last) = (SLACK, (until - at).saturating_sub(1) as usize);
         loop {
-            let want = (until + slack).min(self.size) - at;
-            if bytes.len() < want as usize {
-                *bytes = try_filled(0, want as usize, "a piece of a file")?;
+            let want = ((until + slack).min(self.size()) - at) as usize;
+            let found = window.read(self.text(), at, want)?;
+            if found < want && self.size() == u64::MAX {
+                self.size.store(at + found as u64, Ordering::Relaxed);
+                continue;
             }
-            let found = self.file.read_at(at, &mut bytes[..want as usize])?;
-            if found < want as usize {
+            if found < want {
                 let reason =
                     "the file became shorter while its rows were looked for: start again, once nobody writes to it";
                 return Err(Error::new(ErrorKind::Storage, reason).at_path(self.file.location()));
             }
-            if let Some(newline) = memchr::memchr(b'\n', &bytes[last.min(found)..found]) {
+            if let Some(newline) = memchr::memchr(b'\n', &window.bytes()[last.min(found)..found]) {
                 return Ok(last + newline + 1);
             }
-            if want > MOST_ROW_BYTES + 2 * PIECE && slack > PIECE {
-                return Err(unclosed(at, false).at_path(self.file.location()));
+            if want as u64 > MOST_ROW_BYTES + 2 * PIECE && slack > PIECE {
+                return Err(self.unclosed(at, false));
             }
-            if at + want == self.size {
+            if at + want as u64 == self.size() {
                 return Ok(found);
             }
             slack *= 4;
         }
+    }
+
+    /// The error for a row that doesn't end, where the text does or where it is too long.
+    #[cold]
+    fn unclosed(&self, at: u64, whole: bool) -> Error {
+        let reason = if whole {
+            "a row ends within quotes: the file is cut short, or a quote isn't one; quote=None takes quotes as they stand"
+                .to_owned()
+        } else {
+            format!(
+                "a row has more than {MOST_ROW_BYTES} bytes: is a quote never closed? quote=None takes quotes as they stand"
+            )
+        };
+        let error = Error::new(if whole { ErrorKind::Malformed } else { ErrorKind::Limit }, reason).at_offset(at);
+        let error = if self.compressed.is_some() {
+            of_text(error)
+        } else {
+            error
+        };
+        error.at_path(self.file.location())
     }
 
     /// Goes on with a stretch, or begins another.
@@ -293,27 +417,17 @@ impl Walk<'_> {
 
     /// Ends the last stretch.
     fn end(&mut self) -> Option<Stretch> {
+        if let Some(layout) = self.compressed.as_ref().and_then(CompressedText::take_layout) {
+            self.layout.get_or_init(|| Arc::new(layout));
+        }
         let pending = self.pending.take()?;
-        let len = (self.size - pending.offset) as u32;
+        let len = (self.size() - pending.offset) as u32;
         (len > 0).then_some(Stretch {
             offset: pending.offset,
             len,
             rows: pending.rows,
         })
     }
-}
-
-#[cold]
-fn unclosed(at: u64, whole: bool) -> Error {
-    let reason = if whole {
-        "a row ends within quotes: the file is cut short, or a quote isn't one; quote=None takes quotes as they stand"
-            .to_owned()
-    } else {
-        format!(
-            "a row has more than {MOST_ROW_BYTES} bytes: is a quote never closed? quote=None takes quotes as they stand"
-        )
-    };
-    Error::new(if whole { ErrorKind::Malformed } else { ErrorKind::Limit }, reason).at_offset(at)
 }
 
 impl Iterator for Walk<'_> {
@@ -325,11 +439,11 @@ impl Iterator for Walk<'_> {
                 return Some(Ok(stretch));
             }
             if let Some(error) = self.failed.take() {
-                self.at = self.size;
-                self.pending = None;
+                (self.at, self.size) = (0, AtomicU64::new(0));
+                (self.pending, self.compressed) = (None, None);
                 return Some(Err(error));
             }
-            if self.at >= self.size {
+            if self.at >= self.size() {
                 return self.end().map(Ok);
             }
             if let Err(error) = self.scan_regions() {

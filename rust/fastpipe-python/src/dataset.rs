@@ -285,7 +285,9 @@ fn folder_columns(folders: Vec<(String, Vec<Option<FolderValue>>)>, opened: &[us
 /// Features with the fixed shapes that a look at the data suggests.
 fn refined(py: Python<'_>, source: &AvroSource) -> PyResult<Vec<Feature>> {
     let mut lengths = Lengths(Evidence::new(source));
-    let notes = py.detach(|| survey(source, &mut lengths, &mut signals())).py(py)?;
+    let notes = py
+        .detach(|| survey(source, None, &mut lengths, &mut signals()))
+        .py(py)?;
     log(py, &notes)?;
     Ok(lengths.0.refine())
 }

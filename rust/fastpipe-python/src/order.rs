@@ -127,6 +127,9 @@ impl Order {
             "bootstrap" | "taken" => Kind::Sample { skipped, replace: true },
             _ => return Err(unknown("shuffle", shuffle)),
         };
+        if !matches!(kind, Kind::Sequential | Kind::Buffer) {
+            data.get().source().check_random().py(py)?;
+        }
         let settings = Settings {
             kind,
             batch_size: batch_size.max(1),

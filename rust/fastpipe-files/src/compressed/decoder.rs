@@ -1,0 +1,143 @@
+//! Decompressing a file from a restart point on.
+
+use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
+
+use super::Compression;
+use super::gzip::Members;
+use super::input::Input;
+use super::layout::Point;
+use super::zstandard::Frames;
+
+/// What decompresses the parts of a file.
+enum Parts {
+    Gzip(Members),
+    Zstandard(Frames),
+}
+
+/// Decompresses a file in sequence. It holds nothing of the file itself, so it can be kept while the file is closed.
+pub(crate) struct Decoder {
+    input: Input,
+    parts: Parts,
+    /// Whether a part has begun, and not ended.
+    inside: bool,
+    /// The byte of the text that comes next.
+    at: u64,
+}
+
+/// Is told where parts begin.
+pub(crate) type Begun<'b> = dyn FnMut(Point) -> Result<()> + 'b;
+
+/// What a step of a decoder did.
+pub(super) struct Step {
+    /// Bytes of text that were written.
+    pub(super) wrote: usize,
+    /// Whether the part ended with them.
+    pub(super) ended: bool,
+}
+
+impl Decoder {
+    /// A decoder that begins at a restart point.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub(crate) fn new(compression: Compression, point: Point) -> Result<Decoder> {
+        Ok(Decoder {
+            input: Input::at(point.compressed)?,
+            parts: match compression {
+                Compression::Gzip => Parts::Gzip(Members::new()),
+                Compression::Zstandard => Parts::Zstandard(Frames::new()?),
+            },
+            inside: false,
+            at: point.decompressed,
+        })
+    }
+
+    /// The byte of the text that comes next.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Decompresses the next bytes, at least one; none at the end of the file. `begun` is told where parts begin.
+    ///
+    /// # Errors
+    /// With the file's path, and the byte of the compressed file: malformed, if it is damaged or cut short, or something else
+    /// is in it; unsupported, if it can't be read without more.
+    pub(crate) fn read(&mut self, file: &dyn ReadAt, out: &mut [u8], begun: &mut Begun<'_>) -> Result<usize> {
+        self.decode(file, out, begun)
+            .map_err(|error| error.at_offset(self.input.offset()).at_path(file.location()))
+    }
+
+    fn decode(&mut self, file: &dyn ReadAt, out: &mut [u8], begun: &mut Begun<'_>) -> Result<usize> {
+        while !out.is_empty() {
+            if !self.inside {
+                let begins = match &mut self.parts {
+                    Parts::Gzip(members) => members.begin(file, &mut self.input)?,
+                    Parts::Zstandard(frames) => frames.begin(file, &mut self.input)?,
+                };
+                let Some(compressed) = begins else { break };
+                self.inside = true;
+                begun(Point {
+                    compressed,
+                    decompressed: self.at,
+                })?;
+            }
+            let step = match &mut self.parts {
+                Parts::Gzip(members) => members.step(file, &mut self.input, out)?,
+                Parts::Zstandard(frames) => frames.step(file, &mut self.input, out)?,
+            };
+            self.inside = !step.ended;
+            self.at += step.wrote as u64;
+            if step.wrote > 0 {
+                return Ok(step.wrote);
+            }
+        }
+        Ok(0)
+    }
+
+    /// Fills `out`; fewer only at the end of the file.
+    ///
+    /// # Errors
+    /// As [`Decoder::read`].
+    pub(crate) fn fill(&mut self, file: &dyn ReadAt, out: &mut [u8], begun: &mut Begun<'_>) -> Result<usize> {
+        let mut found = 0;
+        while found < out.len() {
+            match self.read(file, &mut out[found..], begun)? {
+                0 => break,
+                n => found += n,
+            }
+        }
+        Ok(found)
+    }
+
+    /// Decompresses what is in front of a byte of the text, for nothing. Where the text ends before it, so does this.
+    ///
+    /// # Errors
+    /// As [`Decoder::read`].
+    pub(crate) fn pass_to(
+        &mut self,
+        file: &dyn ReadAt,
+        offset: u64,
+        scratch: &mut [u8],
+        begun: &mut Begun<'_>,
+    ) -> Result<()> {
+        while self.at < offset {
+            let most = usize::try_from(offset - self.at)
+                .unwrap_or(usize::MAX)
+                .min(scratch.len());
+            if self.read(file, &mut scratch[..most], begun)? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+pub(super) fn malformed(reason: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Malformed, reason)
+}
+
+#[cold]
+pub(super) fn cut_short(what: &str) -> Error {
+    malformed(format!("the file is cut short: it ends within {what}"))
+}

@@ -1,0 +1,192 @@
+//! CSV files of which some are compressed, as a source whose units are fetched: their text is decompressed by threads that do
+//! nothing else.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fastpipe_batch::{
+    BufferPool, ColumnSpec, Error, ErrorKind, Fetched, FileStamp, Pass, Result, Row, Sink, Source, Unit, UnitInfo,
+    Unpicked, Work,
+};
+use fastpipe_csv::{CsvSource, STRETCH_BYTES, Stretch};
+use fastpipe_engine::default_threads;
+use fastpipe_files::{Layout, MOST_GAP, Packed, TextFiles};
+
+use crate::csv_format::TEXT;
+
+/// Stretches between two restart points at most, one gap with another: for each of them half a gap is decompressed in vain when
+/// they are read at random.
+const IN_A_GAP: u64 = 16;
+
+/// CSV files of which some are compressed. Each pass has its own decoders.
+pub(crate) struct PackedCsv {
+    source: Arc<CsvSource>,
+    packed: Arc<[Option<Packed>]>,
+    texts: TextFiles,
+}
+
+impl PackedCsv {
+    pub(crate) fn new(source: Arc<CsvSource>, packed: Arc<[Option<Packed>]>) -> PackedCsv {
+        PackedCsv {
+            texts: TextFiles::of(&*source, packed.clone()),
+            source,
+            packed,
+        }
+    }
+
+    /// The same files, with decoders of its own.
+    pub(crate) fn again(&self) -> PackedCsv {
+        PackedCsv::new(self.source.clone(), self.packed.clone())
+    }
+
+    /// How the file of a unit is compressed, if it is.
+    fn packed(&self, unit: u64) -> Option<&Packed> {
+        let range = self.source.describe(unit).range?;
+        self.packed.get(range.location as usize)?.as_ref()
+    }
+
+    /// A file that can only be read in sequence.
+    fn in_one_piece(&self) -> Option<(&Arc<str>, &Packed)> {
+        let files = self.source.locations().iter().zip(&*self.packed);
+        let mut packed = files.filter_map(|(path, packed)| Some((path, packed.as_ref()?)));
+        packed.find(|(_, packed)| !packed.layout.is_framed())
+    }
+
+    /// The units whose rows are looked at for what they are: of a file in one piece those at its start.
+    pub(crate) fn at_hand(&self, most_bytes: u64) -> Vec<u64> {
+        let packed = self.packed.iter().flatten();
+        let in_one_piece = packed.filter(|packed| !packed.layout.is_framed()).count() as u64;
+        let most = most_bytes / in_one_piece.max(1);
+        let near = |unit: &u64| {
+            let end = self
+                .source
+                .describe(*unit)
+                .range
+                .map_or(0, |range| range.offset + range.len);
+            let is_first = self.source.place_of(*unit, 0).1 == 0;
+            let framed = self.packed(*unit).is_none_or(|packed| packed.layout.is_framed());
+            framed || end <= most || is_first
+        };
+        (0..self.source.units()).filter(near).collect()
+    }
+}
+
+/// Joins stretches of a file that lie between two restart points, so that there aren't many of them: or else that text would be
+/// decompressed as often when they are read at random. A file in one piece is read in sequence, and its stretches stay.
+pub(crate) fn joined(stretches: Vec<Stretch>, layout: &Layout) -> Vec<Stretch> {
+    if !layout.is_framed() {
+        return stretches;
+    }
+    let mut out: Vec<Stretch> = Vec::new();
+    let (mut goal, mut full) = (0, true);
+    for stretch in stretches {
+        match out.last_mut() {
+            Some(last) if !full && stretch.rows > 0 && last.rows > 0 => {
+                last.len += stretch.len;
+                last.rows += stretch.rows;
+            }
+            _ => {
+                goal = (layout.gap(stretch.offset) / IN_A_GAP).max(STRETCH_BYTES as u64 / 2);
+                out.push(stretch);
+            }
+        }
+        full = out.last().is_some_and(|last| u64::from(last.len) >= goal);
+    }
+    out.shrink_to_fit();
+    out
+}
+
+impl Source for PackedCsv {
+    fn columns(&self) -> &[ColumnSpec] {
+        self.source.columns()
+    }
+
+    fn units(&self) -> u64 {
+        self.source.units()
+    }
+
+    fn describe(&self, unit: u64) -> UnitInfo {
+        self.source.describe(unit)
+    }
+
+    fn classes(&self) -> &[Arc<str>] {
+        self.source.classes()
+    }
+
+    fn work(&self) -> Work {
+        self.source.work()
+    }
+
+    fn locations(&self) -> &[Arc<str>] {
+        self.source.locations()
+    }
+
+    fn stamps(&self) -> &[FileStamp] {
+        self.source.stamps()
+    }
+
+    fn contents(&self) -> &[Option<Bytes>] {
+        self.source.contents()
+    }
+
+    fn check_random(&self) -> Result<()> {
+        let Some((path, packed)) = self.in_one_piece() else {
+            return Ok(());
+        };
+        let (how, parts) = (packed.compression.name(), packed.compression.parts());
+        let reason = format!(
+            "rows can't be read at random in a file of {how} with {} bytes of text in one piece: shuffle=\"buffer\" and \
+             shuffle=False read it in sequence; or compress it in {parts} of at most {MOST_GAP} bytes, with `bgzip` or \
+             `pzstd`",
+            packed.layout.widest_gap()
+        );
+        Err(Error::new(ErrorKind::Unsupported, reason).at_path(path))
+    }
+
+    /// A file in one piece is read in the order of need: two calls at once would each decompress what is in front.
+    fn fetches(&self) -> usize {
+        if self.in_one_piece().is_some() {
+            1
+        } else {
+            default_threads().max(1)
+        }
+    }
+
+    fn follows(&self, unit: u64) -> bool {
+        let location = |unit: u64| self.source.describe(unit).range.map(|range| range.location);
+        self.packed(unit).is_some()
+            && unit
+                .checked_sub(1)
+                .is_some_and(|before| location(before) == location(unit))
+    }
+
+    fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched> {
+        let range = self.source.describe(unit).range;
+        let range = range.ok_or_else(|| Error::new(ErrorKind::Internal, "a stretch of rows lies nowhere"))?;
+        self.texts.read(range, cancelled).map(Fetched::Bytes)
+    }
+
+    fn open(&self, unit: u64, pass: Pass, fetched: Fetched, pool: &BufferPool) -> Result<Box<dyn Unit>> {
+        self.source.open(unit, pass, fetched, pool)
+    }
+
+    fn pick(
+        &self,
+        units: &[&dyn Unit],
+        rows: &[Row],
+        slots: Range<usize>,
+        out: &mut Sink<'_>,
+    ) -> std::result::Result<(), Unpicked> {
+        self.source.pick(units, rows, slots, out)
+    }
+
+    fn locate(&self, unit: u64, error: Error) -> Error {
+        match self.packed(unit) {
+            None => self.source.locate(unit, error),
+            // Of the file, and not of its text.
+            Some(_) if error.location().path.is_some() => error.at_unit(unit),
+            Some(_) => self.source.locate(unit, error).with_offset_within(TEXT),
+        }
+    }
+}
