@@ -12,6 +12,7 @@ mod fields;
 mod header;
 mod index;
 mod infer;
+mod joining;
 mod plan;
 mod rows;
 mod scan;
@@ -22,8 +23,9 @@ mod writing;
 
 pub use dialect::{Dialect, Names, OnRagged};
 pub use header::Header;
-pub use index::{decode_index, encode_index};
+pub use index::{decode_front, decode_index, encode_index};
 pub use infer::{Evidence, inferring};
+pub use joining::Joining;
 pub use rows::Lines;
 pub use scan::{Cut, MOST_ROW_BYTES, STRETCH_BYTES, Scanned, scan};
 pub use source::{CsvFile, CsvSource, Stretch};

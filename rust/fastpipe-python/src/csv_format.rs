@@ -1,10 +1,12 @@
 //! CSV as a format that files are opened in: where `fastpipe-csv` meets `fastpipe-files`.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result, try_filled};
-use fastpipe_csv::{Dialect, Header, Lines, MOST_ROW_BYTES, STRETCH_BYTES, Stretch, decode_index, encode_index, scan};
+use fastpipe_csv::{
+    Cut, Dialect, Header, Joining, Lines, MOST_ROW_BYTES, STRETCH_BYTES, Stretch, decode_front, decode_index,
+    encode_index, scan,
+};
 use fastpipe_files::{Extent, Format};
 
 /// Bytes that are scanned at once: they stay in a cache of the processor.
@@ -15,9 +17,6 @@ const SLACK: u64 = 4 << 10;
 
 /// Bytes of a file that each thread scans before it is seen whether it began at a row.
 const REGION: u64 = 8 << 20;
-
-/// Bytes that a stretch without rows has at least: others are part of the one in front of them.
-const EMPTY_BYTES: u64 = 1 << 20;
 
 /// CSV files of one dialect.
 pub(crate) struct CsvFormat {
@@ -60,16 +59,23 @@ impl Format for CsvFormat {
         file: &'w dyn ReadAt,
         header: &'w Header,
     ) -> Result<impl Iterator<Item = Result<Stretch>> + 'w> {
+        self.walk_from(file, header, header.first)
+    }
+
+    fn walk_from<'w>(
+        &'w self,
+        file: &'w dyn ReadAt,
+        header: &'w Header,
+        from: u64,
+    ) -> Result<impl Iterator<Item = Result<Stretch>> + 'w> {
         Ok(Walk {
             file,
             lines: Lines::new(&self.dialect, header.names.len()),
             size: header.size,
-            at: header.first,
+            at: from,
             threads: self.threads,
-            pending: None,
-            found: VecDeque::new(),
+            joining: Joining::default(),
             failed: None,
-            first: header.first,
         })
     }
 
@@ -89,7 +95,12 @@ impl Format for CsvFormat {
         stored: &[u8],
         _: &BufferPool,
     ) -> Result<()> {
-        let found = scan(stored, &Lines::new(&self.dialect, header.names.len()), STRETCH_BYTES);
+        let found = scan(
+            stored,
+            stretch.offset,
+            &Lines::new(&self.dialect, header.names.len()),
+            STRETCH_BYTES,
+        );
         if stored.len() != stretch.len as usize || found.open.is_some() || found.cuts.iter().any(|cut| cut.rows > 0) {
             let reason = "it has a stretch without rows that isn't there";
             return Err(Error::new(ErrorKind::Malformed, reason).at_block(number, stretch.offset));
@@ -104,13 +115,10 @@ impl Format for CsvFormat {
     fn decode(&self, header: &Header, index: &[u8], size: u64) -> Result<Option<Vec<Stretch>>> {
         decode_index(index, header, size)
     }
-}
 
-/// Rows that begin at a byte of the file, up to the next such byte.
-#[derive(Clone, Copy)]
-struct Cut {
-    offset: u64,
-    rows: u32,
+    fn decode_front(&self, file: &dyn ReadAt, header: &Header, index: &[u8]) -> Result<Option<Vec<Stretch>>> {
+        decode_front(index, header, file)
+    }
 }
 
 /// A walk through a file: regions of it are scanned at once, and joined where one ends at the row that the next begins with.
@@ -118,20 +126,18 @@ struct Walk<'w> {
     file: &'w dyn ReadAt,
     lines: Lines,
     size: u64,
-    /// The first row.
-    first: u64,
     /// The next row.
     at: u64,
     threads: usize,
-    pending: Option<Cut>,
-    found: VecDeque<Stretch>,
+    joining: Joining,
     failed: Option<Error>,
 }
 
 /// What was found in a region.
 struct Region {
     start: u64,
-    cuts: Vec<Cut>,
+    /// Where rows begin in the file, and how many.
+    cuts: Vec<(u64, u32)>,
     /// The row behind it.
     next: u64,
 }
@@ -170,7 +176,11 @@ impl Walk<'_> {
                 _ => self.region(self.at, end)?,
             };
             self.at = region.next;
-            region.cuts.into_iter().for_each(|cut| self.push(cut));
+            for (offset, rows) in region.cuts {
+                self.joining
+                    .push(offset, rows)
+                    .map_err(|e| e.at_path(self.file.location()))?;
+            }
         }
         Ok(())
     }
@@ -211,7 +221,7 @@ impl Walk<'_> {
             let at = region.next;
             let until = if piece > PIECE { at + piece } else { end.min(at + piece) }.min(self.size);
             let len = self.read_line(&mut bytes, at, until)?;
-            let found = scan(&bytes[..len], &self.lines, STRETCH_BYTES);
+            let found = scan(&bytes[..len], at, &self.lines, STRETCH_BYTES);
             if found.open == Some(0) || found.open.is_some_and(|_| found.cuts.iter().all(|cut| cut.rows == 0)) {
                 // One row, and no end of it.
                 let whole = at + len as u64 == self.size;
@@ -221,11 +231,8 @@ impl Walk<'_> {
                 piece *= 2;
                 continue;
             }
-            let cut = |cut: &fastpipe_csv::Cut| Cut {
-                offset: at + cut.start as u64,
-                rows: cut.rows,
-            };
-            region.cuts.extend(found.cuts.iter().map(cut));
+            let placed = |cut: &Cut| (at + cut.start as u64, cut.rows);
+            region.cuts.extend(found.cuts.iter().map(placed));
             region.next = at + found.open.unwrap_or(len) as u64;
             piece = PIECE;
         }
@@ -259,37 +266,6 @@ impl Walk<'_> {
             slack *= 4;
         }
     }
-
-    /// Goes on with a stretch, or begins another.
-    fn push(&mut self, cut: Cut) {
-        let pending = self.pending.get_or_insert(Cut {
-            offset: self.first,
-            rows: 0,
-        });
-        let len = cut.offset - pending.offset;
-        if (cut.rows > 0 && pending.rows > 0) || len >= EMPTY_BYTES {
-            self.found.push_back(Stretch {
-                offset: pending.offset,
-                // A row, a stretch, and little that is no row.
-                len: len as u32,
-                rows: pending.rows,
-            });
-            *pending = cut;
-        } else {
-            pending.rows += cut.rows;
-        }
-    }
-
-    /// Ends the last stretch.
-    fn end(&mut self) -> Option<Stretch> {
-        let pending = self.pending.take()?;
-        let len = (self.size - pending.offset) as u32;
-        (len > 0).then_some(Stretch {
-            offset: pending.offset,
-            len,
-            rows: pending.rows,
-        })
-    }
 }
 
 #[cold]
@@ -310,19 +286,21 @@ impl Iterator for Walk<'_> {
 
     fn next(&mut self) -> Option<Result<Stretch>> {
         loop {
-            if let Some(stretch) = self.found.pop_front() {
+            if let Some(stretch) = self.joining.pop() {
                 return Some(Ok(stretch));
             }
             if let Some(error) = self.failed.take() {
-                self.at = self.size;
-                self.pending = None;
+                (self.at, self.joining) = (self.size, Joining::default());
                 return Some(Err(error));
             }
-            if self.at >= self.size {
-                return self.end().map(Ok);
-            }
-            if let Err(error) = self.scan_regions() {
-                self.failed = Some(error);
+            let ended = self.at >= self.size;
+            let scanned = match ended {
+                true => self.joining.end(self.size).map_err(|e| e.at_path(self.file.location())),
+                false => self.scan_regions(),
+            };
+            self.failed = scanned.err();
+            if ended && self.failed.is_none() {
+                return self.joining.pop().map(Ok);
             }
         }
     }
