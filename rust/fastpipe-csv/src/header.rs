@@ -100,14 +100,12 @@ impl Header {
 
     /// Of a file with a size, and of its text, which has at most so many bytes.
     fn of(file: &dyn ReadAt, size: u64, text: (&dyn ReadAt, u64), dialect: &Dialect) -> Result<Header> {
-        let mut ends = read(file, 0, END_BYTES.min(size))?;
-        let tail = size.saturating_sub(END_BYTES).max(ends.len() as u64);
         let start = read(text.0, 0, END_BYTES.min(text.1))?;
         if let Some(reason) = other(&start) {
             return Err(Error::new(ErrorKind::Unsupported, reason));
         }
         let start = if start.starts_with(MARK) { MARK.len() } else { 0 };
-        ends.extend(read(file, tail, size - tail)?);
+        let ends = ends(file, size)?;
         let digest = XxHash3_64::oneshot_with_seed(size, &ends);
         let (names, first) = Self::names(text, dialect, start)?;
         Ok(Header {
@@ -116,6 +114,11 @@ impl Header {
             size,
             digest,
         })
+    }
+
+    /// The digest that the file had when it had so many bytes, unless they were changed since.
+    pub(crate) fn digest_of_front(file: &dyn ReadAt, size: u64) -> Result<u64> {
+        Ok(XxHash3_64::oneshot_with_seed(size, &ends(file, size)?))
     }
 
     /// The names of columns, and where the first row of data is.
@@ -189,6 +192,14 @@ pub(crate) fn lone_return(LoneReturn(at): LoneReturn) -> Error {
     let reason = "a carriage return ends no row: rows end with a newline, with or without one in front of it, and fields \
                   with one are quoted";
     malformed(reason).at_offset(at as u64)
+}
+
+/// The first and the last of the first `size` bytes of a file.
+fn ends(file: &dyn ReadAt, size: u64) -> Result<Vec<u8>> {
+    let mut ends = read(file, 0, END_BYTES.min(size))?;
+    let tail = size.saturating_sub(END_BYTES).max(ends.len() as u64);
+    ends.extend(read(file, tail, size - tail)?);
+    Ok(ends)
 }
 
 fn read(file: &dyn ReadAt, offset: u64, len: u64) -> Result<Vec<u8>> {

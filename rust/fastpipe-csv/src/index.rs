@@ -4,18 +4,15 @@
 //!
 //! Nothing in those bytes is trusted: what comes out could be stretches of a file of this size.
 
-use fastpipe_batch::{Error, ErrorKind, Result};
+use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::header::Header;
-use crate::scan::{MOST_ROW_BYTES, STRETCH_BYTES};
+use crate::joining::MOST_BYTES;
 use crate::source::Stretch;
 
 /// The version of this format.
-const VERSION: u8 = 1;
-
-/// Bytes that a stretch has at most: it ends with the row that it is full with.
-const MOST_BYTES: u64 = MOST_ROW_BYTES + 2 * STRETCH_BYTES as u64;
+const VERSION: u8 = 2;
 
 #[derive(Serialize, Deserialize)]
 struct Index {
@@ -44,27 +41,64 @@ pub fn encode_index(header: &Header, stretches: &[Stretch]) -> Vec<u8> {
 /// # Errors
 /// Malformed, if the bytes are no index, or not one of stretches that such a file could have.
 pub fn decode_index(bytes: &[u8], header: &Header, size: u64) -> Result<Option<Vec<Stretch>>> {
-    let malformed = |reason: &str| Error::new(ErrorKind::Malformed, reason);
-    let (index, rest) = postcard::take_from_bytes::<Index>(bytes).map_err(|e| malformed(&e.to_string()))?;
-    if index.version != VERSION || !rest.is_empty() {
-        return Err(malformed("it is of another version, or something stands behind it"));
-    }
+    let index = Index::parse(bytes)?;
     if (index.digest, index.columns, index.first) != (header.digest, header.names.len() as u64, header.first) {
         return Ok(None);
     }
-    let mut stretches = fastpipe_batch::try_with_capacity(index.stretches.len(), "the index of a file's rows")?;
-    let mut offset = index.first;
-    for (len, rows) in index.stretches {
-        // A row has a byte at least.
-        if rows > len || len == 0 || u64::from(len) > MOST_BYTES {
-            return Err(malformed("it has a stretch that can't be"));
-        }
-        stretches.push(Stretch { offset, len, rows });
-        offset += u64::from(len);
-    }
-    match offset == size || stretches.is_empty() {
+    let (stretches, end) = index.stretches()?;
+    match end == size || stretches.is_empty() {
         true => Ok(Some(stretches)),
         false => Err(malformed("its stretches don't fill the file")),
+    }
+}
+
+/// Decodes the stretches of a file that had fewer bytes when its index was made, as far as they are those of the whole file;
+/// `None` if there are none, or the file isn't the same in front of what is new. That is told by its first bytes, and by those
+/// that were the last.
+///
+/// # Errors
+/// Malformed, if the bytes are no index, or not one of stretches that a file could have; those of reading the file.
+pub fn decode_front(bytes: &[u8], header: &Header, file: &dyn ReadAt) -> Result<Option<Vec<Stretch>>> {
+    let index = Index::parse(bytes)?;
+    let (mut stretches, size) = index.stretches()?;
+    let alike = (index.columns, index.first) == (header.names.len() as u64, header.first);
+    if !alike || size >= header.size || Header::digest_of_front(file, size)? != index.digest {
+        return Ok(None);
+    }
+    // The last row may have gone on; and if that made it one that is passed over, nothing may begin with it any more, so that
+    // it is part of the stretch in front of it.
+    stretches.truncate(stretches.len().saturating_sub(2));
+    Ok((!stretches.is_empty()).then_some(stretches))
+}
+
+fn malformed(reason: &str) -> Error {
+    Error::new(ErrorKind::Malformed, reason)
+}
+
+impl Index {
+    fn parse(bytes: &[u8]) -> Result<Index> {
+        let (index, rest) = postcard::take_from_bytes::<Index>(bytes).map_err(|e| malformed(&e.to_string()))?;
+        if index.version != VERSION || !rest.is_empty() {
+            return Err(malformed("it is of another version, or something stands behind it"));
+        }
+        Ok(index)
+    }
+
+    /// The stretches, and where the last one ends.
+    fn stretches(&self) -> Result<(Vec<Stretch>, u64)> {
+        let mut stretches = fastpipe_batch::try_with_capacity(self.stretches.len(), "the index of a file's rows")?;
+        let mut offset = self.first;
+        for &(len, rows) in &self.stretches {
+            // A row has a byte at least.
+            if rows > len || len == 0 || u64::from(len) > MOST_BYTES {
+                return Err(malformed("it has a stretch that can't be"));
+            }
+            stretches.push(Stretch { offset, len, rows });
+            offset = offset
+                .checked_add(len.into())
+                .ok_or_else(|| malformed("its stretches don't fill the file"))?;
+        }
+        Ok((stretches, offset))
     }
 }
 

@@ -77,11 +77,18 @@ impl Lines {
             let Some(end) = self.end(bytes, start) else {
                 return Next::Open { start };
             };
-            match self.fields {
-                Some(fields) if Fields::count(self, &bytes[start..end]) != Some(fields) => at = end,
-                _ => return Next::Row { start, end },
+            match self.is_row(&bytes[start..end]) {
+                true => return Next::Row { start, end },
+                false => at = end,
             }
         }
+    }
+
+    /// Whether what ends like a row has the fields that rows have, where others are passed over.
+    #[inline]
+    pub(crate) fn is_row(&self, row: &[u8]) -> bool {
+        self.fields
+            .is_none_or(|fields| Fields::count(self, row) == Some(fields))
     }
 
     /// Where the row that starts at `start` ends, behind its newline; `None` if that is within quotes.

@@ -1,9 +1,13 @@
 //! The scan for rows.
 //!
+//! A file is cut at the first line behind each multiple of [`STRETCH_BYTES`], unless that line is within quotes. So where it is
+//! cut, and with it the order of rows, depends on its bytes alone: not on how many threads scan it, on where each begins, or on
+//! whether the scan goes on from the index of a time when the file was shorter.
+//!
 //! Where a scan begins in the middle of a file, it has to guess that a newline ends a row. Whoever scans what lies in front of
 //! it knows in the end where a row starts, and scans again what was begun elsewhere: so several threads can scan one file.
 
-use crate::rows::{Lines, Next, newline};
+use crate::rows::{Lines, newline};
 
 /// Bytes of the rows of a unit, about. With the row that it is full with, and a little room for others, it fits a buffer of
 /// 64 KiB.
@@ -30,26 +34,32 @@ pub struct Scanned {
     pub open: Option<usize>,
 }
 
-/// Finds the rows of bytes that begin with a line and end with one, and cuts them into stretches of about `goal` bytes.
-pub fn scan(bytes: &[u8], lines: &Lines, goal: usize) -> Scanned {
+/// Finds the rows of bytes that begin with a line and end with one, and cuts them at the first line behind each multiple of
+/// `goal` bytes of the file, in which they begin at byte `offset`.
+pub fn scan(bytes: &[u8], offset: u64, lines: &Lines, goal: usize) -> Scanned {
     let mut found = Scanned::default();
     let mut at = 0;
+    let goal = goal.max(1);
     while at < bytes.len() {
         let start = at;
-        let end = newline(bytes, (at + goal.max(1)).min(bytes.len()) - 1);
+        let behind = (offset + at as u64) % goal as u64;
+        let end = newline(bytes, (at + goal - behind as usize).min(bytes.len()) - 1);
         let mut rows = 0;
         match plain_rows(&bytes[start..end], lines) {
             Some(count) => (rows, at) = (count, end),
             None => {
                 while at < end {
-                    match lines.next(bytes, at) {
-                        Next::Row { end, .. } => (rows, at) = (rows + 1, end),
-                        Next::End => at = bytes.len(),
-                        Next::Open { start: open } => {
-                            found.open = Some(open);
-                            break;
-                        }
+                    let row = lines.past_others(&bytes[..end], at);
+                    if row >= end {
+                        at = end;
+                        break;
                     }
+                    let Some(behind) = lines.end(bytes, row) else {
+                        found.open = Some(row);
+                        break;
+                    };
+                    rows += u32::from(lines.is_row(&bytes[row..behind]));
+                    at = behind;
                 }
             }
         }
@@ -106,6 +116,7 @@ mod tests {
 
     use super::*;
     use crate::dialect::{Dialect, OnRagged};
+    use crate::rows::Next;
 
     fn naive(bytes: &[u8], lines: &Lines) -> (u32, Option<usize>) {
         let (mut rows, mut at) = (0, 0);
@@ -133,9 +144,10 @@ mod tests {
             bytes in proptest::collection::vec(proptest::sample::select(b"aaab,,\n\n\r\"#".to_vec()), 0..600),
             dialect in dialects(),
             goal in 1usize..700,
+            offset in 0u64..2000,
         ) {
             let lines = Lines::new(&dialect, 2);
-            let found = scan(&bytes, &lines, goal);
+            let found = scan(&bytes, offset, &lines, goal);
             let (rows, open) = naive(&bytes, &lines);
             prop_assert_eq!(found.cuts.iter().map(|cut| cut.rows).sum::<u32>(), rows);
             prop_assert_eq!(found.open, open);

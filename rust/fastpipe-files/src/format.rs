@@ -66,6 +66,21 @@ pub trait Format: Sync {
         header: &'w Self::Header,
     ) -> Result<impl Iterator<Item = Result<Self::Block>> + 'w>;
 
+    /// The same of those blocks that begin at byte `from` or behind it: the first block, or the end of those of a
+    /// [front](Format::decode_front).
+    ///
+    /// # Errors
+    /// As [`Format::walk`].
+    fn walk_from<'w>(
+        &'w self,
+        file: &'w dyn ReadAt,
+        header: &'w Self::Header,
+        from: u64,
+    ) -> Result<impl Iterator<Item = Result<Self::Block>> + 'w> {
+        let behind = move |block: &Result<Self::Block>| block.as_ref().map_or(true, |b| self.extent(b).offset >= from);
+        Ok(self.walk(file, header)?.filter(behind))
+    }
+
     /// Where a block lies, and how many rows it has.
     fn extent(&self, block: &Self::Block) -> Extent;
 
@@ -95,4 +110,19 @@ pub trait Format: Sync {
     /// # Errors
     /// Malformed, if the bytes aren't an index, or not one of blocks that such a file could have.
     fn decode(&self, header: &Self::Header, index: &[u8], size: u64) -> Result<Option<Vec<Self::Block>>>;
+
+    /// The first blocks of a file that has grown, out of the index of when it was smaller: those that a walk through the
+    /// whole file finds at its beginning, and at least one. `None` if what the index is of can't be found in the file any more,
+    /// if none of its blocks is sure to have stayed, and of formats that can't tell.
+    ///
+    /// # Errors
+    /// As [`Format::decode`]; those of reading the file.
+    fn decode_front(
+        &self,
+        _file: &dyn ReadAt,
+        _header: &Self::Header,
+        _index: &[u8],
+    ) -> Result<Option<Vec<Self::Block>>> {
+        Ok(None)
+    }
 }

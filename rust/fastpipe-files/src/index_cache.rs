@@ -9,7 +9,8 @@
 //! | any | the [`Key`], in [postcard's wire format](https://postcard.jamesmunns.com/wire-format) |
 //! | the rest | the index, as its source encodes it; here it is just bytes |
 //!
-//! An entry serves as long as the key is the same. Nothing in it is trusted: what doesn't match is as good as not there.
+//! An entry serves as long as the key is the same; that of a file which has grown serves as the beginning of another, where its
+//! format can tell that it [is one](crate::Format::decode_front). Nothing in it is trusted: what doesn't match is as good as not there.
 //!
 //! # When the clock is too coarse
 //!
@@ -147,10 +148,15 @@ impl Key {
         }
     }
 
+    /// Bytes of the file.
+    fn size(&self) -> u64 {
+        let (Key::Local { size, .. } | Key::Tagged { size, .. }) = self;
+        *size
+    }
+
     /// Bytes that an entry for it can have. An index is smaller than what it is about, so nothing larger is read.
     fn most(&self) -> u64 {
-        let (Key::Local { size, .. } | Key::Tagged { size, .. }) = self;
-        size.saturating_add(self.name().len() as u64 + SLACK)
+        self.size().saturating_add(self.name().len() as u64 + SLACK)
     }
 }
 
@@ -159,6 +165,8 @@ impl Key {
 pub enum Lookup {
     /// An index, and the bytes of its entry.
     Found(Vec<u8>, u64),
+    /// An index of when the file was smaller, and how many bytes it had.
+    Smaller(Vec<u8>, u64),
     /// Nothing, or what was made of another state of the file.
     Missing,
     /// Something that isn't an entry, or isn't any more; says what is wrong with it.
@@ -295,13 +303,18 @@ fn parse(mut bytes: Vec<u8>, key: &Key) -> Lookup {
     if prefix[MAGIC.len()..] != crc32fast::hash(rest).to_le_bytes() {
         return damaged("its checksum is wrong");
     }
-    let start = match postcard::take_from_bytes::<Key>(rest) {
-        Ok((found, index)) if found == *key => bytes.len() - index.len(),
-        Ok(_) => return Lookup::Missing,
+    let (found, start) = match postcard::take_from_bytes::<Key>(rest) {
+        Ok((found, index)) => (found, bytes.len() - index.len()),
         Err(_) => return damaged("it doesn't say what it was made of"),
     };
     let entry = bytes.len() as u64;
-    Lookup::Found(bytes.split_off(start), entry)
+    match found == *key {
+        true => Lookup::Found(bytes.split_off(start), entry),
+        false if found.name() == key.name() && found.size() < key.size() => {
+            Lookup::Smaller(bytes.split_off(start), found.size())
+        }
+        false => Lookup::Missing,
+    }
 }
 
 #[cfg(test)]
@@ -329,8 +342,12 @@ mod tests {
         let bytes = cache.store(&new, b"two").unwrap();
         assert_eq!(cache.load(&new), found(b"two", &new));
         assert_eq!(std::fs::metadata(cache.path(&new)).unwrap().len(), bytes);
-        for other in [key("/x", 8, -3), key("/x", 7, 3), key("/y", 7, -3)] {
+        for other in [key("/x", 6, -3), key("/x", 7, 3), key("/y", 8, -3)] {
             assert_eq!(cache.load(&other), Lookup::Missing);
+        }
+        // The file has grown.
+        for grown in [key("/x", 8, -3), key("/x", 70, 3)] {
+            assert_eq!(cache.load(&grown), Lookup::Smaller(b"two".to_vec(), 7));
         }
         // Another file under the same name, were two hashes ever the same.
         std::fs::rename(cache.path(&new), cache.path(&key("/y", 7, -3))).unwrap();

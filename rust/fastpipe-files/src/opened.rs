@@ -10,7 +10,7 @@ use crate::index_cache::{IndexCache, Key, Lookup, Stamp};
 use crate::note::Note;
 use crate::storage::LocalFile;
 use crate::tell::{Halt, Tell};
-use crate::walk::{check_all_empty, walk, walk_front};
+use crate::walk::{check_all_empty, walk, walk_front, walk_on};
 
 /// What came of a file's entry in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,13 +147,25 @@ fn open_cached<F: Format, E>(
     tell: &mut Tell<'_, E>,
 ) -> Result<(), Halt<E>> {
     let key = Key::local(file.location(), &before, format.cache_tag())?;
-    if let Some((blocks, entry)) = load(format, cache, &key, head, opened, tell)? {
-        tell(before.size()).map_err(Halt::Interrupted)?;
-        (opened.blocks, opened.kept, opened.entry) = (blocks, Kept::Before, entry);
-        return Ok(());
-    }
+    let front = match load(format, cache, &key, head, opened, tell)? {
+        Loaded::Whole(blocks, entry) => {
+            tell(before.size()).map_err(Halt::Interrupted)?;
+            (opened.blocks, opened.kept, opened.entry) = (blocks, Kept::Before, entry);
+            return Ok(());
+        }
+        Loaded::Front(blocks, size) => {
+            let path = shown_path(&opened.path);
+            let text = format!(
+                "the block index of {path} is extended: the file grew from {size} to {} bytes",
+                before.size()
+            );
+            opened.notes.push(Note::info(text));
+            blocks
+        }
+        Loaded::Nothing => Vec::new(),
+    };
     cache.check_writable()?;
-    opened.blocks = walk(format, head, &opened.header, tell)?;
+    opened.blocks = walk_on(format, head, &opened.header, front, tell)?;
     (opened.kept, opened.entry) = keep(format, cache, &key, &before, file, opened)?;
     if matches!(opened.kept, Kept::Unsettled | Kept::Changed) {
         let why = "the file was modified a moment ago, or has a time of modification in the future";
@@ -163,8 +175,14 @@ fn open_cached<F: Format, E>(
     Ok(())
 }
 
-/// The blocks of a file, and the bytes of their entry in the cache.
-type Loaded<F> = (Vec<<F as Format>::Block>, u64);
+/// What the cache has for a file.
+enum Loaded<F: Format> {
+    /// Its blocks, and the bytes of their entry.
+    Whole(Vec<F::Block>, u64),
+    /// Its first blocks, and the bytes that it had when they were found.
+    Front(Vec<F::Block>, u64),
+    Nothing,
+}
 
 /// What the cache has for a file. Damage is noted.
 fn load<F: Format, E>(
@@ -174,28 +192,43 @@ fn load<F: Format, E>(
     file: &dyn ReadAt,
     opened: &mut Opened<F>,
     tell: &mut Tell<'_, E>,
-) -> Result<Option<Loaded<F>>, Halt<E>> {
+) -> Result<Loaded<F>, Halt<E>> {
     let header = &opened.header;
-    let damage = match cache.load(key) {
-        Lookup::Missing => return Ok(None),
-        Lookup::Damaged(reason) => reason,
-        Lookup::Found(bytes, entry) => match format.decode(header, &bytes, opened.stamp.size) {
-            Ok(None) => return Ok(None),
-            Ok(Some(blocks)) => match check_all_empty(format, file, header, &blocks, tell) {
-                Ok(()) => return Ok(Some((blocks, entry))),
-                Err(Halt::Failed(e)) => e.reason().to_owned(),
-                Err(halt) => return Err(halt),
-            },
-            Err(e) => e.reason().to_owned(),
-        },
+    let (size, bytes, entry) = match cache.load(key) {
+        Lookup::Missing => return Ok(Loaded::Nothing),
+        Lookup::Damaged(reason) => {
+            opened.notes.push(damaged(cache, key, &opened.path, &reason));
+            return Ok(Loaded::Nothing);
+        }
+        Lookup::Found(bytes, entry) => (opened.stamp.size, bytes, entry),
+        Lookup::Smaller(bytes, size) => (size, bytes, 0),
     };
-    let (entry, path) = (cache.path(key), shown_path(&opened.path));
+    let grown = size < opened.stamp.size;
+    let blocks = match grown {
+        true => format.decode_front(file, header, &bytes),
+        false => format.decode(header, &bytes, size),
+    };
+    let failed = match blocks {
+        Ok(None) => return Ok(Loaded::Nothing),
+        Ok(Some(blocks)) => match check_all_empty(format, file, header, &blocks, tell) {
+            Ok(()) if grown => return Ok(Loaded::Front(blocks, size)),
+            Ok(()) => return Ok(Loaded::Whole(blocks, entry)),
+            Err(Halt::Failed(error)) => error,
+            Err(halt) => return Err(halt),
+        },
+        Err(error) => error,
+    };
+    opened.notes.push(damaged(cache, key, &opened.path, failed.reason()));
+    Ok(Loaded::Nothing)
+}
+
+fn damaged(cache: &IndexCache, key: &Key, path: &str, damage: &str) -> Note {
+    let (entry, path) = (cache.path(key), shown_path(path));
     let text = format!(
         "the block index of {path} in {} is damaged ({damage}): it is made anew",
         entry.display()
     );
-    opened.notes.push(Note::warning(text));
-    Ok(None)
+    Note::warning(text)
 }
 
 /// Writes the blocks of a file to the cache, unless a change of the file might go unnoticed.
@@ -323,6 +356,55 @@ mod tests {
         assert_eq!(place.opened(&path).blocks.len(), blocks.len());
         assert_eq!(place.opened(&path).kept, Kept::Before);
         assert_eq!(place.format.walks(), 3);
+    }
+
+    #[test]
+    fn the_index_of_a_file_that_has_grown_is_extended() {
+        let place = Place {
+            format: Toy {
+                grows: true,
+                ..Toy::default()
+            },
+            ..Place::new()
+        };
+        let mut blocks = many();
+        let before = place.opened(&place.write(&file(b'x', &blocks)));
+        blocks.last_mut().unwrap().0 += 1;
+        blocks.extend([(7, 7), (0, 0), (9, 9)]);
+        let path = place.write(&file(b'x', &blocks));
+        let grown = place.opened(&path);
+        assert_eq!(
+            (grown.kept, &grown.blocks),
+            (Kept::Now, &opened(&Toy::default(), &path, None).blocks)
+        );
+        assert_eq!(grown.blocks[..299], before.blocks[..299]);
+        let [note] = &grown.notes[..] else { panic!() };
+        assert_eq!(note.level, Level::Info);
+        let sizes = format!(
+            "is extended: the file grew from {} to {} bytes",
+            before.stamp.size, grown.stamp.size
+        );
+        assert!(note.text.contains(&sizes), "{}", note.text);
+        assert_eq!(place.opened(&path).kept, Kept::Before);
+        // One that shrinks is walked, and so is one of another header.
+        blocks.pop();
+        assert!(place.opened(&place.write(&file(b'x', &blocks))).notes.is_empty());
+        blocks.push((1, 1));
+        let other = place.opened(&place.write(&file(b'y', &blocks)));
+        assert!(other.notes.is_empty() && other.blocks.len() == blocks.len());
+        // A block that was without rows has some by now.
+        let mut rewritten = file(b'y', &blocks);
+        let at = rewritten.len() - 3 - 2;
+        assert_eq!(rewritten[at..at + 2], [0, 0]);
+        rewritten[at] = 1;
+        rewritten.extend([1, 1, b'd']);
+        let again = place.opened(&place.write(&rewritten));
+        assert_eq!((again.blocks.len(), again.notes.len()), (blocks.len() + 1, 1));
+        assert!(
+            again.notes[0].text.contains("is damaged (it isn't empty)"),
+            "{}",
+            again.notes[0].text
+        );
     }
 
     #[test]

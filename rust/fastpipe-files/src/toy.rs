@@ -22,6 +22,8 @@ pub(crate) struct ToyHeader {
 #[derive(Default)]
 pub(crate) struct Toy {
     pub(crate) tag: &'static [u8],
+    /// Whether it can tell what of an index is of a file that has grown.
+    pub(crate) grows: bool,
     pub(crate) walks: AtomicUsize,
 }
 
@@ -132,6 +134,17 @@ impl Format for Toy {
             true => Ok(Some(blocks)),
             false => Err(malformed("its blocks don't fill the file")),
         }
+    }
+
+    fn decode_front(&self, _: &dyn ReadAt, header: &ToyHeader, index: &[u8]) -> Result<Option<Vec<Extent>>> {
+        if !self.grows {
+            return Ok(None);
+        }
+        // All but the last.
+        let kept = index.len().saturating_sub(2);
+        let sizes = index[..kept].iter().skip(2).step_by(2);
+        let size = HEADER + sizes.map(|&size| 2 + u64::from(size)).sum::<u64>();
+        self.decode(header, &index[..kept], size)
     }
 }
 

@@ -23,9 +23,20 @@ pub fn walk<F: Format, E>(
     header: &F::Header,
     tell: &mut Tell<'_, E>,
 ) -> Result<Vec<F::Block>, Halt<E>> {
-    let mut walk = format.walk(file, header)?;
-    let mut blocks = Vec::new();
-    let (mut behind, pool) = (format.first_block(header), BufferPool::default());
+    walk_on(format, file, header, Vec::new(), tell)
+}
+
+/// The same of a file whose first blocks are known.
+pub(crate) fn walk_on<F: Format, E>(
+    format: &F,
+    file: &dyn ReadAt,
+    header: &F::Header,
+    mut blocks: Vec<F::Block>,
+    tell: &mut Tell<'_, E>,
+) -> Result<Vec<F::Block>, Halt<E>> {
+    let known = blocks.last().map(|block| format.extent(block).end());
+    let mut behind = known.unwrap_or_else(|| format.first_block(header));
+    let (mut walk, pool) = (format.walk_from(file, header, behind)?, BufferPool::default());
     loop {
         let from = blocks.len();
         for block in walk.by_ref().take(F::BLOCKS_AT_ONCE) {

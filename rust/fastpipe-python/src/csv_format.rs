@@ -1,11 +1,13 @@
 //! CSV as a format that files are opened in: where `fastpipe-csv` meets `fastpipe-files`.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result, try_filled};
-use fastpipe_csv::{Dialect, Header, Lines, MOST_ROW_BYTES, STRETCH_BYTES, Stretch, decode_index, encode_index, scan};
+use fastpipe_csv::{
+    Cut, Dialect, Header, Joining, Lines, MOST_ROW_BYTES, STRETCH_BYTES, Stretch, decode_front, decode_index,
+    encode_index, scan,
+};
 use fastpipe_files::{CompressedText, Compression, Extent, Format, Layout, Packed};
 
 use crate::csv_window::Window;
@@ -21,9 +23,6 @@ const SLACK: u64 = 4 << 10;
 
 /// Bytes of a file that each thread scans before it is seen whether it began at a row.
 const REGION: u64 = 8 << 20;
-
-/// Bytes that a stretch without rows has at least: others are part of the one in front of them.
-const EMPTY_BYTES: u64 = 1 << 20;
 
 /// CSV files of one dialect.
 pub(crate) struct CsvFormat {
@@ -112,6 +111,15 @@ impl Format for CsvFormat {
         file: &'w dyn ReadAt,
         header: &'w CsvHeader,
     ) -> Result<impl Iterator<Item = Result<Stretch>> + 'w> {
+        self.walk_from(file, header, header.header.first)
+    }
+
+    fn walk_from<'w>(
+        &'w self,
+        file: &'w dyn ReadAt,
+        header: &'w CsvHeader,
+        from: u64,
+    ) -> Result<impl Iterator<Item = Result<Stretch>> + 'w> {
         let compressed = header.compression.map(|how| CompressedText::new(file, how));
         Ok(Walk {
             // How much text there is shows at its end.
@@ -125,16 +133,10 @@ impl Format for CsvFormat {
             compressed,
             file,
             lines: Lines::new(&self.dialect, header.header.names.len()),
-            at: if self.scans {
-                header.header.first
-            } else {
-                header.header.size
-            },
+            at: if self.scans { from } else { header.header.size },
             window: Window::default(),
-            pending: None,
-            found: VecDeque::new(),
+            joining: Joining::default(),
             failed: None,
-            first: header.header.first,
             layout: &header.layout,
         })
     }
@@ -157,6 +159,7 @@ impl Format for CsvFormat {
     ) -> Result<()> {
         let found = scan(
             stored,
+            stretch.offset,
             &Lines::new(&self.dialect, header.header.names.len()),
             STRETCH_BYTES,
         );
@@ -189,6 +192,14 @@ impl Format for CsvFormat {
         }
         Ok(stretches)
     }
+
+    fn decode_front(&self, file: &dyn ReadAt, header: &CsvHeader, index: &[u8]) -> Result<Option<Vec<Stretch>>> {
+        match header.compression {
+            None => decode_front(index, &header.header, file),
+            // What was appended to it may be anything, and isn't looked at.
+            Some(_) => Ok(None),
+        }
+    }
 }
 
 /// An error that was met in the text of a compressed file, or in decompressing it: that names the file, and a byte of it.
@@ -197,13 +208,6 @@ pub(crate) fn of_text(error: Error) -> Error {
         Some(_) => error,
         None => error.with_offset_within(TEXT),
     }
-}
-
-/// Rows that begin at a byte of the file, up to the next such byte.
-#[derive(Clone, Copy)]
-struct Cut {
-    offset: u64,
-    rows: u32,
 }
 
 /// A walk through a file: regions of it are scanned at once, and joined where one ends at the row that the next begins with.
@@ -217,20 +221,18 @@ struct Walk<'w> {
     /// Bytes of text; the largest number until its end is met.
     size: AtomicU64,
     window: Window,
-    /// The first row.
-    first: u64,
     /// The next row.
     at: u64,
     threads: usize,
-    pending: Option<Cut>,
-    found: VecDeque<Stretch>,
+    joining: Joining,
     failed: Option<Error>,
 }
 
 /// What was found in a region.
 struct Region {
     start: u64,
-    cuts: Vec<Cut>,
+    /// Where rows begin in the file, and how many.
+    cuts: Vec<(u64, u32)>,
     /// The row behind it.
     next: u64,
 }
@@ -283,7 +285,10 @@ impl Walk<'_> {
                 _ => self.region(&mut window, self.at, end)?,
             };
             self.at = region.next;
-            region.cuts.into_iter().for_each(|cut| self.push(cut));
+            for (offset, rows) in region.cuts {
+                let pushed = self.joining.push(offset, rows);
+                pushed.map_err(|e| self.located(e))?;
+            }
         }
         self.window = window;
         Ok(())
@@ -325,7 +330,7 @@ impl Walk<'_> {
             let at = region.next;
             let until = if piece > PIECE { at + piece } else { end.min(at + piece) }.min(self.size());
             let len = self.read_line(window, at, until)?;
-            let found = scan(&window.bytes()[..len], &self.lines, STRETCH_BYTES);
+            let found = scan(&window.bytes()[..len], at, &self.lines, STRETCH_BYTES);
             if found.open == Some(0) || found.open.is_some_and(|_| found.cuts.iter().all(|cut| cut.rows == 0)) {
                 // One row, and no end of it.
                 let whole = at + len as u64 == self.size();
@@ -335,11 +340,8 @@ impl Walk<'_> {
                 piece *= 2;
                 continue;
             }
-            let cut = |cut: &fastpipe_csv::Cut| Cut {
-                offset: at + cut.start as u64,
-                rows: cut.rows,
-            };
-            region.cuts.extend(found.cuts.iter().map(cut));
+            let placed = |cut: &Cut| (at + cut.start as u64, cut.rows);
+            region.cuts.extend(found.cuts.iter().map(placed));
             region.next = at + found.open.unwrap_or(len) as u64;
             piece = PIECE;
         }
@@ -387,6 +389,11 @@ impl Walk<'_> {
             )
         };
         let error = Error::new(if whole { ErrorKind::Malformed } else { ErrorKind::Limit }, reason).at_offset(at);
+        self.located(error)
+    }
+
+    /// An error at a byte of the text.
+    fn located(&self, error: Error) -> Error {
         let error = if self.compressed.is_some() {
             of_text(error)
         } else {
@@ -395,38 +402,12 @@ impl Walk<'_> {
         error.at_path(self.file.location())
     }
 
-    /// Goes on with a stretch, or begins another.
-    fn push(&mut self, cut: Cut) {
-        let pending = self.pending.get_or_insert(Cut {
-            offset: self.first,
-            rows: 0,
-        });
-        let len = cut.offset - pending.offset;
-        if (cut.rows > 0 && pending.rows > 0) || len >= EMPTY_BYTES {
-            self.found.push_back(Stretch {
-                offset: pending.offset,
-                // A row, a stretch, and little that is no row.
-                len: len as u32,
-                rows: pending.rows,
-            });
-            *pending = cut;
-        } else {
-            pending.rows += cut.rows;
-        }
-    }
-
     /// Ends the last stretch.
-    fn end(&mut self) -> Option<Stretch> {
+    fn end(&mut self) -> Result<()> {
         if let Some(layout) = self.compressed.as_ref().and_then(CompressedText::take_layout) {
             self.layout.get_or_init(|| Arc::new(layout));
         }
-        let pending = self.pending.take()?;
-        let len = (self.size() - pending.offset) as u32;
-        (len > 0).then_some(Stretch {
-            offset: pending.offset,
-            len,
-            rows: pending.rows,
-        })
+        self.joining.end(self.size()).map_err(|e| self.located(e))
     }
 }
 
@@ -435,19 +416,18 @@ impl Iterator for Walk<'_> {
 
     fn next(&mut self) -> Option<Result<Stretch>> {
         loop {
-            if let Some(stretch) = self.found.pop_front() {
+            if let Some(stretch) = self.joining.pop() {
                 return Some(Ok(stretch));
             }
             if let Some(error) = self.failed.take() {
                 (self.at, self.size) = (0, AtomicU64::new(0));
-                (self.pending, self.compressed) = (None, None);
+                (self.joining, self.compressed) = (Joining::default(), None);
                 return Some(Err(error));
             }
-            if self.at >= self.size() {
-                return self.end().map(Ok);
-            }
-            if let Err(error) = self.scan_regions() {
-                self.failed = Some(error);
+            let ended = self.at >= self.size();
+            self.failed = if ended { self.end() } else { self.scan_regions() }.err();
+            if ended && self.failed.is_none() {
+                return self.joining.pop().map(Ok);
             }
         }
     }

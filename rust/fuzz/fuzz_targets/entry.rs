@@ -65,6 +65,7 @@ fuzz_target!(|input: (bool, bool, u16, &[u8])| {
             assert!(entry.ends_with(&index));
             assert!(sealed || whole || index == INDEX, "a change went unnoticed");
         }
+        Lookup::Smaller(index, _) => assert!((sealed || whole) && entry.ends_with(&index)),
         Lookup::Missing => {}
         Lookup::Damaged(reason) => assert!(!reason.is_empty()),
     }

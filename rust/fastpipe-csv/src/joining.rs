@@ -1,0 +1,256 @@
+//! From what scans find to the stretches of a file.
+
+use std::collections::VecDeque;
+
+use fastpipe_batch::{Error, ErrorKind, Result};
+
+use crate::scan::{MOST_ROW_BYTES, STRETCH_BYTES};
+use crate::source::Stretch;
+
+/// Bytes that a stretch without rows has at least: others are part of the one in front of them.
+const EMPTY_BYTES: u64 = 1 << 20;
+
+/// Bytes that a stretch has at most: it ends with the row that it is full with.
+pub(crate) const MOST_BYTES: u64 = MOST_ROW_BYTES + EMPTY_BYTES + 2 * STRETCH_BYTES as u64;
+
+/// Rows that begin at a byte of the file, up to the next such byte.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    offset: u64,
+    rows: u32,
+}
+
+/// Joins what is found in pieces of a file, one behind the other, to its stretches. Whatever the pieces are, these are the same.
+#[derive(Debug)]
+pub struct Joining {
+    goal: u64,
+    empty: u64,
+    /// What was found behind the last multiple of `goal`: the next piece may have more of it.
+    cut: Option<Cut>,
+    /// The stretch in front of that, to which it may belong.
+    pending: Option<Cut>,
+    found: VecDeque<Stretch>,
+}
+
+impl Default for Joining {
+    fn default() -> Self {
+        Joining::new(STRETCH_BYTES as u64, EMPTY_BYTES)
+    }
+}
+
+impl Joining {
+    /// Of stretches of about `goal` bytes; those without rows have `empty` at least.
+    pub fn new(goal: u64, empty: u64) -> Joining {
+        Joining {
+            goal: goal.max(1),
+            empty,
+            cut: None,
+            pending: None,
+            found: VecDeque::new(),
+        }
+    }
+
+    /// Takes up what a scan found: so many rows from a byte of the file on, which is that of the first row, or that up to which
+    /// rows were found before.
+    ///
+    /// # Errors
+    /// Limit, if a row is too long.
+    pub fn push(&mut self, offset: u64, rows: u32) -> Result<()> {
+        match &mut self.cut {
+            Some(cut) if cut.offset / self.goal == offset / self.goal => cut.rows += rows,
+            _ => {
+                self.begin()?;
+                self.cut = Some(Cut { offset, rows });
+            }
+        }
+        Ok(())
+    }
+
+    /// The next stretch that is whole.
+    pub fn pop(&mut self) -> Option<Stretch> {
+        self.found.pop_front()
+    }
+
+    /// Ends the last stretch, at the end of the file.
+    ///
+    /// # Errors
+    /// As [`Joining::push`].
+    pub fn end(&mut self, size: u64) -> Result<()> {
+        self.begin()?;
+        match self.pending.take() {
+            Some(last) if size > last.offset => self.finish(last, size),
+            _ => Ok(()),
+        }
+    }
+
+    /// Begins a stretch with what was found last, or adds it to the one in front.
+    fn begin(&mut self) -> Result<()> {
+        let Some(cut) = self.cut.take() else { return Ok(()) };
+        match &mut self.pending {
+            Some(pending) if (cut.rows == 0 || pending.rows == 0) && cut.offset - pending.offset < self.empty => {
+                pending.rows += cut.rows;
+                Ok(())
+            }
+            pending => match pending.replace(cut) {
+                Some(whole) => self.finish(whole, cut.offset),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn finish(&mut self, whole: Cut, end: u64) -> Result<()> {
+        let Cut { offset, rows } = whole;
+        let len = end - offset;
+        if len > MOST_BYTES {
+            return Err(too_long(offset));
+        }
+        let len = len as u32;
+        self.found.push_back(Stretch { offset, len, rows });
+        Ok(())
+    }
+}
+
+#[cold]
+fn too_long(offset: u64) -> Error {
+    let reason = format!(
+        "a row has more than {MOST_ROW_BYTES} bytes: is a quote never closed? quote=None takes quotes as they stand"
+    );
+    Error::new(ErrorKind::Limit, reason).at_offset(offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dialect::{Dialect, Names, OnRagged};
+    use crate::header::Header;
+    use crate::header::tests::Memory;
+    use crate::index::{decode_front, encode_index};
+    use crate::rows::Lines;
+    use crate::scan::scan;
+
+    /// The stretches of a text from a byte on that is the start of a row or of what is between rows, found in pieces that end
+    /// at the given bytes, or at the end of the line or of the row that these are of; `None` if a row ends within quotes.
+    fn stretches(text: &[u8], from: u64, lines: &Lines, goal: u64, empty: u64, ends: &[usize]) -> Option<Vec<Stretch>> {
+        let mut joining = Joining::new(goal, empty);
+        let mut at = from as usize;
+        for &end in ends.iter().chain([&text.len()]) {
+            let mut end = end;
+            while at < end {
+                let line = crate::rows::newline(text, end - 1);
+                let found = scan(&text[at..line], at as u64, lines, goal as usize);
+                if found.open.is_some_and(|_| found.cuts.iter().all(|cut| cut.rows == 0)) {
+                    if line == text.len() {
+                        return None;
+                    }
+                    end = line + 1;
+                    continue;
+                }
+                for cut in &found.cuts {
+                    joining.push((at + cut.start) as u64, cut.rows).unwrap();
+                }
+                at = found.open.map_or(line, |open| at + open);
+            }
+        }
+        joining.end(text.len() as u64).unwrap();
+        Some(std::iter::from_fn(|| joining.pop()).collect())
+    }
+
+    fn texts() -> impl Strategy<Value = Vec<u8>> {
+        let piece = proptest::sample::select(vec![
+            &b"a"[..],
+            b"bcd",
+            b",",
+            b",",
+            b"\n",
+            b"\n",
+            b"\n",
+            b"\r\n",
+            b"\r",
+            b"\"",
+            b"\"",
+            b"\"\"",
+            b"#",
+            b"\"\n\",\"",
+        ]);
+        proptest::collection::vec(piece, 0..250).prop_map(|pieces| pieces.concat())
+    }
+
+    fn dialects() -> impl Strategy<Value = Dialect> {
+        (any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(quoted, commented, skip)| Dialect {
+            quote: quoted.then_some(b'"'),
+            comment: commented.then_some(b'#'),
+            on_ragged: if skip { OnRagged::Skip } else { OnRagged::Error },
+            names: Names::Given(vec!["a".into(), "b".into()]),
+            ..Dialect::default()
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn stretches_depend_on_the_bytes_alone(
+            text in texts(),
+            dialect in dialects(),
+            mut ends in proptest::collection::vec(1usize..500, 0..12),
+            goal in 1u64..80,
+            empty in 1u64..200,
+        ) {
+            let lines = Lines::new(&dialect, 2);
+            ends.retain(|&end| end <= text.len());
+            let whole = stretches(&text, 0, &lines, goal, empty, &[]);
+            prop_assert_eq!(&stretches(&text, 0, &lines, goal, empty, &ends), &whole);
+            let Some(whole) = whole else { return Ok(()) };
+            let mut end = 0;
+            for stretch in &whole {
+                prop_assert_eq!(stretch.offset, end);
+                end += u64::from(stretch.len);
+                prop_assert!(stretch.rows > 0 || stretch.offset == 0 || u64::from(stretch.len) >= empty || end == text.len() as u64);
+            }
+            prop_assert_eq!(end, text.len() as u64);
+            // Whoever begins with any of them finds the others.
+            for (number, stretch) in whole.iter().enumerate() {
+                let behind = stretches(&text, stretch.offset, &lines, goal, empty, &ends);
+                prop_assert_eq!(behind.as_deref(), Some(&whole[number..]));
+            }
+        }
+
+        #[test]
+        fn the_index_of_the_front_extended_is_that_of_all(
+            text in texts(),
+            dialect in dialects(),
+            cut in 0usize..700,
+            mut ends in proptest::collection::vec(1usize..500, 0..4),
+            goal in 1u64..80,
+            empty in 1u64..200,
+        ) {
+            let lines = Lines::new(&dialect, 2);
+            let cut = cut.min(text.len());
+            let Some(whole) = stretches(&text, 0, &lines, goal, empty, &[]) else { return Ok(()) };
+            let Some(old) = stretches(&text[..cut], 0, &lines, goal, empty, &[]) else { return Ok(()) };
+            let file = Memory(text.clone());
+            let (Ok(before), Ok(header)) = (Header::read(&Memory(text[..cut].to_vec()), &dialect), Header::read(&file, &dialect))
+            else { return Ok(()) };
+            let index = encode_index(&before, &old);
+            let front = decode_front(&index, &header, &file).unwrap();
+            prop_assert_eq!(front.is_some(), old.len() > 2 && cut < text.len());
+            let mut all = front.unwrap_or_default();
+            let from = all.last().map_or(0, |last| last.offset + u64::from(last.len));
+            ends.retain(|&end| end <= text.len());
+            all.extend(stretches(&text, from, &lines, goal, empty, &ends).unwrap());
+            prop_assert_eq!(encode_index(&header, &all), encode_index(&header, &whole));
+            // What was rewritten in front isn't extended.
+            let mut other = text.clone();
+            for at in [0, cut.saturating_sub(1)] {
+                if let Some(byte) = other.get_mut(at) {
+                    *byte ^= 1;
+                    let found = decode_front(&index, &header, &Memory(other.clone())).unwrap();
+                    prop_assert_eq!(found, None);
+                    other.clone_from(&text);
+                }
+            }
+        }
+    }
+}

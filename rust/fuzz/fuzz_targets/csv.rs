@@ -1,0 +1,9 @@
+//! Any bytes as a CSV file of any dialect.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../bodies/csv.rs"]
+mod body;
+
+fuzz_target!(|input: body::Input| body::run(&input));
