@@ -393,10 +393,9 @@ mod tests {
             "feature 'x': expected 3 items, found 4 (file a.avro, block 2, byte offset 500, record 7, \
              byte of the opened unit 21)"
         );
-        let e = Error::new(ErrorKind::Null, "none")
-            .at_offset(9)
-            .with_offset_within("text");
-        assert_eq!(e.to_string(), "none (byte of the text 9)");
+        let moved = Error::new(ErrorKind::Null, "none").at_offset(9);
+        let moved = moved.with_offset_within("text").to_string();
+        assert_eq!(moved, "none (byte of the text 9)");
         assert_eq!(Error::new(ErrorKind::Limit, "too much").to_string(), "too much");
         assert_eq!(
             e.location().to_string(),
