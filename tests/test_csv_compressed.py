@@ -385,12 +385,23 @@ def test_random_orders_need_parts(in_one_piece: dict[str, Path], name: str) -> N
         with pytest.raises(fastpipe.UnsupportedError, match=match) as caught:
             fastpipe.read_csv(path, features=FEATURES, batch_size=100, shuffle=shuffle, seed=1)
         assert caught.value.path == str(path)
-    with pytest.raises(fastpipe.UnsupportedError, match=match):
-        fastpipe.sample_csv(path, 10, columns=["n"])
+
+
+@pytest.mark.parametrize("name", ["gz", "zst"])
+def test_samples_of_a_file_in_one_piece_are_read_in_sequence(in_one_piece: dict[str, Path], name: str) -> None:
+    path, plain = in_one_piece[name], in_one_piece["csv"]
+    for rows in (1, 50, 20_000):
+        drawn = fastpipe.sample_csv(path, rows, columns=["n"], seed=3, dtype="int64")
+        expected = fastpipe.sample_csv(plain, rows, columns=["n"], seed=3, dtype="int64")
+        assert drawn.rows is not None
+        assert (drawn.values == expected.values).all()
+        assert drawn.rows.tolist() == fastpipe.sample_csv(plain, rows, columns=["n"], seed=3).rows.tolist()
     reader = fastpipe.read_csv(path, features=FEATURES, batch_size=100)
-    for draw in (lambda: fastpipe.sample(reader, 10, seed=1), lambda: fastpipe.take(reader, [3])):
-        with pytest.raises(fastpipe.UnsupportedError, match=match):
-            draw()
+    assert fastpipe.take(reader, [3, 70, 200_000]).num_rows == 3
+    last = reader.num_rows - 1
+    found = [batch["n"].tolist() for batch in fastpipe.take(reader, [3, last], batch_size=1)]
+    rows = fastpipe.take(fastpipe.read_csv(plain, features=FEATURES, batch_size=1), [3, last])
+    assert found == [batch["n"].tolist() for batch in rows]
 
 
 def with_dictionary(text: bytes) -> bytes:

@@ -12,8 +12,8 @@ from fastpipe._arguments import shown
 from fastpipe._contents import ReadableFile, pieces
 from fastpipe.csv._data import CsvData
 from fastpipe.csv._sample import Asked, CsvSample
-from fastpipe.specs import Features
 from fastpipe.errors import MissingFileError, StorageError
+from fastpipe.specs import Features
 
 __all__ = ["draw_from_stream"]
 

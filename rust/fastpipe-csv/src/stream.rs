@@ -184,11 +184,12 @@ impl RowStream {
             self.patience = self.later();
             return Ok(false);
         }
-        if [&b"\x1f\x8b"[..], b"\x28\xb5\x2f\xfd"]
-            .iter()
-            .any(|magic| self.bytes.starts_with(magic))
-        {
-            let reason = "the stream is compressed: give what `gunzip -c` or `zstd -dc` writes";
+        let known = [
+            (&b"\x1f\x8b"[..], "gzip", "gunzip -c"),
+            (b"\x28\xb5\x2f\xfd", "zstandard", "zstd -dc"),
+        ];
+        if let Some((_, how, program)) = known.iter().find(|(magic, ..)| self.bytes.starts_with(magic)) {
+            let reason = format!("the stream is compressed with {how}: give what `{program}` writes");
             return Err(Error::new(ErrorKind::Unsupported, reason));
         }
         let header = Header::read(&Head(&self.bytes, &self.name), &self.dialect)?;

@@ -136,9 +136,9 @@ impl Source for PackedCsv {
         };
         let (how, parts) = (packed.compression.name(), packed.compression.parts());
         let reason = format!(
-            "rows can't be read at random in a file of {how} with {} bytes of text in one piece: shuffle=\"buffer\" and \
-             shuffle=False read it in sequence; or compress it in {parts} of at most {MOST_GAP} bytes, with `bgzip` or \
-             `pzstd`",
+            "rows can't be read at random in a file of {how} with {} bytes of text in one piece: shuffle=\"buffer\", \
+             shuffle=False and samples read it in sequence; or compress it in {parts} of at most {MOST_GAP} bytes, with \
+             `bgzip` or `pzstd`",
             packed.layout.widest_gap()
         );
         Err(Error::new(ErrorKind::Unsupported, reason).at_path(path))

@@ -127,7 +127,8 @@ impl Order {
             "bootstrap" | "taken" => Kind::Sample { skipped, replace: true },
             _ => return Err(unknown("shuffle", shuffle)),
         };
-        if !matches!(kind, Kind::Sequential | Kind::Buffer) {
+        // Samples are read as they stand.
+        if !matches!(kind, Kind::Sequential | Kind::Buffer | Kind::Sample { .. }) {
             data.get().source().check_random().py(py)?;
         }
         let settings = Settings {
