@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
+import itertools
 import io
 import os
 import pickle
@@ -37,7 +38,7 @@ LARGE = 17 << 20
 
 
 def gz(part: bytes) -> bytes:
-    return gzip.compress(part, 1)
+    return gzip.compress(part, 1, mtime=0)
 
 
 def zst(part: bytes) -> bytes:
@@ -431,6 +432,7 @@ SMALL = b"n,s\n" + b"".join(b"%d,x\n" % i for i in range(100))
         (b"BZh91AY&SY", fastpipe.UnsupportedError, "with bzip2", None),
         (b"PK\x03\x04....", fastpipe.UnsupportedError, "zip archive", None),
     ],
+    ids=itertools.count(),
 )
 def test_errors_name_the_file_and_its_byte(tmp_path: Path, data: bytes, error: type, match: str, offset: int) -> None:
     path = tmp_path / "x.csv.gz"
