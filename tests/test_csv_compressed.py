@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
-import itertools
 import io
+import itertools
 import os
 import pickle
 import random
