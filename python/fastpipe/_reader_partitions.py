@@ -64,7 +64,7 @@ def partition(reader: Reader, partitions: SupportsIndex) -> list[Partition]:
         >>> sum(part.rows for part in parts) == reader.num_rows
         True
         >>> sum(len(batch["distance"]) for part in parts for batch in fastpipe.read_partition(reader, part))
-        1024
+        2000
     """
     _check(reader)
     count = within("partitions", partitions, 1, _MOST)
