@@ -33,8 +33,8 @@ def gpu(device: Any) -> torch.device:
         )
     if not torch.cuda.is_available():
         raise DeviceError(
-            "PyTorch finds no GPU here, or no driver that works with it (nvidia-smi shows both): use fastpipe.torch,"
-            " which needs none"
+            "PyTorch finds no GPU here, or no driver that works with it (nvidia-smi shows both): use"
+            ' fastpipe.torch, or fill devices=["cpu"], which need none'
         )
     # Its type says that there is an index always.
     index = torch.cuda.current_device() if found.index is None else found.index  # type: ignore[redundant-expr]
