@@ -12,6 +12,7 @@ each row is still seen once an epoch; batches are averaged over as many as there
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 from pathlib import Path
@@ -131,7 +132,6 @@ def train(folder: Path, *, epochs: int, every: int, stop_after: int | None) -> N
         losses = saved["losses"]
         if saved["finished"]:
             print(f"{checkpoint} is of a finished run: remove {folder} to train anew")
-            leave(world)
             return
     ranked = nn.parallel.DistributedDataParallel(model) if world > 1 else model
 
@@ -157,12 +157,13 @@ def train(folder: Path, *, epochs: int, every: int, stop_after: int | None) -> N
             save(finished=True)
             (folder / "losses.json").write_text(json.dumps(losses))
             draw(losses, folder / "loss.png")
-    leave(world)
 
 
-def leave(world: int) -> None:
+def leave() -> None:
     """Waits for the other ranks."""
-    if world > 1:
+    if dist.is_initialized():
+        # The model knows the group: its threads, met by the interpreter's end, would abort the process.
+        gc.collect()
         dist.barrier()
         dist.destroy_process_group()
 
@@ -194,6 +195,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     train(arguments.folder, epochs=arguments.epochs, every=arguments.checkpoint_every, stop_after=arguments.stop_after)
+    leave()
 
 
 if __name__ == "__main__":
