@@ -17,10 +17,9 @@ import pytest
 import fastpipe
 import fastpipe.cuda
 import plain_cupy
-from fastpipe import _draws
+from fastpipe._block_variance import BlockVariance
 from fastpipe._memory import aligned
 from fastpipe.errors import NullValueError, OutOfMemoryError, SchemaError
-from fastpipe.filling._blocks import BlockVariance
 from fastpipe.filling._devices import HostDevice
 from fastpipe.filling._rows import BlockRows, ExactRows
 
@@ -43,6 +42,18 @@ def path(tmp_path_factory: pytest.TempPathFactory, table: np.ndarray) -> Path:
 
 def fill(source: Any, devices: Any = ("cpu", "cpu"), **options: Any) -> fastpipe.cuda.Fill:
     return fastpipe.cuda.fill(source, devices, **{"seed": 5, "memory": "64MB"} | options)
+
+
+def design_effect(values: np.ndarray, units: np.ndarray) -> list[float]:
+    """The formula as it is printed: of each column, over units, beside simple random sampling."""
+    effects = []
+    for column in values.T.astype(float):
+        there = ~np.isnan(column)
+        found, of = column[there], units[there]
+        deviations = [(found[of == unit] - found.mean()).sum() for unit in np.unique(of)]
+        count, variance = len(deviations), found.var(ddof=1)
+        effects.append(np.sum(np.square(deviations)) * count / (count - 1) / len(found) / (variance or np.nan))
+    return effects
 
 
 def lanes() -> list[str]:
@@ -113,7 +124,7 @@ def test_blocks_give_a_share_of_their_rows(path: Path, table: np.ndarray, share:
     assert (taken <= np.ceil(counts * share)).all()
     assert (taken[taken > 0] == np.ceil(counts * share)[taken > 0]).sum() >= (taken > 0).sum() - 1
     assert filled.design_effect is not None
-    np.testing.assert_allclose(filled.design_effect, _draws.design_effect(table[together], units), rtol=1e-6)
+    np.testing.assert_allclose(filled.design_effect, design_effect(table[together], units), rtol=1e-6)
     # Who gets a row has nothing to do with where it stands.
     assert abs(np.mean(rows[0]) - np.mean(rows[1])) < 5 * np.std(together) * np.sqrt(2 / 2_000)
 
@@ -379,6 +390,18 @@ def test_a_device_that_breaks_ends_all_threads(
     assert all((device.values == table[device.rows]).all() for device in filled)
 
 
+def test_threads_refill_one_after_the_other(path: Path, table: np.ndarray) -> None:
+    filled = fill(path, rows=3_000, replace=True)
+    threads = [threading.Thread(target=filled.refill) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert filled.refills == 6
+    assert all((device.values == table[device.rows]).all() for device in filled)
+    assert fill(path, rows=3_000, replace=True)[0].rows.tolist() != filled[0].rows.tolist()
+
+
 def test_memory_that_is_not_there() -> None:
     with pytest.raises(OutOfMemoryError, match="the system has no"):
         HostDevice().hold(1 << 60)
@@ -394,7 +417,7 @@ def test_variances_are_counted_as_they_come() -> None:
         counted = BlockVariance(3)
         for part in np.array_split(np.arange(len(units)), pieces):
             counted.add(list(values[part].T), units[part])
-        np.testing.assert_allclose(counted.design_effect(), _draws.design_effect(values, units), rtol=1e-6)
+        np.testing.assert_allclose(counted.design_effect(), design_effect(values, units), rtol=1e-6)
     assert np.isnan(BlockVariance(2).design_effect()).all()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["blocks", "codes_of", "design_effect", "stratified", "uniform", "weighted"]
+__all__ = ["blocks", "codes_of", "stratified", "uniform", "weighted"]
 
 _Rows = npt.NDArray[np.int64]
 
@@ -41,7 +41,7 @@ def stratified(codes: npt.NDArray[np.int64], rows: int, seed: int, part: int, *,
         replace: whether rows may be drawn several times.
 
     Raises:
-        ValueError: if a stratum hasn't so many rows.
+        ValueError: if a stratum has too few rows.
     """
     sizes = np.bincount(codes)
     exact = rows * sizes / len(codes)
@@ -97,7 +97,7 @@ def weighted(weights: npt.NDArray[np.float64], rows: int, seed: int, part: int, 
 
 
 def blocks(unit_rows: npt.NDArray[np.uint32], rows: int, seed: int, part: int) -> tuple[_Rows, _Rows]:
-    """Draws whole units until they have so many rows; of the last one as many as are missing, at random.
+    """Draws whole units until they have enough rows; of the last one as many as are missing, at random.
 
     Args:
         unit_rows: the rows of each unit.
@@ -109,7 +109,7 @@ def blocks(unit_rows: npt.NDArray[np.uint32], rows: int, seed: int, part: int) -
         The numbers of the rows, ascending, and of each the number of its unit.
 
     Raises:
-        ValueError: if there aren't so many rows.
+        ValueError: if there are too few rows.
     """
     counts = unit_rows.astype(np.int64)
     order = np.argsort(uniform(seed, 0, len(counts)), kind="stable")
@@ -129,26 +129,3 @@ def blocks(unit_rows: npt.NDArray[np.uint32], rows: int, seed: int, part: int) -
     more = len(of) - rows
     left_out = last[np.argsort(uniform(seed, 1 + part, len(last)), kind="stable")[:more]]
     return np.delete(numbers, left_out), np.delete(of, left_out)
-
-
-def design_effect(values: npt.NDArray[Any], units: _Rows) -> npt.NDArray[np.float64]:
-    """By how much the variance of a mean is larger than that of as many rows drawn one by one, as the sample tells it.
-
-    For each column the variance of the ratio of units' sums to their rows (W. G. Cochran, Sampling Techniques, 1977,
-    9A.5), divided by that of simple random sampling. NaN where it can't be told: of one unit, or of equal values.
-
-    Args:
-        values: `[rows, columns]`; what is NaN isn't counted.
-        units: of each row, ascending.
-    """
-    codes = codes_of(units)
-    number = int(codes[-1]) + 1
-    effects = np.full(values.shape[1], np.nan)
-    for column in range(values.shape[1]):
-        there = np.isfinite(values[:, column].astype(np.float64))
-        found, of = values[there, column].astype(np.float64), codes[there]
-        if number < 2 or len(found) < 2 or not (variance := found.var(ddof=1)):
-            continue
-        sums = np.bincount(of, found - found.mean(), minlength=number)
-        effects[column] = (sums**2).sum() * number / (number - 1) / len(found) / variance
-    return effects

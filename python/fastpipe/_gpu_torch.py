@@ -44,7 +44,7 @@ def gpu(device: Any) -> torch.device:
 
 
 def page_locked(device: torch.device, nbytes: int) -> np.ndarray:
-    """Page-locked memory as an array of bytes, of at least so many."""
+    """Page-locked memory as an array of at least `nbytes` bytes."""
     # PyTorch takes powers of two in any case, and keeps them when they are given back.
     size = 1 << max(nbytes - 1, 0).bit_length()
     with torch.cuda.device(device):

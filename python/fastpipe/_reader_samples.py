@@ -61,7 +61,7 @@ def sample(
     Raises:
         SchemaError: if `stratify` or `weights` names no feature.
         TypeError: if an argument is of the wrong type.
-        ValueError: if one is out of range, there aren't so many rows, or the reader is one of several ranks.
+        ValueError: if one is out of range, there are too few rows, or the reader is one of several ranks.
 
     Example:
         >>> import fastpipe
@@ -206,7 +206,7 @@ def counts_of(reader: Reader) -> npt.NDArray[np.uint32]:
 
 
 def gathered(reader: Reader, rows: npt.NDArray[np.int64], batch_size: int, memory_limit: int) -> Reader:
-    """One pass over rows, which ascend: all of them, in batches of so many, within so much memory."""
+    """A reader of one pass over rows, which ascend, in batches of `batch_size`, none left out."""
     ordering = replaced(reader._ordering.take(rows).with_batch_size(batch_size), drop_last=False)
     running = replaced(reader._running, memory_limit=memory_limit)
     return Reader(reader._data, ordering=ordering, running=running, progress=False, epochs=1)

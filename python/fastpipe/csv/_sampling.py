@@ -103,7 +103,7 @@ def sample_csv(
     Raises:
         SchemaError: if a column isn't there, or `columns` is None and one isn't of numbers.
         UnsupportedError: for a compressed file that can only be read in sequence, and as `read_csv`.
-        ValueError: if there aren't so many rows, or an argument is out of range.
+        ValueError: if there are too few rows, or an argument is out of range.
         FastpipeError: as `read_csv`.
 
     Example:

@@ -8,8 +8,9 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from fastpipe._block_variance import BlockVariance
 from fastpipe._contents import Contents, Source, opened
-from fastpipe._draws import blocks, design_effect
+from fastpipe._draws import blocks
 from fastpipe._index_cache import IndexCache
 from fastpipe._options import Options, Settings
 from fastpipe._ordering import within
@@ -59,7 +60,12 @@ def draw_blocks(
     numbers, units = blocks(data.handle.unit_rows(), asked.rows, asked.seed, within("part", part, 0, 2**20))
     drawn = take(asked.reader(data), numbers)
     values = asked.array(drawn, wanted, drawn.num_rows)
-    return CsvSample(values, rows_of_sample(drawn), wanted, asked.seed, design_effect(values, units))
+    variance = BlockVariance(len(wanted))
+    # Piece by piece: it makes float64 of them.
+    for start in range(0, len(values), _MOST_BATCH):
+        piece = slice(start, start + _MOST_BATCH)
+        variance.add(list(values[piece].T), units[piece])
+    return CsvSample(values, rows_of_sample(drawn), wanted, asked.seed, variance.design_effect())
 
 
 def of_numbers(

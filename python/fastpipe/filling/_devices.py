@@ -43,7 +43,7 @@ class Device(Protocol):
         """Bytes that are free there; None if that is for the user to say."""
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Makes memory of this process from which copies are fast: at least so many bytes."""
+        """Allocates at least `nbytes` bytes of this process from which copies are fast."""
 
     def hold(self, nbytes: int) -> None:
         """Takes memory on the device, once.

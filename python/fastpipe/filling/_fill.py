@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import flag, names, shown
+from fastpipe._block_variance import BlockVariance
 from fastpipe._contents import Source
 from fastpipe._index_cache import IndexCache
 from fastpipe._ordering import within
@@ -19,7 +21,6 @@ from fastpipe._progress import progress_bar
 from fastpipe._reader_samples import LARGEST_SAMPLE, counts_of, gathered
 from fastpipe._running import memory_size
 from fastpipe.errors import LimitError
-from fastpipe.filling._blocks import BlockVariance
 from fastpipe.filling._columns import Columns
 from fastpipe.filling._devices import Device, HostDevice, Layout
 from fastpipe.filling._filled import Filled
@@ -29,7 +30,7 @@ from fastpipe.reader import Reader
 
 __all__ = ["Fill", "fill"]
 
-_LARGEST_WORLD = 1024
+_MOST_DEVICES = 1024
 
 # Of the memory that is allowed, buffers on their way to devices have at most an eighth, and lists of rows likewise.
 _PARTS = 8
@@ -70,6 +71,8 @@ class Fill(Sequence[Filled]):
         self._reader, self._columns, self._rows, self._lanes = reader, columns, rows, lanes
         self._batch_size, self._memory, self._progress = batch_size, memory, progress
         self._refill = -1
+        # A device's buffers are filled by one thread at a time.
+        self._filling = threading.Lock()
         self._seconds = 0.0
         self._design_effect: npt.NDArray[np.float64] | None = None
         self._filled = [
@@ -91,15 +94,18 @@ class Fill(Sequence[Filled]):
         return self._design_effect
 
     def refill(self) -> None:
-        """Puts the next rows in the place of those that devices have: arrays stay where they are.
+        """Replaces the rows of all devices by the next ones: arrays stay where they are, and index sets stay valid.
 
-        Waits until devices are done with what was begun. Index sets stay as they are, too.
+        Waits until devices have finished what was started on them. Of several threads that call this, one fills at a
+        time.
 
         Raises:
-            ValueError: if there are no more rows, with `replace=False`. Devices keep what they have.
+            ValueError: if there are no more rows, with `replace=False`. Devices keep their rows.
+            FastpipeError: as reading does. Devices hold a mixture of rows then, as after Ctrl-C: refill them again.
         """
-        self._rows.check(self._refill + 1)
-        self._run(self._refill + 1)
+        with self._filling:
+            self._rows.check(self._refill + 1)
+            self._run(self._refill + 1)
 
     def __getitem__(self, place: Any) -> Any:
         return self._filled[place]
@@ -114,9 +120,9 @@ class Fill(Sequence[Filled]):
         nbytes = sum(filled.values.nbytes for filled in self._filled)
         hidden = 1 - min(waited / copying, 1) if copying else 1.0
         limit = (
-            "Copying to devices is the limit: fewer columns or a smaller dtype take less."
+            "Copying to devices is the bottleneck: fewer columns or a smaller dtype reduce it."
             if waited > self._seconds / 2
-            else "Reading rows is the limit: Reader.explain() of the same files says what in it. Devices waited."
+            else "Reading rows is the bottleneck: Reader.explain() of the same files shows which part of it."
         )
         each = "\n".join(f"  {lane.device.name}: {lane.copying:.2f} s of copying" for lane in self._lanes)
         return (
@@ -357,8 +363,8 @@ def _devices(devices: Sequence[Any], framework: str | None) -> list[Device]:
         raise ValueError(f'framework must be "torch" or "cupy", not {shown(framework)}')
     if isinstance(devices, str) or not isinstance(devices, Sequence):
         raise TypeError(f"devices is a list of devices; did you mean [{shown(devices)}]?")
-    if not 0 < len(devices) <= _LARGEST_WORLD:
-        raise ValueError(f"devices are 1 to {_LARGEST_WORLD}, not {len(devices)}")
+    if not 0 < len(devices) <= _MOST_DEVICES:
+        raise ValueError(f"devices are 1 to {_MOST_DEVICES}, not {len(devices)}")
     made = [HostDevice(framework) if str(device) == "cpu" else _gpu_device(device, framework) for device in devices]
     twice = [device.name for device in made if not isinstance(device, HostDevice)]
     if len(set(twice)) < len(twice):

@@ -30,7 +30,7 @@ impl Stretch {
     }
 }
 
-/// Divides a source into stretches that cost about the same, one behind the other: at most so many, none of them empty. A unit
+/// Divides a source into stretches that cost about the same, one behind the other: at most `count`, none of them empty. A unit
 /// costs its bytes, or its rows where those aren't known beforehand. Units that follow another stay with it.
 pub fn stretches(source: &dyn Source, count: u64) -> Vec<Range<u64>> {
     let cost = |unit| {

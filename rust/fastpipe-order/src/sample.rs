@@ -42,14 +42,14 @@ impl Sample {
         Ok(rows)
     }
 
-    /// Bytes that drawing so many of so many takes.
+    /// Bytes that drawing `rows` of `total` takes.
     pub(crate) fn list_bytes(total: u64, rows: u64) -> u64 {
         rows.saturating_mul(8)
             .saturating_add(Permutation::bytes(total as usize))
     }
 }
 
-/// Rows that are drawn without replacement, of so many, each with its draw: for whoever deals them out.
+/// Rows that are drawn without replacement, each with the number of its draw, by which they are dealt out.
 #[derive(Debug)]
 pub struct Drawing {
     total: u64,

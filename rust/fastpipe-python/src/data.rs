@@ -129,7 +129,7 @@ impl Data {
         arrow_schema(py, self.source.columns(), padded, metadata)
     }
 
-    /// Where at most so many stretches of units that cost about the same begin and end, with the rows of each.
+    /// Where stretches of units that cost about the same begin and end, at most `count`, with the rows of each.
     fn stretches(&self, py: Python<'_>, count: u64) -> Vec<(u64, u64, u64)> {
         py.detach(|| {
             let rows = |range: &Range<u64>| {

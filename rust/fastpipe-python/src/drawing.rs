@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use crate::arrays::array;
 use crate::errors::IntoPy;
 
-/// Rows that are drawn without replacement, of so many, by seed and epoch, behind others that are skipped.
+/// Rows drawn without replacement of `total`, by seed and epoch, behind `skipped` others.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Drawing(fastpipe_order::Drawing);
 

@@ -14,8 +14,7 @@ __all__ = ["BlockVariance"]
 class BlockVariance:
     """Sums over units, for the variance of the ratio of units' sums to their rows.
 
-    The source is W. G. Cochran, Sampling Techniques, 1977, 9A.5; `fastpipe._draws.design_effect` is the same of a
-    sample that is at hand. What is NaN isn't counted.
+    The source is W. G. Cochran, Sampling Techniques, 1977, 9A.5. NaN isn't counted.
 
     Args:
         columns: how many.
