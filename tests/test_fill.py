@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import os
 import subprocess
 import sys
 import textwrap
@@ -65,7 +66,11 @@ def lanes() -> list[str]:
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("rows", [1, 700, 9_000])
-def test_devices_have_the_parts_of_a_sample(path: Path, table: np.ndarray, order: Any, devices: int, rows: int) -> None:
+@pytest.mark.parametrize("buffer", [1_000, 32 << 20])
+def test_devices_have_the_parts_of_a_sample(
+    path: Path, table: np.ndarray, order: Any, devices: int, rows: int, buffer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fastpipe.filling._fill, "_LARGEST_BUFFER", buffer)
     filled = fill(path, ["cpu"] * devices, rows=rows, order=order, num_threads=2)
     assert (len(filled), filled.num_rows, filled.seed, filled.refills) == (devices, rows, 5, 0)
     for part, device in enumerate(filled):
@@ -419,6 +424,56 @@ def test_variances_are_counted_as_they_come() -> None:
             counted.add(list(values[part].T), units[part])
         np.testing.assert_allclose(counted.design_effect(), design_effect(values, units), rtol=1e-6)
     assert np.isnan(BlockVariance(2).design_effect()).all()
+
+
+OUT_OF_MEMORY = """
+    import resource, sys
+    import fastpipe, fastpipe.cuda, numpy.random
+
+    with open("/proc/self/statm") as file:
+        taken = int(file.read().split()[0]) * resource.getpagesize()
+    limit = taken + (int(sys.argv[2]) << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        fastpipe.cuda.fill(sys.argv[1], ["cpu"] * 2, rows=10_000, seed=1, memory="64MB", method=sys.argv[3])
+    except fastpipe.OutOfMemoryError as error:
+        print("OutOfMemoryError", error)
+    else:
+        print("filled")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the address space is bounded on Linux only")
+@pytest.mark.parametrize("method", ["exact", "block"])
+def test_out_of_address_space(path: Path, method: str) -> None:
+    told = []
+    for megabytes in (1, 3, 6, 12, 24, 60, 1_000):
+        command = [sys.executable, "-c", textwrap.dedent(OUT_OF_MEMORY), str(path), str(megabytes), method]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        told.append(done.stdout.split()[0])
+    assert set(told) == {"OutOfMemoryError", "filled"}
+    assert told[-1] == "filled"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_fills_and_refills(path: Path, table: np.ndarray) -> None:
+    reader = fastpipe.read_csv(path, batch_size=100)
+    next(iter(reader))
+    filled = fill(reader, rows=2_000)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            filled.refill()
+            again = fill(reader, rows=2_000)
+            right = [(device.values == table[device.rows]).all() for device in (*filled, *again)]
+            status = 0 if all(right) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all((device.values == table[device.rows]).all() for device in filled)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from fastpipe.filling._devices import Device, HostDevice, Layout
 from fastpipe.filling._filled import Filled
 from fastpipe.filling._lanes import BUFFERS, Lane
 from fastpipe.filling._rows import BlockRows, Dealt, ExactRows, FilledRows
+from fastpipe.filling._scarcity import memory_errors
 from fastpipe.reader import Reader
 
 __all__ = ["Fill", "fill"]
@@ -93,6 +94,7 @@ class Fill(Sequence[Filled]):
         """
         return self._design_effect
 
+    @memory_errors()
     def refill(self) -> None:
         """Replaces the rows of all devices by the next ones: arrays stay where they are, and index sets stay valid.
 
@@ -101,6 +103,7 @@ class Fill(Sequence[Filled]):
 
         Raises:
             ValueError: if there are no more rows, with `replace=False`. Devices keep their rows.
+            OutOfMemoryError: if the system has no memory for it.
             FastpipeError: as reading does. Devices hold a mixture of rows then, as after Ctrl-C: refill them again.
         """
         with self._filling:
@@ -205,6 +208,7 @@ def _ahead(chunks: Iterator[Dealt]) -> Iterator[Dealt]:
             yield dealt
 
 
+@memory_errors()
 def fill(
     source: Reader | Source,
     devices: Sequence[Any],
@@ -266,7 +270,7 @@ def fill(
     Raises:
         DeviceError: if there is no such GPU.
         ImportError: if a GPU is named, and neither PyTorch nor CuPy is installed.
-        OutOfMemoryError: if a device hasn't the memory.
+        OutOfMemoryError: if a device, or the system, has too little memory.
         SchemaError: if a column isn't there, or isn't of numbers.
         TypeError: if an argument is of the wrong type.
         ValueError: if there are too few rows, or an argument is out of range.
