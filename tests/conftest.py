@@ -12,6 +12,8 @@ import fastavro
 import hypothesis
 import pytest
 
+import servers
+
 # The same examples everywhere and each time: what fails in one place fails in all. FASTPIPE_EXAMPLES asks for more.
 hypothesis.settings.register_profile(
     "fastpipe",
@@ -61,6 +63,25 @@ def rewriter() -> Iterator[Callable[..., str]]:
         yield rewrite
         requests.close()
         assert process.wait(10) == 0
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[servers.Postgres]:
+    """A PostgreSQL server."""
+    programs = servers.postgres_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL's server isn't installed (Debian's package postgresql)")
+    server = servers.Postgres(programs)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def postgres_url(postgres: servers.Postgres) -> Iterator[str]:
+    """The URL of an empty database of a PostgreSQL server."""
+    url = postgres.new_database()
+    yield url
+    postgres.drop_database(url)
 
 
 @pytest.fixture(scope="module", autouse=True)

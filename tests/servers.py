@@ -1,0 +1,115 @@
+"""Servers that tests need: started in a second or two on loopback, and stopped with the tests."""
+
+from __future__ import annotations
+
+import glob
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+# PostgreSQL refuses to run as root.
+_AS = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
+
+
+def postgres_programs() -> Path | None:
+    """The folder of PostgreSQL's server programs, the newest version's; None if it isn't installed."""
+    found = sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"), key=lambda path: float(path.split("/")[4]))
+    path = found[-1] if found else shutil.which("initdb")
+    if path is None or (_AS and not _has_user("postgres")):
+        return None
+    return Path(path).parent
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens to."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class Postgres:
+    """A PostgreSQL server with a data folder of its own, which is removed when it is stopped.
+
+    Args:
+        programs: the folder of its programs.
+        settings: of the server, such as `max_connections=200`.
+    """
+
+    def __init__(self, programs: Path, *settings: str) -> None:
+        self._programs = programs
+        self._folder = Path(tempfile.mkdtemp(prefix="fastpipe-postgres-"))
+        if _AS:
+            shutil.chown(self._folder, "postgres", "postgres")
+        self.port = free_port()
+        self._settings = ["fsync=off", "shared_buffers=64MB", "listen_addresses=127.0.0.1", *settings]
+        self._databases = 0
+        self._server: subprocess.Popen[bytes] | None = None
+        initialize = [programs / "initdb", "-D", self._data, "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8"]
+        subprocess.run([*_AS, *initialize, "--locale=C.UTF-8"], check=True, stdout=subprocess.DEVNULL, cwd="/")
+        self.start()
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    def url(self, database: str = "postgres") -> str:
+        """The URL of a database."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    def new_database(self) -> str:
+        """The URL of a new, empty database."""
+        self._databases += 1
+        name = f"test{self._databases}"
+        self._psql(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        """Removes a database, whoever is connected."""
+        self._psql(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
+
+    def _psql(self, statement: str) -> None:
+        command = [self._programs / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", self.url(), "-c", statement]
+        subprocess.run(command, check=True)
+
+    def start(self) -> None:
+        """Starts the server, and waits until it answers. One that was killed recovers first."""
+        options = [argument for setting in self._settings for argument in ("-c", setting)]
+        command = [self._programs / "postgres", "-D", self._data, "-p", str(self.port), "-k", self._folder, *options]
+        with (self._folder / "log").open("ab") as log:
+            self._server = subprocess.Popen([*_AS, *command], stdout=log, stderr=log, cwd="/")
+        ready = [self._programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        for _ in range(600):
+            if subprocess.run(ready, check=False).returncode == 0:
+                return
+            if self._server.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise RuntimeError(f"PostgreSQL doesn't start:\n{(self._folder / 'log').read_text()}")
+
+    def kill(self) -> None:
+        """Ends the server at once, as a crash does, with all of its connections. `start` brings it back."""
+        assert self._server is not None
+        # On SIGQUIT it ends its children, too, without a shutdown; on SIGKILL they would live on and hold its memory.
+        self._server.send_signal(signal.SIGQUIT)
+        self._server.wait(30)
+
+    def stop(self) -> None:
+        """Ends the server, and removes its data."""
+        if self._server is not None and self._server.poll() is None:
+            self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _has_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
