@@ -210,7 +210,9 @@ PUBLIC = [
     "load_state_dict",
     "locate",
     "num_rows",
+    "partition",
     "rank",
+    "read_partition",
     "seed",
     "set_epoch",
     "shard",
@@ -221,3 +223,23 @@ PUBLIC = [
     "to_reader",
     "world_size",
 ]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_passes_begin_and_end_at_any_batch(data: Data, shuffle: bool) -> None:
+    reader = data.read(batch_size=7, shuffle=shuffle, seed=3)
+    reader.set_epoch(1)
+    wanted = found(reader)
+    passes = data.read(batch_size=7, shuffle=shuffle, seed=3)._passes
+    for start in range(len(wanted)):
+        for stop in {start + 1, start + 3, len(wanted)}:
+            if stop <= len(wanted):
+                assert found(passes.batches(1, start, stop).batches) == wanted[start:stop]
+    with pytest.raises(IndexError, match="there is no batch"):
+        passes.batches(1, 0, len(wanted) + 1)
+    for start, stop in [(2, 2), (3, 2), (0, 0)]:
+        with pytest.raises(ValueError, match="empty range"):
+            passes.batches(1, start, stop)
+    with pytest.raises(OverflowError):
+        passes.batches(1, -1, 2)
+    assert passes.epoch == 0

@@ -20,7 +20,7 @@ from fastpipe import Partition
 
 
 def write(path: Path, blocks: list[int]) -> Path:
-    """A file of blocks with so many rows."""
+    """A file of blocks with this many rows."""
     fastpipe.write_avro(path, {"i": np.arange(blocks[0], dtype=np.int64)})
     at = blocks[0]
     for rows in blocks[1:]:
@@ -38,13 +38,13 @@ def ids(reader: fastpipe.Reader) -> list[int]:
 def test_each_row_is_in_one_part(tmp_path_factory: pytest.TempPathFactory, blocks: list[int], count: int) -> None:
     path = write(tmp_path_factory.mktemp("parts") / "x.avro", blocks)
     reader = fastpipe.read_avro(path, batch_size=7)
-    parts = fastpipe.partition(reader, count)
+    parts = reader.partition(count)
     assert 1 <= len(parts) <= min(count, len(blocks))
     assert [part.number for part in parts] == list(range(len(parts)))
     assert {part.partitions for part in parts} == {len(parts)}
     assert (parts[0].start, parts[-1].stop) == (0, len(blocks))
     assert all(one.stop == other.start for one, other in pairwise(parts))
-    assert [i for part in parts for i in ids(fastpipe.read_partition(reader, part))] == list(range(sum(blocks)))
+    assert [i for part in parts for i in ids(reader.read_partition(part))] == list(range(sum(blocks)))
     # No part is larger than the mean by more than a block, of 20 bytes beside its rows.
     costs = np.array([rows * 2 + 40 for rows in blocks], float)
     for part in parts:
@@ -54,18 +54,18 @@ def test_each_row_is_in_one_part(tmp_path_factory: pytest.TempPathFactory, block
 def test_parts_go_through_json_pickle_and_processes(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", [100] * 20)
     reader = fastpipe.read_avro(path, batch_size=32, shuffle=True, seed=3)
-    parts = fastpipe.partition(reader, 4)
+    parts = reader.partition(4)
     assert [Partition(*json.loads(json.dumps(part))) for part in parts] == parts
     assert pickle.loads(pickle.dumps(parts)) == parts
     assert len(pickle.dumps(parts[0])) < 300
     script = (
         "import json, sys, fastpipe; part = fastpipe.Partition(*json.loads(sys.argv[2]));"
         "reader = fastpipe.read_avro(sys.argv[1], batch_size=32, shuffle=True, seed=3);"
-        "print([int(i) for batch in fastpipe.read_partition(reader, part) for i in batch['i']])"
+        "print([int(i) for batch in reader.read_partition(part) for i in batch['i']])"
     )
     command = [sys.executable, "-c", script, str(path), json.dumps(parts[2])]
     elsewhere = subprocess.run(command, capture_output=True, text=True, check=True)
-    here = fastpipe.read_partition(reader, parts[2])
+    here = reader.read_partition(parts[2])
     expected = ids(here)
     assert json.loads(elsewhere.stdout) == expected
     assert sorted(expected) == list(range(1000, 1500))
@@ -79,17 +79,17 @@ def test_parts_go_through_json_pickle_and_processes(tmp_path: Path) -> None:
 def test_states_fit_their_part(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", [100] * 20)
     reader = fastpipe.read_avro(path, batch_size=32, shuffle=True, seed=3)
-    parts = fastpipe.partition(reader, 4)
-    first = fastpipe.read_partition(reader, parts[0])
+    parts = reader.partition(4)
+    first = reader.read_partition(parts[0])
     batches = iter(first)
     next(batches)
     state = first.state_dict()
     rest = ids(first)
-    again = fastpipe.read_partition(fastpipe.read_avro(path, batch_size=32, shuffle=True, seed=3), parts[0])
+    again = fastpipe.read_avro(path, batch_size=32, shuffle=True, seed=3).read_partition(parts[0])
     again.load_state_dict(state)
     assert len(ids(again)) == 500 - 32
     assert len(rest) == 500 - 32 or len(rest) == 500
-    for other in (fastpipe.read_partition(reader, parts[1]), reader):
+    for other in (reader.read_partition(parts[1]), reader):
         with pytest.raises(fastpipe.StateError):
             other.load_state_dict(state)
 
@@ -106,21 +106,21 @@ def test_negatives_of_a_part_are_those_of_the_whole() -> None:
         ]
 
     reader = fastpipe.read_interactions(positives, batch_size=500, negatives=2, shuffle=False, seed=1)
-    parts = fastpipe.partition(reader, 3)
-    assert [point for part in parts for point in points(fastpipe.read_partition(reader, part))] == points(reader)
+    parts = reader.partition(3)
+    assert [point for part in parts for point in points(reader.read_partition(part))] == points(reader)
 
 
 def test_what_cannot_be_divided(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", [100] * 20)
     reader = fastpipe.read_avro(path, batch_size=32)
-    (part,) = fastpipe.partition(reader, 1)
+    (part,) = reader.partition(1)
     cases: list[tuple[Any, type[Exception], str]] = [
-        (lambda: fastpipe.partition(reader, 0), ValueError, "partitions is between 1"),
-        (lambda: fastpipe.partition([1], 1), TypeError, "reader is a fastpipe.Reader, not list"),  # type: ignore[arg-type]
-        (lambda: fastpipe.partition(fastpipe.sample(reader, 7), 1), ValueError, "a sample isn't divided"),
-        (lambda: fastpipe.read_partition(reader, tuple(part)), TypeError, "not tuple: Partition"),  # type: ignore[arg-type]
+        (lambda: reader.partition(0), ValueError, "partitions is between 1"),
+        (lambda: reader.partition("2"), TypeError, "partitions is an integer"),  # type: ignore[arg-type]
+        (lambda: fastpipe.sample(reader, 7).partition(1), ValueError, "a sample isn't divided"),
+        (lambda: reader.read_partition(tuple(part)), TypeError, "not tuple: Partition"),  # type: ignore[arg-type]
         (
-            lambda: fastpipe.read_partition(fastpipe.read_avro(write(tmp_path / "y.avro", [5]), batch_size=1), part),
+            lambda: fastpipe.read_avro(write(tmp_path / "y.avro", [5]), batch_size=1).read_partition(part),
             fastpipe.StateError,
             "of another data set than this reader",
         ),
@@ -129,7 +129,7 @@ def test_what_cannot_be_divided(tmp_path: Path) -> None:
         with pytest.raises(error, match=message):
             call()
     empty = fastpipe.from_arrays({"i": np.arange(0)}, batch_size=1)
-    assert fastpipe.partition(empty, 3) == []
+    assert empty.partition(3) == []
     ranks = fastpipe.read_avro(path, batch_size=10, rank=1, world_size=2)
-    half = fastpipe.partition(ranks, 2)[1]
-    assert len(ids(fastpipe.read_partition(ranks, half))) == 500
+    half = ranks.partition(2)[1]
+    assert len(ids(ranks.read_partition(half))) == 500

@@ -18,8 +18,8 @@ from fastpipe._columns import to_arrow
 from fastpipe._decimals import DecimalSpec, to_decimals
 from fastpipe._fastpipe import __version__
 from fastpipe._options import Options
+from fastpipe._parts import Partition
 from fastpipe._reader_growth import Growth, resume_grown
-from fastpipe._reader_partitions import Partition, partition, read_partition
 from fastpipe._reader_samples import sample, take
 from fastpipe._shuffle_report import ShuffleReport, shuffle_report
 from fastpipe.avro import (
@@ -122,13 +122,11 @@ __all__ = [
     "hit_rate",
     "infer_features",
     "ndcg",
-    "partition",
     "read_arrow",
     "read_avro",
     "read_csv",
     "read_interactions",
     "read_parquet",
-    "read_partition",
     "read_units",
     "rebatch",
     "resume_grown",

@@ -247,8 +247,18 @@ class Passes(ABC):
 
     # What only some have.
 
+    def batches(self, epoch: int, start: int, stop: int) -> Started:
+        """Starts a pass of the batches `start` to `stop` of an epoch; it is not the active one.
+
+        Raises:
+            IndexError: if the epoch doesn't have them all.
+            UnsupportedError: if these can't begin anywhere.
+            ValueError: if there is none among them.
+        """
+        raise UnsupportedError(f"{self!r} can't begin at any batch")
+
     def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> _fastpipe.PassMemory | None:
-        """Memory of one's own for batches, of which so many may be held; None if these don't choose their memory."""
+        """Memory of one's own for batches, of which this many may be held; None if these don't choose their memory."""
         return None
 
     def start_in_engine(self) -> _fastpipe.Pass:

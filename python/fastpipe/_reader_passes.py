@@ -140,6 +140,19 @@ class ReaderPasses(Passes):
     def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> _fastpipe.PassMemory:
         return _fastpipe.PassMemory(self._reader._data.handle, allocate, held)
 
+    def batches(self, epoch: int, start: int, stop: int) -> Started:
+        running = self._reader._running
+        started = self._reader._order.batches(
+            epoch,
+            start,
+            stop,
+            num_threads=running.num_threads,
+            sharers=running.sharers,
+            prefetch=running.prefetch,
+            memory_limit=running.memory_limit,
+        )
+        return Started(started, started.position, started.close)
+
     def start_in_engine(self) -> _fastpipe.Pass:
         return self._reader._start()
 

@@ -11,9 +11,11 @@ from fastpipe._arguments import flag
 from fastpipe._bookmark import Bookmark
 from fastpipe._data import Data
 from fastpipe._explain import explain
-from fastpipe._ordering import LARGEST_WORLD, Ordering, integer, within
+from fastpipe._ordering import LARGEST_WORLD, Ordering, within
+from fastpipe._parts import Partition, divided, part_of
 from fastpipe._passes import Passes
 from fastpipe._progress import show
+from fastpipe._reader_lookups import Lookups
 from fastpipe._reader_passes import ReaderPasses, arrow_streams
 from fastpipe._running import Running
 from fastpipe.errors import StateError
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Reader"]
 
 
-class Reader:
+class Reader(Lookups):
     """Yields the batches of a data set. `read_avro`, `from_arrow` and their like make one.
 
     `iter(reader)` starts a pass; it is the one active pass of the reader, and a second one closes the first, whose
@@ -246,6 +248,51 @@ class Reader:
         shards = within("num_shards", num_shards, 1, LARGEST_WORLD)
         return self._reordered(self._ordering.shard(shards, within("index", index, 0, shards - 1)))._warned()
 
+    def partition(self, partitions: SupportsIndex) -> list[Partition]:
+        """Divides the data into parts that take about as long to read, for whoever deals them out.
+
+        Each row is in one part. The source's units (blocks, row groups, stretches of lines) stay whole, in their order.
+        The division is a pure function of the data set; this reader's order and rank have no part in it.
+
+        Args:
+            partitions: how many, at most: no part is empty, so there are fewer where there are few units.
+
+        Returns:
+            The parts, in their order: a few numbers each.
+
+        Raises:
+            TypeError: if the number is no integer.
+            ValueError: if it is out of range, or the reader is of a sample.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256)
+            >>> parts = reader.partition(4)
+            >>> sum(part.rows for part in parts) == reader.num_rows
+            True
+            >>> sum(len(batch["distance"]) for part in parts for batch in reader.read_partition(part))
+            2000
+        """
+        return divided(self._data, self._ordering, partitions)
+
+    def read_partition(self, partition: Partition) -> Reader:
+        """Reads one part of the data.
+
+        Args:
+            partition: as `partition` returned it, of this reader or of one of the same data set in another process.
+
+        Returns:
+            A reader of the part, with states, `batch_at` and adapters as any other. It has this one's features, order,
+            seed, ranks, threads, limits and epochs: shuffling stays within the part, which ranks share. Its states fit
+            this part alone.
+
+        Raises:
+            StateError: if the partition is of another data set, or of one that has changed.
+            TypeError: if it is no partition.
+            ValueError: if the reader is of a sample.
+        """
+        return Reader(part_of(self._data, self._ordering, partition), **self._options())
+
     def _reordered(self, ordering: Ordering) -> Reader:
         """Another one of the same data in another order; at this one's epoch, or where a loaded state stands.
 
@@ -331,75 +378,6 @@ class Reader:
         self._close("load_state_dict() was called; iter(reader) goes on where the state was saved")
         self._ordering, self._order = ordering, order
         self._bookmark.load(pass_epoch, progress)
-
-    def batch_at(self, step: SupportsIndex, epoch: SupportsIndex | None = None) -> dict[str, Any]:
-        """Makes any batch, without reading those before.
-
-        Args:
-            step: its number within the epoch, as this rank counts them if no other number of ranks had a part in it.
-            epoch: the current one by default.
-
-        Raises:
-            IndexError: if the epoch has no such batch; a negative number is none.
-            TypeError: if a number is no integer.
-            ValueError: if the epoch is out of range.
-            LimitError: if its order takes more than `memory_limit`, or without one more than half of the memory of this
-                machine or container; the message says which `shuffle_buffer` would fit.
-            FastpipeError: if it can't be read.
-
-        Example:
-            >>> import fastpipe
-            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024, shuffle=True, seed=7)
-            >>> reader.batch_at(3)["label"].shape, reader.batch_at(3, epoch=1)["label"].shape
-            ((1024,), (1024,))
-        """
-        at, running = self._step(step), self._running
-        started = self._order.batch_at(self._at(epoch), at, running.num_threads, running.memory_limit)
-        try:
-            batch = next(started)
-            # Its end says whether files changed while it was read.
-            next(started, None)
-            return batch
-        finally:
-            started.close()
-
-    def locate(self, step: SupportsIndex, row: SupportsIndex, epoch: SupportsIndex | None = None) -> Any:
-        """Says where a row of a batch comes from. Reads no data.
-
-        Args:
-            step: the batch, as in `batch_at`.
-            row: the row of the batch.
-            epoch: the current one by default.
-
-        Returns:
-            A named tuple of the source's own, whose fields say where the row comes from.
-
-        Raises:
-            IndexError: if there is no such batch or row; a negative number is none.
-            TypeError: if a number is no integer.
-            ValueError: if the epoch is out of range.
-            LimitError: as `batch_at`.
-
-        Example:
-            >>> import fastpipe
-            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024)
-            >>> reader.locate(0, row=5)
-            Location(file='data/part-0.avro', block=0, record=5)
-        """
-        at, slot = self._step(step), integer("row", row)
-        if not 0 <= slot < self.batch_size:
-            raise IndexError(f"there is no row {slot}: rows of a batch are counted from 0 to {self.batch_size - 1}")
-        return self._data.place(*self._order.locate(self._at(epoch), at, slot, self._running.memory_limit))
-
-    def _step(self, step: SupportsIndex) -> int:
-        at, steps = integer("step", step), self._order.steps
-        if not 0 <= at < steps:
-            last = f", counted from 0 to {steps - 1}" if steps else ""
-            raise IndexError(f"an epoch has {steps} batches{last}: there is no batch {at}")
-        return at
-
-    def _at(self, epoch: SupportsIndex | None) -> int:
-        return self.epoch if epoch is None else within("epoch", epoch, 0, _state.LARGEST_EPOCH)
 
     def stats(self) -> dict[str, Any]:
         """What the last pass has done so far, and where its time went. Counting it costs less than a hundredth of that.

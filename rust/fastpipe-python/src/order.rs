@@ -18,7 +18,8 @@ use crate::errors::IntoPy;
 use crate::pass::{Origin, Pass};
 use crate::pass_memory::PassMemory;
 
-/// A window, a pool or a buffer of no given size has this many batches, or as many rows as this many average units have.
+/// A window, a pool or a buffer of no given size has this many batches, or as many rows as this many average units
+/// have.
 const DEFAULT_BATCHES: u64 = 16;
 const DEFAULT_UNITS: u64 = 64;
 
@@ -60,7 +61,7 @@ impl From<Progress> for State {
     fn from(progress: Progress) -> State {
         let open = |pairs: Vec<[u64; 2]>| pairs.into_iter().map(|[chunk, from]| Open { chunk, from }).collect();
         let place = |[window, unit, record]: [u64; 3]| {
-            // No unit has so many records, so such a place is refused.
+            // No unit has this many records, so such a place is refused.
             let record = u32::try_from(record).unwrap_or(u32::MAX);
             (window, Place { unit, record })
         };
@@ -200,8 +201,8 @@ impl Order {
         self.order.own_rows()
     }
 
-    /// Rows of an epoch of all ranks, with those of a last batch that is left out. Where ranks have units of their own, this
-    /// rank's.
+    /// Rows of an epoch of all ranks, with those of a last batch that is left out. Where ranks have units of their own,
+    /// this rank's.
     #[getter]
     fn num_rows(&self) -> u64 {
         self.order.epoch_rows()
@@ -220,8 +221,9 @@ impl Order {
         self.order.steps()
     }
 
-    /// Starts a pass at the start of an epoch, or where a state stands, up to but without the epoch `end_epoch`. `memory` is
-    /// what its batches lie in, instead of the data set's own; with `csr` their sparse columns are in that layout.
+    /// Starts a pass at the start of an epoch, or where a state stands, up to but without the epoch `end_epoch`.
+    /// `memory` is what its batches lie in, instead of the data set's own; with `csr` their sparse columns are in that
+    /// layout.
     #[pyo3(signature = (*, epoch, end_epoch, progress, num_threads, sharers, prefetch, memory_limit, record_tasks, memory=None, csr=false))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn start(
@@ -265,34 +267,44 @@ impl Order {
         self.resumed(py, &progress.into(), None).map(drop)
     }
 
-    /// A pass of one batch. Of the order, not of the batch, `memory_limit` is what it may take; without one it is half of the
+    /// A pass of the batches `start` to `stop` of an epoch, which needn't read those before. Both the order and the
+    /// batches may take `memory_limit`, the order alone if it is one batch; without one the order may take half of the
     /// memory of the machine, or of the control group if that has less.
-    #[pyo3(signature = (epoch, step, num_threads, memory_limit=None))]
-    fn batch_at(
+    #[pyo3(signature = (epoch, start, stop, *, num_threads, sharers, prefetch, memory_limit))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    fn batches(
         &self,
         py: Python<'_>,
         epoch: u64,
-        step: u64,
+        start: u64,
+        stop: u64,
         num_threads: Option<usize>,
+        sharers: usize,
+        prefetch: Option<usize>,
         memory_limit: Option<u64>,
     ) -> PyResult<Pass> {
-        self.check_step(step)?;
-        check_order(&self.order, memory_limit, step > 0).py(py)?;
+        let last = stop
+            .checked_sub(1)
+            .filter(|&last| last >= start)
+            .ok_or_else(|| PyValueError::new_err("there is no batch in an empty range"))?;
+        self.check_step(last)?;
+        check_order(&self.order, memory_limit, start > 0).py(py)?;
         let mut cursor = self.order.epoch(epoch).map_err(unplanned).py(py)?;
-        cursor.seek(step).map_err(unplanned).py(py)?;
+        py.detach(|| cursor.seek(start)).map_err(unplanned).py(py)?;
+        let number = stop - start;
         let options = Options {
             num_threads,
-            sharers: 1,
-            prefetch: Some(1),
-            memory_limit: None,
+            sharers,
+            prefetch,
+            memory_limit: memory_limit.filter(|_| number > 1),
             record_tasks: false,
             end_epoch: None,
-            limit: Some(1),
+            limit: Some(number),
         };
-        self.pass(py, cursor, options, Some(1), State::default(), None, false)
+        self.pass(py, cursor, options, Some(number), State::default(), None, false)
     }
 
-    /// Unit and record of a row of a batch. `memory_limit` as for `batch_at`.
+    /// Unit and record of a row of a batch. Of the order, not of the batch, `memory_limit` is what it may take.
     #[pyo3(signature = (epoch, step, row, memory_limit=None))]
     fn locate(
         &self,

@@ -7,12 +7,11 @@ import hashlib
 from typing import Any, NamedTuple, SupportsIndex
 
 from fastpipe._data import Data
-from fastpipe._ordering import within
+from fastpipe._ordering import Ordering, within
 from fastpipe._state import VERSION
 from fastpipe.errors import StateError
-from fastpipe.reader import Reader
 
-__all__ = ["Partition", "partition", "read_partition"]
+__all__ = ["Partition", "divided", "part_of"]
 
 _MOST = 2**31
 
@@ -40,70 +39,31 @@ class Partition(NamedTuple):
     digest: str
 
 
-def partition(reader: Reader, partitions: SupportsIndex) -> list[Partition]:
-    """Divides the data of a reader into parts that take about as long to read, for whoever deals them out.
-
-    Each row is in one part. Units (blocks of Avro files, row groups, stretches of CSV) stay whole, in their order. The
-    division is a pure function of the data set.
-
-    Args:
-        reader: of any source. Only its data set counts, not its order or its rank.
-        partitions: how many, at most: no part is empty, so there are fewer where there are few units.
-
-    Returns:
-        The parts, in their order.
-
-    Raises:
-        TypeError: if an argument is of the wrong type.
-        ValueError: if one is out of range, or the reader is of a sample.
-
-    Example:
-        >>> import fastpipe
-        >>> reader = fastpipe.read_csv("rides.csv", batch_size=256)
-        >>> parts = fastpipe.partition(reader, 4)
-        >>> sum(part.rows for part in parts) == reader.num_rows
-        True
-        >>> sum(len(batch["distance"]) for part in parts for batch in fastpipe.read_partition(reader, part))
-        2000
-    """
-    _check(reader)
+def divided(data: Data, ordering: Ordering, partitions: SupportsIndex) -> list[Partition]:
+    """The parts of a data set that is read in some order. See `Reader.partition`."""
+    _check(ordering)
     count = within("partitions", partitions, 1, _MOST)
-    found = reader._data.handle.stretches(count)
-    digest = _digest(reader._data)
+    found = data.handle.stretches(count)
+    digest = _digest(data)
     return [Partition(number, len(found), *range_, digest) for number, range_ in enumerate(found)]
 
 
-def read_partition(reader: Reader, partition: Partition) -> Reader:
-    """Reads one part of a reader's data.
-
-    Args:
-        reader: of the data set that was divided: the same one, unpickled, or made in another process. Its features,
-            order, seed, ranks, threads, limits and epochs are kept: shuffling stays within the part, which ranks share.
-        partition: as `fastpipe.partition` made it.
-
-    Returns:
-        A reader of the part, with states, `batch_at` and adapters as any other. Its states fit this part alone.
-
-    Raises:
-        StateError: if the partition is of another data set, or of one that has changed.
-        TypeError: if an argument is of the wrong type.
-        ValueError: if the reader is of a sample.
-    """
-    _check(reader)
+def part_of(data: Data, ordering: Ordering, partition: Partition) -> Data:
+    """A part of a data set as one. See `Reader.read_partition`."""
+    _check(ordering)
     if not isinstance(partition, Partition):
         raise TypeError(
             f"partition is a fastpipe.Partition, not {type(partition).__name__}: Partition(*values) of JSON"
         )
-    if partition.digest != _digest(reader._data):
-        raise StateError(f"the partition is of another data set than this reader: {reader._data.words.other_digest}")
-    data: Any = _Part(reader._data, partition)
-    return Reader(data, **reader._options())
+    if partition.digest != _digest(data):
+        raise StateError(f"the partition is of another data set than this reader: {data.words.other_digest}")
+    part: Any = _Part(data, partition)
+    found: Data = part
+    return found
 
 
-def _check(reader: Reader) -> None:
-    if not isinstance(reader, Reader):
-        raise TypeError(f"reader is a fastpipe.Reader, not {type(reader).__name__}")
-    if reader._ordering.is_sample:
+def _check(ordering: Ordering) -> None:
+    if ordering.is_sample:
         raise ValueError("a sample isn't divided: divide the reader that it was drawn of, or draw it in parts (part=)")
 
 
