@@ -185,7 +185,7 @@ def measure(sides: dict[str, Callable[[], Sums]], rounds: int, entries: int) -> 
 
 
 def compare(number: int, arguments: argparse.Namespace) -> None:
-    """Measures with a vocabulary of so many keys."""
+    """Measures with a vocabulary of this many keys."""
     rows, size = arguments.rows, arguments.batch_size
     with tempfile.TemporaryDirectory() as folder:
         path, text = Path(folder) / "bags.avro", Path(folder) / "vocabulary.txt"

@@ -90,7 +90,7 @@ class Hosts:
         return [piece.nbytes for piece, _ in PackedBatch(batch, self.engine.allocate).pieces]
 
     def ring(self, count: int, depth: int = 2) -> Any:
-        """A ring that yields so many of them."""
+        """A ring that yields this many of them."""
         from fastpipe._staging import Drawn, StagingRing
 
         source = (Drawn(self.batches[i % len(self.batches)], None) for i in range(count))

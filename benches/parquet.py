@@ -26,7 +26,7 @@ ROW_GROUPS = (10_000, 100_000, 1_000_000)
 SHUFFLE_BUFFER = 10_000
 BATCH_SIZE = 1024
 PARTS = {"datasets": 4, "ray-data": 1}
-"""Of the rows, one in so many: datasets would take long, and Ray takes more than a second to begin."""
+"""Of the rows, one in that many: datasets would take long, and Ray takes more than a second to begin."""
 WAIT = 0.05
 """Seconds that a fetch takes."""
 

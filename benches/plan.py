@@ -21,7 +21,7 @@ CONTENTS = {
     "f": "three strings, a ragged array of strings, a label",
 }
 PART = 8
-"""What share of the records quick runs read, and peers when their values are checked: one in so many."""
+"""What share of the records quick runs read, and peers when their values are checked: one in that many."""
 SHUFFLE_BUFFER = 10_000
 """Rows; fastpipe rounds it up to whole batches."""
 BLOCKS = {"1M": 1 << 20, "16K": 1 << 14}
@@ -50,7 +50,7 @@ class Spec:
         return "/".join(parts)
 
     def file(self, records: int, log: Callable[[str], None] | None = None) -> tuple[Path, dict[str, Any]]:
-        """The file with so many records, generated where it isn't there yet, and what is known of it."""
+        """The file with this many records, generated where it isn't there yet, and what is known of it."""
         return generate.generate(self.dataset, records, block_bytes=BLOCKS[self.block], codec=self.codec, log=log)
 
 

@@ -29,7 +29,7 @@ import fastpipe
 INDICES = 64
 """Batches of indices that are made before; used in turn."""
 CYCLE = 2
-"""Batches that come in have so many times the rows of the buffer, and then come again."""
+"""Batches that come in have this many times the rows of the buffer, and then come again."""
 
 Batch = dict[str, Any]
 clock = time.perf_counter

@@ -32,7 +32,7 @@ class Format:
         self.suffix, self.read = suffix, read
 
     def write(self, table: pa.Table, path: Any, rows: int = 10) -> None:
-        """Writes a table in units of so many rows."""
+        """Writes a table in units of this many rows."""
         if self.suffix == ".parquet":
             pa.parquet.write_table(table, path, row_group_size=rows)
             return

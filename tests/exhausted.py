@@ -140,7 +140,7 @@ class Run:
 
 
 def _limit(more: int) -> None:
-    """Lets the process have so many bytes more than it has."""
+    """Lets the process have this many bytes more than it has."""
     _grow_stack(200)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + more

@@ -134,7 +134,7 @@ class Careless(Twin):
 
 
 def tally(sampler: Sampler, data: Interactions, negatives: int, seed: int = 0) -> np.ndarray:
-    """Reads as many epochs as there must be for so many negatives; counts them: int64 `[users, items]`."""
+    """Reads as many epochs as there must be for this many negatives; counts them: int64 `[users, items]`."""
     counts = np.zeros((data.num_users, data.num_items), np.int64)
     epoch = 0
     while counts.sum() < negatives:

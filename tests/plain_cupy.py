@@ -140,7 +140,7 @@ def alloc(size: int) -> MemoryPointer:
 
 
 def modules(devices: int = 2) -> types.ModuleType:
-    """A module to stand in for `cupy`, on a machine of so many devices."""
+    """A module to stand in for `cupy`, on a machine of this many devices."""
 
     def count() -> int:
         if devices == 0:

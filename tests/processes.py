@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def run(script: str, *arguments: str, devices: int = 1) -> subprocess.Popen[str]:
-    """Starts a script in a process of its own, with so many devices."""
+    """Starts a script in a process of its own, with this many devices."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     start = f"import os, sys; os.environ['XLA_FLAGS'] = {flags!r}; sys.path.insert(0, {str(HERE)!r})\n"
     return subprocess.Popen(

@@ -111,7 +111,7 @@ class Data:
 
 
 def write(folder: Path, files: Iterable[Sequence[int]], codec: str = "null", rest: int = 0) -> Data:
-    """Writes files of blocks of so many rows each, in a folder of their own. Rows are numbered through all of them."""
+    """Writes files of blocks of these rows, in a folder of their own. Rows are numbered through all of them."""
     paths, ids = [], {}
     folder = Path(tempfile.mkdtemp(dir=folder))
     for number, blocks in enumerate(files):
@@ -127,7 +127,7 @@ def write(folder: Path, files: Iterable[Sequence[int]], codec: str = "null", res
 
 
 def blocks_of(rows: int, sizes: Sequence[int] = (3, 1, 7, 0, 12, 2)) -> list[int]:
-    """Blocks of these sizes, again and again, until there are so many rows."""
+    """Blocks of these sizes, again and again, until there are this many rows."""
     blocks: list[int] = []
     while (left := rows - sum(blocks)) > 0:
         blocks.append(min(sizes[len(blocks) % len(sizes)], left))

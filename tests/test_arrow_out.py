@@ -98,7 +98,7 @@ def flags(draw: st.DrawFn, shape: tuple[int, ...]) -> np.ndarray:
 
 @st.composite
 def forms(draw: st.DrawFn, rows: int, depth: int = 3) -> Any:
-    """Any form of so many rows, nested up to so deep, with masks anywhere."""
+    """Any form of this many rows, nested up to so deep, with masks anywhere."""
     kind = draw(st.sampled_from(["dense", "strings", "sparse", "ragged", "ragged"] if depth else ["dense", "strings"]))
     form: Any
     if kind == "ragged":

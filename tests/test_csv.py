@@ -104,7 +104,7 @@ def test_what_the_csv_module_writes_comes_back(
 
 
 def generated(seed: int, size: int, quoted: float) -> bytes:
-    """Rows of three fields; so many of these have quotes, and newlines within them."""
+    """Rows of three fields; this many of these have quotes, and newlines within them."""
     draw = random.Random(seed)
     rows, total = [], 0
     while total < size:

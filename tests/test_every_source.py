@@ -83,9 +83,9 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def part(whole: fastpipe.Reader, number: int, partitions: int) -> fastpipe.Reader:
     """A part of a reader, of 240 rows."""
-    parts = fastpipe.partition(whole, partitions)
+    parts = whole.partition(partitions)
     assert parts[number].rows == ROWS
-    return fastpipe.read_partition(whole, parts[number])
+    return whole.read_partition(parts[number])
 
 
 def bags_of(path: Path) -> Make:

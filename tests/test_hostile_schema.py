@@ -131,7 +131,7 @@ def test_deeply_nested_json(tmp_path: Path) -> None:
 
 
 def deep_record(levels: int) -> str:
-    """The JSON of so many types within one another, all but the innermost records. (Python's can't write it.)"""
+    """The JSON of this many types within one another, all but the innermost records. (Python's can't write it.)"""
     schema = '"int"'
     for i in range(levels - 1):
         schema = f'{{"type":"record","name":"R{i}","fields":[{{"name":"f","type":{schema}}}]}}'

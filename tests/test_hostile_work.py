@@ -40,14 +40,14 @@ def nested(levels: int, inner: Any) -> Any:
 
 
 def nulls(of: int, blocks: int, **options: Any) -> Case:
-    """Blocks of a row, which is an array of so many nulls and an int."""
+    """Blocks of a row, which is an array of this many nulls and an int."""
     row = stored(1, items(of, b"") + long(0) + long(3))
     schema = record("R", a=list_of("null"), x="int")
     return Case(f"{of} nulls", header(schema) + row * blocks, batch_size=20, count=True, **options)
 
 
 def metadata(blocks: int) -> Case:
-    """Eleven million entries in so many blocks of the map."""
+    """Eleven million entries in this many blocks of the map."""
     entries = (text("k") + text("")) * (11_000_000 // blocks)
     end = items(1, text("avro.schema") + text('"int"')) + long(0) + SYNC
     return Case("metadata", b"Obj\x01" + items(11_000_000 // blocks, entries) * blocks + end)

@@ -58,7 +58,7 @@ def rows() -> NamedSharding:
 
 
 def filled(shape: tuple[int, ...], dtype: str, offset: int = 0) -> np.ndarray:
-    """An array that begins so many bytes behind a multiple of the alignment."""
+    """An array that begins this many bytes behind a multiple of the alignment."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     array = aligned((size + offset,), np.uint8)[offset:].view(dtype).reshape(shape)
     array[...] = np.arange(array.size).reshape(shape) % 3

@@ -46,7 +46,7 @@ class Server:
         return int(self._process.stdout.readline())
 
     def live(self, folder: Path, request: dict[str, Any], events: int | None = None, delay: float = 0) -> int:
-        """One life of a run, killed a moment after so many events unless it ended before. Returns its exit code."""
+        """One life of a run, killed a moment after this many events unless it ended before. Returns its exit code."""
         pipe = folder / "events"
         child = self._ask(json.dumps({"folder": str(folder), "events": str(pipe), **request}))
         with pipe.open("rb", buffering=0) as happened:

@@ -39,7 +39,7 @@ def test_all_functions_are_looked_at() -> None:
     """Each public one that returns a reader takes the options, unless it takes a reader."""
     public = [getattr(fastpipe, name) for name in fastpipe.__all__]
     made = {function for function in public if getattr(function, "__annotations__", {}).get("return") == "Reader"}
-    assert made - {fastpipe.sample, fastpipe.take, fastpipe.read_partition} == set(FUNCTIONS)
+    assert made - {fastpipe.sample, fastpipe.take} == set(FUNCTIONS)
 
 
 @functions

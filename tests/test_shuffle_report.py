@@ -24,7 +24,7 @@ UNEVEN = (37, 5, 60, 1, 44, 18, 60, 23, 9, 80, 31, 2, 55, 40, 35)
 
 
 def write(path: Path, sizes: Sequence[int], first: int = 0) -> Path:
-    """A file of blocks with so many rows, which are numbered from `first` on."""
+    """A file of blocks with this many rows, which are numbered from `first` on."""
     ends = np.cumsum([first, *sizes]).tolist()
     blocks = [(stop - start, b"".join(map(long, range(start, stop)))) for start, stop in pairwise(ends)]
     path.write_bytes(container(ID, blocks))

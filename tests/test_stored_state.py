@@ -210,7 +210,7 @@ def damaged(data: Data) -> Callable[[Any], tuple[dict[str, Any], list[str]]]:
 
 
 def begun(data: Data, step: int, options: dict[str, Any]) -> dict[str, Any]:
-    """A state behind so many batches."""
+    """A state behind this many batches."""
     reader = data.read(**options)
     for _ in itertools.islice(reader, step):
         pass

@@ -13,7 +13,7 @@ Act = Callable[[int], Any]
 
 
 class Numbers:
-    """Units of the numbers from 0, so many each; what `act` returns for a unit is returned in place of its table.
+    """Units of the numbers from 0, this many each; what `act` returns for a unit is returned in place of its table.
 
     Attributes:
         under_way: calls of `read` that haven't returned.

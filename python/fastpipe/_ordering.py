@@ -132,7 +132,7 @@ class Ordering:
         )
 
     def sample(self, rows: int, skipped: int, seed: int | None, *, replace: bool) -> Self:
-        """A sample of so many rows, drawn behind so many others."""
+        """A sample of this many rows, drawn behind this many others."""
         kind = "bootstrap" if replace else "sample"
         drawn = secrets.randbits(48) if seed is None else within("seed", seed, 0, _LARGEST_SEED)
         sampled = self.with_seed(drawn)
@@ -146,7 +146,7 @@ class Ordering:
         return replaced(self, shuffle="taken", shuffle_buffer=max(len(rows), 1), shard_by="batch", rows=numbers)
 
     def with_batch_size(self, batch_size: int) -> Self:
-        """The same with batches of so many rows."""
+        """The same with batches of this many rows."""
         return replaced(self, batch_size=batch_size)
 
     @property

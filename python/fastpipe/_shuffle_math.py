@@ -20,7 +20,7 @@ _MOST_GROUPS = 4096
 _MOST_WINDOWS = 8
 _PLACES = 16
 _WITHIN = (np.arange(8) + 0.5) / 8
-_FORGOTTEN = 30  # Of the rows that entered a buffer so many times its size ago, e^-30 are left.
+_FORGOTTEN = 30  # Of the rows that entered a buffer this many times its size ago, e^-30 are left.
 
 
 # --- A perfect permutation ---

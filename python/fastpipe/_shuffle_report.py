@@ -30,7 +30,7 @@ _LARGEST_BUFFER = 2**31
 # Rows that orders go through to get to the batches that are looked at, before those are taken several at a place: some
 # 2 seconds.
 _WORK = 3 * 10**7
-# To start in the middle of an epoch, block and buffer order look at so many draws for each row that their buffer holds.
+# To start in the middle of an epoch, block and buffer order look at this many draws for each row of their buffer.
 _LOOK_BACK = 16
 _LEAST_PLACES = MAP_LINES
 
@@ -87,7 +87,7 @@ class ShuffleReport:
         bytes_per_row: bytes of the files for each row: as stored, maybe compressed, with headers. nan without rows.
         displacement: |place in the epoch's order - place in the data set| of a row, in rows: the mean. For a perfect
             permutation it is near N/3 (taken for the places that were looked at).
-        displacement_quantiles: its 5 %, 50 % and 95 % quantiles (the least that so many don't exceed). For a perfect
+        displacement_quantiles: its 5 %, 50 % and 95 % quantiles (the least that this many don't exceed). For a perfect
             permutation of many rows: N (1 - sqrt(1 - q)), which is 0.025, 0.293 and 0.776 N.
         blocks: distinct blocks of which a batch has rows, the mean. For a perfect permutation: the sum over all blocks
             of 1 - C(N-r, b) / C(N, b), where r are the block's rows and b the batch's (a hypergeometric draw).

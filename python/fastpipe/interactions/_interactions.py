@@ -308,7 +308,7 @@ class Interactions:
         Args:
             folder: where to; made if it isn't there.
             format: `"avro"` (needs fastavro), or `"arrow"`, Arrow's IPC files (extra `arrow`).
-            shard_positives: a shard ends with the user that brings it to so many.
+            shard_positives: a shard ends with the user that brings it to that many.
 
         Returns:
             Paths of the shards.

@@ -53,7 +53,7 @@ class Node(ABC):
 
     @abstractmethod
     def parts(self, rows: int | None) -> list[Part]:
-        """The parts of a form of so many rows."""
+        """The parts of a form of this many rows."""
 
     @abstractmethod
     def build(self, parts: Iterator[tf.Tensor]) -> tuple[Any, list[Any]]:

@@ -1,7 +1,7 @@
 //! Arrays as the schema has them: columns by name, lists, maps and records level by level, leaves by `leaf`.
 //!
-//! Arrow lets values lie where no row is: below a null list or struct, or outside of what offsets name. So each level knows
-//! which of its values are seen, and only nulls and misfits among those are errors.
+//! Arrow lets values lie where no row is: below a null list or struct, or outside of what offsets name. So each level
+//! knows which of its values are seen, and only nulls and misfits among those are errors.
 
 use std::sync::Arc;
 
@@ -100,8 +100,8 @@ fn record(fields: &[(String, Site)], array: &ArrayRef, seen: &Seen, path: &str, 
     Ok(Arc::new(made.map_err(|error| malformed(&error))?))
 }
 
-/// Where all of a struct's fields are null although one of them mayn't be: so does a nullable record look whose fields were
-/// read as columns of their own.
+/// Where all of a struct's fields are null although one of them mayn't be: so does a nullable record look whose fields
+/// were read as columns of their own.
 fn no_record(fields: &[(String, Site)], found: &StructArray) -> Option<NullBuffer> {
     if fields
         .iter()
@@ -205,7 +205,8 @@ fn within<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>, rows: &Seen, values: us
     Some(out.finish())
 }
 
-/// Offsets that begin with 0, and the first and last of those that they were: so of a slice no more is looked at than it has.
+/// Offsets that begin with 0, and the first and last of those that they were: so of a slice no more is looked at than
+/// it has.
 fn trimmed<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>) -> (OffsetBuffer<O>, usize, usize) {
     let (first, last) = (offsets[0], offsets[offsets.len() - 1]);
     let offsets = if first == O::usize_as(0) {

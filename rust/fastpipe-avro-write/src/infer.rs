@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use crate::names::check_field;
 use crate::schema::Schema;
 
-/// The schema of rows of these fields, the record of which has this name. What may be null is a union of null and its type,
-/// whose default is null. Types without a counterpart become the next wider one, or are refused:
+/// The schema of rows of these fields, the record of which has this name. What may be null is a union of null and its
+/// type, whose default is null. Types without a counterpart become the next wider one, or are refused:
 ///
 /// - unsigned integers become the int or long that holds them, those of 64 bits a long; float16 a float;
 /// - dictionaries and run ends become what they stand for;

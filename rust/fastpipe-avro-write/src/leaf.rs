@@ -195,7 +195,7 @@ impl Leaf<'_> {
         }
     }
 
-    /// Times in ticks of so many nanoseconds. Integers are taken as they are.
+    /// Times in ticks of this many nanoseconds. Integers are taken as they are.
     fn time(&self, array: &ArrayRef, tick: i64, to: &DataType, what: &str) -> Result<ArrayRef> {
         use DataType as D;
         let (clock, stamp) = (what == "times of day", what == "timestamps");

@@ -10,8 +10,8 @@ fn malformed(error: &arrow_schema::ArrowError) -> Error {
     Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}"))
 }
 
-/// The same rows with columns `a.b` and `a.c` as fields of a struct `a`, which is where the first of them was. Such a struct
-/// is never null.
+/// The same rows with columns `a.b` and `a.c` as fields of a struct `a`, which is where the first of them was. Such a
+/// struct is never null.
 pub fn nested(batch: &RecordBatch) -> Result<RecordBatch> {
     let schema = batch.schema();
     if !schema.fields.iter().any(|field| field.name().contains('.')) {

@@ -50,7 +50,7 @@ pub(crate) enum Type {
     /// A uuid that is text.
     Uuid,
     Fixed(usize),
-    /// A decimal in bytes, or in so many.
+    /// A decimal in bytes, or in that many.
     Decimal {
         precision: u8,
         scale: i8,
@@ -313,8 +313,8 @@ fn symbols(object: &serde_json::Map<String, Value>, path: &str) -> Result<Vec<St
     Ok(symbols)
 }
 
-/// A type with the logical type of its object. Unknown ones, and those that don't fit, are ignored, as the specification
-/// demands; a decimal that contradicts itself is refused, since it would be read as other numbers.
+/// A type with the logical type of its object. Unknown ones, and those that don't fit, are ignored, as the
+/// specification demands; a decimal that contradicts itself is refused, since it would be read as other numbers.
 fn logical(ty: Type, object: &serde_json::Map<String, Value>, path: &str) -> Result<Type> {
     let Some(name) = object.get("logicalType").and_then(Value::as_str) else {
         return Ok(ty);

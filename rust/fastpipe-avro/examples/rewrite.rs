@@ -6,9 +6,9 @@
 //! IN<TAB>OUT<TAB>CODEC<TAB>BLOCK_BYTES[<TAB>SCHEMA]  ->  ok  |  error: what went wrong
 //! ```
 //!
-//! `CODEC` is `null`, `deflate`, `snappy`, `zstandard`, `bzip2` or `xz`. A block ends with the record that fills `BLOCK_BYTES` bytes,
-//! before compression. Entries of maps may come out in another order. `SCHEMA` is a reader's schema, a line of JSON: what is written
-//! are the records that the other library resolves to it, by that schema.
+//! `CODEC` is `null`, `deflate`, `snappy`, `zstandard`, `bzip2` or `xz`. A block ends with the record that fills
+//! `BLOCK_BYTES` bytes, before compression. Entries of maps may come out in another order. `SCHEMA` is a reader's
+//! schema, a line of JSON: what is written are the records that the other library resolves to it, by that schema.
 
 use std::error::Error;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! The parsing canonical form of a schema, and its Rabin fingerprint (Avro 1.12 specification, "Transforming into Parsing
-//! Canonical Form" and "Schema Fingerprints").
+//! The parsing canonical form of a schema, and its Rabin fingerprint (Avro 1.12 specification, "Transforming into
+//! Parsing Canonical Form" and "Schema Fingerprints").
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -184,7 +184,8 @@ mod tests {
             r#"{"name":"more","type":{"type":"array","items":"x.y.R"}},{"name":"e2","type":"x.y.E"}]}"#
         );
         assert_eq!(form(adorned), bare);
-        // The form of the form is itself, and another library makes the same of it, which keeps the braces of a logical type.
+        // The form of the form is itself, and another library makes the same of it, which keeps the braces of a logical
+        // type.
         assert_eq!(form(bare), bare);
         let adorned = adorned.replace(r#"{"type": "long", "logicalType": "timestamp-millis"}"#, r#""long""#);
         let other = apache_avro::Schema::parse_str(&adorned).unwrap();

@@ -1,7 +1,7 @@
 //! Compression codecs of container files (Avro 1.12 specification, "Required Codecs" and "Optional Codecs").
 //!
-//! No output is allocated because a header declares it: buffers start at what the codec could make of the bytes that are
-//! really there, and grow as output is written, up to [`MAX_BLOCK_BYTES`] or what the caller allows.
+//! No output is allocated because a header declares it: buffers start at what the codec could make of the bytes that
+//! are really there, and grow as output is written, up to [`MAX_BLOCK_BYTES`] or what the caller allows.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -57,21 +57,23 @@ impl Codec {
         }
     }
 
-    /// Bytes that `stored` bytes can decompress to at most. What formats allow bounds it, not what compressors do, so no sound
-    /// block has more.
+    /// Bytes that `stored` bytes can decompress to at most. What formats allow bounds it, not what compressors do, so
+    /// no sound block has more.
     ///
-    /// - Deflate: a match yields up to 258 bytes and takes a bit for its length and one for its distance at least (RFC 1951,
-    ///   3.2.5 and 3.2.7: codes are of one bit or more), so 1032 bytes for each: zlib's "maximum compression factor"
-    ///   (<https://zlib.net/zlib_tech.html>).
-    /// - Snappy: behind the four bytes of Avro's checksum, a copy of up to 64 bytes takes three (format_description.txt, 2.2:
-    ///   a copy with a 1-byte offset takes two bytes for up to 11, a literal more bytes than it yields).
-    /// - Zstandard: a frame's blocks yield up to 128 KiB (RFC 8878, 3.1.1.2.4: Block_Maximum_Size) and take four bytes at
-    ///   least: a header of three, and the byte that an RLE_Block repeats. Headers and skippable frames yield nothing.
-    /// - Bzip2: a block holds up to 900,000 bytes, of which five (four alike and a count up to 255) yield 259. Its magic, CRC,
-    ///   origin, used bytes, two tables of three codes and a selector take 173 bits, so 21 bytes at least.
-    /// - Xz: a match yields up to 273 bytes and takes 14 bits of the range coder (LZMA specification: `IsMatch`, `IsRep` and two
-    ///   more, then two and eight of its length), each of which takes log2(2048 / 2017) bits of data at least: a byte of data
-    ///   yields 7094 bytes.
+    /// - Deflate: a match yields up to 258 bytes and takes a bit for its length and one for its distance at least (RFC
+    ///   1951, 3.2.5 and 3.2.7: codes are of one bit or more), so 1032 bytes for each: zlib's "maximum compression
+    ///   factor" (<https://zlib.net/zlib_tech.html>).
+    /// - Snappy: behind the four bytes of Avro's checksum, a copy of up to 64 bytes takes three
+    ///   (format_description.txt, 2.2: a copy with a 1-byte offset takes two bytes for up to 11, a literal more bytes
+    ///   than it yields).
+    /// - Zstandard: a frame's blocks yield up to 128 KiB (RFC 8878, 3.1.1.2.4: Block_Maximum_Size) and take four bytes
+    ///   at least: a header of three, and the byte that an RLE_Block repeats. Headers and skippable frames yield
+    ///   nothing.
+    /// - Bzip2: a block holds up to 900,000 bytes, of which five (four alike and a count up to 255) yield 259. Its
+    ///   magic, CRC, origin, used bytes, two tables of three codes and a selector take 173 bits, so 21 bytes at least.
+    /// - Xz: a match yields up to 273 bytes and takes 14 bits of the range coder (LZMA specification: `IsMatch`,
+    ///   `IsRep` and two more, then two and eight of its length), each of which takes log2(2048 / 2017) bits of data at
+    ///   least: a byte of data yields 7094 bytes.
     pub const fn most_decompressed(self, stored: u64) -> u64 {
         match self {
             Codec::Null => stored,
@@ -146,7 +148,7 @@ pub fn decompress(codec: Codec, input: &[u8], guess: usize, pool: &BufferPool) -
     decompress_within(codec, input, guess, MAX_BLOCK_BYTES, pool)
 }
 
-/// The same, to at most so many bytes, and in no more memory than these, or than [`MAX_BLOCK_BYTES`].
+/// The same, to at most this many bytes, and in no more memory than these, or than [`MAX_BLOCK_BYTES`].
 pub(crate) fn decompress_within(
     codec: Codec,
     input: &[u8],
@@ -319,7 +321,8 @@ fn zstd_failed(code: usize, frame: &[u8]) -> Error {
     }
 }
 
-/// The window that a frame declares: how far back it may refer (RFC 8878, 3.1.1.1). Of a frame of one segment, all of it.
+/// The window that a frame declares: how far back it may refer (RFC 8878, 3.1.1.1). Of a frame of one segment, all of
+/// it.
 fn window(frame: &[u8]) -> Option<u64> {
     let (&descriptor, rest) = frame.strip_prefix(&[0x28, 0xb5, 0x2f, 0xfd])?.split_first()?;
     if descriptor & 0x20 == 0 {

@@ -71,8 +71,8 @@ struct Compiler<'a> {
     branches: usize,
 }
 
-/// Compiles the plan that reads `columns` from files of `schema`. With a reader's schema, `schema` is the file's as that sees
-/// it (see [`resolve`](crate::resolve)), and the columns are of the reader's.
+/// Compiles the plan that reads `columns` from files of `schema`. With a reader's schema, `schema` is the file's as
+/// that sees it (see [`resolve`](crate::resolve)), and the columns are of the reader's.
 pub(crate) fn compile(schema: &Schema, reader: Option<&Schema>, columns: &[Column]) -> Result<Plan, Error> {
     let mut plan = compile_steps(schema, reader, columns)?;
     let parts: Vec<_> = columns.iter().flat_map(|c| c.spec.parts()).collect();

@@ -1,5 +1,5 @@
-//! Object container files (Avro 1.12 specification, "Object Container Files"): the header, and the walk over the headers
-//! of blocks that finds where every block lies without reading it.
+//! Object container files (Avro 1.12 specification, "Object Container Files"): the header, and the walk over the
+//! headers of blocks that finds where every block lies without reading it.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ pub const SYNC_BYTES: usize = 16;
 /// Bytes of a block's header at most: two varints.
 const BLOCK_HEADER_BYTES: usize = 20;
 
-/// The walk reads a page of memory for each block. Of blocks that take less than this it reads so much of the file that it
-/// is better kept.
+/// The walk reads a page of memory for each block. Of blocks that take less than this it reads so much of the file that
+/// it is better kept.
 const PASSED_OVER: u64 = 128 << 10;
 
 /// The header of a file.

@@ -143,8 +143,9 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads `n` longs to `out`. `make` says what each becomes, and whether something is wrong with it; then `check` says
-    /// what. Where `out` has room for more than `n`, anything may be written there: some [`SLACK`] of room is of use.
+    /// Reads `n` longs to `out`. `make` says what each becomes, and whether something is wrong with it; then `check`
+    /// says what. Where `out` has room for more than `n`, anything may be written there: some [`SLACK`] of room is of
+    /// use.
     #[inline(always)]
     pub(crate) fn longs_to<M: Make>(
         &mut self,
@@ -212,8 +213,8 @@ impl<'a> Cursor<'a> {
                 i += 1;
                 continue;
             };
-            // Numbers of about the same size stand side by side, mostly. Where a guess at how many bytes each takes holds,
-            // the next ones needn't wait for the length of this one.
+            // Numbers of about the same size stand side by side, mostly. Where a guess at how many bytes each takes
+            // holds, the next ones needn't wait for the length of this one.
             let word = u64::from_le_bytes(*bytes);
             let ends = !word & CONTINUES;
             let width = match ends {
@@ -403,8 +404,8 @@ impl<'a> Cursor<'a> {
         Ok((bytes, n))
     }
 
-    /// The head of a block of array or map items: their number, and where the block ends if it says so. `None` behind the
-    /// last. No more items are returned than the bytes that are left can hold, if each takes at least `smallest`.
+    /// The head of a block of array or map items: their number, and where the block ends if it says so. `None` behind
+    /// the last. No more items are returned than the bytes that are left can hold, if each takes at least `smallest`.
     #[inline(always)]
     pub(crate) fn items(&mut self, smallest: u64) -> Result<Option<Items>> {
         self.items_of(smallest, 1)
@@ -447,8 +448,8 @@ impl<'a> Cursor<'a> {
         }))
     }
 
-    /// An array of one block without a byte count, whose items take `bytes` in all; and whatever is behind. `None` if the array
-    /// is another one, or is written in another way.
+    /// An array of one block without a byte count, whose items take `bytes` in all; and whatever is behind. `None` if
+    /// the array is another one, or is written in another way.
     #[inline(always)]
     pub(crate) fn whole_array(&mut self, head: Head, bytes: usize) -> Option<&'a [u8]> {
         let rest = &self.data[self.at..];

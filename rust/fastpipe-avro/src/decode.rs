@@ -63,7 +63,8 @@ impl Block<'_> {
         }
     }
 
-    /// Takes what a decoder used up, with so many values left of those before, from the block's budget, whoever else does so meanwhile.
+    /// Takes what a decoder used up, with this many values left of those before, from the block's budget, whoever else
+    /// does so meanwhile.
     #[inline]
     fn use_up(&self, before: u64, left: u64) {
         let used = before.saturating_sub(left);

@@ -1,5 +1,5 @@
-//! A look at the data: a schema says that a field is an array, not how long it is. [`Evidence`] from sampled blocks turns
-//! ragged dimensions into fixed ones whose arrays were all equally long.
+//! A look at the data: a schema says that a field is an array, not how long it is. [`Evidence`] from sampled blocks
+//! turns ragged dimensions into fixed ones whose arrays were all equally long.
 
 use std::sync::Arc;
 
@@ -97,9 +97,9 @@ impl<'a> Evidence<'a> {
         Ok(())
     }
 
-    /// The features with fixed dimensions where the evidence says so: from the innermost outwards, no more of them than an
-    /// array can have, and no more than one level that may be null among them, since the mask of a fixed shape can't tell
-    /// the nulls of two levels apart.
+    /// The features with fixed dimensions where the evidence says so: from the innermost outwards, no more of them than
+    /// an array can have, and no more than one level that may be null among them, since the mask of a fixed shape can't
+    /// tell the nulls of two levels apart.
     pub fn refine(&self) -> Vec<Feature> {
         let refine = |(column, lengths): (&crate::Column, &Vec<Lengths>)| {
             let mut feature = column.feature.clone();

@@ -1,4 +1,5 @@
-//! What can be wrong with bytes, as a small value. It becomes an [`Error`] with a location only when it leaves the decoder.
+//! What can be wrong with bytes, as a small value. It becomes an [`Error`] with a location only when it leaves the
+//! decoder.
 
 use fastpipe_batch::{DType, Error, ErrorKind, Overflow};
 

@@ -41,8 +41,8 @@ impl FileInfo {
         })
     }
 
-    /// Checks a block's header against what the schema says of its records, and what its codec can make of its bytes: counts
-    /// of rows that are merely declared go no further than here.
+    /// Checks a block's header against what the schema says of its records, and what its codec can make of its bytes:
+    /// counts of rows that are merely declared go no further than here.
     pub fn check(&self, number: u64, block: &Block) -> Result<()> {
         let (rows, smallest) = (u64::from(block.rows), self.schema.smallest(self.schema.root()));
         let size = u64::from(block.size);

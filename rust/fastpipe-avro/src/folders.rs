@@ -1,8 +1,8 @@
 //! Columns that the folders of files stand for: `year=2026/part-0.avro` says of each record that its year is 2026.
 //!
-//! They are constants of a file. The plan of a schema has one operation for all of them, [`Op::Folders`](crate::plan::Op),
-//! at the end of a record; what it writes comes with the block. So a thousand folders share one plan, and a file without
-//! such columns has the plan that it always had.
+//! They are constants of a file. The plan of a schema has one operation for all of them,
+//! [`Op::Folders`](crate::plan::Op), at the end of a record; what it writes comes with the block. So a thousand folders
+//! share one plan, and a file without such columns has the plan that it always had.
 
 use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Nulls, Request, Result, Scalar, ValueParts};
 
@@ -87,7 +87,8 @@ impl FolderColumn {
 pub struct FolderColumns(Vec<FolderColumn>);
 
 impl FolderColumns {
-    /// Those of `columns` that no file's schema, or the reader's, has a field of itself, since what a file says itself counts more.
+    /// Those of `columns` that no file's schema, or the reader's, has a field of itself, since what a file says itself
+    /// counts more.
     pub fn new(columns: Vec<FolderColumn>, schemas: &[&Schema]) -> FolderColumns {
         let has = |schema: &&Schema, name: &str| match schema.ty(schema.root()) {
             Type::Record(fields) => fields.iter().any(|field| field.name == name),
@@ -102,7 +103,8 @@ impl FolderColumns {
         self.0.iter().map(|column| column.name.as_str())
     }
 
-    /// Infers features as [`infer_columns`] does, with these columns behind those of the file, or where `columns` names them.
+    /// Infers features as [`infer_columns`] does, with these columns behind those of the file, or where `columns` names
+    /// them.
     pub fn infer(&self, schema: &Schema, columns: Option<&[String]>) -> Result<InferredColumns> {
         let Some(columns) = columns else {
             let mut inferred = infer_columns(schema, None)?;

@@ -1,10 +1,12 @@
 //! The blocks of a file as few bytes, so that they can be kept.
 //!
-//! Blocks follow one another, so offsets follow from sizes. What remains of each is three numbers of one byte or a few: rows,
-//! bytes of data as stored, bytes of the header. They stand behind one another as varints, in [postcard's wire
-//! format](https://postcard.jamesmunns.com/wire-format), behind a version, the file's sync marker and the size of its header.
+//! Blocks follow one another, so offsets follow from sizes. What remains of each is three numbers of one byte or a few:
+//! rows, bytes of data as stored, bytes of the header. They stand behind one another as varints, in [postcard's wire
+//! format](https://postcard.jamesmunns.com/wire-format), behind a version, the file's sync marker and the size of its
+//! header.
 //!
-//! Nothing in those bytes is trusted: what comes out is what a walk over a file of this size could have found, or nothing.
+//! Nothing in those bytes is trusted: what comes out is what a walk over a file of this size could have found, or
+//! nothing.
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -55,7 +57,8 @@ pub fn encode_index(info: &FileInfo, blocks: &[Block]) -> Vec<u8> {
 /// Malformed, if the bytes are no index, or not one of blocks that such a file could have.
 pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<Vec<Block>>> {
     let malformed = |reason: &str| Error::new(ErrorKind::Malformed, reason);
-    // Nothing is reserved for blocks that are only declared: each takes three bytes at least, and postcard starts small.
+    // Nothing is reserved for blocks that are only declared: each takes three bytes at least, and postcard starts
+    // small.
     let (index, rest) = postcard::take_from_bytes::<Index>(bytes).map_err(|e| malformed(&e.to_string()))?;
     if index.version != VERSION || !rest.is_empty() {
         return Err(malformed("it is of another version, or something stands behind it"));
@@ -210,7 +213,7 @@ mod tests {
         #[test]
         fn blocks_round_trip(wanted in prop::collection::vec((0..=i32::MAX as u32, 0..=i32::MAX as u32), 0..50)) {
             let file = info("deflate");
-            // No more rows than so many bytes can hold.
+            // No more rows than this many bytes can hold.
             let possible = |(rows, size): (u32, u32)| (rows.min(size).min(1 << 30), size);
             let (blocks, size) = laid_out(&wanted.into_iter().map(possible).collect::<Vec<_>>());
             prop_assert_eq!(decode_index(&encode_index(&file, &blocks), &file, size).unwrap(), Some(blocks));

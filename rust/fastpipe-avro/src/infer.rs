@@ -245,8 +245,8 @@ impl Walk<'_> {
         self.push(Ok((request, nulls, values.scale)))
     }
 
-    /// Dimensions and values, if the fields are those of a sparse record: exactly `indices0`, `indices1`, ... and `values`,
-    /// arrays all.
+    /// Dimensions and values, if the fields are those of a sparse record: exactly `indices0`, `indices1`, ... and
+    /// `values`, arrays all.
     fn sparse(&self, fields: &[Field]) -> Option<(usize, Leaf)> {
         let dims = fields
             .len()

@@ -17,8 +17,8 @@ pub struct InferredColumns {
     pub left_out: Vec<(String, String)>,
 }
 
-/// The features of a schema, or those among them that `columns` names. What can't be read is left out, unless it is named
-/// itself: that is an error.
+/// The features of a schema, or those among them that `columns` names. What can't be read is left out, unless it is
+/// named itself: that is an error.
 pub fn infer_columns(schema: &Schema, columns: Option<&[String]>) -> Result<InferredColumns> {
     let found = infer(schema)?;
     let wanted = match columns {

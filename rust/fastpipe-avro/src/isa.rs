@@ -1,7 +1,7 @@
 //! Which instructions the processor has beyond those that every processor of its kind has.
 //!
-//! What runs for each value asks nothing: a plan knows, from when it is compiled, and whole arrays or rows of scalars are
-//! read at once by one set of functions or the other. Both do the same to the same bytes.
+//! What runs for each value asks nothing: a plan knows, from when it is compiled, and whole arrays or rows of scalars
+//! are read at once by one set of functions or the other. Both do the same to the same bytes.
 
 /// A set of instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

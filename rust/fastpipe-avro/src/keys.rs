@@ -98,7 +98,7 @@ pub(crate) fn entry_fields(schema: &Schema, item: NodeId) -> Result<Vec<EntryFie
 enum Found {
     /// Entries of this type.
     Bag(NodeId),
-    /// Text within so many arrays and maps.
+    /// Text within this many arrays and maps.
     Text(usize),
 }
 

@@ -135,7 +135,8 @@ fn check_leaf(schema: &Schema, trace: &Trace<'_>, feature: &Feature) -> Result<(
     Err(mismatch(schema, id, leaf, ask))
 }
 
-/// Whether decimals within so many arrays are read as integers of 128 bits, each a pair of int64, the lower half first.
+/// Whether decimals within this many arrays are read as integers of 128 bits, each a pair of int64, the lower half
+/// first.
 pub(crate) fn is_pair(feature: &Feature, arrays: usize) -> bool {
     let long = feature.request.leaf() == Leaf::Fixed(DType::I64);
     long && feature.scale.is_some() && feature.request.rank() == arrays + 1
@@ -176,8 +177,8 @@ fn check_scale(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) ->
     Ok(())
 }
 
-/// The dimension that the values of a type have within so many arrays when they are read as elements of a dtype: a fixed of
-/// bytes is an array, and so are the two halves of a decimal.
+/// The dimension that the values of a type have within this many arrays when they are read as elements of a dtype: a
+/// fixed of bytes is an array, and so are the two halves of a decimal.
 fn own_dimension(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) -> Option<usize> {
     let Leaf::Fixed(dtype) = feature.request.leaf() else {
         return None;

@@ -3,16 +3,16 @@
 //! # From bytes to rows
 //!
 //! [`Header`] and [`Walk`] find the blocks of a file without reading them. [`Schema`] is the file's schema. Wanted
-//! [`Feature`](fastpipe_batch::Feature)s ([`infer`] makes them up from a schema) and the schemas of all files are compiled
-//! once to columns and to a decode plan for each schema. [`AvroSource`] is all of that behind the seam to the engine: a unit
-//! is a block; opening it checks its marker and decompresses it; placing its records runs the plan. [`encode_index`] and
-//! [`decode_index`] make the blocks of a file to bytes and back, so that they can be kept.
+//! [`Feature`](fastpipe_batch::Feature)s ([`infer`] makes them up from a schema) and the schemas of all files are
+//! compiled once to columns and to a decode plan for each schema. [`AvroSource`] is all of that behind the seam to the
+//! engine: a unit is a block; opening it checks its marker and decompresses it; placing its records runs the plan.
+//! [`encode_index`] and [`decode_index`] make the blocks of a file to bytes and back, so that they can be kept.
 //!
 //! # Trust nothing
 //!
-//! Whatever a file declares is held against the bytes that are really there before anything is allocated or looped over;
-//! what bytes can't bound is bounded by [`limits`]. There is no `unsafe` in this crate but for what the processor's vector
-//! instructions need, in one module.
+//! Whatever a file declares is held against the bytes that are really there before anything is allocated or looped
+//! over; what bytes can't bound is bounded by [`limits`]. There is no `unsafe` in this crate but for what the
+//! processor's vector instructions need, in one module.
 
 mod canonical;
 mod codec;

@@ -39,9 +39,9 @@ pub const ZERO_WIDTH_ITEMS_PER_BYTE: u64 = 64;
 /// The same, for each byte that the block takes in its file: what is compressed well stands for more of them.
 pub const ZERO_WIDTH_ITEMS_PER_STORED_BYTE: u64 = 1024;
 
-/// Items of no bytes that the arrays of a block may have. A count of a few bytes declares any number of them, so the bytes
-/// that are really there bound it: `stored` of them in the file, which become `plain` of data. Reading one takes some 30
-/// ns, so a block takes at most 30 µs for each byte that it has in the file.
+/// Items of no bytes that the arrays of a block may have. A count of a few bytes declares any number of them, so the
+/// bytes that are really there bound it: `stored` of them in the file, which become `plain` of data. Reading one takes
+/// some 30 ns, so a block takes at most 30 µs for each byte that it has in the file.
 pub const fn max_zero_width_items(stored: u64, plain: u64) -> u64 {
     let (by_plain, by_stored) = (
         plain.saturating_mul(ZERO_WIDTH_ITEMS_PER_BYTE),
@@ -63,8 +63,8 @@ pub const MAX_DEPTH: u32 = 128;
 /// Columns inferred from one schema.
 pub const MAX_COLUMNS: usize = 10_000;
 
-/// Bytes of the paths of all fields of a schema, and of all columns inferred from it. (Field `c` within `a` and `b` has the
-/// path `a.b.c`.)
+/// Bytes of the paths of all fields of a schema, and of all columns inferred from it. (Field `c` within `a` and `b` has
+/// the path `a.b.c`.)
 pub const MAX_PATH_BYTES: usize = 16 << 20;
 
 /// Bytes of a schema's JSON.
@@ -82,8 +82,8 @@ pub const MAX_SCHEMA_NAME_BYTES: usize = 8 << 20;
 /// Types of a schema within one another.
 pub const MAX_SCHEMA_LEVELS: usize = 256;
 
-/// Levels of a schema's JSON, without defaults and whatever else reading doesn't need. A record takes three, other types one
-/// or two; Python's parser gives up at a thousand.
+/// Levels of a schema's JSON, without defaults and whatever else reading doesn't need. A record takes three, other
+/// types one or two; Python's parser gives up at a thousand.
 pub const MAX_SCHEMA_JSON_LEVELS: usize = 896;
 
 /// Nodes of a schema.

@@ -76,7 +76,7 @@ impl Logical {
     }
 }
 
-/// A decimal whose scale is at most its precision, of bytes or of a fixed that can hold so many digits.
+/// A decimal whose scale is at most its precision, of bytes or of a fixed that can hold this many digits.
 fn decimal(object: &Object, ty: &Type) -> Option<Logical> {
     let &Json::Number(precision) = object.get(Key::Precision)? else {
         return None;

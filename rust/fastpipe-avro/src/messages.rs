@@ -1,8 +1,8 @@
 //! Messages: records without a file around them, each in bytes of its own, as queues carry them.
 //!
-//! A message is a datum, or a header that names its schema with a datum behind it ([`Framing`]). The first schema decides which
-//! columns there are and how they are laid out; others have plans of their own that lead to the same columns, as the files of a
-//! data set have.
+//! A message is a datum, or a header that names its schema with a datum behind it ([`Framing`]). The first schema
+//! decides which columns there are and how they are laid out; others have plans of their own that lead to the same
+//! columns, as the files of a data set have.
 
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ use crate::schema::Schema;
 pub enum Framing {
     /// Nothing: all messages are of one schema.
     Bare,
-    /// The marker C3 01 and the fingerprint of the schema, little-endian (Avro 1.12 specification, "Single-object encoding").
+    /// The marker C3 01 and the fingerprint of the schema, little-endian (Avro 1.12 specification, "Single-object
+    /// encoding").
     SingleObject,
     /// A byte 0 and the number of the schema in a registry, four bytes, big-endian.
     Registry,
@@ -154,8 +155,8 @@ impl MessageSchemas {
         &self.parts
     }
 
-    /// Decodes messages to slots one behind the other, the first to slot `first`, which is its number, too. What bounds values
-    /// of no bytes is the size of all these messages.
+    /// Decodes messages to slots one behind the other, the first to slot `first`, which is its number, too. What bounds
+    /// values of no bytes is the size of all these messages.
     pub fn decode(&self, messages: &[Message<'_>], first: u32, out: &mut Sink<'_>) -> Result<()> {
         let bytes = messages.iter().map(|message| message.bytes.len() as u64).sum();
         let mut left = max_zero_width_items(bytes, bytes);

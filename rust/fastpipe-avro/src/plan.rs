@@ -1,8 +1,8 @@
 //! The decode plan: what is wanted of a file, compiled once into a flat list of operations.
 //!
-//! The decoder runs the plan and nothing else: no schema walk, no look-up by name, no allocation and no dynamic value for
-//! each record. Bodies of arrays, maps and unions are stretches ([`Span`]) of the same list, behind one another; what isn't
-//! wanted is skipped by operations that know its width.
+//! The decoder runs the plan and nothing else: no schema walk, no look-up by name, no allocation and no dynamic value
+//! for each record. Bodies of arrays, maps and unions are stretches ([`Span`]) of the same list, behind one another;
+//! what isn't wanted is skipped by operations that know its width.
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
 //! A file's schema as a reader's schema sees it (Avro 1.12 specification, "Schema Resolution").
 //!
-//! The result is a schema again: laid out in bytes as the file is, but with the reader's names of fields and symbols, with
-//! fields that the file hasn't as [`Type::Default`], and with what doesn't resolve as [`Type::Mismatch`]. So the compiler
-//! needs no other way through a resolved schema than through a plain one, and a record costs nothing more.
+//! The result is a schema again: laid out in bytes as the file is, but with the reader's names of fields and symbols,
+//! with fields that the file hasn't as [`Type::Default`], and with what doesn't resolve as [`Type::Mismatch`]. So the
+//! compiler needs no other way through a resolved schema than through a plain one, and a record costs nothing more.
 //!
-//! Like Java's reader, and other than the specification's words, a value takes the branch of the reader's union that has its
-//! very type before one that it would be promoted to.
+//! Like Java's reader, and other than the specification's words, a value takes the branch of the reader's union that
+//! has its very type before one that it would be promoted to.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -147,8 +147,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// A value with what it stands for in the reader's schema. A decimal that stands for one of another scale stays what
-    /// the file says it is.
+    /// A value with what it stands for in the reader's schema. A decimal that stands for one of another scale stays
+    /// what the file says it is.
     fn logical(&self, node: Node, r: NodeId) -> Node {
         let wanted = self.reader.node(r).logical;
         let logical = match (node.logical, wanted) {
@@ -398,8 +398,8 @@ fn renamed(symbols: &Symbols, wanted: &Symbols) -> Symbols {
     }
 }
 
-/// Whether both are dates or times, and not counted in the same unit: the specification resolves them as the integers that
-/// they are, which would make other times of them.
+/// Whether both are dates or times, and not counted in the same unit: the specification resolves them as the integers
+/// that they are, which would make other times of them.
 fn other_unit(of: Option<Logical>, wanted: Option<Logical>) -> bool {
     let times = of.and_then(Logical::time).zip(wanted.and_then(Logical::time));
     times.is_some_and(|(of, wanted)| of != wanted)

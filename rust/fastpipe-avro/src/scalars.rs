@@ -8,8 +8,8 @@ use crate::varint::{CONTINUES, long_long, unzigzag};
 /// Bytes that a scalar takes at most: the index of a branch, and ten of a number, or eight that are loaded at once.
 const SPAN: usize = 11;
 
-/// Reads scalars at the start of `data`. Returns how many, and how many bytes they took. Stops early before what is unusual:
-/// where `data` nearly ends, and where something is wrong.
+/// Reads scalars at the start of `data`. Returns how many, and how many bytes they took. Stops early before what is
+/// unusual: where `data` nearly ends, and where something is wrong.
 ///
 /// `gather` moves the low seven bits of the bytes of a word together.
 #[inline(always)]

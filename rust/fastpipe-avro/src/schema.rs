@@ -1,5 +1,5 @@
-//! Avro schemas, laid out flat: nodes refer to each other by number, so that recursive types are no special case and every
-//! question about a type is answered once.
+//! Avro schemas, laid out flat: nodes refer to each other by number, so that recursive types are no special case and
+//! every question about a type is answered once.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -233,8 +233,8 @@ impl Schema {
         self.recursive[id]
     }
 
-    /// A type without a union around it that has one type besides null: which branch is null, and how many there are, if the
-    /// file says which a value is of. `None` for another union.
+    /// A type without a union around it that has one type besides null: which branch is null, and how many there are,
+    /// if the file says which a value is of. `None` for another union.
     pub(crate) fn within_union(&self, union: &Union) -> Option<(NodeId, Option<Tag>)> {
         let is_null = |b: &Branch| self.nodes[b.node].ty == Type::Null;
         match (union.shape, &union.branches[..]) {

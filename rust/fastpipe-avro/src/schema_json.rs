@@ -1,8 +1,8 @@
 //! A schema's JSON without what reading doesn't need, which is documentation, and whatever else its writer put there.
 //!
-//! Defaults are kept as text: only a reader's schema needs them (Avro 1.12 specification, "Schema Resolution"), and files
-//! with wrong ones exist, which Java's reader leaves unchecked as well. What isn't kept is skipped without recursion and
-//! without memory, however deep it is nested; what is kept takes some ten times its text.
+//! Defaults are kept as text: only a reader's schema needs them (Avro 1.12 specification, "Schema Resolution"), and
+//! files with wrong ones exist, which Java's reader leaves unchecked as well. What isn't kept is skipped without
+//! recursion and without memory, however deep it is nested; what is kept takes some ten times its text.
 
 use std::cell::Cell;
 use std::fmt;
@@ -127,7 +127,7 @@ impl Object {
     }
 }
 
-/// A value within so many others.
+/// A value within this many others.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     level: usize,

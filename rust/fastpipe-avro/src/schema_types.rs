@@ -1,8 +1,8 @@
 //! From a schema's JSON to its types (Avro 1.12 specification, "Schema Declaration").
 //!
-//! Names are taken as writers make them, which isn't always as the specification wants them: Java's have `$` in them, or a
-//! dot in front. What is refused is what could be read in two ways, or not at all: names defined twice, names without
-//! letters, fields that no path could tell apart.
+//! Names are taken as writers make them, which isn't always as the specification wants them: Java's have `$` in them,
+//! or a dot in front. What is refused is what could be read in two ways, or not at all: names defined twice, names
+//! without letters, fields that no path could tell apart.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;

@@ -67,14 +67,14 @@ pub struct AvroSource {
 }
 
 impl AvroSource {
-    /// Reads `features` from files with their blocks. The first file with records decides how columns are laid out; others
-    /// may have other schemas, as long as they can yield the same columns, or have no records.
+    /// Reads `features` from files with their blocks. The first file with records decides how columns are laid out;
+    /// others may have other schemas, as long as they can yield the same columns, or have no records.
     pub fn new(features: &[Feature], files: &[(FileInfo, Vec<Block>)]) -> Result<AvroSource> {
         AvroSource::resolved(features, files, None, Arc::default())
     }
 
-    /// The same, whose files' schemas are resolved to `reader`, which decides how columns are laid out, and with columns that
-    /// the folders of files stand for.
+    /// The same, whose files' schemas are resolved to `reader`, which decides how columns are laid out, and with
+    /// columns that the folders of files stand for.
     pub fn resolved(
         features: &[Feature],
         files: &[(FileInfo, Vec<Block>)],
@@ -175,8 +175,8 @@ impl AvroSource {
         self.folders.constants(columns, self.file(unit).1)
     }
 
-    /// The same, with what each file looked like before its blocks were found: whoever reads them can tell then whether it
-    /// was changed since.
+    /// The same, with what each file looked like before its blocks were found: whoever reads them can tell then whether
+    /// it was changed since.
     #[must_use]
     pub fn with_stamps(self, stamps: Vec<FileStamp>) -> AvroSource {
         AvroSource { stamps, ..self }
@@ -188,8 +188,8 @@ impl AvroSource {
         AvroSource { contents, ..self }
     }
 
-    /// Writes where all blocks lie and how many records each has, for a digest: of each file the number of its blocks, then
-    /// of each block its offset, its bytes and its records, little-endian.
+    /// Writes where all blocks lie and how many records each has, for a digest: of each file the number of its blocks,
+    /// then of each block its offset, its bytes and its records, little-endian.
     pub fn write_layout(&self, mut out: impl FnMut(&[u8])) {
         let mut blocks = self.blocks.iter();
         for count in self.units_by_file() {

@@ -107,8 +107,8 @@ fn number_type(branches: &[NodeId], nodes: &[Node]) -> Option<Type> {
     Some(if whole { Type::Long } else { Type::Double })
 }
 
-/// What branches are called: by their types, those of records, enums and fixed by their names, which are full ones where
-/// others wouldn't tell them apart.
+/// What branches are called: by their types, those of records, enums and fixed by their names, which are full ones
+/// where others wouldn't tell them apart.
 fn names(branches: &[NodeId], nodes: &[Node]) -> Vec<String> {
     let short = |id: NodeId| {
         let node = &nodes[id];

@@ -7,8 +7,8 @@ pub(crate) const CONTINUES: u64 = 0x8080_8080_8080_8080;
 
 /// A number of up to eight bytes, and how many they are; `None` for longer ones.
 ///
-/// There is no branch on the length, which can't be predicted where numbers of mixed sizes stand: eight bytes are loaded
-/// at once, and the bits of those that belong to the number are moved together.
+/// There is no branch on the length, which can't be predicted where numbers of mixed sizes stand: eight bytes are
+/// loaded at once, and the bits of those that belong to the number are moved together.
 #[inline(always)]
 pub(crate) fn short_long(bytes: &[u8; 8]) -> Option<(i64, usize)> {
     let word = u64::from_le_bytes(*bytes);

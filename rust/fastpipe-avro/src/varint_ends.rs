@@ -12,8 +12,8 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    /// `None` if there may be a number among them, or one that goes on, of eleven bytes: it would fill one of these halves,
-    /// wherever it begins.
+    /// `None` if there may be a number among them, or one that goes on, of eleven bytes: it would fill one of these
+    /// halves, wherever it begins.
     #[inline(always)]
     pub(crate) fn of(bytes: &[u8; 32]) -> Option<Ends> {
         let mut long = false;
@@ -26,8 +26,8 @@ impl Ends {
         (!long).then_some(Ends { sums })
     }
 
-    /// The place behind the `n`-th end; or how many there are, if there are fewer. There is no branch on where it is: the
-    /// lengths of arrays can't be predicted.
+    /// The place behind the `n`-th end; or how many there are, if there are fewer. There is no branch on where it is:
+    /// the lengths of arrays can't be predicted.
     #[inline(always)]
     pub(crate) fn nth(&self, n: usize) -> std::result::Result<usize, usize> {
         let [a, b, c, d] = self.sums.map(|sums| (sums >> 56) as usize);

@@ -1,17 +1,17 @@
 //! Varints with AVX2 and BMI2.
 //!
-//! One by one, each number waits for the place where the one before ends: some ten cycles from one load to the next. Here
-//! the ends among 64 bytes are found at once, as the bits of a register. Clearing its lowest bit takes one cycle, and that
-//! is all that a number waits for; the bits of each are then moved together by one instruction, or those of eight by a few
-//! if none takes more than four bytes. No branch depends on how long a single number is.
+//! One by one, each number waits for the place where the one before ends: some ten cycles from one load to the next.
+//! Here the ends among 64 bytes are found at once, as the bits of a register. Clearing its lowest bit takes one cycle,
+//! and that is all that a number waits for; the bits of each are then moved together by one instruction, or those of
+//! eight by a few if none takes more than four bytes. No branch depends on how long a single number is.
 //!
 //! # Why this is sound
 //!
-//! There are three uses of `unsafe` here. One loads 32 bytes from an array of 32 bytes. One asks what processor this is, which
-//! all x86-64 ones answer. The others call functions that are compiled for AVX2, BMI1, BMI2, LZCNT and POPCNT: there must be a
-//! processor that has them. All of these calls are methods of [`Avx2`], and its only constructor outside of this module,
-//! [`Avx2::detect`], asks the processor. All memory is accessed through slices and arrays, whose bounds are checked, or known
-//! to the compiler.
+//! There are three uses of `unsafe` here. One loads 32 bytes from an array of 32 bytes. One asks what processor this
+//! is, which all x86-64 ones answer. The others call functions that are compiled for AVX2, BMI1, BMI2, LZCNT and
+//! POPCNT: there must be a processor that has them. All of these calls are methods of [`Avx2`], and its only
+//! constructor outside of this module, [`Avx2::detect`], asks the processor. All memory is accessed through slices and
+//! arrays, whose bounds are checked, or known to the compiler.
 #![allow(unsafe_code)]
 
 mod short;
@@ -40,7 +40,8 @@ const WINDOW: usize = 64;
 const SPAN: usize = WINDOW + 16;
 
 impl Avx2 {
-    /// `None` where the processor lacks something, or has PEXT in microcode: AMD's before family 19h take dozens of cycles.
+    /// `None` where the processor lacks something, or has PEXT in microcode: AMD's before family 19h take dozens of
+    /// cycles.
     pub(crate) fn detect() -> Option<Avx2> {
         let all = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("bmi1")
@@ -50,9 +51,10 @@ impl Avx2 {
         (all && !slow_pext()).then_some(Avx2(()))
     }
 
-    /// Reads up to `n` longs at the start of `data`, and writes each by `make` to `out`, which has room for `n`. Returns how
-    /// many were read and how many bytes they took. Stops early where there is something else to do than to read numbers:
-    /// where `data` nearly ends, where a number isn't one, or where `make` says that something is wrong with one.
+    /// Reads up to `n` longs at the start of `data`, and writes each by `make` to `out`, which has room for `n`.
+    /// Returns how many were read and how many bytes they took. Stops early where there is something else to do than to
+    /// read numbers: where `data` nearly ends, where a number isn't one, or where `make` says that something is wrong
+    /// with one.
     ///
     /// Whatever lies behind the `n`th place of `out` may be overwritten.
     #[inline(always)]
@@ -73,8 +75,8 @@ impl Avx2 {
         unsafe { read_scalars(data, scalars, cells) }
     }
 
-    /// Skips up to `n` longs at the start of `data`. Returns how many, and how many bytes they took. Stops early where `data`
-    /// nearly ends, and before numbers of ten bytes or more.
+    /// Skips up to `n` longs at the start of `data`. Returns how many, and how many bytes they took. Stops early where
+    /// `data` nearly ends, and before numbers of ten bytes or more.
     #[inline(always)]
     pub(crate) fn skip_longs(self, data: &[u8], n: usize) -> (usize, usize) {
         // SAFETY: `self` shows that the processor has these features.
@@ -131,9 +133,9 @@ impl<'a> Window<'a> {
         Window { bytes, ends, start: 0 }
     }
 
-    /// How many bytes the longest number takes: up to 4, 8, 9, or more. The former of the next `n`, the others of all: what lies
-    /// behind arrays of short numbers may be anything, floats for one, but a closer look at all would be a branch more that
-    /// can't be predicted.
+    /// How many bytes the longest number takes: up to 4, 8, 9, or more. The former of the next `n`, the others of all:
+    /// what lies behind arrays of short numbers may be anything, floats for one, but a closer look at all would be a
+    /// branch more that can't be predicted.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     fn longest(&self, n: usize) -> Longest {
@@ -173,7 +175,8 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// The next number, and whether it is none. `WIDE` ones may have more than eight bytes. Where no end is left, anything.
+    /// The next number, and whether it is none. `WIDE` ones may have more than eight bytes. Where no end is left,
+    /// anything.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     fn next<const WIDE: bool>(&mut self) -> (i64, bool) {
@@ -238,8 +241,8 @@ fn read<M: Make, const SHORT: bool, const WIDE: bool>(
         match out[*done..].first_chunk_mut::<GROUP>() {
             Some(group) if available >= wanted => {
                 let last = left <= GROUP;
-                // Those behind the last one are made, too, whatever they are: a branch on how many there are couldn't be
-                // predicted.
+                // Those behind the last one are made, too, whatever they are: a branch on how many there are couldn't
+                // be predicted.
                 let mut wrong = false;
                 if SHORT {
                     let those = make.short(Short::new(window.next_words()), group);

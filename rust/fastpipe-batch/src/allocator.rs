@@ -1,8 +1,8 @@
 //! Memory from elsewhere than the system.
 //!
-//! Who reads batches may care where they lie: a GPU copies from page-locked memory by itself, and from any other only by way
-//! of such memory. Then an allocator stands behind the [`SlabPool`](crate::SlabPool) of a pass in the system's place. Pools
-//! never share memory, so what a pool hands out is from its own allocator, always.
+//! Who reads batches may care where they lie: a GPU copies from page-locked memory by itself, and from any other only
+//! by way of such memory. Then an allocator stands behind the [`SlabPool`](crate::SlabPool) of a pass in the system's
+//! place. Pools never share memory, so what a pool hands out is from its own allocator, always.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -14,9 +14,9 @@ use crate::error::Error;
 pub trait SlabAllocator: Send + Sync {
     /// A region of `bytes` bytes or more that begins at a multiple of [`ALIGNMENT`](crate::ALIGNMENT).
     ///
-    /// It is kept in the pool, used again and again, and given back by being dropped: by any thread, or never, if a consumer
-    /// keeps a batch. Called by the threads that decode, several at a time, while they hold locks of the pass. So it may wait
-    /// for nothing that waits for the pass.
+    /// It is kept in the pool, used again and again, and given back by being dropped: by any thread, or never, if a
+    /// consumer keeps a batch. Called by the threads that decode, several at a time, while they hold locks of the pass.
+    /// So it may wait for nothing that waits for the pass.
     fn allocate(&self, bytes: usize) -> Result<Region, Error>;
 }
 

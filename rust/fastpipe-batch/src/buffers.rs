@@ -86,8 +86,8 @@ const LARGEST_WASTE: usize = 2;
 /// Sizes are rounded up to a multiple of this, so that units of similar sizes share buffers.
 const GRAIN: usize = 64 << 10;
 
-/// Small sizes are rounded up to a multiple of this. Those are pages on most systems; where they are larger, small buffers are
-/// allocated, not mapped.
+/// Small sizes are rounded up to a multiple of this. Those are pages on most systems; where they are larger, small
+/// buffers are allocated, not mapped.
 const SMALL_GRAIN: usize = 4096;
 
 /// Bytes of a new buffer for `len`: a little more, since units vary in size.
@@ -102,7 +102,8 @@ fn size(len: usize) -> usize {
 }
 
 impl BufferPool {
-    /// A buffer of exactly `len` bytes, whose contents are arbitrary but initialised; an error where there is no such memory.
+    /// A buffer of exactly `len` bytes, whose contents are arbitrary but initialised; an error where there is no such
+    /// memory.
     pub fn take(&self, len: usize) -> Result<Buffer, Error> {
         let (found, limited) = {
             let mut state = self.lock();
@@ -172,7 +173,8 @@ impl BufferPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps free buffers only while they and those in use have at most so many bytes; without a limit if it is `None`.
+    /// Keeps free buffers only while they and those in use have at most this many bytes; without a limit if it is
+    /// `None`.
     pub fn keep(&self, bytes: Option<usize>) {
         let mut state = self.lock();
         state.keep = bytes;
@@ -214,7 +216,7 @@ impl State {
         self.make_room(0);
     }
 
-    /// Lets go of free buffers that would be too much beside so many bytes more.
+    /// Lets go of free buffers that would be too much beside this many bytes more.
     fn make_room(&mut self, more: usize) {
         let Some(keep) = self.keep else { return };
         while !self.free.is_empty() && (self.free_bytes + self.taken_bytes).saturating_add(more) > keep {

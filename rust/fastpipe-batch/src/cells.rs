@@ -1,13 +1,14 @@
 //! Parts of one value a row, written where they belong.
 //!
-//! A [`Writer`](crate::Writer) knows how far it has come, which has to be set up and checked for each row. Where a row has
-//! one value of a part, there is nothing to know: its place follows from the slot. Rows in consecutive slots, of which every
-//! part has one value, can be written column by column.
+//! A [`Writer`](crate::Writer) knows how far it has come, which has to be set up and checked for each row. Where a row
+//! has one value of a part, there is nothing to know: its place follows from the slot. Rows in consecutive slots, of
+//! which every part has one value, can be written column by column.
 //!
 //! # Why this is sound
 //!
-//! A cell knows the memory of a part for all slots. [`Cells`] is made for a slot that a sink has claimed, and lives no longer
-//! than the sink is borrowed; a write is of exactly the cell's size. [`Columns`] is made for a stretch of such slots.
+//! A cell knows the memory of a part for all slots. [`Cells`] is made for a slot that a sink has claimed, and lives no
+//! longer than the sink is borrowed; a write is of exactly the cell's size. [`Columns`] is made for a stretch of such
+//! slots.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, ErrorKind};
@@ -15,7 +16,8 @@ use crate::writer::{Element, Overflow};
 
 /// A part of one value a row.
 ///
-/// Invariant: `start` is valid for writes of `rows * size` bytes, of which each sink accesses those of slots it claimed.
+/// Invariant: `start` is valid for writes of `rows * size` bytes, of which each sink accesses those of slots it
+/// claimed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cell {
     start: *mut u8,
@@ -103,7 +105,8 @@ pub struct Columns<'s> {
 impl<'s> Columns<'s> {
     /// # Safety
     ///
-    /// The slots from `first` on, `rows` many, are the cells', claimed by whoever calls, and written by nobody else meanwhile.
+    /// The slots from `first` on, `rows` many, are the cells', claimed by whoever calls, and written by nobody else
+    /// meanwhile.
     pub(crate) unsafe fn new(cells: &'s [Cell], first: usize, rows: usize, ended: &'s mut usize) -> Self {
         Columns {
             cells,
@@ -123,8 +126,8 @@ impl<'s> Columns<'s> {
         if cell.size as usize != size_of::<T>() || values.len() != self.rows {
             return Err(Overflow::Row);
         }
-        // SAFETY: the part has `size_of::<T>()` bytes for each slot, and these are ours alone (see `new`), so nobody has a
-        // reference to them.
+        // SAFETY: the part has `size_of::<T>()` bytes for each slot, and these are ours alone (see `new`), so nobody
+        // has a reference to them.
         unsafe {
             let to = cell.start.add(self.first * size_of::<T>());
             std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to, size_of_val(values));

@@ -300,7 +300,8 @@ impl Error {
         self
     }
 
-    /// Says that the byte offset, if one is named, is one within something, `"decompressed text"` say, and not of the file.
+    /// Says that the byte offset, if one is named, is one within something, `"decompressed text"` say, and not of the
+    /// file.
     #[must_use]
     pub fn with_offset_within(self, within: &'static str) -> Self {
         let mut moved = self;

@@ -12,8 +12,8 @@ use crate::spec::SparseLayout;
 /// Dimensions of a ragged or a sparse feature: its forms lie within each other, and Python walks them by recursion.
 pub const MAX_DIMENSIONS: usize = 128;
 
-/// Fixed dimensions of a feature: those of a NumPy array (32 before NumPy 2, and in what arrays are made with here), less the
-/// one for rows. What is inferred decides the form of a batch, so it doesn't depend on the NumPy at hand.
+/// Fixed dimensions of a feature: those of a NumPy array (32 before NumPy 2, and in what arrays are made with here),
+/// less the one for rows. What is inferred decides the form of a batch, so it doesn't depend on the NumPy at hand.
 pub const MAX_FIXED_DIMENSIONS: usize = 31;
 
 /// A wanted feature.
@@ -107,8 +107,8 @@ pub enum LengthRule {
     Pad(usize),
 }
 
-/// Python code of the spec that reads values within `dims` levels of arrays, whatever their lengths: arrays of `last` if
-/// that is given, and integers in units of a power of ten if `scale` is.
+/// Python code of the spec that reads values within `dims` levels of arrays, whatever their lengths: arrays of `last`
+/// if that is given, and integers in units of a power of ten if `scale` is.
 pub fn spec_code(dims: usize, last: Option<usize>, leaf: Leaf, nullable: bool, scale: Option<i8>) -> String {
     let nulls = if nullable { ", nulls=\"mask\"" } else { "" };
     let scale = scale.map_or_else(String::new, |scale| format!(", scale={scale}"));

@@ -1,7 +1,7 @@
 //! Copying rows between memory by index.
 //!
-//! A row is `width` elements in a row; index `i` is the row that starts at `i * width`. Indices and spans are checked before
-//! anything is copied. Elements are bytes that may be uninitialised, or numbers: whatever can be copied.
+//! A row is `width` elements in a row; index `i` is the row that starts at `i * width`. Indices and spans are checked
+//! before anything is copied. Elements are bytes that may be uninitialised, or numbers: whatever can be copied.
 //!
 //! Rows of few elements, the commonest widths, are copied without a call. Wide ones are asked for some rows ahead: the
 //! processor doesn't see by itself where the next ones will be.
@@ -107,7 +107,8 @@ pub fn scatter<T: Copy>(
 ///
 /// # Errors
 ///
-/// [`OutOfBounds`] if a span doesn't lie within `source`, or if `target` isn't as long as all of them. Nothing was copied.
+/// [`OutOfBounds`] if a span doesn't lie within `source`, or if `target` isn't as long as all of them. Nothing was
+/// copied.
 pub fn gather_spans<T: Copy>(source: &[T], width: usize, spans: &[Span], target: &mut [T]) -> Result<(), OutOfBounds> {
     let rows = source.len().checked_div(width).unwrap_or(usize::MAX);
     let mut total = 0usize;
@@ -196,8 +197,8 @@ fn row_of<T>(source: &[T], width: usize, row: u32) -> Option<&[T]> {
     source.get((row as usize).checked_mul(width)?..)?.get(..width)
 }
 
-/// How many rows ahead wide rows are asked for: so many that their memory has come when it is their turn, but not so many
-/// that it was pushed out again.
+/// How many rows ahead wide rows are asked for: so many that their memory has come when it is their turn, but not so
+/// many that it was pushed out again.
 fn rows_ahead<T>(width: usize) -> usize {
     BYTES_AHEAD
         .checked_div(width * size_of::<T>())

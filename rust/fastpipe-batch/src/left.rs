@@ -1,13 +1,14 @@
 //! What one reader leaves to the next: pages that the process keeps.
 //!
-//! A page that the system hands out must be cleared and mapped first, which takes several times as long as decoding into it, and
-//! to give pages back interrupts all processors that run a thread of the process. A pool spares that from batch to batch and from
-//! epoch to epoch. Programs that open a reader for each epoch, or one to train and one to evaluate, would pay for it each time.
+//! A page that the system hands out must be cleared and mapped first, which takes several times as long as decoding
+//! into it, and to give pages back interrupts all processors that run a thread of the process. A pool spares that from
+//! batch to batch and from epoch to epoch. Programs that open a reader for each epoch, or one to train and one to
+//! evaluate, would pay for it each time.
 //!
-//! So pages of pools without a memory limit aren't given back at once. At most [`MOST`] bytes of them are kept, those that came
-//! last. A reader with a limit uses them, too, but leaves none, and before it begins they are all given back, since its user
-//! wants to know what the process takes. When the system has refused memory, they are given back as well, and the next [`NEXT`]
-//! that come aren't kept: others need them more.
+//! So pages of pools without a memory limit aren't given back at once. At most [`MOST`] bytes of them are kept, those
+//! that came last. A reader with a limit uses them, too, but leaves none, and before it begins they are all given back,
+//! since its user wants to know what the process takes. When the system has refused memory, they are given back as
+//! well, and the next [`NEXT`] that come aren't kept: others need them more.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -44,7 +45,8 @@ impl Left {
         }
     }
 
-    /// The smallest that has room for so many bytes; of equal ones the one that was used last, which may still be cached.
+    /// The smallest that has room for this many bytes; of equal ones the one that was used last, which may still be
+    /// cached.
     fn take(&mut self, size: usize, carved: bool) -> Option<Piece> {
         let fits =
             |piece: &Piece| piece.is_carved() == carved && piece.size() >= size && piece.size() - size <= size / WASTE;
@@ -73,7 +75,8 @@ impl Left {
 
 // Nobody waits for the lock: in a forked child it may be held for ever by a thread that doesn't exist there.
 
-/// Pages that somebody left, for at least so many bytes; `carved` from large ones or not. What is in them is arbitrary.
+/// Pages that somebody left, for at least this many bytes; `carved` from large ones or not. What is in them is
+/// arbitrary.
 pub(crate) fn take(size: usize, carved: bool) -> Option<Piece> {
     LEFT.try_lock().ok()?.take(size, carved)
 }

@@ -9,11 +9,11 @@
 //!
 //! # Place rows where they belong, once
 //!
-//! The number of rows of a unit is known before it is read, so the place of each row in its batch is, too. Every column is
-//! cut into *parts* ([`Part`]). A part with a fixed number of bytes a row is *placed*: decoding writes it straight to its
-//! slot of the batch's slab. All others (items of ragged columns, entries of sparse ones, the bytes of strings) are
-//! appended to an arena of the task that decodes them, with a note of where each row starts, and are joined once, in the
-//! order of slots, when all lengths are known.
+//! The number of rows of a unit is known before it is read, so the place of each row in its batch is, too. Every column
+//! is cut into *parts* ([`Part`]). A part with a fixed number of bytes a row is *placed*: decoding writes it straight
+//! to its slot of the batch's slab. All others (items of ragged columns, entries of sparse ones, the bytes of strings)
+//! are appended to an arena of the task that decodes them, with a note of where each row starts, and are joined once,
+//! in the order of slots, when all lengths are known.
 
 mod allocator;
 mod buffers;

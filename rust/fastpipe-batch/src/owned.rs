@@ -1,8 +1,8 @@
 //! Memory that is got from the system and given back to it.
 //!
-//! Large pieces are mapped, not allocated: an allocator keeps what is freed, in pieces that may fit nothing that is asked for
-//! later, so a limit of what the engine holds could not be kept. On other systems than Linux the allocator must do. What has no
-//! limit leaves its pieces to [those who come next](crate::left).
+//! Large pieces are mapped, not allocated: an allocator keeps what is freed, in pieces that may fit nothing that is
+//! asked for later, so a limit of what the engine holds could not be kept. On other systems than Linux the allocator
+//! must do. What has no limit leaves its pieces to [those who come next](crate::left).
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -47,8 +47,8 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// At least so many bytes; `None` where the system has no such memory. `limited` if what isn't in use any more must go back to
-    /// the system at once.
+    /// At least this many bytes; `None` where the system has no such memory. `limited` if what isn't in use any more
+    /// must go back to the system at once.
     pub(crate) fn new(capacity: usize, limited: bool) -> Option<Self> {
         // What no process could have says nothing of what is left.
         Memory::layout(capacity)?;
@@ -92,7 +92,7 @@ impl Memory {
         if start.addr().get() % ALIGNMENT != 0 {
             return None;
         }
-        // SAFETY: the region has so many bytes, writable and nobody else's for as long as it lives; it is kept below.
+        // SAFETY: the region has this many bytes, writable and nobody else's for as long as it lives; it is kept below.
         unsafe { start.write_bytes(0, capacity) };
         Some(Memory {
             start,
@@ -122,8 +122,8 @@ impl Memory {
 
     /// All its bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `capacity` initialised bytes that are ours, and borrowed with `self`. (Slabs, which give their address
-        // away, don't call this.)
+        // SAFETY: `capacity` initialised bytes that are ours, and borrowed with `self`. (Slabs, which give their
+        // address away, don't call this.)
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.capacity) }
     }
 
@@ -141,7 +141,8 @@ impl Drop for Memory {
             Origin::Mapped { limited: true, .. } => {}
             Origin::Allocated => {
                 if let Some(layout) = Memory::layout(self.capacity) {
-                    // SAFETY: `new` made this layout, of the same capacity, and allocated with it. The allocation is ours.
+                    // SAFETY: `new` made this layout, of the same capacity, and allocated with it. The allocation is
+                    // ours.
                     unsafe { System.dealloc(self.start.as_ptr(), layout) };
                 }
             }
@@ -235,8 +236,8 @@ impl Drop for Pages {
     }
 }
 
-/// Large pages that pieces are carved from, one behind the other. What is read in random order from many pieces of less than a
-/// large page would lie on more pages than the processor remembers the places of.
+/// Large pages that pieces are carved from, one behind the other. What is read in random order from many pieces of less
+/// than a large page would lie on more pages than the processor remembers the places of.
 #[derive(Debug)]
 pub(crate) struct Carver {
     /// A chunk, and how much of it is given out.
@@ -255,15 +256,15 @@ impl Default for Carver {
 const CHUNK: usize = 8 * LARGE_PAGE;
 
 impl Carver {
-    /// Carves from pages of so many bytes.
+    /// Carves from pages of this many bytes.
     fn with_pages(page: usize) -> Self {
         Carver { current: None, page }
     }
 
-    /// A piece of at least so many bytes, which are whole pages, new or left by another reader, for a pool that holds so
-    /// many bytes. `None` if it is too large to be carved, if it isn't whole pages, of which the rest would be nobody's, or if
-    /// the system has no such memory; and for pools that hold little, or whose memory is limited: of a large page there is all
-    /// as soon as a part is used, and what is given back of it the system may fill up again.
+    /// A piece of at least this many bytes, which are whole pages, new or left by another reader, for a pool that holds
+    /// so many bytes. `None` if it is too large to be carved, if it isn't whole pages, of which the rest would be
+    /// nobody's, or if the system has no such memory; and for pools that hold little, or whose memory is limited: of a
+    /// large page there is all as soon as a part is used, and what is given back of it the system may fill up again.
     pub(crate) fn carve(&mut self, size: usize, held: usize, limited: bool) -> Option<Memory> {
         if size == 0 || size > LARGE_PAGE || !size.is_multiple_of(self.page) {
             return None;
@@ -275,7 +276,7 @@ impl Carver {
         Some(Memory::mapped(piece, false))
     }
 
-    /// A new piece of so many bytes, zero until it is written.
+    /// A new piece of this many bytes, zero until it is written.
     pub(crate) fn cut(&mut self, size: usize) -> Option<Piece> {
         let (chunk, used) = match self.current.take() {
             Some((chunk, used)) if used + size <= CHUNK => (chunk, used),
@@ -333,8 +334,8 @@ mod mapping {
         let _ = unsafe { munmap(start.as_ptr().cast(), size.next_multiple_of(page)) };
     }
 
-    /// Gives the memory of the whole pages within `size` bytes back, but not the pages. The kernel would take all of the
-    /// last page, whoever else has a part of it.
+    /// Gives the memory of the whole pages within `size` bytes back, but not the pages. The kernel would take all of
+    /// the last page, whoever else has a part of it.
     ///
     /// # Safety
     ///

@@ -1,7 +1,7 @@
 //! Paths as text.
 //!
-//! Nearly all paths are UTF-8, and stand for themselves. On Unix a path is any bytes but NUL; so a byte that isn't part of
-//! UTF-8 stands as a NUL and two hexadecimal digits, and a path's text is one that no other path has.
+//! Nearly all paths are UTF-8, and stand for themselves. On Unix a path is any bytes but NUL; so a byte that isn't part
+//! of UTF-8 stands as a NUL and two hexadecimal digits, and a path's text is one that no other path has.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;

@@ -1,7 +1,7 @@
 //! Rows in consecutive slots, written part by part.
 //!
-//! Where columns are finished, a part of many rows is written at once: its memory in the slots, or its stretches of an arena,
-//! one for each row.
+//! Where columns are finished, a part of many rows is written at once: its memory in the slots, or its stretches of an
+//! arena, one for each row.
 
 use std::ops::Range;
 
@@ -53,7 +53,8 @@ impl<'s, 'a> RowsByPart<'s, 'a> {
         Ok(())
     }
 
-    /// Some of the rows can't be written: they won't end well, and parts that are asked for from now on may be left short.
+    /// Some of the rows can't be written: they won't end well, and parts that are asked for from now on may be left
+    /// short.
     pub fn fail(&mut self) {
         self.failed = true;
     }
@@ -104,8 +105,8 @@ impl ArenaRows<'_> {
         self.writer.begin_arena_row()
     }
 
-    /// Begins rows with these lengths in bytes, and returns the memory of all of them: its contents are arbitrary, and to be
-    /// overwritten.
+    /// Begins rows with these lengths in bytes, and returns the memory of all of them: its contents are arbitrary, and
+    /// to be overwritten.
     pub fn take_rows(&mut self, lens: impl Iterator<Item = usize>) -> Result<&mut [u8], Overflow> {
         let total = self.writer.begin_arena_rows(lens)?;
         self.writer.take(total)

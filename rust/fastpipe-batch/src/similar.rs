@@ -1,10 +1,11 @@
 //! Which name may have been meant.
 
-/// Names of more bytes are compared for equality only, but for their case: the distance takes the product of two lengths.
+/// Names of more bytes are compared for equality only, but for their case: the distance takes the product of two
+/// lengths.
 const LONGEST: usize = 64;
 
-/// The name that is most like `wanted`, if one is like it: the same but for case, or with at most a third of its characters
-/// to change.
+/// The name that is most like `wanted`, if one is like it: the same but for case, or with at most a third of its
+/// characters to change.
 pub fn nearest<'n>(wanted: &str, names: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
     let most = (wanted.chars().count() / 3).max(1);
     let mut best: Option<(usize, &str)> = None;

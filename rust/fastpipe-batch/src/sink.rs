@@ -1,14 +1,15 @@
 //! Where decoded values go.
 //!
-//! [`Rows`] is the batch that is being filled (`rows.rs`): one slab with the placed parts of all columns. A [`Sink`] is one
-//! task's access to it, plus the task's arenas for everything whose size isn't known ahead. Several sinks may fill the same
-//! batch at once, from several threads.
+//! [`Rows`] is the batch that is being filled (`rows.rs`): one slab with the placed parts of all columns. A [`Sink`] is
+//! one task's access to it, plus the task's arenas for everything whose size isn't known ahead. Several sinks may fill
+//! the same batch at once, from several threads.
 //!
 //! # Why this is sound
 //!
 //! - A slot is *claimed* before it is written, by an atomic test-and-set in a bitmap, alone or with those behind it.
 //!   Claiming twice is an error, and a claim serves for one row. So at most one sink ever holds pointers into a slot.
-//! - Writers check each write against the space left in their slot or arena, so no write leaves it; cells have one size.
+//! - Writers check each write against the space left in their slot or arena, so no write leaves it; cells have one
+//!   size.
 //! - Slabs are initialised memory, and every element type accepts any bits, so nothing uninitialised is ever read.
 //! - [`Rows::complete`] hands the slab out only when as many rows were filled to the last byte as the batch has. Sinks
 //!   borrow `Rows`, so by then none is left.
@@ -193,7 +194,8 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// From the next row on these parts, which have one value a row, are written as [`Sink::cells`], counted in this order.
+    /// From the next row on these parts, which have one value a row, are written as [`Sink::cells`], counted in this
+    /// order.
     pub fn choose_cells(&mut self, parts: &Arc<[u32]>) -> Result<(), Overflow> {
         if self
             .chosen
@@ -278,7 +280,7 @@ impl<'a> Sink<'a> {
         if !start.is_aligned() {
             return Err(Overflow::Row);
         }
-        // SAFETY: so many initialised bytes, aligned (above). The slots are claimed by this sink, which is borrowed
+        // SAFETY: this many initialised bytes, aligned (above). The slots are claimed by this sink, which is borrowed
         // exclusively while the slice lives; any bits are a valid element.
         Ok(unsafe { std::slice::from_raw_parts_mut(start, slots.len() * (placed.stride / size_of::<T>())) })
     }
@@ -322,8 +324,8 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// Claims consecutive slots, whose rows begin next and in this order. That saves each row a claim of its own, for which
-    /// threads that fill other slots of the batch would wait.
+    /// Claims consecutive slots, whose rows begin next and in this order. That saves each row a claim of its own, for
+    /// which threads that fill other slots of the batch would wait.
     pub fn claim(&mut self, slots: Range<u32>) -> Result<(), Overflow> {
         self.rows.claim_all(slots.start as usize..slots.end as usize)?;
         self.make_room(slots.len())?;
@@ -331,7 +333,7 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// Makes room for what is noted of so many more rows.
+    /// Makes room for what is noted of this many more rows.
     fn make_room(&mut self, rows: usize) -> Result<(), Overflow> {
         make_room(&mut self.fragment.slots, rows)?;
         let mut arenas = self
@@ -342,8 +344,9 @@ impl<'a> Sink<'a> {
         arenas.try_for_each(|arena| make_room(&mut arena.starts, rows))
     }
 
-    /// From now on memory is asked for one row before it is written to. That pays where records come from all over the memory,
-    /// which drives the batch out of the caches, and many parts are written to, more than the processor foresees by itself.
+    /// From now on memory is asked for one row before it is written to. That pays where records come from all over the
+    /// memory, which drives the batch out of the caches, and many parts are written to, more than the processor
+    /// foresees by itself.
     pub fn ask_ahead(&mut self) {
         let many = self.fragment.writers.len() >= MANY_PARTS;
         let writers = self.fragment.writers.iter_mut();
@@ -364,8 +367,8 @@ impl<'a> Sink<'a> {
         let slab = self.rows.slab.as_ptr();
         for &(part, p) in &self.parts.placed {
             let writer = &mut self.fragment.writers[part as usize];
-            // SAFETY: `slot < rows` (claimed), so the row's `stride` bytes lie within the slab; they are initialised, and
-            // claimed by this sink alone until the batch is complete.
+            // SAFETY: `slot < rows` (claimed), so the row's `stride` bytes lie within the slab; they are initialised,
+            // and claimed by this sink alone until the batch is complete.
             writer.start = unsafe { slab.add(p.offset + slot as usize * p.stride) };
             (writer.len, writer.capacity) = (0, p.stride);
         }

@@ -1,9 +1,9 @@
 //! Slabs: the memory of batches, used again as soon as nobody looks at it.
 //!
 //! In a probe, page faults on fresh memory made everything 2.5 times slower than decoding into memory that was used
-//! before. So a slab goes back to its pool when the last array over it dies, and the next batch is written to it. What the
-//! system hands out is zero, so no slab ever shows memory that was not written, and large ones are in large pages. A pool may
-//! also get its memory from an [allocator](SlabAllocator) of the consumer's.
+//! before. So a slab goes back to its pool when the last array over it dies, and the next batch is written to it. What
+//! the system hands out is zero, so no slab ever shows memory that was not written, and large ones are in large pages.
+//! A pool may also get its memory from an [allocator](SlabAllocator) of the consumer's.
 //!
 //! After `fork` a child has copies of its parent's slabs, but the lock of the pool may have been held by a thread that
 //! doesn't exist in the child. A slab that dies in another process than it was made in is therefore freed, not pooled.
@@ -57,8 +57,8 @@ impl Slab {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: `len <= capacity` initialised bytes, owned by the slab. Nobody writes to them: not through it, which is
-        // borrowed, nor through a pointer, as whoever has one has promised.
+        // SAFETY: `len <= capacity` initialised bytes, owned by the slab. Nobody writes to them: not through it, which
+        // is borrowed, nor through a pointer, as whoever has one has promised.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
@@ -148,9 +148,9 @@ impl State {
         memory
     }
 
-    /// Takes out what is too much: those that have been of no use for longest. The caller drops them when it has unlocked
-    /// the pool, since an allocator may do anything when memory is given back to it: take a batch down, for example, and so
-    /// come here.
+    /// Takes out what is too much: those that have been of no use for longest. The caller drops them when it has
+    /// unlocked the pool, since an allocator may do anything when memory is given back to it: take a batch down, for
+    /// example, and so come here.
     #[must_use]
     fn trim(&mut self) -> Vec<(Memory, u32)> {
         let mut bytes = self.free_bytes;
@@ -168,15 +168,15 @@ impl State {
 /// A free slab is not used for less than this fraction of its size.
 const LARGEST_WASTE: usize = 4;
 
-/// Slabs are carved from large pages once a pool holds so much with them: what is less stays in the caches, and large pages
-/// are no faster.
+/// Slabs are carved from large pages once a pool holds so much with them: what is less stays in the caches, and large
+/// pages are no faster.
 const CARVED: usize = 4 << 20;
 
 /// Sizes are rounded up to a multiple of this, so that batches of similar sizes share slabs.
 const GRAIN: usize = 64 * 1024;
 
-/// Small sizes are rounded up to a multiple of this. Those are pages on most systems; where they are larger, small slabs are
-/// allocated, not mapped.
+/// Small sizes are rounded up to a multiple of this. Those are pages on most systems; where they are larger, small
+/// slabs are allocated, not mapped.
 const SMALL_GRAIN: usize = 4096;
 
 impl SlabPool {
@@ -197,7 +197,7 @@ impl SlabPool {
         })
     }
 
-    /// A pool that keeps no free slabs, of which slabs of at most so many bytes can be in use at once.
+    /// A pool that keeps no free slabs, of which slabs of at most this many bytes can be in use at once.
     pub fn bounded(most: usize) -> Arc<Self> {
         Arc::new(SlabPool {
             state: Mutex::default(),
@@ -208,8 +208,8 @@ impl SlabPool {
 
     /// A slab of `len` bytes with arbitrary contents; an error where there is no such memory.
     ///
-    /// One that this thread used before is preferred, and of those the one that came last: it may still be in the processor's
-    /// caches, where another processor would have to get it from.
+    /// One that this thread used before is preferred, and of those the one that came last: it may still be in the
+    /// processor's caches, where another processor would have to get it from.
     pub fn take(self: &Arc<Self>, len: usize) -> Result<Slab, Error> {
         let taker = this_thread();
         let memory = {
@@ -290,8 +290,8 @@ impl SlabPool {
             })
     }
 
-    /// What the allocator last said when it had no memory, since this was last asked for. Some who come for memory can't pass on
-    /// more than that there was none.
+    /// What the allocator last said when it had no memory, since this was last asked for. Some who come for memory
+    /// can't pass on more than that there was none.
     pub fn take_failure(&self) -> Option<Error> {
         self.lock().failure.take()
     }
@@ -309,8 +309,8 @@ impl SlabPool {
         ample.checked_next_multiple_of(grain).unwrap_or(usize::MAX)
     }
 
-    /// Keeps free slabs only while they and those in use that aren't lent have at most so many bytes; without a limit if it
-    /// is `None`.
+    /// Keeps free slabs only while they and those in use that aren't lent have at most this many bytes; without a limit
+    /// if it is `None`.
     pub fn keep(&self, bytes: Option<usize>) {
         let mut state = self.lock();
         state.keep = bytes;
@@ -319,8 +319,8 @@ impl SlabPool {
         drop(dropped);
     }
 
-    /// Gives free slabs back to the system. Returns how many bytes they had. Those of an allocator are kept: it knows what it
-    /// has.
+    /// Gives free slabs back to the system. Returns how many bytes they had. Those of an allocator are kept: it knows
+    /// what it has.
     pub fn release(&self) -> usize {
         if self.allocator.is_some() {
             return 0;
@@ -332,7 +332,7 @@ impl SlabPool {
         bytes
     }
 
-    /// Keeps at least so many free slabs from now on, if there are so many.
+    /// Keeps at least this many free slabs from now on, if there are that many.
     pub fn keep_at_least(&self, slabs: usize) {
         let mut state = self.lock();
         state.kept = state.kept.max(slabs);

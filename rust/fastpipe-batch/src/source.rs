@@ -1,13 +1,13 @@
 //! The seam between sources and the engine.
 //!
-//! A source turns one *unit* (an Avro block, a stretch of CSV rows, a shard of interactions, a row group) into rows. It sees one
-//! unit at a time: never the order or a thread. The engine fetches what a unit is made of, opens it, and asks for its records in
-//! slots of a batch: in sequence ([`Unit::place`]), or those of several open units at random ([`Source::pick`], one call for many
-//! rows, since a row may take no longer than a call).
+//! A source turns one *unit* (an Avro block, a stretch of CSV rows, a shard of interactions, a row group) into rows. It
+//! sees one unit at a time: never the order or a thread. The engine fetches what a unit is made of, opens it, and asks
+//! for its records in slots of a batch: in sequence ([`Unit::place`]), or those of several open units at random
+//! ([`Source::pick`], one call for many rows, since a row may take no longer than a call).
 //!
-//! What a unit is made of is nothing (it makes its rows), a range of a local file ([`UnitInfo::range`]), which the engine reads
-//! where it opens the unit, or what a call brings that may wait ([`Source::fetch`]): for a server, a file far away, or somebody
-//! else's code. Such calls have threads of their own, and several wait at once.
+//! What a unit is made of is nothing (it makes its rows), a range of a local file ([`UnitInfo::range`]), which the
+//! engine reads where it opens the unit, or what a call brings that may wait ([`Source::fetch`]): for a server, a file
+//! far away, or somebody else's code. Such calls have threads of their own, and several wait at once.
 
 use std::any::Any;
 use std::ops::Range;
@@ -52,7 +52,8 @@ pub struct UnitInfo {
     pub class: u32,
     /// Whether it is opened into other memory than its bytes were fetched to, so that there are both for a while.
     pub apart: bool,
-    /// Bytes that it takes while it is open, where that is known or guessed at: by sources that make their rows, or fetch them.
+    /// Bytes that it takes while it is open, where that is known or guessed at: by sources that make their rows, or
+    /// fetch them.
     pub held: Option<u64>,
 }
 
@@ -174,8 +175,8 @@ pub trait Source: Send + Sync + 'static {
     /// The columns of every batch.
     fn columns(&self) -> &[ColumnSpec];
 
-    /// The same units, with sparse columns as [`SparseLayout::Csr`](crate::SparseLayout::Csr); `None` if none are otherwise. Arrow
-    /// lays them out like that: the rows of entries needn't be written to be taken out again.
+    /// The same units, with sparse columns as [`SparseLayout::Csr`](crate::SparseLayout::Csr); `None` if none are
+    /// otherwise. Arrow lays them out like that: the rows of entries needn't be written to be taken out again.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if this source has another layout and only that.
@@ -195,8 +196,8 @@ pub trait Source: Send + Sync + 'static {
     /// What is known of a unit before it is read.
     fn describe(&self, unit: u64) -> UnitInfo;
 
-    /// Names of classes of units that cost alike: a byte to open, a row and a byte to decode. What is learned of one unit is
-    /// expected of all others of its class. At least one.
+    /// Names of classes of units that cost alike: a byte to open, a row and a byte to decode. What is learned of one
+    /// unit is expected of all others of its class. At least one.
     fn classes(&self) -> &[Arc<str>];
 
     /// What its work is called.
@@ -228,8 +229,8 @@ pub trait Source: Send + Sync + 'static {
         Ok(())
     }
 
-    /// How many calls of [`Source::fetch`] may wait at once. 0: there are none, since units are read from local files, or make
-    /// their rows.
+    /// How many calls of [`Source::fetch`] may wait at once. 0: there are none, since units are read from local files,
+    /// or make their rows.
     fn fetches(&self) -> usize {
         0
     }
@@ -240,20 +241,21 @@ pub trait Source: Send + Sync + 'static {
         false
     }
 
-    /// Brings what a unit is made of; it may wait, and gives up when `cancelled`. Several threads call it at once, for a unit
-    /// at most one. What the unit takes beforehand is guessed at ([`UnitInfo::held`]).
+    /// Brings what a unit is made of; it may wait, and gives up when `cancelled`. Several threads call it at once, for
+    /// a unit at most one. What the unit takes beforehand is guessed at ([`UnitInfo::held`]).
     fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched, Error> {
         let _ = cancelled;
         let reason = format!("unit {unit} was to be fetched by a source that doesn't fetch");
         Err(Error::new(ErrorKind::Internal, reason))
     }
 
-    /// Makes a unit ready to be placed: decompresses it, say. Pure in `(unit, pass, fetched)`; memory comes from `pool`.
+    /// Makes a unit ready to be placed: decompresses it, say. Pure in `(unit, pass, fetched)`; memory comes from
+    /// `pool`.
     fn open(&self, unit: u64, pass: Pass, fetched: Fetched, pool: &BufferPool) -> Result<Box<dyn Unit>, Error>;
 
-    /// Writes records of several units, all of which [`Unit::index`] was called of, each to its slot: `rows[slot]` for each
-    /// of `slots`, in this order. What stands in `rows` behind them is picked soon, if all goes well. Several threads may pick
-    /// of the same units at once.
+    /// Writes records of several units, all of which [`Unit::index`] was called of, each to its slot: `rows[slot]` for
+    /// each of `slots`, in this order. What stands in `rows` behind them is picked soon, if all goes well. Several
+    /// threads may pick of the same units at once.
     fn pick(&self, units: &[&dyn Unit], rows: &[Row], slots: Range<usize>, out: &mut Sink<'_>) -> Result<(), Unpicked>;
 
     /// Adds to an error what only the source knows of where a unit lies.
@@ -278,12 +280,12 @@ pub trait Unit: Any + Send + Sync {
     /// must have been used up; left-over bytes are an error.
     fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark, Error>;
 
-    /// Passes over the records from `from` up to `record`, without decoding them: so that another thread can go on there
-    /// before those in front are placed. Checks no more than it must to find their end.
+    /// Passes over the records from `from` up to `record`, without decoding them: so that another thread can go on
+    /// there before those in front are placed. Checks no more than it must to find their end.
     fn advance(&self, from: Mark, record: u32) -> Result<Mark, Error>;
 
-    /// Finds where every record starts, so that any of them can be picked at once; or takes over what was found when the
-    /// unit was open before.
+    /// Finds where every record starts, so that any of them can be picked at once; or takes over what was found when
+    /// the unit was open before.
     fn index(&mut self, known: Option<Starts>) -> Result<Starts, Error>;
 
     /// Gives the memory that it holds back to the pool.
@@ -292,7 +294,8 @@ pub trait Unit: Any + Send + Sync {
     }
 }
 
-/// Open units as what their source made of them, for [`Source::pick`], which only gets units that its source has opened.
+/// Open units as what their source made of them, for [`Source::pick`], which only gets units that its source has
+/// opened.
 ///
 /// # Errors
 /// [`ErrorKind::Internal`] if one is of another source; [`ErrorKind::OutOfMemory`] if there is none for the list.
@@ -319,7 +322,8 @@ pub trait ReadAt: Send + Sync {
     /// Reads up to `out.len()` bytes from `offset`; fewer only at the end of the file.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error>;
 
-    /// Like [`ReadAt::read_at`], for a few bytes of which the neighbours aren't read now: a file may do without keeping them.
+    /// Like [`ReadAt::read_at`], for a few bytes of which the neighbours aren't read now: a file may do without keeping
+    /// them.
     fn glance_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error> {
         self.read_at(offset, out)
     }

@@ -12,8 +12,8 @@ use crate::sink::Sink;
 use crate::source::{Access, Fetched, FileStamp, Pass, Row, Source, Unit, UnitInfo, Unpicked, Work};
 use crate::spec::ColumnSpec;
 
-/// Consecutive units of a source. They are numbered from 0; what is drawn for them, and what errors say of them, stays what it
-/// is in the whole.
+/// Consecutive units of a source. They are numbered from 0; what is drawn for them, and what errors say of them, stays
+/// what it is in the whole.
 pub struct Stretch {
     source: Arc<dyn Source>,
     units: Range<u64>,
@@ -30,8 +30,8 @@ impl Stretch {
     }
 }
 
-/// Divides a source into stretches that cost about the same, one behind the other: at most `count`, none of them empty. A unit
-/// costs its bytes, or its rows where those aren't known beforehand. Units that follow another stay with it.
+/// Divides a source into stretches that cost about the same, one behind the other: at most `count`, none of them empty.
+/// A unit costs its bytes, or its rows where those aren't known beforehand. Units that follow another stay with it.
 pub fn stretches(source: &dyn Source, count: u64) -> Vec<Range<u64>> {
     let cost = |unit| {
         let info = source.describe(unit);

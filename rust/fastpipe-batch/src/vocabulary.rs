@@ -38,7 +38,7 @@ impl PartialEq for Vocabulary {
 }
 
 impl Vocabulary {
-    /// An empty one, with room for so many keys that take so many bytes in all.
+    /// An empty one, with room for this many keys that take this many bytes in all.
     pub fn with_capacity(keys: usize, bytes: usize) -> Result<Vocabulary, Error> {
         let mut vocabulary = Vocabulary {
             slots: Vec::new(),
@@ -64,7 +64,7 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    /// Slots for so many keys, all of them free.
+    /// Slots for this many keys, all of them free.
     fn make_slots(&mut self, keys: usize) -> Result<(), Error> {
         let most = keys.checked_mul(2).and_then(usize::checked_next_power_of_two);
         let slots = most.unwrap_or(usize::MAX).max(8);

@@ -2,8 +2,8 @@
 //!
 //! # Why this is sound
 //!
-//! Writers check each write against the space left in their slot or arena, so no write leaves it. The memory is initialised,
-//! and every element type accepts any bits, so nothing uninitialised is ever read.
+//! Writers check each write against the space left in their slot or arena, so no write leaves it. The memory is
+//! initialised, and every element type accepts any bits, so nothing uninitialised is ever read.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -120,7 +120,8 @@ impl Writer {
         let size = need.max(2 * self.capacity).max(arena.guess).max(4096);
         let slab = arena.pool.take(size).map_err(|_| Overflow::Memory)?;
         if self.len > 0 {
-            // SAFETY: `len` initialised bytes of the old slab, which is still ours, to a larger one that nobody else has.
+            // SAFETY: `len` initialised bytes of the old slab, which is still ours, to a larger one that nobody else
+            // has.
             unsafe { std::ptr::copy_nonoverlapping(self.start, slab.as_ptr(), self.len) };
         }
         self.start = slab.as_ptr();
@@ -214,8 +215,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends the first `n` bytes; an error if there are fewer. Where there is room, some of those behind are written behind
-    /// them, so that most need no call: short ones are copied a few fixed steps at a time.
+    /// Appends the first `n` bytes; an error if there are fewer. Where there is room, some of those behind are written
+    /// behind them, so that most need no call: short ones are copied a few fixed steps at a time.
     #[inline(always)]
     pub fn extend_loosely(&mut self, bytes: &[u8], n: usize) -> Result<(), Overflow> {
         const STEP: usize = 32;
@@ -225,9 +226,9 @@ impl Writer {
         }
         let mut done = 0;
         while done < n {
-            // SAFETY: `done + STEP <= MOST`, since both `MOST` and `done` are multiples of `STEP` and `done < n <= MOST`. There
-            // are `MOST` bytes to read, and room for as many behind `len`; the source can't overlap memory that only this
-            // writer accesses.
+            // SAFETY: `done + STEP <= MOST`, since both `MOST` and `done` are multiples of `STEP` and `done < n <=
+            // MOST`. There are `MOST` bytes to read, and room for as many behind `len`; the source can't overlap memory
+            // that only this writer accesses.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(done), self.start.add(self.len + done), STEP) };
             done += STEP;
         }
@@ -251,8 +252,8 @@ impl Writer {
         Ok(unsafe { std::slice::from_raw_parts_mut(to, n) })
     }
 
-    /// Like [`Writer::take`], but returns up to `slack` values more, where there is room that nobody else has a use for: so
-    /// whoever writes several at once needn't stop at the last. They aren't appended.
+    /// Like [`Writer::take`], but returns up to `slack` values more, where there is room that nobody else has a use
+    /// for: so whoever writes several at once needn't stop at the last. They aren't appended.
     #[inline(always)]
     pub fn take_loosely<T: Element>(&mut self, n: usize, slack: usize) -> Result<&mut [T], Overflow> {
         let bytes = n.checked_mul(size_of::<T>()).ok_or(Overflow::Row)?;
@@ -263,8 +264,8 @@ impl Writer {
         }
         self.ask_for_next(to.cast(), bytes);
         self.len += bytes;
-        // SAFETY: room for `all` values by the capacity, which is `n` or more since `n` were reserved; aligned, initialised,
-        // and exclusively ours while `self` is borrowed.
+        // SAFETY: room for `all` values by the capacity, which is `n` or more since `n` were reserved; aligned,
+        // initialised, and exclusively ours while `self` is borrowed.
         Ok(unsafe { std::slice::from_raw_parts_mut(to, all) })
     }
 

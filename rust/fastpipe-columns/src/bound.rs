@@ -1,11 +1,12 @@
 //! Columns of a record batch, bound to what is wanted of them: from here on rows are gathered without a look at types.
 //!
-//! Values stay where they are, be it behind views, the keys of a dictionary or run ends. Values of another type than the wanted
-//! one are rewritten when a unit is opened: those of a dictionary once each, those of a run once. So are dictionaries and run
-//! ends around lists and structs, which hardly anybody makes.
+//! Values stay where they are, be it behind views, the keys of a dictionary or run ends. Values of another type than
+//! the wanted one are rewritten when a unit is opened: those of a dictionary once each, those of a run once. So are
+//! dictionaries and run ends around lists and structs, which hardly anybody makes.
 //!
-//! Nothing here looks whether offsets, views, keys and run ends lie within what they refer to: `Columns::check` has had arrays
-//! checked by then (`ArrayData::validate_full`). What is found to lie beyond nevertheless is an error, and no panic.
+//! Nothing here looks whether offsets, views, keys and run ends lie within what they refer to: `Columns::check` has had
+//! arrays checked by then (`ArrayData::validate_full`). What is found to lie beyond nevertheless is an error, and no
+//! panic.
 
 use std::ops::Range;
 

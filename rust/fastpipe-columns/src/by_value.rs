@@ -1,4 +1,5 @@
-//! Columns that are nested, or have nulls: written value by value to memory of their own, and copied to the batch from there.
+//! Columns that are nested, or have nulls: written value by value to memory of their own, and copied to the batch from
+//! there.
 
 use fastpipe_batch::{
     DType, Error, ErrorKind, Form, Leaf, LengthRule, Nulls, Overflow, PartId, Request, RowsByPart, SparseForm,
@@ -50,7 +51,8 @@ impl Gather<'_> {
         copied.map_err(|error| Fault { at: 0, error })
     }
 
-    /// What is written for a null or for padding at a level that lies within fixed dimensions only, or for a null above.
+    /// What is written for a null or for padding at a level that lies within fixed dimensions only, or for a null
+    /// above.
     fn nothing(&self, level: usize, value: &[u8], out: &mut Written) {
         let absent = self.column.parts.absent(&self.column.spec.form, level);
         if let Some((mask, times)) = absent.mask {

@@ -80,7 +80,8 @@ impl Columns {
         Ok(self)
     }
 
-    /// Makes the dictionaries of a table's record batches, which were checked, one for each column whose codes are wanted.
+    /// Makes the dictionaries of a table's record batches, which were checked, one for each column whose codes are
+    /// wanted.
     pub(crate) fn with_unified(mut self, batches: &[RecordBatch]) -> Result<Columns> {
         for column in self.columns.iter_mut().filter(|column| column.is_coded()) {
             let mut symbols = Symbols::default();
@@ -109,8 +110,8 @@ impl Columns {
         coded.map(|(column, symbols)| (column.feature.name.as_str(), symbols.texts()))
     }
 
-    /// Refuses record batches that lack columns of the schema, or contradict themselves: offsets, views, keys and run ends must
-    /// lie within what they refer to, and text must be UTF-8.
+    /// Refuses record batches that lack columns of the schema, or contradict themselves: offsets, views, keys and run
+    /// ends must lie within what they refer to, and text must be UTF-8.
     pub(crate) fn check(&self, batches: &[RecordBatch]) -> Result<()> {
         for batch in batches.iter().filter(|batch| batch.num_rows() > 0) {
             check_types(&self.schema, &batch.schema())?;
@@ -145,9 +146,9 @@ impl Columns {
         columns.filter(move |(i, _)| used.contains(i)).map(|(_, array)| array)
     }
 
-    /// Writes rows, each of which is at its place in some chunks, to consecutive slots, column by column. Of several rows that
-    /// can't be written the first is told of, whichever column it is of. `stretches` are the same rows, if they are read one
-    /// after the other.
+    /// Writes rows, each of which is at its place in some chunks, to consecutive slots, column by column. Of several
+    /// rows that can't be written the first is told of, whichever column it is of. `stretches` are the same rows, if
+    /// they are read one after the other.
     pub(crate) fn write(
         &self,
         chunks: &[&[Bound]],
@@ -211,7 +212,8 @@ fn check_types(expected: &Schema, found: &Schema) -> Result<()> {
     Ok(())
 }
 
-/// Whether types are the same but for names within lists and for what may be null: nulls are looked for where values are read.
+/// Whether types are the same but for names within lists and for what may be null: nulls are looked for where values
+/// are read.
 fn is_alike(one: &DataType, other: &DataType) -> bool {
     use DataType::{Dictionary, FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded, Struct};
     let alike = |one: &Field, other: &Field| is_alike(one.data_type(), other.data_type());

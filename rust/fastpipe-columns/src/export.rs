@@ -1,12 +1,12 @@
 //! Batches as Arrow record batches, over the same memory.
 //!
-//! Arrow's layouts are those of a batch's parts, so most buffers are handed over as they are: numbers, offsets, bytes of
-//! strings. Only these are copied, since their layouts differ: bools and masks, which Arrow packs into bits; indices of
-//! sparse columns of several dimensions, which Arrow has one by one; dates, which Arrow counts in 32 bits; and integers that
-//! stand for decimals, which Arrow has in 128 or 256.
+//! Arrow's layouts are those of a batch's parts, so most buffers are handed over as they are: numbers, offsets, bytes
+//! of strings. Only these are copied, since their layouts differ: bools and masks, which Arrow packs into bits; indices
+//! of sparse columns of several dimensions, which Arrow has one by one; dates, which Arrow counts in 32 bits; and
+//! integers that stand for decimals, which Arrow has in 128 or 256.
 //!
-//! The type of a column follows from its [`ColumnSpec`] without the masks: whether there is one depends on the files, and a
-//! schema must not. So each level is nullable.
+//! The type of a column follows from its [`ColumnSpec`] without the masks: whether there is one depends on the files,
+//! and a schema must not. So each level is nullable.
 #![allow(unsafe_code)] // One block: to check what the engine has just made takes as long as all the rest.
 
 use std::collections::HashMap;
@@ -100,8 +100,8 @@ fn type_of(form: &Form, scale: Option<i8>) -> Result<DataType> {
     }
 }
 
-/// A batch of these columns, whose schema [`schema`] has made. `parts` are theirs, in their order; the first `valid` rows
-/// aren't there to fill the batch up, if it has the column that says so.
+/// A batch of these columns, whose schema [`schema`] has made. `parts` are theirs, in their order; the first `valid`
+/// rows aren't there to fill the batch up, if it has the column that says so.
 pub fn to_record_batch(
     schema: &SchemaRef,
     columns: &[ColumnSpec],
@@ -149,9 +149,9 @@ fn array(
 ) -> ArrayData {
     let builder = ArrayData::builder(ty.clone()).len(len).nulls(nulls);
     let builder = builder.buffers(buffers.to_vec()).child_data(children.to_vec());
-    // SAFETY: whoever calls this has seen that buffers and children are as long as `len` asks for, and that the last of the
-    // offsets is their end. The engine adds offsets up from lengths, so they ascend from 0; and text was checked to be UTF-8,
-    // each string of it, when it was written. Slabs begin and place their parts at multiples of 64 bytes.
+    // SAFETY: whoever calls this has seen that buffers and children are as long as `len` asks for, and that the last of
+    // the offsets is their end. The engine adds offsets up from lengths, so they ascend from 0; and text was checked to
+    // be UTF-8, each string of it, when it was written. Slabs begin and place their parts at multiples of 64 bytes.
     unsafe { builder.build_unchecked() }
 }
 
@@ -296,8 +296,8 @@ impl<I: Iterator<Item = Buffer>> Exporter<I> {
         Ok(array)
     }
 
-    /// Values `[n, *shape]`, n as many as there are; `types` are those of `shape`'s lists and of the values. The mask spans so
-    /// many dimensions of the shape.
+    /// Values `[n, *shape]`, n as many as there are; `types` are those of `shape`'s lists and of the values. The mask
+    /// spans so many dimensions of the shape.
     fn values(
         &mut self,
         leaf: Leaf,

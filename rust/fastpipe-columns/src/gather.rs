@@ -1,8 +1,9 @@
 //! Rows of finished columns, copied to where they belong, a column at a time.
 //!
-//! Columns of one fixed width a row, strings, and lists of such elements are copied by loops of their own, and nulls are put over
-//! what was copied; rows that follow one another in a record batch are copied at once. Whatever is nested deeper is written value
-//! by value (`by_value.rs`), and so is a column with a null that its spec doesn't allow, so that there is one place that says so.
+//! Columns of one fixed width a row, strings, and lists of such elements are copied by loops of their own, and nulls
+//! are put over what was copied; rows that follow one another in a record batch are copied at once. Whatever is nested
+//! deeper is written value by value (`by_value.rs`), and so is a column with a null that its spec doesn't allow, so
+//! that there is one place that says so.
 
 use arrow_buffer::NullBuffer;
 use fastpipe_batch::{

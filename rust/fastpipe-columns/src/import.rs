@@ -33,8 +33,8 @@ fn rows_below(data: &ArrayData) -> Option<usize> {
     }
 }
 
-/// The same with structs and fixed-size lists that begin where their children do. The arrow crates slice what lies in a sliced
-/// struct twice (`ArrayData::slice` does, and `StructArray::from` once more), so none may be sliced by then.
+/// The same with structs and fixed-size lists that begin where their children do. The arrow crates slice what lies in a
+/// sliced struct twice (`ArrayData::slice` does, and `StructArray::from` once more), so none may be sliced by then.
 fn without_offsets(data: ArrayData) -> Result<ArrayData, ArrowError> {
     if data.is_empty() {
         // The crates take its offsets for damage, since they take no values over.

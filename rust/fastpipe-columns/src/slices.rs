@@ -1,7 +1,7 @@
 //! Units that are read whole, and large ones that are read a slice at a time.
 //!
-//! A pass in sequence needs no more of a unit than the rows that come next. So a large unit is cut: to the engine each slice is a
-//! unit, and who reads is told which rows of which unit it has. Rows keep their order, and so do batches.
+//! A pass in sequence needs no more of a unit than the rows that come next. So a large unit is cut: to the engine each
+//! slice is a unit, and who reads is told which rows of which unit it has. Rows keep their order, and so do batches.
 
 use std::ops::Range;
 

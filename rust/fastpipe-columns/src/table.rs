@@ -162,8 +162,8 @@ impl TableSource {
         })
     }
 
-    /// For each feature that is codes of a dictionary, what they stand for: the values of the dictionaries of all record batches,
-    /// in the order in which they come first.
+    /// For each feature that is codes of a dictionary, what they stand for: the values of the dictionaries of all
+    /// record batches, in the order in which they come first.
     pub fn symbols(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
         self.columns.symbols()
     }
@@ -174,8 +174,8 @@ impl TableSource {
         (u64::from(record) < UNIT_ROWS && row < self.chunks.rows as u64).then_some(row)
     }
 
-    /// A digest of the number of rows, of the columns, and of the contents of some rows all over the table. SipHash has a
-    /// specification, so it stays the same over versions.
+    /// A digest of the number of rows, of the columns, and of the contents of some rows all over the table. SipHash has
+    /// a specification, so it stays the same over versions.
     pub fn digest(&self) -> Result<[u8; 16]> {
         let mut hasher = SipHasher24::new();
         hasher.write(&(self.chunks.rows as u64).to_le_bytes());

@@ -1,4 +1,5 @@
-//! Layouts that only say where values are: dictionaries and run ends. Values are gathered through them, and never rewritten.
+//! Layouts that only say where values are: dictionaries and run ends. Values are gathered through them, and never
+//! rewritten.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type};
@@ -61,8 +62,8 @@ impl Through {
         }
     }
 
-    /// Where the value of row `i` is; beyond all values if there is no such row. Of a null it may be anywhere: keys below nulls
-    /// are whatever they like, and only the others were checked.
+    /// Where the value of row `i` is; beyond all values if there is no such row. Of a null it may be anywhere: keys
+    /// below nulls are whatever they like, and only the others were checked.
     #[inline]
     pub(crate) fn at(&self, i: usize) -> usize {
         const NOWHERE: usize = usize::MAX;

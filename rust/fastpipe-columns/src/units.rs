@@ -31,8 +31,8 @@ pub trait ReadUnit: Send + Sync + 'static {
     /// A unit in the source's words: `row group 3 of a.parquet`.
     fn name(&self, unit: u64) -> String;
 
-    /// Rows of a unit, and their schema. It may wait, and gives up when `cancelled`. Slices of a unit are asked for one after
-    /// the other, if nothing fails.
+    /// Rows of a unit, and their schema. It may wait, and gives up when `cancelled`. Slices of a unit are asked for one
+    /// after the other, if nothing fails.
     fn read(&self, slice: &Slice, cancelled: &dyn Fn() -> bool) -> Result<(SchemaRef, Vec<RecordBatch>)>;
 }
 
@@ -57,8 +57,8 @@ pub struct UnitsSource<R> {
 
 impl<R: ReadUnit> UnitsSource<R> {
     /// These features of units, of which `rows` and `bytes` have an entry each; `bytes` is `None` if nobody knows. With
-    /// `slice_bytes`, a unit that takes more than twice as much is read a slice at a time. `dictionaries` gives the texts of
-    /// codes by the paths of their columns, since the dictionaries of units may differ.
+    /// `slice_bytes`, a unit that takes more than twice as much is read a slice at a time. `dictionaries` gives the
+    /// texts of codes by the paths of their columns, since the dictionaries of units may differ.
     pub fn new(
         schema: &SchemaRef,
         features: &[Feature],

@@ -97,8 +97,8 @@ impl Values {
     }
 }
 
-/// What a view refers to: bytes 0 to 3 are the length. Short strings follow; of others there are the first four bytes, the
-/// number of a buffer, and where they begin there.
+/// What a view refers to: bytes 0 to 3 are the length. Short strings follow; of others there are the first four bytes,
+/// the number of a buffer, and where they begin there.
 #[inline]
 fn viewed<'a>(view: &'a [u8; 16], buffers: &'a [Buffer]) -> Option<&'a [u8]> {
     const SHORT: usize = 12;

@@ -1,13 +1,13 @@
 //! The row around a byte of a file whose rows nobody has looked for.
 //!
-//! Rows may have newlines within quotes, so what stands around a byte doesn't say by itself where its row starts. Behind a
-//! newline there are two possibilities: a row starts there, or a quoted field goes on. Both are followed through a window
-//! around the byte, and one of them is ruled out by a row that has not as many fields as the file has columns, or makes no
-//! difference because both come to the same row. Where neither happens, the window grows.
+//! Rows may have newlines within quotes, so what stands around a byte doesn't say by itself where its row starts.
+//! Behind a newline there are two possibilities: a row starts there, or a quoted field goes on. Both are followed
+//! through a window around the byte, and one of them is ruled out by a row that has not as many fields as the file has
+//! columns, or makes no difference because both come to the same row. Where neither happens, the window grows.
 //!
-//! One thing can't be told by any window: a stretch without quotes could be the text of one field. It is taken for rows if
-//! there are several in it, all with the file's number of fields, of which there are two at least. So a file is misread if
-//! the text of a field looks like such rows for longer than a window.
+//! One thing can't be told by any window: a stretch without quotes could be the text of one field. It is taken for rows
+//! if there are several in it, all with the file's number of fields, of which there are two at least. So a file is
+//! misread if the text of a field looks like such rows for longer than a window.
 
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, try_filled};
 
@@ -20,8 +20,8 @@ use crate::rows::{Lines, Next};
 const FIRST_REACH: u64 = 16 << 10;
 const LAST_REACH: u64 = 16 << 20;
 
-/// Rows with the right number of fields that are taken for rows where there are no quotes, and rows of which the fields are
-/// counted at most: more of them tell nothing new.
+/// Rows with the right number of fields that are taken for rows where there are no quotes, and rows of which the fields
+/// are counted at most: more of them tell nothing new.
 const EVIDENCE: usize = 8;
 const ENOUGH: usize = 64;
 
@@ -128,7 +128,8 @@ impl<'f> Surroundings<'f> {
     /// The row that a byte of the span lies in; `None` if that is an empty line or a comment.
     ///
     /// # Errors
-    /// Malformed, if rows around it have other numbers of fields, however they are read; a limit, if the row can't be told.
+    /// Malformed, if rows around it have other numbers of fields, however they are read; a limit, if the row can't be
+    /// told.
     pub fn row_at(&mut self, at: u64) -> Result<Option<RowAt>> {
         let mut reach = FIRST_REACH;
         loop {
@@ -207,8 +208,8 @@ impl<'f> Surroundings<'f> {
         })
     }
 
-    /// Follows rows through the window, the first of which starts at `at`, and counts the fields of those from a little in front
-    /// of the byte on.
+    /// Follows rows through the window, the first of which starts at `at`, and counts the fields of those from a little
+    /// in front of the byte on.
     fn follow(&self, mut at: usize, byte: usize, whole: bool) -> Reading {
         let bytes = &self.window;
         let (mut rows, mut place) = (0, Place::Beyond);

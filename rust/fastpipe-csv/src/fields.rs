@@ -88,8 +88,8 @@ impl<'a> Fields<'a> {
         self.ended(end).ok_or(LoneReturn(end))
     }
 
-    /// What a field says: without the quotes around it, and with one for each doubled one in it. What follows the closing
-    /// quote belongs to it.
+    /// What a field says: without the quotes around it, and with one for each doubled one in it. What follows the
+    /// closing quote belongs to it.
     #[inline]
     pub(crate) fn next(&mut self) -> Result<(Cow<'a, [u8]>, Ended), LoneReturn> {
         let start = self.at;

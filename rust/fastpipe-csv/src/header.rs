@@ -98,7 +98,7 @@ impl Header {
         Self::of(file, file.size()?, (text, u64::MAX), dialect)
     }
 
-    /// Of a file with a size, and of its text, which has at most so many bytes.
+    /// Of a file with a size, and of its text, which has at most this many bytes.
     fn of(file: &dyn ReadAt, size: u64, text: (&dyn ReadAt, u64), dialect: &Dialect) -> Result<Header> {
         let start = read(text.0, 0, END_BYTES.min(text.1))?;
         if let Some(reason) = other(&start) {
@@ -116,7 +116,7 @@ impl Header {
         })
     }
 
-    /// The digest that the file had when it had so many bytes, unless they were changed since.
+    /// The digest that the file had when it had this many bytes, unless they were changed since.
     pub(crate) fn digest_of_front(file: &dyn ReadAt, size: u64) -> Result<u64> {
         Ok(XxHash3_64::oneshot_with_seed(size, &ends(file, size)?))
     }

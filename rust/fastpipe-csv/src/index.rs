@@ -52,9 +52,9 @@ pub fn decode_index(bytes: &[u8], header: &Header, size: u64) -> Result<Option<V
     }
 }
 
-/// Decodes the stretches of a file that had fewer bytes when its index was made, as far as they are those of the whole file;
-/// `None` if there are none, or the file isn't the same in front of what is new. That is told by its first bytes, and by those
-/// that were the last.
+/// Decodes the stretches of a file that had fewer bytes when its index was made, as far as they are those of the whole
+/// file; `None` if there are none, or the file isn't the same in front of what is new. That is told by its first bytes,
+/// and by those that were the last.
 ///
 /// # Errors
 /// Malformed, if the bytes are no index, or not one of stretches that a file could have; those of reading the file.
@@ -65,8 +65,8 @@ pub fn decode_front(bytes: &[u8], header: &Header, file: &dyn ReadAt) -> Result<
     if !alike || size >= header.size || Header::digest_of_front(file, size)? != index.digest {
         return Ok(None);
     }
-    // The last row may have gone on; and if that made it one that is passed over, nothing may begin with it any more, so that
-    // it is part of the stretch in front of it.
+    // The last row may have gone on; and if that made it one that is passed over, nothing may begin with it any more,
+    // so that it is part of the stretch in front of it.
     stretches.truncate(stretches.len().saturating_sub(2));
     Ok((!stretches.is_empty()).then_some(stretches))
 }

@@ -20,7 +20,8 @@ struct Cut {
     rows: u32,
 }
 
-/// Joins what is found in pieces of a file, one behind the other, to its stretches. Whatever the pieces are, these are the same.
+/// Joins what is found in pieces of a file, one behind the other, to its stretches. Whatever the pieces are, these are
+/// the same.
 #[derive(Debug)]
 pub struct Joining {
     goal: u64,
@@ -50,8 +51,8 @@ impl Joining {
         }
     }
 
-    /// Takes up what a scan found: so many rows from a byte of the file on, which is that of the first row, or that up to which
-    /// rows were found before.
+    /// Takes up what a scan found: this many rows from a byte of the file on, which is that of the first row, or that
+    /// up to which rows were found before.
     ///
     /// # Errors
     /// Limit, if a row is too long.
@@ -130,8 +131,9 @@ mod tests {
     use crate::rows::Lines;
     use crate::scan::scan;
 
-    /// The stretches of a text from a byte on that is the start of a row or of what is between rows, found in pieces that end
-    /// at the given bytes, or at the end of the line or of the row that these are of; `None` if a row ends within quotes.
+    /// The stretches of a text from a byte on that is the start of a row or of what is between rows, found in pieces
+    /// that end at the given bytes, or at the end of the line or of the row that these are of; `None` if a row ends
+    /// within quotes.
     fn stretches(text: &[u8], from: u64, lines: &Lines, goal: u64, empty: u64, ends: &[usize]) -> Option<Vec<Stretch>> {
         let mut joining = Joining::new(goal, empty);
         let mut at = from as usize;

@@ -50,7 +50,7 @@ pub struct KeptRows {
 }
 
 impl KeptRows {
-    /// Makes room for so many bytes of rows.
+    /// Makes room for this many bytes of rows.
     ///
     /// # Errors
     /// Out of memory.
@@ -58,8 +58,8 @@ impl KeptRows {
         try_reserve(&mut self.bytes, bytes, "the rows that are kept")
     }
 
-    /// Adds a row: its text, the byte of the file at which it starts, and its number there, which is known of all rows or
-    /// of none.
+    /// Adds a row: its text, the byte of the file at which it starts, and its number there, which is known of all rows
+    /// or of none.
     ///
     /// # Errors
     /// Out of memory.

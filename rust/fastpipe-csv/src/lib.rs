@@ -1,8 +1,9 @@
 //! CSV to rows: how a file is written ([`Dialect`]), where its rows stand ([`scan`]), of which types its columns are
 //! ([`Evidence`]), and what its fields say ([`CsvSource`]).
 //!
-//! A unit is a *stretch*: whole rows of about 64 KiB. Fields are parsed straight to their slots of a batch; a number is parsed
-//! where it stands, and only then it is seen whether its field ends there, so most fields aren't looked for first.
+//! A unit is a *stretch*: whole rows of about 64 KiB. Fields are parsed straight to their slots of a batch; a number is
+//! parsed where it stands, and only then it is seen whether its field ends there, so most fields aren't looked for
+//! first.
 //!
 //! Nothing here reads a file or starts a thread.
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 //! Where rows start and end.
 //!
-//! A field that begins with a quote is quoted: delimiters and newlines up to the next quote that isn't doubled belong to it.
-//! A quote anywhere else is a character like any other. Python's `csv` module has it so, and so have others.
+//! A field that begins with a quote is quoted: delimiters and newlines up to the next quote that isn't doubled belong
+//! to it. A quote anywhere else is a character like any other. Python's `csv` module has it so, and so have others.
 
 use memchr::{memchr, memchr2};
 
@@ -38,7 +38,7 @@ pub(crate) enum Next {
 }
 
 impl Lines {
-    /// Of files with so many columns.
+    /// Of files with this many columns.
     pub fn new(dialect: &Dialect, columns: usize) -> Lines {
         Lines {
             delimiter: dialect.delimiter,
@@ -100,8 +100,8 @@ impl Lines {
         }
     }
 
-    /// Where the row ends that `at` is a byte of, outside of quotes; `start` is where a field of it starts, if no delimiter
-    /// stands in front of that.
+    /// Where the row ends that `at` is a byte of, outside of quotes; `start` is where a field of it starts, if no
+    /// delimiter stands in front of that.
     #[inline(always)]
     fn end_of_quoted(&self, bytes: &[u8], start: usize, mut at: usize, quote: u8) -> Option<usize> {
         loop {
@@ -119,8 +119,8 @@ impl Lines {
         }
     }
 
-    /// Where the row ends that `at` is a byte of, within quotes; `None` if it ends there. Behind a newline it isn't known
-    /// whether a row starts or goes on: this is the one, [`Lines::next`] the other.
+    /// Where the row ends that `at` is a byte of, within quotes; `None` if it ends there. Behind a newline it isn't
+    /// known whether a row starts or goes on: this is the one, [`Lines::next`] the other.
     pub(crate) fn end_from_within(&self, bytes: &[u8], at: usize) -> Option<usize> {
         let quote = self.quote?;
         let at = closed(bytes, at, quote)?;

@@ -1,16 +1,17 @@
 //! The scan for rows.
 //!
-//! A file is cut at the first line behind each multiple of [`STRETCH_BYTES`], unless that line is within quotes. So where it is
-//! cut, and with it the order of rows, depends on its bytes alone: not on how many threads scan it, on where each begins, or on
-//! whether the scan goes on from the index of a time when the file was shorter.
+//! A file is cut at the first line behind each multiple of [`STRETCH_BYTES`], unless that line is within quotes. So
+//! where it is cut, and with it the order of rows, depends on its bytes alone: not on how many threads scan it, on
+//! where each begins, or on whether the scan goes on from the index of a time when the file was shorter.
 //!
-//! Where a scan begins in the middle of a file, it has to guess that a newline ends a row. Whoever scans what lies in front of
-//! it knows in the end where a row starts, and scans again what was begun elsewhere: so several threads can scan one file.
+//! Where a scan begins in the middle of a file, it has to guess that a newline ends a row. Whoever scans what lies in
+//! front of it knows in the end where a row starts, and scans again what was begun elsewhere: so several threads can
+//! scan one file.
 
 use crate::rows::{Lines, newline};
 
-/// Bytes of the rows of a unit, about. With the row that it is full with, and a little room for others, it fits a buffer of
-/// 64 KiB.
+/// Bytes of the rows of a unit, about. With the row that it is full with, and a little room for others, it fits a
+/// buffer of 64 KiB.
 pub const STRETCH_BYTES: usize = 56 << 10;
 
 /// Bytes that a row has at most: what takes more is taken for a quote that was never closed.
@@ -34,8 +35,8 @@ pub struct Scanned {
     pub open: Option<usize>,
 }
 
-/// Finds the rows of bytes that begin with a line and end with one, and cuts them at the first line behind each multiple of
-/// `goal` bytes of the file, in which they begin at byte `offset`.
+/// Finds the rows of bytes that begin with a line and end with one, and cuts them at the first line behind each
+/// multiple of `goal` bytes of the file, in which they begin at byte `offset`.
 pub fn scan(bytes: &[u8], offset: u64, lines: &Lines, goal: usize) -> Scanned {
     let mut found = Scanned::default();
     let mut at = 0;
@@ -81,7 +82,7 @@ fn plain_rows(bytes: &[u8], lines: &Lines) -> Option<u32> {
     let quote = lines.quote.unwrap_or(b'\n');
     let comment = lines.comment.unwrap_or(b'\n');
     let (mut newlines, mut others) = (0u32, 0u32);
-    // Sums of so many flags fit a byte, which lets many be added at once.
+    // Sums of this many flags fit a byte, which lets many be added at once.
     const AT_ONCE: usize = 240;
     let pairs = bytes.windows(AT_ONCE + 1).step_by(AT_ONCE);
     let done = pairs.len() * AT_ONCE;
@@ -151,7 +152,7 @@ mod tests {
             let (rows, open) = naive(&bytes, &lines);
             prop_assert_eq!(found.cuts.iter().map(|cut| cut.rows).sum::<u32>(), rows);
             prop_assert_eq!(found.open, open);
-            // Each cut is the start of so many rows.
+            // Each cut is the start of this many rows.
             let ends = found.cuts.iter().skip(1).map(|cut| cut.start).chain([open.unwrap_or(bytes.len())]);
             for (cut, end) in found.cuts.iter().zip(ends) {
                 prop_assert_eq!(naive(&bytes[cut.start..end], &lines), (cut.rows, None));

@@ -72,11 +72,12 @@ pub struct CsvSource {
 }
 
 impl CsvSource {
-    /// Reads `features` from files. Columns are found by their names, so files may have them in any order, and others beside
-    /// them.
+    /// Reads `features` from files. Columns are found by their names, so files may have them in any order, and others
+    /// beside them.
     ///
     /// # Errors
-    /// [`ErrorKind::Schema`] if a feature is none that fields can be read as, or a file lacks one; [`ErrorKind::OutOfMemory`].
+    /// [`ErrorKind::Schema`] if a feature is none that fields can be read as, or a file lacks one;
+    /// [`ErrorKind::OutOfMemory`].
     pub fn new(features: &[Feature], dialect: &Dialect, files: &[CsvFile]) -> Result<CsvSource> {
         let reading = Reading {
             dialect: dialect.clone(),

@@ -41,8 +41,8 @@ pub struct RowStream {
     offset: u64,
     /// Rows that were passed.
     rows: u64,
-    /// Bytes that there should be before another look for the end of what it begins with: so that what is long is looked at
-    /// a few times, not with each piece.
+    /// Bytes that there should be before another look for the end of what it begins with: so that what is long is
+    /// looked at a few times, not with each piece.
     patience: usize,
     /// Whether a line ended since that look.
     line_ended: bool,
@@ -105,8 +105,8 @@ impl RowStream {
     /// Passes over more bytes.
     ///
     /// # Errors
-    /// With the stream's name: malformed, if there is no first row, or it is damaged; unsupported, if it is of another format;
-    /// a limit, if a row is too long; whatever `keep` returns.
+    /// With the stream's name: malformed, if there is no first row, or it is damaged; unsupported, if it is of another
+    /// format; a limit, if a row is too long; whatever `keep` returns.
     pub fn push(&mut self, bytes: &[u8], keep: &mut dyn Keep) -> Result<()> {
         for piece in bytes.chunks(PIECE) {
             let before = self.bytes.len();
@@ -173,7 +173,8 @@ impl RowStream {
             fields: None,
             ..Lines::new(&self.dialect, 0)
         };
-        // A mark in front of the first row changes nothing of where it ends, unless it is quoted: a longer look does no harm.
+        // A mark in front of the first row changes nothing of where it ends, unless it is quoted: a longer look does no
+        // harm.
         let mark = if self.bytes.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
         let is_whole = match (&self.dialect.names, lines.next(&self.bytes, mark)) {
             (Names::Given(_), _) => true,

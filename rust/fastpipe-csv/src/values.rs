@@ -12,8 +12,8 @@ const DAYS_BEFORE_1970: i32 = 719_163;
 
 /// Digits at the start of eight bytes as a number, and how many they are.
 ///
-/// All bytes are looked at together: how many digits a number has can't be foreseen, and to be wrong about that takes longer
-/// than all the rest.
+/// All bytes are looked at together: how many digits a number has can't be foreseen, and to be wrong about that takes
+/// longer than all the rest.
 #[inline(always)]
 fn digits(bytes: [u8; 8]) -> (u64, usize) {
     const LOW: u64 = 0x0000_00ff_0000_00ff;
@@ -31,8 +31,8 @@ fn digits(bytes: [u8; 8]) -> (u64, usize) {
 
 /// A float of few digits.
 pub(crate) trait Short: FastFloat {
-    /// An integer less than 10^14 divided by a power of ten less than 10^8: the nearest float, if both are floats, since a
-    /// division is rounded once (W. D. Clinger, How to Read Floating Point Numbers Accurately, 1990).
+    /// An integer less than 10^14 divided by a power of ten less than 10^8: the nearest float, if both are floats,
+    /// since a division is rounded once (W. D. Clinger, How to Read Floating Point Numbers Accurately, 1990).
     fn quotient(integer: u64, places: usize) -> Option<Self>;
     fn negated(self) -> Self;
 }
@@ -63,8 +63,8 @@ impl Short for f32 {
     }
 }
 
-/// A float with up to seven digits in front of its mark and behind it at the start of some bytes, and how many it has; `None`
-/// for others.
+/// A float with up to seven digits in front of its mark and behind it at the start of some bytes, and how many it has;
+/// `None` for others.
 #[inline(always)]
 pub(crate) fn short_float<T: Short>(bytes: &[u8], decimal: u8) -> Option<(T, usize)> {
     const POWERS: [u64; 8] = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 10_000_000];
@@ -110,8 +110,8 @@ fn float_behind<T: FastFloat>(bytes: &[u8], decimal: u8) -> Option<(T, usize)> {
     fast_float2::parse_partial(&text[..n]).ok()
 }
 
-/// An integer at the start of some bytes, and how many it has; `None` if there is none, or if it doesn't fit 64 bits with
-/// its sign.
+/// An integer at the start of some bytes, and how many it has; `None` if there is none, or if it doesn't fit 64 bits
+/// with its sign.
 #[inline(always)]
 pub(crate) fn integer(bytes: &[u8]) -> Option<(i128, usize)> {
     if let Some((value, n @ 1..8)) = bytes.first_chunk().map(|&eight| digits(eight)) {
@@ -151,8 +151,8 @@ pub(crate) fn boolean(text: &[u8]) -> Option<bool> {
     }
 }
 
-/// A date, or a date and a time, in ISO 8601 or with a blank in the place of its `T`: in units since 1970, and the coarsest
-/// unit in which nothing of it is lost. Without an offset it is taken as UTC.
+/// A date, or a date and a time, in ISO 8601 or with a blank in the place of its `T`: in units since 1970, and the
+/// coarsest unit in which nothing of it is lost. Without an offset it is taken as UTC.
 pub(crate) fn time(text: &[u8], unit: TimeUnit) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?;
     if let Some(date) = date(text) {

@@ -1,7 +1,7 @@
 //! What fields say, written to their slots.
 //!
-//! A number is parsed where its field starts, before it is known where that ends; only if it doesn't fill the field, the field
-//! is found first and looked at then.
+//! A number is parsed where its field starts, before it is known where that ends; only if it doesn't fill the field,
+//! the field is found first and looked at then.
 
 use fastpipe_batch::{DType, ErrorKind, Key, Lookup, Overflow, Sink, UNKNOWN};
 use half::f16;

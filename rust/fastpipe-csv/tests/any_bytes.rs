@@ -1,4 +1,5 @@
-//! Whatever stands in a file: rows in sequence are the same as rows picked, and what is wrong is an error with its place.
+//! Whatever stands in a file: rows in sequence are the same as rows picked, and what is wrong is an error with its
+//! place.
 
 use proptest::prelude::*;
 

@@ -33,7 +33,8 @@ pub(crate) struct Admission {
     window: Option<(u64, u64)>,
     /// The next batch to be begun, counted over all epochs.
     next: u64,
-    /// Batches that were under way at once. Memory for as many is kept, or each round of them would pay for page faults.
+    /// Batches that were under way at once. Memory for as many is kept, or each round of them would pay for page
+    /// faults.
     most_under_way: u64,
     epoch: u64,
     /// The batches under way.

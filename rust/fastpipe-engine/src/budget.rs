@@ -1,8 +1,8 @@
 //! How much memory a pass may use.
 //!
-//! What batches and units will take is estimated, and reserved before they are begun: a batch from its admission until it is
-//! handed over, a unit for as long as records may be picked from it. Nothing is begun that doesn't fit, unless nothing else is
-//! under way. So a limit bounds what is done ahead, and never changes what is yielded.
+//! What batches and units will take is estimated, and reserved before they are begun: a batch from its admission until
+//! it is handed over, a unit for as long as records may be picked from it. Nothing is begun that doesn't fit, unless
+//! nothing else is under way. So a limit bounds what is done ahead, and never changes what is yielded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,13 +48,13 @@ impl Budget {
         self.most.load(Ordering::Relaxed)
     }
 
-    /// Whether so many more bytes are within the limit.
+    /// Whether this many more bytes are within the limit.
     pub(crate) fn fits(&self, bytes: u64) -> bool {
         self.limit
             .is_none_or(|limit| self.reserved().saturating_add(bytes) <= limit)
     }
 
-    /// Whether so many more bytes may be used for what isn't needed yet; `next` must stay for what is needed next.
+    /// Whether this many more bytes may be used for what isn't needed yet; `next` must stay for what is needed next.
     pub(crate) fn fits_ahead(&self, bytes: u64, next: u64) -> bool {
         let most = self.limit.map_or(AHEAD, |limit| limit.saturating_sub(next));
         self.reserved().saturating_add(bytes) <= most

@@ -1,12 +1,14 @@
 //! What work costs, learned as it is done.
 //!
-//! Units of a class cost alike (see [`Source::classes`](fastpipe_batch::Source::classes)). For each class three things are
-//! learned: what a stored byte takes to open (to decompress, above all), what a row and a byte take to decode, and what a byte
-//! takes to pass over. Besides, how much memory opened units and rows of no fixed size take. Every task is estimated before it
-//! is given out; what it took then corrects the model, and the difference is kept for whoever asks how good the model is.
+//! Units of a class cost alike (see [`Source::classes`](fastpipe_batch::Source::classes)). For each class three things
+//! are learned: what a stored byte takes to open (to decompress, above all), what a row and a byte take to decode, and
+//! what a byte takes to pass over. Besides, how much memory opened units and rows of no fixed size take. Every task is
+//! estimated before it is given out; what it took then corrects the model, and the difference is kept for whoever asks
+//! how good the model is.
 //!
-//! Decoding is a weighted least-squares fit of `time = rows * a + bytes * b`, in which older observations count less and less.
-//! On data whose rows are all of one size `a` and `b` can't be told apart, and needn't be: the fit falls back to bytes alone.
+//! Decoding is a weighted least-squares fit of `time = rows * a + bytes * b`, in which older observations count less
+//! and less. On data whose rows are all of one size `a` and `b` can't be told apart, and needn't be: the fit falls back
+//! to bytes alone.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -15,7 +17,8 @@ use fastpipe_batch::UnitInfo;
 /// How much weight an observation keeps when the next one comes.
 const MEMORY: f64 = 0.98;
 
-/// An observation counts for at most so many times what was expected: a task that was interrupted by the system says little.
+/// An observation counts for at most this many times what was expected: a task that was interrupted by the system says
+/// little.
 const OUTLIER: f64 = 8.0;
 
 /// Observations before the model is trusted.
@@ -154,14 +157,14 @@ impl CostModel {
         see(&mut classes[class])
     }
 
-    /// Nanoseconds to open a unit of so many stored bytes.
+    /// Nanoseconds to open a unit of this many stored bytes.
     pub(crate) fn open(&self, class: u32, stored: u64) -> u64 {
         self.with(class, |c| {
             (c.open.get().unwrap_or(OPEN_A_BYTE) * stored as f64).round() as u64
         })
     }
 
-    /// Nanoseconds to decode so many rows, whose bytes take so many as stored.
+    /// Nanoseconds to decode this many rows, whose bytes take that many as stored.
     pub(crate) fn decode(&self, class: u32, rows: u64, stored: u64) -> u64 {
         self.with(class, |c| {
             let opened = stored as f64 * c.expansion.get().unwrap_or(1.0);
@@ -169,7 +172,7 @@ impl CostModel {
         })
     }
 
-    /// Nanoseconds to pass over a unit of so many stored bytes.
+    /// Nanoseconds to pass over a unit of this many stored bytes.
     pub(crate) fn pass(&self, class: u32, stored: u64) -> u64 {
         self.with(class, |c| {
             let opened = stored as f64 * c.expansion.get().unwrap_or(1.0);
@@ -226,7 +229,7 @@ impl CostModel {
         });
     }
 
-    /// A task was expected to take so many nanoseconds, and took so many.
+    /// A task was expected to take this many nanoseconds, and took that many.
     pub(crate) fn judge(&self, class: u32, expected: u64, nanos: u64) {
         self.with(class, |c| {
             // What is expected before anything was seen isn't the model's.
@@ -242,7 +245,7 @@ impl CostModel {
         self.with(class, |c| c.pass.observe(opened as f64, nanos as f64));
     }
 
-    /// A task left so many bytes in its arenas for so many rows.
+    /// A task left this many bytes in its arenas for this many rows.
     pub(crate) fn appended(&self, class: u32, rows: u64, bytes: u64) {
         if rows > 0 {
             let row = bytes as f64 / rows as f64;

@@ -5,8 +5,8 @@ use fastpipe_files::Files;
 
 use crate::room::Room;
 
-/// The error, or what is behind it: the allocator's where that had no memory, since arenas that can't grow only say that there
-/// is none; and the change of a file where that looks like damage.
+/// The error, or what is behind it: the allocator's where that had no memory, since arenas that can't grow only say
+/// that there is none; and the change of a file where that looks like damage.
 pub(crate) fn explained(error: Error, room: &Room, files: &Files) -> Error {
     match error.kind() {
         ErrorKind::Limit | ErrorKind::OutOfMemory => room.memory().slabs().take_failure().unwrap_or(error),

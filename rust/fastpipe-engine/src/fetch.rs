@@ -1,8 +1,8 @@
 //! Fetching: calls of sources that may wait.
 //!
-//! They run on threads of their own, several at once, those that are needed first before the others. What they take is no work of
-//! the pass: a thread that waits for a server decodes nothing, and another may. A pass that is left cancels what is under way and
-//! forgets the rest.
+//! They run on threads of their own, several at once, those that are needed first before the others. What they take is
+//! no work of the pass: a thread that waits for a server decodes nothing, and another may. A pass that is left cancels
+//! what is under way and forgets the rest.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -167,7 +167,8 @@ impl Fetches {
         self.inner.nanos.load(Ordering::Relaxed)
     }
 
-    /// Asks for a unit, which batch `batch` needs first. If it is the rest of the one that was asked for before, it waits for that.
+    /// Asks for a unit, which batch `batch` needs first. If it is the rest of the one that was asked for before, it
+    /// waits for that.
     ///
     /// # Errors
     /// If there is no thread for it, and none can be started.
@@ -209,7 +210,8 @@ impl Fetches {
         Ok(fetch)
     }
 
-    /// Cancels what is under way, forgets the rest, and waits for the threads. What waits for a fetch goes on with an error.
+    /// Cancels what is under way, forgets the rest, and waits for the threads. What waits for a fetch goes on with an
+    /// error.
     pub(crate) fn close(&self) {
         self.inner.closed.store(true, Ordering::SeqCst);
         let mut queue = self.inner.lock();

@@ -56,7 +56,7 @@ impl Gate {
         self.batch_bytes.get().copied().unwrap_or(0)
     }
 
-    /// A batch has so many bytes.
+    /// A batch has this many bytes.
     pub(crate) fn made(&self, bytes: u64) {
         self.batch_bytes.get_or_init(|| bytes);
     }

@@ -56,7 +56,7 @@ impl Given {
         self.source.locate(unit, error)
     }
 
-    /// Which reading of the data an epoch is, for units that may take so many bytes when they are open.
+    /// Which reading of the data an epoch is, for units that may take this many bytes when they are open.
     pub(crate) fn pass(&self, epoch: u64, most_bytes: Option<u64>) -> Pass {
         Pass {
             seed: self.seed,

@@ -1,8 +1,8 @@
 //! Between tasks and consumers: batches are done in any order, and handed over in theirs.
 //!
-//! A consumer that finds no batch sleeps. To wake it interrupts another processor, which takes as long as to decode a small
-//! batch. So where batches come fast it is woken for several at once: when half of those under way are ready, when it has slept
-//! for [`GATHERING`], or when the threads have nothing else to do.
+//! A consumer that finds no batch sleeps. To wake it interrupts another processor, which takes as long as to decode a
+//! small batch. So where batches come fast it is woken for several at once: when half of those under way are ready,
+//! when it has slept for [`GATHERING`], or when the threads have nothing else to do.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -129,7 +129,7 @@ impl HandOver {
         self.lock().ready.len()
     }
 
-    /// Whether the consumer is busy, and so many batches wait for it; and whether so many are there, busy or not.
+    /// Whether the consumer is busy, and this many batches wait for it; and whether that many are there, busy or not.
     pub(crate) fn has_enough(&self, batches: usize) -> (bool, bool) {
         let state = self.lock();
         (state.lags(batches), state.has_ready(batches))
@@ -168,8 +168,8 @@ impl HandOver {
         drop(lost);
     }
 
-    /// The next batch, if it is there within `wait`; or the error that ends the pass. `choose` is told how many were taken, and
-    /// may choose another number of threads: it returns how many runners must be started for that.
+    /// The next batch, if it is there within `wait`; or the error that ends the pass. `choose` is told how many were
+    /// taken, and may choose another number of threads: it returns how many runners must be started for that.
     pub(crate) fn next(
         &self,
         wait: Duration,
@@ -267,12 +267,12 @@ impl State {
         self.ready.contains_key(&self.next)
     }
 
-    /// Whether the next batch is there, and so many in all.
+    /// Whether the next batch is there, and that many in all.
     fn has_ready(&self, batches: usize) -> bool {
         self.is_ready() && self.ready.len() >= batches
     }
 
-    /// Whether the consumer is busy, and so many batches wait for it.
+    /// Whether the consumer is busy, and this many batches wait for it.
     fn lags(&self, batches: usize) -> bool {
         self.has_ready(batches) && self.left.is_some_and(|left| left.elapsed() > BUSY)
     }
@@ -294,7 +294,8 @@ impl State {
         self.asleep > 0
     }
 
-    /// Whether one sleeps that should be woken by now, since there is a batch for it. `idle` if there is nothing else to do.
+    /// Whether one sleeps that should be woken by now, since there is a batch for it. `idle` if there is nothing else
+    /// to do.
     fn must_wake(&self, idle: bool) -> bool {
         let enough = || 2 * self.ready.len() as u64 >= self.begun.saturating_sub(self.next);
         let slept_enough = || self.gathering.is_none_or(|since| since.elapsed() >= GATHERING);

@@ -21,8 +21,8 @@ const DECODED: u32 = 256;
 /// Bytes that a look may take where the limit is less: so that the least is known and named, unless units are larger.
 const LOOK_BYTES: u64 = 16 << 20;
 
-/// Refuses a limit in which the pass can't be run. So that it is known beforehand what units take when they are open, some are
-/// looked at.
+/// Refuses a limit in which the pass can't be run. So that it is known beforehand what units take when they are open,
+/// some are looked at.
 pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<()> {
     look_at_some(shared, limit)?;
     let settings = order.settings();
@@ -35,7 +35,7 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
     let batches = given.threads() as u64 + 1;
     let rows_bytes = classes.map(|class| room.rows_bytes(rows, costs.arena_bytes(class, rows)));
     let batch = batches.saturating_mul(rows_bytes.max().unwrap_or(0));
-    // The units of so many rows, and the list of these.
+    // The units of this many rows, and the list of these.
     let units_of = |rows: u64| {
         let units = match settings.kind {
             Kind::Block | Kind::Buffer => sums.drained(rows, units),
@@ -135,10 +135,10 @@ impl Sums {
         sums
     }
 
-    /// Bytes of the units of which a pool or buffer of so many rows holds some: all but certainly no more.
+    /// Bytes of the units of which a pool or buffer of this many rows holds some: all but certainly no more.
     ///
-    /// Each row is drawn after a geometrically distributed time of mean `rows`, and a unit is held until its last row is: that
-    /// of `r` rows for `rows * H(r)` draws on average, while a new one is taken every `r` draws.
+    /// Each row is drawn after a geometrically distributed time of mean `rows`, and a unit is held until its last row
+    /// is: that of `r` rows for `rows * H(r)` draws on average, while a new one is taken every `r` draws.
     fn drained(&self, rows: u64, units: u64) -> u64 {
         let each = (self.rows / units.max(1) as f64).max(1.0);
         let harmonic = each.ln() + 0.58;
@@ -147,14 +147,14 @@ impl Sums {
         self.drawn(count + 2.0 * count.sqrt(), units)
     }
 
-    /// Bytes of the open units of so many rows, drawn at random: all but certainly no more.
+    /// Bytes of the open units of this many rows, drawn at random: all but certainly no more.
     fn units(&self, rows: u64, units: u64) -> u64 {
         let count = rows as f64 / (self.rows / units.max(1) as f64).max(1e-9);
         // Those at the edges are only used in part.
         self.drawn(count + 2.0, units)
     }
 
-    /// Bytes of so many units, drawn at random: all but certainly no more.
+    /// Bytes of this many units, drawn at random: all but certainly no more.
     fn drawn(&self, count: f64, units: u64) -> u64 {
         let n = units.max(1) as f64;
         let mean = self.bytes / n;
@@ -170,8 +170,8 @@ fn spread(units: u64) -> impl Iterator<Item = u64> {
     (0..count).map(move |i| (u128::from(i) * u128::from(units) / u128::from(count)) as u64)
 }
 
-/// Learns what a unit takes when it is open, in no more memory than the limit, or [`LOOK_BYTES`], besides its bytes as stored.
-/// One that can't be read says nothing: its batch will say what is wrong.
+/// Learns what a unit takes when it is open, in no more memory than the limit, or [`LOOK_BYTES`], besides its bytes as
+/// stored. One that can't be read says nothing: its batch will say what is wrong.
 fn look_at(shared: &Arc<Shared>, unit: u64, limit: u64) -> Result<()> {
     let info = shared.given.describe(unit);
     let most = limit.max(LOOK_BYTES);

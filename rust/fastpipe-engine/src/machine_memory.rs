@@ -33,8 +33,8 @@ fn total(meminfo: &str) -> Option<u64> {
         .checked_mul(1024)
 }
 
-/// Where the control group of a line of `/proc/self/cgroup` is mounted, its path there, and its file with the limit. Lines are
-/// `number:controllers:path`, without controllers in version 2.
+/// Where the control group of a line of `/proc/self/cgroup` is mounted, its path there, and its file with the limit.
+/// Lines are `number:controllers:path`, without controllers in version 2.
 fn directory(line: &str) -> Option<(&'static str, &str, &'static str)> {
     let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
     if controllers.is_empty() {
@@ -46,7 +46,8 @@ fn directory(line: &str) -> Option<(&'static str, &str, &'static str)> {
     }
 }
 
-/// A path and all above it; that of the root, which is empty, too. (In a container its own group is mounted as the root.)
+/// A path and all above it; that of the root, which is empty, too. (In a container its own group is mounted as the
+/// root.)
 fn around(path: &str) -> impl Iterator<Item = &str> {
     let path = path.trim_end_matches('/');
     std::iter::successors(Some(path), |path| path.rfind('/').map(|end| &path[..end]))

@@ -17,9 +17,9 @@ struct KnownStarts {
     records: usize,
 }
 
-/// Free slabs, buffers and arenas. Passes over a data set that follow one another share it, so that only the first one pays for
-/// page faults, and finds where records start. It belongs to one process: a forked child must make its own, since a thread
-/// that doesn't exist there may have held its locks.
+/// Free slabs, buffers and arenas. Passes over a data set that follow one another share it, so that only the first one
+/// pays for page faults, and finds where records start. It belongs to one process: a forked child must make its own,
+/// since a thread that doesn't exist there may have held its locks.
 pub struct Memory {
     buffers: BufferPool,
     slabs: Arc<SlabPool>,
@@ -38,11 +38,11 @@ impl Memory {
         Memory::with_allocator(columns, None, 1)
     }
 
-    /// Memory for passes over batches of these columns, which the consumer holds `held` of at once. Whatever a batch is made of
-    /// comes from the allocator, if there is one; units that are open don't.
+    /// Memory for passes over batches of these columns, which the consumer holds `held` of at once. Whatever a batch is
+    /// made of comes from the allocator, if there is one; units that are open don't.
     ///
-    /// Arenas come from there as well, since those of a batch that one task filled become its memory as they are: with others
-    /// they would have to be copied, always.
+    /// Arenas come from there as well, since those of a batch that one task filled become its memory as they are: with
+    /// others they would have to be copied, always.
     pub fn with_allocator(columns: &[ColumnSpec], allocator: Option<Arc<dyn SlabAllocator>>, held: usize) -> Arc<Self> {
         let arenas = columns
             .iter()
@@ -91,7 +91,7 @@ impl Memory {
         }
     }
 
-    /// Keeps free slabs for so many batches under way, those that the consumer holds, and one that it just dropped.
+    /// Keeps free slabs for this many batches under way, those that the consumer holds, and one that it just dropped.
     pub(crate) fn keep_batches(&self, batches: u64) {
         self.slabs
             .keep_at_least(self.slabs_a_batch * (batches as usize + self.held + 1));

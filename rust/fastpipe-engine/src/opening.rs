@@ -13,7 +13,7 @@ impl Shared {
         self.open_within(unit, epoch, fetch, self.given.options().memory_limit)
     }
 
-    /// The same; an error if it takes more than so many bytes when it is open.
+    /// The same; an error if it takes more than this many bytes when it is open.
     pub(crate) fn open_within(
         &self,
         unit: u64,

@@ -7,8 +7,8 @@ use crate::job::SMALLEST_TASK;
 pub struct Options {
     /// Threads that decode; `None` for as many as pay, of the processors that the process may use.
     pub num_threads: Option<usize>,
-    /// How many passes like this one share these processors, at least one: it takes no more threads than its share unless
-    /// `num_threads` says so.
+    /// How many passes like this one share these processors, at least one: it takes no more threads than its share
+    /// unless `num_threads` says so.
     pub sharers: usize,
     /// Batches decoded ahead of the consumer, at least one; `None` for as many as keep the threads busy.
     pub prefetch: Option<usize>,
@@ -23,7 +23,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Batches that may be under way in any case, where so many threads work.
+    /// Batches that may be under way in any case, where this many threads work.
     pub(crate) fn ahead(&self, threads: usize) -> u64 {
         match (self.prefetch, threads as u64) {
             (Some(prefetch), _) => prefetch.max(1) as u64,
@@ -32,8 +32,8 @@ impl Options {
         }
     }
 
-    /// Into how many tasks a batch is cut that is expected to take so many nanoseconds: into several only where there are not
-    /// enough batches under way for all threads, since what has no fixed size must then be joined.
+    /// Into how many tasks a batch is cut that is expected to take this many nanoseconds: into several only where there
+    /// are not enough batches under way for all threads, since what has no fixed size must then be joined.
     pub(crate) fn tasks(&self, nanos: u64, threads: usize) -> u64 {
         let tasks = (threads as u64).div_ceil(self.ahead(threads));
         tasks.min(nanos / SMALLEST_TASK).max(1)

@@ -1,7 +1,8 @@
 //! What an order may take, which is known before any of it is allocated.
 //!
-//! Rows of a window, a pool or a buffer are listed, and files may declare as many as their bytes could hold: a gigabyte of
-//! compressed ones up to 10^12. So the list is held against the user's limit, or against a share of the machine's memory.
+//! Rows of a window, a pool or a buffer are listed, and files may declare as many as their bytes could hold: a gigabyte
+//! of compressed ones up to 10^12. So the list is held against the user's limit, or against a share of the machine's
+//! memory.
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 use fastpipe_order::{Kind, Order, PlanError, State};
@@ -9,15 +10,16 @@ use fastpipe_order::{Kind, Order, PlanError, State};
 use crate::machine_memory::machine_memory;
 use crate::sizes::{at_least, at_most};
 
-/// Without a limit, the order may take one part in so many of the memory that the process may have.
+/// Without a limit, the order may take one part in this many of the memory that the process may have.
 const SHARE: u64 = 2;
 
-/// What may be taken in any case: a pass holds its order against lower limits together with all else that it takes, and looking a
-/// batch up takes no more.
+/// What may be taken in any case: a pass holds its order against lower limits together with all else that it takes, and
+/// looking a batch up takes no more.
 const ALLOWED: u64 = 16 << 20;
 
-/// Refuses an order that takes more than `memory_limit`; without one, more than half of the machine's memory, or of what the
-/// process's control group may have if that is less. `seeks` if the first batch isn't that of an epoch's start.
+/// Refuses an order that takes more than `memory_limit`; without one, more than half of the machine's memory, or of
+/// what the process's control group may have if that is less. `seeks` if the first batch isn't that of an epoch's
+/// start.
 ///
 /// # Errors
 /// A limit, that says how much is needed and which shuffle buffer would fit.
@@ -74,7 +76,8 @@ fn check_within(order: &Order, memory_limit: Option<u64>, machine: Option<u64>, 
     Err(Error::new(ErrorKind::Limit, reason))
 }
 
-/// The largest multiple of a batch's rows, up to `most`, that `fits`; 0 if none does. Whatever is below one that fits must fit.
+/// The largest multiple of a batch's rows, up to `most`, that `fits`; 0 if none does. Whatever is below one that fits
+/// must fit.
 pub(crate) fn largest(most: u64, batch_size: u64, fits: impl Fn(u64) -> bool) -> u64 {
     let (mut found, mut step) = (0, most / batch_size + 1);
     while step > 0 {

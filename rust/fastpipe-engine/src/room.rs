@@ -17,7 +17,7 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Memory for batches of these parts, of which so many bytes may be used for what the budget counts.
+    /// Memory for batches of these parts, of which this many bytes may be used for what the budget counts.
     pub(crate) fn new(memory: Arc<Memory>, parts: Arc<[Part]>, limit: Option<u64>) -> Room {
         Room {
             memory,
@@ -47,12 +47,12 @@ impl Room {
         self.budget.reserve(bytes)
     }
 
-    /// Whether so many more bytes may be used for what isn't needed yet; `next` must stay for what is needed next.
+    /// Whether this many more bytes may be used for what isn't needed yet; `next` must stay for what is needed next.
     pub(crate) fn fits_ahead(&self, bytes: u64, next: u64) -> bool {
         self.budget.fits_ahead(bytes, next)
     }
 
-    /// Bytes of so many rows, which leave so many in arenas.
+    /// Bytes of this many rows, which leave this many in arenas.
     pub(crate) fn rows_bytes(&self, rows: u64, arenas: u64) -> u64 {
         let placed = Rows::placed_bytes(&self.parts, rows as usize).unwrap_or(usize::MAX / 4);
         // Slabs are a little larger than what is in them.
@@ -64,8 +64,8 @@ impl Room {
         Rows::new(self.parts.clone(), count, self.memory.slabs())
     }
 
-    /// Where the rows of a batch are written. Its memory is taken only when the first of its tasks begins, by the thread that
-    /// will write most of it: until then it serves others.
+    /// Where the rows of a batch are written. Its memory is taken only when the first of its tasks begins, by the
+    /// thread that will write most of it: until then it serves others.
     pub(crate) fn rows_of(&self, job: &Job) -> Result<Arc<Rows>> {
         job.rows(|| self.rows(job.size))
     }
@@ -76,7 +76,8 @@ impl Room {
         Sink::new(rows, self.memory.take_fragment())
     }
 
-    /// Leaves to a batch what a task has appended. What holds nothing would only keep a single other from being taken over.
+    /// Leaves to a batch what a task has appended. What holds nothing would only keep a single other from being taken
+    /// over.
     pub(crate) fn leave(&self, job: &Job, fragment: Fragment) {
         if fragment.slots().is_empty() {
             self.memory.keep_fragment(fragment);
@@ -85,7 +86,7 @@ impl Room {
         }
     }
 
-    /// Takes back what tasks have left to a batch that has been joined, where so many threads may come for it.
+    /// Takes back what tasks have left to a batch that has been joined, where this many threads may come for it.
     pub(crate) fn take_back(&self, fragments: Vec<Fragment>, threads: usize) {
         let limited = self.budget.limit().is_some();
         self.memory.keep_fragments(fragments, 2 * threads, |fragment| {
@@ -105,8 +106,8 @@ impl Room {
         self.memory.buffers().keep(most);
     }
 
-    /// Lets go of free memory beyond the limit: buffers may have what batches leave, and slabs what units leave. The memory of
-    /// one batch more may always be kept, since the consumer had it until now.
+    /// Lets go of free memory beyond the limit: buffers may have what batches leave, and slabs what units leave. The
+    /// memory of one batch more may always be kept, since the consumer had it until now.
     pub(crate) fn trim(&self, held: Held) {
         let Some(limit) = self.budget.limit() else { return };
         let bytes = |bytes: u64| Some(usize::try_from(bytes).unwrap_or(usize::MAX));

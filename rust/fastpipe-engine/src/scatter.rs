@@ -1,7 +1,7 @@
 //! Units of which records are picked at random, and what batches of picks keep of them.
 //!
-//! A unit is opened, the starts of its records are found once, and from then on any number of batches and threads pick records at
-//! once.
+//! A unit is opened, the starts of its records are found once, and from then on any number of batches and threads pick
+//! records at once.
 
 mod picking;
 
@@ -33,8 +33,8 @@ pub(super) const UNITS: &str = "the list of a batch's units; a smaller batch_siz
 const REMEMBERED: usize = 64;
 
 impl Scatter {
-    /// Lets go of units of which no more records are picked behind batch `number`, unless a later batch needs them again;
-    /// batches under way still hold theirs.
+    /// Lets go of units of which no more records are picked behind batch `number`, unless a later batch needs them
+    /// again; batches under way still hold theirs.
     pub(crate) fn release(&mut self, epoch: u64, units: &[u64], number: u64) {
         for &unit in units {
             if let Entry::Occupied(entry) = self.units.entry((epoch, unit))

@@ -1,10 +1,11 @@
 //! Which thread does what next.
 //!
-//! Work that is ready stands in a queue: that of the earliest batch first, and of one batch the longest first, as the cost
-//! model expects it, so that the threads end together. A thread goes on where it just ended, though, if it can: what it reads
-//! there is in the cache of its processor. *Runners* take from it, at most as many at once as are allowed just now.
-//! A runner that finds the queue empty looks for work that waits for other work but could be started by passing over some
-//! records (see `sequence/idle.rs`); if there is none it ends, and its thread sleeps until something is put in the queue.
+//! Work that is ready stands in a queue: that of the earliest batch first, and of one batch the longest first, as the
+//! cost model expects it, so that the threads end together. A thread goes on where it just ended, though, if it can:
+//! what it reads there is in the cache of its processor. *Runners* take from it, at most as many at once as are allowed
+//! just now. A runner that finds the queue empty looks for work that waits for other work but could be started by
+//! passing over some records (see `sequence/idle.rs`); if there is none it ends, and its thread sleeps until something
+//! is put in the queue.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -129,7 +130,8 @@ impl<P> Schedule<P> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts work in the queue; `thread` if it goes on where that one just ended. True if a runner must be started for it.
+    /// Puts work in the queue; `thread` if it goes on where that one just ended. True if a runner must be started for
+    /// it.
     #[must_use]
     pub(crate) fn put(&self, urgency: Urgency, thread: Option<usize>, part: P) -> bool {
         let mut queue = self.lock();
@@ -188,7 +190,7 @@ impl<P> Schedule<P> {
         }
     }
 
-    /// Lets so many run at once from now on. Returns how many must be started for what is in the queue.
+    /// Lets this many run at once from now on. Returns how many must be started for what is in the queue.
     pub(crate) fn allow(&self, threads: usize) -> usize {
         let mut queue = self.lock();
         queue.allowed = threads.max(1);

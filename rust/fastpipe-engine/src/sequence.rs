@@ -1,8 +1,9 @@
 //! Units that are read from front to back, each once, and what batches of runs keep of them.
 //!
-//! A run starts where the run of the same unit in front of it ends, which is known when that one is decoded, or when somebody
-//! has passed over its records without decoding them. A task whose start isn't known is parked, until somebody comes there, or a
-//! thread that has nothing else to do finds it (`idle.rs`). Of units whose records can be read at random every start is known.
+//! A run starts where the run of the same unit in front of it ends, which is known when that one is decoded, or when
+//! somebody has passed over its records without decoding them. A task whose start isn't known is parked, until somebody
+//! comes there, or a thread that has nothing else to do finds it (`idle.rs`). Of units whose records can be read at
+//! random every start is known.
 
 mod idle;
 mod reading;
@@ -41,8 +42,8 @@ struct InUse {
     next: u32,
 }
 
-/// Tasks whose turn hasn't come, by the cell and the piece of it that they wait for. (Cells don't hold them, since tasks hold
-/// cells: what holds each other is never freed when a pass is left early.)
+/// Tasks whose turn hasn't come, by the cell and the piece of it that they wait for. (Cells don't hold them, since
+/// tasks hold cells: what holds each other is never freed when a pass is left early.)
 pub(crate) type Parked = Mutex<HashMap<(u64, u32), Task>>;
 
 impl Sequence {
@@ -53,8 +54,8 @@ impl Sequence {
         }
     }
 
-    /// A batch begins with this run. Where other ranks have the records in front of it, a unit that can't be read at random is
-    /// begun again.
+    /// A batch begins with this run. Where other ranks have the records in front of it, a unit that can't be read at
+    /// random is begun again.
     pub(crate) fn begin_at(&mut self, run: &Run) {
         let skips = |open: &InUse| open.next != run.record && !open.cell.lock().random;
         if self.units.get(&run.unit).is_some_and(skips) {
@@ -164,8 +165,8 @@ pub(crate) struct SequenceState {
     pub(crate) opening: bool,
     /// Where pieces start, as far as that is known.
     pub(crate) starts: Vec<Mark>,
-    /// A piece that ends a task, its batch and its rows, until somebody begins it: others wait for it, and whoever has nothing
-    /// else to do may do it for them.
+    /// A piece that ends a task, its batch and its rows, until somebody begins it: others wait for it, and whoever has
+    /// nothing else to do may do it for them.
     pub(crate) tail: Option<(u32, Arc<Job>, Run, u64)>,
     /// The piece that was done so, if its task hasn't come to it yet.
     pub(crate) taken: Option<u32>,

@@ -1,7 +1,7 @@
 //! The parts of a pass, put together: what its threads and its consumer share.
 //!
-//! Each part keeps its own rules, and most code asks one or two of them. Here is only what takes several at once: how a pass
-//! fails, and how many of its threads work.
+//! Each part keeps its own rules, and most code asks one or two of them. Here is only what takes several at once: how a
+//! pass fails, and how many of its threads work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,7 +83,7 @@ impl Shared {
         self.given.options().ahead(self.schedule.allowed())
     }
 
-    /// Into how many tasks a batch is cut that is expected to take so many nanoseconds.
+    /// Into how many tasks a batch is cut that is expected to take this many nanoseconds.
     pub(crate) fn tasks_of(&self, nanos: u64) -> u64 {
         self.given.options().tasks(nanos, self.schedule.allowed())
     }

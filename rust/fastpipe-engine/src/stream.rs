@@ -79,8 +79,8 @@ impl Stream {
     }
 
     /// The next batch, if it is there within `wait`. Several threads may ask: each batch goes to one of them. An error
-    /// ends the pass, which lets go of its threads and memory. It is returned again and again, so that nobody takes the end of
-    /// the data for it.
+    /// ends the pass, which lets go of its threads and memory. It is returned again and again, so that nobody takes the
+    /// end of the data for it.
     pub fn poll(&self, wait: Duration) -> Result<Poll> {
         if self.process != std::process::id() {
             let reason =
@@ -101,8 +101,8 @@ impl Stream {
         }
     }
 
-    /// Ends the pass with an error and waits for its threads: a batch that was handed over is lost, and those behind it are
-    /// no substitute.
+    /// Ends the pass with an error and waits for its threads: a batch that was handed over is lost, and those behind it
+    /// are no substitute.
     pub fn fail(&self, error: Error) {
         if self.process == std::process::id() {
             self.shared.fail(error);

@@ -1,5 +1,5 @@
-//! What a pass has done, and where its time went. Always on: a few clock readings and additions for each task, none for a
-//! record.
+//! What a pass has done, and where its time went. Always on: a few clock readings and additions for each task, none for
+//! a record.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -170,7 +170,7 @@ impl Telemetry {
         Activity::ALL.iter().map(|&activity| self.nanos(activity)).sum()
     }
 
-    /// A unit was opened: so many rows, bytes as stored, and bytes as it is open.
+    /// A unit was opened: this many rows, bytes as stored, and bytes as it is open.
     pub(crate) fn opened(&self, rows: u64, stored: u64, held: u64) {
         add(&self.units_opened, 1);
         add(&self.rows_opened, rows);
@@ -178,7 +178,7 @@ impl Telemetry {
         add(&self.bytes_opened, held);
     }
 
-    /// A unit of so many rows is opened for another time.
+    /// A unit of this many rows is opened for another time.
     pub(crate) fn reopens(&self, rows: u64) {
         add(&self.rows_reopened, rows);
     }
@@ -234,7 +234,8 @@ impl Telemetry {
         }
     }
 
-    /// Notes what this thread has done since `start`, which was expected to take so many nanoseconds, if that is wanted.
+    /// Notes what this thread has done since `start`, which was expected to take this many nanoseconds, if that is
+    /// wanted.
     pub(crate) fn note(&self, (expected, activity): (u64, Activity), batch: u64, start: u64) {
         if let Some(spans) = &self.spans {
             let span = Span {

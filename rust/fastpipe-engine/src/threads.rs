@@ -1,9 +1,9 @@
 //! How many threads a pass uses.
 //!
-//! A batch takes `work / threads + overhead`, where the overhead is how long each thread slept in its turn although it was to
-//! start: next to nothing where there is always something in the queue, and more than the work where batches are small and come
-//! one by one. As few threads are chosen as make batches as fast as any number does; and when the consumer takes its time, as few
-//! as keep up with it. The idea is AvroTensorDataset's, which knows no consumer.
+//! A batch takes `work / threads + overhead`, where the overhead is how long each thread slept in its turn although it
+//! was to start: next to nothing where there is always something in the queue, and more than the work where batches are
+//! small and come one by one. As few threads are chosen as make batches as fast as any number does; and when the
+//! consumer takes its time, as few as keep up with it. The idea is AvroTensorDataset's, which knows no consumer.
 
 /// Batches between two decisions.
 const BATCHES: u64 = 8;
@@ -109,8 +109,8 @@ impl Chooser {
 mod tests {
     use super::*;
 
-    /// Lets a chooser see a steady load, in which each thread starts late with each batch by the delay; returns what it settles
-    /// on.
+    /// Lets a chooser see a steady load, in which each thread starts late with each batch by the delay; returns what it
+    /// settles on.
     fn settle(most: usize, work: u64, away: u64, delay: u64) -> usize {
         let mut chooser = Chooser::new(most);
         let mut now = Measured::default();

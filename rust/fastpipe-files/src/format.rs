@@ -111,9 +111,9 @@ pub trait Format: Sync {
     /// Malformed, if the bytes aren't an index, or not one of blocks that such a file could have.
     fn decode(&self, header: &Self::Header, index: &[u8], size: u64) -> Result<Option<Vec<Self::Block>>>;
 
-    /// The first blocks of a file that has grown, out of the index of when it was smaller: those that a walk through the
-    /// whole file finds at its beginning, and at least one. `None` if what the index is of can't be found in the file any more,
-    /// if none of its blocks is sure to have stayed, and of formats that can't tell.
+    /// The first blocks of a file that has grown, out of the index of when it was smaller: those that a walk through
+    /// the whole file finds at its beginning, and at least one. `None` if what the index is of can't be found in the
+    /// file any more, if none of its blocks is sure to have stayed, and of formats that can't tell.
     ///
     /// # Errors
     /// As [`Format::decode`]; those of reading the file.

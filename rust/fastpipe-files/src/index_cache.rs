@@ -4,21 +4,23 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 8 | [`MAGIC`], of which the last is the version of this format; other versions have other names, so they don't fight |
+//! | 8 | [`MAGIC`], whose last byte is the version of this format; other versions have other names |
 //! | 4 | CRC-32 of all that follows, little-endian |
 //! | any | the [`Key`], in [postcard's wire format](https://postcard.jamesmunns.com/wire-format) |
 //! | the rest | the index, as its source encodes it; here it is just bytes |
 //!
-//! An entry serves as long as the key is the same; that of a file which has grown serves as the beginning of another, where its
-//! format can tell that it [is one](crate::Format::decode_front). Nothing in it is trusted: what doesn't match is as good as not there.
+//! An entry serves as long as the key is the same; that of a file which has grown serves as the beginning of another,
+//! where its format can tell that it [is one](crate::Format::decode_front). Nothing in it is trusted: what doesn't
+//! match is as good as not there.
 //!
 //! # When the clock is too coarse
 //!
 //! A key holds the file's size and its time of modification. A file that is changed twice within one tick of its file
-//! system's clock (2 s on FAT, milliseconds on others) keeps its time, so an index that was made between the two changes
-//! would go on serving the file after the second. As in Git's index, such a file is "racily clean"; other than Git, which
-//! looks at the contents, we keep no index of it: [`Stamp::is_settled`] says whether the file's time lay far enough in the
-//! past when it was looked at, *before* its units were looked for. Every later change then gets another time.
+//! system's clock (2 s on FAT, milliseconds on others) keeps its time, so an index that was made between the two
+//! changes would go on serving the file after the second. As in Git's index, such a file is "racily clean"; other than
+//! Git, which looks at the contents, we keep no index of it: [`Stamp::is_settled`] says whether the file's time lay far
+//! enough in the past when it was looked at, *before* its units were looked for. Every later change then gets another
+//! time.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -90,7 +92,8 @@ impl Stamp {
     }
 }
 
-/// What an index was made of. New kinds of files get new variants at the end: numbers of variants are part of the format.
+/// What an index was made of. New kinds of files get new variants at the end: numbers of variants are part of the
+/// format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Key {
@@ -119,7 +122,8 @@ pub enum Key {
 impl Key {
     /// The key of a local file that was looked at, for the index that the tag names.
     pub fn local(path: &str, stamp: &Stamp, tag: &[u8]) -> Result<Key> {
-        // Several names of one file share an entry. What is open but has no name any more still has the one it was given.
+        // Several names of one file share an entry. What is open but has no name any more still has the one it was
+        // given.
         let real = text_path(path);
         let path = std::fs::canonicalize(&*real)
             .or_else(|_| std::path::absolute(&*real))
@@ -217,8 +221,8 @@ impl IndexCache {
         Ok(())
     }
 
-    /// Keeps an index, in the place of an older one if there is one. Others see either the old entry or the new one, whole.
-    /// Says how many bytes the entry has.
+    /// Keeps an index, in the place of an older one if there is one. Others see either the old entry or the new one,
+    /// whole. Says how many bytes the entry has.
     pub fn store(&self, key: &Key, index: &[u8]) -> Result<u64> {
         let bytes = render(key, index);
         let write = || {

@@ -1,14 +1,15 @@
 //! The files of a source while it is read: opened when they are needed, and watched for changes.
 //!
-//! Rows of a file that is changed while a pass reads it may be of its old and of its new contents. That shows in its size or
-//! time of modification, which are compared with what they were before its units were found:
+//! Rows of a file that is changed while a pass reads it may be of its old and of its new contents. That shows in its
+//! size or time of modification, which are compared with what they were before its units were found:
 //!
 //! - when the file is opened, for it may have been closed in between, and another have its name by now;
 //! - behind the last read of it before it is closed;
 //! - for all that are open, when another epoch begins, and at the end of the pass.
 //!
-//! So every read is followed by a look, at the cost of a system call a file now and then. Device and inode aren't compared: a
-//! file that was replaced goes on to be read as it was while it is open, and some file systems number files anew.
+//! So every read is followed by a look, at the cost of a system call a file now and then. Device and inode aren't
+//! compared: a file that was replaced goes on to be read as it was while it is open, and some file systems number files
+//! anew.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -114,8 +115,8 @@ impl Files {
         self.changed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// The same, if something of another epoch is to be read now. A change that was met when a file was closed is told at
-    /// any time.
+    /// The same, if something of another epoch is to be read now. A change that was met when a file was closed is told
+    /// at any time.
     ///
     /// # Errors
     /// Of storage: if one was.

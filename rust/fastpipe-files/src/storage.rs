@@ -1,5 +1,5 @@
-//! Local files, and bytes in memory that are read as if they were one, by position: several threads read one file without
-//! sharing a cursor.
+//! Local files, and bytes in memory that are read as if they were one, by position: several threads read one file
+//! without sharing a cursor.
 
 use std::fs::File;
 use std::io;
@@ -144,8 +144,8 @@ fn read_once(file: &File, offset: u64, out: &mut [u8]) -> io::Result<usize> {
     std::os::windows::fs::FileExt::seek_read(file, out, offset)
 }
 
-/// Reads without leaving in the page cache what wasn't there. `None` where the system or the file system can't: before Linux
-/// 6.14, and on some kinds of disk.
+/// Reads without leaving in the page cache what wasn't there. `None` where the system or the file system can't: before
+/// Linux 6.14, and on some kinds of disk.
 #[cfg(target_os = "linux")]
 fn read_uncached(file: &File, offset: u64, out: &mut [u8]) -> Option<usize> {
     use rustix::io::{ReadWriteFlags, preadv2};
@@ -175,8 +175,8 @@ impl ReadAt for LocalFile {
         self.read_behind(0, offset, out)
     }
 
-    // One small page in the cache keeps the kernel from reading what lies around it in large ones. Those are read faster, now
-    // and later.
+    // One small page in the cache keeps the kernel from reading what lies around it in large ones. Those are read
+    // faster, now and later.
     fn glance_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
         let Place::Disk { file, glances } = &self.place else {
             return self.read_at(offset, out);

@@ -25,9 +25,10 @@ pub trait Survey {
     fn observe(&mut self, unit: &dyn Unit, records: u32) -> Result<()>;
 }
 
-/// Shows a survey units of a source, spread evenly over it, or over some of its units, until it has found out everything. A damaged unit says
-/// nothing here: reading it reports its error where it stands. Where storage or memory fails, so does this: what is
-/// found out follows from the data alone. Returns what is to be logged. `tell` is called behind every unit.
+/// Shows a survey units of a source, spread evenly over it, or over some of its units, until it has found out
+/// everything. A damaged unit says nothing here: reading it reports its error where it stands. Where storage or memory
+/// fails, so does this: what is found out follows from the data alone. Returns what is to be logged. `tell` is called
+/// behind every unit.
 ///
 /// # Errors
 /// Of storage or memory; if a file was changed since it was indexed; whatever `tell` returns.

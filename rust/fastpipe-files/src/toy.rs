@@ -1,4 +1,4 @@
-//! A format for tests: `toy`, a byte that names the file, and blocks of a byte of rows, a byte of size, and so many
+//! A format for tests: `toy`, a byte that names the file, and blocks of a byte of rows, a byte of size, and that many
 //! bytes that are all `d`.
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl Toy {
     }
 }
 
-/// A sound file with blocks of so many rows and bytes.
+/// A sound file with blocks of this many rows and bytes.
 pub(crate) fn file(name: u8, blocks: &[(u8, u8)]) -> Vec<u8> {
     let mut bytes = vec![b't', b'o', b'y', name];
     for &(rows, size) in blocks {

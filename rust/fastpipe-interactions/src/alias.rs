@@ -2,9 +2,9 @@
 
 use fastpipe_batch::{Error, ErrorKind, Result, try_collect, try_with_capacity};
 
-/// Weights of items, and Walker's alias table of them: of as many columns as there are items, each has room for one item's
-/// share and, above it, for a part of another one's. (Vose: "A linear algorithm for generating random numbers with a given
-/// distribution", IEEE Transactions on Software Engineering 17, 1991.)
+/// Weights of items, and Walker's alias table of them: of as many columns as there are items, each has room for one
+/// item's share and, above it, for a part of another one's. (Vose: "A linear algorithm for generating random numbers
+/// with a given distribution", IEEE Transactions on Software Engineering 17, 1991.)
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Weights {
     weights: Vec<f64>,

@@ -23,9 +23,9 @@ const AT_ONCE: usize = 16;
 /// Positives of users that a thread takes at once, about.
 const POSITIVES_AT_ONCE: u64 = 4096;
 
-/// Draws items that users haven't seen, as many for each request as the sampler draws for a positive: of request `i` to the
-/// `i`-th stretch of `out`, the same for whatever number of threads. `first` is the number of the first request, by which
-/// draws are keyed.
+/// Draws items that users haven't seen, as many for each request as the sampler draws for a positive: of request `i` to
+/// the `i`-th stretch of `out`, the same for whatever number of threads. `first` is the number of the first request, by
+/// which draws are keyed.
 pub fn sample_unseen(
     positives: &Positives,
     sampler: &Sampler,
@@ -53,8 +53,8 @@ pub fn sample_unseen(
     )
 }
 
-/// Draws the negatives of all positives: what rows of an [`InteractionsSource`](crate::InteractionsSource) of them hold in
-/// the epoch of the key, in the order of the positives. `out` has room for as many.
+/// Draws the negatives of all positives: what rows of an [`InteractionsSource`](crate::InteractionsSource) of them hold
+/// in the epoch of the key, in the order of the positives. `out` has room for as many.
 pub fn sample_negatives(
     positives: &Positives,
     sampler: &Sampler,

@@ -1,9 +1,9 @@
 //! Interactions to compressed sparse rows: by user, by item within a user, each pair once.
 //!
-//! A counting sort by user, and then each user's items by themselves. Each thread has users of its own, so what it writes is a
-//! stretch of the result, and reads all interactions for them: reading in order is what memory does best. With times, an entry
-//! is an item and the number of its interaction, which says where its time is: so times are neither copied nor sorted as a
-//! whole.
+//! A counting sort by user, and then each user's items by themselves. Each thread has users of its own, so what it
+//! writes is a stretch of the result, and reads all interactions for them: reading in order is what memory does best.
+//! With times, an entry is an item and the number of its interaction, which says where its time is: so times are
+//! neither copied nor sorted as a whole.
 
 use fastpipe_batch::{Error, ErrorKind, Result, try_with_capacity};
 
@@ -34,8 +34,8 @@ pub struct Interactions<'a, T> {
     pub times: Option<&'a [T]>,
 }
 
-/// Which of several interactions of the same user and item stays; of those at the same time (or without times) the first or
-/// last in the input.
+/// Which of several interactions of the same user and item stays; of those at the same time (or without times) the
+/// first or last in the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stays {
     /// The earliest.
@@ -184,11 +184,12 @@ fn starts(all: &[u32], users: usize, threads: usize) -> Result<Vec<i64>> {
     Ok(offsets)
 }
 
-/// All entries by user; how many of each user's are left; and of each thread's stretch where it starts, and how many entries it
-/// has, which are its first.
+/// All entries by user; how many of each user's are left; and of each thread's stretch where it starts, and how many
+/// entries it has, which are its first.
 type Scattered<E> = (Vec<E>, Vec<u32>, Vec<(usize, usize)>);
 
-/// Brings entries together by user, and has each user's settled: `settle` says how many are left, which are then the first.
+/// Brings entries together by user, and has each user's settled: `settle` says how many are left, which are then the
+/// first.
 fn scattered<T: Time, E: Copy + Default + Send>(
     all: Interactions<'_, T>,
     offsets: &[i64],
@@ -248,7 +249,7 @@ fn scattered<T: Time, E: Copy + Default + Send>(
     Ok((entries, lengths, stretches))
 }
 
-/// Where each user's items start once these are so many.
+/// Where each user's items start once these are that many.
 fn summed(mut offsets: Vec<i64>, lengths: &[u32]) -> Vec<i64> {
     let mut end = 0;
     for (offset, &length) in offsets[1..].iter_mut().zip(lengths) {
@@ -271,8 +272,8 @@ fn deduplicated<E: Ord + Copy>(row: &mut [E], what: impl Fn(E) -> u32) -> Result
     Ok(left)
 }
 
-/// Sorts a user's entries by item, leaves one of each, and puts its place in the history where the number of its interaction
-/// was; how many are left.
+/// Sorts a user's entries by item, leaves one of each, and puts its place in the history where the number of its
+/// interaction was; how many are left.
 fn placed<T: Time>(row: &mut [u64], times: &[T], stays: Stays) -> Result<usize> {
     let number = |entry: u64| entry & ((1 << NUMBER) - 1);
     // Entries of an item are in the order of the input.

@@ -38,7 +38,7 @@ impl<'a> Rows<'a> {
         self.offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize)
     }
 
-    /// Marks the largest set of positives in which each user and each item that is left has so many.
+    /// Marks the largest set of positives in which each user and each item that is left has that many.
     ///
     /// What has too few is left out, again and again; in which order doesn't matter.
     pub fn core(&self, num_items: usize, least_user: u64, least_item: u64) -> Result<Vec<bool>> {

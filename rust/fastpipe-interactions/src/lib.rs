@@ -2,8 +2,9 @@
 //!
 //! # One page
 //!
-//! [`Positives`] are the items of each user, in 4 bytes each. A [`Sampler`] draws items that a user has not seen; it says what
-//! is drawn where, which depends on the seed, the epoch and the position alone. An [`InteractionsSource`] puts both together:
+//! [`Positives`] are the items of each user, in 4 bytes each. A [`Sampler`] draws items that a user has not seen; it
+//! says what is drawn where, which depends on the seed, the epoch and the position alone. An [`InteractionsSource`]
+//! puts both together:
 //!
 //! ```text
 //!             positives, by user                a shard, open                         rows
@@ -14,16 +15,17 @@
 //!                                         user 1   2 | 8 6 0 3
 //! ```
 //!
-//! - **A unit is a [`Shard`]**: consecutive users, none of whom is in two. To open one is to draw its negatives, so an epoch
-//!   needs no more of them at once than its window does, and any batch can be made by itself.
-//! - **Threads, ranks and cuts change nothing.** Draws are keyed by the position of the negative in the whole data, and no user's
-//!   depend on another's. A part of the data draws what it draws in the whole, if it is told where it starts.
+//! - **A unit is a [`Shard`]**: consecutive users, none of whom is in two. To open one is to draw its negatives, so an
+//!   epoch needs no more of them at once than its window does, and any batch can be made by itself.
+//! - **Threads, ranks and cuts change nothing.** Draws are keyed by the position of the negative in the whole data, and
+//!   no user's depend on another's. A part of the data draws what it draws in the whole, if it is told where it starts.
 //! - **Exactly uniform.** The sampler's own page proves it; tests hold it against a naive one, draw by draw.
-//! - **No more memory than it takes.** Open shards keep 2 bytes an item while that is enough, and rows get their types when
-//!   they are copied to their batch, some hundred at a time, column by column.
+//! - **No more memory than it takes.** Open shards keep 2 bytes an item while that is enough, and rows get their types
+//!   when they are copied to their batch, some hundred at a time, column by column.
 //!
-//! Before that, [`number`] gives ids dense numbers, [`compress`] brings interactions into rows by user, and [`Rows`] leaves some
-//! out. [`sample_unseen`] draws what held-out items are ranked among, and [`sample_negatives`] an epoch's negatives as one array.
+//! Before that, [`number`] gives ids dense numbers, [`compress`] brings interactions into rows by user, and [`Rows`]
+//! leaves some out. [`sample_unseen`] draws what held-out items are ranked among, and [`sample_negatives`] an epoch's
+//! negatives as one array.
 #![forbid(unsafe_code)]
 
 mod alias;

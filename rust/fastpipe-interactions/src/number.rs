@@ -1,8 +1,9 @@
 //! Dense numbers for ids that are integers: each id's place among the distinct ones, in order.
 //!
-//! Ids of a range that isn't much wider than there are ids are marked in a bitmap, and an id's place is how many bits are set
-//! before its own: a bit and a half for each number of the range. Others are put into hash tables, one for each thread, which
-//! keeps those whose hash is in its share. Either way memory besides the result goes by how many *different* ids there are.
+//! Ids of a range that isn't much wider than there are ids are marked in a bitmap, and an id's place is how many bits
+//! are set before its own: a bit and a half for each number of the range. Others are put into hash tables, one for each
+//! thread, which keeps those whose hash is in its share. Either way memory besides the result goes by how many
+//! *different* ids there are.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -12,7 +13,7 @@ use fastpipe_batch::{Error, ErrorKind, Result, try_with_capacity};
 
 use crate::parallel::{AT_ONCE, do_all, shares};
 
-/// Up to so many times as many numbers as there are ids are marked in a bitmap.
+/// Up to this many times as many numbers as there are ids are marked in a bitmap.
 const RANGE: u64 = 8;
 /// A range that always is.
 const SMALL: u64 = 1 << 20;
@@ -54,7 +55,7 @@ pub struct Numbered {
     pub codes: Vec<u32>,
 }
 
-/// Numbers ids, none of which is negative, on up to so many threads.
+/// Numbers ids, none of which is negative, on up to this many threads.
 pub fn number<T: Id>(ids: &[T], threads: usize) -> Result<Numbered> {
     let mut most = shares(ids.len(), threads).map(|share| (share, 0)).collect::<Vec<_>>();
     let tasks = most.iter_mut().collect();

@@ -6,15 +6,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::{Error, Result};
 
-/// Of elements that take some nanoseconds each so many are worth a thread.
+/// Of elements that take some nanoseconds each, this many are worth a thread.
 pub(crate) const AT_ONCE: usize = 1 << 16;
 
-/// As many threads of those that there may be as are worth it for so many elements, at least one.
+/// As many threads of those that there may be as are worth it for this many elements, at least one.
 pub(crate) fn threads_for(count: usize, threads: usize) -> usize {
     threads.clamp(1, 1 + count / AT_ONCE)
 }
 
-/// Stretches of so many elements, one for each thread.
+/// Stretches of this many elements, one for each thread.
 pub(crate) fn shares(count: usize, threads: usize) -> impl Iterator<Item = Range<usize>> {
     let each = count.div_ceil(threads_for(count, threads)).max(1);
     (0..count).step_by(each).map(move |from| from..count.min(from + each))
@@ -24,8 +24,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does tasks on up to so many threads, each of which starts with what `start` makes. The error is that of the earliest task
-/// that fails, as if they had been done one after the other.
+/// Does tasks on up to this many threads, each of which starts with what `start` makes. The error is that of the
+/// earliest task that fails, as if they had been done one after the other.
 pub(crate) fn do_all<T: Send, S>(
     tasks: Vec<T>,
     threads: usize,

@@ -65,8 +65,8 @@ impl<'s> Sampling<'s> {
         }
     }
 
-    /// Draws items for the positions from `first` on, for a user who has seen other items: as many for each positive as the
-    /// sampler says, one positive after the other. `seen` ascends, each item once.
+    /// Draws items for the positions from `first` on, for a user who has seen other items: as many for each positive as
+    /// the sampler says, one positive after the other. `seen` ascends, each item once.
     ///
     /// An error if there are too few.
     pub fn draw(&mut self, seen: &[u32], first: u64, out: &mut [u32]) -> Result<()> {
@@ -117,7 +117,8 @@ impl<'s> Sampling<'s> {
         items.iter().for_each(|&item| self.seen.clear(item));
     }
 
-    /// Goes through what was proposed first, and draws again where it is rejected, or was drawn for the same positive before.
+    /// Goes through what was proposed first, and draws again where it is rejected, or was drawn for the same positive
+    /// before.
     fn make_distinct<P: Proposal>(&mut self, proposal: P, items: &[u32], first: u64, out: &mut [u32]) {
         let negatives = self.sampler.negatives() as usize;
         let (attempts, seen) = (&self.attempts, &mut self.seen);

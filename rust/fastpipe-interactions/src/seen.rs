@@ -8,8 +8,8 @@ const BITS_AN_ITEM: usize = 16;
 
 /// The items of one user as a bitmap.
 ///
-/// With up to 2^18 items each has a bit of its own. Of more items several share a bit, so that the bitmap stays in the cache;
-/// then a set bit says that the item *may* be in, and whoever needs to know looks it up.
+/// With up to 2^18 items each has a bit of its own. Of more items several share a bit, so that the bitmap stays in the
+/// cache; then a set bit says that the item *may* be in, and whoever needs to know looks it up.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     words: Vec<u64>,

@@ -19,8 +19,8 @@ pub struct Shard {
     pub positives: u64,
 }
 
-/// Cuts users into shards: each has users as long as they have at most `most` positives together, and at least one user.
-/// Users for whom the sampler has too few items count as if they had no positives.
+/// Cuts users into shards: each has users as long as they have at most `most` positives together, and at least one
+/// user. Users for whom the sampler has too few items count as if they had no positives.
 pub(crate) fn cut(positives: &Positives, sampler: &Sampler, most: u64) -> Result<Vec<Shard>> {
     let mut shards: Vec<Shard> = Vec::new();
     for user in 0..positives.users() {

@@ -18,14 +18,15 @@ use crate::unit::{Groups, Layout, OpenShard};
 /// Positives that a shard has, about, where nothing else is asked for.
 pub const SHARD_POSITIVES: u64 = 32_000;
 
-/// Where all shards together take more bytes than this, each one takes more than [`SHARD_POSITIVES`]: rows that are picked
-/// from all over them lie in more pages than the processor remembers the places of, unless pages are large.
+/// Where all shards together take more bytes than this, each one takes more than [`SHARD_POSITIVES`]: rows that are
+/// picked from all over them lie in more pages than the processor remembers the places of, unless pages are large.
 const MANY_BYTES: u64 = 64 << 20;
 
 /// Bytes of such a shard, about: two large pages.
 const LARGE_SHARD: u64 = 4 << 20;
 
-/// Positives of a shard, about, if there are so many, each of which takes so many bytes. Part of what orders are made from.
+/// Positives of a shard, about, if there are that many, each of which takes this many bytes. Part of what orders are
+/// made from.
 fn shard_positives(positives: u64, stride: u64) -> u64 {
     match positives.saturating_mul(stride) {
         ..=MANY_BYTES => SHARD_POSITIVES,
@@ -44,7 +45,8 @@ pub struct Settings {
     pub first_user: u32,
     /// The number of the first positive, for data that are a part of others.
     pub first_positive: u64,
-    /// Positives of a shard, unless its first user has more; `None` for [`SHARD_POSITIVES`], or more where there are many.
+    /// Positives of a shard, unless its first user has more; `None` for [`SHARD_POSITIVES`], or more where there are
+    /// many.
     pub shard_positives: Option<u64>,
 }
 
@@ -192,7 +194,7 @@ impl InteractionsSource {
     }
 }
 
-/// Whether a type has room for each of so many items.
+/// Whether a type has room for each of this many items.
 fn check_dtype(dtype: DType, num_items: u32) -> Result<()> {
     let bits = match dtype {
         DType::I8 => 7,

@@ -1,8 +1,8 @@
 //! A shard with its negatives drawn.
 //!
-//! A positive and its negatives lie together: the user, counted within the shard, the positive's item, the negatives' items,
-//! in 2 bytes each or in 4. With 4 negatives and up to 65,536 items that is 2.4 bytes a row, where a row of a batch has 7, and
-//! a row that is picked takes no more than a look at one place in memory.
+//! A positive and its negatives lie together: the user, counted within the shard, the positive's item, the negatives'
+//! items, in 2 bytes each or in 4. With 4 negatives and up to 65,536 items that is 2.4 bytes a row, where a row of a
+//! batch has 7, and a row that is picked takes no more than a look at one place in memory.
 
 use std::ops::Range;
 use std::sync::Arc;

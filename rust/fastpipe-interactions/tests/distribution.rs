@@ -3,8 +3,8 @@
 use fastpipe_interactions::Sampler;
 use fastpipe_random::{Key, Purpose};
 
-/// How many standard deviations of the normal distribution a chi-square statistic is from what was to be expected (Wilson and
-/// Hilferty, 1931): beyond 4.5 once in 150,000 times.
+/// How many standard deviations of the normal distribution a chi-square statistic is from what was to be expected
+/// (Wilson and Hilferty, 1931): beyond 4.5 once in 150,000 times.
 fn deviation(counts: &[u64], probabilities: &[f64]) -> f64 {
     let total = counts.iter().sum::<u64>() as f64;
     let sum: f64 = probabilities.iter().sum();

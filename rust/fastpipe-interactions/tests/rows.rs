@@ -22,7 +22,7 @@ const KEY: Key = Key { seed: 7, epoch: 3 };
 
 type Point = (i32, i64, i8);
 
-/// Positives of so many users each.
+/// Positives of this many users each.
 fn positives(counts: &[u32], num_items: u32) -> Arc<Positives> {
     let (mut offsets, mut items) = (vec![0], Vec::new());
     for (user, &count) in (0..).zip(counts) {

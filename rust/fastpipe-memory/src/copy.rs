@@ -9,14 +9,15 @@ use crate::prefetch::{LINE, hint};
 /// A byte that may be uninitialised: padding, or memory that nobody wrote.
 type Byte = MaybeUninit<u8>;
 
-/// Of rows of so many bytes only the ends are asked for: what lies between the processor foresees as soon as the row is
-/// read, and lines that are asked for too early take the place of those that are needed now.
+/// Of rows of this many bytes only the ends are asked for: what lies between the processor foresees as soon as the row
+/// is read, and lines that are asked for too early take the place of those that are needed now.
 const LONG: usize = 2048;
 
-/// Copies a row, and asks for a later one, of the same length or none, meanwhile: line by line, since the processor takes
-/// only so many requests at once.
+/// Copies a row, and asks for a later one, of the same length or none, meanwhile: line by line, since the processor
+/// takes only so many requests at once.
 ///
-/// With AVX where there is: half as many stores wait for the lines that they go to, so twice as many lines are under way.
+/// With AVX where there is: half as many stores wait for the lines that they go to, so twice as many lines are under
+/// way.
 ///
 /// # Panics
 ///
@@ -25,7 +26,8 @@ const LONG: usize = 2048;
 pub fn copy_and_prefetch<T: Copy>(row: &[T], target: &mut [T], later: &[T]) {
     assert_eq!(row.len(), target.len(), "rows are copied whole");
     let (row, later) = (bytes(row), bytes(later));
-    // SAFETY: the bytes of the target are ours alone. All that are written are those of as many elements, in their order.
+    // SAFETY: the bytes of the target are ours alone. All that are written are those of as many elements, in their
+    // order.
     let target = unsafe { slice::from_raw_parts_mut(target.as_mut_ptr().cast::<Byte>(), size_of_val(target)) };
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if is_x86_feature_detected!("avx") {
@@ -65,8 +67,8 @@ fn by_line(row: &[Byte], target: &mut [Byte], later: &[Byte]) {
     to_rest.copy_from_slice(from_rest);
 }
 
-/// By halves, lest the compiler make a call of `memcpy` of many: for long rows that is `rep movsb`, which is slower where
-/// every row begins somewhere else.
+/// By halves, lest the compiler make a call of `memcpy` of many: for long rows that is `rep movsb`, which is slower
+/// where every row begins somewhere else.
 #[inline(always)]
 fn copy_line(from: &[Byte; LINE], to: &mut [Byte; LINE]) {
     const HALF: usize = LINE / 2;

@@ -1,5 +1,5 @@
-//! What programs may tell the processor and the system about memory, without any change in what they compute: that a table is
-//! large, and what of it is read next, while rows of it are copied or otherwise.
+//! What programs may tell the processor and the system about memory, without any change in what they compute: that a
+//! table is large, and what of it is read next, while rows of it are copied or otherwise.
 
 mod copy;
 mod pages;

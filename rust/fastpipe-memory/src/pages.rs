@@ -1,8 +1,8 @@
 //! Pages: how large the system's are, and large ones for large tables.
 //!
 //! Rows that are read in random order are each on another page, and the processor remembers where only a few thousand
-//! pages are. On Linux a program may ask for pages of 2 MB instead of 4 KB, as NumPy does for its arrays. (Some systems have pages of 16
-//! or 64 KB, and larger large ones.)
+//! pages are. On Linux a program may ask for pages of 2 MB instead of 4 KB, as NumPy does for its arrays. (Some systems
+//! have pages of 16 or 64 KB, and larger large ones.)
 #![allow(unsafe_code)]
 
 use std::collections::TryReserveError;
@@ -26,8 +26,8 @@ pub fn page_size() -> usize {
     4096
 }
 
-/// Where the whole pages of `page` bytes within `bytes` bytes from the address `start` are, as offsets from it. Pages that
-/// hold bytes of others, too, aren't among them. Empty if there are none.
+/// Where the whole pages of `page` bytes within `bytes` bytes from the address `start` are, as offsets from it. Pages
+/// that hold bytes of others, too, aren't among them. Empty if there are none.
 pub fn whole_pages(start: usize, bytes: usize, page: usize) -> Range<usize> {
     let first = start.next_multiple_of(page) - start;
     let end = (start.saturating_add(bytes) / page * page).saturating_sub(start);
@@ -64,8 +64,8 @@ pub fn advise(start: *mut u8, bytes: usize) {
     use rustix::mm::{Advice, madvise};
 
     let pages = whole_pages(start.addr(), bytes, page_size());
-    // SAFETY: the pages lie within memory of the caller's. The advice changes neither what they hold nor what may be done
-    // with them, only how they are mapped; where it isn't taken, nothing happens, so the result doesn't matter.
+    // SAFETY: the pages lie within memory of the caller's. The advice changes neither what they hold nor what may be
+    // done with them, only how they are mapped; where it isn't taken, nothing happens, so the result doesn't matter.
     let _ = unsafe {
         madvise(
             start.wrapping_add(pages.start).cast(),

@@ -17,8 +17,8 @@ pub fn prefetch_of<T: Copy>(value: &T) {
 #[inline(always)]
 pub fn hint(address: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch is a hint: it reads nothing that the program could see, and faults at no address. SSE is part of
-    // x86-64.
+    // SAFETY: a prefetch is a hint: it reads nothing that the program could see, and faults at no address. SSE is part
+    // of x86-64.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(address.cast());

@@ -1,13 +1,13 @@
 //! Memory for when there is none.
 //!
-//! Large allocations are fallible, and whoever asks for one passes on that it was refused. Small ones aren't: Rust ends the
-//! process where it gets none, and Python and the C library fail in places that nobody expects. To tell of an error, to let go
-//! of batches and to end threads takes some of them. So two things are put by:
+//! Large allocations are fallible, and whoever asks for one passes on that it was refused. Small ones aren't: Rust ends
+//! the process where it gets none, and Python and the C library fail in places that nobody expects. To tell of an
+//! error, to let go of batches and to end threads takes some of them. So two things are put by:
 //!
-//! - [`Reserving`] serves small allocations from memory of its own when the system refuses them. What is taken is given back
-//!   with the last of them.
-//! - A spare ([`put_spare_by`]) is address space that is given up when memory has run out, so that others can have it: Python, which makes an
-//!   exception.
+//! - [`Reserving`] serves small allocations from memory of its own when the system refuses them. What is taken is given
+//!   back with the last of them.
+//! - A spare ([`put_spare_by`]) is address space that is given up when memory has run out, so that others can have it:
+//!   Python, which makes an exception.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -34,8 +34,8 @@ unsafe impl Sync for Bytes {}
 static BYTES: Bytes = Bytes(UnsafeCell::new([0; RESERVE]));
 static TAKEN: Taken = Taken(AtomicU64::new(0));
 
-/// What of a reserve is taken: how far in the lower half, by how many allocations in the upper one. Never locked, since it may be
-/// asked while a process forks.
+/// What of a reserve is taken: how far in the lower half, by how many allocations in the upper one. Never locked, since
+/// it may be asked while a process forks.
 struct Taken(AtomicU64);
 
 impl Taken {
@@ -77,8 +77,8 @@ fn is_reserve(pointer: *mut u8) -> bool {
     pointer.addr().wrapping_sub(BYTES.0.get().addr()) < RESERVE
 }
 
-// SAFETY: what `System` returns is given back to `System`. What comes from the reserve has the size and the alignment of its
-// layout, and is nobody else's until it is given back (`Taken`). Nothing here panics: sizes are at most `SMALL`.
+// SAFETY: what `System` returns is given back to `System`. What comes from the reserve has the size and the alignment
+// of its layout, and is nobody else's until it is given back (`Taken`). Nothing here panics: sizes are at most `SMALL`.
 unsafe impl GlobalAlloc for Reserving {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -96,7 +96,7 @@ unsafe impl GlobalAlloc for Reserving {
         }
         let found = from_reserve(layout);
         if !found.is_null() {
-            // SAFETY: it was just taken, and has so many bytes.
+            // SAFETY: it was just taken, and has this many bytes.
             unsafe { found.write_bytes(0, layout.size()) };
         }
         found
@@ -126,7 +126,7 @@ unsafe impl GlobalAlloc for Reserving {
         // SAFETY: the size isn't zero, as the caller promises.
         let found = unsafe { self.alloc(new) };
         if !found.is_null() {
-            // SAFETY: both have so many bytes, and the new ones are nobody else's. The old ones are given back once.
+            // SAFETY: both have this many bytes, and the new ones are nobody else's. The old ones are given back once.
             unsafe {
                 found.copy_from_nonoverlapping(pointer, layout.size().min(new_size));
                 self.dealloc(pointer, layout);
@@ -160,7 +160,7 @@ mod spare {
     }
 
     fn unmap(start: *mut u8, bytes: usize) {
-        // SAFETY: `map` returned it for so many bytes, and nobody has it any more.
+        // SAFETY: `map` returned it for this many bytes, and nobody has it any more.
         let _ = unsafe { munmap(start.cast(), bytes) };
     }
 
@@ -185,7 +185,7 @@ mod spare {
         }
     }
 
-    /// Whether there is address space for so many bytes just now.
+    /// Whether there is address space for this many bytes just now.
     pub fn room_for(bytes: usize) -> bool {
         map(bytes).inspect(|&start| unmap(start, bytes)).is_some()
     }

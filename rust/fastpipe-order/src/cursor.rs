@@ -56,8 +56,8 @@ impl Order {
     ///
     /// # Errors
     ///
-    /// [`StateError`] if it is of another number of ranks and that matters, or isn't one of this order, or there is no memory for
-    /// it.
+    /// [`StateError`] if it is of another number of ranks and that matters, or isn't one of this order, or there is no
+    /// memory for it.
     pub fn resume(self: &Arc<Self>, state: &State) -> Result<Cursor, StateError> {
         let ranks = self.settings.ranks;
         // Behind every epoch comes another.

@@ -1,12 +1,13 @@
 //! Which rank gets which batch, and when.
 //!
-//! Batches are dealt in *chunks* of as many batches as a window has, so that no rank decodes another's rows. In a round each
-//! rank gets a chunk: at step `s` rank `r` of `N` gets batch `t = ((s / K) * N + r) * K + s % K`. What is left when no round can
-//! be filled any more is dealt batch by batch. So all ranks have the same number of batches, but for fewer than `N` at the end.
+//! Batches are dealt in *chunks* of as many batches as a window has, so that no rank decodes another's rows. In a round
+//! each rank gets a chunk: at step `s` rank `r` of `N` gets batch `t = ((s / K) * N + r) * K + s % K`. What is left
+//! when no round can be filled any more is dealt batch by batch. So all ranks have the same number of batches, but for
+//! fewer than `N` at the end.
 //!
-//! What was dealt and what wasn't doesn't depend on the number of ranks, so another number of them can go on: the rest of the
-//! chunks that were begun is dealt first, batch by batch, the earliest batches of all of them before the next ones; what
-//! remains of that when it can't be shared out evenly is put to the end.
+//! What was dealt and what wasn't doesn't depend on the number of ranks, so another number of them can go on: the rest
+//! of the chunks that were begun is dealt first, batch by batch, the earliest batches of all of them before the next
+//! ones; what remains of that when it can't be shared out evenly is put to the end.
 
 use std::collections::HashMap;
 
@@ -183,7 +184,8 @@ impl Deal {
         }
     }
 
-    /// Where a step stands: what a deal to as many ranks deals from, and the step there. Small: finished rounds are left out.
+    /// Where a step stands: what a deal to as many ranks deals from, and the step there. Small: finished rounds are
+    /// left out.
     pub(crate) fn at(&self, step: u64) -> Result<(Left, u64)> {
         let first = self.first.len() as u64 / self.ranks;
         if step < first {

@@ -1,7 +1,7 @@
 //! What may stop the planning of a batch: memory that the system refuses, or a consumer that no longer wants it.
 //!
-//! Everything whose size follows from counts of rows or units, or from settings, is allocated here, so that a refusal becomes an
-//! error. Loops over as much look at short intervals whether to go on.
+//! Everything whose size follows from counts of rows or units, or from settings, is allocated here, so that a refusal
+//! becomes an error. Loops over as much look at short intervals whether to go on.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub(crate) const STEPS_AT_ONCE: usize = 1 << 19;
 /// Why a batch couldn't be planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlanError {
-    /// The system refused to allocate so many bytes.
+    /// The system refused to allocate this many bytes.
     OutOfMemory {
         /// Bytes of the allocation.
         bytes: usize,

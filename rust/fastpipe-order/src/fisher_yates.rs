@@ -6,13 +6,14 @@ use fastpipe_random::{Draws, Key, Purpose};
 
 /// A Fisher-Yates shuffle of a sequence that comes in piece by piece, of which only a window is known at a time.
 ///
-/// Draw `i` swaps what stands at position `i` with what stands at a position drawn uniformly from
-/// `[i, min(i + span, total))`, and gives it out. That is `tf.data`'s `shuffle(span)`, in distribution: its reservoir of
-/// `span` items gives out a random one and puts the next item of the input in its place. With a span of at least the total
-/// it is the whole Fisher-Yates shuffle; with 1, nothing moves.
+/// Draw `i` swaps what stands at position `i` with what stands at a position drawn uniformly from `[i, min(i + span,
+/// total))`, and gives it out. That is `tf.data`'s `shuffle(span)`, in distribution: its reservoir of `span` items
+/// gives out a random one and puts the next item of the input in its place. With a span of at least the total it is the
+/// whole Fisher-Yates shuffle; with 1, nothing moves.
 ///
-/// The draws are those of [`Purpose::Buffer`], stream 0, at positions `i`. What comes out therefore depends on the key, the
-/// span and the input alone, and neither on how the input was cut when it came in nor on how many were drawn at a time.
+/// The draws are those of [`Purpose::Buffer`], stream 0, at positions `i`. What comes out therefore depends on the key,
+/// the span and the input alone, and neither on how the input was cut when it came in nor on how many were drawn at a
+/// time.
 ///
 /// ```
 /// use fastpipe_order::{FisherYates, Key};
@@ -56,7 +57,7 @@ impl<T: Copy> FisherYates<T> {
         self.len() == 0
     }
 
-    /// Makes room for so many more items.
+    /// Makes room for this many more items.
     ///
     /// # Errors
     ///
@@ -75,8 +76,8 @@ impl<T: Copy> FisherYates<T> {
         self.items.extend(items);
     }
 
-    /// The next `count`, or as many as can be drawn. Until the input has `ended`, a draw needs `span` items: `count` of them
-    /// `span + count - 1`.
+    /// The next `count`, or as many as can be drawn. Until the input has `ended`, a draw needs `span` items: `count` of
+    /// them `span + count - 1`.
     pub fn draw(&mut self, count: usize, ended: bool) -> &[T] {
         let ready = if ended {
             self.len()

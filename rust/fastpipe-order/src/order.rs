@@ -129,7 +129,7 @@ impl Order {
         sample.draw(self.units.total(), Key { seed, epoch }).map(Some)
     }
 
-    /// Of so many rows those that stand in none of so many batches.
+    /// Of this many rows those that stand in none of this many batches.
     fn outside(&self, rows: u64, batches: u64) -> u64 {
         rows.saturating_sub(batches.saturating_mul(u64::from(self.settings.batch_size.max(1))))
     }
@@ -169,7 +169,7 @@ impl Order {
         self.steps_of(&self.whole(), 0).0
     }
 
-    /// Steps of a deal that begins behind so many of the epoch: of this rank, and of the one that has most.
+    /// Steps of a deal that begins behind this many of the epoch: of this rank, and of the one that has most.
     pub(crate) fn steps_of(&self, deal: &Deal, before: u64) -> (u64, u64) {
         if let Some((own, most)) = self.own_steps {
             return (own.saturating_sub(before), most.saturating_sub(before));
@@ -179,7 +179,8 @@ impl Order {
         let Settings {
             rank, in_step, uneven, ..
         } = self.settings;
-        // The `odd` batches are for as many ranks from the first: whether those in step with this one all have one, or any.
+        // The `odd` batches are for as many ranks from the first: whether those in step with this one all have one, or
+        // any.
         let first = rank - rank % in_step.max(1);
         let last = first + in_step.max(1) - 1;
         match uneven {

@@ -36,7 +36,7 @@ impl Permutation {
         Ok(Permutation::Table(table))
     }
 
-    /// Bytes that the order of so many units takes.
+    /// Bytes that the order of this many units takes.
     pub(crate) fn bytes(len: usize) -> u64 {
         if len > MOST_IN_TABLE { 0 } else { 4 * len as u64 }
     }
@@ -67,8 +67,8 @@ impl Permutation {
         }
     }
 
-    /// The units at `place` and behind, as many as there are, up to as many as fit. Several at once take much less time than
-    /// one by one: neither do their multiplications wait for each other, nor what the caller looks up for them.
+    /// The units at `place` and behind, as many as there are, up to as many as fit. Several at once take much less time
+    /// than one by one: neither do their multiplications wait for each other, nor what the caller looks up for them.
     #[inline]
     pub(crate) fn some<'a>(&self, place: usize, out: &'a mut [u32; SOME]) -> &'a [u32] {
         let count = SOME.min(self.len().saturating_sub(place));
@@ -84,9 +84,9 @@ impl Permutation {
 /// Units that are looked up at once.
 pub(crate) const SOME: usize = 64;
 
-/// A keyed permutation of `0..len`: an alternating Feistel network over the next power of two, walked until it lands inside
-/// (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). It is no cipher: the round function is a
-/// multiplication and a fold, which is enough to be told from a random order by no statistics of ours.
+/// A keyed permutation of `0..len`: an alternating Feistel network over the next power of two, walked until it lands
+/// inside (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). It is no cipher: the round
+/// function is a multiplication and a fold, which is enough to be told from a random order by no statistics of ours.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Feistel {
     len: u64,
@@ -116,8 +116,8 @@ impl Feistel {
         let mut x = place;
         loop {
             x = self.once(x);
-            // Less than half of all values lie outside, so a walk has less than two steps on average; and it ends, since it
-            // comes back to where it started at the latest.
+            // Less than half of all values lie outside, so a walk has less than two steps on average; and it ends,
+            // since it comes back to where it started at the latest.
             if x < self.len {
                 return x;
             }

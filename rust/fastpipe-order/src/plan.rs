@@ -72,9 +72,9 @@ impl Content {
         }
     }
 
-    /// Fills the batch up to `rows` rows with others of its units, of which there are `rows_of`. They are spread over each
-    /// unit, so that none comes much more often than others: the rows of a short batch, repeated, would all fall on few rows
-    /// of an embedding.
+    /// Fills the batch up to `rows` rows with others of its units, of which there are `rows_of`. They are spread over
+    /// each unit, so that none comes much more often than others: the rows of a short batch, repeated, would all fall
+    /// on few rows of an embedding.
     pub(crate) fn fill_up(&mut self, rows: u32, rows_of: impl Fn(u64) -> u32) -> Result<()> {
         let from = self.len() as u32;
         let missing = rows.saturating_sub(from);
@@ -142,14 +142,16 @@ impl Default for Numbering {
 }
 
 impl Numbering {
-    /// Begins a batch of `rows` rows, of at most so many units. Where marks have become too large, all are to be reset.
+    /// Begins a batch of `rows` rows, of at most this many units. Where marks have become too large, all are to be
+    /// reset.
     pub(crate) fn batch(&mut self, rows: usize, units: usize, reset: impl FnOnce(Mark)) -> Result<Numbers<'_>> {
         let most = rows.min(units);
         if (u32::MAX - self.base) as usize <= most {
             reset(Mark::default());
             *self = Numbering::default();
         }
-        // Room for one more than can be met, since there is no branch on whether a unit is new, which can't be predicted.
+        // Room for one more than can be met, since there is no branch on whether a unit is new, which can't be
+        // predicted.
         let (found, count) = (filled(0, most + 1)?, 0);
         Ok(Numbers {
             numbering: self,

@@ -10,8 +10,8 @@ use crate::state::State;
 use crate::window::Windows;
 
 impl Order {
-    /// Bytes that going through it takes if `shuffle_buffer` is so many rows, for the list of the rows of a window, pool or
-    /// buffer; besides what it takes for the units.
+    /// Bytes that going through it takes if `shuffle_buffer` is this many rows, for the list of the rows of a window,
+    /// pool or buffer; besides what it takes for the units.
     pub fn memory(&self, shuffle_buffer: u64) -> u64 {
         match self.settings.kind {
             Kind::Sequential => 0,
@@ -22,8 +22,8 @@ impl Order {
         }
     }
 
-    /// Bytes that planning takes at most if `shuffle_buffer` is so many rows, about: what [`memory`](Order::memory) counts,
-    /// lists of units, and a batch. `seeks` if the first batch isn't that of an epoch's start.
+    /// Bytes that planning takes at most if `shuffle_buffer` is this many rows, about: what [`memory`](Order::memory)
+    /// counts, lists of units, and a batch. `seeks` if the first batch isn't that of an epoch's start.
     pub fn planning_memory(&self, shuffle_buffer: u64, seeks: bool) -> u64 {
         let units = &*self.units;
         let streamed = |grain| {
@@ -46,7 +46,8 @@ impl Order {
             .saturating_add(batch)
     }
 
-    /// Bytes that going on from a state takes at most while it is looked at what ranks have begun and not finished, about.
+    /// Bytes that going on from a state takes at most while it is looked at what ranks have begun and not finished,
+    /// about.
     pub fn resuming_memory(&self, state: &State) -> u64 {
         let per_chunk = self.per_chunk();
         let open = state.left.open.len().saturating_add(state.left.late.len()) as u64;

@@ -1,12 +1,12 @@
 //! Samples of rows that come one after the other, of which nobody knows how many they are.
 //!
-//! Algorithm L of K.-H. Li, "Reservoir-sampling algorithms of time complexity O(n(1+log(N/n)))", ACM TOMS 20 (1994): the first
-//! rows fill a reservoir, and from there on the number of rows that are passed over is drawn, not whether each row enters.
-//! A row that enters takes the place of one that is drawn.
+//! Algorithm L of K.-H. Li, "Reservoir-sampling algorithms of time complexity O(n(1+log(N/n)))", ACM TOMS 20 (1994):
+//! the first rows fill a reservoir, and from there on the number of rows that are passed over is drawn, not whether
+//! each row enters. A row that enters takes the place of one that is drawn.
 //!
 //! The k-th row that enters a full reservoir has four words of its own, of [`Purpose::Reservoir`], so which rows are
-//! left in the end is a pure function of the key, the size of the reservoir and the number of rows. Logarithms are those of
-//! `libm`, so that it is the same one on every platform.
+//! left in the end is a pure function of the key, the size of the reservoir and the number of rows. Logarithms are
+//! those of `libm`, so that it is the same one on every platform.
 
 use fastpipe_random::{Draws, Key, Purpose, below};
 
@@ -29,13 +29,13 @@ pub struct Reservoir {
     entered: u64,
     /// The row that comes next, if the reservoir isn't full.
     next: u64,
-    /// The logarithm of the greatest of as many uniform numbers as the reservoir has places: each row has one, and those with
-    /// the least are kept.
+    /// The logarithm of the greatest of as many uniform numbers as the reservoir has places: each row has one, and
+    /// those with the least are kept.
     log_greatest: f64,
 }
 
 impl Reservoir {
-    /// A reservoir for so many rows, at least one.
+    /// A reservoir for this many rows, at least one.
     pub fn new(rows: u64, key: Key) -> Reservoir {
         Reservoir {
             draws: Draws::new(key, Purpose::Reservoir, 0),

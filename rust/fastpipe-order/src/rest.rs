@@ -1,7 +1,7 @@
 //! The rest of an epoch without some of its units: what remains when some turn out to be damaged.
 //!
-//! The rows that remain keep their order and are cut into batches anew. So what is left is a function of the order, of the
-//! place and of the units that are left out, and of nothing else.
+//! The rows that remain keep their order and are cut into batches anew. So what is left is a function of the order, of
+//! the place and of the units that are left out, and of nothing else.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use crate::failure::{Patience, PlanError, Result, collected, reserve, with_room}
 use crate::order::Order;
 use crate::plan::{Content, Picks, Row, Run};
 
-/// A place in an epoch, and the units of which nothing is read from there on. For orders that aren't shared out among ranks.
+/// A place in an epoch, and the units of which nothing is read from there on. For orders that aren't shared out among
+/// ranks.
 #[derive(Clone, Debug, Default)]
 pub struct Rest {
     /// The epoch.
@@ -31,7 +32,7 @@ impl Rest {
         }
     }
 
-    /// What is left behind so many rows of this rest, without one more unit.
+    /// What is left behind this many rows of this rest, without one more unit.
     ///
     /// # Errors
     ///
@@ -85,7 +86,7 @@ pub(crate) struct RestWalker {
     /// Batches and rows so far.
     step: u64,
     rows: u64,
-    /// Units that nobody needs behind so many rows.
+    /// Units that nobody needs behind this many rows.
     released: VecDeque<(u64, Vec<u64>)>,
     /// Why a batch couldn't be planned. Rows of it may be lost, so nothing comes behind it.
     failed: Option<PlanError>,
@@ -234,7 +235,7 @@ impl Pieces {
         }
     }
 
-    /// The next piece that isn't left out, of at most so many rows.
+    /// The next piece that isn't left out, of at most this many rows.
     fn next(&mut self, most: u64, patience: &mut Patience<'_>) -> Result<Option<Piece>> {
         if !self.find(patience)? {
             return Ok(None);
@@ -332,7 +333,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever fails where, what remains are the rows of the epoch without those of the damaged units, in their order.
+        /// Whatever fails where, what remains are the rows of the epoch without those of the damaged units, in their
+        /// order.
         #[test]
         fn what_remains_keeps_its_order(
             counts in prop::collection::vec(0..9u32, 1..30),

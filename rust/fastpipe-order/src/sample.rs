@@ -1,8 +1,8 @@
 //! Samples: some of all rows, drawn uniformly, as they stand.
 //!
-//! Without replacement the rows are the first ones of a keyed permutation of all: no table of all rows is made, and samples
-//! that begin behind each other's ends have no row in common. With replacement each draw is a row by itself. Either way they
-//! are sorted, so that each unit is read once, and rows of a batch lie in units that are neighbours.
+//! Without replacement the rows are the first ones of a keyed permutation of all: no table of all rows is made, and
+//! samples that begin behind each other's ends have no row in common. With replacement each draw is a row by itself.
+//! Either way they are sorted, so that each unit is read once, and rows of a batch lie in units that are neighbours.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -67,8 +67,8 @@ pub struct Drawn {
 }
 
 impl Drawing {
-    /// Draws `rows` of `total`, behind `skipped` others: those of an [`Order`](crate::Order) with the same sample and key. Of
-    /// fewer it draws all that are left.
+    /// Draws `rows` of `total`, behind `skipped` others: those of an [`Order`](crate::Order) with the same sample and
+    /// key. Of fewer it draws all that are left.
     ///
     /// # Errors
     ///
@@ -87,8 +87,8 @@ impl Drawing {
         })
     }
 
-    /// Those of `range`, as they stand. Memory is taken for these alone; time for the range or for all draws, whichever are
-    /// fewer.
+    /// Those of `range`, as they stand. Memory is taken for these alone; time for the range or for all draws, whichever
+    /// are fewer.
     ///
     /// # Errors
     ///
@@ -135,8 +135,8 @@ pub struct Part {
     pub drawn: u32,
 }
 
-/// Draws some rows of each of some units without replacement: a unit's depend on the key, its number and its rows alone. They
-/// are counted over all rows, and stand as the units do, ascending within each.
+/// Draws some rows of each of some units without replacement: a unit's depend on the key, its number and its rows
+/// alone. They are counted over all rows, and stand as the units do, ascending within each.
 ///
 /// # Errors
 ///
@@ -234,7 +234,8 @@ impl SampleWalker {
         }
         let open = collected(picks.units.iter().copied())?;
         let mut released = std::mem::replace(&mut self.open, open);
-        // It may begin with the unit that the one before ended with. Whoever went elsewhere in between may need any of them.
+        // It may begin with the unit that the one before ended with. Whoever went elsewhere in between may need any of
+        // them.
         released.retain(|unit| !picks.units.contains(unit) && picks.units.first().is_some_and(|first| unit < first));
         Ok((Content::Picks(picks), released))
     }
@@ -394,7 +395,8 @@ mod tests {
         assert_eq!(all, [100, 101, 102]);
     }
 
-    /// Every row is drawn equally often: chi-square within five standard deviations, of small tables and of keyed orders.
+    /// Every row is drawn equally often: chi-square within five standard deviations, of small tables and of keyed
+    /// orders.
     #[test]
     fn rows_are_drawn_alike() {
         for (total, rows, replace) in [

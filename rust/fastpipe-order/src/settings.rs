@@ -11,7 +11,7 @@ pub enum Kind {
     Block,
     /// Draws from a buffer of rows.
     Buffer,
-    /// A uniform sample of so many rows as the buffer has, as they stand; another one in each epoch. For one rank.
+    /// A uniform sample of this many rows as the buffer has, as they stand; another one in each epoch. For one rank.
     Sample {
         /// Draws of the epoch in front of the sample's: those of others, which it shares no row with.
         skipped: u64,
@@ -51,8 +51,8 @@ pub struct Settings {
     pub batch_size: u32,
     /// Whether a last batch of fewer rows is left out.
     pub drop_last: bool,
-    /// Rows of a window (a multiple of the batch size), a pool, a buffer or a sample. Sequential order is dealt to ranks in stretches of
-    /// so many.
+    /// Rows of a window (a multiple of the batch size), a pool, a buffer or a sample. Sequential order is dealt to
+    /// ranks in stretches of that many.
     pub shuffle_buffer: u64,
     /// The user's seed.
     pub seed: u64,
@@ -64,7 +64,8 @@ pub struct Settings {
     pub shard_by: ShardBy,
     /// What becomes of the rest.
     pub uneven: Uneven,
-    /// How many ranks have equally many batches, as `uneven` says: `ranks`, or a divisor of it. Then ranks `m`, `m + in_step`,
-    /// `m + 2 * in_step`, ... share what would be rank `m`'s of `in_step`, and among themselves may have differently many.
+    /// How many ranks have equally many batches, as `uneven` says: `ranks`, or a divisor of it. Then ranks `m`, `m +
+    /// in_step`, `m + 2 * in_step`, ... share what would be rank `m`'s of `in_step`, and among themselves may have
+    /// differently many.
     pub in_step: u64,
 }

@@ -1,19 +1,20 @@
 //! Block and buffer order: rows pass through a buffer, and each draw takes any of those that are in it.
 //!
-//! Rows are numbered as they stand. In front of draw `i` positions `0..i` hold what was drawn, and the buffer is the positions
-//! `i..end(i)`; the draw swaps position `i` with one of the buffer, all equally likely. For a *buffer* of `n` rows
-//! `end(i) = i + n`, which is what `tf.data.Dataset.shuffle(n)` yields, in distribution: each draw takes one of the `n` rows
-//! that are there, and the next row takes its place. For a *pool* of units `end(i)` is moved on to the end of the unit in
-//! which `i + n - 1` lies, so units enter as wholes; and a draw yields not the row that it met but the next record of that
-//! row's unit. So units are drawn in proportion to what they have left, and each is read from its first record to its last.
+//! Rows are numbered as they stand. In front of draw `i` positions `0..i` hold what was drawn, and the buffer is the
+//! positions `i..end(i)`; the draw swaps position `i` with one of the buffer, all equally likely. For a *buffer* of `n`
+//! rows `end(i) = i + n`, which is what `tf.data.Dataset.shuffle(n)` yields, in distribution: each draw takes one of
+//! the `n` rows that are there, and the next row takes its place. For a *pool* of units `end(i)` is moved on to the end
+//! of the unit in which `i + n - 1` lies, so units enter as wholes; and a draw yields not the row that it met but the
+//! next record of that row's unit. So units are drawn in proportion to what they have left, and each is read from its
+//! first record to its last.
 //!
 //! # Why it needs no state
 //!
-//! Draw `k` is a pure function of `k`, so what a position holds in front of draw `i` can be followed backwards: draw `k` put
-//! into the position that it met what was at position `k`, and nothing anywhere else. A position is out of reach of all draws
-//! before the one whose buffer first includes it; from there on back it holds the row of the same number. Each look at as many
-//! draws as the buffer is long resolves more than a third of what is left, so a few dozen times the buffer's length is looked
-//! at, wherever in the epoch. See [`SlidingWalker::seek`].
+//! Draw `k` is a pure function of `k`, so what a position holds in front of draw `i` can be followed backwards: draw
+//! `k` put into the position that it met what was at position `k`, and nothing anywhere else. A position is out of
+//! reach of all draws before the one whose buffer first includes it; from there on back it holds the row of the same
+//! number. Each look at as many draws as the buffer is long resolves more than a third of what is left, so a few dozen
+//! times the buffer's length is looked at, wherever in the epoch. See [`SlidingWalker::seek`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -102,7 +103,8 @@ fn held(units: &Units, grain: Grain, rows: u64) -> u64 {
     }
 }
 
-/// Places for all positions that are within reach of a draw, and two more: a power of two, so that lower bits tell them apart.
+/// Places for all positions that are within reach of a draw, and two more: a power of two, so that lower bits tell them
+/// apart.
 fn reach(held: u64) -> u64 {
     (held + 2).next_power_of_two()
 }
@@ -334,7 +336,8 @@ impl SlidingWalker {
         Ok(Picks { units, rows })
     }
 
-    /// Puts the walker in front of draw `i`, wherever it was: follows every row of the buffer back to where it came from.
+    /// Puts the walker in front of draw `i`, wherever it was: follows every row of the buffer back to where it came
+    /// from.
     fn seek(&mut self, i: u64, patience: &mut Patience<'_>) -> Result<()> {
         self.restart(i);
         if i == 0 {

@@ -122,8 +122,8 @@ impl Units {
         self.sums.get(chunk).copied().unwrap_or(0) + inside.iter().map(|&n| u64::from(n)).sum::<u64>()
     }
 
-    /// The unit that holds a row, and the record that it is there. A row behind the last is record 0 of the unit behind the
-    /// last.
+    /// The unit that holds a row, and the record that it is there. A row behind the last is record 0 of the unit behind
+    /// the last.
     pub fn find(&self, row: u64) -> (usize, u32) {
         if row >= self.total {
             return (self.rows.len(), 0);

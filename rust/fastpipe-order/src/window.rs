@@ -27,8 +27,8 @@ pub struct Place {
     pub record: u32,
 }
 
-/// Bytes that a unit of a window takes: its number, the records that the window takes of it, and its mark. Lists that grow have
-/// up to twice the room.
+/// Bytes that a unit of a window takes: its number, the records that the window takes of it, and its mark. Lists that
+/// grow have up to twice the room.
 const UNIT_BYTES: u64 = 2 * (size_of::<u64>() + 2 * size_of::<u32>()) as u64 + size_of::<Mark>() as u64;
 
 /// The windows of an epoch.

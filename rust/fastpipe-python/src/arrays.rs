@@ -21,8 +21,8 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 use crate::errors::guarded;
 use crate::raw::{Fresh, extent, view};
 
-/// Loads NumPy and its C API, which the numpy crate would do when it is first needed: it runs Python, where Ctrl-C may land,
-/// and panics if that fails. Here it is an exception like any other.
+/// Loads NumPy and its C API, which the numpy crate would do when it is first needed: it runs Python, where Ctrl-C may
+/// land, and panics if that fails. Here it is an exception like any other.
 pub(crate) fn load_numpy(py: Python<'_>) -> PyResult<()> {
     py.import("numpy")?;
     let loaded = catch_unwind(AssertUnwindSafe(|| {
@@ -61,12 +61,12 @@ impl Memory {
         self.slabs.iter().map(Slab::len).sum()
     }
 
-    /// The slabs, uint8, and where each begins in a stretch of memory with room for all of them: what copies a batch elsewhere
-    /// copies these.
+    /// The slabs, uint8, and where each begins in a stretch of memory with room for all of them: what copies a batch
+    /// elsewhere copies these.
     fn pieces<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<(Bound<'py, PyUntypedArray>, usize)>> {
         let bytes = dtype::<u8>(slf.py());
-        // SAFETY: so many initialised bytes, which stay where they are until `slf`, the base of the array, dies. Other
-        // arrays over them are views of the same memory, as NumPy's own are.
+        // SAFETY: this many initialised bytes, which stay where they are until `slf`, the base of the array, dies.
+        // Other arrays over them are views of the same memory, as NumPy's own are.
         let array = |slab: &Slab| unsafe { view(&bytes, &[slab.len()], slab.as_ptr(), slf.clone().into_any()) };
         let placed = slf.get().placed().filter(|(slab, _)| !slab.is_empty());
         placed.map(|(slab, start)| Ok((array(slab)?, start))).collect()
@@ -191,9 +191,9 @@ impl<'py> Builder<'py, '_> {
         let shape = if fits { shape } else { &[0][..] };
         let slab = &self.memory.get().slabs[part.slab];
         // SAFETY: the engine placed the part within its slab, at a multiple of 64 bytes, and wrote all of it; the shape
-        // takes no more bytes than the part has (above). Every bit pattern of a number is valid, and bools are written as
-        // 0 or 1. The slab stays where it is until `memory`, the base of the array, dies. Parts don't overlap, so no other
-        // array of the batch is over the same bytes; those of `Memory::pieces` are, as views are in NumPy.
+        // takes no more bytes than the part has (above). Every bit pattern of a number is valid, and bools are written
+        // as 0 or 1. The slab stays where it is until `memory`, the base of the array, dies. Parts don't overlap, so no
+        // other array of the batch is over the same bytes; those of `Memory::pieces` are, as views are in NumPy.
         let array = unsafe {
             let start = slab.as_ptr().add(part.offset);
             view(&dtype::<T>(self.py), shape, start, self.memory.clone().into_any())?

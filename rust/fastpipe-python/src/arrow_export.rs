@@ -1,8 +1,8 @@
 //! Batches of a pass for other libraries, through Arrow's C data interface and its PyCapsules.
 //!
-//! Whoever reads a stream calls it on any thread, with the GIL or without it. A batch is waited for without the GIL, since Python
-//! may be what brings it; the rest is short, and done with the GIL: so no other thread can hold a lock of the pass when a process
-//! forks.
+//! Whoever reads a stream calls it on any thread, with the GIL or without it. A batch is waited for without the GIL,
+//! since Python may be what brings it; the rest is short, and done with the GIL: so no other thread can hold a lock of
+//! the pass when a process forks.
 
 use std::collections::HashMap;
 
@@ -176,7 +176,8 @@ fn told(py: Python<'_>, error: &PyErr) -> ArrowError {
     // A text of C's ends with NUL.
     let text = format!("{name}: {}", error.value(py)).replace('\0', "\\0");
     if error.is_instance_of::<PyKeyboardInterrupt>(py) {
-        // Whoever reads the stream makes another exception of it, and Ctrl-C would be lost. It comes again when Python runs.
+        // Whoever reads the stream makes another exception of it, and Ctrl-C would be lost. It comes again when Python
+        // runs.
         let thread = py.import("_thread");
         if let Err(error) = thread.and_then(|thread| thread.call_method0("interrupt_main")) {
             error.write_unraisable(py, None);

@@ -26,7 +26,8 @@ pub(crate) fn import(table: &Bound<'_, PyAny>) -> PyResult<(SchemaRef, Vec<Recor
     Ok((schema, batches))
 }
 
-/// Takes the record batches of whatever has `__arrow_c_stream__` or `__arrow_c_array__` as they come; returns their schema.
+/// Takes the record batches of whatever has `__arrow_c_stream__` or `__arrow_c_array__` as they come; returns their
+/// schema.
 pub(crate) fn each(table: &Bound<'_, PyAny>, mut take: impl FnMut(RecordBatch) -> PyResult<()>) -> PyResult<SchemaRef> {
     let py = table.py();
     if table.hasattr("__arrow_c_stream__")? {

@@ -29,7 +29,8 @@ fn inferred(schema: &SchemaRef, names: &[String]) -> Result<Schema, Error> {
     infer(rows.schema().fields(), ROW)
 }
 
-/// A file that is being written, from its beginning or behind its last block. It appends to what the path names already.
+/// A file that is being written, from its beginning or behind its last block. It appends to what the path names
+/// already.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct AvroWriter {
     state: Mutex<Option<State>>,
@@ -90,8 +91,8 @@ fn closed() -> PyErr {
 
 #[pymethods]
 impl AvroWriter {
-    /// `shown` is what errors call the file. Without a schema it follows from the first data. `appending_to` is the schema of the
-    /// file that is appended to, which has a header.
+    /// `shown` is what errors call the file. Without a schema it follows from the first data. `appending_to` is the
+    /// schema of the file that is appended to, which has a header.
     #[new]
     #[pyo3(signature = (path, *, shown, schema, codec, level, block_bytes, num_threads, sync, metadata, appending_to))]
     #[allow(clippy::too_many_arguments)] // By keyword, all but one, and by one caller.
@@ -168,8 +169,8 @@ impl AvroWriter {
         })
     }
 
-    /// Writes whatever has `__arrow_c_stream__` or `__arrow_c_array__`, as it comes. `told` is called with the rows of each
-    /// part that is encoded.
+    /// Writes whatever has `__arrow_c_stream__` or `__arrow_c_array__`, as it comes. `told` is called with the rows of
+    /// each part that is encoded.
     fn write(&self, table: &Bound<'_, PyAny>, required: Vec<String>, told: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let py = table.py();
         let mut locked = self.locked()?;
@@ -205,7 +206,8 @@ impl AvroWriter {
         })
     }
 
-    /// Writes what waits, and sees to it that the file is on its disk. Returns rows, blocks and bytes that were written.
+    /// Writes what waits, and sees to it that the file is on its disk. Returns rows, blocks and bytes that were
+    /// written.
     fn finish(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
         let Some(State::Encoding(encoder)) = self.locked()?.take() else {
             return Err(closed());
@@ -235,7 +237,8 @@ impl AvroWriter {
     }
 }
 
-/// The same rows, looked at: nobody vouches for offsets and texts that came through C's interface. Dotted names are nested.
+/// The same rows, looked at: nobody vouches for offsets and texts that came through C's interface. Dotted names are
+/// nested.
 fn sound(batch: &RecordBatch) -> Result<RecordBatch, Error> {
     for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
         column.to_data().validate_full().map_err(|error| {

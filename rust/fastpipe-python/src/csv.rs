@@ -26,8 +26,8 @@ use crate::features::{Described, Lowered, describe, feature};
 use crate::index::{log, signals};
 use crate::lookups::{self, LoweredLookup};
 
-/// Delimiter, quote, comment, decimal mark, names of columns (or whether they are in the first row), words for no value, and
-/// whether ragged rows are passed over.
+/// Delimiter, quote, comment, decimal mark, names of columns (or whether they are in the first row), words for no
+/// value, and whether ragged rows are passed over.
 pub(crate) type LoweredDialect = (u8, Option<u8>, Option<u8>, u8, GivenNames, Vec<Vec<u8>>, bool);
 
 /// Where the names of columns come from.

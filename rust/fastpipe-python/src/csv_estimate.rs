@@ -1,9 +1,9 @@
 //! Rows at random bytes of CSV files that nobody has scanned.
 //!
-//! A byte is drawn uniformly. The row that it lies in is taken if the byte is among its first `c`, where each row has at least
-//! so many: so every row is taken with the same probability at each draw, whatever its length. The lengths of the rows that
-//! the first bytes lie in, taken or not, say how many rows there are (M. H. Hansen, W. N. Hurwitz, On the theory of
-//! sampling from finite populations, 1943).
+//! A byte is drawn uniformly. The row that it lies in is taken if the byte is among its first `c`, where each row has
+//! at least that many: so every row is taken with the same probability at each draw, whatever its length. The lengths
+//! of the rows that the first bytes lie in, taken or not, say how many rows there are (M. H. Hansen, W. N. Hurwitz, On
+//! the theory of sampling from finite populations, 1943).
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -274,7 +274,7 @@ impl Population {
         }
     }
 
-    /// Draws so many rows, and estimates how many there are.
+    /// Draws this many rows, and estimates how many there are.
     fn sample(&self, rows: u64, replace: bool, key: Key) -> std::result::Result<(Vec<Taken>, Estimate), Halt<PyErr>> {
         let refuse = |reason: String| Halt::Interrupted(PyValueError::new_err(reason));
         if self.span == 0 {
@@ -335,8 +335,8 @@ impl Population {
     }
 }
 
-/// The rows that were drawn, as a data set; of each its file and its byte there; and how many rows there are, with a range in
-/// which that lies with a probability of 95 %.
+/// The rows that were drawn, as a data set; of each its file and its byte there; and how many rows there are, with a
+/// range in which that lies with a probability of 95 %.
 type Estimated<'py> = (
     Py<CsvDataset>,
     Bound<'py, PyArray1<i64>>,

@@ -53,7 +53,8 @@ impl CsvFormat {
     }
 }
 
-/// What is known of a file before its rows are found; and of a compressed one, once they are, where decompressing can begin.
+/// What is known of a file before its rows are found; and of a compressed one, once they are, where decompressing can
+/// begin.
 pub(crate) struct CsvHeader {
     pub(crate) header: Header,
     compression: Option<Compression>,
@@ -184,8 +185,8 @@ impl Format for CsvFormat {
         }
         let (layout, index) = Layout::decode(index, size)?;
         let stretches = decode_index(index, &header.header, layout.size())?;
-        // To see that there are no rows in a stretch, all in front of it would have to be decompressed: then the rows can be
-        // looked for as well. Hardly any file has a megabyte without one.
+        // To see that there are no rows in a stretch, all in front of it would have to be decompressed: then the rows
+        // can be looked for as well. Hardly any file has a megabyte without one.
         let stretches = stretches.filter(|stretches| stretches.iter().all(|stretch| stretch.rows > 0));
         if stretches.is_some() {
             header.layout.get_or_init(|| Arc::new(layout));
@@ -202,7 +203,8 @@ impl Format for CsvFormat {
     }
 }
 
-/// An error that was met in the text of a compressed file, or in decompressing it: that names the file, and a byte of it.
+/// An error that was met in the text of a compressed file, or in decompressing it: that names the file, and a byte of
+/// it.
 pub(crate) fn of_text(error: Error) -> Error {
     match error.location().path {
         Some(_) => error,
@@ -210,7 +212,8 @@ pub(crate) fn of_text(error: Error) -> Error {
     }
 }
 
-/// A walk through a file: regions of it are scanned at once, and joined where one ends at the row that the next begins with.
+/// A walk through a file: regions of it are scanned at once, and joined where one ends at the row that the next begins
+/// with.
 struct Walk<'w> {
     file: &'w dyn ReadAt,
     /// What is in it, if it is compressed.
@@ -348,8 +351,8 @@ impl Walk<'_> {
         Ok(region)
     }
 
-    /// Reads from `at` to the end of the line that has the byte in front of `until`. Returns how many bytes that are; a line
-    /// has no more than a row may.
+    /// Reads from `at` to the end of the line that has the byte in front of `until`. Returns how many bytes that are; a
+    /// line has no more than a row may.
     fn read_line(&self, window: &mut Window, at: u64, until: u64) -> Result<usize> {
         let (mut slack, last) = (SLACK, (until - at).saturating_sub(1) as usize);
         loop {

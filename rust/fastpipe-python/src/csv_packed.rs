@@ -1,5 +1,5 @@
-//! CSV files of which some are compressed, as a source whose units are fetched: their text is decompressed by threads that do
-//! nothing else.
+//! CSV files of which some are compressed, as a source whose units are fetched: their text is decompressed by threads
+//! that do nothing else.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use fastpipe_files::{Layout, MOST_GAP, Packed, TextFiles};
 
 use crate::csv_format::TEXT;
 
-/// Stretches between two restart points at most, one gap with another: for each of them half a gap is decompressed in vain when
-/// they are read at random.
+/// Stretches between two restart points at most, one gap with another: for each of them half a gap is decompressed in
+/// vain when they are read at random.
 const IN_A_GAP: u64 = 16;
 
 /// CSV files of which some are compressed. Each pass has its own decoders.
@@ -72,8 +72,9 @@ impl PackedCsv {
     }
 }
 
-/// Joins stretches of a file that lie between two restart points, so that there aren't many of them: or else that text would be
-/// decompressed as often when they are read at random. A file in one piece is read in sequence, and its stretches stay.
+/// Joins stretches of a file that lie between two restart points, so that there aren't many of them: or else that text
+/// would be decompressed as often when they are read at random. A file in one piece is read in sequence, and its
+/// stretches stay.
 pub(crate) fn joined(stretches: Vec<Stretch>, layout: &Layout) -> Vec<Stretch> {
     if !layout.is_framed() {
         return stretches;

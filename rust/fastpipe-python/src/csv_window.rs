@@ -5,8 +5,8 @@ use fastpipe_batch::{ReadAt, Result, try_reserve};
 /// Bytes that are read at once.
 const STEP: usize = 4 << 20;
 
-/// Bytes of a file, one behind the other. What two reads have in common is read once: of a compressed file, which can only be
-/// read forward, nothing is read twice.
+/// Bytes of a file, one behind the other. What two reads have in common is read once: of a compressed file, which can
+/// only be read forward, nothing is read twice.
 #[derive(Default)]
 pub(crate) struct Window {
     bytes: Vec<u8>,
@@ -22,7 +22,7 @@ impl Window {
         &self.bytes[..self.len]
     }
 
-    /// Reads so many bytes from a position on; fewer only at the end of the file. Returns how many there are.
+    /// Reads this many bytes from a position on; fewer only at the end of the file. Returns how many there are.
     pub(crate) fn read(&mut self, file: &dyn ReadAt, at: u64, want: usize) -> Result<usize> {
         let before = at.checked_sub(self.start).filter(|&before| before <= self.len as u64);
         // All of them were read before, or none.

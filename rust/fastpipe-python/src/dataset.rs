@@ -40,12 +40,12 @@ pub(crate) struct AvroDataset {
 
 #[pymethods]
 impl AvroDataset {
-    /// Opens files. `check` is called with the path and the schema of the first file, and of each that has another schema; what
-    /// it raises is raised. With a list `damaged`, exceptions of damaged files are appended to it, and of such a file the
-    /// blocks in front of the damage are read; of one whose header is damaged none. `reader_schema` is the text of the schema
-    /// that files' schemas are resolved to, and with `merged` that is made of all of theirs. `lookups` has more of the features
-    /// of kind `"lookup"`, `contents` the bytes of files that lie in memory, whose paths are then names, and `folders` the
-    /// columns that folders stand for, with a value for each path.
+    /// Opens files. `check` is called with the path and the schema of the first file, and of each that has another
+    /// schema; what it raises is raised. With a list `damaged`, exceptions of damaged files are appended to it, and of
+    /// such a file the blocks in front of the damage are read; of one whose header is damaged none. `reader_schema` is
+    /// the text of the schema that files' schemas are resolved to, and with `merged` that is made of all of theirs.
+    /// `lookups` has more of the features of kind `"lookup"`, `contents` the bytes of files that lie in memory, whose
+    /// paths are then names, and `folders` the columns that folders stand for, with a value for each path.
     #[new]
     #[pyo3(signature = (
         paths, features, columns, index_cache=None, check=None, damaged=None, reader_schema=None, merged=false,
@@ -184,8 +184,8 @@ impl AvroDataset {
             .collect()
     }
 
-    /// A digest of where all blocks lie and of how many rows each has, in 16 bytes. SipHash has a specification, so it stays
-    /// the same over versions.
+    /// A digest of where all blocks lie and of how many rows each has, in 16 bytes. SipHash has a specification, so it
+    /// stays the same over versions.
     fn layout<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         let mut hasher = SipHasher24::new();
         py.detach(|| self.source.write_layout(|bytes| hasher.write(bytes)));

@@ -46,8 +46,8 @@ impl Drawing {
     }
 }
 
-/// Draws some rows of each of some units without replacement: of each its number, its first row, the rows that it has, and how
-/// many of them are drawn. Returns their numbers.
+/// Draws some rows of each of some units without replacement: of each its number, its first row, the rows that it has,
+/// and how many of them are drawn. Returns their numbers.
 #[pyfunction]
 #[pyo3(signature = (units, firsts, rows, drawn, *, seed, epoch = 0))]
 pub(crate) fn drawn_within<'py>(

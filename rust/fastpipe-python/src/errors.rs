@@ -41,8 +41,8 @@ fn class(py: Python<'_>, kind: ErrorKind) -> PyResult<Bound<'_, PyType>> {
     CLASSES[i].import(py, "fastpipe.errors", name).cloned()
 }
 
-/// Does what makes objects of Python's. Where Python has no memory for one of them, PyO3 panics: that becomes a MemoryError,
-/// and any other panic an error, not a PanicException, which `except Exception` doesn't catch.
+/// Does what makes objects of Python's. Where Python has no memory for one of them, PyO3 panics: that becomes a
+/// MemoryError, and any other panic an error, not a PanicException, which `except Exception` doesn't catch.
 pub(crate) fn guarded<T>(py: Python<'_>, part: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|panic| {
         // It may have been raised and not taken.
@@ -57,7 +57,8 @@ pub(crate) fn guarded<T>(py: Python<'_>, part: impl FnOnce() -> PyResult<T>) -> 
 
 /// An exception that a user's code raised.
 ///
-/// A pass takes it out of the error: kept in there, it would keep what its traceback has, the pass itself among it, for ever.
+/// A pass takes it out of the error: kept in there, it would keep what its traceback has, the pass itself among it, for
+/// ever.
 pub(crate) struct Raised {
     exception: Mutex<Option<Py<PyAny>>>,
     traceback: Option<Py<PyAny>>,

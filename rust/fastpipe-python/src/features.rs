@@ -11,8 +11,8 @@ use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString};
 
 use crate::lookups::refused;
 
-/// Kind, shape (-1 for open dimensions), dtype, nulls, fill, pad, layout, check_indices; the field, if it is another than the
-/// name says, whether its items are counted, and the scale of decimals as integers.
+/// Kind, shape (-1 for open dimensions), dtype, nulls, fill, pad, layout, check_indices; the field, if it is another
+/// than the name says, whether its items are counted, and the scale of decimals as integers.
 pub(crate) type Lowered<'py> = (
     String,
     Vec<i64>,

@@ -86,8 +86,8 @@ impl Positives {
         array(py, out)?.reshape([positives.len(), each])
     }
 
-    /// Items that users haven't seen: `negatives` for each pair of a user and an item that counts as seen as well (-1 for
-    /// none). Request `i` draws what number `first + i` draws.
+    /// Items that users haven't seen: `negatives` for each pair of a user and an item that counts as seen as well (-1
+    /// for none). Request `i` draws what number `first + i` draws.
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     #[pyo3(signature = (users, exclude, *, negatives, seed, first=0, repeats=true, weights=None, num_threads=None))]
     fn sample_unseen<'py>(
@@ -145,7 +145,7 @@ impl Positives {
     }
 }
 
-/// Room for so many times so many items.
+/// Room for this many times this many items.
 fn room(times: usize, each: usize) -> Result<Vec<u32>, Error> {
     let (mut room, all) = (Vec::new(), times.saturating_mul(each));
     try_reserve_large(&mut room, all)
@@ -219,8 +219,8 @@ impl InteractionsDataset {
         array(py, try_collect(std::iter::once(0).chain(ends), "shards").py(py)?)
     }
 
-    /// The shard of a row of a unit, its user, its positive, counted over all of them, and whether it is that itself (0) or
-    /// which of its negatives, from 1.
+    /// The shard of a row of a unit, its user, its positive, counted over all of them, and whether it is that itself
+    /// (0) or which of its negatives, from 1.
     fn place_of(&self, unit: u64, record: u32) -> PyResult<(u64, u32, u64, u32)> {
         let place = self.source.place_of(unit, record);
         let place = place.ok_or_else(|| PyIndexError::new_err(format!("there is no row {record} in shard {unit}")))?;

@@ -20,8 +20,8 @@ use crate::errors::{IntoPy, guarded};
 use crate::features::{Described, Lowered, describe, feature};
 use crate::index::signals;
 
-/// Bytes of messages, each of which counts as some more, that are decoded at once. What is decoded is the same with any number
-/// of threads, and so are errors.
+/// Bytes of messages, each of which counts as some more, that are decoded at once. What is decoded is the same with any
+/// number of threads, and so are errors.
 const PIECE: usize = 256 << 10;
 const BESIDES: usize = 16;
 
@@ -116,14 +116,14 @@ impl MessageDecoder {
         })
     }
 
-    /// Compiles a schema for messages that name it by `key`, or by its fingerprint. Returns the columns that the first one has
-    /// and that aren't read, and why.
+    /// Compiles a schema for messages that name it by `key`, or by its fingerprint. Returns the columns that the first
+    /// one has and that aren't read, and why.
     fn add(&self, py: Python<'_>, schema: &str, key: Option<u64>) -> PyResult<Vec<(String, String)>> {
         py.detach(|| self.add_schema(schema, key)).py(py)
     }
 
-    /// Numbers by which messages name schemas that aren't known, in the order of the messages, each with the first message that
-    /// does. Ends at a message that has no header.
+    /// Numbers by which messages name schemas that aren't known, in the order of the messages, each with the first
+    /// message that does. Ends at a message that has no header.
     fn unknown(&self, py: Python<'_>, messages: &Messages) -> Vec<(u64, u64)> {
         py.detach(|| {
             let known = self.known();
@@ -235,8 +235,8 @@ impl Known {
         self.schemas.specs()
     }
 
-    /// A batch of messages, of which there are `count`. `look` is called now and then, in the caller's thread, and says whether
-    /// to stop.
+    /// A batch of messages, of which there are `count`. `look` is called now and then, in the caller's thread, and says
+    /// whether to stop.
     pub(crate) fn decode<'m, E>(
         &self,
         count: usize,

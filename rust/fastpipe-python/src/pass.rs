@@ -95,8 +95,8 @@ impl Running {
         })
     }
 
-    /// Another pass like this one, over what is left of `rest` behind the batches that the consumer has got, without a unit.
-    /// Of a rest that is a whole epoch, this pass has to be one of that epoch alone. Also the rest of that pass.
+    /// Another pass like this one, over what is left of `rest` behind the batches that the consumer has got, without a
+    /// unit. Of a rest that is a whole epoch, this pass has to be one of that epoch alone. Also the rest of that pass.
     pub(crate) fn without(&self, rest: &Rest, unit: u64) -> Result<(Arc<Running>, Rest), Error> {
         let Origin { order, options, memory } = &self.origin;
         // All but the last one are of one size, and nothing fails behind the last.
@@ -221,8 +221,8 @@ impl Position {
         stats.map(|stats| stats::to_dict(py, &stats)).transpose()
     }
 
-    /// Every task that was done, if they were recorded: what, for which batch, by which thread, and when it started, when it
-    /// ended, and how long it was expected to take, in nanoseconds.
+    /// Every task that was done, if they were recorded: what, for which batch, by which thread, and when it started,
+    /// when it ended, and how long it was expected to take, in nanoseconds.
     fn tasks(&self) -> Vec<(&'static str, u64, u32, u64, u64, u64)> {
         let (spans, work) = (self.watch.spans().into_iter(), self.watch.work());
         spans
@@ -245,8 +245,8 @@ pub(crate) struct Pass {
     padded: bool,
     total: Option<u64>,
     position: Py<Position>,
-    /// What a user's code raised and ended the pass with. It is here, where Python's garbage collector sees it: its traceback
-    /// may have frames that have the pass.
+    /// What a user's code raised and ended the pass with. It is here, where Python's garbage collector sees it: its
+    /// traceback may have frames that have the pass.
     raised: Mutex<Option<Py<PyAny>>>,
 }
 
@@ -402,8 +402,8 @@ impl Pass {
 impl Drop for Pass {
     fn drop(&mut self) {
         if let Some(running) = self.running.take() {
-            // Threads of ours never need the GIL, but others may while this one waits. At the interpreter's end there is
-            // none to release.
+            // Threads of ours never need the GIL, but others may while this one waits. At the interpreter's end there
+            // is none to release.
             let mut running = Some(running);
             if Python::try_attach(|py| py.detach(|| drop(running.take()))).is_none() {
                 drop(running);

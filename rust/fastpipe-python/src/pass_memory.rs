@@ -1,8 +1,8 @@
 //! Memory for passes that comes from Python.
 //!
-//! Decoding threads need the GIL to ask for it, and hold locks of their pass meanwhile. So whoever has the GIL never waits for
-//! a pass without letting go of it; and nothing is given back by waiting for the GIL: a reference that dies on a thread
-//! without it is dropped by the next one that has it.
+//! Decoding threads need the GIL to ask for it, and hold locks of their pass meanwhile. So whoever has the GIL never
+//! waits for a pass without letting go of it; and nothing is given back by waiting for the GIL: a reference that dies
+//! on a thread without it is dropped by the next one that has it.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -63,8 +63,8 @@ struct Callable {
     in_use: Arc<InUse>,
 }
 
-/// Addresses that are in use: where a region begins, and where it ends. One for each allocator, since a forked child makes its
-/// own: a thread that doesn't exist there may have held the lock.
+/// Addresses that are in use: where a region begins, and where it ends. One for each allocator, since a forked child
+/// makes its own: a thread that doesn't exist there may have held the lock.
 type InUse = Mutex<BTreeMap<usize, usize>>;
 
 impl SlabAllocator for Callable {
@@ -97,10 +97,10 @@ impl Callable {
             kept: ManuallyDrop::new((taken, array)),
             process: std::process::id(),
         };
-        // SAFETY: contiguous bytes of an array that can be written to. It lives until `owner` is dropped, and is pinned: NumPy
-        // refuses to resize it. No other region has any of them (`Taken`). The callable has handed it out to be written to, so
-        // nobody else does: as with NumPy itself, who keeps it and writes to it all the same makes the values of batches
-        // whatever he writes, though nothing here depends on what they are.
+        // SAFETY: contiguous bytes of an array that can be written to. It lives until `owner` is dropped, and is
+        // pinned: NumPy refuses to resize it. No other region has any of them (`Taken`). The callable has handed it out
+        // to be written to, so nobody else does: as with NumPy itself, who keeps it and writes to it all the same makes
+        // the values of batches whatever he writes, though nothing here depends on what they are.
         Ok(unsafe { Region::new(start, len, owner) })
     }
 }
@@ -152,8 +152,8 @@ struct Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // What a forked child has is a copy, which its parent's allocator knows nothing of; a driver's memory can't be given
-        // back there.
+        // What a forked child has is a copy, which its parent's allocator knows nothing of; a driver's memory can't be
+        // given back there.
         if self.process == std::process::id() {
             // SAFETY: nobody uses it any more.
             unsafe { ManuallyDrop::drop(&mut self.kept) };

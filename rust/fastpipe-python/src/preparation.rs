@@ -24,8 +24,8 @@ fn arrays(py: Python<'_>, rows: Compressed) -> PyResult<Arrays<'_>> {
 /// Ids that are different, ascending, and for each id its place among them.
 type IdsAndPlaces<'py> = (Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u32>>);
 
-/// Numbers ids: those that are different, ascending, and the place of each id among them. They are contiguous integers of any
-/// type, none of which is negative.
+/// Numbers ids: those that are different, ascending, and the place of each id among them. They are contiguous integers
+/// of any type, none of which is negative.
 #[pyfunction]
 #[pyo3(signature = (ids, *, num_threads = None))]
 pub(crate) fn number_ids<'py>(
@@ -49,7 +49,8 @@ pub(crate) fn number_ids<'py>(
     ))
 }
 
-/// Sorts interactions by user and item, and leaves one of several of the same user and item: the `"first"` or the `"last"`.
+/// Sorts interactions by user and item, and leaves one of several of the same user and item: the `"first"` or the
+/// `"last"`.
 #[pyfunction]
 #[pyo3(signature = (users, items, times, *, num_users, duplicates, num_threads = None))]
 pub(crate) fn compress_interactions<'py>(
@@ -100,7 +101,7 @@ fn rows<'py, T: Time>(
     arrays(py, rows.py(py)?)
 }
 
-/// Marks the largest set of positives in which each user and each item that is left has so many.
+/// Marks the largest set of positives in which each user and each item that is left has that many.
 #[pyfunction]
 pub(crate) fn core_of<'py>(
     py: Python<'py>,

@@ -24,8 +24,8 @@ impl<'py> Fresh<'py> {
         unsafe { make(dtype, shape, std::ptr::null_mut()) }.map(Fresh)
     }
 
-    /// An array of a dtype without objects, in C order, over a slab, which goes back to its pool when the last array over
-    /// it dies.
+    /// An array of a dtype without objects, in C order, over a slab, which goes back to its pool when the last array
+    /// over it dies.
     pub(crate) fn over(slab: Slab, dtype: &Bound<'py, PyArrayDescr>, shape: &[usize]) -> PyResult<Self> {
         let len = shape
             .iter()
@@ -55,9 +55,10 @@ impl<'py> Fresh<'py> {
         if len == 0 {
             return &mut [];
         }
-        // SAFETY: `make` made the array, C-contiguous with elements of `itemsize` bytes, and nobody else has a reference to
-        // it or its memory: NumPy just allocated it, or it is a slab of its own; `self` is borrowed exclusively. The bytes needn't be initialised. NumPy made an array of this
-        // size, so it is at most `isize::MAX` bytes.
+        // SAFETY: `make` made the array, C-contiguous with elements of `itemsize` bytes, and nobody else has a
+        // reference to it or its memory: NumPy just allocated it, or it is a slab of its own; `self` is borrowed
+        // exclusively. The bytes needn't be initialised. NumPy made an array of this size, so it is at most
+        // `isize::MAX` bytes.
         unsafe { slice::from_raw_parts_mut((*self.0.as_array_ptr()).fields.data.cast(), len) }
     }
 
@@ -71,8 +72,8 @@ impl<'py> Fresh<'py> {
 ///
 /// # Safety
 ///
-/// The memory is aligned for the dtype and has as many initialised bytes as the shape takes, valid for the dtype, which stay
-/// where they are until `base` dies.
+/// The memory is aligned for the dtype and has as many initialised bytes as the shape takes, valid for the dtype, which
+/// stay where they are until `base` dies.
 pub(crate) unsafe fn view<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
     shape: &[usize],
@@ -95,8 +96,8 @@ pub(crate) unsafe fn view<'py>(
 ///
 /// # Safety
 ///
-/// Memory must be aligned for the dtype and have as many bytes as the shape takes, for as long as the array lives or until
-/// it has a base.
+/// Memory must be aligned for the dtype and have as many bytes as the shape takes, for as long as the array lives or
+/// until it has a base.
 unsafe fn make<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
     shape: &[usize],
@@ -111,8 +112,8 @@ unsafe fn make<'py>(
         return Err(PyValueError::new_err("elements of this dtype can't be copied"));
     }
     // SAFETY: NumPy's API as documented: `dims` has `count` sizes, it takes over the reference to the dtype, and finds
-    // strides of C order by itself. With null it makes its own memory, else the caller vouches for it, and it finds out by
-    // itself that it is aligned and contiguous. It returns a new reference to an ndarray, or null and an exception.
+    // strides of C order by itself. With null it makes its own memory, else the caller vouches for it, and it finds out
+    // by itself that it is aligned and contiguous. It returns a new reference to an ndarray, or null and an exception.
     unsafe {
         let array = PY_ARRAY_API.PyArray_NewFromDescr(
             py,
@@ -131,9 +132,9 @@ unsafe fn make<'py>(
 
 /// A reference to an array that keeps it from being resized.
 ///
-/// NumPy refuses to resize an array that others refer to, but not with `refcheck=False`. It always refuses where there is a
-/// weak reference, so there is one. (What else takes an array's memory away is documented as not to be done: `__setstate__`
-/// on a live array, and programs in C.)
+/// NumPy refuses to resize an array that others refer to, but not with `refcheck=False`. It always refuses where there
+/// is a weak reference, so there is one. (What else takes an array's memory away is documented as not to be done:
+/// `__setstate__` on a live array, and programs in C.)
 pub(crate) struct Pinned {
     array: Py<PyUntypedArray>,
     _weak: Py<PyAny>,
@@ -142,8 +143,8 @@ pub(crate) struct Pinned {
 impl Pinned {
     pub(crate) fn new(array: &Bound<'_, PyUntypedArray>) -> PyResult<Self> {
         let py = array.py();
-        // SAFETY: Python's API as documented: it takes an object and no callback, and returns a new reference, or null and an
-        // exception.
+        // SAFETY: Python's API as documented: it takes an object and no callback, and returns a new reference, or null
+        // and an exception.
         let weak = unsafe {
             let weak = pyo3::ffi::PyWeakref_NewRef(array.as_ptr(), std::ptr::null_mut());
             Bound::from_owned_ptr_or_err(py, weak)?
@@ -167,7 +168,8 @@ pub(crate) struct Kept {
     len: usize,
 }
 
-// SAFETY: the reference may be dropped by any thread, and is used for nothing else. The bytes are only read, as by `bytes`.
+// SAFETY: the reference may be dropped by any thread, and is used for nothing else. The bytes are only read, as by
+// `bytes`.
 unsafe impl Send for Kept {}
 // SAFETY: as above.
 unsafe impl Sync for Kept {}
@@ -186,8 +188,8 @@ impl Kept {
 
 impl Array for Kept {
     fn bytes(&self) -> &[Byte] {
-        // SAFETY: they were the bytes of the array when it was pinned, and still are: see `Pinned`. Whether this thread has
-        // the GIL makes no difference to them.
+        // SAFETY: they were the bytes of the array when it was pinned, and still are: see `Pinned`. Whether this thread
+        // has the GIL makes no difference to them.
         unsafe { slice::from_raw_parts(self.start, self.len) }
     }
 }
@@ -204,7 +206,8 @@ pub(crate) fn extent(array: &Bound<'_, PyUntypedArray>) -> Option<Range<usize>> 
 
 /// The bytes of an array's elements; None if they aren't one behind the other in C order, or are references.
 ///
-/// Whoever lets other threads run while it has them has [pinned](Pinned) the array. As with NumPy itself, who writes into the array while they are read makes them whatever he leaves behind.
+/// Whoever lets other threads run while it has them has [pinned](Pinned) the array. As with NumPy itself, who writes
+/// into the array while they are read makes them whatever he leaves behind.
 pub(crate) fn bytes<'a>(array: &'a Bound<'_, PyUntypedArray>) -> Option<&'a [Byte]> {
     let dtype = array.dtype();
     if !array.is_c_contiguous() || dtype.has_object() {
@@ -214,7 +217,7 @@ pub(crate) fn bytes<'a>(array: &'a Bound<'_, PyUntypedArray>) -> Option<&'a [Byt
     if len == 0 {
         return Some(&[]);
     }
-    // SAFETY: the elements are contiguous, `itemsize` bytes each, and alive as long as the array isn't resized: the caller
-    // has pinned it, or lets no other thread run while it has them. The bytes needn't be initialised.
+    // SAFETY: the elements are contiguous, `itemsize` bytes each, and alive as long as the array isn't resized: the
+    // caller has pinned it, or lets no other thread run while it has them. The bytes needn't be initialised.
     Some(unsafe { slice::from_raw_parts((*array.as_array_ptr()).fields.data.cast(), len) })
 }

@@ -38,7 +38,7 @@ pub(crate) struct RowBuffer {
     state: Mutex<State>,
 }
 
-/// Arrays of so many bytes are made in slabs, so that page faults are paid once; NumPy's own allocator keeps smaller
+/// Arrays of this many bytes are made in slabs, so that page faults are paid once; NumPy's own allocator keeps smaller
 /// ones as ready, and faster.
 const POOLED: usize = 128 << 10;
 /// Free slabs for each part of values: a batch that was just dropped, and the one before it.

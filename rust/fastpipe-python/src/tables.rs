@@ -24,8 +24,8 @@ pub(crate) struct TableDataset {
 
 #[pymethods]
 impl TableDataset {
-    /// Takes whatever has `__arrow_c_stream__` or `__arrow_c_array__`, without copying it. Without features those are inferred
-    /// of all columns, or of some.
+    /// Takes whatever has `__arrow_c_stream__` or `__arrow_c_array__`, without copying it. Without features those are
+    /// inferred of all columns, or of some.
     #[new]
     #[pyo3(signature = (table, features=None, columns=None))]
     fn new(
@@ -85,8 +85,8 @@ impl TableDataset {
     }
 }
 
-/// The schema with columns that say they may have nulls, and have none, saying so: most producers let all columns be null.
-/// Below the first level nulls are taken to be where they may be, unless no value of the column is null.
+/// The schema with columns that say they may have nulls, and have none, saying so: most producers let all columns be
+/// null. Below the first level nulls are taken to be where they may be, unless no value of the column is null.
 fn without_nulls(schema: &Schema, batches: &[RecordBatch]) -> Schema {
     let fields = schema.fields.iter().enumerate().map(|(i, field)| {
         let any = batches.iter().any(|batch| has_nulls(&batch.columns()[i].to_data()));

@@ -84,10 +84,10 @@ pub(crate) struct UnitsDataset {
 
 #[pymethods]
 impl UnitsDataset {
-    /// Units of a schema, with so many rows each, and as many bytes if that is known. `name` says what a unit is called;
-    /// `start` starts threads that answer calls, at most `at_once` of them. Without features those are inferred of all columns,
-    /// or of some. With `slice_bytes`, a unit that takes more than twice as much is read a slice at a time.
-    /// `dictionaries` says what codes of dictionaries stand for, by the paths of their columns.
+    /// Units of a schema, with this many rows each, and as many bytes if that is known. `name` says what a unit is
+    /// called; `start` starts threads that answer calls, at most `at_once` of them. Without features those are inferred
+    /// of all columns, or of some. With `slice_bytes`, a unit that takes more than twice as much is read a slice at a
+    /// time. `dictionaries` says what codes of dictionaries stand for, by the paths of their columns.
     #[new]
     #[pyo3(signature = (
         schema, rows, bytes, name, start, at_once, features=None, columns=None, slice_bytes=None, dictionaries=None

@@ -2,13 +2,15 @@
 //!
 //! # The scheme
 //!
-//! Draws are words of Philox4x64-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011), the
-//! generator of NumPy's `np.random.Philox`. Its key is `(seed, epoch)`, its counter `(position / 4, stream, purpose, 0)`, and
-//! the draw at `position` is word `position % 4`. A draw below `n` is the upper half of the 128-bit product of a word and `n`:
-//! no value is more frequent than another by more than `n / 2^64`, so none is rejected, and the draw of one position never
-//! moves that of another. Where a draw must be exactly uniform, or 32 bits are enough, whoever draws says how it uses the words.
+//! Draws are words of Philox4x64-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
+//! 2011), the generator of NumPy's `np.random.Philox`. Its key is `(seed, epoch)`, its counter `(position / 4, stream,
+//! purpose, 0)`, and the draw at `position` is word `position % 4`. A draw below `n` is the upper half of the 128-bit
+//! product of a word and `n`: no value is more frequent than another by more than `n / 2^64`, so none is rejected, and
+//! the draw of one position never moves that of another. Where a draw must be exactly uniform, or 32 bits are enough,
+//! whoever draws says how it uses the words.
 //!
-//! Files are in training somewhere, so the scheme doesn't change: golden tests pin it, here and, against NumPy, in Python.
+//! Files are in training somewhere, so the scheme doesn't change: golden tests pin it, here and, against NumPy, in
+//! Python.
 #![forbid(unsafe_code)]
 
 use fastpipe_memory::prefetch_of;
@@ -83,13 +85,13 @@ impl Draws {
         below(self.word(position), n)
     }
 
-    /// Swaps each of the first `count` items with one of those from itself on: that at position `from + k` is drawn from
-    /// `span(from + k)` many.
+    /// Swaps each of the first `count` items with one of those from itself on: that at position `from + k` is drawn
+    /// from `span(from + k)` many.
     #[inline(always)]
     pub fn swap<T: Copy>(&self, from: u64, count: usize, items: &mut [T], mut span: impl FnMut(u64) -> u64) {
         let blocks = self.blocks();
-        // Where an item goes is drawn some items before it is swapped: to look it up takes long, and the processor swaps
-        // while it multiplies what is drawn next.
+        // Where an item goes is drawn some items before it is swapped: to look it up takes long, and the processor
+        // swaps while it multiplies what is drawn next.
         let mut others = [0; BEHIND];
         let (mut block, mut skipped, mut at) = (from / 4, (from % 4) as usize, 0);
         while at < count {
@@ -126,8 +128,8 @@ impl Draws {
     }
 }
 
-/// Draws whose counters differ only in the block. Half of what the first two rounds multiply is the same for all, and is
-/// multiplied once.
+/// Draws whose counters differ only in the block. Half of what the first two rounds multiply is the same for all, and
+/// is multiplied once.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks {
     keys: [[u64; 2]; ROUNDS],

@@ -80,7 +80,7 @@ impl Arena {
     }
 }
 
-/// Makes the moves of a compaction, which leaves so many elements `filled`, and takes memory for `room`.
+/// Makes the moves of a compaction, which leaves this many elements `filled`, and takes memory for `room`.
 pub(crate) fn part_room<T: Copy>(
     part: &LevelPart,
     data: &mut Vec<T>,

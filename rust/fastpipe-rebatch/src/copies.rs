@@ -120,7 +120,7 @@ impl<T: Copy> Copies<'_, T> {
     }
 }
 
-/// Makes copies, by at most so many threads. Where it fails, some may have been made.
+/// Makes copies, by at most this many threads. Where it fails, some may have been made.
 pub(crate) fn copy_all<T: Copy + Send + Sync>(copies: Vec<Copies<'_, T>>, threads: usize) -> Result<(), OutOfBounds> {
     let bytes: usize = copies.iter().map(Copies::bytes).sum();
     let threads = threads.min(bytes / BYTES_PER_THREAD);

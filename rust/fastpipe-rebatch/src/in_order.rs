@@ -23,7 +23,7 @@ pub struct InOrder {
 }
 
 impl InOrder {
-    /// Cuts rows of this layout into batches of `batch_size`, and copies them with at most so many threads.
+    /// Cuts rows of this layout into batches of `batch_size`, and copies them with at most this many threads.
     pub fn new(layout: RowLayout, batch_size: usize, threads: usize) -> Self {
         InOrder {
             kept: vec![0; layout.lengths().len() + 1],

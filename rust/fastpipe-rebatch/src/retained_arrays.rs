@@ -15,7 +15,7 @@ use fastpipe_batch::{OutOfBounds, Place, Result, move_rows, try_collect, try_res
 use crate::chunk::Byte;
 use crate::slots::{ROWS, make_room};
 
-/// Elements of so many bytes or more stay where they came in. Narrower ones are faster copied to a table: it is in
+/// Elements of this many bytes or more stay where they came in. Narrower ones are faster copied to a table: it is in
 /// large pages, and most arrays aren't, so that each row that is read from them costs a walk through the page table.
 pub(crate) const WIDE: usize = 512;
 /// Chunks of fewer rows are copied: to retain them would take more memory and time than the rows.
@@ -86,7 +86,7 @@ impl RetainedChunk {
 }
 
 impl RetainedArrays {
-    /// A buffer of at most so many rows of parts of these widths.
+    /// A buffer of at most this many rows of parts of these widths.
     pub(crate) fn new(widths: Vec<usize>, most: usize) -> Self {
         RetainedArrays {
             table: vec![Vec::new(); widths.len()],

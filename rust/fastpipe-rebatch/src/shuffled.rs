@@ -39,7 +39,7 @@ const SLACK: u32 = 4;
 
 impl Shuffled {
     /// Shuffles rows of this layout through a window of `span`, into batches of `batch_size`, and copies them with at
-    /// most so many threads. The window and the batch together have at most 2^32 - 1 rows. Unless all parts are to be
+    /// most this many threads. The window and the batch together have at most 2^32 - 1 rows. Unless all parts are to be
     /// copied as they come in, some are [retained](Shuffled::retained_parts).
     ///
     /// # Errors
@@ -206,7 +206,7 @@ impl Shuffled {
         Ok(copy_all(parts.collect::<Result<_>>()?, self.threads)?)
     }
 
-    /// Makes room for so many more elements at a level.
+    /// Makes room for this many more elements at a level.
     fn make_room(&mut self, level: usize, fresh: usize) -> Result<()> {
         let arena = &mut self.levels[level - 1];
         if arena.filled.saturating_add(fresh) <= arena.room {

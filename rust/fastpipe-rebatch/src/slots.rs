@@ -5,7 +5,7 @@ use fastpipe_batch::{Error, Result, try_reserve, try_reserve_large, try_with_cap
 /// What memory is for.
 pub(crate) const ROWS: &str = "rows that wait; a smaller shuffle_buffer or batch_size needs less";
 
-/// Up to so many bytes of a table are asked for at once.
+/// Up to this many bytes of a table are asked for at once.
 const AT_ONCE: usize = 64 << 20;
 
 /// Makes room in a table for `made` elements of `width`, of which there may be `most`. New ones are blank.
@@ -22,7 +22,7 @@ pub(crate) fn make_room<T: Copy>(table: &mut Vec<T>, width: usize, made: usize, 
     Ok(())
 }
 
-/// Takes memory for so many elements in all, in large pages if it is much.
+/// Takes memory for this many elements in all, in large pages if it is much.
 pub(crate) fn reserve<T: Copy>(table: &mut Vec<T>, capacity: usize) -> Result<()> {
     try_reserve_large(table, capacity).map_err(|_| Error::out_of_memory(capacity.saturating_mul(size_of::<T>()), ROWS))
 }

@@ -1,5 +1,5 @@
-//! Any bytes as a container file: header, schema, walk over the blocks, inference, decoding, orders. Errors are fine as long as
-//! none is internal; panics and hangs aren't.
+//! Any bytes as a container file: header, schema, walk over the blocks, inference, decoding, orders. Errors are fine as
+//! long as none is internal; panics and hangs aren't.
 //!
 //! The fuzz target `container` calls this, and so does a property test of `fastpipe-avro`.
 

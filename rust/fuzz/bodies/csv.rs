@@ -1,5 +1,5 @@
-//! Any bytes as a CSV file: pieces of any size have the stretches of the whole, rows in sequence are the same as rows picked,
-//! and what is wrong is an error with its place.
+//! Any bytes as a CSV file: pieces of any size have the stretches of the whole, rows in sequence are the same as rows
+//! picked, and what is wrong is an error with its place.
 //!
 //! The fuzz target `csv` calls this, and so does a property test of `fastpipe-csv`.
 
@@ -14,7 +14,8 @@ use fastpipe_csv::{
     encode_index, inferring, scan,
 };
 
-/// Choices of the dialect; the feature that is read, or all; about how many bytes stretches have; where pieces end; the file.
+/// Choices of the dialect; the feature that is read, or all; about how many bytes stretches have; where pieces end; the
+/// file.
 pub(crate) type Input = (u8, u8, u8, Vec<u16>, Vec<u8>);
 
 struct Memory<'a>(&'a [u8]);
@@ -67,8 +68,8 @@ fn features(columns: usize) -> Vec<Feature> {
     leaves.into_iter().enumerate().map(feature).collect()
 }
 
-/// The stretches of a text, scanned in pieces that end with the line or the row of each of these bytes, or of the last one;
-/// `None` if a row ends within quotes.
+/// The stretches of a text, scanned in pieces that end with the line or the row of each of these bytes, or of the last
+/// one; `None` if a row ends within quotes.
 fn stretches(bytes: &[u8], first: u64, lines: &Lines, goal: u8, ends: &[u16]) -> Option<Vec<Stretch>> {
     let goal = u64::from(goal).max(1);
     let mut joining = Joining::new(goal, 3 * goal);

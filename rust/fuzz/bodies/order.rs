@@ -15,8 +15,8 @@ const LOOKS: u32 = 3;
 /// Batches that are planned in a row.
 const BATCHES: usize = 3;
 
-/// Rows of units; choices; shuffle buffer in batches or rows; batch size; seed; rank and ranks; steps to go to; a state's
-/// numbers, and its chunks and places.
+/// Rows of units; choices; shuffle buffer in batches or rows; batch size; seed; rank and ranks; steps to go to; a
+/// state's numbers, and its chunks and places.
 pub(crate) type Input = (
     Vec<u32>,
     [u8; 5],

@@ -1,5 +1,5 @@
-//! Any bytes as an entry of the index cache. Whatever they are, looking for an index finds the one that was kept, or none;
-//! panics and hangs aren't fine.
+//! Any bytes as an entry of the index cache. Whatever they are, looking for an index finds the one that was kept, or
+//! none; panics and hangs aren't fine.
 #![no_main]
 
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Any bytes as the index of a file that may have been kept. Errors are fine as long as none is internal; panics, hangs,
-//! and memory for blocks that are only declared aren't.
+//! Any bytes as the index of a file that may have been kept. Errors are fine as long as none is internal; panics,
+//! hangs, and memory for blocks that are only declared aren't.
 #![no_main]
 
 use std::sync::OnceLock;

@@ -10,8 +10,8 @@ use super::output::Output;
 use super::{Codec, malformed, no_memory};
 use crate::limits::MAX_WINDOW_BYTES;
 
-/// bzip2 has no other way to make one, and panics without memory. So it is looked for first. What a block takes is allocated
-/// later, and told if it fails.
+/// bzip2 has no other way to make one, and panics without memory. So it is looked for first. What a block takes is
+/// allocated later, and told if it fails.
 fn new_member() -> Result<Decompress, Error> {
     /// More than one takes.
     const ENOUGH: usize = 128 << 10;

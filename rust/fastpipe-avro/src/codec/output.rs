@@ -12,12 +12,13 @@ pub(super) struct Output<'p> {
     written: usize,
     most: usize,
     pool: &'p BufferPool,
-    /// Where a byte more than is allowed would go: some codecs say only when they have room that they have no more to write.
+    /// Where a byte more than is allowed would go: some codecs say only when they have room that they have no more to
+    /// write.
     beyond: [u8; 1],
 }
 
 impl<'p> Output<'p> {
-    /// Output of so many bytes at most.
+    /// Output of this many bytes at most.
     pub(super) fn new(
         codec: Codec,
         input: &[u8],

@@ -6,8 +6,8 @@ use crate::layout::Column;
 use crate::plan::Emit;
 use crate::trace::misfit;
 
-/// The constants that stand for a value that isn't there, at a level of a column: nulls (`null`) empty ragged dimensions;
-/// padding is always inside of fixed ones.
+/// The constants that stand for a value that isn't there, at a level of a column: nulls (`null`) empty ragged
+/// dimensions; padding is always inside of fixed ones.
 pub(crate) fn constants(column: &Column, level: usize, fill: Option<&Scalar>, null: bool) -> Result<Vec<Emit>, Error> {
     let mut emits = Vec::new();
     let mut constant = |part: PartId, value: &[u8], times: usize| {

@@ -230,7 +230,8 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// The elements that a value becomes which is an array of them: bytes, the parts of a duration, the halves of a decimal.
+    /// The elements that a value becomes which is an array of them: bytes, the parts of a duration, the halves of a
+    /// decimal.
     fn elements(&self, id: NodeId, value: &Value, want: Want<'a>) -> Option<Vec<u8>> {
         let column = &self.columns[want.column];
         let ValueParts::Elements(dtype, _) = column.parts.values else {

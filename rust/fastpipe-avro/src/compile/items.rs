@@ -9,7 +9,8 @@ use crate::plan::{Op, Span};
 use crate::schema::NodeId;
 use crate::varint::Head;
 
-/// Columns that read an array together: its length, whether they count its items, and the column that takes them for keys.
+/// Columns that read an array together: its length, whether they count its items, and the column that takes them for
+/// keys.
 type Group<'a> = ((LengthRule, bool, Option<usize>), Vec<Want<'a>>);
 
 impl<'a> Compiler<'a> {
@@ -27,8 +28,8 @@ impl<'a> Compiler<'a> {
         for want in key_want.iter().chain(&values) {
             self.mark_valid(*want, at, out);
         }
-        // Columns that ask for different lengths read the array one after the other; those that count its items, too, and each
-        // that takes them for keys, some of which it may leave out.
+        // Columns that ask for different lengths read the array one after the other; those that count its items, too,
+        // and each that takes them for keys, some of which it may leave out.
         let rule = |c: &Self, w: &Want<'_>| {
             let column = &c.columns[w.column];
             let keys = column.keys_at(w.level).then_some(w.column);

@@ -62,7 +62,8 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(n)
     }
 
-    /// An array of numbers that lie in memory as they are encoded, if it is written as most are. Returns whether it was.
+    /// An array of numbers that lie in memory as they are encoded, if it is written as most are. Returns whether it
+    /// was.
     #[inline(always)]
     pub(super) fn copied(&mut self, head: Head, bytes: usize, part: PartId) -> Result<bool> {
         match self.cursor.whole_array(head, bytes) {

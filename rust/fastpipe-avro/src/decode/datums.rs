@@ -18,8 +18,8 @@ pub(crate) struct Datums<'a> {
     pub(crate) first: u32,
 }
 
-/// Decodes them, with so many values of zero bytes left. Returns how many are left then. Errors name the number of the record,
-/// and the byte of what it is in.
+/// Decodes them, with this many values of zero bytes left. Returns how many are left then. Errors name the number of
+/// the record, and the byte of what it is in.
 pub(crate) fn datums(datums: Datums<'_>, left: u64, out: &mut Sink<'_>) -> Result<u64, Error> {
     let Datums { plan, of, .. } = datums;
     out.choose_cells(&plan.cells)?;

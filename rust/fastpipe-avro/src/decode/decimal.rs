@@ -17,7 +17,8 @@ const EXACT: u128 = 1 << 53;
 const UUID: usize = 36;
 
 impl Decoder<'_, '_, '_, '_> {
-    /// A decimal of up to eight bytes that becomes the integer which it is; false, and nothing is read, if it isn't one.
+    /// A decimal of up to eight bytes that becomes the integer which it is; false, and nothing is read, if it isn't
+    /// one.
     #[inline(always)]
     pub(super) fn usual_decimal(&mut self, op: &DecimalOp) -> Result<bool> {
         let DecimalOp {

@@ -11,8 +11,8 @@ use crate::cursor::Cursor;
 use crate::fault::Fault;
 use crate::plan::{Plan, Span};
 
-/// Records of so many bytes are brought into the cache ahead: they lie all over the blocks. A large one takes long enough to
-/// decode for the next one to arrive.
+/// Records of this many bytes are brought into the cache ahead: they lie all over the blocks. A large one takes long
+/// enough to decode for the next one to arrive.
 const AHEAD: u64 = 4096;
 
 /// No more records than this: the processor doesn't wait for more lines at once.
@@ -175,9 +175,9 @@ fn pick_rows<'a>(
 }
 
 impl Decoder<'_, '_, '_, '_> {
-    /// Decodes a record to a slot, and brings bytes into the cache meanwhile: `lines` lines, always as many, since to foresee
-    /// how many it takes of each record costs more than to ask for one twice. Where they are many, some in front of each
-    /// operation: no more than a few can be under way at once, and whatever comes behind them waits.
+    /// Decodes a record to a slot, and brings bytes into the cache meanwhile: `lines` lines, always as many, since to
+    /// foresee how many it takes of each record costs more than to ask for one twice. Where they are many, some in
+    /// front of each operation: no more than a few can be under way at once, and whatever comes behind them waits.
     #[inline(always)]
     fn row_meanwhile(&mut self, slot: u32, record: u32, soon: &[u8], lines: usize) -> std::result::Result<(), Error> {
         if soon.len() <= LINES * LINE {

@@ -164,8 +164,8 @@ struct Decoded {
     skipped: std::result::Result<usize, Error>,
 }
 
-/// A schema that another may have become: some of its fields, in another order, under new names, with types that the old
-/// ones are promoted to, in unions or without; and new ones with defaults.
+/// A schema that another may have become: some of its fields, in another order, under new names, with types that the
+/// old ones are promoted to, in unions or without; and new ones with defaults.
 fn evolved(schema: &serde_json::Value, random: &mut Random) -> serde_json::Value {
     use serde_json::{Value, json};
     let promoted = |kind: &str, random: &mut Random| match (kind, random.below(4)) {

@@ -1,9 +1,9 @@
 //! Text, which must be UTF-8.
 //!
-//! To find out whether a short string is takes longer than to copy it. So strings are looked at together: those that a call
-//! has appended to a part are UTF-8, each of them, if what they are in a row is, and none begins within a character. If that
-//! doesn't hold, the records are decoded once more, to where nobody looks, with each string checked when it is read: what is
-//! wrong first is found, whatever it is.
+//! To find out whether a short string is takes longer than to copy it. So strings are looked at together: those that a
+//! call has appended to a part are UTF-8, each of them, if what they are in a row is, and none begins within a
+//! character. If that doesn't hold, the records are decoded once more, to where nobody looks, with each string checked
+//! when it is read: what is wrong first is found, whatever it is.
 
 use fastpipe_batch::{Error, ErrorKind, Sink, TextParts};
 

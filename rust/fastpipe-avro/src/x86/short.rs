@@ -2,9 +2,9 @@
 //!
 //! # Why this is sound
 //!
-//! There are two uses of `unsafe`. Some instructions are of AVX2: where there is a [`Short`], the processor has it, since
-//! [`Short::new`] is compiled for it, so only what has shown that can call it. Others store to arrays, as many bytes as these
-//! have, and need no alignment.
+//! There are two uses of `unsafe`. Some instructions are of AVX2: where there is a [`Short`], the processor has it,
+//! since [`Short::new`] is compiled for it, so only what has shown that can call it. Others store to arrays, as many
+//! bytes as these have, and need no alignment.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
@@ -23,8 +23,8 @@ pub(crate) const GROUP: usize = 8;
 pub(crate) struct Short(__m256i);
 
 impl Short {
-    /// Numbers of which each word has the bytes, and behind them anything. Their bits are moved together for all at once: 7
-    /// bits and 7 are 14, 14 and 14 are 28.
+    /// Numbers of which each word has the bytes, and behind them anything. Their bits are moved together for all at
+    /// once: 7 bits and 7 are 14, 14 and 14 are 28.
     #[inline]
     #[target_feature(enable = "avx2")]
     pub(super) fn new([a, b, c, d, e, f, g, h]: [i32; GROUP]) -> Self {

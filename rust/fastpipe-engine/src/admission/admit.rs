@@ -1,8 +1,8 @@
 //! Which batches are under way: as many as keep the threads busy, as the consumer asked for, and as memory allows.
 //!
-//! Batches are planned further ahead than they are begun. So the engine knows which units come next, and opens those of which
-//! records will be picked, and lets the system read the others from its disk, before a batch waits for them. This matters most
-//! where a window ends: all units of the next one are needed by its first batch.
+//! Batches are planned further ahead than they are begun. So the engine knows which units come next, and opens those of
+//! which records will be picked, and lets the system read the others from its disk, before a batch waits for them. This
+//! matters most where a window ends: all units of the next one are needed by its first batch.
 
 use std::sync::Arc;
 

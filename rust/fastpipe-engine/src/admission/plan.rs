@@ -48,8 +48,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Whether to plan one more batch than are planned: up to `ahead`, and all of the window that is being read, or whatever
-    /// more could be fetched if it were known.
+    /// Whether to plan one more batch than are planned: up to `ahead`, and all of the window that is being read, or
+    /// whatever more could be fetched if it were known.
     pub(super) fn should_plan(&self, ahead: u64, could_fetch: bool) -> bool {
         let planned = self.planned.len() as u64;
         let last = self.planned.back();
@@ -91,13 +91,13 @@ impl Admission {
         }
     }
 
-    /// Whether so many threads have use for one more batch under way than the `ahead` that are in any case. Batches have so many
-    /// bytes.
+    /// Whether this many threads have use for one more batch under way than the `ahead` that are in any case. Batches
+    /// have that many bytes.
     pub(super) fn has_use_for_more(&self, under_way: u64, threads: u64, batch_bytes: u64) -> bool {
         let units = |begun: Option<&Begun>| begun.map_or(0, |begun| begun.units);
         let units = units(self.begun.back()) - units(self.begun.front()) + 1;
-        // Batches of one unit wait for each other, so several units should be under way; and while one thread is at a long
-        // one, the others need something to do.
+        // Batches of one unit wait for each other, so several units should be under way; and while one thread is at a
+        // long one, the others need something to do.
         let enough = || {
             let cost: u64 = self.begun.iter().map(|begun| begun.cost).sum();
             let longest = self.begun.iter().map(|begun| begun.longest).max();

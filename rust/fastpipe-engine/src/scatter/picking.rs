@@ -68,7 +68,8 @@ impl Batches<Picks> for Shared {
 
     fn prepare(self: &Arc<Self>, kept: &mut Scatter, epoch: u64, number: u64, picks: &Picks) -> bool {
         let room = self.gate.batch_bytes();
-        // Without memory for the list, the batch itself says so when it is begun; so it does where a unit can't be fetched.
+        // Without memory for the list, the batch itself says so when it is begun; so it does where a unit can't be
+        // fetched.
         let wanted = kept.want(epoch, number, &picks.units).unwrap_or_default();
         wanted.into_iter().all(|unit| {
             self.room.fits_ahead(self.unit_bytes(unit), room) && self.open_ahead(kept, epoch, number, unit).is_ok()

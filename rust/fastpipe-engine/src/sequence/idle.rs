@@ -1,7 +1,7 @@
 //! What a thread does that finds nothing in the queue: it finds out where tasks start that are parked.
 //!
-//! It does the end of the task in front, if nobody has begun it, which must be done anyway; or it passes over the records in
-//! front of the earliest parked task without decoding them, which takes a fraction of that.
+//! It does the end of the task in front, if nobody has begun it, which must be done anyway; or it passes over the
+//! records in front of the earliest parked task without decoding them, which takes a fraction of that.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::unit::OpenUnit;
 /// How fast rows of several tasks are joined.
 const JOINED_BYTES_A_NANO: u64 = 4;
 
-/// Nobody passes over records while so many batches are ready, nor looks for anything while a consumer that is busy lets them
-/// wait.
+/// Nobody passes over records while this many batches are ready, nor looks for anything while a consumer that is busy
+/// lets them wait.
 const ENOUGH_READY: usize = 2;
 
 /// What a parked task waits for.
@@ -82,8 +82,8 @@ impl Shared {
         awaited
     }
 
-    /// Takes the piece in front, if it ends a task that somebody is still at the beginning of, and if doing it costs less than
-    /// passing over it.
+    /// Takes the piece in front, if it ends a task that somebody is still at the beginning of, and if doing it costs
+    /// less than passing over it.
     fn take_tail(&self, awaited: &Awaited) -> Option<(Arc<Job>, Piece)> {
         let cell = &awaited.cell;
         let mut state = cell.lock();
@@ -155,7 +155,8 @@ impl Shared {
             slot: 0,
         };
         let stored = self.stored(&run);
-        // Whoever reads what is in front gets there by decoding: soon, if it has begun; else it does something else first.
+        // Whoever reads what is in front gets there by decoding: soon, if it has begun; else it does something else
+        // first.
         let decode = self.costs.decode(class, u64::from(run.rows), stored);
         let wait = match state.begun {
             Some((begun, since)) if begun + 1 == awaited.number => {

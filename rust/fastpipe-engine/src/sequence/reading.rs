@@ -94,9 +94,9 @@ impl Shared {
         })
     }
 
-    /// Lets the system read the units of a batch before they are needed; not before the first was read, nor where they come from
-    /// memory, or nearly as fast: then the system's own reading ahead is enough, and keeps them in larger pages, which makes
-    /// all later reads twice as fast. False if enough is read ahead.
+    /// Lets the system read the units of a batch before they are needed; not before the first was read, nor where they
+    /// come from memory, or nearly as fast: then the system's own reading ahead is enough, and keeps them in larger
+    /// pages, which makes all later reads twice as fast. False if enough is read ahead.
     fn hint(&self, kept: &mut Sequence, runs: &[Run]) -> bool {
         let bytes = self.stored_bytes(runs);
         if kept.hinted + bytes > READ_AHEAD && kept.hinted > 0 {

@@ -60,8 +60,8 @@ impl Decoder {
     /// Decompresses the next bytes, at least one; none at the end of the file. `begun` is told where parts begin.
     ///
     /// # Errors
-    /// With the file's path, and the byte of the compressed file: malformed, if it is damaged or cut short, or something else
-    /// is in it; unsupported, if it can't be read without more.
+    /// With the file's path, and the byte of the compressed file: malformed, if it is damaged or cut short, or
+    /// something else is in it; unsupported, if it can't be read without more.
     pub(crate) fn read(&mut self, file: &dyn ReadAt, out: &mut [u8], begun: &mut Begun<'_>) -> Result<usize> {
         self.decode(file, out, begun)
             .map_err(|error| error.at_offset(self.input.offset()).at_path(file.location()))

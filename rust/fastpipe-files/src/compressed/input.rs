@@ -35,7 +35,7 @@ impl Input {
         &self.chunk[self.from..self.to]
     }
 
-    /// Has at least so many bytes at hand, which are few; false if the file ends before.
+    /// Has at least this many bytes at hand, which are few; false if the file ends before.
     pub(crate) fn fill(&mut self, file: &dyn ReadAt, least: usize) -> Result<bool> {
         if self.to - self.from < least {
             self.chunk.copy_within(self.from..self.to, 0);

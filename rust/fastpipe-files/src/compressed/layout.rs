@@ -3,8 +3,8 @@
 use fastpipe_batch::{Error, ErrorKind, Result, try_reserve, try_with_capacity};
 use serde::{Deserialize, Serialize};
 
-/// Bytes of text that points lie apart at least: others are left out. So a point is kept for each block of bgzip, and there are
-/// never more than what 16 bytes for each 32 KiB of text hold.
+/// Bytes of text that points lie apart at least: others are left out. So a point is kept for each block of bgzip, and
+/// there are never more than what 16 bytes for each 32 KiB of text hold.
 const APART: u64 = 32 << 10;
 
 /// Bytes of text between two points, or behind the last, up to which a file can be read at random: that much may be

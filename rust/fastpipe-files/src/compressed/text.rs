@@ -8,8 +8,8 @@ use super::decoder::Decoder;
 use super::layout::{Layout, Points};
 use super::{Compression, SCRATCH};
 
-/// The text of a compressed file, by position. What is read in sequence is decompressed once; restart points are noted on the
-/// way.
+/// The text of a compressed file, by position. What is read in sequence is decompressed once; restart points are noted
+/// on the way.
 pub struct CompressedText<'f> {
     file: &'f dyn ReadAt,
     compression: Compression,
@@ -35,7 +35,8 @@ impl<'f> CompressedText<'f> {
         }
     }
 
-    /// Where decompressing can begin, once the end of the text was met; this is forgotten here, and the decoder with it.
+    /// Where decompressing can begin, once the end of the text was met; this is forgotten here, and the decoder with
+    /// it.
     pub fn take_layout(&self) -> Option<Layout> {
         let State { points, size, .. } = std::mem::take(&mut *self.lock());
         size.map(|size| Layout::new(points, size))

@@ -30,7 +30,8 @@ pub struct TextFiles {
     files: Files,
     /// For each file how it is compressed, if it is.
     packed: Arc<[Option<Packed>]>,
-    /// The decoders that nobody reads with, the one that was used last behind the others, each with the number of its file.
+    /// The decoders that nobody reads with, the one that was used last behind the others, each with the number of its
+    /// file.
     idle: Mutex<VecDeque<(u32, Decoder)>>,
 }
 
@@ -47,8 +48,8 @@ impl TextFiles {
     /// Reads a range of the text of a file, and looks for changes of the file.
     ///
     /// # Errors
-    /// Of storage, if the file can't be read, or was changed since it was indexed; else those of decompressing; closed, if
-    /// `cancelled`.
+    /// Of storage, if the file can't be read, or was changed since it was indexed; else those of decompressing; closed,
+    /// if `cancelled`.
     pub fn read(&self, range: ByteRange, cancelled: &dyn Fn() -> bool) -> Result<Buffer> {
         // Its memory goes to the pool of whoever opens the unit.
         let pool = BufferPool::default();

@@ -1,5 +1,6 @@
-//! The part of TensorFlow's C API for kernels that is used, as declared in `tensorflow/c/{kernels,ops,tf_tensor,tf_status,
-//! tf_tstring}.h`. It is looked up in the libraries of the TensorFlow that Python has imported: nothing is linked.
+//! The part of TensorFlow's C API for kernels that is used, as declared in
+//! `tensorflow/c/{kernels,ops,tf_tensor,tf_status, tf_tstring}.h`. It is looked up in the libraries of the TensorFlow
+//! that Python has imported: nothing is linked.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -116,8 +117,8 @@ functions! {
 const OLDEST: (u32, u32) = (2, 16);
 
 impl Api {
-    /// Looks it up in libraries that are loaded already, those of one TensorFlow. An error where one isn't: nothing is loaded
-    /// here, so nothing of a file runs.
+    /// Looks it up in libraries that are loaded already, those of one TensorFlow. An error where one isn't: nothing is
+    /// loaded here, so nothing of a file runs.
     ///
     /// # Safety
     ///

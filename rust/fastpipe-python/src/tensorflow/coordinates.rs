@@ -8,8 +8,8 @@
 /// * `tail`: the fixed dimensions inside of them.
 /// * `out`: `1 + offsets.len() + tail.len()` numbers for each entry.
 ///
-/// Returns for each axis the greatest coordinate of an item of the ragged levels plus one, and 0 where there is none: the size
-/// of a free dimension. `None` if the offsets or `out` don't fit.
+/// Returns for each axis the greatest coordinate of an item of the ragged levels plus one, and 0 where there is none:
+/// the size of a free dimension. `None` if the offsets or `out` don't fit.
 pub(crate) fn coordinates(rows: usize, offsets: &[&[i64]], tail: &[usize], out: &mut [i64]) -> Option<Vec<i64>> {
     let ragged = 1 + offsets.len();
     let mut walk = Walk {

@@ -2,8 +2,8 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Lets threads into Python until it is closed. A thread that enters an interpreter on its way out never comes back, and whoever
-/// waits for its kernel waits forever.
+/// Lets threads into Python until it is closed. A thread that enters an interpreter on its way out never comes back,
+/// and whoever waits for its kernel waits forever.
 pub(crate) struct Gate {
     state: Mutex<State>,
     left: Condvar,

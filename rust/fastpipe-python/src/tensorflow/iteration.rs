@@ -1,7 +1,7 @@
 //! An iteration over a dataset: its pass, and what becomes of it behind an error.
 //!
-//! Whoever ignores errors asks for the next batch until there is one, or none is left. So an error is told once. Behind it the
-//! iteration goes on without the rest of the block that is damaged, if it may, else it is over.
+//! Whoever ignores errors asks for the next batch until there is one, or none is left. So an error is told once. Behind
+//! it the iteration goes on without the rest of the block that is damaged, if it may, else it is over.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -93,8 +93,8 @@ unsafe fn add(
     compute: unsafe extern "C" fn(*mut c_void, *mut Context),
 ) -> Result<(), Failure> {
     let status = OwnStatus::new(api);
-    // SAFETY: the functions are TensorFlow's, and the texts end in zero bytes. `register_op` and `register_kernel` take their
-    // builders over, even if they fail.
+    // SAFETY: the functions are TensorFlow's, and the texts end in zero bytes. `register_op` and `register_kernel` take
+    // their builders over, even if they fail.
     unsafe {
         let op = (api.new_op)(name.as_ptr());
         for attribute in attributes {
@@ -137,8 +137,8 @@ pub(crate) fn leave() {
     }
 }
 
-/// `FastpipeNext`: with the ticket 0 begins a pass, which takes Python, and makes its ticket and an element of no rows; with that
-/// ticket waits for a batch, without Python.
+/// `FastpipeNext`: with the ticket 0 begins a pass, which takes Python, and makes its ticket and an element of no rows;
+/// with that ticket waits for a batch, without Python.
 unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
     // SAFETY: TensorFlow calls this with the context of the call.
     unsafe {
@@ -149,7 +149,8 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
             let number = ticket.number()?;
             if number == 0 {
                 let _inside = GATE.enter().ok_or_else(ending)?;
-                // The element isn't handed out, and can't fail: its ticket would be lost. A failure is the first batch's.
+                // The element isn't handed out, and can't fail: its ticket would be lost. A failure is the first
+                // batch's.
                 let iteration = begin(registered, context)?;
                 outputs.put(ticket::issue(api, iteration))?;
                 let shapes = Input::get(api, context, 1)?;
@@ -217,8 +218,8 @@ struct Lent(*mut Context);
 // SAFETY: only one of the two threads uses it at a time.
 unsafe impl Send for Lent {}
 
-/// Begins an iteration. In a thread of its own: Python would handle Ctrl-C in the main one, and what that raises would become an
-/// error of the iteration, which may be ignored.
+/// Begins an iteration. In a thread of its own: Python would handle Ctrl-C in the main one, and what that raises would
+/// become an error of the iteration, which may be ignored.
 ///
 /// # Safety
 ///
@@ -271,8 +272,8 @@ fn start(py: Python<'_>, registered: &Registered, context: *mut Context) -> Resu
     Ok(Iteration::new(Some(running), columns, shapes, failures, skips))
 }
 
-/// What Python makes of a dataset: its pass, the columns of elements, shapes of features, exceptions with what is told of them,
-/// and whether it skips blocks.
+/// What Python makes of a dataset: its pass, the columns of elements, shapes of features, exceptions with what is told
+/// of them, and whether it skips blocks.
 type Begun<'py> = (
     Option<Bound<'py, Pass>>,
     Vec<Wanted>,

@@ -1,10 +1,11 @@
-//! Batches as TensorFlow's tensors, made by kernels of its own: no call into Python and no GIL between a batch and the graph.
+//! Batches as TensorFlow's tensors, made by kernels of its own: no call into Python and no GIL between a batch and the
+//! graph.
 //!
-//! Two ops are registered through TensorFlow's C API for kernels. `FastpipeParseAvro` decodes records that a graph has. `FastpipeNext`
-//! hands out the batches of passes. Without a *ticket* it asks Python for a pass and returns one: a
-//! tensor that whoever keeps it keeps the pass alive with. With a ticket it waits for the pass's next batch and returns tensors
-//! over the batch's own memory, which goes back to its pool when the last of them dies. Strings are copied, since TensorFlow has
-//! its own; so are shapes of sparse tensors.
+//! Two ops are registered through TensorFlow's C API for kernels. `FastpipeParseAvro` decodes records that a graph has.
+//! `FastpipeNext` hands out the batches of passes. Without a *ticket* it asks Python for a pass and returns one: a
+//! tensor that whoever keeps it keeps the pass alive with. With a ticket it waits for the pass's next batch and returns
+//! tensors over the batch's own memory, which goes back to its pool when the last of them dies. Strings are copied,
+//! since TensorFlow has its own; so are shapes of sparse tensors.
 #![allow(unsafe_code)]
 
 mod api;
@@ -27,10 +28,11 @@ use outputs::Wanted;
 
 /// Registers the ops, once in a process.
 ///
-/// `begin` is called with the number of a dataset and the values of its arguments (ints, bools, lists of bytes). It returns a
-/// pass, or None if there is nothing to be read; for each column of an element its name and, where nested arrays are wanted as
-/// coordinates, the shape of a row with -1 for any length; for errors in tensorflow-io's words the shape of each feature, or
-/// None; exceptions that are told of before the first batch, each with its text; and whether to go on behind damaged blocks.
+/// `begin` is called with the number of a dataset and the values of its arguments (ints, bools, lists of bytes). It
+/// returns a pass, or None if there is nothing to be read; for each column of an element its name and, where nested
+/// arrays are wanted as coordinates, the shape of a row with -1 for any length; for errors in tensorflow-io's words the
+/// shape of each feature, or None; exceptions that are told of before the first batch, each with its text; and whether
+/// to go on behind damaged blocks.
 #[pyfunction]
 pub(crate) fn register_tensorflow(py: Python<'_>, begin: Py<PyAny>) -> PyResult<()> {
     let libraries = libraries(py)?;
@@ -40,8 +42,8 @@ pub(crate) fn register_tensorflow(py: Python<'_>, begin: Py<PyAny>) -> PyResult<
 
 /// Makes a decoder known to graphs by a number, which says its schema and features.
 ///
-/// `wanted` is each column's name and, where its nested arrays are wanted as coordinates, the shape of a row with -1 for any
-/// length.
+/// `wanted` is each column's name and, where its nested arrays are wanted as coordinates, the shape of a row with -1
+/// for any length.
 #[pyfunction]
 pub(crate) fn register_tensorflow_parser(
     number: i64,

@@ -246,10 +246,10 @@ impl<'a> Outputs<'a> {
         // SAFETY: the part lies within the slab (above), whose memory is `len` bytes.
         let data = unsafe { slab.as_ptr().add(part.offset) };
         let memory = Arc::into_raw(self.slabs.clone());
-        // SAFETY: `dims` are as many sizes as it is told, of `size` bytes of this type, which lie within the part (above). The
-        // engine has written them, at a multiple of 64 bytes, so that TensorFlow takes them as they are, and no other tensor
-        // has them. They stay where they are until `give_back` is called, once, when the last tensor over them dies or none
-        // can be made.
+        // SAFETY: `dims` are as many sizes as it is told, of `size` bytes of this type, which lie within the part
+        // (above). The engine has written them, at a multiple of 64 bytes, so that TensorFlow takes them as they are,
+        // and no other tensor has them. They stay where they are until `give_back` is called, once, when the last
+        // tensor over them dies or none can be made.
         let tensor = unsafe {
             let rank = dims.len() as c_int;
             (self.api.new_tensor)(
@@ -284,8 +284,9 @@ impl<'a> Outputs<'a> {
         let size = elements.checked_mul(size_of::<T>()).ok_or_else(fault)?;
         let tensor = self.allocated(dtype, shape, size)?;
         if elements > 0 {
-            // SAFETY: the tensor has `size` bytes (`allocated` looked), aligned to 64, which nobody else has as long as this
-            // kernel runs; zeros are numbers. All types that this is called with (bytes for bools, i64) take any bits.
+            // SAFETY: the tensor has `size` bytes (`allocated` looked), aligned to 64, which nobody else has as long as
+            // this kernel runs; zeros are numbers. All types that this is called with (bytes for bools, i64) take any
+            // bits.
             unsafe {
                 let data = (self.api.tensor_data)(tensor).cast::<T>();
                 data.write_bytes(0, elements);
@@ -316,8 +317,8 @@ impl<'a> Outputs<'a> {
                     whole = false;
                     break;
                 };
-                // SAFETY: TensorFlow has made `elements` empty strings of this size there (`allocated` compared the bytes), and
-                // frees them with the tensor. Nobody else has the tensor yet. The text is copied.
+                // SAFETY: TensorFlow has made `elements` empty strings of this size there (`allocated` compared the
+                // bytes), and frees them with the tensor. Nobody else has the tensor yet. The text is copied.
                 unsafe { (self.api.string_copy)(data.byte_add(i * STRING_SIZE), text.as_ptr().cast(), text.len()) };
             }
         }
@@ -396,8 +397,8 @@ impl<'a> Outputs<'a> {
             }
             let size = elements.checked_mul(each).ok_or_else(fault)?;
             let tensor = self.allocated(dtype, &dims, size)?;
-            // SAFETY: the tensor has `size` bytes (`allocated` looked), which nobody else has as long as this kernel runs; it is
-            // an output already.
+            // SAFETY: the tensor has `size` bytes (`allocated` looked), which nobody else has as long as this kernel
+            // runs; it is an output already.
             unsafe {
                 if size > 0 {
                     (self.api.tensor_data)(tensor).cast::<u8>().write_bytes(0, size);
@@ -442,8 +443,8 @@ fn content(slabs: &[Slab], part: Stretch) -> &[u8] {
     if part.len == 0 {
         return &[];
     }
-    // SAFETY: the part lies within the slab, whose bytes are initialised. Tensors over them may exist, but nobody writes to them
-    // before the kernel returns.
+    // SAFETY: the part lies within the slab, whose bytes are initialised. Tensors over them may exist, but nobody
+    // writes to them before the kernel returns.
     unsafe { slice::from_raw_parts(slab.as_ptr().add(part.offset), part.len) }
 }
 

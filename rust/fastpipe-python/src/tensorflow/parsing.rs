@@ -1,7 +1,7 @@
 //! Serialized records to tensors: parsers by number, and the kernel that runs them.
 //!
-//! A graph holds the number of a parser, since schemas that are compiled are no tensors. Parsers are never dropped: nobody says
-//! when the last graph with a number is gone.
+//! A graph holds the number of a parser, since schemas that are compiled are no tensors. Parsers are never dropped:
+//! nobody says when the last graph with a number is gone.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -23,7 +23,8 @@ struct Parser {
 
 static PARSERS: LazyLock<RwLock<HashMap<i64, Arc<Parser>>>> = LazyLock::new(RwLock::default);
 
-/// Makes what decodes messages known by a number, which says schema and features: another parser of the same number is the same.
+/// Makes what decodes messages known by a number, which says schema and features: another parser of the same number is
+/// the same.
 pub(super) fn register(number: i64, known: Arc<Known>, wanted: Vec<Wanted>) -> Result<(), Failure> {
     let columns = columns(known.specs(), wanted)?;
     let parser = Arc::new(Parser { known, columns });

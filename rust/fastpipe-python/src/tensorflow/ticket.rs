@@ -1,7 +1,8 @@
 //! Tickets: tensors that keep a pass alive.
 //!
-//! TensorFlow's iterator keeps the ticket of its first element as its state, and hands it over for each further one. It is a scalar over memory of ours, of which the deallocator ends the pass. So a pass ends when its iterator is dropped,
-//! whichever way that happens, and without Python.
+//! TensorFlow's iterator keeps the ticket of its first element as its state, and hands it over for each further one. It
+//! is a scalar over memory of ours, of which the deallocator ends the pass. So a pass ends when its iterator is
+//! dropped, whichever way that happens, and without Python.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -45,8 +46,8 @@ pub(crate) fn issue(api: &Api, iteration: Iteration) -> *mut Tensor {
         number,
         _iteration: iteration,
     }));
-    // SAFETY: the ticket begins with the 8 bytes of a scalar, which stay where they are until `give_back` is called, once,
-    // when the tensor dies or can't be made; nobody else has the ticket. A scalar has no dimensions to be read.
+    // SAFETY: the ticket begins with the 8 bytes of a scalar, which stay where they are until `give_back` is called,
+    // once, when the tensor dies or can't be made; nobody else has the ticket. A scalar has no dimensions to be read.
     unsafe {
         (api.new_tensor)(
             TF_INT64,
