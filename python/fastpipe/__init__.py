@@ -59,6 +59,7 @@ from fastpipe.interactions import HeldOut, Interactions, PointLocation, read_int
 from fastpipe.reader import Reader
 from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
+from fastpipe.sql import SqlPartition, SqlPlan, partition_sql, read_sql
 from fastpipe.tables import RowLocation, from_arrays, from_arrow
 from fastpipe.units import UnitLocation, Units, read_arrow, read_parquet, read_units
 from fastpipe.vocabularies import HashSpec, VocabularySpec
@@ -104,6 +105,8 @@ __all__ = [
     "Sparse",
     "SparseCSR",
     "SparseSpec",
+    "SqlPartition",
+    "SqlPlan",
     "StateError",
     "StorageError",
     "Strings",
@@ -122,11 +125,13 @@ __all__ = [
     "hit_rate",
     "infer_features",
     "ndcg",
+    "partition_sql",
     "read_arrow",
     "read_avro",
     "read_csv",
     "read_interactions",
     "read_parquet",
+    "read_sql",
     "read_units",
     "rebatch",
     "resume_grown",
