@@ -68,11 +68,9 @@ class Duckdb(Engine):
         return found
 
     def columns(self, session: Any, query: Query) -> list[Column]:
-        result = session.execute(f"SELECT * FROM {query.derived} LIMIT 0", query.parameters)
-        names = [name for name, *_ in result.description]
-        kinds = [str(kind) for _, kind, *_ in result.description]
-        schema = result.to_arrow_table().schema
-        return [self._column(*each) for each in zip(names, kinds, schema.types, strict=True)]
+        result = session.sql(f"SELECT * FROM {query.derived} LIMIT 0", params=query.parameters)
+        names, kinds = result.columns, [str(kind) for kind in result.dtypes]
+        return [self._column(*each) for each in zip(names, kinds, result.to_arrow_table().schema.types, strict=True)]
 
     def _column(self, name: str, kind: str, arrow: pa.DataType) -> Column:
         import pyarrow as pa
@@ -94,12 +92,12 @@ class Duckdb(Engine):
         return Column(name, arrow, fitness=fitness, kind=kind)
 
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
-        return fitted(session.execute(sql, parameters).to_arrow_table(), columns)
+        return fitted(session.sql(sql, params=parameters).to_arrow_table(), columns)
 
     def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
         import pyarrow as pa
 
-        for batch in session.execute(sql, parameters).to_arrow_reader(_STREAMED):
+        for batch in session.sql(sql, params=parameters).to_arrow_reader(_STREAMED):
             yield fitted(pa.Table.from_batches([batch]), columns)
 
     def fingerprint(self) -> str:
