@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import duckdb
 import psycopg
 
+import fastpipe
+
 TEXTS = ["", "a", "A", "ä", "b ", "'; DROP TABLE t; --", '" OR 1=1', "\\", "%s", "?", ":x", "$1", "zß", "NULL"]
 
 # Types of columns, of each database: PostgreSQL and DuckDB, SQLite.
@@ -147,3 +149,15 @@ def plain(value: Any) -> Any:
 def multiset(rows: Iterable[Sequence[Any]]) -> Counter[tuple[Any, ...]]:
     """Rows without their order."""
     return Counter(tuple(plain(value) for value in row) for row in rows)
+
+
+def rows_of(batch: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Rows as Python's objects."""
+    table = fastpipe.to_arrow(batch)
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def same(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
+    """Whether two lists have the same batches."""
+    rows = [[tuple(map(plain, row)) for row in rows_of(batch)] for batch in some]
+    return rows == [[tuple(map(plain, row)) for row in rows_of(batch)] for batch in others]

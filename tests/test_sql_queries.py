@@ -18,6 +18,7 @@ import sql_databases
 from fastpipe.sql._connecting import engine_of
 from fastpipe.sql._plan import planned
 from fastpipe.sql._query import checked
+from sql_databases import rows_of, same
 from sql_generator import query
 
 QUERIES = int(os.environ.get("FASTPIPE_SQL_QUERIES", "100"))
@@ -68,15 +69,3 @@ def test_readers_yield_the_result(database: sql_databases.Database, seed: int) -
     found = [row for batch in reader for row in rows_of(batch)]
     assert sql_databases.multiset(found) == sql_databases.multiset(whole), text
     assert same(list(reader), [reader.batch_at(step, epoch=1) for step in range(len(reader))])
-
-
-def rows_of(batch: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Rows as Python's objects."""
-    table = fastpipe.to_arrow(batch)
-    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
-
-
-def same(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
-    """Whether two lists have the same batches."""
-    rows = [[tuple(map(sql_databases.plain, row)) for row in rows_of(batch)] for batch in some]
-    return rows == [[tuple(map(sql_databases.plain, row)) for row in rows_of(batch)] for batch in others]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastpipe._arguments import shown
 from fastpipe.errors import MissingFileError, UnsupportedError
 from fastpipe.sql._engines import Column, Engine, OneSession, Sessions, fitted
+from fastpipe.sql._lineage import plain
 from fastpipe.sql._query import Parameters, Query, require
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class Duckdb(Engine):
     def __init__(self, path: str | None, connection: Any = None) -> None:
         self._path = None if path is None else os.path.abspath(path)
         self._connection = connection
+        self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         if self._path is not None and not os.path.isfile(self._path):
             reason = "there is no such file"
             raise MissingFileError(f"{reason} (file {path})", path=path, reason=reason)
@@ -61,6 +64,7 @@ class Duckdb(Engine):
             # The transaction's state is that of its first look.
             for sql in ("SET TimeZone = 'UTC'", "BEGIN TRANSACTION", "SELECT count(*) FROM duckdb_tables()"):
                 session.execute(sql).fetchall()
+        self._sessions.add(session)
         return OneSession(session, lambda session: session.close())
 
     def fetch(self, session: Any, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
@@ -70,7 +74,21 @@ class Duckdb(Engine):
     def columns(self, session: Any, query: Query) -> list[Column]:
         result = session.sql(f"SELECT * FROM {query.derived} LIMIT 0", params=query.parameters)
         names, kinds = result.columns, [str(kind) for kind in result.dtypes]
-        return [self._column(*each) for each in zip(names, kinds, result.to_arrow_table().schema.types, strict=True)]
+        types = result.to_arrow_table().schema.types
+        full = self._full(session, query)
+        found = (self._column(*each) for each in zip(names, kinds, types, strict=True))
+        return [column._replace(nullable=column.name not in full) for column in found]
+
+    def _full(self, session: Any, query: Query) -> set[str]:
+        """Columns that are declared to have no NULLs."""
+        if (found := plain(query.text, self.dialect)) is None:
+            return set()
+        sql = (
+            "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND NOT is_nullable "
+            "AND schema_name = current_schema() AND database_name = current_database()"
+        )
+        named = (found.name_of(column) for (column,) in self.fetch(session, sql, [found.table]))
+        return {name for name in named if name is not None}
 
     def _column(self, name: str, kind: str, arrow: pa.DataType) -> Column:
         import pyarrow as pa
@@ -99,6 +117,10 @@ class Duckdb(Engine):
 
         for batch in session.sql(sql, params=parameters).to_arrow_reader(_STREAMED):
             yield fitted(pa.Table.from_batches([batch]), columns)
+
+    def cancel(self) -> None:
+        for session in self._sessions:
+            session.interrupt()
 
     def fingerprint(self) -> str:
         return f"duckdb {os.path.basename(self._path or 'connection')}"

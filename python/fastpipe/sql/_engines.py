@@ -79,6 +79,10 @@ class Engine(ABC):
     def columns(self, session: Any, query: Query) -> list[Column]:
         """The columns of a result."""
 
+    def doubt(self, session: Any, query: Query) -> str | None:
+        """Why the query may return other rows each time, as the database says; None if it says nothing."""
+        return None
+
     def unique_key(self, session: Any, query: Query, columns: list[Column]) -> str | None:
         """An integer column by which rows are found, without NULLs, each value once; None if the result has none."""
         return None
@@ -115,6 +119,10 @@ class Engine(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """What tells this database from others, without user and password."""
+
+    def cancel(self) -> None:
+        """Cancels queries that are being run; those that can't be are left."""
+        return
 
     @contextlib.contextmanager
     def errors(self, what: str) -> Iterator[None]:

@@ -22,7 +22,7 @@ from fastpipe._terminal_text import plural, table
 from fastpipe.errors import SchemaError, StorageError, UnsupportedError
 from fastpipe.sql._cuts import Cut, between, chosen, part_number
 from fastpipe.sql._engines import Column, Engine
-from fastpipe.sql._query import Query
+from fastpipe.sql._query import Query, not_repeatable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -180,6 +180,9 @@ class _Planner:
         self._queries: list[str] = []
         with engine.errors("looking at the columns of the query"):
             self._columns = engine.columns(session, query)
+            doubt = engine.doubt(session, query)
+        if doubt is not None:
+            raise not_repeatable(doubt)
         names = [column.name for column in self._columns]
         if not names:
             raise SchemaError("the query returns no columns")

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import StorageError, UnsupportedError
+from fastpipe.sql._adbc import Statements
 from fastpipe.sql._engines import Column, Engine, SessionPool, Sessions, fitted
 from fastpipe.sql._lineage import plain
-from fastpipe.sql._query import Parameters, Query, require
+from fastpipe.sql._query import Parameters, Query, functions, require
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,6 +68,7 @@ class Postgres(Engine):
     def __init__(self, url: str, factory: Callable[[], Any] | None = None, token: str | None = None) -> None:
         self._url, self._factory, self._token = url, factory, token
         self._cloned: Any = None
+        self._statements = Statements()
         self._lock = threading.Lock()
 
     def literal(self, text: str, column: Column) -> str:
@@ -151,9 +153,10 @@ class Postgres(Engine):
         return Postgres(self._url, self._factory, token)
 
     def fetch(self, session: Any, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
-        with session.cursor() as cursor:
-            cursor.execute(sql)
-            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+        return self._statements.fetch(session, sql)
+
+    def cancel(self) -> None:
+        self._statements.cancel()
 
     def columns(self, session: Any, query: Query) -> list[Column]:
         sql = f"SELECT * FROM {query.derived} LIMIT 0"
@@ -185,9 +188,8 @@ class Postgres(Engine):
         return f"to_regclass('{name}')"
 
     def _columns_of_adbc(self, session: Any, sql: str) -> list[Column]:
-        with session.cursor() as cursor:
-            cursor.execute(sql)
-            schema = cursor.fetch_arrow_table().schema
+        with self._statements.run(session, sql) as reader:
+            schema = reader.schema
         found = []
         for field in schema:
             kind = (field.metadata or {}).get(b"ADBC:postgresql:typname", b"").decode()
@@ -232,12 +234,21 @@ class Postgres(Engine):
             reason = f"column {name!r} is an interval: write EXTRACT(EPOCH FROM {self.quote(name)}) in the query"
         raise UnsupportedError(reason, feature=name, reason=reason)
 
+    def doubt(self, session: Any, query: Query) -> str | None:
+        names = ", ".join(f"'{name}'" for name in functions(query.text, self.dialect))
+        if not names:
+            return None
+        sql = f"SELECT proname FROM pg_proc WHERE lower(proname) IN ({names}) AND provolatile = 'v'"
+        found = self.fetch(session, sql, None)
+        return f"the function {found[0][0]} is declared VOLATILE" if found else None
+
     def unique_key(self, session: Any, query: Query, columns: list[Column]) -> str | None:
         found = plain(query.text, self.dialect)
         if found is None:
             return None
         sql = (
-            "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] "
+            "SELECT a.attname FROM pg_index i "
+            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] "
             f"JOIN pg_class c ON c.oid = i.indrelid WHERE i.indrelid = {self._regclass(found.table)} AND i.indisunique "
             "AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = 1 AND a.attnotnull "
             "AND c.relkind = 'r' AND NOT c.relhassubclass AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, "
@@ -249,16 +260,14 @@ class Postgres(Engine):
         return None
 
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
-        with session.cursor() as cursor:
-            cursor.execute(sql)
-            return fitted(cursor.fetch_arrow_table(), columns)
+        with self._statements.run(session, sql) as reader:
+            return fitted(reader.read_all(), columns)
 
     def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
         import pyarrow as pa
 
-        with session.cursor() as cursor:
-            cursor.execute(sql)
-            for batch in cursor.fetch_record_batch():
+        with self._statements.run(session, sql) as reader:
+            for batch in reader:
                 yield fitted(pa.Table.from_batches([batch]), columns)
 
     def fingerprint(self) -> str:

@@ -10,7 +10,7 @@ from fastpipe._arguments import shown
 from fastpipe.errors import UnsupportedError
 from fastpipe.sql._volatile import VOLATILE
 
-__all__ = ["Parameters", "Query", "checked", "readable", "require"]
+__all__ = ["Parameters", "Query", "checked", "functions", "not_repeatable", "readable", "require"]
 
 Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any] | None"
 
@@ -72,16 +72,29 @@ def checked(text: object, parameters: object, dialect: str, *, once: bool = Fals
     if not isinstance(tree, (expressions.Query, expressions.Values)):
         raise _refused(f"{tree.key.upper()} is no query: give a SELECT")
     if not once and (reason := next(_doubts(tree, expressions), None)) is not None:
-        raise _refused(
-            f"the query may return other rows each time it is run: {reason}. Partitions of it may overlap or miss "
-            "rows. Leave that out, or read it once into files: materialize='directory'"
-        )
+        raise not_repeatable(reason)
     return Query(text, parameters)
 
 
+def not_repeatable(reason: str) -> UnsupportedError:
+    """The error for a query that may return other rows each time."""
+    return _refused(
+        f"the query may return other rows each time it is run: {reason}. Partitions of it may overlap or miss rows. "
+        "Leave that out, or read it once into files: materialize='directory'"
+    )
+
+
+def functions(text: str, dialect: str) -> list[str]:
+    """The functions that a query calls and sqlglot doesn't know: users' own. In lower case; only plain names."""
+    found = {
+        node.name.lower() for node in _parsed(text, dialect).find_all(require("sqlglot.expressions", "sql").Anonymous)
+    }
+    return sorted(name for name in found if name.isidentifier())
+
+
 def readable(text: str, dialect: str) -> str:
-    """The query as sqlglot reads it: psycopg's placeholders aren't in PostgreSQL's dialect."""
-    return re.sub(r"%s|%\(\w+\)s", "NULL", text).replace("%%", "%") if dialect == "postgres" else text
+    """The query as sqlglot reads it: placeholders that drivers format are in no dialect."""
+    return re.sub(r"%s|%\(\w+\)s", "NULL", text).replace("%%", "%") if dialect in ("postgres", "mysql") else text
 
 
 def _refused(reason: str) -> UnsupportedError:

@@ -12,6 +12,8 @@ from fastpipe._options import Options, Settings, takes_options
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
 from fastpipe.sql._connecting import engine_of
+from fastpipe.sql._engines import Sessions
+from fastpipe.sql._interruptible import interruptible
 from fastpipe.sql._materialized import written
 from fastpipe.sql._plan import By, SqlPlan, checked_by, checked_partitions, planned
 from fastpipe.sql._query import Parameters, checked
@@ -114,19 +116,19 @@ def read_sql(
     bound = engine.bind(wanted)
     if materialize is not None:
         told = hashlib.sha256(f"{engine.fingerprint()}\0{wanted.text}\0{wanted.parameters!r}".encode()).hexdigest()
-        path = written(engine, bound, os.fspath(materialize), told[:32])
+        path = interruptible(lambda: written(engine, bound, os.fspath(materialize), told[:32]), engine.cancel)
         files = Files(None)
         units: Any = ParquetUnits(files, files.find(path, (".parquet",)), hive=False, parallel=True)
         return reader_of(settings, units, features, columns, at_once)
-    sessions = engine.sessions(at_once, snapshot=snapshot)
-    try:
+
+    def plan() -> tuple[Sessions, SqlPlan]:
+        sessions = engine.sessions(at_once, snapshot=snapshot)
         with sessions.borrow() as session:
-            plan = planned(engine, session, bound, keys, parts, None)
-        units = SqlUnits(engine, bound, plan, sessions, at_once, snapshot=snapshot)
-        return reader_of(settings, units, features, columns, at_once)
-    except BaseException:
-        sessions.close()
-        raise
+            return sessions, planned(engine, session, bound, keys, parts, None)
+
+    sessions, made = interruptible(plan, engine.cancel)
+    units = SqlUnits(engine, bound, made, sessions, at_once, snapshot=snapshot)
+    return reader_of(settings, units, features, columns, at_once)
 
 
 def partition_sql(
@@ -174,9 +176,10 @@ def partition_sql(
         within("preferred_rows", preferred_rows, 1, 2**32 - 1)
     engine = engine_of(connection)
     bound = engine.bind(checked(query, parameters, engine.dialect))
-    sessions = engine.sessions(1, snapshot=True)
-    try:
+
+    def plan() -> SqlPlan:
+        sessions = engine.sessions(1, snapshot=True)
         with sessions.borrow() as session:
             return planned(engine, session, bound, keys, parts, preferred_rows)
-    finally:
-        sessions.close()
+
+    return interruptible(plan, engine.cancel)

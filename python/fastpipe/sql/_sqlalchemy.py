@@ -35,25 +35,23 @@ class Alchemy(Engine):
     def __init__(self, url: str) -> None:
         alchemy = require("sqlalchemy", "sql")
         try:
-            self._engine = alchemy.create_engine(url, poolclass=alchemy.NullPool)
+            backend = alchemy.make_url(url).get_backend_name()
         except alchemy.exc.ArgumentError:
-            reason = "SQLAlchemy doesn't know the URL: write dialect+driver://user@host/database"
+            reason = "SQLAlchemy doesn't understand the URL: write mysql+pymysql://user@host/database"
             raise UnsupportedError(reason, reason=reason) from None
-        except alchemy.exc.NoSuchModuleError as error:
-            raise ImportError(f"{error}: install the database's dialect for SQLAlchemy") from None
         self._url = url
-        backend = self._engine.url.get_backend_name()
         if backend not in ("mysql", "mariadb"):
             reason = (
                 f"{backend} isn't read: fastpipe reads PostgreSQL, SQLite, DuckDB, MySQL and MariaDB. Export the "
                 "result as Parquet, and read it with read_parquet"
             )
             raise UnsupportedError(reason, reason=reason)
+        self._engine = alchemy.create_engine(url, poolclass=alchemy.NullPool)
         self.name = "MariaDB" if backend == "mariadb" else "MySQL"  # type: ignore[misc]
         self.dialect = _DIALECTS[backend]  # type: ignore[misc]
 
     def quote(self, name: str) -> str:
-        return "`" + name.replace("`", "``") + "`"
+        return "`" + name.replace("`", "``").replace("%", "%%") + "`"
 
     def literal(self, text: str, column: Column) -> str:
         alchemy = require("sqlalchemy", "sql")
@@ -66,8 +64,8 @@ class Alchemy(Engine):
             decimal.Decimal(text)
             return text
         processor = alchemy.String().literal_processor(self._engine.dialect)
-        # SQLAlchemy doubles percent signs for drivers that format; this goes through `exec_driver_sql` without values.
-        return str(processor(text)).replace("%%", "%")
+        # Percent signs are doubled: the driver formats all queries.
+        return str(processor(text))
 
     def key_text(self, column: str) -> str:
         return f"CASE WHEN {column} IS NULL THEN NULL ELSE CAST({column} AS CHAR) END"
@@ -76,7 +74,8 @@ class Alchemy(Engine):
         return f"({dividend}) DIV ({divisor})"
 
     def bind(self, query: Query) -> Query:
-        return query
+        """The query as a driver takes it that formats: without parameters its percent signs are its own."""
+        return query if query.parameters else Query(query.text.replace("%", "%%"))
 
     def _connect(self) -> Any:
         session = self._engine.connect()

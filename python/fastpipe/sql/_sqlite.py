@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import MissingFileError, SchemaError, StorageError
+from fastpipe.sql._adbc import Statements
 from fastpipe.sql._engines import Column, Engine, SessionPool, Sessions
 from fastpipe.sql._lineage import plain
 from fastpipe.sql._query import Parameters, Query, require
@@ -39,11 +40,12 @@ class Sqlite(Engine):
 
     name = "SQLite"
     dialect = "sqlite"
-    # Lehmer's generator; products stay below 2^63, where SQLite would go on in floats.
-    hash = "((abs({} % 2147483647) * 48271) % 2147483647)"
+    # Lehmer's generator, with a multiplier of P. L'Ecuyer, Tables of Linear Congruential Generators, Math. Comp. 1999.
+    # Products stay below 2^63, where SQLite would go on in floats.
+    hash = "((abs({} % 2147483647) * 1583458089) % 2147483647)"
 
     def __init__(self, path: str, factory: Callable[[], Any] | None = None) -> None:
-        self._path, self._factory = path, factory
+        self._path, self._factory, self._statements = path, factory, Statements()
         if factory is None:
             self._path = os.path.abspath(path)
             if not os.path.isfile(self._path):
@@ -61,8 +63,8 @@ class Sqlite(Engine):
         """Names become positions: ADBC binds by these."""
         if not isinstance(query.parameters, Mapping):
             return query
-        with contextlib.closing(self._connect()) as session, session.cursor() as cursor:
-            names = [field.name for field in cursor.adbc_prepare(f"SELECT * FROM {query.derived}")]
+        with contextlib.closing(self._connect()) as session:
+            names = self._statements.parameters(session, f"SELECT * FROM {query.derived}")
         given = {str(name).lstrip(":@$"): value for name, value in query.parameters.items()}
         bound = [name.lstrip(":@$?") for name in names]
         if missing := [name for name in bound if name not in given]:
@@ -79,8 +81,7 @@ class Sqlite(Engine):
                 reason = "there is no such file"
                 raise MissingFileError(f"{reason} (file {self._path})", path=self._path, reason=reason)
             session = dbapi.connect(f"file:{urllib.parse.quote(self._path)}?mode={mode}", autocommit=True)
-        with session.cursor() as cursor:
-            cursor.execute(f"PRAGMA busy_timeout = {_WAIT_MS}")
+        self.fetch(session, f"PRAGMA busy_timeout = {_WAIT_MS}", None)
         return session
 
     def sessions(self, number: int, *, snapshot: bool) -> Sessions:
@@ -127,18 +128,17 @@ class Sqlite(Engine):
         return int(self.fetch(session, "PRAGMA data_version", None)[0][0])
 
     def fetch(self, session: Any, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
-        with session.cursor() as cursor:
-            cursor.execute(sql, parameters or None)
-            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+        return self._statements.fetch(session, sql, parameters)
+
+    def cancel(self) -> None:
+        self._statements.cancel()
 
     def columns(self, session: Any, query: Query) -> list[Column]:
         import pyarrow as pa
 
         sql = f"SELECT * FROM {query.derived} LIMIT {_LOOKED_AT}"
-        with session.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_LOOKED_AT)})
-            cursor.execute(sql, query.parameters or None)
-            names = [name for name, *_ in cursor.description]
+        with self._statements.run(session, sql, query.parameters, **_rows(_LOOKED_AT)) as reader:
+            names = reader.schema.names
         quoted = [self.quote(name) for name in names]
         if len({name.lower() for name in names}) < len(names):
             return [Column(name, pa.null()) for name in names]
@@ -212,19 +212,15 @@ class Sqlite(Engine):
         return found.name_of(keys[0][1])
 
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
-        with session.cursor() as cursor:
-            # Types are found in the first rows, of this many: all.
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(rows + 1)})
-            cursor.execute(sql, parameters or None)
-            return _typed(cursor.fetch_arrow_table(), columns)
+        # Types are found in the first rows, of this many: all.
+        with self._statements.run(session, sql, parameters, **_rows(rows + 1)) as reader:
+            return _typed(reader.read_all(), columns)
 
     def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
         import pyarrow as pa
 
-        with session.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_STREAMED)})
-            cursor.execute(sql, parameters or None)
-            for batch in cursor.fetch_record_batch():
+        with self._statements.run(session, sql, parameters, **_rows(_STREAMED)) as reader:
+            for batch in reader:
                 yield _typed(pa.Table.from_batches([batch]), columns)
 
     def fingerprint(self) -> str:
@@ -253,6 +249,11 @@ class _Checked(SessionPool):
                     "journal_mode=wal) readers would go on with what they saw"
                 )
                 raise StorageError(f"{reason} (file {self._engine._path})", path=self._engine._path, reason=reason)
+
+
+def _rows(number: int) -> dict[str, str]:
+    """The option for rows that are read at a time."""
+    return {"adbc.sqlite.query.batch_rows": str(number)}
 
 
 def _typed(table: pa.Table, columns: list[Column]) -> pa.Table:
