@@ -331,7 +331,7 @@ def test_other_processes(database: Database, method: str) -> None:
 
 def test_types_of_postgresql(postgres_url: str) -> None:
     query = """SELECT 1::int2 AS i2, 1.5::float4 AS f4, 'x'::varchar(3) AS v, 'y'::char(2) AS c,
-        '2026-02-28'::date AS d, '12:00:01'::time AS t, '2026-01-01 12:00+02'::timestamptz AS z, 
+        '2026-02-28'::date AS d, '12:00:01'::time AS t, '2026-01-01 12:00+02'::timestamptz AS z,
         12.5::numeric(5, 2) AS n, 1e3::numeric AS big,
         gen AS u, '{"a": 1}'::jsonb AS j, ARRAY[1, 2]::int4[] AS a, true AS b, '\\x00ff'::bytea AS y, 'ok'::mood AS m
         FROM (SELECT '9b0d0a9e-6b0b-4a1e-8d2c-6f7b4ac0a8a1'::uuid AS gen) AS s"""

@@ -20,7 +20,7 @@ import pytest
 import fastpipe
 
 ROWS = 400
-LAST = ROWS - 1
+NUMBERS = f"WITH RECURSIVE g(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM g WHERE i < {ROWS - 1}) "
 # Each transaction moves an amount between accounts, opens one, closes one, and counts itself.
 TRANSACTION = [
     "UPDATE t SET amount = amount - 5 WHERE id = {a}",
@@ -69,7 +69,7 @@ class Writer:
 
 CREATE = [
     "CREATE TABLE t (id BIGINT PRIMARY KEY, amount BIGINT NOT NULL)",
-    f"WITH RECURSIVE g(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM g WHERE i < {LAST}) INSERT INTO t SELECT i, 100 FROM g",
+    NUMBERS + "INSERT INTO t SELECT i, 100 FROM g",
     "CREATE TABLE v (version BIGINT NOT NULL)",
     "INSERT INTO v VALUES (0)",
 ]

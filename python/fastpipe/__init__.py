@@ -39,6 +39,7 @@ from fastpipe.errors import (
     DeviceError,
     FastpipeError,
     InteractionsError,
+    LedgerError,
     LimitError,
     MalformedFileError,
     MissingFileError,
@@ -48,6 +49,7 @@ from fastpipe.errors import (
     RowsLeftOutWarning,
     SchemaError,
     ShapeError,
+    StaleLeaseError,
     StateError,
     StorageError,
     UnseenItemsError,
@@ -56,6 +58,7 @@ from fastpipe.errors import (
 )
 from fastpipe.evaluation import Candidates, evaluation_candidates, hit_rate, ndcg
 from fastpipe.interactions import HeldOut, Interactions, PointLocation, read_interactions
+from fastpipe.leases import EpochStatus, LeaseWorker, Ledger, LedgerStatus, StepOfEpoch, WorkerStatus
 from fastpipe.reader import Reader
 from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
@@ -73,6 +76,7 @@ __all__ = [
     "DecimalSpec",
     "DenseSpec",
     "DeviceError",
+    "EpochStatus",
     "FastpipeError",
     "Features",
     "Growth",
@@ -80,6 +84,10 @@ __all__ = [
     "HeldOut",
     "Interactions",
     "InteractionsError",
+    "LeaseWorker",
+    "Ledger",
+    "LedgerError",
+    "LedgerStatus",
     "LimitError",
     "Location",
     "MalformedFileError",
@@ -107,7 +115,9 @@ __all__ = [
     "SparseSpec",
     "SqlPartition",
     "SqlPlan",
+    "StaleLeaseError",
     "StateError",
+    "StepOfEpoch",
     "StorageError",
     "Strings",
     "UnitLocation",
@@ -116,6 +126,7 @@ __all__ = [
     "UnsupportedError",
     "ValueRangeError",
     "VocabularySpec",
+    "WorkerStatus",
     "WrittenFile",
     "__version__",
     "decode_messages",
