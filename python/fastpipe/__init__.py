@@ -53,6 +53,7 @@ from fastpipe.errors import (
     UnseenItemsError,
     UnsupportedError,
     ValueRangeError,
+    WorkerError,
 )
 from fastpipe.evaluation import Candidates, evaluation_candidates, hit_rate, ndcg
 from fastpipe.interactions import HeldOut, Interactions, PointLocation, read_interactions
@@ -113,6 +114,7 @@ __all__ = [
     "UnsupportedError",
     "ValueRangeError",
     "VocabularySpec",
+    "WorkerError",
     "WrittenFile",
     "__version__",
     "decode_messages",

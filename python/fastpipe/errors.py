@@ -29,6 +29,7 @@ __all__ = [
     "UnseenItemsError",
     "UnsupportedError",
     "ValueRangeError",
+    "WorkerError",
 ]
 
 
@@ -174,6 +175,25 @@ class StorageError(_OSError):
 
     `errno` is the operating system's number, and None where it isn't known.
     """
+
+
+class WorkerError(FastpipeError, RuntimeError):
+    """A worker of a pool failed, or died too often; the message says which one, and what it says of it.
+
+    Args:
+        message: as of all errors.
+        worker: its name in the ledger.
+        epoch: of the batch that it failed with; None if it was none.
+        step: of that batch.
+    """
+
+    def __init__(
+        self, message: str, *, worker: str = "", epoch: int | None = None, step: int | None = None, **location: Any
+    ) -> None:
+        super().__init__(message, **location)
+        self.worker = worker
+        self.epoch = epoch
+        self.step = step
 
 
 class RowsLeftOutWarning(UserWarning):
