@@ -25,6 +25,7 @@ BUILTINS = {
     "UnseenItemsError": ValueError,
     "MissingFileError": FileNotFoundError,
     "StorageError": OSError,
+    "WorkerError": RuntimeError,
     "FastpipeError": Exception,
 }
 WHERE = {"path": "a.avro", "block": 3, "offset": 512, "record": 7, "feature": "x", "reason": "too long"}

@@ -117,7 +117,7 @@ def test_only_the_reader_knows_its_attributes() -> None:
     assert not others, "use fastpipe._passes"
 
 
-ADAPTERS = ("torch", "jax", "cuda", "tf", "xgboost")
+ADAPTERS = ("torch", "jax", "cuda", "tf", "xgboost", "ray")
 
 
 def test_adapters_do_not_import_each_other() -> None:

@@ -55,6 +55,7 @@ from fastpipe.errors import (
     UnseenItemsError,
     UnsupportedError,
     ValueRangeError,
+    WorkerError,
 )
 from fastpipe.evaluation import Candidates, evaluation_candidates, hit_rate, ndcg
 from fastpipe.interactions import HeldOut, Interactions, PointLocation, read_interactions
@@ -126,6 +127,7 @@ __all__ = [
     "UnsupportedError",
     "ValueRangeError",
     "VocabularySpec",
+    "WorkerError",
     "WorkerStatus",
     "WrittenFile",
     "__version__",

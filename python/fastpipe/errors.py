@@ -31,6 +31,7 @@ __all__ = [
     "UnseenItemsError",
     "UnsupportedError",
     "ValueRangeError",
+    "WorkerError",
 ]
 
 
@@ -207,6 +208,25 @@ class StaleLeaseError(FastpipeError, RuntimeError):
         self.epoch = epoch
         self.start = start
         self.stop = stop
+
+
+class WorkerError(FastpipeError, RuntimeError):
+    """A worker of a pool failed, or died too often; the message says which one, and what it says of it.
+
+    Args:
+        message: as of all errors.
+        worker: its name in the ledger.
+        epoch: of the batch that it failed with; None if it was none.
+        step: of that batch.
+    """
+
+    def __init__(
+        self, message: str, *, worker: str = "", epoch: int | None = None, step: int | None = None, **location: Any
+    ) -> None:
+        super().__init__(message, **location)
+        self.worker = worker
+        self.epoch = epoch
+        self.step = step
 
 
 class RowsLeftOutWarning(UserWarning):

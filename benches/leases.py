@@ -1,0 +1,263 @@
+"""What leases cost, and how well they share out work among workers that come, go and differ.
+
+Three parts, named by `--parts`:
+
+* `makespan`: workers 2 -> 8 -> 3 within an epoch, one of them ten times slower than the others, and still there at the
+  end. Beside it the ideal: the batches, divided by the summed speed of those who were there. Batches take as long as
+  their worker sleeps for each, so that two cores are enough; speeds are what sleeping really takes.
+* `overhead`: batches that their consumer works on for a millisecond, leased and committed one by one, beside plain
+  iteration of the same reader, in turn. The consumer spins, which a background thread disturbs most, or sleeps.
+* `crowd`: a thousand workers against one PostgreSQL, see `lease_crowd.py`.
+
+Ledgers are a file of SQLite's, and a PostgreSQL server that is started for this; both wait for the disk at each commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lease_crowd
+import numpy as np
+
+import fastpipe
+import loads
+
+MAKESPAN_MOST = 1.3
+OVERHEAD_MOST = 0.03
+FAST = 0.004
+"""Seconds that a worker of the makespan sleeps for each batch; the slow one ten times as long."""
+
+
+class Ledgers(NamedTuple):
+    """Where leases are kept.
+
+    Attributes:
+        folder: for files of SQLite's.
+        postgres: a server, with a method `new_database`; None if it isn't installed.
+    """
+
+    folder: Path
+    postgres: Any
+
+    def urls(self, name: str) -> dict[str, str]:
+        """A new ledger of each kind."""
+        found = {"SQLite": f"sqlite:///{self.folder / name}.db"}
+        return found | ({"PostgreSQL": self.postgres.new_database()} if self.postgres else {})
+
+
+@contextmanager
+def ledgers() -> Iterator[Ledgers]:
+    """Starts a PostgreSQL server, if it is installed."""
+    # The tests know how to start one.
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    import servers  # type: ignore[import-not-found]
+
+    programs = servers.postgres_programs()
+    server = servers.Postgres(programs, "fsync=on", "max_connections=1200") if programs else None
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Ledgers(Path(folder), server)
+    finally:
+        if server is not None:
+            server.stop()
+
+
+def reader_of(batches: int) -> fastpipe.Reader:
+    """A reader of so many batches, which cost nothing."""
+    return fastpipe.from_arrays({"id": np.arange(batches * 4)}, batch_size=4, shuffle=True, shuffle_buffer=400, seed=1)
+
+
+# The makespan.
+
+
+def sleeper(url: str, batches: int, number: int, seconds: float, orders: Connection) -> None:
+    """A worker, in a process of its own: waits for "go", works, and leaves on "leave". Sends how many batches it did."""
+    reader = reader_of(batches)
+    orders.send("there")
+    orders.recv()
+    done = 0
+    with reader.lease(url, worker=f"w{number}", ttl=5.0) as worker:
+        for _ in worker:
+            time.sleep(seconds)
+            done += 1
+            worker.commit()
+            if orders.poll():
+                break
+    orders.send((done, time.time()))
+
+
+class Share(NamedTuple):
+    """A worker of the makespan.
+
+    Attributes:
+        seconds: that it takes for a batch.
+        comes: when, in seconds from the first one.
+        goes: when it is told to; None if it stays to the end.
+    """
+
+    seconds: float
+    comes: float
+    goes: float | None
+
+
+def shares(phase: float) -> list[Share]:
+    """Workers 2 -> 8 -> 3, each number for so many seconds; the first one is the slow one, and stays."""
+    slow, fast = FAST * 10, FAST
+    return [
+        Share(slow, 0.0, None),
+        Share(fast, 0.0, None),
+        Share(fast, phase, None),
+        *[Share(fast, phase, 2 * phase)] * 5,
+    ]
+
+
+def ideal(team: list[Share], batches: int) -> float:
+    """Seconds until their summed speed has done the batches."""
+    marks = sorted({mark for share in team for mark in (share.comes, share.goes) if mark is not None}) + [float("inf")]
+    left = float(batches)
+    for begin, end in zip(marks, marks[1:], strict=False):
+        here = [share for share in team if share.comes <= begin and (share.goes is None or begin < share.goes)]
+        speed = sum(1 / share.seconds for share in here)
+        if left <= speed * (end - begin):
+            return begin + left / speed
+        left -= speed * (end - begin)
+    raise AssertionError
+
+
+def batches_of(team: list[Share], seconds: float) -> int:
+    """Batches that they do in so many seconds."""
+    return int(sum((min(share.goes or seconds, seconds) - share.comes) / share.seconds for share in team))
+
+
+def makespan(url: str, phase: float) -> tuple[float, float]:
+    """Seconds of an epoch, and the ideal."""
+    plan = shares(phase)
+    batches = batches_of(plan, 3 * phase)
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in plan]
+    workers = [
+        context.Process(target=sleeper, args=(url, batches, number, share.seconds, child))
+        for number, (share, (_, child)) in enumerate(zip(plan, pipes, strict=True))
+    ]
+    for worker in workers:
+        worker.start()
+    for orders, _ in pipes:
+        orders.recv()
+    begin = time.time()
+    told = [(share.comes, orders, "go") for share, (orders, _) in zip(plan, pipes, strict=True)]
+    told += [(share.goes, orders, "leave") for share, (orders, _) in zip(plan, pipes, strict=True) if share.goes]
+    for when, orders, order in sorted(told, key=lambda each: each[0]):
+        time.sleep(max(0.0, begin + when - time.time()))
+        orders.send(order)
+    ends = [orders.recv() for orders, _ in pipes]
+    for worker in workers:
+        worker.join()
+    if sum(done for done, _ in ends) < batches:
+        raise RuntimeError(f"{sum(done for done, _ in ends)} of {batches} batches were done")
+    really = {share.seconds: slept(share.seconds) for share in plan}
+    team = [share._replace(seconds=really[share.seconds]) for share in plan]
+    return max(end for _, end in ends) - begin, ideal(team, batches)
+
+
+def slept(seconds: float) -> float:
+    """What sleeping for so long really takes."""
+    begin = time.perf_counter()
+    for _ in range(50):
+        time.sleep(seconds)
+    return (time.perf_counter() - begin) / 50
+
+
+def part_makespan(bounds: loads.Bounds, found: Ledgers, quick: bool) -> None:
+    row = loads.table([("ledger", -10), ("run", 3), ("seconds", 8), ("ideal", 7), ("ratio", 6), ("", -6)])
+    for run in range(1 if quick else 3):
+        for name, url in found.urls(f"makespan{run}").items():
+            took, least = makespan(url, 2.0 if quick else 5.0)
+            mark = bounds.aim(f"makespan on {name}", took / least, most=MAKESPAN_MOST)
+            row(name, run, took, least, took / least, mark)
+
+
+# The overhead.
+
+
+def spin(seconds: float) -> None:
+    """Works for so long."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def plain(reader: fastpipe.Reader, work: Callable[[], None]) -> int:
+    """Batches of an epoch."""
+    done = 0
+    for _ in reader:
+        work()
+        done += 1
+    return done
+
+
+def leased(reader: fastpipe.Reader, url: str, jobs: Iterator[int], work: Callable[[], None]) -> int:
+    """The same, leased and committed one by one; from joining the job to having left it."""
+    done = 0
+    with reader.lease(url, job=f"job{next(jobs)}", worker="one") as worker:
+        for _ in worker:
+            work()
+            done += 1
+            worker.commit()
+    return done
+
+
+def part_overhead(bounds: loads.Bounds, found: Ledgers, quick: bool) -> None:
+    batches, rounds = (500, 3) if quick else (3000, 9)
+    row = loads.table(
+        [("work", -6), ("ledger", -10), ("plain ms", 9), ("leased ms", 9), ("more", 7), ("of rounds", -22), ("", -6)]
+    )
+    for name, work in {"spin": partial(spin, 0.001), "sleep": partial(time.sleep, 0.001)}.items():
+        reader, jobs = reader_of(batches), iter(range(1_000))
+        tasks: dict[str, Callable[[], int]] = {"plain": partial(plain, reader, work)}
+        tasks |= {
+            kind: partial(leased, reader, url, jobs, work) for kind, url in found.urls(f"overhead-{name}").items()
+        }
+        turns = loads.take_turns(tasks, rounds)
+        seconds = {kind: [took for took, _ in taken] for kind, taken in turns.items()}
+        if {done for taken in turns.values() for _, done in taken} != {batches}:
+            raise RuntimeError("not all batches were done")
+        for kind in list(tasks)[1:]:
+            more = loads.ratio(seconds[kind], seconds["plain"]) - 1
+            mark = bounds.aim(f"overhead on {kind}, {name}", more, most=OVERHEAD_MOST)
+            ratios = sorted(a / b - 1 for a, b in zip(seconds[kind], seconds["plain"], strict=True))
+            each = [statistics.median(seconds[side]) / batches * 1e3 for side in ("plain", kind)]
+            row(name, kind, *each, f"{more:.2%}", f"{ratios[0]:.2%} to {ratios[-1]:.2%}", mark)
+
+
+def main() -> int:
+    """Runs the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="makespan,overhead,crowd")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: does it run, and roughly how fast")
+    arguments = parser.parse_args()
+    bounds = loads.Bounds()
+    quick = arguments.quick or loads.QUICK
+    with ledgers() as found:
+        for part in arguments.parts.split(","):
+            if part == "makespan":
+                part_makespan(bounds, found, quick)
+            elif part == "overhead":
+                part_overhead(bounds, found, quick)
+            elif part == "crowd" and found.postgres is not None:
+                lease_crowd.show(found.postgres.new_database(), quick)
+    return bounds.status()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,346 @@
+"""Workers on leases as Ray's actors, more or fewer of them while they run.
+
+    import fastpipe.ray
+
+    reader = fastpipe.read_avro("data/*.avro", batch_size=1024, shuffle=True, seed=7)
+    with fastpipe.ray.LeaseWorkers(reader, "postgresql://.../ledger", embed, num_workers=2) as pool:
+        pool.scale(8)
+        for epoch, step, worker, value in pool:
+            ...
+
+Ray starts the processes; the ledger says which of them does which batches (see `Reader.lease`). So nothing is lost when
+Ray moves an actor, or a machine goes: what it hadn't committed is done by another one.
+"""
+
+from __future__ import annotations
+
+try:
+    import ray
+except ImportError as error:
+    raise ImportError("fastpipe.ray needs Ray: pip install 'fastpipe-data[ray]'") from error
+
+import logging
+import operator
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from fastpipe._passes import passes_of
+from fastpipe._ray_actors import Collector, Outcome, Result, Worker
+from fastpipe.errors import WorkerError
+from fastpipe.reader import Reader
+
+__all__ = ["LeaseWorkers", "PoolStatus", "Result"]
+
+_log = logging.getLogger("fastpipe")
+
+# Seconds between two looks at the workers; what they tell arrives at once.
+_LOOK = 0.2
+# Seconds that workers have to end their batch and give up their leases when the pool is closed.
+_GRACE = 5.0
+
+
+class PoolStatus(NamedTuple):
+    """What the workers of a pool do. What is done of the job says `fastpipe.Ledger(url, job).status()`.
+
+    Attributes:
+        pending: names of the workers that wait for Ray to start them.
+        running: names of the workers that run.
+        stopping: names of the workers that end behind the batch that they use.
+        restarts: how often a worker died and was started again.
+        refused: commits of workers that have ended which were refused, since another worker did the batches.
+        done: whether the job is done.
+    """
+
+    pending: tuple[str, ...]
+    running: tuple[str, ...]
+    stopping: tuple[str, ...]
+    restarts: int
+    refused: int
+    done: bool
+
+
+@dataclass(eq=False)
+class _Running:
+    """A worker of the pool.
+
+    Attributes:
+        name: in the ledger; that of the worker whose place it takes, if one died.
+        actor: Ray's handle.
+        ready: known to Ray once the process is there.
+        outcome: known to Ray once it has ended.
+        stopping: whether it was told to stop.
+    """
+
+    name: str
+    actor: Any
+    ready: Any
+    outcome: Any
+    stopping: bool = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether Ray hasn't started it yet."""
+        return not ray.wait([self.ready], timeout=0)[0]
+
+
+class LeaseWorkers:
+    """Ray actors that share the batches of a reader by leases, each batch once an epoch.
+
+    A worker that dies is started again under its name, and takes its leases over. Its batches that weren't committed are
+    used once more; of those `consume` may have seen a part, and the pool has one result for each all the same.
+
+    Several threads may use a pool.
+
+    Args:
+        reader: of the whole order, with a seed if it shuffles. It is pickled, so no pass may be active.
+        ledger_url: as in `Reader.lease`. A SQLite file does if all of Ray is on this machine.
+        consume: called with each batch, in the worker's process. What it returns is a result, unless that is None; the
+            batch is committed once the pool has it. A class is built once for each worker, and called then.
+        num_workers: actors to begin with, at least 1.
+        job: its name in the ledger.
+        actor_options: for Ray, such as `{"num_cpus": 2, "num_gpus": 1}`.
+        max_restarts: how many workers may die and be started again before the pool gives up.
+        max_results: results that are kept until they are taken, at least 1; then workers wait.
+        **lease: further arguments of `Reader.lease`, such as `ttl=10.0` or `barrier=False`.
+
+    Raises:
+        TypeError: if `reader` has no batches, `consume` can't be called, or one of them can't be pickled.
+        ValueError: if a number is less than it may be.
+
+    Example:
+        >>> ray.init(num_cpus=2)  # doctest: +SKIP
+        >>> reader = fastpipe.from_arrays({"id": np.arange(100)}, batch_size=10)  # doctest: +SKIP
+        >>> with LeaseWorkers(reader, "sqlite:///ledger.db", lambda batch: batch["id"].sum()) as pool:  # doctest: +SKIP
+        ...     sum(result.value for result in pool)
+        4950
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        ledger_url: str,
+        consume: Callable[[Any], Any],
+        *,
+        num_workers: int = 1,
+        job: str = "default",
+        actor_options: Mapping[str, Any] | None = None,
+        max_restarts: int = 10,
+        max_results: int = 1000,
+        **lease: Any,
+    ) -> None:
+        passes_of(reader)
+        if not callable(consume):
+            raise TypeError(f"consume is a function of a batch, or a class of such, not {type(consume).__name__}")
+        self._wanted = _at_least("num_workers", num_workers, 1)
+        self._max_restarts = _at_least("max_restarts", max_restarts, 0)
+        limit = _at_least("max_results", max_results, 1)
+        if "worker" in lease:
+            raise TypeError("LeaseWorkers names its workers itself: leave `worker` out")
+        # One at a time runs; the second thread tells it to stop.
+        self._actor = ray.remote(Worker).options(**(actor_options or {}), max_concurrency=2, max_restarts=0)
+        # References, so that Ray ships them once to each machine, not once to each worker.
+        self._task = (ray.put(reader), ledger_url, ray.put(consume), {"job": job, **lease})
+        self._collector = ray.remote(Collector).options(num_cpus=0, max_concurrency=10_000).remote(limit)
+        self._prefix = f"ray-{secrets.token_hex(3)}"
+        self._started = self._restarts = self._refused = 0
+        self._workers: list[_Running] = []
+        self._lock = threading.RLock()
+        self._closed = self._finished = False
+        self._failure: BaseException | None = None
+        self._fill_up()
+        self._watcher = threading.Thread(target=self._watch, name="fastpipe-ray", daemon=True)
+        self._watcher.start()
+
+    # Workers.
+
+    def scale(self, num_workers: int) -> None:
+        """Lets so many workers run from now on. Those that are too many end behind the batch that they use.
+
+        Workers that Ray hasn't started yet go first, then the youngest.
+
+        Args:
+            num_workers: at least 1.
+
+        Raises:
+            ValueError: if it is less.
+            WorkerError: if a worker has failed.
+        """
+        wanted = _at_least("num_workers", num_workers, 1)
+        with self._lock:
+            self._check()
+            self._wanted = wanted
+            running = [worker for worker in self._workers if not worker.stopping]
+            spare = sorted(running, key=lambda worker: not worker.pending)
+            # Stable: among those that run, the oldest come first.
+            keep = sorted(spare, key=lambda worker: worker.pending)[:wanted]
+            for worker in running:
+                if worker not in keep:
+                    self._stop(worker)
+            self._fill_up()
+
+    def status(self) -> PoolStatus:
+        """What the workers do."""
+        with self._lock:
+            pending = {worker.name for worker in self._workers if not worker.stopping and worker.pending}
+            running = [worker.name for worker in self._workers if not worker.stopping and worker.name not in pending]
+            stopping = [worker.name for worker in self._workers if worker.stopping]
+            return PoolStatus(
+                tuple(sorted(pending)), tuple(running), tuple(stopping), self._restarts, self._refused, self._finished
+            )
+
+    def _fill_up(self) -> None:
+        """Starts as many workers as are missing."""
+        while not self._closed and not self._finished and self._failure is None:
+            if sum(not worker.stopping for worker in self._workers) >= self._wanted:
+                return
+            self._started += 1
+            self._start(f"{self._prefix}-{self._started}")
+
+    def _start(self, name: str) -> None:
+        reader, url, consume, lease = self._task
+        actor = self._actor.remote()
+        outcome = actor.run.remote(reader, url, name, consume, self._collector, lease)
+        self._workers.append(_Running(name, actor, actor.ready.remote(), outcome))
+
+    def _stop(self, worker: _Running) -> None:
+        worker.stopping = True
+        if worker.pending:
+            ray.kill(worker.actor)
+        else:
+            worker.actor.stop.remote()
+
+    def _watch(self) -> None:
+        """Sees workers end, until there are none; in a thread of its own."""
+        while True:
+            with self._lock:
+                outcomes = {worker.outcome: worker for worker in self._workers}
+            if not outcomes:
+                return
+            ended, _ = ray.wait(list(outcomes), num_returns=1, timeout=_LOOK)
+            with self._lock:
+                for reference in ended:
+                    worker = outcomes[reference]
+                    self._workers.remove(worker)
+                    self._ended(worker)
+                self._fill_up()
+
+    def _ended(self, worker: _Running) -> None:
+        try:
+            outcome: Outcome = ray.get(worker.outcome)
+        except ray.exceptions.RayError as error:
+            self._died(worker, error)
+            return
+        self._refused += outcome.refused
+        if outcome.kind == "finished":
+            self._finished = True
+        elif outcome.kind == "failed" and not self._closed:
+            self._fail(_failure(worker.name, outcome))
+
+    def _died(self, worker: _Running, error: BaseException) -> None:
+        if worker.stopping or self._closed or self._finished or self._failure is not None:
+            return
+        if self._restarts == self._max_restarts:
+            message = f"the worker {worker.name} died, and {self._restarts} have been started again before: {error}"
+            self._fail(WorkerError(message, worker=worker.name), error)
+            return
+        self._restarts += 1
+        _log.warning("the worker %s died and is started again (%d): %s", worker.name, self._restarts, error)
+        self._start(worker.name)
+
+    def _fail(self, error: BaseException, cause: BaseException | None = None) -> None:
+        """Keeps the first error for whoever asks next, and stops all workers."""
+        if self._failure is None:
+            error.__cause__ = cause or error.__cause__
+            self._failure = error
+        for worker in self._workers:
+            self._stop(worker)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise WorkerError("the pool is closed")
+
+    # Results.
+
+    def __iter__(self) -> Iterator[Result]:
+        """Results as they come, each once; ends when the job is done, and closes the pool.
+
+        Raises:
+            WorkerError: if `consume` fails, or too many workers die; it says which worker, and with which batch.
+        """
+        while not self._closed:
+            # Whoever has ended has handed in its results before.
+            ended = not self._watcher.is_alive()
+            taken: list[Result] = ray.get(self._collector.take.remote(_LOOK))
+            yield from taken
+            if self._failure is not None:
+                self.close()
+                raise self._failure
+            if ended and not taken:
+                self.close()
+
+    def join(self) -> list[Result]:
+        """Waits until the job is done, and returns the results that weren't taken yet, in the order of batches.
+
+        Raises:
+            WorkerError: as iteration does.
+        """
+        return sorted(self, key=lambda result: result[:2])
+
+    def close(self) -> None:
+        """Stops the workers, which give up their leases. What was committed stays; results that weren't taken are lost.
+
+        A worker that doesn't end its batch within five seconds is killed; its leases expire. Twice does no harm.
+        """
+        with self._lock:
+            self._closed = True
+            workers = list(self._workers)
+            for worker in workers:
+                if not worker.stopping:
+                    self._stop(worker)
+        if not ray.is_initialized():
+            return
+        deadline = time.monotonic() + _GRACE
+        try:
+            self._watcher.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            for worker in workers:
+                ray.kill(worker.actor)
+            ray.kill(self._collector)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        pending, running, stopping, *_ = self.status()
+        return f"LeaseWorkers({len(running)} running, {len(pending)} pending, {len(stopping)} stopping)"
+
+
+def _at_least(name: str, value: Any, least: int) -> int:
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name} is at least {least}, not {number}")
+    return number
+
+
+def _failure(name: str, outcome: Outcome) -> BaseException:
+    """The error to raise for a worker's."""
+    error = None if outcome.error is None else ray.cloudpickle.loads(outcome.error)
+    if outcome.batch is None and error is not None:
+        # It isn't about a batch: what the ledger says is the same for all workers.
+        return error  # type: ignore[no-any-return]
+    epoch, step = outcome.batch or (None, None)
+    where = f" with batch {step} of epoch {epoch}" if outcome.batch else ""
+    failure = WorkerError(
+        f"consume failed in the worker {name}{where}:\n{outcome.told}", worker=name, epoch=epoch, step=step
+    )
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,146 @@
+"""Workers on leases that test_leases_chaos.py kills and stops: they log what they use, and what was committed of it.
+
+Started as a program, it is a server that forks such workers: a fork takes a moment, importing fastpipe for each worker
+would take most of the test. A request is a line of JSON, and so is its answer: `{"start": ...}` answers with the
+process's id, and `{"poll": id}` with its exit code, or null while it runs. Only a poll reaps a process, so the id is
+nobody else's before. Workers don't outlive the server, nor the server whoever asks it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import samples
+from fastpipe.errors import StaleLeaseError, StateError
+
+PACE = struct.Struct("d")
+_DIE_WITH_PARENT = 1
+
+
+class Log:
+    """What a worker did, a line each. A line that was written survives the worker."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(self, kind: str, *values: Any) -> None:
+        """Appends a line and waits until the disk has it."""
+        os.write(self._file, (json.dumps([kind, *values], separators=(",", ":")) + "\n").encode())
+        os.fsync(self._file)
+
+
+class Pace:
+    """Seconds that each worker takes for a batch: doubles in a file, which the test changes while they run."""
+
+    def __init__(self, path: Path, slots: int) -> None:
+        if not path.exists():
+            path.write_bytes(bytes(PACE.size * slots))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), PACE.size * slots)
+
+    def __getitem__(self, slot: int) -> float:
+        seconds: float = PACE.unpack_from(self._memory, slot * PACE.size)[0]
+        return seconds
+
+    def __setitem__(self, slot: int, seconds: float) -> None:
+        PACE.pack_into(self._memory, slot * PACE.size, seconds)
+
+
+def work(request: dict[str, Any]) -> None:
+    """Uses batches until the job is done.
+
+    With `wait` each commit is waited for and noted; without it the worker commits each batch, and whoever asks finds in
+    the ledger's audit what came of it.
+    """
+    folder = Path(request["folder"])
+    log = Log(folder / f"{request['worker']}~{request['life']}.log")
+    pace = Pace(folder / "pace", request["slots"])
+    reader = samples.Data(request["paths"], {}).read(**request["options"])
+
+    def refusing(act: Callable[[], Any]) -> Any:
+        """Acts, and notes a refused commit: the worker goes on with its next lease."""
+        try:
+            return act()
+        except StaleLeaseError as error:
+            log.note("stale", error.epoch, error.start, error.stop)
+            return None
+
+    ended = object()
+    worker = reader.lease(request["url"], worker=request["worker"], **request["lease"])
+    try:
+        batches = iter(worker)
+        while (batch := refusing(lambda: next(batches, ended))) is not ended:
+            if batch is None:
+                continue
+            epoch, step = worker.position
+            log.note("used", epoch, step, batch["id"].tolist())
+            time.sleep(pace[request["slot"]])
+            wait = request["wait"]
+            if refusing(lambda wait=wait: [worker.commit(wait=wait)]) and wait:
+                log.note("kept", epoch, step)
+    except StateError as error:
+        # Another life has taken the name over, and the leases with it.
+        assert "has taken the name" in str(error)
+    finally:
+        refusing(worker.close)
+    log.note("end")
+
+
+def _live(request: dict[str, Any]) -> None:
+    """One life of a worker, in a process of its own."""
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        # What a worker says goes to its own file: several would mix their lines.
+        output = os.open(Path(request["folder"]) / f"{request['life']}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 2)
+        os.dup2(output, 1)
+        # A test that waits in vain asks for the stacks.
+        faulthandler.register(signal.SIGUSR1)
+        work(request)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _polled(process: int) -> int | None:
+    found, status = os.waitpid(process, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def serve() -> None:
+    """Answers requests, until there are no more."""
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        if "start" in request:
+            answer = os.fork()
+            if answer == 0:
+                _live(request["start"])
+        else:
+            answer = _polled(request["poll"])
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    # Opened once, so that forks find loaded whatever opening a reader and a ledger loads.
+    for name in ("sqlite3", "psycopg", "fastpipe.leases"):
+        try:
+            __import__(name)
+        except ImportError:
+            assert name == "psycopg", name
+    serve()
