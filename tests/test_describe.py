@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pickle
@@ -157,7 +158,9 @@ def test_ranks_and_partitions_make_up_the_whole(shuffle: Any) -> None:
     options = {"batch_size": 64, "shuffle": shuffle, "seed": 3}
     whole = fastpipe.describe(fastpipe.from_arrow(TABLE, **options))
     ranks = [
-        fastpipe.describe(fastpipe.from_arrow(TABLE, **options, rank=rank, world_size=3, uneven=uneven))
+        fastpipe.describe(
+            fastpipe.from_arrow(TABLE, **options, rank=rank, world_size=3, uneven=uneven, shard_by="batch")
+        )
         for rank, uneven in enumerate(["pad", "allow", "drop"])
     ]
     same(fastpipe.Description.merged(ranks), whole)
@@ -172,7 +175,7 @@ def test_files_give_what_tables_give(tmp_path: Path) -> None:
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(TABLE, tmp_path / "t.parquet", row_group_size=100)
-    fastpipe.write_avro(fastpipe.from_arrow(TABLE, batch_size=100), tmp_path / "t.avro")
+    fastpipe.write_avro(tmp_path / "t.avro", TABLE)
     whole = described(TABLE)
     same(fastpipe.describe(fastpipe.read_parquet(tmp_path / "t.parquet", batch_size=64)), whole)
     same(fastpipe.describe(fastpipe.read_avro(tmp_path / "t.avro", batch_size=64)), whole)
@@ -238,9 +241,7 @@ def test_merged_sketches_count_as_many(values: list[int], limit: int) -> None:
     found = fastpipe.Description.merged(parts)["x"]
     assert found.count == len(values)
     # Few enough for the sketch to hold them all, though it isn't asked to be exact.
-    assert {value: count for value, count in found.counts().items()} == dict(
-        sorted(Counter(values).items(), key=lambda pair: (-pair[1], pair[0]))
-    )
+    assert found.counts() == dict(Counter(values))
 
 
 def test_descriptions_go_through_json_and_pickle() -> None:
@@ -248,7 +249,7 @@ def test_descriptions_go_through_json_and_pickle() -> None:
     for copy in (fastpipe.Description.from_json(found.to_json()), pickle.loads(pickle.dumps(found))):
         same(copy, found)
         assert copy["f"].quantile([0.1, 0.5]) == found["f"].quantile([0.1, 0.5])
-        assert copy.to_json() == found.to_json()
+        assert copy["s"].counts_error == found["s"].counts_error > 0
 
 
 @pytest.mark.parametrize(
@@ -266,10 +267,8 @@ def test_damage_anywhere_is_an_error_or_harmless() -> None:
             for wrong in ("x", -1, None, {}, {"n": 1}):
                 damaged = json.loads(json.dumps(whole))
                 damaged["features"][name][key] = wrong
-                try:
+                with contextlib.suppress(fastpipe.StateError):
                     fastpipe.Description.from_json(json.dumps(damaged))
-                except fastpipe.StateError:
-                    pass
 
 
 def test_what_does_not_fit_is_not_merged() -> None:
@@ -340,7 +339,7 @@ def test_buckets_digitize() -> None:
 
 def test_vocabularies_are_used_in_specs(tmp_path: Path) -> None:
     path = tmp_path / "t.avro"
-    fastpipe.write_avro(fastpipe.from_arrow(pa.table({"city": ["Rome", "Oslo", "Rome", "Bonn"]}), batch_size=4), path)
+    fastpipe.write_avro(path, pa.table({"city": ["Rome", "Oslo", "Rome", "Bonn"]}))
     vocabulary = fastpipe.describe(fastpipe.read_avro(path, batch_size=2))["city"].vocabulary(most=2)
     features = {"city": fastpipe.VocabularySpec(vocabulary, unknown="bucket")}
     (batch,) = fastpipe.read_avro(path, features=features, batch_size=4)
