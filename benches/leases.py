@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,7 +83,7 @@ def reader_of(batches: int) -> fastpipe.Reader:
 
 
 def sleeper(url: str, batches: int, number: int, seconds: float, orders: Connection) -> None:
-    """A worker, in a process of its own: waits for "go", works, and leaves on "leave". Sends how many batches it did."""
+    """A worker, in a process of its own: begins at the order "go", ends at "leave". Sends how many batches it did."""
     reader = reader_of(batches)
     orders.send("there")
     orders.recv()
@@ -124,9 +125,9 @@ def shares(phase: float) -> list[Share]:
 
 def ideal(team: list[Share], batches: int) -> float:
     """Seconds until their summed speed has done the batches."""
-    marks = sorted({mark for share in team for mark in (share.comes, share.goes) if mark is not None}) + [float("inf")]
+    marks = sorted({mark for share in team for mark in (share.comes, share.goes, float("inf")) if mark is not None})
     left = float(batches)
-    for begin, end in zip(marks, marks[1:], strict=False):
+    for begin, end in pairwise(marks):
         here = [share for share in team if share.comes <= begin and (share.goes is None or begin < share.goes)]
         speed = sum(1 / share.seconds for share in here)
         if left <= speed * (end - begin):

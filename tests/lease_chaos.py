@@ -21,7 +21,7 @@ import servers
 WORKERS = 8
 # Seconds: short enough for leases to expire while their workers are stopped.
 TTL = 0.6
-CHAOS = 2.5
+CHAOS = 1.5
 # Within which a run that doesn't hang has ended many times over, on whatever machine.
 LONGEST = 90.0
 

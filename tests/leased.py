@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import samples
-from fastpipe.errors import StaleLeaseError
+from fastpipe.errors import StaleLeaseError, StateError
 
 PACE = struct.Struct("d")
 _DIE_WITH_PARENT = 1
@@ -59,14 +59,23 @@ class Pace:
 
 
 def work(request: dict[str, Any]) -> None:
-    """Uses batches until the job is done.
+    """Uses batches until the job is done, or another process works under this one's name."""
+    log = Log(Path(request["folder"]) / f"{request['worker']}~{request['life']}.log")
+    try:
+        _use(request, log)
+    except StateError as error:
+        if "has taken the name" not in str(error):
+            raise
+        log.note("replaced")
+
+
+def _use(request: dict[str, Any], log: Log) -> None:
+    """Uses batches.
 
     With `wait` each commit is waited for and noted; without it the worker commits each batch, and whoever asks finds in
     the ledger's audit what came of it.
     """
-    folder = Path(request["folder"])
-    log = Log(folder / f"{request['worker']}~{request['life']}.log")
-    pace = Pace(folder / "pace", request["slots"])
+    pace = Pace(Path(request["folder"]) / "pace", request["slots"])
     reader = samples.Data(request["paths"], {}).read(**request["options"])
 
     def refusing(act: Callable[[], Any]) -> Any:
@@ -90,9 +99,9 @@ def work(request: dict[str, Any]) -> None:
             wait = request["wait"]
             if refusing(lambda wait=wait: [worker.commit(wait=wait)]) and wait:
                 log.note("kept", epoch, step)
+        log.note("end")
     finally:
         refusing(worker.close)
-    log.note("end")
 
 
 def _live(request: dict[str, Any]) -> None:

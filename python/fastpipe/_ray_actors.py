@@ -1,7 +1,8 @@
 """What runs in Ray's processes for `fastpipe.ray`: workers on leases, and the collector of their results.
 
-A worker hands in the result of a batch, and commits the batch when the collector has it. So each batch that is committed
-has a result there. One whose worker dies in between is done by another one, too; the collector keeps the first result.
+A worker hands in the result of a batch, and commits the batch when the collector has it. So each batch that is
+committed has a result there. If a worker dies in between, another one uses the batch, too; the collector keeps the
+first result.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ class _Running:
 class LeaseWorkers:
     """Ray actors that share the batches of a reader by leases, each batch once an epoch.
 
-    A worker that dies is started again under its name, and takes its leases over. Its batches that weren't committed are
-    used once more; of those `consume` may have seen a part, and the pool has one result for each all the same.
+    A worker that dies is started again under its name, and takes its leases over. Its batches that weren't committed
+    are used once more; `consume` may have seen some of those, and the pool has one result for each all the same.
 
     Several threads may use a pool.
 
