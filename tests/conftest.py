@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import fastavro
 import hypothesis
@@ -82,6 +84,17 @@ def postgres_url(postgres: servers.Postgres) -> Iterator[str]:
     url = postgres.new_database()
     yield url
     postgres.drop_database(url)
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[servers.Mariadb]:
+    """A MariaDB server."""
+    program = shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        pytest.skip("MariaDB's server isn't installed (Debian's package mariadb-server)")
+    server = servers.Mariadb(Path(program))
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -113,3 +113,56 @@ def _has_user(name: str) -> bool:
     except KeyError:
         return False
     return True
+
+
+class Mariadb:
+    """A MariaDB server with a data folder of its own, which is removed when it is stopped.
+
+    Args:
+        program: `mariadbd`.
+    """
+
+    def __init__(self, program: Path) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="fastpipe-mariadb-"))
+        self.port = free_port()
+        data, socket_path = self._folder / "data", self._folder / "socket"
+        if os.getuid() == 0:
+            shutil.chown(self._folder, "mysql", "mysql")
+        user = ["--user=mysql"] if os.getuid() == 0 else []
+        install = [
+            "mariadb-install-db",
+            "--no-defaults",
+            f"--datadir={data}",
+            "--auth-root-authentication-method=normal",
+        ]
+        subprocess.run(
+            [*install, "--skip-test-db", *user], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        # So that connections of TCP need no password.
+        start = self._folder / "start.sql"
+        user_of = "test@'127.0.0.1'"
+        start.write_text(f"CREATE DATABASE test;\nCREATE USER {user_of};\nGRANT ALL ON test.* TO {user_of};\n")
+        start.chmod(0o644)
+        options = [f"--datadir={data}", f"--socket={socket_path}", f"--port={self.port}", f"--init-file={start}"]
+        command = [program, "--no-defaults", *options, "--bind-address=127.0.0.1", "--skip-name-resolve", *user]
+        with (self._folder / "log").open("wb") as log:
+            self._server = subprocess.Popen(command, stdout=log, stderr=log, cwd="/")
+        for _ in range(600):
+            with socket.socket() as client:
+                if client.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            if self._server.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise RuntimeError(f"MariaDB doesn't start:\n{(self._folder / 'log').read_text()}")
+
+    @property
+    def url(self) -> str:
+        """The URL of its empty database, for SQLAlchemy."""
+        return f"mariadb+pymysql://test@127.0.0.1:{self.port}/test"
+
+    def stop(self) -> None:
+        """Ends the server, and removes its data."""
+        self._server.kill()
+        self._server.wait(30)
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -207,6 +207,7 @@ PUBLIC = [
     "explain",
     "features",
     "files",
+    "lease",
     "load_state_dict",
     "locate",
     "num_rows",

@@ -39,6 +39,7 @@ from fastpipe.errors import (
     DeviceError,
     FastpipeError,
     InteractionsError,
+    LedgerError,
     LimitError,
     MalformedFileError,
     MissingFileError,
@@ -48,6 +49,7 @@ from fastpipe.errors import (
     RowsLeftOutWarning,
     SchemaError,
     ShapeError,
+    StaleLeaseError,
     StateError,
     StorageError,
     UnseenItemsError,
@@ -57,9 +59,11 @@ from fastpipe.errors import (
 )
 from fastpipe.evaluation import Candidates, evaluation_candidates, hit_rate, ndcg
 from fastpipe.interactions import HeldOut, Interactions, PointLocation, read_interactions
+from fastpipe.leases import EpochStatus, LeaseWorker, Ledger, LedgerStatus, StepOfEpoch, WorkerStatus
 from fastpipe.reader import Reader
 from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
+from fastpipe.sql import SqlPartition, SqlPlan, partition_sql, read_sql
 from fastpipe.tables import RowLocation, from_arrays, from_arrow
 from fastpipe.units import UnitLocation, Units, read_arrow, read_parquet, read_units
 from fastpipe.vocabularies import HashSpec, VocabularySpec
@@ -73,6 +77,7 @@ __all__ = [
     "DecimalSpec",
     "DenseSpec",
     "DeviceError",
+    "EpochStatus",
     "FastpipeError",
     "Features",
     "Growth",
@@ -80,6 +85,10 @@ __all__ = [
     "HeldOut",
     "Interactions",
     "InteractionsError",
+    "LeaseWorker",
+    "Ledger",
+    "LedgerError",
+    "LedgerStatus",
     "LimitError",
     "Location",
     "MalformedFileError",
@@ -105,7 +114,11 @@ __all__ = [
     "Sparse",
     "SparseCSR",
     "SparseSpec",
+    "SqlPartition",
+    "SqlPlan",
+    "StaleLeaseError",
     "StateError",
+    "StepOfEpoch",
     "StorageError",
     "Strings",
     "UnitLocation",
@@ -115,6 +128,7 @@ __all__ = [
     "ValueRangeError",
     "VocabularySpec",
     "WorkerError",
+    "WorkerStatus",
     "WrittenFile",
     "__version__",
     "decode_messages",
@@ -124,11 +138,13 @@ __all__ = [
     "hit_rate",
     "infer_features",
     "ndcg",
+    "partition_sql",
     "read_arrow",
     "read_avro",
     "read_csv",
     "read_interactions",
     "read_parquet",
+    "read_sql",
     "read_units",
     "rebatch",
     "resume_grown",

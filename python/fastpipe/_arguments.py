@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-__all__ = ["flag", "names", "shown"]
+__all__ = ["flag", "imported", "names", "shown"]
 
 
 def flag(name: str, value: Any) -> bool:
@@ -49,3 +51,8 @@ def shown(value: Any, most: int = 60) -> str:
     if len(text) > most or "\n" in text:
         return f"a {kind}"
     return text
+
+
+def imported(name: str) -> Any:
+    """A module that somebody has imported; None if nobody has. Waits for whoever is importing it."""
+    return importlib.import_module(name) if sys.modules.get(name) is not None else None

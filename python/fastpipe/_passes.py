@@ -247,6 +247,22 @@ class Passes(ABC):
 
     # What only some have.
 
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch, of this rank.
+
+        Raises:
+            UnsupportedError: if these don't know.
+        """
+        if self.epochs is None:
+            raise UnsupportedError(f"{self!r} can't say how many batches an epoch has")
+        return len(self) // self.epochs
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the order follows from a seed that was drawn: the same in another process has another one."""
+        return False
+
     def batches(self, epoch: int, start: int, stop: int) -> Started:
         """Starts a pass of the batches `start` to `stop` of an epoch; it is not the active one.
 

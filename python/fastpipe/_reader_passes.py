@@ -78,11 +78,14 @@ class ReaderPasses(Passes):
         return ReaderPasses(self._reader.shard(num_shards, index))
 
     def share(self, processes: int, index: int) -> Passes:
-        ordering = self._reader._ordering
-        drawn = not ordering.seed_given and not self.loaded
-        if processes > 1 and drawn and ordering.shuffle != "sequential":
+        if processes > 1 and self.drawn:
             raise ValueError("give a seed: all processes must shuffle alike, and one that is drawn differs among them")
         return self.shard(processes, index)
+
+    @property
+    def drawn(self) -> bool:
+        ordering = self._reader._ordering
+        return not ordering.seed_given and not self.loaded and ordering.shuffle != "sequential"
 
     def worker(self, workers: int, worker: int) -> Passes:
         return ReaderPasses(self._reader._reordered(self._reader._ordering.worker(workers, worker)))
@@ -139,6 +142,10 @@ class ReaderPasses(Passes):
 
     def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> _fastpipe.PassMemory:
         return _fastpipe.PassMemory(self._reader._data.handle, allocate, held)
+
+    @property
+    def steps(self) -> int:
+        return self._reader._order.steps
 
     def batches(self, epoch: int, start: int, stop: int) -> Started:
         running = self._reader._running

@@ -15,6 +15,7 @@ __all__ = [
     "DeviceError",
     "FastpipeError",
     "InteractionsError",
+    "LedgerError",
     "LimitError",
     "MalformedFileError",
     "MissingFileError",
@@ -24,6 +25,7 @@ __all__ = [
     "RowsLeftOutWarning",
     "SchemaError",
     "ShapeError",
+    "StaleLeaseError",
     "StateError",
     "StorageError",
     "UnseenItemsError",
@@ -175,6 +177,37 @@ class StorageError(_OSError):
 
     `errno` is the operating system's number, and None where it isn't known.
     """
+
+
+class LedgerError(_OSError):
+    """The ledger of leases can't be reached, read or written; the message says why.
+
+    A worker raises it when its database has been away for longer than its `patience`.
+    """
+
+
+class StaleLeaseError(FastpipeError, RuntimeError):
+    """A commit was refused: the lease has passed to another worker, which does these batches.
+
+    What was learned from them may be kept or dropped, but they count once: for the other one. The worker that raises
+    it stays usable, and its next batch is of a lease of its own.
+
+    Args:
+        message: as of all errors.
+        worker: whose commit was refused.
+        epoch: of the batches.
+        start: the first of them.
+        stop: behind the last of them.
+    """
+
+    def __init__(
+        self, message: str, *, worker: str = "", epoch: int = 0, start: int = 0, stop: int = 0, **location: Any
+    ) -> None:
+        super().__init__(message, **location)
+        self.worker = worker
+        self.epoch = epoch
+        self.start = start
+        self.stop = stop
 
 
 class WorkerError(FastpipeError, RuntimeError):

@@ -12,11 +12,11 @@ from fastpipe._bookmark import Bookmark
 from fastpipe._data import Data
 from fastpipe._explain import explain
 from fastpipe._ordering import LARGEST_WORLD, Ordering, within
-from fastpipe._parts import Partition, divided, part_of
 from fastpipe._passes import Passes
 from fastpipe._progress import show
 from fastpipe._reader_lookups import Lookups
 from fastpipe._reader_passes import ReaderPasses, arrow_streams
+from fastpipe._reader_shares import Shares
 from fastpipe._running import Running
 from fastpipe.errors import StateError
 from fastpipe.specs import Features
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Reader"]
 
 
-class Reader(Lookups):
+class Reader(Lookups, Shares):
     """Yields the batches of a data set. `read_avro`, `from_arrow` and their like make one.
 
     `iter(reader)` starts a pass; it is the one active pass of the reader, and a second one closes the first, whose
@@ -247,51 +247,6 @@ class Reader(Lookups):
         """
         shards = within("num_shards", num_shards, 1, LARGEST_WORLD)
         return self._reordered(self._ordering.shard(shards, within("index", index, 0, shards - 1)))._warned()
-
-    def partition(self, partitions: SupportsIndex) -> list[Partition]:
-        """Divides the data into parts that take about as long to read, for whoever deals them out.
-
-        Each row is in one part. The source's units (blocks, row groups, stretches of lines) stay whole, in their order.
-        The division is a pure function of the data set; this reader's order and rank have no part in it.
-
-        Args:
-            partitions: how many, at most: no part is empty, so there are fewer where there are few units.
-
-        Returns:
-            The parts, in their order: a few numbers each.
-
-        Raises:
-            TypeError: if the number is no integer.
-            ValueError: if it is out of range, or the reader is of a sample.
-
-        Example:
-            >>> import fastpipe
-            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256)
-            >>> parts = reader.partition(4)
-            >>> sum(part.rows for part in parts) == reader.num_rows
-            True
-            >>> sum(len(batch["distance"]) for part in parts for batch in reader.read_partition(part))
-            2000
-        """
-        return divided(self._data, self._ordering, partitions)
-
-    def read_partition(self, partition: Partition) -> Reader:
-        """Reads one part of the data.
-
-        Args:
-            partition: as `partition` returned it, of this reader or of one of the same data set in another process.
-
-        Returns:
-            A reader of the part, with states, `batch_at` and adapters as any other. It has this one's features, order,
-            seed, ranks, threads, limits and epochs: shuffling stays within the part, which ranks share. Its states fit
-            this part alone.
-
-        Raises:
-            StateError: if the partition is of another data set, or of one that has changed.
-            TypeError: if it is no partition.
-            ValueError: if the reader is of a sample.
-        """
-        return Reader(part_of(self._data, self._ordering, partition), **self._options())
 
     def _reordered(self, ordering: Ordering) -> Reader:
         """Another one of the same data in another order; at this one's epoch, or where a loaded state stands.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, Unpack
 
 from fastpipe import _fastpipe
-from fastpipe._arguments import shown
+from fastpipe._arguments import imported, shown
 from fastpipe._column_features import asked_for, is_time, rewritten, written
 from fastpipe._columns import to_arrow
 from fastpipe._data import Words
@@ -217,7 +216,7 @@ def _read(table: Any) -> Any:
     Python may make the batches of such a stream. In C what it raises becomes a text, even a KeyboardInterrupt, and
     nobody looks whether batches have the stream's schema.
     """
-    pa = sys.modules.get("pyarrow")
+    pa = imported("pyarrow")
     if pa is None or not isinstance(table, pa.RecordBatchReader):
         return table
     batches: list[Any] = []
@@ -259,7 +258,7 @@ def _known(table: Any, columns: list[str] | None) -> Features | None:
     """The specs of a table that fastpipe wrote, or is about to; None for any other."""
     if isinstance(table, Reader):
         return rewritten(table.features, columns)
-    pa = sys.modules.get("pyarrow")
+    pa = imported("pyarrow")
     if pa is not None and isinstance(table, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)):
         return written(table.schema, columns)
     return None

@@ -6,7 +6,6 @@ import json
 import operator
 import os
 import secrets
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
@@ -14,7 +13,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 import numpy as np
 
 from fastpipe import _fastpipe
-from fastpipe._arguments import flag, shown
+from fastpipe._arguments import flag, imported, shown
 from fastpipe._columns import to_arrow
 from fastpipe._progress import progress_bar
 from fastpipe._reader_passes import arrow_streams
@@ -203,7 +202,7 @@ def _of_item(item: Any, what: str) -> Iterator[_Part]:
         yield to_arrow(item), [name for name, form in item.items() if not _may_be_null(form)], None
     elif isinstance(item, Reader):
         yield from _of_reader(item)
-    elif (pa := sys.modules.get("pyarrow")) is not None and isinstance(item, pa.RecordBatchReader):
+    elif (pa := imported("pyarrow")) is not None and isinstance(item, pa.RecordBatchReader):
         # Python may make its batches: in C what it raises becomes a text.
         yield None, [], item.schema
         for batch in item:

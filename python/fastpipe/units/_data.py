@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastpipe import _fastpipe
-from fastpipe._arguments import shown
+from fastpipe._arguments import imported, shown
 from fastpipe._column_features import written
 from fastpipe._data import Words
 from fastpipe._state import VERSION
@@ -171,7 +170,7 @@ class UnitsData:
 
 def _written(schema: Any, columns: list[str] | None) -> Features | None:
     """The specs that fastpipe wrote beside columns, with inferred ones for what was added; None if it wrote none."""
-    pa = sys.modules.get("pyarrow")
+    pa = imported("pyarrow")
     if pa is None or not isinstance(schema, pa.Schema):
         return None
     found = written(schema, columns)

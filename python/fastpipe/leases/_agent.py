@@ -1,0 +1,310 @@
+"""The thread of a worker that talks to the ledger: it leases ahead, renews, commits and reconnects.
+
+The worker's consumer never waits for the database unless there is nothing to lease. What it used is committed by the
+next exchange, together with whatever else was used since the last one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastpipe.errors import LedgerError, StaleLeaseError
+from fastpipe.leases._database import Connection, Database
+from fastpipe.leases._exchange import Answer, Granted, Member, Request, Token, Used, exchange
+from fastpipe.leases._job import Job
+
+__all__ = ["Agent", "Lease"]
+
+# Between exchanges that commit, unless somebody waits.
+_GROUPED_SECONDS = 0.1
+# Work that a worker has leased ahead, if its batches are that fast.
+_AHEAD_SECONDS = 0.5
+_MOST_AHEAD = 64
+# Between questions for work where there was none.
+_IDLE_SECONDS = (0.02, 0.5)
+# Between attempts to reach a database that is away.
+_AWAY_SECONDS = (0.05, 0.5)
+_WAKE_SECONDS = 0.5
+
+
+@dataclass
+class Lease:
+    """A stretch that this worker holds, or has lost.
+
+    Attributes:
+        token: of the lease.
+        next: the batch that is read next.
+        stop: behind its last batch.
+        copy: whether it is a second copy of another worker's.
+        committed: the first batch that isn't done, as the ledger last said.
+        used: the first batch that the consumer hasn't said it used.
+        held: False when the ledger has said that it is another's.
+    """
+
+    token: Token
+    next: int
+    stop: int
+    copy: bool
+    committed: int
+    used: int
+    held: bool = True
+
+
+@dataclass
+class _Wishes:
+    """What the consumer's side has for the next exchange."""
+
+    used: dict[Token, Used] = field(default_factory=dict)
+    returned: list[Token] = field(default_factory=list)
+    urgent: bool = False
+    departing: bool = False
+
+
+class Agent:
+    """The state that a worker's consumer and its thread share.
+
+    Args:
+        database: with the ledger.
+        job: that is done.
+        member: this worker.
+        ahead: stretches to lease ahead at least.
+        copies: whether to take second copies of others' stretches.
+        patience: seconds for which the database may be away.
+    """
+
+    def __init__(
+        self, database: Database, job: Job, member: Member, *, ahead: int, copies: bool, patience: float
+    ) -> None:
+        self._database, self.job, self.member = database, job, member
+        self._ahead, self._copies, self._patience = ahead, copies, patience
+        self.changed = threading.Condition()
+        self.leases: dict[Token, Lease] = {}
+        self.waiting: deque[Lease] = deque()
+        self.refused: deque[StaleLeaseError] = deque()
+        self.failed: BaseException | None = None
+        self.finished = False
+        # Whether the ledger had nothing to lease when it was asked last.
+        self.idle = False
+        self.pace = 0.0
+        # Whether the consumer waits for work, which makes every exchange urgent.
+        self.hungry = False
+        self._wishes = _Wishes()
+        self._sent = 0
+        self._answered = 0
+        self._numbers = 0
+        self._asked = self._renewed = 0.0
+        self._idle_seconds = _IDLE_SECONDS[0]
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="fastpipe-lease", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    # The consumer's side: all of it with `changed` held.
+
+    def use(self, lease: Lease, step: int, rows: int) -> None:
+        """Notes that a batch was used: it is to be committed."""
+        if lease.used != step:
+            raise AssertionError("batches of a stretch are used in their order")
+        lease.used = step + 1
+        known = self._wishes.used.get(lease.token)
+        if known is None:
+            self._wishes.used[lease.token] = Used(lease.token, step, step + 1, [rows])
+        else:
+            known.rows.append(rows)
+            self._wishes.used[lease.token] = known._replace(stop=step + 1)
+        if lease.used == lease.stop:
+            self.changed.notify_all()
+
+    def give_back(self, lease: Lease) -> None:
+        """Gives a lease up, once what was used of it is committed."""
+        if self.leases.pop(lease.token, None) is not None and lease.held and lease.used < lease.stop:
+            self._wishes.returned.append(lease.token)
+
+    def flush(self) -> None:
+        """Waits until the ledger has answered to all that was used."""
+        self._wishes.urgent = True
+        self._sent += 1
+        mine = self._sent
+        self.changed.notify_all()
+        while self._answered < mine and self.failed is None and not self._closed:
+            self.changed.wait(_WAKE_SECONDS)
+
+    def close(self, seconds: float) -> None:
+        """Gives all leases up and ends the thread; doesn't wait longer than that for the database."""
+        with self.changed:
+            if self._closed:
+                return
+            for lease in list(self.leases.values()):
+                self.give_back(lease)
+            self.waiting.clear()
+            self._wishes.departing = self._wishes.urgent = True
+            self.changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
+        with self.changed:
+            self._closed = True
+            self.changed.notify_all()
+
+    def abandon(self) -> None:
+        """Ends the thread soon, without waiting: the worker was forgotten."""
+        with self.changed:
+            self._wishes.departing = self._wishes.urgent = True
+            self.changed.notify_all()
+
+    # The thread's side.
+
+    def _run(self) -> None:
+        connection: Connection | None = None
+        try:
+            while not self._closed:
+                with self.changed:
+                    request, sent = self._next_request()
+                if request is None:
+                    continue
+                connection, answer = self._exchanged(connection, request)
+                if answer is None:
+                    return
+                with self.changed:
+                    self._apply(request, answer)
+                    self._answered = sent
+                    self.changed.notify_all()
+                if request.departed:
+                    return
+        except BaseException as error:
+            with self.changed:
+                self.failed = self._database.fault(error)
+                self.changed.notify_all()
+        finally:
+            with self.changed:
+                self._closed = True
+                self.changed.notify_all()
+            if connection is not None:
+                with contextlib.suppress(Exception):
+                    connection.close()
+
+    def _next_request(self) -> tuple[Request | None, int]:
+        """Waits until there is something to ask, and takes it. None to look again."""
+        now = time.monotonic()
+        wishes, ttl = self._wishes, self.member.ttl
+        renewing = now - self._renewed >= ttl / 3
+        wanted = self._wanted() if not (self.finished or wishes.departing) else 0
+        asking = wanted > 0 and now - self._asked >= self._idle_seconds
+        committing = bool(wishes.used) and (self.hungry or now - self._asked >= _GROUPED_SECONDS)
+        if not (renewing or asking or committing or wishes.urgent or wishes.departing):
+            due = [self._renewed + ttl / 3 - now, _WAKE_SECONDS]
+            if wanted > 0:
+                due.append(self._asked + self._idle_seconds - now)
+            if wishes.used:
+                due.append(self._asked + _GROUPED_SECONDS - now)
+            self.changed.wait(max(min(due), 0.001))
+            return None, 0
+        self._wishes = _Wishes()
+        self._numbers += 1
+        self._asked = now
+        if renewing:
+            self._renewed = now
+        renewed = [lease.token for lease in self.leases.values() if lease.held] if renewing else []
+        request = Request(
+            self._numbers,
+            used=list(wishes.used.values()),
+            renewed=renewed,
+            returned=wishes.returned,
+            wanted=wanted,
+            copies=self._copies,
+            pace=self.pace,
+            alive=renewing,
+            departed=wishes.departing,
+        )
+        return request, self._sent
+
+    def _wanted(self) -> int:
+        """How many stretches to lease now."""
+        left = sum(lease.stop - lease.next for lease in self.leases.values() if lease.held)
+        seconds = left * self.pace
+        if not self.waiting and (left <= 1 or seconds < _AHEAD_SECONDS):
+            a_stretch = max(self.job.stretch * self.pace, 1e-6)
+            return max(1, min(int((2 * _AHEAD_SECONDS - seconds) / a_stretch), _MOST_AHEAD) if self.pace else 1)
+        return max(0, self._ahead - len(self.waiting)) if seconds < 2 * _AHEAD_SECONDS else 0
+
+    def _exchanged(self, connection: Connection | None, request: Request) -> tuple[Connection | None, Answer | None]:
+        """Does an exchange, on a new connection if one was lost. The answer is None if the worker is closed."""
+        deadline, pause = time.monotonic() + self._patience, _AWAY_SECONDS[0]
+        while True:
+            try:
+                if connection is None:
+                    connection = self._database.connect(create=False)
+                with connection.transaction():
+                    return connection, exchange(connection, self.job, self.member, request)
+            except Exception as error:
+                if connection is not None:
+                    with contextlib.suppress(Exception):
+                        connection.close()
+                    connection = None
+                if not self._database.passes(error):
+                    raise
+                if time.monotonic() > deadline:
+                    told = self._database.fault(error)
+                    raise LedgerError(
+                        f"{told} (for {self._patience:.0f} seconds, which is this worker's patience)"
+                    ) from None
+            if self._closed:
+                return None, None
+            time.sleep(pause)
+            pause = min(2 * pause, _AWAY_SECONDS[1])
+
+    def _apply(self, request: Request, answer: Answer) -> None:
+        for used, done in zip(request.used, sorted_as(request.used, answer.committed), strict=True):
+            lease = self.leases.get(used.lease)
+            if done.refused > used.start:
+                self._refuse(used, min(done.refused, used.stop))
+            if lease is not None:
+                lease.committed = max(lease.committed, done.committed)
+                self._note(lease, held=done.held)
+        for renewed in answer.renewed:
+            if (lease := self.leases.get(renewed.lease)) is not None:
+                lease.committed = max(lease.committed, renewed.committed)
+                self._note(lease, held=renewed.held)
+        for granted in answer.granted:
+            self._take(granted)
+        if request.wanted:
+            self.idle = answer.idle
+            self._idle_seconds = min(2 * self._idle_seconds, _IDLE_SECONDS[1]) if answer.idle else _IDLE_SECONDS[0]
+        self.finished = self.finished or answer.finished
+
+    def _take(self, granted: Granted) -> None:
+        lease = Lease(granted.lease, granted.start, granted.stop, granted.copy, granted.start, granted.start)
+        self.leases[lease.token] = lease
+        self.waiting.append(lease)
+
+    def _note(self, lease: Lease, *, held: bool) -> None:
+        """Notes what the ledger says of a lease; one that is done or lost is held no longer."""
+        lease.held = lease.held and held
+        if not lease.held or lease.committed >= lease.stop:
+            self.leases.pop(lease.token, None)
+
+    def _refuse(self, used: Used, stop: int) -> None:
+        epoch = used.lease.epoch
+        batches = f"batch {used.start}" if stop == used.start + 1 else f"batches {used.start} to {stop - 1}"
+        self.refused.append(
+            StaleLeaseError(
+                f"the commit of {batches} of epoch {epoch} was refused: the lease of {self.member.worker!r} has passed "
+                "to another worker, for which they count. The next batch is of another lease",
+                worker=self.member.worker,
+                epoch=epoch,
+                start=used.start,
+                stop=stop,
+            )
+        )
+
+
+def sorted_as(used: list[Used], committed: list[Any]) -> list[Any]:
+    """What became of what was used, in the order of what was used: answers come in the order of stretches."""
+    by_lease = {done.lease: done for done in committed}
+    return [by_lease[each.lease] for each in used]

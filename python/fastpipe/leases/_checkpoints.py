@@ -1,0 +1,124 @@
+"""Checkpoints of a job: which batches were committed, and putting a ledger back to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastpipe._arguments import shown
+from fastpipe.errors import StateError
+from fastpipe.leases import _tables
+from fastpipe.leases._database import Connection
+from fastpipe.leases._job import Job, found_job
+
+__all__ = ["checkpoint_of", "restore"]
+
+_VERSION = 1
+
+
+def known_job(connection: Connection, name: str, *, lock: bool = False) -> Job:
+    """A job of the ledger.
+
+    Raises:
+        StateError: if there is none of that name.
+    """
+    found = found_job(connection, name, lock=lock)
+    if found is None:
+        raise StateError(f"the ledger has no job {name!r}")
+    return found
+
+
+def checkpoint_of(connection: Connection, name: str) -> dict[str, Any]:
+    """What is committed of a job, within a transaction.
+
+    Of each epoch that isn't done it is the first batch of each stretch that isn't.
+
+    Raises:
+        StateError: if there is no such job.
+    """
+    job = known_job(connection, name, lock=True)
+    epochs: dict[str, list[int]] = {}
+    for epoch, _, left in connection.rows(_tables.OPEN_EPOCHS, job=name):
+        rows = connection.rows(
+            "SELECT committed FROM fastpipe_stretches WHERE job = :job AND epoch = :epoch ORDER BY number",
+            job=name,
+            epoch=epoch,
+        )
+        if left:
+            epochs[str(epoch)] = [committed for (committed,) in rows]
+    opened = connection.rows("SELECT max(epoch) FROM fastpipe_epochs WHERE job = :job", job=name)[0][0]
+    return {
+        "version": _VERSION,
+        "job": name,
+        "identity": job.identity,
+        "batches": job.batches,
+        "stretch": job.stretch,
+        "next_epoch": job.first_epoch if opened is None else opened + 1,
+        "epochs": epochs,
+    }
+
+
+def restore(connection: Connection, name: str, checkpoint: Mapping[str, Any]) -> None:
+    """Puts a job back to a checkpoint, within a transaction. Every lease that was handed out before is stale.
+
+    Raises:
+        StateError: if the checkpoint is of another job, or damaged. Nothing changes then.
+        TypeError: if it is no mapping.
+    """
+    job = known_job(connection, name, lock=True)
+    next_epoch, epochs = _checked(job, checkpoint)
+    connection.rows("UPDATE fastpipe_jobs SET generation = generation + 1 WHERE job = :job", job=name)
+    base = (job.generation + 1) << 32
+    connection.rows("DELETE FROM fastpipe_stretches WHERE job = :job", job=name)
+    oldest = min([*epochs, next_epoch])
+    connection.rows("DELETE FROM fastpipe_epochs WHERE job = :job AND epoch >= :epoch", job=name, epoch=oldest)
+    for epoch in range(oldest, next_epoch):
+        connection.rows(_tables.OPEN_EPOCH, job=name, epoch=epoch)
+        if epoch not in epochs:
+            continue
+        connection.rows(
+            _tables.INSERT_STRETCHES, job=name, epoch=epoch, stretch=job.stretch, batches=job.batches, tokens=base
+        )
+        for number, committed in enumerate(epochs[epoch]):
+            if committed > number * job.stretch:
+                connection.rows(
+                    "UPDATE fastpipe_stretches SET committed = :committed, done = CASE WHEN stop = :committed THEN 1 "
+                    "ELSE 0 END WHERE job = :job AND epoch = :epoch AND number = :number",
+                    job=name,
+                    epoch=epoch,
+                    number=number,
+                    committed=committed,
+                )
+
+
+def _checked(job: Job, checkpoint: Mapping[str, Any]) -> tuple[int, dict[int, list[int]]]:
+    """The next epoch to be opened, and where each stretch of those that aren't done is.
+
+    Raises:
+        StateError: as `restore`.
+        TypeError: as `restore`.
+    """
+    if not isinstance(checkpoint, Mapping):
+        raise TypeError(f"checkpoint is what checkpoint() returned, not {shown(checkpoint)}")
+    if checkpoint.get("version") != _VERSION:
+        raise StateError(f"the checkpoint is of version {shown(checkpoint.get('version'))}, and this reads {_VERSION}")
+    for part in ("job", "identity", "batches", "stretch"):
+        own = job.name if part == "job" else getattr(job, part)
+        if checkpoint.get(part) != own:
+            raise StateError(
+                f"the checkpoint is of another job than {job.name!r}: {part} is {shown(checkpoint.get(part))} in it, "
+                f"and {shown(own)} in the ledger"
+            )
+    try:
+        next_epoch = int(checkpoint["next_epoch"])
+        epochs = {int(epoch): [int(step) for step in steps] for epoch, steps in checkpoint["epochs"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"the checkpoint is damaged: {error!r}") from None
+    starts = range(0, job.batches, job.stretch)
+    for epoch, steps in epochs.items():
+        whole = len(steps) == len(starts) and all(
+            start <= step <= min(start + job.stretch, job.batches) for start, step in zip(starts, steps, strict=True)
+        )
+        if not whole or not job.first_epoch <= epoch < next_epoch:
+            raise StateError(f"the checkpoint is damaged: epoch {epoch} has batches that its stretches don't have")
+    return next_epoch, epochs

@@ -1,0 +1,122 @@
+"""A ledger in PostgreSQL: for workers of any number of machines.
+
+A worker passes over stretches that another one is leasing (`FOR UPDATE SKIP LOCKED`), so workers don't wait for each
+other. Leases expire by the server's clock.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Self
+
+from fastpipe.errors import LedgerError
+from fastpipe.leases._database import Connection, Database, Row
+from fastpipe.leases._tables import CREATE
+
+__all__ = ["Postgres"]
+
+_NAME = re.compile(r"(?<!:):([a-z_]+)")
+_NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+# Which lock keeps two from creating the tables at once: any number that others are unlikely to take.
+_CREATING = 0x66617374
+_CONNECT_SECONDS = 5
+# A statement that takes longer, or waits longer for a lock, is tried again.
+_STATEMENT_MS = 20_000
+# Classes of SQLSTATE that pass: connections, resources, an operator's intervention, deadlocks and serialization.
+_PASSING = ("08", "53", "57", "40")
+
+
+@cache
+def _text(statement: str) -> str:
+    text = statement.format(now=_NOW, skip_locked="FOR UPDATE SKIP LOCKED", for_update="FOR UPDATE")
+    return _NAME.sub(r"%(\1)s", text)
+
+
+class Postgres(Database):
+    """A ledger in a database of PostgreSQL.
+
+    Args:
+        url: of libpq.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            import psycopg
+        except ImportError as error:
+            raise ImportError(
+                "a ledger in PostgreSQL needs psycopg: pip install 'fastpipe-data[postgresql]'"
+            ) from error
+        self._psycopg = psycopg
+        self.url = url
+        parts = urllib.parse.urlsplit(url)
+        self._secret = parts.password
+        user = f"{parts.username}@" if parts.username else ""
+        port = f":{parts.port}" if parts.port else ""
+        self.shown = f"{parts.scheme}://{user}{parts.hostname or ''}{port}{parts.path}"
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """The database of a URL."""
+        return cls(url)
+
+    def connect(self, *, create: bool) -> PostgresConnection:
+        # Parameters are put into the text, so that each statement is one message, and types are those of columns.
+        found = self._psycopg.connect(
+            self.url,
+            autocommit=True,
+            connect_timeout=_CONNECT_SECONDS,
+            cursor_factory=self._psycopg.ClientCursor,
+            application_name="fastpipe",
+            keepalives_idle=5,
+            keepalives_interval=2,
+            keepalives_count=3,
+            options=f"-c statement_timeout={_STATEMENT_MS} -c lock_timeout={_STATEMENT_MS}",
+        )
+        return PostgresConnection(found)
+
+    def passes(self, error: BaseException) -> bool:
+        if not isinstance(error, self._psycopg.Error):
+            return False
+        state = error.sqlstate
+        # Without a state the connection was lost, or couldn't be made.
+        return isinstance(error, self._psycopg.OperationalError) if state is None else state[:2] in _PASSING
+
+    def fault(self, error: BaseException) -> BaseException:
+        if not isinstance(error, self._psycopg.Error):
+            return error
+        told = " ".join(str(error).split())
+        if self._secret:
+            told = told.replace(self._secret, "***")
+        return LedgerError(f"the ledger {self.shown}: {told}")
+
+
+class PostgresConnection(Connection):
+    """A connection to PostgreSQL."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._connection.transaction():
+            yield
+
+    def rows(self, statement: str, /, **parameters: Any) -> list[Row]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(_text(statement), parameters)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def create_tables(self) -> None:
+        self.rows("SELECT pg_advisory_xact_lock(:number)", number=_CREATING)
+        for statement in CREATE:
+            self.rows(statement)
+
+    def has_tables(self) -> bool:
+        return bool(self.rows("SELECT 1 WHERE to_regclass('fastpipe_schema') IS NOT NULL"))
+
+    def close(self) -> None:
+        self._connection.close()

@@ -1,0 +1,168 @@
+"""How far a job is, and who works on it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fastpipe._terminal_text import clean, table
+from fastpipe.leases import _tables
+from fastpipe.leases._checkpoints import known_job
+from fastpipe.leases._database import Connection
+
+__all__ = ["EpochStatus", "LedgerStatus", "WorkerStatus", "status_of"]
+
+# A worker is a straggler if it is this much slower than the median of all,
+_SLOWER = 3.0
+# or has leases and has committed nothing for so many of its batches, and seconds.
+_STALLED_BATCHES, _STALLED_SECONDS = 10, 5.0
+# Workers without leases speak to the ledger more often than this, unless they are gone.
+_SILENT_SECONDS = 60.0
+
+
+class EpochStatus(NamedTuple):
+    """How far an epoch is.
+
+    Attributes:
+        epoch: from 0.
+        batches: of it.
+        committed: batches that are done.
+        leased: batches that workers hold and haven't committed.
+        free: batches that nobody holds.
+    """
+
+    epoch: int
+    batches: int
+    committed: int
+    leased: int
+    free: int
+
+
+class WorkerStatus(NamedTuple):
+    """What a worker does.
+
+    Attributes:
+        worker: its name.
+        state: `working` (it holds leases), `idle`, `silent` (idle, and not seen for a minute) or `left`.
+        seen: seconds since it has spoken to the ledger.
+        moved: seconds since it has committed anything.
+        leases: stretches that it holds, second copies among them.
+        batches: committed, over all epochs.
+        rows: committed, over all epochs.
+        rate: batches a second that its consumer uses; 0.0 if that isn't known.
+        straggles: whether it is far slower than others, or holds leases and commits nothing.
+    """
+
+    worker: str
+    state: str
+    seen: float
+    moved: float
+    leases: int
+    batches: int
+    rows: int
+    rate: float
+    straggles: bool
+
+
+@dataclass(frozen=True)
+class LedgerStatus:
+    """How far a job is. `print(status)` shows it as a table.
+
+    Attributes:
+        job: its name.
+        epochs: those that are under way, or the last one if all are done.
+        end_epoch: behind the last epoch; None if the job has no end.
+        finished: whether all epochs are done.
+        workers: by name.
+        rate: batches a second of all workers that are there.
+        seconds_left: of the epochs under way at that rate; None if it isn't known.
+    """
+
+    job: str
+    epochs: list[EpochStatus]
+    end_epoch: int | None
+    finished: bool
+    workers: list[WorkerStatus]
+    rate: float
+    seconds_left: float | None
+
+    @property
+    def stragglers(self) -> list[str]:
+        """Names of workers that straggle."""
+        return [worker.worker for worker in self.workers if worker.straggles]
+
+    def __str__(self) -> str:
+        width = max(shutil.get_terminal_size((120, 24)).columns, 60)
+        lines = []
+        for epoch in self.epochs:
+            share = epoch.committed / epoch.batches
+            of = "" if self.end_epoch is None else f" of {self.end_epoch}"
+            lines.append(
+                f"job {clean(self.job)}, epoch {epoch.epoch}{of}: {epoch.committed:,} of {epoch.batches:,} batches "
+                f"done ({share:.1%}), {epoch.leased:,} leased, {epoch.free:,} free"
+            )
+        if not self.epochs:
+            lines.append(f"job {clean(self.job)}: no worker has begun")
+        if self.finished:
+            lines.append("finished")
+        elif self.rate:
+            left = "" if self.seconds_left is None else f", {self.seconds_left:,.0f} s left"
+            lines.append(f"{self.rate:,.1f} batches/s{left}")
+        if self.workers:
+            header = ["worker", "state", "leases", "batches", "rows", "batches/s", "committed", "seen"]
+            rows = [
+                [
+                    clean(worker.worker),
+                    worker.state + (", straggles" if worker.straggles else ""),
+                    str(worker.leases),
+                    f"{worker.batches:,}",
+                    f"{worker.rows:,}",
+                    f"{worker.rate:,.1f}" if worker.rate else "-",
+                    f"{worker.moved:,.1f} s ago",
+                    f"{worker.seen:,.1f} s ago",
+                ]
+                for worker in self.workers
+            ]
+            lines.append(table(header, rows, width, right=range(2, 8)))
+        return "\n".join(lines)
+
+
+def status_of(connection: Connection, name: str) -> LedgerStatus:
+    """The status of a job.
+
+    Raises:
+        StateError: if there is no such job.
+    """
+    job = known_job(connection, name)
+    epochs, finished = [], False
+    for epoch, _, left in connection.rows(_tables.OPEN_EPOCHS, job=name):
+        undone, leased = connection.rows(_tables.PROGRESS, job=name, epoch=epoch)[0]
+        epochs.append(EpochStatus(epoch, job.batches, job.batches - undone, leased, undone - leased))
+        finished = not left and epoch + 1 == job.end_epoch
+    if len(epochs) > 1:
+        epochs = [epoch for epoch in epochs if epoch.committed < epoch.batches] or epochs[-1:]
+    workers = _workers(connection, name)
+    rate = sum(worker.rate for worker in workers if worker.state == "working")
+    left = sum(epoch.batches - epoch.committed for epoch in epochs)
+    return LedgerStatus(
+        name, epochs, job.end_epoch, finished, workers, rate, left / rate if rate and not finished else None
+    )
+
+
+def _workers(connection: Connection, name: str) -> list[WorkerStatus]:
+    found = connection.rows(_tables.WORKERS, job=name)
+    rates = sorted(rate for *_, rate in found if rate > 0)
+    median = rates[len(rates) // 2] if rates else 0.0
+    workers = []
+    for worker, departed, seen, moved, leases, batches, rows, rate in found:
+        if departed:
+            state = "left"
+        elif leases:
+            state = "working"
+        else:
+            state = "silent" if seen > _SILENT_SECONDS else "idle"
+        stalled = leases > 0 and moved > max(_STALLED_SECONDS, _STALLED_BATCHES / rate if rate else 0.0)
+        straggles = not departed and leases > 0 and (stalled or 0 < rate * _SLOWER < median)
+        workers.append(WorkerStatus(worker, state, seen, moved, leases, batches, rows, rate, straggles))
+    return workers

@@ -1,0 +1,260 @@
+"""The tables of a ledger, and every statement that changes them.
+
+Statements are written once, for PostgreSQL and SQLite: `:name` is a parameter, `{now}` the database's clock in seconds
+since 1970, and `{skip_locked}` lets a query pass over rows that another transaction is changing, where there are such.
+
+A row of `fastpipe_stretches` is a stretch of the order: the batches `start` to `stop` of an epoch. Those before
+`committed` are done. Up to two workers hold a stretch: one by `token`, and one by `copy_token`. A lease is free when
+both have expired. `tokens` is the last token that was handed out for the stretch, so that no two leases of it share
+one; a token of 0 is nobody's.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ABANDON",
+    "ABANDON_ALL",
+    "ANSWERED",
+    "COMMIT",
+    "COPY",
+    "CREATE",
+    "DEAL",
+    "DELETE_DONE",
+    "FORGET_WORKERS",
+    "HOLDERS",
+    "INSERT_STRETCHES",
+    "JOIN_WORKER",
+    "LEASED",
+    "LOCK_WORKER",
+    "OPEN_EPOCH",
+    "OPEN_EPOCHS",
+    "PROGRESS",
+    "PROMOTE",
+    "RENEW",
+    "SCHEMA_VERSION",
+    "SHARES",
+    "STORE_VERSION",
+    "WORKERS",
+]
+
+SCHEMA_VERSION = 1
+
+CREATE = (
+    "CREATE TABLE IF NOT EXISTS fastpipe_schema (version INTEGER NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS fastpipe_jobs (
+        job TEXT PRIMARY KEY,
+        identity TEXT NOT NULL,
+        batches BIGINT NOT NULL,
+        stretch BIGINT NOT NULL,
+        first_epoch BIGINT NOT NULL,
+        epochs BIGINT,
+        barrier INTEGER NOT NULL,
+        generation BIGINT NOT NULL,
+        created DOUBLE PRECISION NOT NULL
+    )""",
+    """CREATE TABLE IF NOT EXISTS fastpipe_epochs (
+        job TEXT NOT NULL,
+        epoch BIGINT NOT NULL,
+        opened DOUBLE PRECISION NOT NULL,
+        finished DOUBLE PRECISION,
+        PRIMARY KEY (job, epoch)
+    )""",
+    """CREATE TABLE IF NOT EXISTS fastpipe_stretches (
+        job TEXT NOT NULL,
+        epoch BIGINT NOT NULL,
+        number BIGINT NOT NULL,
+        start BIGINT NOT NULL,
+        stop BIGINT NOT NULL,
+        committed BIGINT NOT NULL,
+        done INTEGER NOT NULL,
+        tokens BIGINT NOT NULL,
+        worker TEXT,
+        token BIGINT NOT NULL,
+        expires DOUBLE PRECISION NOT NULL,
+        copy_worker TEXT,
+        copy_token BIGINT NOT NULL,
+        copy_expires DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (job, epoch, number)
+    )""",
+    # `done` changes once in a stretch's life, so that other changes touch no index.
+    """CREATE INDEX IF NOT EXISTS fastpipe_stretches_to_do
+        ON fastpipe_stretches (job, epoch, number) WHERE done = 0""",
+    """CREATE TABLE IF NOT EXISTS fastpipe_workers (
+        job TEXT NOT NULL,
+        worker TEXT NOT NULL,
+        incarnation TEXT NOT NULL,
+        exchange BIGINT NOT NULL,
+        answer TEXT NOT NULL,
+        joined DOUBLE PRECISION NOT NULL,
+        seen DOUBLE PRECISION NOT NULL,
+        moved DOUBLE PRECISION NOT NULL,
+        departed INTEGER NOT NULL,
+        batches BIGINT NOT NULL,
+        row_count BIGINT NOT NULL,
+        rate DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (job, worker)
+    )""",
+)
+
+# Both holders are gone, and there is something left to do.
+_FREE = "done = 0 AND expires <= {now} AND copy_expires <= {now}"
+
+DEAL = f"""
+    WITH picked AS MATERIALIZED (
+        SELECT job AS of_job, epoch AS of_epoch, number AS of_number FROM fastpipe_stretches
+        WHERE job = :job AND {_FREE} ORDER BY epoch, number LIMIT :count {{skip_locked}}
+    )
+    UPDATE fastpipe_stretches
+    SET worker = :worker, token = tokens + 1, tokens = tokens + 1, expires = {{now}} + :ttl,
+        copy_worker = NULL, copy_token = 0, copy_expires = 0
+    FROM picked WHERE job = of_job AND epoch = of_epoch AND number = of_number
+    RETURNING epoch, number, token, committed, stop
+"""
+
+# A copy that commits becomes the lease: the one that it was a copy of is lost.
+COMMIT = """
+    UPDATE fastpipe_stretches
+    SET committed = :stop, done = CASE WHEN stop = :stop THEN 1 ELSE 0 END,
+        worker = CASE WHEN copy_token = :token THEN copy_worker ELSE worker END,
+        token = CASE WHEN copy_token = :token THEN copy_token ELSE token END,
+        expires = CASE WHEN copy_token = :token THEN copy_expires ELSE expires END,
+        copy_worker = CASE WHEN copy_token = :token THEN NULL ELSE copy_worker END,
+        copy_token = CASE WHEN copy_token = :token THEN 0 ELSE copy_token END,
+        copy_expires = CASE WHEN copy_token = :token THEN 0 ELSE copy_expires END
+    WHERE job = :job AND epoch = :epoch AND number = :number AND committed = :start
+        AND (token = :token OR copy_token = :token)
+    RETURNING committed
+"""
+
+HOLDERS = """
+    SELECT committed, token, copy_token FROM fastpipe_stretches
+    WHERE job = :job AND epoch = :epoch AND number = :number
+"""
+
+RENEW = """
+    UPDATE fastpipe_stretches
+    SET expires = CASE WHEN token = :token THEN {now} + :ttl ELSE expires END,
+        copy_expires = CASE WHEN copy_token = :token THEN {now} + :ttl ELSE copy_expires END
+    WHERE job = :job AND epoch = :epoch AND number = :number AND done = 0 AND (token = :token OR copy_token = :token)
+    RETURNING committed, copy_token
+"""
+
+# The copy goes on alone, when the lease that it is a copy of was given up or has expired.
+PROMOTE = """
+    UPDATE fastpipe_stretches
+    SET worker = copy_worker, token = copy_token, expires = copy_expires,
+        copy_worker = NULL, copy_token = 0, copy_expires = 0
+    WHERE job = :job AND epoch = :epoch AND number = :number AND copy_token > 0 AND expires <= {now}
+"""
+
+ABANDON = """
+    UPDATE fastpipe_stretches
+    SET worker = CASE WHEN token = :token THEN NULL ELSE worker END,
+        expires = CASE WHEN token = :token THEN 0 ELSE expires END,
+        token = CASE WHEN token = :token THEN 0 ELSE token END,
+        copy_worker = CASE WHEN copy_token = :token THEN NULL ELSE copy_worker END,
+        copy_expires = CASE WHEN copy_token = :token THEN 0 ELSE copy_expires END,
+        copy_token = CASE WHEN copy_token = :token THEN 0 ELSE copy_token END
+    WHERE job = :job AND epoch = :epoch AND number = :number AND (token = :token OR copy_token = :token)
+"""
+
+# What a worker of that name held in an earlier life.
+ABANDON_ALL = """
+    UPDATE fastpipe_stretches
+    SET token = CASE WHEN worker = :worker THEN 0 ELSE token END,
+        expires = CASE WHEN worker = :worker THEN 0 ELSE expires END,
+        worker = CASE WHEN worker = :worker THEN NULL ELSE worker END,
+        copy_token = CASE WHEN copy_worker = :worker THEN 0 ELSE copy_token END,
+        copy_expires = CASE WHEN copy_worker = :worker THEN 0 ELSE copy_expires END,
+        copy_worker = CASE WHEN copy_worker = :worker THEN NULL ELSE copy_worker END
+    WHERE job = :job AND done = 0 AND (worker = :worker OR copy_worker = :worker)
+"""
+
+COPY = """
+    UPDATE fastpipe_stretches
+    SET copy_worker = :worker, copy_token = tokens + 1, tokens = tokens + 1, copy_expires = {now} + :ttl
+    WHERE job = :job AND epoch = :epoch AND number = :number AND done = 0 AND token = :seen AND copy_expires <= {now}
+    RETURNING epoch, number, copy_token, committed, stop
+"""
+
+# Leases of the oldest epoch that isn't done, with what is known of their holders.
+LEASED = """
+    SELECT s.number, s.committed, s.stop, s.worker, s.token, s.copy_expires > {now},
+        coalesce(w.rate, 0), {now} - coalesce(w.moved, 0)
+    FROM fastpipe_stretches s LEFT JOIN fastpipe_workers w ON w.job = s.job AND w.worker = s.worker
+    WHERE s.job = :job AND s.epoch = :epoch AND s.done = 0
+    ORDER BY s.number
+"""
+
+LOCK_WORKER = """
+    SELECT incarnation, exchange, answer, departed, {now} - seen FROM fastpipe_workers
+    WHERE job = :job AND worker = :worker {for_update}
+"""
+
+ANSWERED = """
+    UPDATE fastpipe_workers
+    SET exchange = :exchange, answer = :answer, seen = {now}, moved = CASE WHEN :moved = 1 THEN {now} ELSE moved END,
+        batches = batches + :batches, row_count = row_count + :row_count, rate = :rate, departed = :departed
+    WHERE job = :job AND worker = :worker
+"""
+
+OPEN_EPOCH = """
+    INSERT INTO fastpipe_epochs (job, epoch, opened) VALUES (:job, :epoch, {now}) ON CONFLICT DO NOTHING
+    RETURNING epoch
+"""
+
+INSERT_STRETCHES = """
+    WITH RECURSIVE numbers(n) AS (
+        SELECT CAST(0 AS BIGINT) UNION ALL SELECT n + 1 FROM numbers WHERE (n + 1) * :stretch < :batches
+    )
+    INSERT INTO fastpipe_stretches (job, epoch, number, start, stop, committed, done, tokens, token, expires,
+        copy_token, copy_expires)
+    SELECT :job, :epoch, n, n * :stretch, CASE WHEN (n + 1) * :stretch < :batches THEN (n + 1) * :stretch ELSE :batches
+        END, n * :stretch, 0, :tokens, 0, 0, 0, 0
+    FROM numbers
+"""
+
+OPEN_EPOCHS = """
+    SELECT e.epoch, e.finished, (SELECT count(*) FROM fastpipe_stretches s
+        WHERE s.job = e.job AND s.epoch = e.epoch AND s.done = 0)
+    FROM fastpipe_epochs e WHERE e.job = :job AND (e.finished IS NULL OR e.epoch = (
+        SELECT max(epoch) FROM fastpipe_epochs WHERE job = :job))
+    ORDER BY e.epoch
+"""
+
+# Epochs that are done need no stretches any more: a commit that comes late finds none, and is refused.
+DELETE_DONE = "DELETE FROM fastpipe_stretches WHERE job = :job AND epoch < :epoch"
+
+SHARES = """
+    SELECT (SELECT count(*) FROM fastpipe_stretches WHERE job = :job AND done = 0 AND expires <= {now}),
+        (SELECT count(*) FROM fastpipe_workers WHERE job = :job AND departed = 0 AND seen > {now} - :ttl)
+"""
+
+JOIN_WORKER = """
+    INSERT INTO fastpipe_workers (job, worker, incarnation, exchange, answer, joined, seen, moved, departed, batches,
+        row_count, rate)
+    VALUES (:job, :worker, :incarnation, 0, '', {now}, {now}, {now}, 0, 0, 0, 0)
+    ON CONFLICT (job, worker) DO UPDATE SET incarnation = :incarnation, exchange = 0, answer = '', joined = {now},
+        seen = {now}, moved = {now}, departed = 0, rate = 0
+"""
+
+FORGET_WORKERS = "DELETE FROM fastpipe_workers WHERE job = :job AND seen < {now} - :seconds"
+
+STORE_VERSION = """
+    INSERT INTO fastpipe_schema (version) SELECT :version WHERE NOT EXISTS (SELECT 1 FROM fastpipe_schema)
+"""
+
+# Batches that aren't done, and those of them that somebody holds.
+PROGRESS = """
+    SELECT coalesce(sum(stop - committed), 0),
+        coalesce(sum(CASE WHEN expires > {now} OR copy_expires > {now} THEN stop - committed ELSE 0 END), 0)
+    FROM fastpipe_stretches WHERE job = :job AND epoch = :epoch AND done = 0
+"""
+
+WORKERS = """
+    SELECT w.worker, w.departed, {now} - w.seen, {now} - w.moved,
+        (SELECT count(*) FROM fastpipe_stretches s WHERE s.job = w.job AND s.done = 0
+            AND ((s.worker = w.worker AND s.expires > {now}) OR (s.copy_worker = w.worker AND s.copy_expires > {now}))),
+        w.batches, w.row_count, w.rate
+    FROM fastpipe_workers w WHERE w.job = :job ORDER BY w.worker
+"""

@@ -1,0 +1,297 @@
+"""SQLite, by ADBC."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fastpipe.errors import MissingFileError, SchemaError, StorageError
+from fastpipe.sql._adbc import Statements
+from fastpipe.sql._engines import Column, Engine, SessionPool, Sessions
+from fastpipe.sql._lineage import plain
+from fastpipe.sql._query import Parameters, Query, require
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Sqlite"]
+
+# Rows whose values tell the types of columns.
+_LOOKED_AT = 1000
+_WAIT_MS = 30_000
+# Rows that are read at a time where all are streamed.
+_STREAMED = 1 << 16
+
+
+class Sqlite(Engine):
+    """A file of SQLite.
+
+    In WAL mode each session has a transaction on one state: they are begun while writers wait for a moment. In other
+    modes a transaction that reads would keep writers out, so instead each partition that is read is checked: if anybody
+    has changed the file, it is an error.
+
+    Args:
+        path: the file; with a factory, what the database is called.
+        factory: returns a connection of `adbc_driver_sqlite`.
+    """
+
+    name = "SQLite"
+    dialect = "sqlite"
+    # Lehmer's generator, with a multiplier of P. L'Ecuyer, Tables of Linear Congruential Generators, Math. Comp. 1999.
+    # Products stay below 2^63, where SQLite would go on in floats.
+    hash = "((abs({} % 2147483647) * 1583458089) % 2147483647)"
+
+    def __init__(self, path: str, factory: Callable[[], Any] | None = None) -> None:
+        self._path, self._factory, self._statements = path, factory, Statements()
+        if factory is None:
+            self._path = os.path.abspath(path)
+            if not os.path.isfile(self._path):
+                raise MissingFileError(
+                    f"there is no such file (file {path})", path=path, reason="there is no such file"
+                )
+
+    def literal(self, text: str, column: Column) -> str:
+        return text
+
+    def key_text(self, column: str) -> str:
+        return f"quote({column})"
+
+    def bind(self, query: Query) -> Query:
+        """Names become positions: ADBC binds by these."""
+        if not isinstance(query.parameters, Mapping):
+            return query
+        with contextlib.closing(self._connect()) as session:
+            names = self._statements.parameters(session, f"SELECT * FROM {query.derived}")
+        given = {str(name).lstrip(":@$"): value for name, value in query.parameters.items()}
+        bound = [name.lstrip(":@$?") for name in names]
+        if missing := [name for name in bound if name not in given]:
+            raise ValueError(f"the query has a placeholder {missing[0]!r}, and parameters has none: {sorted(given)}")
+        return Query(query.text, [given[name] for name in bound])
+
+    def _connect(self) -> Any:
+        if self._factory is not None:
+            session = self._factory()
+        else:
+            dbapi = require("adbc_driver_sqlite.dbapi", "sqlite")
+            mode = "rw" if os.access(self._path, os.W_OK) else "ro"
+            if not os.path.isfile(self._path):
+                reason = "there is no such file"
+                raise MissingFileError(f"{reason} (file {self._path})", path=self._path, reason=reason)
+            session = dbapi.connect(f"file:{urllib.parse.quote(self._path)}?mode={mode}", autocommit=True)
+        self.fetch(session, f"PRAGMA busy_timeout = {_WAIT_MS}", None)
+        return session
+
+    def sessions(self, number: int, *, snapshot: bool) -> Sessions:
+        with self.errors("connecting"):
+            opened = [self._connect() for _ in range(number)]
+            mode = str(self.fetch(opened[0], "PRAGMA journal_mode", None)[0][0]).lower()
+            if snapshot and mode == "wal" and self._begin(opened):
+                pool: SessionPool = SessionPool(_none_left, _close, number, one_state=True, reusable=True)
+            else:
+                pool = _Checked(self, number, snapshot=snapshot)
+                pool.versions = self._versions(opened)
+        pool.give(opened)
+        return pool
+
+    def _begin(self, sessions: list[Any]) -> bool:
+        """Begins a transaction of each on one state; False if there is no way to keep writers out meanwhile."""
+        guard = self._connect()
+        try:
+            try:
+                self.fetch(guard, "BEGIN IMMEDIATE", None)
+            except Exception as error:
+                if "readonly" in str(error).replace("-", ""):
+                    return False
+                raise
+            for session in sessions:
+                self.fetch(session, "BEGIN", None)
+                self.fetch(session, "SELECT count(*) FROM sqlite_master", None)
+            self.fetch(guard, "ROLLBACK", None)
+            return True
+        finally:
+            guard.close()
+
+    def _versions(self, sessions: list[Any]) -> dict[int, int]:
+        """The version that each session sees. All see the same file: nobody changed it in between."""
+        for _ in range(100):
+            found = {id(session): self.version(session) for session in sessions}
+            if self.version(sessions[0]) == found[id(sessions[0])]:
+                return found
+        reason = "the file is changed all the time"
+        raise StorageError(f"{reason} (file {self._path})", path=self._path, reason=reason)
+
+    def version(self, session: Any) -> int:
+        """A number that changes, for this session, when another has changed the file."""
+        return int(self.fetch(session, "PRAGMA data_version", None)[0][0])
+
+    def fetch(self, session: Any, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
+        return self._statements.fetch(session, sql, parameters)
+
+    def cancel(self) -> None:
+        self._statements.cancel()
+
+    def columns(self, session: Any, query: Query) -> list[Column]:
+        import pyarrow as pa
+
+        sql = f"SELECT * FROM {query.derived} LIMIT {_LOOKED_AT}"
+        with self._statements.run(session, sql, query.parameters, **_rows(_LOOKED_AT)) as reader:
+            names = reader.schema.names
+        quoted = [self.quote(name) for name in names]
+        if len({name.lower() for name in names}) < len(names):
+            return [Column(name, pa.null()) for name in names]
+        kinds = self._kinds(session, query, quoted)
+        declared = self._declared(session, query) or [""] * len(names)
+        found = [self._column(*each) for each in zip(names, kinds, declared, strict=True)]
+        full = self._full(session, query)
+        return [column._replace(nullable=column.name not in full) for column in found]
+
+    def _full(self, session: Any, query: Query) -> set[str]:
+        """Columns that are declared to have no NULLs, or are the number by which rows are stored."""
+        if (found := plain(query.text, self.dialect)) is None:
+            return set()
+        rows = self.fetch(session, f"PRAGMA table_info({self.quote(found.table)})", None)
+        keys = [row for row in rows if row[5]]
+        rowid = len(keys) == 1 and str(keys[0][2]).upper() == "INTEGER"
+        named = (found.name_of(row[1]) for row in rows if row[3] or (row[5] and rowid))
+        return {name for name in named if name is not None}
+
+    def _kinds(self, session: Any, query: Query, quoted: list[str]) -> list[set[str]]:
+        """The types of the values of each column in the first rows; of the first value if these have none."""
+        told = ", ".join(f"group_concat(DISTINCT typeof({column}))" for column in quoted)
+        sql = f"SELECT {told} FROM (SELECT * FROM {query.derived} LIMIT {_LOOKED_AT}) AS q"
+        found = [
+            set((value or "").split(",")) - {"null", ""} for value in self.fetch(session, sql, query.parameters)[0]
+        ]
+        for i, column in enumerate(quoted):
+            if not found[i]:
+                sql = f"SELECT typeof({column}) FROM {query.derived} WHERE {column} IS NOT NULL LIMIT 1"
+                found[i] = {row[0] for row in self.fetch(session, sql, query.parameters)}
+        return found
+
+    def _declared(self, session: Any, query: Query) -> list[str] | None:
+        """What columns are declared as, as a view of the query would be; None if the query can be no view."""
+        if query.parameters:
+            return None
+        self.fetch(session, f"CREATE TEMP VIEW fastpipe_columns AS SELECT * FROM {query.derived}", None)
+        try:
+            return [row[2].upper() for row in self.fetch(session, "PRAGMA temp.table_info(fastpipe_columns)", None)]
+        finally:
+            self.fetch(session, "DROP VIEW temp.fastpipe_columns", None)
+
+    def _column(self, name: str, kinds: set[str], declared: str) -> Column:
+        import pyarrow as pa
+
+        types = {"integer": pa.int64(), "real": pa.float64(), "text": pa.string(), "blob": pa.binary()}
+        affinity = _affinity(declared)
+        if (kinds <= {"integer", "real"} and len(kinds) == 2) or (
+            kinds and affinity == "numeric" and "text" not in kinds
+        ):
+            chosen = "real"
+        elif len(kinds) > 1:
+            hint = f"CAST({self.quote(name)} AS TEXT)"
+            reason = f"column {name!r} has values of several types ({', '.join(sorted(kinds))}): write {hint}"
+            raise SchemaError(reason, feature=name, reason=reason)
+        else:
+            chosen = next(iter(kinds), affinity or "real")
+            chosen = "real" if chosen == "numeric" else chosen
+        order = ("{}", "{} COLLATE BINARY") if chosen == "text" else ("{}",)
+        return Column(name, types[chosen], order=order, fitness=["integer", "real", "text", "blob"].index(chosen))
+
+    def unique_key(self, session: Any, query: Query, columns: list[Column]) -> str | None:
+        found = plain(query.text, self.dialect)
+        if found is None:
+            return None
+        rows = self.fetch(session, f"PRAGMA table_info({self.quote(found.table)})", None)
+        keys = [row for row in rows if row[5]]
+        # Only so it is the number by which rows are stored, and without NULLs.
+        if len(keys) != 1 or str(keys[0][2]).upper() != "INTEGER":
+            return None
+        return found.name_of(keys[0][1])
+
+    def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
+        # Types are found in the first rows, of this many: all.
+        with self._statements.run(session, sql, parameters, **_rows(rows + 1)) as reader:
+            return _typed(reader.read_all(), columns)
+
+    def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
+        import pyarrow as pa
+
+        with self._statements.run(session, sql, parameters, **_rows(_STREAMED)) as reader:
+            for batch in reader:
+                yield _typed(pa.Table.from_batches([batch]), columns)
+
+    def fingerprint(self) -> str:
+        return f"sqlite {os.path.basename(self._path)}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sqlite, (self._path, self._factory)
+
+
+class _Checked(SessionPool):
+    """Sessions without a transaction, which notice when the file was changed."""
+
+    versions: dict[int, int]
+
+    def __init__(self, engine: Sqlite, number: int, *, snapshot: bool) -> None:
+        super().__init__(_none_left, _close, number, one_state=snapshot, reusable=True)
+        self._engine, self._snapshot = engine, snapshot
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[Any]:
+        with super().borrow() as session:
+            yield session
+            if self._snapshot and self._engine.version(session) != self.versions[id(session)]:
+                reason = (
+                    "the file was changed since the reader was made: make a new one. In WAL mode (PRAGMA "
+                    "journal_mode=wal) readers would go on with what they saw"
+                )
+                raise StorageError(f"{reason} (file {self._engine._path})", path=self._engine._path, reason=reason)
+
+
+def _rows(number: int) -> dict[str, str]:
+    """The option for rows that are read at a time."""
+    return {"adbc.sqlite.query.batch_rows": str(number)}
+
+
+def _typed(table: pa.Table, columns: list[Column]) -> pa.Table:
+    import pyarrow as pa
+
+    found = []
+    for column, values in zip(columns, table.columns, strict=True):
+        if values.type != column.type:
+            wider = pa.types.is_floating(column.type) and pa.types.is_integer(values.type)
+            if not wider and values.null_count < len(values):
+                reason = (
+                    f"column {column.name!r} is {column.type} in the first rows, and {values.type} in others: write "
+                    "CAST(... AS ...) in the query"
+                )
+                raise SchemaError(reason, feature=column.name, reason=reason)
+            values = values.cast(column.type) if wider else pa.chunked_array([pa.nulls(len(values), column.type)])
+        found.append(values)
+    return pa.table(found, names=[column.name for column in columns])
+
+
+def _affinity(declared: str) -> str | None:
+    """The class of values that a declared type prefers (SQLite: Datatypes, 3.1)."""
+    for words, found in (
+        (("INT", "BOOL"), "integer"),
+        (("CHAR", "CLOB", "TEXT", "DATE", "TIME"), "text"),
+        (("BLOB",), "blob"),
+        (("REAL", "FLOA", "DOUB"), "real"),
+        (("NUM", "DEC"), "numeric"),
+    ):
+        if any(word in declared for word in words):
+            return found
+    return None
+
+
+def _none_left() -> Any:
+    reason = "the reader's connections were closed"
+    raise StorageError(reason, reason=reason)
+
+
+def _close(session: Any) -> None:
+    session.close()
