@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -86,6 +87,21 @@ def lock(url: str) -> Outage:
         processes[-1].communicate()
 
     return Outage(begin, end)
+
+
+def _is_locked(url: str) -> bool:
+    """Whether a process holds the lock of SQLite's file, and keeps it."""
+    if not url.startswith("sqlite"):
+        return False
+    connection = sqlite3.connect(url.removeprefix("sqlite:///"), timeout=2, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError:
+        return True
+    finally:
+        connection.close()
+    return False
 
 
 @dataclass
@@ -212,9 +228,8 @@ class Run:
         for worker in self._workers:
             self._pace[worker.slot] = 0.005
         hanging = self.chance.choice(self._workers) if len(self._workers) > 1 else None
-        if hanging is not None and self._workers:
-            hanging.send(signal.SIGSTOP)
-            hanging.wakes = float("inf")
+        if hanging is not None:
+            self._hang(hanging)
         while self._reap() and self._workers != [hanging]:
             self._check_time(deadline)
             time.sleep(0.01)
@@ -224,6 +239,18 @@ class Run:
         while self._reap():
             self._check_time(deadline)
             time.sleep(0.01)
+
+    def _hang(self, worker: _Worker) -> None:
+        """Stops a worker for as long as others live."""
+        worker.wakes = float("inf")
+        worker.send(signal.SIGSTOP)
+        # Nobody can take a file's lock from a process that is stopped within a transaction: that holds up all others
+        # until it is continued. A server ends such a session itself.
+        while _is_locked(self.request["url"]):
+            self.did["stop with the lock"] += 1
+            worker.send(signal.SIGCONT)
+            time.sleep(self.chance.uniform(0.001, 0.02))
+            worker.send(signal.SIGSTOP)
 
     def _check_time(self, deadline: float) -> None:
         if time.monotonic() < deadline:
