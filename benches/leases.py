@@ -15,6 +15,7 @@ Ledgers are a file of SQLite's, and a PostgreSQL server that is started for this
 from __future__ import annotations
 
 import argparse
+import importlib
 import multiprocessing
 import statistics
 import sys
@@ -62,7 +63,7 @@ def ledgers() -> Iterator[Ledgers]:
     """Starts a PostgreSQL server, if it is installed."""
     # The tests know how to start one.
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
-    import servers  # type: ignore[import-not-found]
+    servers: Any = importlib.import_module("servers")
 
     programs = servers.postgres_programs()
     server = servers.Postgres(programs, "fsync=on", "max_connections=1200") if programs else None

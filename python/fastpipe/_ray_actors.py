@@ -143,6 +143,7 @@ class Worker:
                 except StaleLeaseError:
                     self._refused += 1
                     continue
+                assert worker.position is not None
                 epoch, step = self._batch = worker.position
                 value = use(batch)
                 self._batch = None
