@@ -1,4 +1,4 @@
-"""The command line: `fastpipe demo`, `inspect`, `head`, `index`, `convert` and `bench`."""
+"""The command line: `fastpipe demo`, `inspect`, `head`, `index`, `convert`, `bench` and `ledger`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 import fastpipe
-from fastpipe import _bench_cli, _convert_cli, _shuffle_cli
+from fastpipe import _bench_cli, _convert_cli, _ledger_cli, _shuffle_cli
 from fastpipe._index_cache import user_cache_directory
 from fastpipe._row_text import batch_rows, rows_text
 from fastpipe._sources import expand
@@ -91,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("files", nargs="+", metavar="FILE", help=source)
     _bench_cli.add_options(bench, _positive)
     bench.set_defaults(run=_bench)
+
+    _ledger_cli.add_command(commands)
     return parser
 
 

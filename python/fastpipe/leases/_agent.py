@@ -99,7 +99,7 @@ class Agent:
         self._numbers = 0
         self._asked = self._renewed = 0.0
         self._idle_seconds = _IDLE_SECONDS[0]
-        self._closed = False
+        self._closed = self._forgotten = False
         self._thread = threading.Thread(target=self._run, name="fastpipe-lease", daemon=True)
 
     def start(self) -> None:
@@ -141,10 +141,7 @@ class Agent:
         with self.changed:
             if self._closed:
                 return
-            for lease in list(self.leases.values()):
-                self.give_back(lease)
-            self.waiting.clear()
-            self._wishes.departing = self._wishes.urgent = True
+            self._depart()
             self.changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(seconds)
@@ -152,11 +149,18 @@ class Agent:
             self._closed = True
             self.changed.notify_all()
 
+    def _depart(self) -> None:
+        for lease in list(self.leases.values()):
+            self.give_back(lease)
+        self.waiting.clear()
+        self._wishes.departing = self._wishes.urgent = True
+
     def abandon(self) -> None:
-        """Ends the thread soon, without waiting: the worker was forgotten."""
-        with self.changed:
-            self._wishes.departing = self._wishes.urgent = True
-            self.changed.notify_all()
+        """Ends the thread soon, without waiting: the worker was forgotten.
+
+        Garbage collection calls it, in any thread at any moment: so it takes no lock.
+        """
+        self._forgotten = True
 
     # The thread's side.
 
@@ -191,6 +195,8 @@ class Agent:
 
     def _next_request(self) -> tuple[Request | None, int]:
         """Waits until there is something to ask, and takes it. None to look again."""
+        if self._forgotten:
+            self._depart()
         now = time.monotonic()
         wishes, ttl = self._wishes, self.member.ttl
         renewing = now - self._renewed >= ttl / 3

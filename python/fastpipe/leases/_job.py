@@ -81,7 +81,10 @@ def job_of(passes: Passes, *, name: str, stretch: int | None, barrier: bool) -> 
     if stretch is not None and stretch < 1:
         raise ValueError(f"stretch is a number of batches, at least 1, not {stretch}")
     state = passes.state_dict()
-    identity = {"data": state["data"], "order": state["order"]}
+    identity = {"data": state["data"], "order": dict(state["order"])}
+    if identity["order"].get("shuffle") == "sequential":
+        # It was drawn, and nothing depends on it.
+        identity["order"].pop("seed", None)
     window = int(identity["order"].get("shuffle_buffer") or 0) // passes.batch_size
     length = default_stretch(batches, window if identity["order"].get("shuffle") == "window" else 0)
     return Job(name, identity, batches, min(stretch or length, batches), passes.next_epoch, passes.epochs, barrier)

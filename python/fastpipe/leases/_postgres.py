@@ -25,7 +25,9 @@ _NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 _CREATING = 0x66617374
 _CONNECT_SECONDS = 5
 # A statement that takes longer, or waits longer for a lock, is tried again.
-_STATEMENT_MS = 20_000
+_STATEMENT_MS = 10_000
+# A worker that is stopped within a transaction holds locks that others wait for: the server ends it. It asks again.
+_IDLE_MS = 1_500
 # Classes of SQLSTATE that pass: connections, resources, an operator's intervention, deadlocks and serialization.
 _PASSING = ("08", "53", "57", "40")
 
@@ -74,7 +76,8 @@ class Postgres(Database):
             keepalives_idle=5,
             keepalives_interval=2,
             keepalives_count=3,
-            options=f"-c statement_timeout={_STATEMENT_MS} -c lock_timeout={_STATEMENT_MS}",
+            options=f"-c statement_timeout={_STATEMENT_MS} -c lock_timeout={_STATEMENT_MS} "
+            f"-c idle_in_transaction_session_timeout={_IDLE_MS}",
         )
         return PostgresConnection(found)
 

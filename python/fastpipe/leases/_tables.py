@@ -122,7 +122,7 @@ COMMIT = """
         copy_token = CASE WHEN copy_token = :token THEN 0 ELSE copy_token END,
         copy_expires = CASE WHEN copy_token = :token THEN 0 ELSE copy_expires END
     WHERE job = :job AND epoch = :epoch AND number = :number AND committed = :start
-        AND (token = :token OR copy_token = :token)
+        AND :token > 0 AND (token = :token OR copy_token = :token)
     RETURNING committed
 """
 
@@ -135,7 +135,8 @@ RENEW = """
     UPDATE fastpipe_stretches
     SET expires = CASE WHEN token = :token THEN {now} + :ttl ELSE expires END,
         copy_expires = CASE WHEN copy_token = :token THEN {now} + :ttl ELSE copy_expires END
-    WHERE job = :job AND epoch = :epoch AND number = :number AND done = 0 AND (token = :token OR copy_token = :token)
+    WHERE job = :job AND epoch = :epoch AND number = :number AND done = 0
+        AND :token > 0 AND (token = :token OR copy_token = :token)
     RETURNING committed, copy_token
 """
 
@@ -155,7 +156,7 @@ ABANDON = """
         copy_worker = CASE WHEN copy_token = :token THEN NULL ELSE copy_worker END,
         copy_expires = CASE WHEN copy_token = :token THEN 0 ELSE copy_expires END,
         copy_token = CASE WHEN copy_token = :token THEN 0 ELSE copy_token END
-    WHERE job = :job AND epoch = :epoch AND number = :number AND (token = :token OR copy_token = :token)
+    WHERE job = :job AND epoch = :epoch AND number = :number AND :token > 0 AND (token = :token OR copy_token = :token)
 """
 
 # What a worker of that name held in an earlier life.
@@ -246,8 +247,9 @@ STORE_VERSION = """
 
 # Batches that aren't done, and those of them that somebody holds.
 PROGRESS = """
-    SELECT coalesce(sum(stop - committed), 0),
-        coalesce(sum(CASE WHEN expires > {now} OR copy_expires > {now} THEN stop - committed ELSE 0 END), 0)
+    SELECT CAST(coalesce(sum(stop - committed), 0) AS BIGINT),
+        CAST(coalesce(sum(CASE WHEN expires > {now} OR copy_expires > {now} THEN stop - committed ELSE 0 END), 0) AS
+            BIGINT)
     FROM fastpipe_stretches WHERE job = :job AND epoch = :epoch AND done = 0
 """
 

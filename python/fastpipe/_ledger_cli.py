@@ -1,0 +1,71 @@
+"""`fastpipe ledger status`: how far the jobs of a ledger are."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+
+from fastpipe.errors import FastpipeError, LedgerError
+from fastpipe.leases import Ledger, LedgerStatus
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command `ledger`."""
+    ledger = commands.add_parser("ledger", help="show how far the jobs of a ledger of leases are")
+    actions = ledger.add_subparsers(metavar="ACTION", required=True)
+    status = actions.add_parser("status", help="progress, workers, stragglers")
+    status.add_argument("url", metavar="URL", help="of the ledger: postgresql://host/database or sqlite:///file.db")
+    status.add_argument("--job", metavar="NAME", help="one job; all if none is given")
+    status.add_argument("--json", action="store_true", help="as JSON, a line for each job")
+    status.add_argument(
+        "--watch", type=_seconds, metavar="SECONDS", help="again and again, until all jobs are done or Ctrl-C"
+    )
+    status.set_defaults(run=_status)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0.05 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError("is from 0.05 to 86400 seconds")
+    return seconds
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    try:
+        ledger = Ledger(arguments.url)
+    except ValueError as error:
+        print(f"fastpipe: {error}", file=sys.stderr)
+        return 2
+    show: Callable[[LedgerStatus], str] = _as_json if arguments.json else str
+    while True:
+        try:
+            jobs = ledger.jobs() if arguments.job is None else [arguments.job]
+            found = [Ledger(arguments.url, job).status() for job in jobs]
+        except LedgerError as error:
+            # The database may be restarting: whoever watches waits for it.
+            if arguments.watch is None:
+                raise
+            print(f"fastpipe: {error}", file=sys.stderr)
+            found = []
+        else:
+            if not found:
+                raise FastpipeError(f"{ledger!r} has no job: no worker has joined one")
+            print(("\n" if arguments.json else "\n\n").join(map(show, found)), flush=True)
+        if arguments.watch is None or (found and all(status.finished for status in found)):
+            return 0
+        time.sleep(arguments.watch)
+        if not arguments.json:
+            print()
+
+
+def _as_json(status: LedgerStatus) -> str:
+    told = dataclasses.asdict(status)
+    told["epochs"] = [epoch._asdict() for epoch in status.epochs]
+    told["workers"] = [worker._asdict() for worker in status.workers]
+    return json.dumps(told)
