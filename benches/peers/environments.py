@@ -23,6 +23,14 @@ PINS: dict[str, list[str]] = {
     "duckdb": ["duckdb==1.5.5", "duckdb-extension-avro==1.5.5", "pyarrow==26.0.1", *NUMPY],
     "datasets": ["datasets==5.2.0", "pyarrow==26.0.1", *NUMPY],
     "ray-data": ["ray[data]==2.60.0", "pyarrow==26.0.1", *NUMPY],
+    "sql": [
+        "connectorx==0.4.6",
+        "ray[data]==2.60.0",
+        "pandas==3.1.1",
+        "sqlalchemy==2.1.9",
+        "psycopg[binary]==3.3.9",
+        "pyarrow==26.0.1",
+    ],
     # The last tensorflow-io; it was built for TensorFlow 2.16, which wants NumPy 1.
     "tensorflow-io": ["tensorflow-io==0.37.1", "tensorflow-cpu==2.16.2", "numpy==1.26.4"],
 }

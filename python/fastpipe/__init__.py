@@ -34,6 +34,7 @@ from fastpipe.avro import (
 )
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.csv import CsvLocation, CsvSample, RowEstimate, read_csv, sample_csv
+from fastpipe.description import Description, FeatureStatistics, describe
 from fastpipe.errors import (
     ColumnsLeftOutWarning,
     DeviceError,
@@ -76,9 +77,11 @@ __all__ = [
     "CsvSample",
     "DecimalSpec",
     "DenseSpec",
+    "Description",
     "DeviceError",
     "EpochStatus",
     "FastpipeError",
+    "FeatureStatistics",
     "Features",
     "Growth",
     "HashSpec",
@@ -132,6 +135,7 @@ __all__ = [
     "WrittenFile",
     "__version__",
     "decode_messages",
+    "describe",
     "evaluation_candidates",
     "from_arrays",
     "from_arrow",

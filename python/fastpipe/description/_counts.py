@@ -99,7 +99,7 @@ class Counts:
         if self._exact is not None:
             return (float(len(self._exact)),) * 3
         sketch = self._distinct
-        return float(sketch.estimate), float(sketch.get_lower_bound(2)), float(sketch.get_upper_bound(2))
+        return float(sketch.get_estimate()), float(sketch.get_lower_bound(2)), float(sketch.get_upper_bound(2))
 
     def most(self, least: int = 1) -> dict[Value, int]:
         """Values that occur at least so often, most frequent first; of equally frequent ones the least first.

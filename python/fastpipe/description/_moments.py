@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +83,17 @@ class Moments:
         self.squares += other.squares + delta * delta * (self.count * (other.count / both))
         self.count = both
         self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
+
+    def stored(self) -> dict[str, Any]:
+        """As JSON can hold it: sums of integers as text, since readers of JSON may round them."""
+        own = dict(self.__dict__)
+        return own | {"total": str(self.total), "mean": None if math.isnan(self.mean) else self.mean}
+
+    @classmethod
+    def restored(cls, stored: dict[str, Any]) -> Moments:
+        """What `stored` wrote."""
+        mean = math.nan if stored["mean"] is None else float(stored["mean"])
+        return cls(**stored | {"total": int(stored["total"]), "mean": mean})
 
 
 def _integers(chunk: npt.NDArray[np.generic]) -> Moments:

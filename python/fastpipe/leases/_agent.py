@@ -94,6 +94,7 @@ class Agent:
         # Whether the consumer waits for work, which makes every exchange urgent.
         self.hungry = False
         self._wishes = _Wishes()
+        self._asking: list[Used] = []
         self._sent = 0
         self._answered = 0
         self._numbers = 0
@@ -136,11 +137,15 @@ class Agent:
         while self._answered < mine and self.failed is None and not self._closed:
             self.changed.wait(_WAKE_SECONDS)
 
-    def close(self, seconds: float) -> None:
-        """Gives all leases up and ends the thread; doesn't wait longer than that for the database."""
+    def close(self, seconds: float) -> int:
+        """Gives all leases up and ends the thread; doesn't wait longer than that for the database.
+
+        Returns:
+            Batches that were used, and to whose commit the ledger hasn't answered.
+        """
         with self.changed:
             if self._closed:
-                return
+                return self._unanswered()
             self._depart()
             self.changed.notify_all()
         if threading.current_thread() is not self._thread:
@@ -148,6 +153,10 @@ class Agent:
         with self.changed:
             self._closed = True
             self.changed.notify_all()
+            return self._unanswered()
+
+    def _unanswered(self) -> int:
+        return sum(used.stop - used.start for used in [*self._asking, *self._wishes.used.values()])
 
     def _depart(self) -> None:
         for lease in list(self.leases.values()):
@@ -177,6 +186,7 @@ class Agent:
                     return
                 with self.changed:
                     self._apply(request, answer)
+                    self._asking = []
                     self._answered = sent
                     self.changed.notify_all()
                 if request.departed:
@@ -228,6 +238,7 @@ class Agent:
             alive=renewing,
             departed=wishes.departing,
         )
+        self._asking = request.used
         return request, self._sent
 
     def _wanted(self) -> int:

@@ -230,7 +230,7 @@ def _commit(connection: Connection, job: Job, used: Used) -> tuple[Committed, in
         found = connection.rows(_tables.HOLDERS, **key)
         # A finished epoch's stretches are deleted, once the next one is open.
         committed, token, copy_token = found[0] if found else (used.stop, 0, 0)
-        if lease.token not in (token, copy_token):
+        if lease.token < 1 or lease.token not in (token, copy_token):
             return Committed(lease, used.stop, committed, False), 0, 0
         if committed >= used.stop:
             return Committed(lease, used.stop, committed, True), 0, 0

@@ -46,6 +46,8 @@ def join(
         job = join_job(connection, wanted, stretch_given=stretch_given)
         member = Member(worker or _free_name(connection, job, ttl), secrets.token_hex(8), ttl)
         key = {"job": job.name, "worker": member.worker}
+        # First, so that an exchange of the name's former holder is either done, or refused.
+        connection.rows(_tables.LOCK_WORKER, **key)
         connection.rows(_tables.ABANDON_ALL, **key)
         connection.rows(_tables.FORGET_WORKERS, job=job.name, seconds=_FORGOTTEN_SECONDS)
         connection.rows(_tables.JOIN_WORKER, incarnation=member.incarnation, **key)

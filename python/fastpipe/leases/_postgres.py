@@ -30,6 +30,8 @@ _STATEMENT_MS = 10_000
 _IDLE_MS = 1_500
 # Classes of SQLSTATE that pass: connections, resources, an operator's intervention, deadlocks and serialization.
 _PASSING = ("08", "53", "57", "40")
+# A lock timeout, a transaction that was idle too long, a server that takes no writes yet.
+_PASSING_STATES = ("55P03", "25P03", "25006")
 
 
 @cache
@@ -86,7 +88,11 @@ class Postgres(Database):
             return False
         state = error.sqlstate
         # Without a state the connection was lost, or couldn't be made.
-        return isinstance(error, self._psycopg.OperationalError) if state is None else state[:2] in _PASSING
+        return (
+            isinstance(error, self._psycopg.OperationalError)
+            if state is None
+            else (state[:2] in _PASSING or state in _PASSING_STATES)
+        )
 
     def fault(self, error: BaseException) -> BaseException:
         if not isinstance(error, self._psycopg.Error):

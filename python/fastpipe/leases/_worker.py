@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from fastpipe._passes import Passes, Started
-from fastpipe.errors import PassClosedError
+from fastpipe.errors import LedgerError, PassClosedError
 from fastpipe.leases._agent import Agent, Lease
 from fastpipe.leases._checkpoints import checkpoint_of
 from fastpipe.leases._database import Database
@@ -69,7 +69,9 @@ class LeaseWorker:
         self._upcoming: tuple[Lease, Started] | None = None
         self._delivered: deque[_Delivered] = deque()
         self._position: StepOfEpoch | None = None
-        self._yielded = 0.0
+        self._begun = 0
+        self._told = False
+        self._yielded = self._waited = 0.0
         self._ended = weakref.finalize(self, Agent.abandon, agent)
         agent.start()
 
@@ -114,10 +116,11 @@ class LeaseWorker:
         if not self._drawing.acquire(blocking=False):
             raise RuntimeError("one thread at a time draws from a worker: give each thread a worker of its own")
         try:
+            self._waited = 0.0
+            batch = self._draw()
             self._pace()
-            return self._draw()
+            return batch
         finally:
-            self._yielded = time.monotonic()
             self._drawing.release()
 
     def commit(self, *, wait: bool = False) -> None:
@@ -159,14 +162,23 @@ class LeaseWorker:
         """Commits what `commit` was called for, gives all leases up, and leaves the job. Twice does no harm.
 
         Batches that were yielded and not committed are other workers' at once.
+
+        Raises:
+            LedgerError: if the ledger can't be reached within ten seconds, and there is something to commit. The leases
+                expire, and other workers do these batches.
         """
-        if self._process != os.getpid():
+        if self._process != os.getpid() or not self._ended.alive:
             return
         self._stop_reading()
-        if self._ended.detach() is not None:
-            self._agent.close(_CLOSING_SECONDS)
-            for error in self._agent.refused:
-                _LOG.warning("%s", error)
+        self._ended.detach()
+        lost = self._agent.close(_CLOSING_SECONDS)
+        for error in self._agent.refused:
+            _LOG.warning("%s", error)
+        if lost and not self._told:
+            told = "" if self._agent.failed is None else f": {self._agent.failed}"
+            raise LedgerError(
+                f"{lost} batches that {self.worker!r} has used weren't committed to {self._database.shown}{told}"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +186,12 @@ class LeaseWorker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except LedgerError as failed:
+            if error is None:
+                raise
+            _LOG.warning("%s", failed)
 
     def __repr__(self) -> str:
         return f"<LeaseWorker {self.worker!r} of the job {self.job!r} in {self._database.shown}>"
@@ -189,37 +206,42 @@ class LeaseWorker:
     def _raise(self) -> None:
         agent = self._agent
         if agent.failed is not None:
+            self._told = True
             raise agent.failed
 
     def _use(self) -> None:
         while self._delivered:
-            self._agent.use(*self._delivered.popleft())
+            lease, step, rows = self._delivered.popleft()
+            # What an interrupt kept from the consumer doesn't count; it is read again.
+            if lease.used <= step < lease.next:
+                self._agent.use(lease, step, rows)
 
     def _pace(self) -> None:
-        """Learns how long the consumer takes for a batch, from the last one until it asks for the next."""
+        """Learns how long a batch takes, from yield to yield, without waiting for leases."""
+        now, agent = time.monotonic(), self._agent
         if self._yielded:
-            seconds, agent = time.monotonic() - self._yielded, self._agent
+            seconds = max(now - self._yielded - self._waited, 1e-9)
             agent.pace += (seconds - agent.pace) * (_RECENT if agent.pace else 1.0)
+        self._yielded = now
 
     def _draw(self) -> dict[str, Any]:
         while True:
             lease = self._readable()
             if lease is None:
                 raise StopIteration
-            assert self._started is not None
-            batch = next(self._started.batches)
-            step, rows = lease.next, _rows_of(batch)
-            with self._agent.changed:
-                lease.next += 1
-                if not lease.held:
-                    # It was lost while the batch was read; nobody has seen the batch.
-                    self._stop_current()
-                    continue
-            self._delivered.append(_Delivered(lease, step, rows))
-            self._position = StepOfEpoch(lease.token.epoch, step)
-            if lease.next == lease.stop:
+            batch = self._read(lease)
+            step = lease.next
+            if step + 1 == lease.stop:
                 self._read_ahead()
-            return batch
+            self._delivered.append(_Delivered(lease, step, _rows_of(batch)))
+            self._position = StepOfEpoch(lease.token.epoch, step)
+            with self._agent.changed:
+                if lease.held:
+                    # From here on the batch is the consumer's.
+                    lease.next += 1
+                    return batch
+            # It was lost while the batch was read; nobody has seen the batch.
+            self._delivered.pop()
 
     def _readable(self) -> Lease | None:
         """The lease whose next batch is read now; None if the job is done, or waits for what was yielded here."""
@@ -227,58 +249,94 @@ class LeaseWorker:
         with agent.changed:
             self._raise()
             lease = self._current
-            if lease is not None and lease.held and lease.next < lease.stop and lease.committed <= lease.next:
-                return lease
-            self._stop_current()
-            while True:
-                self._raise()
-                found, started = self._upcoming or (agent.waiting.popleft() if agent.waiting else None, None)
-                self._upcoming = None
-                if found is not None and found.held and found.committed < found.stop:
-                    break
-                if started is not None:
-                    started.close()
-                if found is not None:
-                    continue
-                if agent.finished:
-                    agent.flush()
-                    return None
-                if self._delivered and agent.idle:
-                    return None
+            if lease is None or not _has_more(lease):
+                self._stop_current()
+                lease = self._current = self._next_lease()
+            if lease is not None and lease.committed > lease.next:
+                # The other holder of a stretch of which there is a copy has come further.
+                lease.next = lease.used = lease.committed
+            return lease
+
+    def _next_lease(self) -> Lease | None:
+        """A lease that has batches to read; waits for one. With the agent's `changed` held."""
+        agent = self._agent
+        while True:
+            self._raise()
+            if self._upcoming is not None:
+                lease, self._started = self._upcoming
+                self._begun, self._upcoming = lease.next, None
+                if _has_more(lease):
+                    return lease
+                self._stop_current()
+            elif agent.waiting:
+                lease = agent.waiting.popleft()
+                if _has_more(lease):
+                    return lease
+            elif agent.finished:
+                agent.flush()
+                return None
+            elif self._delivered and agent.idle:
+                return None
+            else:
                 agent.hungry = True
                 agent.changed.notify_all()
+                begun = time.monotonic()
                 agent.changed.wait(_WAKE_SECONDS)
+                self._waited += time.monotonic() - begun
                 agent.hungry = False
-            if found.committed > found.next:
-                # A copy's other holder has come further.
-                found.next = found.used = found.committed
-                if started is not None:
-                    started.close()
-                    started = None
-        self._started = started or self._passes.batches(found.token.epoch, found.next, found.stop)
-        self._current = found
-        return found
+
+    def _read(self, lease: Lease) -> dict[str, Any]:
+        """Reads the next batch of a lease, by a new pass where the last one is elsewhere."""
+        started = self._started
+        if started is None or self._begun + started.position.delivered != lease.next:
+            # Another holder was quicker, or an interrupt came between a batch and its count.
+            self._close_pass()
+            self._begun = lease.next
+            started = self._started = self._passes.batches(lease.token.epoch, lease.next, lease.stop)
+        try:
+            return next(started.batches)
+        except StopIteration:
+            raise RuntimeError(f"{self._passes!r} has no batch {lease.next} of epoch {lease.token.epoch}") from None
 
     def _read_ahead(self) -> None:
-        """Begins to read the next lease, whose first batches are made while the consumer uses the last one of this."""
+        """Begins to read the next lease, whose first batches are made while the consumer uses the last one of this.
+
+        What fails here fails again, and is raised, when the batches are needed.
+        """
         agent = self._agent
+        if self._upcoming is not None:
+            return
         with agent.changed:
-            found = agent.waiting.popleft() if agent.waiting and self._upcoming is None else None
-        if found is not None and found.held and found.committed < found.stop:
-            found.next = found.used = max(found.next, found.committed)
-            self._upcoming = found, self._passes.batches(found.token.epoch, found.next, found.stop)
+            lease = agent.waiting.popleft() if agent.waiting else None
+        if lease is None or not _has_more(lease):
+            return
+        lease.next = lease.used = max(lease.next, lease.committed)
+        try:
+            self._upcoming = lease, self._passes.batches(lease.token.epoch, lease.next, lease.stop)
+        except BaseException as error:
+            with agent.changed:
+                agent.waiting.appendleft(lease)
+            if not isinstance(error, Exception):
+                raise
 
     def _stop_current(self) -> None:
         self._current = None
-        if self._started is not None:
-            self._started.close()
-            self._started = None
+        self._close_pass()
+
+    def _close_pass(self) -> None:
+        started, self._started = self._started, None
+        if started is not None:
+            started.close()
 
     def _stop_reading(self) -> None:
         self._stop_current()
         if self._upcoming is not None:
             self._upcoming[1].close()
             self._upcoming = None
+
+
+def _has_more(lease: Lease) -> bool:
+    return lease.held and lease.next < lease.stop and lease.committed < lease.stop
 
 
 def _rows_of(batch: dict[str, Any]) -> int:

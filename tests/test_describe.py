@@ -1,0 +1,371 @@
+"""`fastpipe.describe` tells what NumPy, statistics and Counter tell, whatever the form, the source and the split."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import statistics
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastpipe
+
+
+def described(columns: Any, **options: Any) -> fastpipe.Description:
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+    return fastpipe.describe(fastpipe.from_arrow(table, batch_size=7), **options)
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(-(2**62), 2**62), st.integers(-3, 3)), min_size=1, max_size=60))
+def test_integers(values: list[int | None]) -> None:
+    found = described({"x": pa.array(values, pa.int64())})["x"]
+    known = sorted(value for value in values if value is not None)
+    assert (found.count, found.nulls) == (len(known), len(values) - len(known))
+    assert found.counts() == dict(sorted(Counter(known).items(), key=lambda pair: (-pair[1], pair[0])))
+    assert found.distinct == (len(set(known)),) * 3
+    assert (found.counts_error, found.quantile_error) == (0, 0.0)
+    if known:
+        assert (found.minimum, found.maximum, found.mean) == (known[0], known[-1], sum(known) / len(known))
+        assert found.deviation == pytest.approx(statistics.pstdev(known), rel=1e-9)
+        for share in (0.0, 0.25, 0.5, 0.9, 1.0):
+            assert found.quantile(share) == known[max(math.ceil(share * len(known)), 1) - 1]
+    else:
+        assert (found.minimum, found.maximum, found.quantile(0.5)) == (None, None, None)
+        assert math.isnan(found.mean)
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(width=32), st.just(math.nan)), min_size=1, max_size=60))
+def test_floats(values: list[float | None]) -> None:
+    found = described({"x": pa.array(values, pa.float32())})["x"]
+    known = [value for value in values if value is not None]
+    finite = sorted(value for value in known if math.isfinite(value))
+    assert (found.count, found.nulls) == (len(known), len(values) - len(known))
+    assert found.nans == sum(map(math.isnan, known))
+    assert found.infinities == sum(map(math.isinf, known))
+    if finite:
+        assert (found.minimum, found.maximum) == (finite[0], finite[-1])
+        assert found.mean == pytest.approx(statistics.fmean(finite), rel=1e-9, abs=1e-9 * max(map(abs, finite)))
+        assert found.quantile([0.0, 1.0]) == [finite[0], finite[-1]]
+    with pytest.raises(fastpipe.UnsupportedError, match="a feature of float32 has no counts"):
+        found.counts()
+
+
+@given(st.lists(st.one_of(st.none(), st.text(max_size=3)), min_size=1, max_size=60), st.booleans())
+def test_text_and_bytes(values: list[str | None], binary: bool) -> None:
+    stored: list[Any] = [None if v is None else v.encode() for v in values] if binary else values
+    found = described({"x": pa.array(stored, pa.binary() if binary else pa.string())})["x"]
+    known = Counter(value for value in stored if value is not None)
+    assert found.counts() == dict(known)
+    assert found.null_share == stored.count(None) / len(stored)
+    assert found.vocabulary(min_count=2) == sorted(
+        (value for value, count in known.items() if count >= 2), key=lambda value: (-known[value], value)
+    )
+    with pytest.raises(fastpipe.UnsupportedError, match="has no mean"):
+        _ = found.mean
+    with pytest.raises(fastpipe.UnsupportedError, match="has no quantiles"):
+        found.quantile(0.5)
+
+
+def test_times() -> None:
+    days = np.array(["2026-01-01", "2026-01-03", "NaT", "2026-01-05"], "datetime64[D]")
+    spans = np.array([5, 7, 9, 11], "timedelta64[s]")
+    found = fastpipe.describe(fastpipe.from_arrays({"day": days, "span": spans}, batch_size=3))
+    day, span = found["day"], found["span"]
+    assert (day.nulls, day.mean, day.minimum, day.maximum) == (1, days[1], days[0], days[3])
+    assert day.quantile(0.5) == days[1]
+    assert day.counts() == {days[0]: 1, days[1]: 1, days[3]: 1}
+    assert (span.mean, span.deviation) == (np.timedelta64(8, "s"), np.timedelta64(2, "s"))
+    assert day.deviation == np.timedelta64(2, "D")
+
+
+def test_bools_and_codes(tmp_path: Path) -> None:
+    city = pa.array(["Oslo", "Rome", "Rome", None]).dictionary_encode()
+    table = pa.table({"ok": [True, False, True, True], "city": city})
+    features = {"ok": fastpipe.DenseSpec((), "bool"), "city": fastpipe.DenseSpec((), "int32", nulls="mask")}
+    reader = fastpipe.from_arrow(table, features=features, batch_size=3)
+    found = fastpipe.describe(reader)
+    assert found["ok"].counts() == {True: 3, False: 1}
+    assert (found["ok"].mean, found["ok"].maximum) == (0.75, True)
+    assert reader.symbols["city"] == ["Oslo", "Rome"]
+    assert found["city"].counts() == {"Rome": 2, "Oslo": 1}
+    assert found["city"].vocabulary() == ["Rome", "Oslo"]
+
+
+def test_rows_of_several_values() -> None:
+    lists = [[1, 2], None, [], [3, None, 3]]
+    table = pa.table({"list": lists, "fixed": pa.array([[1.0, 2.0]] * 3 + [None], pa.list_(pa.float64(), 2))})
+    found = described(table)
+    assert found["list"].counts() == {3: 2, 1: 1, 2: 1}
+    assert found["list"].nulls == 2
+    assert found["list"].lengths is not None
+    assert found["list"].lengths.counts() == {0: 1, 2: 1, 3: 1}
+    assert (found["fixed"].count, found["fixed"].mean) == (6, 1.5)
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_sparse_rows(layout: Any) -> None:
+    dense = np.array([[0, 1.5, 0], [0, 0, 0], [2.5, 0, 3.5]])
+    rows, columns = np.nonzero(dense)
+    spec = fastpipe.SparseSpec((3,), "float64", layout=layout)
+    bags = [
+        {"indices": [int(c) for c in columns[rows == r]], "values": dense[r][dense[r] != 0].tolist()} for r in range(3)
+    ]
+    kind = pa.struct([("indices", pa.list_(pa.int64())), ("values", pa.list_(pa.float64()))])
+    found = fastpipe.describe(
+        fastpipe.from_arrow(pa.table({"x": pa.array(bags, kind)}), features={"x": spec}, batch_size=2)
+    )["x"]
+    assert (found.count, found.mean) == (3, 2.5)
+    assert found.lengths is not None
+    assert found.lengths.counts() == {0: 1, 1: 1, 2: 1}
+
+
+TABLE = pa.table(
+    {
+        "i": np.arange(1000) % 37,
+        "f": np.sin(np.arange(1000.0)),
+        "s": [None if i % 11 == 0 else f"c{i % 23}" for i in range(1000)],
+        "l": [[i % 5] * (i % 4) for i in range(1000)],
+    }
+)
+
+
+def same(one: fastpipe.Description, other: fastpipe.Description) -> None:
+    assert one.rows == other.rows
+    for name in one:
+        mine, its = one[name], other[name]
+        assert (mine.count, mine.nulls) == (its.count, its.nulls)
+        if mine.kind not in ("text", "bytes"):
+            assert (mine.minimum, mine.maximum) == (its.minimum, its.maximum)
+            assert mine.mean == pytest.approx(its.mean, rel=1e-12, abs=1e-12)
+            assert mine.deviation == pytest.approx(its.deviation, rel=1e-9)
+        if mine.kind != "real":
+            assert mine.counts() == its.counts()
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
+def test_ranks_and_partitions_make_up_the_whole(shuffle: Any) -> None:
+    options = {"batch_size": 64, "shuffle": shuffle, "seed": 3}
+    whole = fastpipe.describe(fastpipe.from_arrow(TABLE, **options))
+    ranks = [
+        fastpipe.describe(fastpipe.from_arrow(TABLE, **options, rank=rank, world_size=3, uneven=uneven))
+        for rank, uneven in enumerate(["pad", "allow", "drop"])
+    ]
+    same(fastpipe.Description.merged(ranks), whole)
+    reader = fastpipe.from_arrow(TABLE.combine_chunks(), **options)
+    parts = [fastpipe.describe(reader.read_partition(part)) for part in reader.partition(4)]
+    same(fastpipe.Description.merged(parts), whole)
+    # Those that were merged are as they were.
+    assert sum(part.rows for part in parts) == 1000
+
+
+def test_files_give_what_tables_give(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(TABLE, tmp_path / "t.parquet", row_group_size=100)
+    fastpipe.write_avro(fastpipe.from_arrow(TABLE, batch_size=100), tmp_path / "t.avro")
+    whole = described(TABLE)
+    same(fastpipe.describe(fastpipe.read_parquet(tmp_path / "t.parquet", batch_size=64)), whole)
+    same(fastpipe.describe(fastpipe.read_avro(tmp_path / "t.avro", batch_size=64)), whole)
+
+
+def test_the_readers_pass_goes_on() -> None:
+    reader = fastpipe.from_arrow(TABLE, batch_size=100, shuffle=True, seed=1, epochs=None)
+    batches = iter(reader)
+    first = next(batches)["i"].tolist()
+    state = reader.state_dict()
+    assert fastpipe.describe(reader).rows == 1000
+    assert reader.state_dict() == state
+    assert next(batches)["i"].tolist() != first
+    assert reader.batch_at(0)["i"].tolist() == first
+
+
+def test_a_sample_of_rows() -> None:
+    reader = fastpipe.from_arrow(TABLE, batch_size=100)
+    found = fastpipe.describe(reader, rows=300, seed=5)
+    assert found.rows == 300
+    same(found, fastpipe.describe(fastpipe.sample(reader, 300, seed=5)))
+
+
+def test_sketches_keep_their_errors() -> None:
+    draw = np.random.default_rng(7)
+    rows = 200_000
+    ids = (draw.zipf(1.3, rows) % 50_000).astype(np.int64)
+    values = draw.lognormal(size=rows)
+    found = fastpipe.describe(fastpipe.from_arrays({"id": ids, "x": values}, batch_size=4096), exact_values=1000)
+    feature = found["id"]
+    exact = Counter(ids.tolist())
+    assert 0 < feature.counts_error < rows / 1000
+    for value, count in feature.counts(20).items():
+        assert abs(count - exact[value]) <= feature.counts_error
+    least = feature.counts_error + 1
+    frequent = {value for value, count in exact.items() if count >= 2 * least}
+    assert frequent <= set(feature.vocabulary(min_count=least))
+    with pytest.raises(ValueError, match=rf"less than {least} times may be missing: raise min_count to that"):
+        feature.vocabulary()
+    estimate, low, high = feature.distinct
+    assert low <= estimate <= high
+    assert abs(estimate - len(exact)) < 0.05 * len(exact)
+    # The error holds in 99 of 100 sketches: twice of it holds in practically all.
+    for part in (feature, found["x"]):
+        assert 0 < part.quantile_error < 0.01
+        ordered = np.sort(ids if part is feature else values)
+        for share in (0.01, 0.25, 0.5, 0.75, 0.99):
+            value = part.quantile(share)
+            low_rank, high_rank = (
+                np.searchsorted(ordered, [value, value], "left")[0],
+                np.searchsorted(ordered, value, "right"),
+            )
+            assert low_rank / rows - 2 * part.quantile_error <= share <= high_rank / rows + 2 * part.quantile_error
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=200), st.integers(1, 5))
+def test_merged_sketches_count_as_many(values: list[int], limit: int) -> None:
+    half = len(values) // 2
+    parts = [
+        described({"x": pa.array(each, pa.int64())}, exact_values=limit) for each in (values[:half], values[half:])
+    ]
+    found = fastpipe.Description.merged(parts)["x"]
+    assert found.count == len(values)
+    # Few enough for the sketch to hold them all, though it isn't asked to be exact.
+    assert {value: count for value, count in found.counts().items()} == dict(
+        sorted(Counter(values).items(), key=lambda pair: (-pair[1], pair[0]))
+    )
+
+
+def test_descriptions_go_through_json_and_pickle() -> None:
+    found = described(TABLE, exact_values=10)
+    for copy in (fastpipe.Description.from_json(found.to_json()), pickle.loads(pickle.dumps(found))):
+        same(copy, found)
+        assert copy["f"].quantile([0.1, 0.5]) == found["f"].quantile([0.1, 0.5])
+        assert copy.to_json() == found.to_json()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"version": 9}', '{"version": 1, "rows": 1, "features": {"a": {}}}']
+)
+def test_damaged_descriptions(text: str) -> None:
+    with pytest.raises(fastpipe.StateError, match="the description is"):
+        fastpipe.Description.from_json(text)
+
+
+def test_damage_anywhere_is_an_error_or_harmless() -> None:
+    whole = json.loads(described(TABLE, exact_values=10).to_json())
+    for name, feature in whole["features"].items():
+        for key in feature:
+            for wrong in ("x", -1, None, {}, {"n": 1}):
+                damaged = json.loads(json.dumps(whole))
+                damaged["features"][name][key] = wrong
+                try:
+                    fastpipe.Description.from_json(json.dumps(damaged))
+                except fastpipe.StateError:
+                    pass
+
+
+def test_what_does_not_fit_is_not_merged() -> None:
+    numbers, texts, other = (described({name: values}) for name, values in (("a", [1]), ("a", ["x"]), ("b", [1])))
+    before = numbers.to_json()
+    with pytest.raises(fastpipe.SchemaError, match="'a' is int64 in one description, and string in the other"):
+        numbers.merge(texts)
+    with pytest.raises(fastpipe.SchemaError, match="of other features"):
+        numbers.merge(other)
+    with pytest.raises(TypeError, match="a Description is merged"):
+        numbers.merge({})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="there is no description to merge"):
+        fastpipe.Description.merged([])
+    assert numbers.to_json() == before
+
+
+def test_no_rows() -> None:
+    empty = fastpipe.describe(fastpipe.from_arrow(TABLE.slice(0, 0), batch_size=5))
+    assert (empty.rows, dict(empty)) == (0, {})
+    whole = described(TABLE)
+    both = fastpipe.Description.merged([empty, whole])
+    same(both, whole)
+    assert str(empty).startswith("0 rows")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"reader": TABLE}, TypeError, "reader is a Reader"),
+        ({"exact_values": 0}, ValueError, "exact_values"),
+        ({"rows": "all"}, TypeError, "rows"),
+        ({"progress": 1}, TypeError, "progress is True or False"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+    given = {"reader": fastpipe.from_arrow(TABLE, batch_size=5)} | arguments
+    with pytest.raises(error, match=match):
+        fastpipe.describe(**given)
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "match"),
+    [
+        (lambda f: f.quantile(1.5), ValueError, "a share is from 0 to 1, not 1.5"),
+        (lambda f: f.quantile(["a"]), TypeError, "a share is a number, not 'a'"),
+        (lambda f: f.buckets(1), ValueError, "at least 2 buckets"),
+        (lambda f: f.buckets(2.5), TypeError, "number is an integer"),
+    ],
+)
+def test_wrong_questions(ask: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        ask(described({"x": [1, 2]})["x"])
+
+
+def test_unknown_features_are_named() -> None:
+    with pytest.raises(KeyError, match="there are 'i', 'f', 's', 'l'"):
+        described(TABLE)["nosuch"]
+
+
+def test_buckets_digitize() -> None:
+    values = np.random.default_rng(3).normal(size=5000)
+    found = fastpipe.describe(fastpipe.from_arrays({"x": values}, batch_size=64))["x"]
+    counts = np.bincount(np.digitize(values, found.buckets(8)), minlength=8)
+    assert len(counts) == 8
+    assert counts.min() > 0.8 * 5000 / 8
+    assert described({"x": [1, 1, 1, 1]})["x"].buckets(4) == []
+
+
+def test_vocabularies_are_used_in_specs(tmp_path: Path) -> None:
+    path = tmp_path / "t.avro"
+    fastpipe.write_avro(fastpipe.from_arrow(pa.table({"city": ["Rome", "Oslo", "Rome", "Bonn"]}), batch_size=4), path)
+    vocabulary = fastpipe.describe(fastpipe.read_avro(path, batch_size=2))["city"].vocabulary(most=2)
+    features = {"city": fastpipe.VocabularySpec(vocabulary, unknown="bucket")}
+    (batch,) = fastpipe.read_avro(path, features=features, batch_size=4)
+    assert vocabulary == ["Rome", "Bonn"]
+    assert batch["city"].tolist() == [0, 2, 0, 1]
+
+
+def test_two_threads_describe_one_reader() -> None:
+    reader = fastpipe.from_arrow(TABLE, batch_size=100)
+    found: list[fastpipe.Description] = []
+    threads = [threading.Thread(target=lambda: found.append(fastpipe.describe(reader))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    same(*found)
+
+
+def test_the_table_shows_all() -> None:
+    text = str(described(TABLE))
+    assert text.startswith("1,000 rows")
+    assert all(name in text for name in ("int64", "float64", "string", "9.1%", "c1"))
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasketches", None)
+    with pytest.raises(ImportError, match=r"pip install 'fastpipe-data\[describe\]'"):
+        described(TABLE)
