@@ -1,79 +1,185 @@
-"""A thousand workers on one ledger in PostgreSQL: how many leases and commits a second it serves.
+"""A thousand workers on leases against one PostgreSQL: how many exchanges a second it answers, for `leases.py`.
 
-Each worker has a connection of its own, and does what a worker's thread does: it commits the stretch that it has, and
-leases the next one, in one transaction. Some processes do this for all of them, in turn and without a pause, so that
-the server is never idle: a thousand processes would need more than two cores just to be there.
+A worker talks to the ledger by exchanges: one transaction that commits what it used, and leases its next stretch. Here
+each of so many workers has its own connection and its own exchanges, as a real one has; what is left out is its data,
+its consumer, and its waiting. A few processes let their workers take turns, each asking again as soon as the others of
+its process have asked. So the server is as busy as it can be, and shares the processors with those who ask.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import statistics
+import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
 
-import psycopg
+import numpy as np
 
-from fastpipe.leases._database import database_of
-from fastpipe.leases._exchange import Request, Used, exchange
-from fastpipe.leases._job import Job
+import fastpipe
+import loads
+from fastpipe._passes import passes_of
+from fastpipe.leases._database import Database, database_of
+from fastpipe.leases._exchange import Answer, Request, Used, exchange
+from fastpipe.leases._job import Job, job_of
 from fastpipe.leases._membership import join
 
-PROCESSES = 4
 STRETCH = 8
+"""Batches of a stretch. A worker commits them at once, with its next lease."""
+PROCESSES, THREADS = 4, 8
+TTL = 60.0
+BUSIEST = 10
+"""Exchanges a second of a worker whose batches never end: it groups its commits by a tenth of a second."""
 
 
-def show(url: str, quick: bool) -> None:
-    """Measures, and prints what came out."""
-    workers, seconds = (100, 3.0) if quick else (1000, 20.0)
-    job = Job("crowd", {"data": {}, "order": {}}, 10_000_000 // 1000 * STRETCH, STRETCH, 0, None, True)
+class Told(NamedTuple):
+    """What a process has measured.
+
+    Attributes:
+        leases: that its workers were given.
+        commits: batches that they committed.
+        seconds: that each exchange took.
+        cpu: seconds of the process.
+    """
+
+    leases: int
+    commits: int
+    seconds: list[float]
+    cpu: float
+
+
+class Simulated:
+    """A worker without data: commits its stretch, and leases the next one."""
+
+    def __init__(self, database: Database, wanted: Job, name: str) -> None:
+        self.job, self.member = join(database, wanted, worker=name, ttl=TTL, stretch_given=True, patience=60.0)
+        self.connection = database.connect(create=False)
+        self._number = 0
+        self._used: list[Used] = []
+
+    def ask(self) -> tuple[int, int]:
+        """An exchange. Returns how many stretches it leased, and how many batches it committed."""
+        self._number += 1
+        request = Request(self._number, used=self._used, wanted=1, pace=0.01)
+        with self.connection.transaction():
+            answer: Answer = exchange(self.connection, self.job, self.member, request)
+        committed = sum(used.stop - used.start for used in self._used)
+        self._used = [Used(lease, start, stop, [1] * (stop - start)) for lease, start, stop, _ in answer.granted]
+        return len(answer.granted), committed
+
+
+def crowd(url: str, batches: int, names: list[str], orders: Connection) -> None:
+    """Some of the workers, in a process of their own: measures when it is told to, for so many seconds."""
+    reader = fastpipe.from_arrays({"id": np.arange(batches)}, batch_size=1)
+    database = database_of(url)
+    wanted = job_of(passes_of(reader), name="crowd", stretch=STRETCH, barrier=True)
+    workers = [Simulated(database, wanted, name) for name in names]
+    for worker in workers:
+        worker.ask()
+    orders.send("there")
+    end = time.monotonic() + orders.recv()
+    found: list[tuple[int, int, float]] = []
+    began = time.process_time()
+
+    def take_turns(mine: list[Simulated]) -> None:
+        while True:
+            for worker in mine:
+                begin = time.monotonic()
+                if begin >= end:
+                    return
+                found.append((*worker.ask(), time.monotonic() - begin))
+
+    threads = [threading.Thread(target=take_turns, args=(workers[number::THREADS],)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    leases, commits, seconds = zip(*found, strict=True)
+    orders.send(Told(sum(leases), sum(commits), list(seconds), time.process_time() - began))
+    # With the connections the server's processes would go, and what they took.
+    orders.recv()
+
+
+def cpu_of(database: str) -> Callable[[], float]:
+    """What tells the seconds of processors that the server's processes for a database have taken so far."""
+    mine = []
+    for path in Path("/proc").glob("[0-9]*"):
+        # Processes come and go.
+        with contextlib.suppress(OSError):
+            title = (path / "cmdline").read_text()
+            if title.startswith("postgres:") and f" {database} " in title:
+                # In nanoseconds: of ticks each process would lose up to one.
+                mine.append(path / "schedstat")
+    return lambda: sum(int(path.read_text().split()[0]) for path in mine) / 1e9
+
+
+def measure(url: str, workers: int, seconds: float) -> tuple[list[Told], float]:
+    """What the processes of so many workers have measured, and the server's seconds."""
+    # More than they can do, so that nobody is out of work.
+    batches = STRETCH * (workers + int(20_000 * seconds))
     context = multiprocessing.get_context("spawn")
-    gate, results = context.Barrier(PROCESSES + 1), context.Queue()
-    shares = [range(first, workers, PROCESSES) for first in range(PROCESSES)]
+    names = [f"worker-{number}" for number in range(workers)]
+    pipes = [context.Pipe() for _ in range(PROCESSES)]
     processes = [
-        context.Process(target=_crowd, args=(url, job, list(share), seconds, gate, results)) for share in shares
+        context.Process(target=crowd, args=(url, batches, names[number::PROCESSES], child))
+        for number, (_, child) in enumerate(pipes)
     ]
-    for process in processes:
+    for process, (_, child) in zip(processes, pipes, strict=True):
         process.start()
-    gate.wait()
-    found = [results.get() for _ in processes]
+        # So that a process that fails ends this one, too.
+        child.close()
+    for orders, _ in pipes:
+        orders.recv()
+    server = cpu_of(url.rpartition("/")[2])
+    before = server()
+    for orders, _ in pipes:
+        orders.send(seconds)
+    told: list[Told] = [orders.recv() for orders, _ in pipes]
+    took = server() - before
+    for orders, _ in pipes:
+        orders.send("leave")
     for process in processes:
         process.join()
-    times = sorted(value for each in found for value in each["times"])
-    leases = sum(each["leases"] for each in found)
-    used = sum(each["cpu"] for each in found)
-    cores, late = os.cpu_count() or 1, times[-len(times) // 100]
-    print(f"{workers} workers, one PostgreSQL, {cores} cores for both: {leases / seconds:,.0f} leases a second, each")
-    print(f"  with the commit of the stretch before it ({leases / seconds * STRETCH:,.0f} batches a second)")
-    print(f"  an exchange takes {statistics.median(times) * 1e3:.1f} ms (median), {late * 1e3:.1f} ms (99 of 100)")
-    print(f"  the workers themselves took {used / seconds / cores:.0%} of the cores")
-    with psycopg.connect(url) as connection:
-        size = connection.execute("SELECT pg_total_relation_size('fastpipe_stretches')").fetchone()
-    print(f"  the table of stretches has {0 if size is None else size[0] / 1e6:.1f} MB")
+    return told, took
 
 
-def _crowd(url: str, job: Job, names: list[int], seconds: float, gate: Any, results: Any) -> None:
-    database = database_of(url)
-    members = [join(database, job, worker=f"w{n}", ttl=600.0, stretch_given=True, patience=60.0)[1] for n in names]
-    connections = [database.connect(create=False) for _ in members]
-    held: list[Any] = [None] * len(members)
-    gate.wait()
-    times: list[float] = []
-    leases, number, end, cpu = 0, 0, time.monotonic() + seconds, time.process_time()
-    while time.monotonic() < end:
-        number += 1
-        for i, member in enumerate(members):
-            done = held[i]
-            used = [] if done is None else [Used(done.lease, done.start, done.stop, [1] * (done.stop - done.start))]
-            begin = time.monotonic()
-            with connections[i].transaction():
-                answer = exchange(connections[i], job, member, Request(number, used=used, wanted=1))
-            times.append(time.monotonic() - begin)
-            held[i] = answer.granted[0] if answer.granted else None
-            leases += len(answer.granted)
-            if times[-1] and time.monotonic() > end:
-                break
-    results.put({"times": times, "leases": leases, "cpu": time.process_time() - cpu})
-    for connection in connections:
-        connection.close()
+def show(new_url: Callable[[], str], quick: bool) -> None:
+    """Measures with ever more workers, and says what ten times as many would take."""
+    seconds = 3.0 if quick else 20.0
+    row = loads.table(
+        [
+            *(("workers", 7), ("leases/s", 9), ("commits/s", 10), ("median ms", 9), ("p99 ms", 9)),
+            *(("server µs", 10), ("asking µs", 10), ("share of processors", 20)),
+        ]
+    )
+    costs: dict[int, float] = {}
+    for workers in (32, 1000) if quick else (32, 100, 320, 1000):
+        told, server = measure(new_url(), workers, seconds)
+        taken = sorted(each for process in told for each in process.seconds)
+        leases, commits = sum(each.leases for each in told), sum(each.commits for each in told)
+        costs[workers] = server / len(taken)
+        asking = sum(each.cpu for each in told)
+        row(
+            workers,
+            int(leases / seconds),
+            int(commits / seconds),
+            statistics.median(taken) * 1e3,
+            taken[len(taken) * 99 // 100] * 1e3,
+            int(costs[workers] * 1e6),
+            int(asking / len(taken) * 1e6),
+            f"{(server + asking) / seconds / (os.cpu_count() or 1):.0%}",
+        )
+    each, few = costs[1000], costs[32]
+    more = each + (each - few) / (1000 - 32) * 9000
+    print(
+        f"\nA core of the server answers {1 / each:,.0f} exchanges a second of 1,000 workers, so it keeps up with one"
+        f" from each worker every {1000 * each:.2f} s; a worker whose batches never end has {BUSIEST} a second.\n"
+        f"If the cost of an exchange grows with the number of leases as it does from 32 to 1,000 workers, it is"
+        f" {more * 1e6:,.0f} µs for 10,000: one exchange a second from each takes {10_000 * more:.0f} cores, and"
+        f" {10_000 * BUSIEST * more:.0f} if their batches never end."
+    )

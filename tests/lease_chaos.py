@@ -227,9 +227,12 @@ class Run:
         deadline = time.monotonic() + LONGEST
         for worker in self._workers:
             self._pace[worker.slot] = 0.005
+            # Whoever is stopped now may hold SQLite's lock.
+            worker.wakes = worker.wakes and 0.0
+        self._reap()
         hanging = self.chance.choice(self._workers) if len(self._workers) > 1 else None
         if hanging is not None:
-            self._hang(hanging)
+            self._hang(hanging, deadline)
         while self._reap() and self._workers != [hanging]:
             self._check_time(deadline)
             time.sleep(0.01)
@@ -240,13 +243,14 @@ class Run:
             self._check_time(deadline)
             time.sleep(0.01)
 
-    def _hang(self, worker: _Worker) -> None:
+    def _hang(self, worker: _Worker, deadline: float) -> None:
         """Stops a worker for as long as others live."""
         worker.wakes = float("inf")
         worker.send(signal.SIGSTOP)
         # Nobody can take a file's lock from a process that is stopped within a transaction: that holds up all others
         # until it is continued. A server ends such a session itself.
         while _is_locked(self.request["url"]):
+            self._check_time(deadline)
             self.did["stop with the lock"] += 1
             worker.send(signal.SIGCONT)
             time.sleep(self.chance.uniform(0.001, 0.02))

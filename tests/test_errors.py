@@ -25,6 +25,8 @@ BUILTINS = {
     "UnseenItemsError": ValueError,
     "MissingFileError": FileNotFoundError,
     "StorageError": OSError,
+    "LedgerError": OSError,
+    "StaleLeaseError": RuntimeError,
     "WorkerError": RuntimeError,
     "FastpipeError": Exception,
 }

@@ -74,7 +74,7 @@ def each_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def ids(batch: dict[str, Any]) -> list[int]:
-    time.sleep(0.01)
+    time.sleep(0.005)
     return [os.getpid(), *batch["id"].tolist()]
 
 
@@ -97,17 +97,25 @@ def eventually(true: Any) -> None:
         time.sleep(0.02)
 
 
-def test_each_batch_once_while_workers_come_and_go(reader: fastpipe.Reader, each_url: str) -> None:
+def test_each_batch_once_while_workers_come_and_go(reader: fastpipe.Reader, each_url: str, tmp_path: Path) -> None:
+    hurry = tmp_path / "hurry"
+
+    def slowly(batch: dict[str, Any]) -> list[int]:
+        if not hurry.exists():
+            time.sleep(0.3)  # So that nobody is done before the last of them has started.
+        return [os.getpid(), *batch["id"].tolist()]
+
     with fastpipe.ray.LeaseWorkers(
-        reader, each_url, ids, num_workers=2, actor_options=LIGHT, max_results=10_000, **LEASE
+        reader, each_url, slowly, num_workers=2, actor_options=LIGHT, max_results=10_000, **LEASE
     ) as pool:
         eventually(lambda: len(pool.status().running) == 2)
-        pool.scale(6)
-        eventually(lambda: len(pool.status().running) == 6)
+        pool.scale(5)
+        eventually(lambda: len(pool.status().running) == 5)
         first = set(pool.status().running)
         pool.scale(3)
         assert len(pool.status().running) == 3
         assert set(pool.status().running) < first
+        hurry.touch()
         results = pool.join()
         assert pool.status().done
     check(results, reader)

@@ -134,24 +134,17 @@ class Worker:
         use = consume() if isinstance(consume, type) else consume
         worker = reader.lease(url, worker=name, **lease)
         try:
-            batches = iter(worker)
-            while not self._stopped.is_set():
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    return True
-                except StaleLeaseError:
-                    self._refused += 1
-                    continue
+            for batch in worker:
                 assert worker.position is not None
                 epoch, step = self._batch = worker.position
                 value = use(batch)
                 self._batch = None
-                del batch
                 if value is not None:
                     ray.get(collector.add.remote(Result(epoch, step, name, value)))
                 self._try(worker.commit)
-            return False
+                if self._stopped.is_set():
+                    return False
+            return True
         finally:
             self._try(worker.close)
 

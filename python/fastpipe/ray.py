@@ -70,21 +70,16 @@ class _Running:
     Attributes:
         name: in the ledger; that of the worker whose place it takes, if one died.
         actor: Ray's handle.
-        ready: known to Ray once the process is there.
-        outcome: known to Ray once it has ended.
+        awaited: known to Ray once the process is there; then, once it has ended.
+        pending: whether Ray hasn't started it yet. Until then it joins no job, so that it can be killed.
         stopping: whether it was told to stop.
     """
 
     name: str
     actor: Any
-    ready: Any
-    outcome: Any
+    awaited: Any
+    pending: bool = True
     stopping: bool = False
-
-    @property
-    def pending(self) -> bool:
-        """Whether Ray hasn't started it yet."""
-        return not ray.wait([self.ready], timeout=0)[0]
 
 
 class LeaseWorkers:
@@ -174,9 +169,8 @@ class LeaseWorkers:
             self._check()
             self._wanted = wanted
             running = [worker for worker in self._workers if not worker.stopping]
-            spare = sorted(running, key=lambda worker: not worker.pending)
-            # Stable: among those that run, the oldest come first.
-            keep = sorted(spare, key=lambda worker: worker.pending)[:wanted]
+            # Among those that run the oldest come first.
+            keep = sorted(running, key=lambda worker: worker.pending)[:wanted]
             for worker in running:
                 if worker not in keep:
                     self._stop(worker)
@@ -201,10 +195,14 @@ class LeaseWorkers:
             self._start(f"{self._prefix}-{self._started}")
 
     def _start(self, name: str) -> None:
-        reader, url, consume, lease = self._task
         actor = self._actor.remote()
-        outcome = actor.run.remote(reader, url, name, consume, self._collector, lease)
-        self._workers.append(_Running(name, actor, actor.ready.remote(), outcome))
+        self._workers.append(_Running(name, actor, actor.ready.remote()))
+
+    def _begin(self, worker: _Running) -> None:
+        """Lets a worker run whose process is there."""
+        reader, url, consume, lease = self._task
+        worker.pending = False
+        worker.awaited = worker.actor.run.remote(reader, url, worker.name, consume, self._collector, lease)
 
     def _stop(self, worker: _Running) -> None:
         worker.stopping = True
@@ -217,23 +215,31 @@ class LeaseWorkers:
         """Sees workers end, until there are none; in a thread of its own."""
         while True:
             with self._lock:
-                outcomes = {worker.outcome: worker for worker in self._workers}
-            if not outcomes:
+                awaited = {worker.awaited: worker for worker in self._workers}
+            if not awaited:
                 return
-            ended, _ = ray.wait(list(outcomes), num_returns=1, timeout=_LOOK)
+            known, _ = ray.wait(list(awaited), num_returns=1, timeout=_LOOK)
             with self._lock:
-                for reference in ended:
-                    worker = outcomes[reference]
-                    self._workers.remove(worker)
-                    self._ended(worker)
+                for reference in known:
+                    self._look_at(awaited[reference])
                 self._fill_up()
 
-    def _ended(self, worker: _Running) -> None:
+    def _look_at(self, worker: _Running) -> None:
+        """Sees what has become of a worker."""
         try:
-            outcome: Outcome = ray.get(worker.outcome)
+            outcome: Outcome | None = ray.get(worker.awaited)
         except ray.exceptions.RayError as error:
+            self._workers.remove(worker)
             self._died(worker, error)
             return
+        if outcome is None and not worker.stopping:
+            self._begin(worker)
+            return
+        self._workers.remove(worker)
+        if outcome is not None:
+            self._ended(worker, outcome)
+
+    def _ended(self, worker: _Running, outcome: Outcome) -> None:
         self._refused += outcome.refused
         if outcome.kind == "finished":
             self._finished = True
@@ -309,9 +315,9 @@ class LeaseWorkers:
         try:
             self._watcher.join(max(0.0, deadline - time.monotonic()))
         finally:
-            for worker in workers:
-                ray.kill(worker.actor)
-            ray.kill(self._collector)
+            # A process may be there by now.
+            for actor in [*(worker.actor for worker in workers), self._collector]:
+                ray.kill(actor)
 
     def __enter__(self) -> Self:
         return self
