@@ -20,6 +20,7 @@ FUNCTIONS = [
     fastpipe.read_avro,
     fastpipe.read_csv,
     fastpipe.read_parquet,
+    fastpipe.read_sql,
     fastpipe.read_arrow,
     fastpipe.read_units,
     fastpipe.from_arrow,
@@ -95,7 +96,8 @@ def test_a_misspelled_option_says_what_was_meant(function: Callable[..., Any], w
     if function is fastpipe.from_arrow:
         given = fastpipe.to_arrow({"x": np.arange(3)})
     with pytest.raises(TypeError, match=re.escape(f"{name}() got an unexpected keyword argument '{wrong}'{hint}")):
-        function(given, batch_size=2, **{wrong: 1})
+        others = {"connection": "sqlite:///none.db"} if function is fastpipe.read_sql else {}
+        function(given, batch_size=2, **others, **{wrong: 1})
 
 
 def test_own_keywords_are_suggested_too() -> None:

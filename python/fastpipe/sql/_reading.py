@@ -166,7 +166,11 @@ def partition_sql(
         >>> database.close()
         >>> plan = fastpipe.partition_sql("SELECT age FROM users", "sqlite:///users.db", partitions=2)
         >>> print(plan)
-        1,000 rows in 2 partitions, cut by age; largest over mean 1.00 (not below 0.04...)
+        1,000 rows in 2 partitions, cut by age; largest over mean 1.00
+        partition  rows  where
+        ---------  ----  ------------------------------
+                0   500  "age" < 25
+                1   500  ("age" >= 25 OR "age" IS NULL)
     """
     require_pyarrow()
     keys, parts = checked_by(by), checked_partitions(partitions)
