@@ -95,8 +95,8 @@ def test_a_misspelled_option_says_what_was_meant(function: Callable[..., Any], w
     name = function.__name__
     if function is fastpipe.from_arrow:
         given = fastpipe.to_arrow({"x": np.arange(3)})
+    others = {"connection": "sqlite:///none.db"} if function is fastpipe.read_sql else {}
     with pytest.raises(TypeError, match=re.escape(f"{name}() got an unexpected keyword argument '{wrong}'{hint}")):
-        others = {"connection": "sqlite:///none.db"} if function is fastpipe.read_sql else {}
         function(given, batch_size=2, **others, **{wrong: 1})
 
 
