@@ -322,7 +322,10 @@ def test_ctrl_c_ends_a_program(data: samples.Data, loop: str) -> None:
     lines = told.splitlines()
     # It may come while TensorFlow handles an exception of its own, which is then told first.
     last = len(lines) - lines[::-1].index("Traceback (most recent call last):")
-    assert [line for line in lines if line.startswith(("W0", "E0", "F0", "Exception ignored"))] == []
+    # In a finalizer of TensorFlow's own it is lost, as Python has it, and pressed again.
+    lost = "Exception ignored in: <function Executor.__del__"
+    told_of = [line for line in lines if line.startswith(("W0", "E0", "F0", "Exception ignored"))]
+    assert [line for line in told_of if not line.startswith(lost)] == []
     # Frames are indented, and CPython 3.11 puts an empty line where it would mark a part of a decorator; behind the
     # exception there is nothing.
     assert [line for line in lines[last:] if line and not line.startswith(" ")] == ["KeyboardInterrupt"]
