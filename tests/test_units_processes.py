@@ -38,9 +38,13 @@ def run(*arguments: str) -> str:
     return out
 
 
-@pytest.mark.parametrize("what", ["hang", "run", "spin"])
+@pytest.mark.parametrize("what", ["hang", "run", "spin", "export"])
 def test_programs_end_whatever_reads_do(what: str) -> None:
     run("end_while", what)
+
+
+def test_passes_that_go_on_while_the_interpreter_ends() -> None:
+    assert run("read_at_exit") == "refused\n"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")

@@ -5,6 +5,8 @@ Each is a process of its own: python unit_programs.py name arguments...
 
 from __future__ import annotations
 
+import atexit
+import collections
 import multiprocessing
 import os
 import signal
@@ -13,9 +15,11 @@ import threading
 import time
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import fastpipe
+from fastpipe.units import _calls
 from toy_units import Numbers, flat, until
 
 ROWS = [4] * 12
@@ -32,7 +36,7 @@ def slowly(unit: int) -> None:
 
 def end_while(what: str) -> None:
     """Ends while reads hang, or run; the reader is kept, or isn't."""
-    units = Numbers([4] * 1000, {"hang": hang, "run": slowly, "spin": spin}[what])
+    units = Numbers([4] * 1000, {"hang": hang, "run": slowly, "spin": spin, "export": export}[what])
     reader = fastpipe.read_units(units, batch_size=4, num_fetches=5)
     batches = iter(reader)
     next(batches)
@@ -46,6 +50,30 @@ def spin(unit: int) -> None:
     end = time.monotonic() + (0.01 if unit < 2 else 0.3)
     while time.monotonic() < end:
         sum(range(100))
+
+
+def export(unit: int) -> None:
+    """Enters and leaves C++ all the while, which mustn't be unwound."""
+    table = pa.table({"x": [1]})
+    end = time.monotonic() + (0.01 if unit < 2 else 0.3)
+    while time.monotonic() < end:
+        table.__arrow_c_stream__()
+
+
+def read_at_exit() -> None:
+    """Goes on when the interpreter no longer lets it."""
+    batches = iter(fastpipe.read_units(Numbers([4] * 1000, slowly), batch_size=4, num_fetches=2))
+    next(batches)
+
+    def go_on() -> None:
+        with pytest.raises(fastpipe.errors.PassClosedError, match="the interpreter is ending"):
+            collections.deque(batches, maxlen=0)
+        print("refused")
+
+    # Handlers run in the reverse order: this one after fastpipe's own.
+    atexit.unregister(_calls._end)
+    atexit.register(go_on)
+    atexit.register(_calls._end)
 
 
 def interrupted() -> None:

@@ -162,6 +162,7 @@ class TableDataset(Data):
 @final
 class UnitCalls:
     def next(self) -> UnitCall | None: ...
+    def end(self) -> None: ...
 
 @final
 class UnitCall:

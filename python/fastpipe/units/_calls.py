@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +15,18 @@ from fastpipe.units._slices import Slices
 
 __all__ = ["start"]
 
+# How long a program that ends waits for reads, in seconds. CPython before 3.14 ends a daemon wherever it next wants the
+# GIL, by unwinding its stack: within pyarrow's C++ that aborts the program.
+PATIENCE = 1.0
+
+_serving: weakref.WeakKeyDictionary[threading.Thread, UnitCalls] = weakref.WeakKeyDictionary()
+
 
 def start(read: Callable[[int], Any], slices: Slices, calls: UnitCalls, threads: int) -> int:
     """Starts threads that answer calls, and returns how many could be started.
 
-    They are daemons: a program that ends doesn't wait for them. They end by themselves when no pass is left.
+    They are daemons: a program that ends waits a second for them, and no longer. They end by themselves when no pass is
+    left.
     """
     for started in range(threads):
         thread = threading.Thread(target=_serve, args=(calls, read, slices), name="fastpipe-read", daemon=True)
@@ -24,7 +34,19 @@ def start(read: Callable[[int], Any], slices: Slices, calls: UnitCalls, threads:
             thread.start()
         except RuntimeError:  # There is no memory for it, or the interpreter is ending.
             return started
+        _serving[thread] = calls
     return threads
+
+
+@atexit.register
+def _end() -> None:
+    threads = list(_serving.items())
+    for _, calls in threads:
+        calls.end()
+    end = time.monotonic() + PATIENCE
+    for thread, _ in threads:
+        if thread.is_alive():
+            thread.join(max(end - time.monotonic(), 0))
 
 
 def _serve(calls: UnitCalls, read: Callable[[int], Any], slices: Slices) -> None:

@@ -1,8 +1,8 @@
 //! Calls into Python that may wait: threads of Python's answer what threads of a pass ask.
 //!
 //! A thread of a pass that fetches never needs the GIL: it asks, and waits for the answer or for the end of its pass.
-//! Python's threads are daemons, which the interpreter leaves behind when it ends, as it does with any other; they end
-//! with the last pass. They belong to the data set, so that no more calls are under way than it allows, even where a
+//! Python's threads are daemons: a read that hangs keeps no program from ending. They end with the last pass, and before
+//! the interpreter does where their reads end in time. They belong to the data set, so that no more calls are under way than it allows, even where a
 //! pass was left while some were.
 
 use std::collections::VecDeque;
@@ -35,6 +35,17 @@ struct Asked {
     forgotten: AtomicBool,
 }
 
+impl Asked {
+    fn give(&self, answer: Answer) {
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        self.answered.notify_all();
+    }
+}
+
+fn ending() -> Error {
+    Error::new(ErrorKind::Closed, "the interpreter is ending")
+}
+
 /// What is asked, and who answers.
 #[derive(Default)]
 struct State {
@@ -43,6 +54,8 @@ struct State {
     passes: usize,
     /// Threads of Python's.
     threads: usize,
+    /// Whether the interpreter ends: nothing is answered any more.
+    ended: bool,
 }
 
 /// The calls of a data set.
@@ -86,10 +99,29 @@ impl Calls {
         self.lock().threads -= threads;
     }
 
+    /// Lets threads of Python's end after the calls that they answer.
+    fn end(&self) {
+        // In a forked child a thread that doesn't exist there may hold the lock.
+        if self.are_ours() {
+            let mut state = self.lock();
+            state.ended = true;
+            let asked = std::mem::take(&mut state.asked);
+            drop(state);
+            self.changed.notify_all();
+            for asked in asked {
+                asked.give(Err(ending()));
+            }
+        }
+    }
+
     /// What a thread of Python's is to answer; `None` once there is no pass.
     fn next(&self) -> Option<Arc<Asked>> {
         let mut state = self.lock();
         loop {
+            if state.ended {
+                state.threads -= 1;
+                return None;
+            }
             if let Some(asked) = state.asked.pop_front() {
                 if asked.forgotten.load(Ordering::Relaxed) {
                     continue;
@@ -146,7 +178,12 @@ impl ReadUnit for Asking {
             answered: Condvar::new(),
             forgotten: AtomicBool::new(false),
         });
-        self.calls.lock().asked.push_back(asked.clone());
+        let mut state = self.calls.lock();
+        if state.ended {
+            return Err(ending());
+        }
+        state.asked.push_back(asked.clone());
+        drop(state);
         self.calls.changed.notify_one();
         let mut answer = asked.answer.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -182,6 +219,11 @@ impl UnitCalls {
     fn next(&self, py: Python<'_>) -> Option<UnitCall> {
         py.detach(|| self.0.next()).map(|asked| UnitCall { asked })
     }
+
+    /// Lets the threads end after the calls that they answer; whatever asks from now on gets an error.
+    fn end(&self, py: Python<'_>) {
+        py.detach(|| self.0.end());
+    }
 }
 
 /// A call that is to be answered once.
@@ -192,10 +234,7 @@ pub(crate) struct UnitCall {
 
 impl UnitCall {
     fn give(&self, py: Python<'_>, answer: Answer) {
-        py.detach(|| {
-            *self.asked.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
-            self.asked.answered.notify_all();
-        });
+        py.detach(|| self.asked.give(answer));
     }
 }
 
