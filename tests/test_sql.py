@@ -269,9 +269,11 @@ def test_a_second_column_splits_ties(database: Database) -> None:
 @pytest.mark.parametrize("query", ["SELECT id FROM t", "SELECT g, x FROM t", "SELECT z FROM t GROUP BY z"])
 def test_planning_runs_two_queries_and_a_sample(database: Database, query: str) -> None:
     plan = fastpipe.partition_sql(query, database.connection, partitions=10)
-    bounded = [text for text in plan.queries if "LIMIT" in text]
+    ends = [text for text in plan.queries if "LIMIT 1)" in text]
+    bounded = [text for text in plan.queries if "LIMIT" in text and text not in ends]
+    assert len(ends) <= 1
     assert len(bounded) <= 1
-    assert len(plan.queries) - len(bounded) <= 2
+    assert len(plan.queries) - len(ends) - len(bounded) <= 2
 
 
 def test_plans_are_functions_of_the_data(database: Database) -> None:

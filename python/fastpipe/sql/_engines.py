@@ -71,6 +71,18 @@ class Engine(ABC):
         """SQL for the quotient of integers that aren't negative, rounded down."""
         return f"({dividend}) / ({divisor})"
 
+    def widths(self, derived: str, column: str, low: int, width: int, number: int) -> str:
+        """A query for how many rows stretches of equal width have: numbers, and rows; a stretch without any may lack.
+
+        Args:
+            derived: a WITH clause in which `q` is the result.
+            column: of integers, each once, without NULLs.
+            low: where the first stretch begins.
+            width: of each.
+            number: of stretches.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def bind(self, query: Query) -> Query:
         """The query as `read` and `fetch` take it."""

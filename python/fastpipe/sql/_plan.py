@@ -1,9 +1,10 @@
 """Plans: a query cut into queries that are disjoint and make up the whole.
 
 A plan is a function of the data alone, so another process, or a later day, makes the same of the same data. Where an
-integer column is unique and finds rows by itself (a primary key), it is cut at values of a sample: those whose hash is
-small; two queries count rows, before and behind. Otherwise one query counts each value of the key, adds the counts up
-in the key's order, and returns where some thousand equal stretches begin.
+integer column is unique and finds rows by itself (a primary key), a query counts the rows of stretches of equal width;
+where these are too uneven to be joined, it is cut at values of a sample, those whose hash is small, and another query
+counts. Otherwise one query counts each value of the key, adds the counts up in the key's order, and returns where some
+thousand equal stretches begin.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ _MOST_BY_ITSELF = 1024
 _PIECES = 64
 _LEAST_PIECES = 4096
 _SAMPLED = 512
+# Stretches of a unique column for each partition, and at most: SQLite joins up to 500 queries.
+_WIDTHS = 32
+_MOST_WIDTHS = 448
+# By how much the largest partition may be larger than the mean one, where that isn't due to equal values.
+_SKEW = 1.15
 # Rows of which a key is chosen where there is no primary key.
 _LOOKED_AT = 2000
 
@@ -206,7 +212,7 @@ class _Planner:
             if self._partitions == 1:
                 return self._whole((unique,), self._count())
             if self._engine.hash is not None:
-                return self._by_sample(unique)
+                return self._by_widths(unique)
         if self._partitions == 1:
             return self._whole((), self._count())
         keys = by or ((unique,) if unique is not None else self._suitable())
@@ -269,12 +275,35 @@ class _Planner:
         rows = [int(starts[end] - starts[start]) for start, end in pairwise(bounds)]
         return self._plan(keys, [cuts[i] for i in at], rows, heaviest)
 
-    def _by_sample(self, key: str) -> SqlPlan:
-        """Cuts a unique column."""
-        total = self._count()
+    def _by_widths(self, key: str) -> SqlPlan:
+        """Cuts a unique column by how many rows stretches of equal width have."""
+        column = self._engine.quote(key)
+        # So each bound is found by an index, and parameters are bound once.
+        derived = f"WITH q AS NOT MATERIALIZED (SELECT * FROM {self._query.derived})"
+        ends = [f"(SELECT {column} FROM q ORDER BY {column} {way} LIMIT 1)" for way in ("ASC", "DESC")]
+        found = self._fetch(f"{derived} SELECT {', '.join(ends)}")[0]
+        if found[0] is None:
+            return self._whole((key,), 0)
+        low, high = map(int, found)
+        most = min(_WIDTHS * (self._partitions or _MOST_WIDTHS), _MOST_WIDTHS, high - low + 1)
+        width = -(-(high - low + 1) // most)
+        counts = np.zeros(most, np.int64)
+        for stretch, rows in self._fetch(self._engine.widths(derived, column, low, width, most)):
+            counts[int(stretch)] = int(rows)
+        total = int(counts.sum())
         parts = self._wanted(total, indexed=True)
-        if parts == 1 or total < 2:
+        if parts == 1:
             return self._whole((key,), total)
+        present = np.flatnonzero(counts)
+        begins = [0, *chosen(counts[present], parts)]
+        sizes = np.add.reduceat(counts[present], begins)
+        if sizes.max() * min(parts, total) > _SKEW * total and total > 1:
+            return self._by_sample(key, total, parts)
+        cuts: list[Cut] = [(self._literal(key, str(low + int(present[at]) * width)),) for at in begins[1:]]
+        return self._plan((key,), cuts, sizes.tolist(), 1, unique=True)
+
+    def _by_sample(self, key: str, total: int, parts: int) -> SqlPlan:
+        """Cuts a unique column at values whose hash is small."""
         column, keys = self._engine.quote(key), (key,)
         hashed = str(self._engine.hash).format(column)
         share = min(1.0, _SAMPLED * parts / total)

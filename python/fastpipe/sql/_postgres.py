@@ -83,6 +83,13 @@ class Postgres(Engine):
     def quotient(self, dividend: str, divisor: str) -> str:
         return f"div(CAST({dividend} AS numeric), CAST({divisor} AS numeric))"
 
+    def widths(self, derived: str, column: str, low: int, width: int, number: int) -> str:
+        # Distances may exceed bigint, and numeric is slow.
+        exact = "bigint" if width * number < 1 << 62 else "numeric"
+        stretch = f"div({column}::numeric - ({low})::numeric, {width})" if exact == "numeric" else None
+        stretch = stretch or f"({column}::bigint - ({low})::bigint) / {width}::bigint"
+        return f"{derived} SELECT s, count(*) FROM (SELECT {stretch} AS s FROM q) AS w GROUP BY s"
+
     def bind(self, query: Query) -> Query:
         """Parameters become literals, as psycopg writes them: so results come as COPY sends them."""
         if query.parameters is None:

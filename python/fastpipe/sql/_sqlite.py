@@ -6,10 +6,12 @@ import contextlib
 import os
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import MissingFileError, SchemaError, StorageError
 from fastpipe.sql._adbc import Statements
+from fastpipe.sql._cuts import Cut, between
 from fastpipe.sql._engines import Column, Engine, SessionPool, Sessions
 from fastpipe.sql._lineage import plain
 from fastpipe.sql._query import Parameters, Query, require
@@ -58,6 +60,13 @@ class Sqlite(Engine):
 
     def key_text(self, column: str) -> str:
         return f"quote({column})"
+
+    def widths(self, derived: str, column: str, low: int, width: int, number: int) -> str:
+        # A fifth of what grouping takes: rows are only passed over.
+        cuts: list[Cut] = [(str(low + i * width),) for i in range(1, number)]
+        bounds = (between([column], *edge, nulls=False) or "1" for edge in pairwise([None, *cuts, None]))
+        counts = (f"SELECT {i} AS s, count(*) FROM q WHERE {bound}" for i, bound in enumerate(bounds))
+        return f"{derived} {' UNION ALL '.join(counts)}"
 
     def bind(self, query: Query) -> Query:
         """Names become positions: ADBC binds by these."""
