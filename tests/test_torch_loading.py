@@ -192,6 +192,13 @@ def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
     while left and time.monotonic() < end:
         time.sleep(0.1)
         left &= set(os.listdir("/dev/shm"))
+    if how == "worker killed":
+        # Torch removes a file's name just after it has made it; who is killed in between leaves it.
+        halfway = {name for name in left if name.startswith(tuple(f"torch_{worker}_" for worker in workers))}
+        assert len(halfway) <= 1
+        left -= halfway
+        for name in halfway:
+            os.remove(f"/dev/shm/{name}")
     assert not left
     last = errors.strip().splitlines()[-1:]
     if how == "break":
@@ -210,8 +217,12 @@ def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
         assert process.returncode in (1, -signal.SIGINT)
         # If the loader was fetching a tensor just then, the thread of the worker that was to send it prints that its
         # connection is gone, and may be the later of the two. (`multiprocessing.resource_sharer` does so.)
-        assert "KeyboardInterrupt" in errors.splitlines(), errors
-        assert re.match(r"KeyboardInterrupt$|(Connection\w+|BrokenPipe)Error\b", last[0]), errors
+        # An interrupt while it connects leaves a socket that Python closes with a warning.
+        told = [
+            line for line in errors.splitlines() if not re.match("Exception ignored in: <socket|ResourceWarning", line)
+        ]
+        assert "KeyboardInterrupt" in told, errors
+        assert re.match(r"KeyboardInterrupt$|(Connection\w+|BrokenPipe)Error\b", told[-1]), errors
 
 
 def ranks(paths: list[str], world: int, folder: Path, stop: int) -> list[list[list[int]]]:

@@ -1,9 +1,9 @@
 //! Calls into Python that may wait: threads of Python's answer what threads of a pass ask.
 //!
 //! A thread of a pass that fetches never needs the GIL: it asks, and waits for the answer or for the end of its pass.
-//! Python's threads are daemons: a read that hangs keeps no program from ending. They end with the last pass, and before
-//! the interpreter does where their reads end in time. They belong to the data set, so that no more calls are under way than it allows, even where a
-//! pass was left while some were.
+//! Python's threads are daemons: a read that hangs keeps no program from ending. They end with the last pass, and
+//! before the interpreter does where their reads end in time. They belong to the data set, so that no more calls are
+//! under way than it allows, even where a pass was left while some were.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
