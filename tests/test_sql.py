@@ -129,6 +129,9 @@ NOT_THE_SAME = {
     "limit": "SELECT id FROM t LIMIT 5",
     "inner limit": "SELECT id FROM (SELECT id FROM t LIMIT 5) AS s ORDER BY id",
     "time": "SELECT id, CURRENT_TIMESTAMP AS now FROM t",
+    "row numbers": "SELECT id, row_number() OVER () AS n FROM t",
+    "rows before": "SELECT id, sum(id) OVER (ROWS 3 PRECEDING) AS n FROM t",
+    "a window's name": "SELECT id, lag(id) OVER w AS n FROM t WINDOW w AS (PARTITION BY g)",
 }
 
 
@@ -146,6 +149,62 @@ def test_what_returns_other_rows_each_time_is_refused_or_written_once(
     assert [len(list((tmp_path / "new" / "folder").iterdir()))] == [1]
     for first, second in zip(*readers, strict=True):
         assert same([first], [second])
+
+
+COLLECTING = {"sqlite": "group_concat(id)", "duckdb": "list(id)", "postgres": "string_agg(CAST(id AS text), ',')"}
+
+
+def test_what_keeps_rows_in_any_order_is_refused(database: Database) -> None:
+    collect = COLLECTING[database.name]
+    with pytest.raises(fastpipe.UnsupportedError, match="without ORDER BY takes rows in any order"):
+        fastpipe.read_sql(f"SELECT g, {collect} AS c FROM t GROUP BY g", database.connection, batch_size=8)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id, row_number() OVER (ORDER BY id) AS n FROM t",
+        "SELECT id, lag(id) OVER w AS n FROM t WINDOW w AS (PARTITION BY g ORDER BY id)",
+        "SELECT id, sum(id) OVER (PARTITION BY g) AS n FROM t",
+        "SELECT id, count(*) OVER w AS n FROM t WINDOW w AS (PARTITION BY g)",
+        "SELECT id FROM t ; -- a comment; SELECT 1",
+        "SELECT id FROM t;;",
+    ],
+)
+def test_what_looks_like_it_is_read(database: Database, query: str) -> None:
+    reader = fastpipe.read_sql(query, database.connection, partitions=4, batch_size=32)
+    assert sorted(values(reader)) == [3 * i for i in range(300)]
+
+
+def test_arrays_may_be_collected_in_an_order(postgres_url: str) -> None:
+    query = "SELECT g % 3 AS k, array_agg(g ORDER BY g) AS a FROM generate_series(1, 30) AS s (g) GROUP BY g % 3"
+    (batch,) = fastpipe.read_sql(query, postgres_url, by="k", partitions=2, batch_size=3)
+    assert batch["a"].values.offsets.tolist() == [0, 10, 20, 30]
+    with pytest.raises(fastpipe.StorageError, match=r"one-dimensional array"):
+        fastpipe.read_sql("SELECT ARRAY[[1, 2], [3, 4]] AS a", postgres_url, batch_size=3).batch_at(0)
+
+
+@pytest.mark.parametrize(
+    "time", ["timestamp 'infinity'", "timestamptz '-infinity'", "date 'infinity'", "date '-infinity'"]
+)
+@pytest.mark.parametrize("kind", ["duckdb", "postgres"])
+def test_infinite_times_are_refused(request: pytest.FixtureRequest, kind: str, time: str) -> None:
+    connection = duckdb.connect() if kind == "duckdb" else request.getfixturevalue("postgres_url")
+    before_christ = "(BC)" if kind == "duckdb" else "BC"
+    finite = f"CAST('0044-03-15 {before_christ}' AS {time.split()[0]})"
+    query = f"SELECT 1 AS id, {time} AS moment UNION ALL SELECT 2, {finite}"
+    with pytest.raises(fastpipe.SchemaError, match=r"column 'moment' has infinite times.*NULLIF\(moment, 'infinity'\)"):
+        fastpipe.read_sql(query, connection, batch_size=3).batch_at(0)
+    query = f"SELECT id, NULLIF(NULLIF(moment, 'infinity'), '-infinity') AS moment FROM ({query}) AS s"
+    (batch,) = fastpipe.read_sql(query, connection, by="id", batch_size=3)
+    assert batch["moment"].valid.tolist() == [False, True]
+    assert batch["moment"].values[1] == np.datetime64("-0043-03-15")
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.db").write_bytes(b"\xff" * 5000)
+    with pytest.raises(fastpipe.StorageError, match=r"SQLite failed in file .*t\.db: .*file is not a database"):
+        fastpipe.read_sql("SELECT 1 AS one", f"sqlite:///{tmp_path / 't.db'}", batch_size=3)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +240,7 @@ def test_wrong_arguments(database: Database, arguments: dict[str, Any], error: t
 
 
 def test_unknown_columns_are_said_by_the_database(database: Database) -> None:
-    with pytest.raises(fastpipe.StorageError, match=r"failed: .*nosuch"):
+    with pytest.raises(fastpipe.StorageError, match=r"failed.*: .*nosuch"):
         fastpipe.read_sql("SELECT nosuch FROM t", database.connection, batch_size=8)
 
 

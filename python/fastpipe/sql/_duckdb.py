@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastpipe._arguments import shown
 from fastpipe.errors import MissingFileError, UnsupportedError
 from fastpipe.sql._engines import Column, Engine, OneSession, Sessions, fitted
+from fastpipe.sql._infinite import finite
 from fastpipe.sql._lineage import plain
 from fastpipe.sql._query import Parameters, Query, require
 
@@ -40,6 +41,7 @@ class Duckdb(Engine):
         if self._path is not None and not os.path.isfile(self._path):
             reason = "there is no such file"
             raise MissingFileError(f"{reason} (file {path})", path=path, reason=reason)
+        self.where = "" if self._path is None else f" in file {self._path}"
 
     def literal(self, text: str, column: Column) -> str:
         quoted = text.replace("'", "''")
@@ -110,13 +112,13 @@ class Duckdb(Engine):
         return Column(name, arrow, fitness=fitness, kind=kind)
 
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
-        return fitted(session.sql(sql, params=parameters).to_arrow_table(), columns)
+        return finite(fitted(session.sql(sql, params=parameters).to_arrow_table(), columns))
 
     def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
         import pyarrow as pa
 
         for batch in session.sql(sql, params=parameters).to_arrow_reader(_STREAMED):
-            yield fitted(pa.Table.from_batches([batch]), columns)
+            yield finite(fitted(pa.Table.from_batches([batch]), columns))
 
     def cancel(self) -> None:
         for session in self._sessions:

@@ -49,6 +49,9 @@ class Engine(ABC):
     name: ClassVar[str]
     """As its users call it."""
 
+    where: str = ""
+    """Which of its databases, as an error tells it."""
+
     dialect: ClassVar[str]
     """As sqlglot calls it."""
 
@@ -148,7 +151,7 @@ class Engine(ABC):
 
             if isinstance(error, pyarrow.ArrowMemoryError):
                 raise
-            reason = f"{self.name} failed: {self.cleaned(str(error)).strip()}"
+            reason = f"{self.name} failed{self.where}: {self.cleaned(str(error)).strip()}"
             raise StorageError(f"{reason} ({what})", reason=reason, unit=what) from None
 
     def cleaned(self, text: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastpipe.errors import StorageError, UnsupportedError
 from fastpipe.sql._adbc import Statements
 from fastpipe.sql._engines import Column, Engine, SessionPool, Sessions, fitted
+from fastpipe.sql._infinite import finite
 from fastpipe.sql._lineage import plain
 from fastpipe.sql._query import Parameters, Query, functions, require
 
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Postgres"]
 
-# The same rows in the same order each time, whatever else the server does.
+# The same rows in the same order each time, whatever else the server does. Parallel workers of the server would add
+# numbers up in any order; partitions are read at once instead.
 _SETTINGS = (
+    "SET max_parallel_workers_per_gather = 0",
     "SET synchronize_seqscans = off",
     "SET DateStyle = ISO",
     "SET TimeZone = UTC",
@@ -29,6 +32,10 @@ _SETTINGS = (
     "SET bytea_output = hex",
     "SET standard_conforming_strings = on",
 )
+
+# The first day that PostgreSQL has, in days since 1970: in the year 4713 BC. ADBC counts from 1970 what the server
+# counts from 2000, so what is infinite, or after the year 294246, wraps around to before.
+_FIRST_DAY = -2_440_588
 
 # Types by their names in pg_type: how they are read, and how fit they are as a key.
 _AS_THEY_ARE = {
@@ -47,6 +54,8 @@ _AS_THEY_ARE = {
 }
 _AS_TEXT = frozenset({"uuid", "inet", "cidr", "macaddr", "macaddr8", "bit", "varbit", "citext", "tsvector", "money"})
 _AS_TEXT_UNORDERED = frozenset({"json", "xml", "jsonb", "point", "jsonpath", "tsquery"})
+# Arrays of several dimensions come as one, without a word. PostgreSQL appends to none of them: it raises an error.
+_OF_ONE_DIMENSION = "CASE WHEN array_ndims({0}) > 1 THEN array_append({0}, NULL) ELSE {0} END"
 _LISTS = {"_bool", "_int2", "_int4", "_int8", "_float4", "_float8", "_text", "_varchar"}
 
 
@@ -233,7 +242,7 @@ class Postgres(Engine):
             return Column(name, pa.string(), read=text, order=(f'{text} COLLATE "C"',), fitness=None, kind=formatted)
         if kind in _LISTS:
             inner = getattr(pa, _AS_THEY_ARE[kind[1:]][0])()
-            return Column(name, pa.list_(inner), fitness=None, kind=formatted)
+            return Column(name, pa.list_(inner), read=_OF_ONE_DIMENSION, fitness=None, kind=formatted)
         reason = (
             f"column {name!r} is {formatted}, which isn't read: write CAST({self.quote(name)} AS text) in the query"
         )
@@ -268,14 +277,14 @@ class Postgres(Engine):
 
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
         with self._statements.run(session, sql) as reader:
-            return fitted(reader.read_all(), columns)
+            return finite(fitted(reader.read_all(), columns), _FIRST_DAY)
 
     def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
         import pyarrow as pa
 
         with self._statements.run(session, sql) as reader:
             for batch in reader:
-                yield fitted(pa.Table.from_batches([batch]), columns)
+                yield finite(fitted(pa.Table.from_batches([batch]), columns), _FIRST_DAY)
 
     def fingerprint(self) -> str:
         if self._factory is not None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fastpipe._arguments import shown
 from fastpipe.errors import UnsupportedError
+from fastpipe.sql._unordered import unordered
 from fastpipe.sql._volatile import VOLATILE
 
 __all__ = ["Parameters", "Query", "checked", "functions", "not_repeatable", "readable", "require"]
@@ -66,8 +67,8 @@ def checked(text: object, parameters: object, dialect: str, *, once: bool = Fals
         isinstance(parameters, (str, bytes)) or not isinstance(parameters, (Sequence, Mapping))
     ):
         raise TypeError(f"parameters is a sequence, a mapping or None, not {shown(parameters)}")
-    text = text.strip().rstrip(";").rstrip()
     expressions = require("sqlglot.expressions", "sql")
+    text = _without_end(text.strip(), dialect)
     tree = _parsed(text, dialect)
     if not isinstance(tree, (expressions.Query, expressions.Values)):
         raise _refused(f"{tree.key.upper()} is no query: give a SELECT")
@@ -101,6 +102,19 @@ def _refused(reason: str) -> UnsupportedError:
     return UnsupportedError(reason, reason=reason)
 
 
+def _without_end(text: str, dialect: str) -> str:
+    """A statement without the semicolons at its end, and comments behind them."""
+    sqlglot = require("sqlglot", "sql")
+    try:
+        tokens = sqlglot.tokenize(text, dialect=dialect)
+    except sqlglot.errors.SqlglotError:
+        return text  # Parsing says what is wrong.
+    end = len(text)
+    while tokens and tokens[-1].token_type.name == "SEMICOLON":
+        end = tokens.pop().start
+    return text[:end].rstrip()
+
+
 def _parsed(text: str, dialect: str) -> Any:
     sqlglot = require("sqlglot", "sql")
     if not text:
@@ -130,6 +144,11 @@ def _doubts(tree: Any, expressions: Any) -> Iterator[str]:
                 yield f"{name.upper()} isn't the same each time"
             elif _is_present(node, expressions):
                 yield "'now' isn't the same each time: pass the time as a parameter"
+            elif reason := unordered(node, names, expressions):
+                yield reason
+        elif isinstance(node, expressions.Window):
+            if reason := unordered(node, set(), expressions):
+                yield reason
         elif isinstance(node, expressions.TableSample):
             yield "TABLESAMPLE takes other rows each time"
         elif isinstance(node, (expressions.Limit, expressions.Offset, expressions.Fetch)):

@@ -50,6 +50,7 @@ class Sqlite(Engine):
         self._path, self._factory, self._statements = path, factory, Statements()
         if factory is None:
             self._path = os.path.abspath(path)
+            self.where = f" in file {self._path}"
             if not os.path.isfile(self._path):
                 raise MissingFileError(
                     f"there is no such file (file {path})", path=path, reason="there is no such file"
@@ -90,18 +91,31 @@ class Sqlite(Engine):
                 reason = "there is no such file"
                 raise MissingFileError(f"{reason} (file {self._path})", path=self._path, reason=reason)
             session = dbapi.connect(f"file:{urllib.parse.quote(self._path)}?mode={mode}", autocommit=True)
-        self.fetch(session, f"PRAGMA busy_timeout = {_WAIT_MS}", None)
+        try:
+            self.fetch(session, f"PRAGMA busy_timeout = {_WAIT_MS}", None)
+        except BaseException:
+            _close(session)
+            raise
         return session
 
     def sessions(self, number: int, *, snapshot: bool) -> Sessions:
-        with self.errors("connecting"):
-            opened = [self._connect() for _ in range(number)]
-            mode = str(self.fetch(opened[0], "PRAGMA journal_mode", None)[0][0]).lower()
-            if snapshot and mode == "wal" and self._begin(opened):
-                pool: SessionPool = SessionPool(_none_left, _close, number, one_state=True, reusable=True)
-            else:
-                pool = _Checked(self, number, snapshot=snapshot)
-                pool.versions = self._versions(opened)
+        opened: list[Any] = []
+        try:
+            with self.errors("connecting"):
+                opened.extend(self._connect() for _ in range(number))
+                return self._pool(opened, snapshot=snapshot)
+        except BaseException:
+            for session in opened:
+                _close(session)
+            raise
+
+    def _pool(self, opened: list[Any], *, snapshot: bool) -> SessionPool:
+        mode = str(self.fetch(opened[0], "PRAGMA journal_mode", None)[0][0]).lower()
+        if snapshot and mode == "wal" and self._begin(opened):
+            pool: SessionPool = SessionPool(_none_left, _close, len(opened), one_state=True, reusable=True)
+        else:
+            pool = _Checked(self, len(opened), snapshot=snapshot)
+            pool.versions = self._versions(opened)
         pool.give(opened)
         return pool
 
