@@ -30,6 +30,7 @@ _IDLE_SECONDS = (0.02, 0.5)
 # Between attempts to reach a database that is away.
 _AWAY_SECONDS = (0.05, 0.5)
 _WAKE_SECONDS = 0.5
+_NOT_USED = -1
 
 
 @dataclass
@@ -42,8 +43,9 @@ class Lease:
         stop: behind its last batch.
         copy: whether it is a second copy of another worker's.
         committed: the first batch that isn't done, as the ledger last said.
-        used: the first batch that the consumer hasn't said it used.
+        sent: the first batch that no exchange was told of.
         held: False when the ledger has said that it is another's.
+        rows: of each batch from `sent` that was used; negative for one that another holder has committed instead.
     """
 
     token: Token
@@ -51,15 +53,30 @@ class Lease:
     stop: int
     copy: bool
     committed: int
-    used: int
+    sent: int
     held: bool = True
+    rows: list[int] = field(default_factory=list)
+
+    @property
+    def used(self) -> int:
+        """The first batch that the consumer hasn't said it used."""
+        return self.sent + len(self.rows)
+
+    def use(self, step: int, rows: int) -> None:
+        """Notes that a batch was used. An interrupt finds that done or not done."""
+        if step > self.used:
+            if step > self.committed:
+                raise AssertionError("batches of a stretch are used in their order")
+            # The worker passed over what the other holder has committed.
+            self.rows.extend([_NOT_USED] * (step - self.used))
+        self.rows.append(rows)
 
 
 @dataclass
 class _Wishes:
     """What the consumer's side has for the next exchange."""
 
-    used: dict[Token, Used] = field(default_factory=dict)
+    used: dict[Token, Lease] = field(default_factory=dict)
     returned: list[Token] = field(default_factory=list)
     urgent: bool = False
     departing: bool = False
@@ -110,16 +127,9 @@ class Agent:
     # The consumer's side: all of it with `changed` held.
 
     def use(self, lease: Lease, step: int, rows: int) -> None:
-        """Notes that a batch was used: it is to be committed."""
-        if lease.used != step:
-            raise AssertionError("batches of a stretch are used in their order")
-        lease.used = step + 1
-        known = self._wishes.used.get(lease.token)
-        if known is None:
-            self._wishes.used[lease.token] = Used(lease.token, step, step + 1, [rows])
-        else:
-            known.rows.append(rows)
-            self._wishes.used[lease.token] = known._replace(stop=step + 1)
+        """Notes that a batch was used: it is to be committed. An interrupt finds that done or not done."""
+        self._wishes.used[lease.token] = lease
+        lease.use(step, rows)
         if lease.used == lease.stop:
             self.changed.notify_all()
 
@@ -156,7 +166,8 @@ class Agent:
             return self._unanswered()
 
     def _unanswered(self) -> int:
-        return sum(used.stop - used.start for used in [*self._asking, *self._wishes.used.values()])
+        used = [used.rows for used in self._asking] + [lease.rows for lease in self._wishes.used.values()]
+        return sum(1 for rows in used for row_count in rows if row_count != _NOT_USED)
 
     def _depart(self) -> None:
         for lease in list(self.leases.values()):
@@ -229,7 +240,7 @@ class Agent:
         renewed = [lease.token for lease in self.leases.values() if lease.held] if renewing else []
         request = Request(
             self._numbers,
-            used=list(wishes.used.values()),
+            used=[_taken(lease) for lease in wishes.used.values() if lease.rows],
             renewed=renewed,
             returned=wishes.returned,
             wanted=wanted,
@@ -308,6 +319,8 @@ class Agent:
 
     def _refuse(self, used: Used, stop: int) -> None:
         epoch = used.lease.epoch
+        while used.rows[stop - 1 - used.start] == _NOT_USED:
+            stop -= 1
         batches = f"batch {used.start}" if stop == used.start + 1 else f"batches {used.start} to {stop - 1}"
         self.refused.append(
             StaleLeaseError(
@@ -319,6 +332,13 @@ class Agent:
                 stop=stop,
             )
         )
+
+
+def _taken(lease: Lease) -> Used:
+    """What was used of a lease and no exchange was told of; one is, now."""
+    used = Used(lease.token, lease.sent, lease.used, lease.rows)
+    lease.sent, lease.rows = lease.used, []
+    return used
 
 
 def sorted_as(used: list[Used], committed: list[Any]) -> list[Any]:

@@ -115,13 +115,22 @@ class LeaseWorker:
         self._check()
         if not self._drawing.acquire(blocking=False):
             raise RuntimeError("one thread at a time draws from a worker: give each thread a worker of its own")
+        lease = None
         try:
-            self._waited = 0.0
-            batch = self._draw()
-            self._pace()
-            return batch
-        finally:
-            self._drawing.release()
+            try:
+                self._waited = 0.0
+                drawn, batch = self._draw()
+                self._pace()
+                drawn.next += 1
+                lease = drawn
+            finally:
+                self._drawing.release()
+        except BaseException:
+            if lease is not None:
+                lease.next -= 1
+            raise
+        # From here on the batch is the consumer's: no interrupt comes before it has it, since nothing is called.
+        return batch
 
     def commit(self, *, wait: bool = False) -> None:
         """Says that all batches that were yielded were used.
@@ -211,10 +220,11 @@ class LeaseWorker:
 
     def _use(self) -> None:
         while self._delivered:
-            lease, step, rows = self._delivered.popleft()
+            lease, step, rows = self._delivered[0]
             # What an interrupt kept from the consumer doesn't count; it is read again.
             if lease.used <= step < lease.next:
                 self._agent.use(lease, step, rows)
+            self._delivered.popleft()
 
     def _pace(self) -> None:
         """Learns how long a batch takes, from yield to yield, without waiting for leases."""
@@ -224,7 +234,8 @@ class LeaseWorker:
             agent.pace += (seconds - agent.pace) * (_RECENT if agent.pace else 1.0)
         self._yielded = now
 
-    def _draw(self) -> dict[str, Any]:
+    def _draw(self) -> tuple[Lease, dict[str, Any]]:
+        """A batch, which counts as delivered once its lease's `next` is behind it."""
         while True:
             lease = self._readable()
             if lease is None:
@@ -233,15 +244,11 @@ class LeaseWorker:
             step = lease.next
             if step + 1 == lease.stop:
                 self._read_ahead()
-            self._delivered.append(_Delivered(lease, step, _rows_of(batch)))
-            self._position = StepOfEpoch(lease.token.epoch, step)
-            with self._agent.changed:
-                if lease.held:
-                    # From here on the batch is the consumer's.
-                    lease.next += 1
-                    return batch
-            # It was lost while the batch was read; nobody has seen the batch.
-            self._delivered.pop()
+            # Else it was lost while the batch was read; nobody has seen the batch.
+            if lease.held:
+                self._delivered.append(_Delivered(lease, step, _rows_of(batch)))
+                self._position = StepOfEpoch(lease.token.epoch, step)
+                return lease, batch
 
     def _readable(self) -> Lease | None:
         """The lease whose next batch is read now; None if the job is done, or waits for what was yielded here."""
@@ -252,9 +259,9 @@ class LeaseWorker:
             if lease is None or not _has_more(lease):
                 self._stop_current()
                 lease = self._current = self._next_lease()
-            if lease is not None and lease.committed > lease.next:
-                # The other holder of a stretch of which there is a copy has come further.
-                lease.next = lease.used = lease.committed
+            if lease is not None:
+                # The other holder of a stretch of which there is a copy may have come further.
+                lease.next = max(lease.next, lease.committed)
             return lease
 
     def _next_lease(self) -> Lease | None:
@@ -310,7 +317,7 @@ class LeaseWorker:
             lease = agent.waiting.popleft() if agent.waiting else None
         if lease is None or not _has_more(lease):
             return
-        lease.next = lease.used = max(lease.next, lease.committed)
+        lease.next = max(lease.next, lease.committed)
         try:
             self._upcoming = lease, self._passes.batches(lease.token.epoch, lease.next, lease.stop)
         except BaseException as error:
