@@ -41,6 +41,24 @@ class StepOfEpoch(NamedTuple):
     step: int
 
 
+class _Reading(NamedTuple):
+    """A pass of adjacent stretches of an epoch, from batch `begun` to `stop`."""
+
+    epoch: int
+    begun: int
+    stop: int
+    started: Started
+
+    @property
+    def next(self) -> int:
+        """The batch that it yields next."""
+        return self.begun + self.started.position.delivered
+
+    def continues(self, lease: Lease) -> bool:
+        """Whether it yields a lease's next batch next."""
+        return self.epoch == lease.token.epoch and self.next == lease.next < self.stop
+
+
 class _Delivered(NamedTuple):
     lease: Lease
     step: int
@@ -65,11 +83,10 @@ class LeaseWorker:
         self._process = os.getpid()
         self._drawing = threading.Lock()
         self._current: Lease | None = None
-        self._started: Started | None = None
-        self._upcoming: tuple[Lease, Started] | None = None
+        self._reading: _Reading | None = None
+        self._upcoming: tuple[Lease, _Reading] | None = None
         self._delivered: deque[_Delivered] = deque()
         self._position: StepOfEpoch | None = None
-        self._begun = 0
         self._told = False
         self._yielded = self._waited = 0.0
         self._ended = weakref.finalize(self, Agent.abandon, agent)
@@ -257,7 +274,7 @@ class LeaseWorker:
             self._raise()
             lease = self._current
             if lease is None or not _has_more(lease):
-                self._stop_current()
+                self._current = None
                 lease = self._current = self._next_lease()
             if lease is not None:
                 # The other holder of a stretch of which there is a copy may have come further.
@@ -270,21 +287,23 @@ class LeaseWorker:
         while True:
             self._raise()
             if self._upcoming is not None:
-                lease, self._started = self._upcoming
-                self._begun, self._upcoming = lease.next, None
+                self._close_pass()
+                (lease, self._reading), self._upcoming = self._upcoming, None
                 if _has_more(lease):
                     return lease
-                self._stop_current()
             elif agent.waiting:
                 lease = agent.waiting.popleft()
                 if _has_more(lease):
                     return lease
             elif agent.finished:
+                self._close_pass()
                 agent.flush()
                 return None
             elif self._delivered and agent.idle:
+                self._close_pass()
                 return None
             else:
+                self._close_pass()
                 agent.hungry = True
                 agent.changed.notify_all()
                 begun = time.monotonic()
@@ -294,16 +313,24 @@ class LeaseWorker:
 
     def _read(self, lease: Lease) -> dict[str, Any]:
         """Reads the next batch of a lease, by a new pass where the last one is elsewhere."""
-        started = self._started
-        if started is None or self._begun + started.position.delivered != lease.next:
+        if self._reading is None or not self._reading.continues(lease):
             # Another holder was quicker, or an interrupt came between a batch and its count.
             self._close_pass()
-            self._begun = lease.next
-            started = self._started = self._passes.batches(lease.token.epoch, lease.next, lease.stop)
+            self._reading = self._begin(lease)
         try:
-            return next(started.batches)
+            return next(self._reading.started.batches)
         except StopIteration:
             raise RuntimeError(f"{self._passes!r} has no batch {lease.next} of epoch {lease.token.epoch}") from None
+
+    def _begin(self, lease: Lease) -> _Reading:
+        """Begins to read a lease, and those that wait to be read behind it where they are adjacent."""
+        epoch, stop = lease.token.epoch, lease.stop
+        with self._agent.changed:
+            for waiting in self._agent.waiting:
+                if waiting.token.epoch != epoch or waiting.next != stop or not waiting.held:
+                    break
+                stop = waiting.stop
+        return _Reading(epoch, lease.next, stop, self._passes.batches(epoch, lease.next, stop))
 
     def _read_ahead(self) -> None:
         """Begins to read the next lease, whose first batches are made while the consumer uses the last one of this.
@@ -311,7 +338,8 @@ class LeaseWorker:
         What fails here fails again, and is raised, when the batches are needed.
         """
         agent = self._agent
-        if self._upcoming is not None:
+        reading = self._reading
+        if self._upcoming is not None or (reading is not None and reading.next < reading.stop):
             return
         with agent.changed:
             lease = agent.waiting.popleft() if agent.waiting else None
@@ -319,26 +347,23 @@ class LeaseWorker:
             return
         lease.next = max(lease.next, lease.committed)
         try:
-            self._upcoming = lease, self._passes.batches(lease.token.epoch, lease.next, lease.stop)
+            self._upcoming = lease, self._begin(lease)
         except BaseException as error:
             with agent.changed:
                 agent.waiting.appendleft(lease)
             if not isinstance(error, Exception):
                 raise
 
-    def _stop_current(self) -> None:
-        self._current = None
-        self._close_pass()
-
     def _close_pass(self) -> None:
-        started, self._started = self._started, None
-        if started is not None:
-            started.close()
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.started.close()
 
     def _stop_reading(self) -> None:
-        self._stop_current()
+        self._current = None
+        self._close_pass()
         if self._upcoming is not None:
-            self._upcoming[1].close()
+            self._upcoming[1].started.close()
             self._upcoming = None
 
 
