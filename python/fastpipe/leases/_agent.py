@@ -20,8 +20,13 @@ from fastpipe.leases._job import Job
 
 __all__ = ["Agent", "Lease"]
 
-# Between exchanges that commit, unless somebody waits.
-_GROUPED_SECONDS = 0.1
+# Between exchanges that commit, unless somebody waits: at least, and at most.
+_GROUPED_SECONDS = (0.25, 2.0)
+# They are a small part of a worker's time, and all workers' exchanges leave the database time for others.
+_EXCHANGES_SHARE = 0.05
+_SECONDS_A_WORKER = 0.004
+# How much the last exchange counts in what one takes.
+_RECENT = 0.2
 # Work that a worker has leased ahead, if its batches are that fast.
 _AHEAD_SECONDS = 0.5
 _MOST_AHEAD = 64
@@ -61,6 +66,11 @@ class Lease:
     def used(self) -> int:
         """The first batch that the consumer hasn't said it used."""
         return self.sent + len(self.rows)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are batches to read."""
+        return self.held and self.next < self.stop and self.committed < self.stop
 
     def use(self, step: int, rows: int) -> None:
         """Notes that a batch was used. An interrupt finds that done or not done."""
@@ -116,6 +126,7 @@ class Agent:
         self._answered = 0
         self._numbers = 0
         self._asked = self._renewed = 0.0
+        self._took, self._workers = 0.0, 1
         self._idle_seconds = _IDLE_SECONDS[0]
         self._closed = self._forgotten = False
         self._thread = threading.Thread(target=self._run, name="fastpipe-lease", daemon=True)
@@ -132,6 +143,16 @@ class Agent:
         lease.use(step, rows)
         if lease.used == lease.stop:
             self.changed.notify_all()
+
+    def left_over(self) -> Lease | None:
+        """A lease that an interrupt took from the consumer before it began to read it.
+
+        For when nothing waits, and the consumer reads nothing.
+        """
+        for lease in self.leases.values():
+            if lease.has_more:
+                return lease
+        return None
 
     def give_back(self, lease: Lease) -> None:
         """Gives a lease up, once what was used of it is committed."""
@@ -223,13 +244,13 @@ class Agent:
         renewing = now - self._renewed >= ttl / 3
         wanted = self._wanted() if not (self.finished or wishes.departing) else 0
         asking = wanted > 0 and now - self._asked >= self._idle_seconds
-        committing = bool(wishes.used) and (self.hungry or now - self._asked >= _GROUPED_SECONDS)
+        committing = bool(wishes.used) and (self.hungry or now - self._asked >= self._group_seconds)
         if not (renewing or asking or committing or wishes.urgent or wishes.departing):
             due = [self._renewed + ttl / 3 - now, _WAKE_SECONDS]
             if wanted > 0:
                 due.append(self._asked + self._idle_seconds - now)
             if wishes.used:
-                due.append(self._asked + _GROUPED_SECONDS - now)
+                due.append(self._asked + self._group_seconds - now)
             self.changed.wait(max(min(due), 0.001))
             return None, 0
         self._wishes = _Wishes()
@@ -246,20 +267,27 @@ class Agent:
             wanted=wanted,
             copies=self._copies,
             pace=self.pace,
+            group=self._group_seconds,
             alive=renewing,
             departed=wishes.departing,
         )
         self._asking = request.used
         return request, self._sent
 
+    @property
+    def _group_seconds(self) -> float:
+        least = max(_GROUPED_SECONDS[0], self._took / _EXCHANGES_SHARE, self._workers * _SECONDS_A_WORKER)
+        return min(least, _GROUPED_SECONDS[1], self.member.ttl / 4)
+
     def _wanted(self) -> int:
         """How many stretches to lease now."""
+        ahead = max(_AHEAD_SECONDS, 2 * self._group_seconds)
         left = sum(lease.stop - lease.next for lease in self.leases.values() if lease.held)
         seconds = left * self.pace
-        if not self.waiting and (left <= 1 or seconds < _AHEAD_SECONDS):
+        if not self.waiting and (left <= 1 or seconds < ahead):
             a_stretch = max(self.job.stretch * self.pace, 1e-6)
-            return max(1, min(int((2 * _AHEAD_SECONDS - seconds) / a_stretch), _MOST_AHEAD) if self.pace else 1)
-        return max(0, self._ahead - len(self.waiting)) if seconds < 2 * _AHEAD_SECONDS else 0
+            return max(1, min(int((2 * ahead - seconds) / a_stretch), _MOST_AHEAD) if self.pace else 1)
+        return max(0, self._ahead - len(self.waiting)) if seconds < 2 * ahead else 0
 
     def _exchanged(self, connection: Connection | None, request: Request) -> tuple[Connection | None, Answer | None]:
         """Does an exchange, on a new connection if one was lost. The answer is None if the worker is closed."""
@@ -268,8 +296,11 @@ class Agent:
             try:
                 if connection is None:
                     connection = self._database.connect(create=False)
+                begun = time.monotonic()
                 with connection.transaction():
-                    return connection, exchange(connection, self.job, self.member, request)
+                    answer = exchange(connection, self.job, self.member, request)
+                self._took += (time.monotonic() - begun - self._took) * _RECENT
+                return connection, answer
             except Exception as error:
                 if connection is not None:
                     with contextlib.suppress(Exception):
@@ -304,6 +335,7 @@ class Agent:
         if request.wanted:
             self.idle = answer.idle
             self._idle_seconds = min(2 * self._idle_seconds, _IDLE_SECONDS[1]) if answer.idle else _IDLE_SECONDS[0]
+        self._workers = answer.workers or self._workers
         self.finished = self.finished or answer.finished
 
     def _take(self, granted: Granted) -> None:
