@@ -233,7 +233,6 @@ SHARES = """
 """
 
 # Workers that are there.
-
 PRESENT = "SELECT count(*) FROM fastpipe_workers WHERE job = :job AND departed = 0 AND seen > {now} - :ttl"
 
 JOIN_WORKER = """

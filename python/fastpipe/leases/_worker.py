@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -81,7 +80,8 @@ class LeaseWorker:
     def __init__(self, passes: Passes, database: Database, agent: Agent) -> None:
         self._passes, self._database, self._agent = passes, database, agent
         self._process = os.getpid()
-        self._drawing = threading.Lock()
+        # Who draws: one token. No lock, which an interrupt could leave taken.
+        self._drawing: list[object] = []
         self._current: Lease | None = None
         self._reading: _Reading | None = None
         self._upcoming: tuple[Lease, _Reading] | None = None
@@ -130,18 +130,20 @@ class LeaseWorker:
             And whatever reading a batch raises.
         """
         self._check()
-        if not self._drawing.acquire(blocking=False):
-            raise RuntimeError("one thread at a time draws from a worker: give each thread a worker of its own")
-        lease = None
+        token, lease = object(), None
         try:
             try:
+                self._drawing.append(token)
+                if self._drawing[0] is not token:
+                    raise RuntimeError("one thread at a time draws from a worker: give each thread a worker of its own")
                 self._waited = 0.0
                 drawn, batch = self._draw()
                 self._pace()
                 drawn.next += 1
                 lease = drawn
             finally:
-                self._drawing.release()
+                if token in self._drawing:
+                    self._drawing.remove(token)
         except BaseException:
             if lease is not None:
                 lease.next -= 1
