@@ -376,7 +376,7 @@ def used_despite_interrupts(worker: fastpipe.LeaseWorker) -> list[int]:
         found.append(int(batch["id"][0]))
         line = 1 if len(found) % 7 == 0 else line
         # A commit that is interrupted is called again.
-        commit = 1 if len(found) % 5 == 0 else 0
+        commit = 1
         while interrupted(commit, worker.commit)[0]:
             commit += 1
 
