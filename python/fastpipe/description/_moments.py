@@ -130,5 +130,5 @@ def _finite(values: npt.NDArray[np.float64], least: float, most: float) -> Momen
         values -= first
         offset = float(values.mean())
         values -= offset
-        squares = float(np.dot(values, values))
+        squares = float(np.square(values, out=values).sum())
     return Moments(len(values), 0, first + offset, squares, least, most)
