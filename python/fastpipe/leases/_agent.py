@@ -20,8 +20,13 @@ from fastpipe.leases._job import Job
 
 __all__ = ["Agent", "Lease"]
 
-# Between exchanges that commit, unless somebody waits.
-_GROUPED_SECONDS = 0.1
+# Between exchanges that commit, unless somebody waits: at least, and at most.
+_GROUPED_SECONDS = (0.25, 2.0)
+# They are a small part of a worker's time, and all workers' exchanges leave the database time for others.
+_EXCHANGES_SHARE = 0.05
+_SECONDS_A_WORKER = 0.004
+# How much the last exchange counts in what one takes.
+_RECENT = 0.2
 # Work that a worker has leased ahead, if its batches are that fast.
 _AHEAD_SECONDS = 0.5
 _MOST_AHEAD = 64
@@ -30,6 +35,7 @@ _IDLE_SECONDS = (0.02, 0.5)
 # Between attempts to reach a database that is away.
 _AWAY_SECONDS = (0.05, 0.5)
 _WAKE_SECONDS = 0.5
+_NOT_USED = -1
 
 
 @dataclass
@@ -42,8 +48,9 @@ class Lease:
         stop: behind its last batch.
         copy: whether it is a second copy of another worker's.
         committed: the first batch that isn't done, as the ledger last said.
-        used: the first batch that the consumer hasn't said it used.
+        sent: the first batch that no exchange was told of.
         held: False when the ledger has said that it is another's.
+        rows: of each batch from `sent` that was used; negative for one that another holder has committed instead.
     """
 
     token: Token
@@ -51,15 +58,35 @@ class Lease:
     stop: int
     copy: bool
     committed: int
-    used: int
+    sent: int
     held: bool = True
+    rows: list[int] = field(default_factory=list)
+
+    @property
+    def used(self) -> int:
+        """The first batch that the consumer hasn't said it used."""
+        return self.sent + len(self.rows)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are batches to read."""
+        return self.held and self.next < self.stop and self.committed < self.stop
+
+    def use(self, step: int, rows: int) -> None:
+        """Notes that a batch was used. An interrupt finds that done or not done."""
+        if step > self.used:
+            if step > self.committed:
+                raise AssertionError("batches of a stretch are used in their order")
+            # The worker passed over what the other holder has committed.
+            self.rows.extend([_NOT_USED] * (step - self.used))
+        self.rows.append(rows)
 
 
 @dataclass
 class _Wishes:
     """What the consumer's side has for the next exchange."""
 
-    used: dict[Token, Used] = field(default_factory=dict)
+    used: dict[Token, Lease] = field(default_factory=dict)
     returned: list[Token] = field(default_factory=list)
     urgent: bool = False
     departing: bool = False
@@ -99,6 +126,7 @@ class Agent:
         self._answered = 0
         self._numbers = 0
         self._asked = self._renewed = 0.0
+        self._took, self._workers = 0.0, 1
         self._idle_seconds = _IDLE_SECONDS[0]
         self._closed = self._forgotten = False
         self._thread = threading.Thread(target=self._run, name="fastpipe-lease", daemon=True)
@@ -110,18 +138,21 @@ class Agent:
     # The consumer's side: all of it with `changed` held.
 
     def use(self, lease: Lease, step: int, rows: int) -> None:
-        """Notes that a batch was used: it is to be committed."""
-        if lease.used != step:
-            raise AssertionError("batches of a stretch are used in their order")
-        lease.used = step + 1
-        known = self._wishes.used.get(lease.token)
-        if known is None:
-            self._wishes.used[lease.token] = Used(lease.token, step, step + 1, [rows])
-        else:
-            known.rows.append(rows)
-            self._wishes.used[lease.token] = known._replace(stop=step + 1)
+        """Notes that a batch was used: it is to be committed. An interrupt finds that done or not done."""
+        self._wishes.used[lease.token] = lease
+        lease.use(step, rows)
         if lease.used == lease.stop:
             self.changed.notify_all()
+
+    def left_over(self) -> Lease | None:
+        """A lease that an interrupt took from the consumer before it began to read it.
+
+        For when nothing waits, and the consumer reads nothing.
+        """
+        for lease in self.leases.values():
+            if lease.has_more:
+                return lease
+        return None
 
     def give_back(self, lease: Lease) -> None:
         """Gives a lease up, once what was used of it is committed."""
@@ -156,7 +187,8 @@ class Agent:
             return self._unanswered()
 
     def _unanswered(self) -> int:
-        return sum(used.stop - used.start for used in [*self._asking, *self._wishes.used.values()])
+        used = [used.rows for used in self._asking] + [lease.rows for lease in self._wishes.used.values()]
+        return sum(1 for rows in used for row_count in rows if row_count != _NOT_USED)
 
     def _depart(self) -> None:
         for lease in list(self.leases.values()):
@@ -212,13 +244,13 @@ class Agent:
         renewing = now - self._renewed >= ttl / 3
         wanted = self._wanted() if not (self.finished or wishes.departing) else 0
         asking = wanted > 0 and now - self._asked >= self._idle_seconds
-        committing = bool(wishes.used) and (self.hungry or now - self._asked >= _GROUPED_SECONDS)
+        committing = bool(wishes.used) and (self.hungry or now - self._asked >= self._group_seconds)
         if not (renewing or asking or committing or wishes.urgent or wishes.departing):
             due = [self._renewed + ttl / 3 - now, _WAKE_SECONDS]
             if wanted > 0:
                 due.append(self._asked + self._idle_seconds - now)
             if wishes.used:
-                due.append(self._asked + _GROUPED_SECONDS - now)
+                due.append(self._asked + self._group_seconds - now)
             self.changed.wait(max(min(due), 0.001))
             return None, 0
         self._wishes = _Wishes()
@@ -229,26 +261,33 @@ class Agent:
         renewed = [lease.token for lease in self.leases.values() if lease.held] if renewing else []
         request = Request(
             self._numbers,
-            used=list(wishes.used.values()),
+            used=[_taken(lease) for lease in wishes.used.values() if lease.rows],
             renewed=renewed,
             returned=wishes.returned,
             wanted=wanted,
             copies=self._copies,
             pace=self.pace,
+            group=self._group_seconds,
             alive=renewing,
             departed=wishes.departing,
         )
         self._asking = request.used
         return request, self._sent
 
+    @property
+    def _group_seconds(self) -> float:
+        least = max(_GROUPED_SECONDS[0], self._took / _EXCHANGES_SHARE, self._workers * _SECONDS_A_WORKER)
+        return min(least, _GROUPED_SECONDS[1], self.member.ttl / 4)
+
     def _wanted(self) -> int:
         """How many stretches to lease now."""
+        ahead = max(_AHEAD_SECONDS, 2 * self._group_seconds)
         left = sum(lease.stop - lease.next for lease in self.leases.values() if lease.held)
         seconds = left * self.pace
-        if not self.waiting and (left <= 1 or seconds < _AHEAD_SECONDS):
+        if not self.waiting and (left <= 1 or seconds < ahead):
             a_stretch = max(self.job.stretch * self.pace, 1e-6)
-            return max(1, min(int((2 * _AHEAD_SECONDS - seconds) / a_stretch), _MOST_AHEAD) if self.pace else 1)
-        return max(0, self._ahead - len(self.waiting)) if seconds < 2 * _AHEAD_SECONDS else 0
+            return max(1, min(int((2 * ahead - seconds) / a_stretch), _MOST_AHEAD) if self.pace else 1)
+        return max(0, self._ahead - len(self.waiting)) if seconds < 2 * ahead else 0
 
     def _exchanged(self, connection: Connection | None, request: Request) -> tuple[Connection | None, Answer | None]:
         """Does an exchange, on a new connection if one was lost. The answer is None if the worker is closed."""
@@ -257,8 +296,11 @@ class Agent:
             try:
                 if connection is None:
                     connection = self._database.connect(create=False)
+                begun = time.monotonic()
                 with connection.transaction():
-                    return connection, exchange(connection, self.job, self.member, request)
+                    answer = exchange(connection, self.job, self.member, request)
+                self._took += (time.monotonic() - begun - self._took) * _RECENT
+                return connection, answer
             except Exception as error:
                 if connection is not None:
                     with contextlib.suppress(Exception):
@@ -293,6 +335,7 @@ class Agent:
         if request.wanted:
             self.idle = answer.idle
             self._idle_seconds = min(2 * self._idle_seconds, _IDLE_SECONDS[1]) if answer.idle else _IDLE_SECONDS[0]
+        self._workers = answer.workers or self._workers
         self.finished = self.finished or answer.finished
 
     def _take(self, granted: Granted) -> None:
@@ -308,6 +351,8 @@ class Agent:
 
     def _refuse(self, used: Used, stop: int) -> None:
         epoch = used.lease.epoch
+        while used.rows[stop - 1 - used.start] == _NOT_USED:
+            stop -= 1
         batches = f"batch {used.start}" if stop == used.start + 1 else f"batches {used.start} to {stop - 1}"
         self.refused.append(
             StaleLeaseError(
@@ -319,6 +364,13 @@ class Agent:
                 stop=stop,
             )
         )
+
+
+def _taken(lease: Lease) -> Used:
+    """What was used of a lease and no exchange was told of; one is, now."""
+    used = Used(lease.token, lease.sent, lease.used, lease.rows)
+    lease.sent, lease.rows = lease.used, []
+    return used
 
 
 def sorted_as(used: list[Used], committed: list[Any]) -> list[Any]:

@@ -11,8 +11,8 @@ __all__ = ["Held", "worth_copying"]
 _FASTER = 1.5
 # Seconds until a copy's first batch is read.
 _START = 0.1
-# A holder that has committed nothing for so many seconds, and so many batches, hangs.
-_HANGING_SECONDS, _HANGING_BATCHES = 0.5, 3
+# A holder that has committed nothing for so many seconds, batches, and times between exchanges, hangs.
+_HANGING_SECONDS, _HANGING_BATCHES, _HANGING_GROUPS = 0.5, 3, 2
 
 
 class Held(NamedTuple):
@@ -39,7 +39,7 @@ class Held(NamedTuple):
     stalled: float
 
 
-def worth_copying(held: Sequence[Held], worker: str, pace: float) -> list[Held]:
+def worth_copying(held: Sequence[Held], worker: str, pace: float, group: float = 0.0) -> list[Held]:
     """The stretches that a worker would end clearly sooner than their holders, the latest expected end first.
 
     A holder does its stretches one after the other. One that has been silent for longer than its rate explains is
@@ -49,6 +49,7 @@ def worth_copying(held: Sequence[Held], worker: str, pace: float) -> list[Held]:
         held: all stretches of the epoch that aren't done, by number.
         worker: who asks; it copies nothing of its own.
         pace: its seconds for a batch; 0 if that isn't known yet, which is taken for the fastest holder's.
+        group: seconds between exchanges that commit, which are about the same for all workers.
     """
     fastest = max((stretch.rate for stretch in held), default=0.0)
     usual = 1 / fastest if fastest else 0.0
@@ -59,7 +60,7 @@ def worth_copying(held: Sequence[Held], worker: str, pace: float) -> list[Held]:
         if stretch.worker is None:
             continue
         left = stretch.stop - stretch.committed
-        end = busy.get(stretch.worker, _silence(stretch, usual)) + left * _pace(stretch, usual)
+        end = busy.get(stretch.worker, _silence(stretch, usual, group)) + left * _pace(stretch, usual)
         busy[stretch.worker] = end
         if not stretch.copied and stretch.worker != worker and end > _FASTER * left * pace + _START:
             found.append((end, stretch))
@@ -70,7 +71,7 @@ def _pace(stretch: Held, usual: float) -> float:
     return 1 / stretch.rate if stretch.rate > 0 else usual
 
 
-def _silence(stretch: Held, usual: float) -> float:
+def _silence(stretch: Held, usual: float, group: float) -> float:
     """Seconds for which the holder is expected to go on doing nothing."""
-    hangs = stretch.stalled > max(_HANGING_SECONDS, _HANGING_BATCHES * _pace(stretch, usual))
+    hangs = stretch.stalled > max(_HANGING_SECONDS, _HANGING_BATCHES * _pace(stretch, usual), _HANGING_GROUPS * group)
     return stretch.stalled if hangs else 0.0

@@ -100,6 +100,7 @@ class Request:
         wanted: how many stretches to lease.
         copies: whether a second copy of another worker's stretch will do, if none is free.
         pace: seconds for a batch; 0 if that isn't known.
+        group: seconds between exchanges that commit.
         alive: whether to note that the worker is there, even if nothing else is to be noted.
         departed: whether it goes.
     """
@@ -111,6 +112,7 @@ class Request:
     wanted: int = 0
     copies: bool = False
     pace: float = 0.0
+    group: float = 0.0
     alive: bool = False
     departed: bool = False
 
@@ -125,6 +127,7 @@ class Answer:
         granted: new leases.
         idle: whether there is nothing to lease now, though the job isn't done.
         finished: whether the job is done.
+        workers: of the job; 0 if they weren't counted.
     """
 
     committed: list[Committed] = field(default_factory=list)
@@ -132,6 +135,7 @@ class Answer:
     granted: list[Granted] = field(default_factory=list)
     idle: bool = False
     finished: bool = False
+    workers: int = 0
 
     def text(self) -> str:
         """As JSON."""
@@ -147,6 +151,7 @@ class Answer:
             [Granted(Token(*lease), *rest) for lease, *rest in stored["granted"]],
             stored["idle"],
             stored["finished"],
+            stored.get("workers", 0),
         )
 
 
@@ -174,6 +179,8 @@ def exchange(connection: Connection, job: Job, member: Member, request: Request)
             connection.rows(_tables.PROMOTE, **key)
     if request.wanted > 0:
         _deal(connection, job, member, request, answer)
+    if request.alive and not answer.workers:
+        answer.workers = int(connection.rows(_tables.PRESENT, job=job.name, ttl=member.ttl)[0][0])
     if _acts(request) or answer.granted or request.alive or request.departed:
         connection.rows(
             _tables.ANSWERED,
@@ -258,14 +265,17 @@ def _renew(connection: Connection, job: Job, member: Member, lease: Token) -> Re
 
 def _deal(connection: Connection, job: Job, member: Member, request: Request, answer: Answer) -> None:
     """Leases stretches: of the oldest epoch that has free ones, of the next epoch, or copies of others' stretches."""
-    wanted = request.wanted if request.wanted == 1 else _fair(connection, job, member, request.wanted)
+    wanted = request.wanted
+    if wanted > 1:
+        wanted, answer.workers = _fair(connection, job, member, wanted)
     answer.granted = _free(connection, job, member, wanted)
     if answer.granted:
         return
     undone, openable = _epochs(connection, job)
     if openable is not None:
         _open(connection, job)
-        answer.granted = _free(connection, job, member, _fair(connection, job, member, wanted))
+        wanted, answer.workers = _fair(connection, job, member, wanted)
+        answer.granted = _free(connection, job, member, wanted)
         # None if someone else has opened it, and others have taken it all.
         answer.idle = not answer.granted
         return
@@ -273,14 +283,18 @@ def _deal(connection: Connection, job: Job, member: Member, request: Request, an
         answer.finished = True
         return
     if request.copies:
-        answer.granted = _copy(connection, job, member, undone[0], request.pace)
+        answer.granted = _copy(connection, job, member, undone[0], request)
     answer.idle = not answer.granted
 
 
-def _fair(connection: Connection, job: Job, member: Member, wanted: int) -> int:
-    """How many stretches to lease at once: half an equal share of what is free, so that all end an epoch together."""
+def _fair(connection: Connection, job: Job, member: Member, wanted: int) -> tuple[int, int]:
+    """How many stretches to lease at once: half an equal share of what is free, so that all end an epoch together.
+
+    Returns:
+        That, and the number of workers.
+    """
     free, workers = (int(count) for count in connection.rows(_tables.SHARES, job=job.name, ttl=member.ttl)[0])
-    return max(1, min(wanted, free // (2 * max(workers, 1))))
+    return max(1, min(wanted, free // (2 * max(workers, 1)))), workers
 
 
 def _free(connection: Connection, job: Job, member: Member, wanted: int) -> list[Granted]:
@@ -329,10 +343,10 @@ def _open(connection: Connection, job: Job) -> None:
         connection.rows(_tables.DELETE_DONE, job=job.name, epoch=oldest)
 
 
-def _copy(connection: Connection, job: Job, member: Member, epoch: int, pace: float) -> list[Granted]:
+def _copy(connection: Connection, job: Job, member: Member, epoch: int, request: Request) -> list[Granted]:
     """A second copy of the stretch of an epoch that would be done last, if this worker is likely to do it sooner."""
     held = [Held(*row) for row in connection.rows(_tables.LEASED, job=job.name, epoch=epoch)]
-    for stretch in worth_copying(held, member.worker, pace)[:_TRIED_COPIES]:
+    for stretch in worth_copying(held, member.worker, request.pace, request.group)[:_TRIED_COPIES]:
         granted = connection.rows(
             _tables.COPY,
             job=job.name,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeVar
 
 from fastpipe.leases import _tables
 from fastpipe.leases._database import Connection, Database
@@ -17,8 +18,10 @@ from fastpipe.leases._job import Job, check_schema, join_job
 
 __all__ = ["join"]
 
-# A database that is restarting is there again within this; one that isn't there at all shouldn't take long to say so.
-_JOIN_SECONDS = 5.0
+_LOG = logging.getLogger("fastpipe")
+Joined = TypeVar("Joined")
+
+# Between attempts to reach a database that is away.
 _PAUSE = 0.1
 # Workers that haven't been seen for a week are forgotten.
 _FORGOTTEN_SECONDS = 7 * 86_400.0
@@ -34,7 +37,7 @@ def join(
     further number if that is taken.
 
     Raises:
-        LedgerError: if the ledger can't be reached, or written.
+        LedgerError: if the ledger can't be written, or was away for longer than `patience`.
         StateError: if the job is of other data, or another order.
         UnsupportedError: if the ledger is of another version.
     """
@@ -53,27 +56,33 @@ def join(
         connection.rows(_tables.JOIN_WORKER, incarnation=member.incarnation, **key)
         return job, member
 
-    deadline = time.monotonic() + min(_JOIN_SECONDS, patience)
+    def once() -> tuple[Job, Member]:
+        connection = database.connect(create=True)
+        try:
+            with connection.transaction():
+                return joined(connection)
+        finally:
+            connection.close()
+
+    return _patiently(database, once, patience)
+
+
+def _patiently(database: Database, act: Callable[[], Joined], patience: float) -> Joined:
+    """Does something until it succeeds, while what goes wrong may go away by itself, for so many seconds."""
+    deadline, told = time.monotonic() + patience, False
     while True:
         try:
-            with database.connected(create=True) as connection, _again(database, deadline), connection.transaction():
-                return joined(connection)
-        except _AgainError:
-            time.sleep(_PAUSE)
-
-
-class _AgainError(Exception):
-    """What went wrong may go away by itself."""
-
-
-@contextmanager
-def _again(database: Database, deadline: float) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if database.passes(error) and time.monotonic() < deadline:
-            raise _AgainError from error
-        raise
+            return act()
+        except Exception as error:
+            fault = database.fault(error)
+            if not database.passes(error) or time.monotonic() >= deadline:
+                if fault is error:
+                    raise
+                raise fault from None
+        if not told:
+            _LOG.warning("%s; trying again for up to %.0f seconds", fault, patience)
+            told = True
+        time.sleep(_PAUSE)
 
 
 def _free_name(connection: Connection, job: Job, ttl: float) -> str:

@@ -28,6 +28,8 @@ _CONNECT_SECONDS = 5
 _STATEMENT_MS = 10_000
 # A worker that is stopped within a transaction holds locks that others wait for: the server ends it. It asks again.
 _IDLE_MS = 1_500
+# What a server that is there says to a URL that is wrong. libpq hands on no SQLSTATE of it.
+_WRONG = ("does not exist", "authentication failed", "no password supplied", "no pg_hba.conf entry")
 # Classes of SQLSTATE that pass: connections, resources, an operator's intervention, deadlocks and serialization.
 _PASSING = ("08", "53", "57", "40")
 # A lock timeout, a transaction that was idle too long, a server that takes no writes yet.
@@ -69,18 +71,24 @@ class Postgres(Database):
 
     def connect(self, *, create: bool) -> PostgresConnection:
         # Parameters are put into the text, so that each statement is one message, and types are those of columns.
-        found = self._psycopg.connect(
-            self.url,
-            autocommit=True,
-            connect_timeout=_CONNECT_SECONDS,
-            cursor_factory=self._psycopg.ClientCursor,
-            application_name="fastpipe",
-            keepalives_idle=5,
-            keepalives_interval=2,
-            keepalives_count=3,
-            options=f"-c statement_timeout={_STATEMENT_MS} -c lock_timeout={_STATEMENT_MS} "
-            f"-c idle_in_transaction_session_timeout={_IDLE_MS}",
-        )
+        try:
+            found = self._psycopg.connect(
+                self.url,
+                autocommit=True,
+                connect_timeout=_CONNECT_SECONDS,
+                cursor_factory=self._psycopg.ClientCursor,
+                application_name="fastpipe",
+                keepalives_idle=5,
+                keepalives_interval=2,
+                keepalives_count=3,
+                options=f"-c statement_timeout={_STATEMENT_MS} -c lock_timeout={_STATEMENT_MS} "
+                f"-c idle_in_transaction_session_timeout={_IDLE_MS}",
+            )
+        except self._psycopg.OperationalError as error:
+            # A worker that joins needn't wait for this to pass; one at work does, since a backup may be restored.
+            if create and any(wrong in str(error) for wrong in _WRONG):
+                raise self.fault(error) from None
+            raise
         return PostgresConnection(found)
 
     def passes(self, error: BaseException) -> bool:

@@ -66,6 +66,9 @@ class Sqlite(Database):
     def connect(self, *, create: bool) -> SqliteConnection:
         if not create and not os.path.exists(self.path):
             raise MissingFileError(f"there is no ledger {self.path}: reader.lease(...) makes one", path=self.path)
+        if not os.path.isdir(os.path.dirname(self.path)):
+            # No reason to wait: SQLite says the same where too many files are open.
+            raise LedgerError(f"the ledger {self.shown} can't be opened: its folder must exist", path=self.path)
         mode = "rwc" if create else "rw"
         found = sqlite3.connect(
             f"file:{quote(self.path)}?mode={mode}",

@@ -28,6 +28,7 @@ __all__ = [
     "LOCK_WORKER",
     "OPEN_EPOCH",
     "OPEN_EPOCHS",
+    "PRESENT",
     "PROGRESS",
     "PROMOTE",
     "RENEW",
@@ -230,6 +231,9 @@ SHARES = """
     SELECT (SELECT count(*) FROM fastpipe_stretches WHERE job = :job AND done = 0 AND expires <= {now}),
         (SELECT count(*) FROM fastpipe_workers WHERE job = :job AND departed = 0 AND seen > {now} - :ttl)
 """
+
+# Workers that are there.
+PRESENT = "SELECT count(*) FROM fastpipe_workers WHERE job = :job AND departed = 0 AND seen > {now} - :ttl"
 
 JOIN_WORKER = """
     INSERT INTO fastpipe_workers (job, worker, incarnation, exchange, answer, joined, seen, moved, departed, batches,

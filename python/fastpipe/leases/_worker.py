@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -41,6 +40,24 @@ class StepOfEpoch(NamedTuple):
     step: int
 
 
+class _Reading(NamedTuple):
+    """A pass of adjacent stretches of an epoch, from batch `begun` to `stop`."""
+
+    epoch: int
+    begun: int
+    stop: int
+    started: Started
+
+    @property
+    def next(self) -> int:
+        """The batch that it yields next."""
+        return self.begun + self.started.position.delivered
+
+    def continues(self, lease: Lease) -> bool:
+        """Whether it yields a lease's next batch next."""
+        return self.epoch == lease.token.epoch and self.next == lease.next < self.stop
+
+
 class _Delivered(NamedTuple):
     lease: Lease
     step: int
@@ -63,13 +80,13 @@ class LeaseWorker:
     def __init__(self, passes: Passes, database: Database, agent: Agent) -> None:
         self._passes, self._database, self._agent = passes, database, agent
         self._process = os.getpid()
-        self._drawing = threading.Lock()
+        # Who draws: one token. No lock, which an interrupt could leave taken.
+        self._drawing: list[object] = []
         self._current: Lease | None = None
-        self._started: Started | None = None
-        self._upcoming: tuple[Lease, Started] | None = None
+        self._reading: _Reading | None = None
+        self._upcoming: tuple[Lease, _Reading] | None = None
         self._delivered: deque[_Delivered] = deque()
         self._position: StepOfEpoch | None = None
-        self._begun = 0
         self._told = False
         self._yielded = self._waited = 0.0
         self._ended = weakref.finalize(self, Agent.abandon, agent)
@@ -113,20 +130,32 @@ class LeaseWorker:
             And whatever reading a batch raises.
         """
         self._check()
-        if not self._drawing.acquire(blocking=False):
-            raise RuntimeError("one thread at a time draws from a worker: give each thread a worker of its own")
+        token, lease = object(), None
         try:
-            self._waited = 0.0
-            batch = self._draw()
-            self._pace()
-            return batch
-        finally:
-            self._drawing.release()
+            try:
+                self._drawing.append(token)
+                if self._drawing[0] is not token:
+                    raise RuntimeError("one thread at a time draws from a worker: give each thread a worker of its own")
+                self._waited = 0.0
+                drawn, batch = self._draw()
+                self._pace()
+                drawn.next += 1
+                lease = drawn
+            finally:
+                if token in self._drawing:
+                    self._drawing.remove(token)
+        except BaseException:
+            if lease is not None:
+                lease.next -= 1
+            raise
+        # From here on the batch is the consumer's: no interrupt comes before it has it, since nothing is called.
+        return batch
 
     def commit(self, *, wait: bool = False) -> None:
         """Says that all batches that were yielded were used.
 
-        They are committed in the background, some milliseconds later, together with what is used until then.
+        They are committed in the background, a quarter of a second later, together with what is used until then; less
+        often where an exchange with the ledger takes long, or has hundreds of workers.
 
         Args:
             wait: whether to return when the ledger has them.
@@ -211,10 +240,11 @@ class LeaseWorker:
 
     def _use(self) -> None:
         while self._delivered:
-            lease, step, rows = self._delivered.popleft()
+            lease, step, rows = self._delivered[0]
             # What an interrupt kept from the consumer doesn't count; it is read again.
             if lease.used <= step < lease.next:
                 self._agent.use(lease, step, rows)
+            self._delivered.popleft()
 
     def _pace(self) -> None:
         """Learns how long a batch takes, from yield to yield, without waiting for leases."""
@@ -224,7 +254,8 @@ class LeaseWorker:
             agent.pace += (seconds - agent.pace) * (_RECENT if agent.pace else 1.0)
         self._yielded = now
 
-    def _draw(self) -> dict[str, Any]:
+    def _draw(self) -> tuple[Lease, dict[str, Any]]:
+        """A batch, which counts as delivered once its lease's `next` is behind it."""
         while True:
             lease = self._readable()
             if lease is None:
@@ -233,15 +264,11 @@ class LeaseWorker:
             step = lease.next
             if step + 1 == lease.stop:
                 self._read_ahead()
-            self._delivered.append(_Delivered(lease, step, _rows_of(batch)))
-            self._position = StepOfEpoch(lease.token.epoch, step)
-            with self._agent.changed:
-                if lease.held:
-                    # From here on the batch is the consumer's.
-                    lease.next += 1
-                    return batch
-            # It was lost while the batch was read; nobody has seen the batch.
-            self._delivered.pop()
+            # Else it was lost while the batch was read; nobody has seen the batch.
+            if lease.held:
+                self._delivered.append(_Delivered(lease, step, _rows_of(batch)))
+                self._position = StepOfEpoch(lease.token.epoch, step)
+                return lease, batch
 
     def _readable(self) -> Lease | None:
         """The lease whose next batch is read now; None if the job is done, or waits for what was yielded here."""
@@ -249,12 +276,12 @@ class LeaseWorker:
         with agent.changed:
             self._raise()
             lease = self._current
-            if lease is None or not _has_more(lease):
-                self._stop_current()
+            if lease is None or not lease.has_more:
+                self._current = None
                 lease = self._current = self._next_lease()
-            if lease is not None and lease.committed > lease.next:
-                # The other holder of a stretch of which there is a copy has come further.
-                lease.next = lease.used = lease.committed
+            if lease is not None:
+                # The other holder of a stretch of which there is a copy may have come further.
+                lease.next = max(lease.next, lease.committed)
             return lease
 
     def _next_lease(self) -> Lease | None:
@@ -263,21 +290,25 @@ class LeaseWorker:
         while True:
             self._raise()
             if self._upcoming is not None:
-                lease, self._started = self._upcoming
-                self._begun, self._upcoming = lease.next, None
-                if _has_more(lease):
+                self._close_pass()
+                (lease, self._reading), self._upcoming = self._upcoming, None
+                if lease.has_more:
                     return lease
-                self._stop_current()
             elif agent.waiting:
                 lease = agent.waiting.popleft()
-                if _has_more(lease):
+                if lease.has_more:
                     return lease
+            elif (left := agent.left_over()) is not None:
+                return left
             elif agent.finished:
+                self._close_pass()
                 agent.flush()
                 return None
             elif self._delivered and agent.idle:
+                self._close_pass()
                 return None
             else:
+                self._close_pass()
                 agent.hungry = True
                 agent.changed.notify_all()
                 begun = time.monotonic()
@@ -287,16 +318,24 @@ class LeaseWorker:
 
     def _read(self, lease: Lease) -> dict[str, Any]:
         """Reads the next batch of a lease, by a new pass where the last one is elsewhere."""
-        started = self._started
-        if started is None or self._begun + started.position.delivered != lease.next:
+        if self._reading is None or not self._reading.continues(lease):
             # Another holder was quicker, or an interrupt came between a batch and its count.
             self._close_pass()
-            self._begun = lease.next
-            started = self._started = self._passes.batches(lease.token.epoch, lease.next, lease.stop)
+            self._reading = self._begin(lease)
         try:
-            return next(started.batches)
+            return next(self._reading.started.batches)
         except StopIteration:
             raise RuntimeError(f"{self._passes!r} has no batch {lease.next} of epoch {lease.token.epoch}") from None
+
+    def _begin(self, lease: Lease) -> _Reading:
+        """Begins to read a lease, and those that wait to be read behind it where they are adjacent."""
+        epoch, stop = lease.token.epoch, lease.stop
+        with self._agent.changed:
+            for waiting in self._agent.waiting:
+                if waiting.token.epoch != epoch or waiting.next != stop or not waiting.held:
+                    break
+                stop = waiting.stop
+        return _Reading(epoch, lease.next, stop, self._passes.batches(epoch, lease.next, stop))
 
     def _read_ahead(self) -> None:
         """Begins to read the next lease, whose first batches are made while the consumer uses the last one of this.
@@ -304,39 +343,33 @@ class LeaseWorker:
         What fails here fails again, and is raised, when the batches are needed.
         """
         agent = self._agent
-        if self._upcoming is not None:
+        reading = self._reading
+        if self._upcoming is not None or (reading is not None and reading.next < reading.stop):
             return
         with agent.changed:
             lease = agent.waiting.popleft() if agent.waiting else None
-        if lease is None or not _has_more(lease):
+        if lease is None or not lease.has_more:
             return
-        lease.next = lease.used = max(lease.next, lease.committed)
+        lease.next = max(lease.next, lease.committed)
         try:
-            self._upcoming = lease, self._passes.batches(lease.token.epoch, lease.next, lease.stop)
+            self._upcoming = lease, self._begin(lease)
         except BaseException as error:
             with agent.changed:
                 agent.waiting.appendleft(lease)
             if not isinstance(error, Exception):
                 raise
 
-    def _stop_current(self) -> None:
-        self._current = None
-        self._close_pass()
-
     def _close_pass(self) -> None:
-        started, self._started = self._started, None
-        if started is not None:
-            started.close()
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.started.close()
 
     def _stop_reading(self) -> None:
-        self._stop_current()
+        self._current = None
+        self._close_pass()
         if self._upcoming is not None:
-            self._upcoming[1].close()
+            self._upcoming[1].started.close()
             self._upcoming = None
-
-
-def _has_more(lease: Lease) -> bool:
-    return lease.held and lease.next < lease.stop and lease.committed < lease.stop
 
 
 def _rows_of(batch: dict[str, Any]) -> int:

@@ -1,0 +1,140 @@
+"""Measures `fastpipe.describe` beside what users would take: NumPy, and Arrow's compute functions.
+
+Each describes one column that lies in memory: count, extremes, mean, deviation and five quantiles of numbers, and how
+often each value occurs, of integers and text. They take turns, and their results are compared.
+
+NumPy and Arrow see the whole column at once, and keep it; `describe` reads batches, as it does of files that don't fit
+into memory. NumPy's quantiles are exact, by a partition of all values; Arrow's are those of a t-digest, and fastpipe's
+those of a KLL sketch. Arrow's functions run one after the other on one thread.
+
+`QUICK=1` takes a tenth of the rows.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import fastpipe
+from loads import QUICK, Bounds, ratio, table, take_turns
+
+ROWS = 400_000 if QUICK else 4_000_000
+ROUNDS = 3 if QUICK else 7
+BATCH = 16_384
+SHARES = [0.01, 0.25, 0.5, 0.75, 0.99]
+DISTINCT = 1_000
+MOST = 2.0
+"""Wanted: at most so many times as long as the quicker one of the others."""
+
+
+class Found(NamedTuple):
+    """What one has found out; None for what it wasn't asked."""
+
+    values: int
+    mean: float | None
+    deviation: float | None
+    quantiles: list[float] | None
+    counts: dict[Any, int] | None
+
+
+def by_fastpipe(column: pa.Array, batch_size: int) -> Found:
+    """As a reader of the column."""
+    found = fastpipe.describe(fastpipe.from_arrow(pa.table({"x": column}), batch_size=batch_size))["x"]
+    counts = None if found.kind == "real" else found.counts()
+    if found.kind == "text":
+        return Found(found.count, None, None, None, counts)
+    return Found(found.count, found.mean, found.deviation, found.quantile(SHARES), counts)
+
+
+def by_numpy(column: pa.Array) -> Found:
+    """By functions of NumPy's."""
+    values = column.to_numpy(zero_copy_only=False)
+    if values.dtype.kind == "O":
+        values = values.astype("U")
+    counts = None
+    if values.dtype.kind != "f":
+        counts = dict(zip(*(each.tolist() for each in np.unique(values, return_counts=True)), strict=True))
+    if values.dtype.kind == "U":
+        return Found(len(values), None, None, None, counts)
+    finite = int(np.isfinite(values).sum())
+    values.min(), values.max()
+    quantiles = np.quantile(values, SHARES).tolist()
+    return Found(finite, float(values.mean(dtype="f8")), float(values.std(dtype="f8")), quantiles, counts)
+
+
+def by_arrow(column: pa.Array) -> Found:
+    """By functions of Arrow's."""
+    counts = None
+    if not pa.types.is_floating(column.type):
+        found = pc.value_counts(column)
+        counts = dict(zip(found.field(0).to_pylist(), found.field(1).to_pylist(), strict=True))
+    if pa.types.is_string(column.type):
+        return Found(pc.count(column).as_py(), None, None, None, counts)
+    pc.min_max(column)
+    quantiles = pc.tdigest(column, SHARES).to_pylist()
+    return Found(pc.count(column).as_py(), pc.mean(column).as_py(), pc.stddev(column).as_py(), quantiles, counts)
+
+
+def columns() -> dict[str, pa.Array]:
+    """One of each kind."""
+    draw = np.random.default_rng(1)
+    keys = draw.integers(0, DISTINCT, ROWS)
+    texts = pa.array([f"value {key}" for key in range(DISTINCT)])
+    return {
+        "float32": pa.array(draw.normal(3.0, 2.0, ROWS).astype("float32")),
+        "float64": pa.array(draw.normal(3.0, 2.0, ROWS)),
+        "int64": pa.array(keys),
+        "text": texts.take(pa.array(keys)),
+    }
+
+
+def check(name: str, mine: Found, other: Found) -> None:
+    """Raises if two don't agree.
+
+    Raises:
+        RuntimeError: naming what differs.
+    """
+    if mine.values != other.values or mine.counts != other.counts:
+        raise RuntimeError(f"counts of {name} differ")
+    for here, there in ((mine.mean, other.mean), (mine.deviation, other.deviation)):
+        if here is not None and there is not None and not math.isclose(here, there, rel_tol=1e-6):
+            raise RuntimeError(f"moments of {name} differ: {here} and {there}")
+    if mine.quantiles is not None and other.quantiles is not None and mine.deviation is not None:
+        for here, there in zip(mine.quantiles, other.quantiles, strict=True):
+            if abs(here - there) > 0.25 * mine.deviation:
+                raise RuntimeError(f"quantiles of {name} differ: {here} and {there}")
+
+
+def main() -> int:
+    """Runs it."""
+    bounds = Bounds()
+    row = table([("column", -8), ("who", -9), ("ms", 9), ("ns a value", 10), ("fastpipe takes", 14), ("", -6)])
+    for name, column in columns().items():
+        tasks: dict[str, Callable[[], Found]] = {
+            "fastpipe": partial(by_fastpipe, column, BATCH),
+            "numpy": partial(by_numpy, column),
+            "arrow": partial(by_arrow, column),
+        }
+        turns = take_turns(tasks, ROUNDS)
+        seconds = {who: [took for took, _ in taken] for who, taken in turns.items()}
+        ratios = {who: ratio(seconds["fastpipe"], seconds[who]) for who in tasks}
+        quickest = max(value for who, value in ratios.items() if who != "fastpipe")
+        mark = bounds.aim(f"describe of {name}, beside the quicker one", quickest, most=MOST)
+        for who, taken in turns.items():
+            check(name, turns["fastpipe"][0][1], taken[0][1])
+            median = statistics.median(seconds[who])
+            own = who == "fastpipe"
+            told = "" if own else f"{ratios[who]:.2f} times"
+            row(name, who, median * 1e3, median / ROWS * 1e9, told, mark if own else "")
+    return bounds.status()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
