@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ Make = Callable[..., fastpipe.Reader]
 SOURCES = [
     *("avro", "interactions", "arrays", "arrow", "units", "parquet", "arrow file", "csv"),
     *("scales and codes", "units with scales and codes", "bags"),
-    *("part of avro", "part of parquet"),
+    *("part of avro", "part of parquet", "sql"),
 ]
 
 
@@ -64,6 +65,8 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "units":
         return lambda **options: fastpipe.read_units(Slices(table, 17), **options)
     path = tmp_path_factory.mktemp("columns") / "table"
+    if request.param == "sql":
+        return rows_of_sqlite(path, texts)
     if request.param == "csv":
         # Stretches end with the row that fills 64 KiB.
         lines = [f'{i},"{text * 400}\n{text}",{i / 7}\n' for i, text in enumerate(texts)]
@@ -79,6 +82,18 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     feather = pytest.importorskip("pyarrow.feather")
     feather.write_feather(table, path, chunksize=29)
     return lambda **options: fastpipe.read_arrow(path, **options)
+
+
+def rows_of_sqlite(path: Path, texts: list[str]) -> Make:
+    """A query's rows, some of which have no value."""
+    pytest.importorskip("adbc_driver_sqlite")
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, text TEXT NOT NULL, x REAL)")
+    rows = [(i, text, None if i % 5 == 0 else i / 7) for i, text in enumerate(texts)]
+    connection.executemany("INSERT INTO t VALUES (?, ?, ?)", rows)
+    connection.commit()
+    connection.close()
+    return lambda **options: fastpipe.read_sql("SELECT * FROM t", f"sqlite:///{path}", partitions=7, **options)
 
 
 def part(whole: fastpipe.Reader, number: int, partitions: int) -> fastpipe.Reader:
@@ -214,11 +229,16 @@ def test_a_limit_that_is_too_small_is_named(make: Make) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-def test_tensors_of_torch(make: Make) -> None:
+def test_tensors_of_torch(make: Make, request: pytest.FixtureRequest) -> None:
     torch = pytest.importorskip("torch")
     from fastpipe.torch import IterableDataset
 
-    batches = list(torch.utils.data.DataLoader(IterableDataset(make(batch_size=32)), batch_size=None, num_workers=2))
+    # Connections to databases can't be used after a fork.
+    context = "spawn" if request.node.callspec.params["make"] == "sql" else None
+    dataset = IterableDataset(make(batch_size=32))
+    batches = list(
+        torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=context)
+    )
     assert sum(len(next(iter(batch.values()))) for batch in batches) == ROWS
 
 
@@ -253,3 +273,33 @@ def test_explain_and_stats(make: Make) -> None:
     assert reader.stats()["rows"] == ROWS
     assert reader.explain()
     assert repr(reader).startswith("<fastpipe.Reader of ")
+
+
+@order
+def test_a_description_is_of_all_rows(make: Make, order: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("datasketches")
+    whole = fastpipe.describe(make(batch_size=32, **order))
+    assert whole.rows == ROWS
+    assert set(whole) == set(make(batch_size=32).features)
+    if request.node.callspec.params["make"] == "interactions":
+        return  # Which negatives are drawn depends on the order, and on ranks.
+    # However many rows a batch has, in whatever order they come, and whoever reads them.
+    same_description(fastpipe.describe(make(batch_size=7)), whole)
+    ranks = [make(batch_size=8, **order, rank=rank, world_size=3, uneven="allow") for rank in range(3)]
+    same_description(fastpipe.Description.merged(map(fastpipe.describe, ranks)), whole)
+
+
+def same_description(mine: fastpipe.Description, other: fastpipe.Description) -> None:
+    """Asserts that counts are the same, and moments but for rounding."""
+    assert mine.rows == other.rows
+    for name in other:
+        here, there = mine[name], other[name]
+        assert (here.kind, here.dtype, here.count, here.nulls) == (there.kind, there.dtype, there.count, there.nulls)
+        if here.kind != "real":
+            assert here.counts() == there.counts()
+        if here.kind in ("real", "integer") and here.count:
+            assert (here.minimum, here.maximum) == (there.minimum, there.maximum)
+            assert here.mean == pytest.approx(there.mean, rel=1e-12)
+            assert here.deviation == pytest.approx(there.deviation, rel=1e-9)
+        if here.lengths is not None and there.lengths is not None:
+            assert here.lengths.counts() == there.lengths.counts()
