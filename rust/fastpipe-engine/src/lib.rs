@@ -73,7 +73,6 @@ mod hand_over;
 mod job;
 mod least;
 mod lock;
-mod machine_memory;
 mod memory;
 mod opening;
 mod options;

@@ -7,7 +7,7 @@
 use fastpipe_batch::{Error, ErrorKind, Result};
 use fastpipe_order::{Kind, Order, PlanError, State};
 
-use crate::machine_memory::machine_memory;
+use fastpipe_memory::machine_memory;
 use crate::sizes::{at_least, at_most};
 
 /// Without a limit, the order may take one part in this many of the memory that the process may have.

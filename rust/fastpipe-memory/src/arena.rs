@@ -1,0 +1,409 @@
+//! Pieces of memory that several processes have in common.
+//!
+//! Any process takes fresh pieces, without a lock: they lie one behind the other, and how far they reach is a number in
+//! the memory itself. Who owns the memory takes used ones again, by a [`Recycler`]; so the numbers grow only as far as
+//! what is in use at once. A process that is killed leaves no lock behind, and nothing half done: at most a piece that
+//! nobody has.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::page_size;
+use crate::shared::SharedMemory;
+
+/// What the memory says of itself, at its start.
+#[repr(C)]
+struct Head {
+    /// That it is such memory, and of which version.
+    magic: AtomicU64,
+    /// Behind the last piece that was ever taken.
+    end: AtomicU64,
+    /// Bytes that are committed.
+    held: AtomicU64,
+    /// Bytes that may be.
+    most: AtomicU64,
+}
+
+const MAGIC: u64 = u64::from_le_bytes(*b"fastpip1");
+
+/// Bytes of the head; those behind it, up to the first piece, are for whoever made the arena.
+pub const HEAD: usize = 64;
+
+/// A piece of an arena: whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Of the first byte; a multiple of a page.
+    pub offset: usize,
+    /// Bytes; a multiple of a page.
+    pub len: usize,
+}
+
+/// Why there is no piece.
+#[derive(Debug)]
+pub struct Refused {
+    /// Bytes that were wanted.
+    pub wanted: usize,
+    /// Bytes that are in use or kept.
+    pub held: u64,
+    /// Bytes that there may be.
+    pub most: u64,
+    /// What the system says; `None` if it is the limit.
+    pub error: Option<io::Error>,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Refused { wanted, held, most, error } = self;
+        match error {
+            None => write!(f, "{wanted} bytes more than the {held} in use are above the limit of {most}"),
+            Some(error) => write!(f, "the system refuses {wanted} bytes beside the {held} in use: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// Memory in common, of which pieces are taken.
+#[derive(Debug)]
+pub struct Arena {
+    memory: SharedMemory,
+}
+
+impl Arena {
+    /// Memory for pieces of at most `most` bytes together, behind `reserved` bytes for whoever makes it, which are
+    /// committed and zero.
+    ///
+    /// # Errors
+    ///
+    /// Those of the system.
+    pub fn create(memory: SharedMemory, reserved: usize, most: u64) -> io::Result<Self> {
+        let first = HEAD.saturating_add(reserved).checked_next_multiple_of(page_size());
+        let first = first.filter(|&first| first <= memory.len());
+        let first = first.ok_or(io::ErrorKind::OutOfMemory)?;
+        memory.commit(0, first)?;
+        let arena = Arena { memory };
+        let head = arena.head();
+        head.end.store(first as u64, Ordering::Relaxed);
+        head.most.store(most, Ordering::Relaxed);
+        head.magic.store(MAGIC, Ordering::Release);
+        Ok(arena)
+    }
+
+    /// That of another process, mapped here.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` for memory in which there is no arena.
+    pub fn open(memory: SharedMemory) -> io::Result<Self> {
+        let arena = Arena { memory };
+        if arena.memory.len() < page_size() || arena.head().magic.load(Ordering::Acquire) != MAGIC {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(arena)
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &SharedMemory {
+        &self.memory
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: `create` has committed this many bytes, and `open` looks whether there are. They are atomic numbers,
+        // for which any bits are valid, at a multiple of a page.
+        unsafe { self.memory.start().cast::<Head>().as_ref() }
+    }
+
+    /// The bytes of a range, as long as the arena lives. `None` if it isn't within the arena.
+    pub fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(len)?;
+        // SAFETY: within what is mapped.
+        (end <= self.memory.len()).then(|| unsafe { self.memory.start().add(offset) })
+    }
+
+    /// The bytes for whoever made the arena, and how many there are at least.
+    pub fn reserved(&self) -> NonNull<u8> {
+        // SAFETY: the memory has at least a page.
+        unsafe { self.memory.start().add(HEAD) }
+    }
+
+    /// Bytes of pieces that are in use or kept.
+    pub fn held(&self) -> u64 {
+        self.head().held.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that there may be.
+    pub fn most(&self) -> u64 {
+        self.head().most.load(Ordering::Relaxed)
+    }
+
+    /// Lets there be this many bytes at most from now on.
+    pub fn set_most(&self, most: u64) {
+        self.head().most.store(most, Ordering::Relaxed);
+    }
+
+    /// A fresh piece of at least `len` bytes, all zero.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if the limit or the system says no.
+    pub fn take(&self, len: usize) -> Result<Extent, Refused> {
+        let refused = |error| Refused {
+            wanted: len,
+            held: self.held(),
+            most: self.most(),
+            error,
+        };
+        let full = || refused(Some(io::ErrorKind::OutOfMemory.into()));
+        let size = len.max(1).checked_next_multiple_of(page_size()).ok_or_else(full)?;
+        self.hold(size as u64).map_err(|()| refused(None))?;
+        let room = |end: u64| end.checked_add(size as u64).filter(|&end| end <= self.memory.len() as u64);
+        let taken = self.head().end.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room);
+        let committed = match taken {
+            Ok(offset) => self.memory.commit(offset as usize, size).map(|()| offset as usize),
+            Err(_) => Err(io::ErrorKind::OutOfMemory.into()),
+        };
+        match committed {
+            Ok(offset) => Ok(Extent { offset, len: size }),
+            Err(error) => {
+                self.let_go(size as u64);
+                Err(refused(Some(error)))
+            }
+        }
+    }
+
+    /// Counts bytes as held, unless they would be too many.
+    fn hold(&self, size: u64) -> Result<(), ()> {
+        let most = self.most();
+        let more = |held: u64| held.checked_add(size).filter(|&held| held <= most);
+        self.head().held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| ())?;
+        Ok(())
+    }
+
+    fn let_go(&self, size: u64) {
+        self.head().held.fetch_sub(size, Ordering::Relaxed);
+    }
+
+    /// Gives the memory of a piece that nobody uses back to the system; its place stays.
+    fn forget(&self, extent: Extent) {
+        // What the system keeps all the same is in nobody's way.
+        let _ = self.memory.forget(extent.offset, extent.len);
+        self.let_go(extent.len as u64);
+    }
+
+    /// Takes memory for the place of a piece that was forgotten.
+    fn commit(&self, extent: Extent) -> Result<(), Refused> {
+        let refused = |error| Refused {
+            wanted: extent.len,
+            held: self.held(),
+            most: self.most(),
+            error,
+        };
+        self.hold(extent.len as u64).map_err(|()| refused(None))?;
+        self.memory.commit(extent.offset, extent.len).map_err(|error| {
+            self.let_go(extent.len as u64);
+            refused(Some(error))
+        })
+    }
+}
+
+/// Takes pieces of an arena, used ones where they fit. For one process, which owns the arena.
+#[derive(Debug)]
+pub struct Recycler {
+    arena: Arc<Arena>,
+    state: Mutex<Pieces>,
+}
+
+#[derive(Debug, Default)]
+struct Pieces {
+    /// Those that came last, last: they may still be in the processor's caches.
+    free: Vec<Extent>,
+    free_bytes: usize,
+    /// Bytes of free pieces that are kept.
+    keep: usize,
+    /// Places of pieces whose memory went back to the system.
+    places: Vec<Extent>,
+}
+
+/// A free piece is not used for less than this fraction of its size.
+const LARGEST_WASTE: usize = 4;
+
+impl Recycler {
+    /// Takes pieces of this arena.
+    pub fn new(arena: Arc<Arena>) -> Self {
+        Recycler {
+            arena,
+            state: Mutex::default(),
+        }
+    }
+
+    /// The arena.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pieces> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps at least this many bytes of free pieces from now on, if there are that many.
+    pub fn keep_at_least(&self, bytes: usize) {
+        let mut state = self.lock();
+        state.keep = state.keep.max(bytes);
+    }
+
+    /// A piece of at least `len` bytes, with arbitrary contents.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if the limit or the system says no.
+    pub fn take(&self, len: usize) -> Result<Extent, Refused> {
+        let fits = |piece: &Extent| piece.len >= len && piece.len / LARGEST_WASTE <= len.max(page_size());
+        let mut state = self.lock();
+        let found = state.free.iter().enumerate().rev().filter(|(_, piece)| fits(piece));
+        if let Some((number, _)) = found.min_by_key(|(_, piece)| piece.len) {
+            let piece = state.free.remove(number);
+            state.free_bytes -= piece.len;
+            return Ok(piece);
+        }
+        let place = state.places.iter().position(fits).map(|number| state.places.swap_remove(number));
+        drop(state);
+        let again = |error| match self.release() {
+            0 => Err(error),
+            _ => Ok(()),
+        };
+        match place {
+            Some(place) => {
+                self.arena.commit(place).or_else(|error| again(error).and_then(|()| self.arena.commit(place)))?;
+                Ok(place)
+            }
+            // What is free doesn't fit: this needs its memory more.
+            None => self.arena.take(len).or_else(|error| again(error).and_then(|()| self.arena.take(len))),
+        }
+    }
+
+    /// Takes a piece back that nobody uses any more.
+    pub fn put(&self, extent: Extent) {
+        let mut state = self.lock();
+        state.free_bytes += extent.len;
+        state.free.push(extent);
+        let mut gone = Vec::new();
+        while state.free_bytes > state.keep && state.free.len() > 1 {
+            let piece = state.free.remove(0);
+            state.free_bytes -= piece.len;
+            gone.push(piece);
+        }
+        drop(state);
+        self.forget(gone);
+    }
+
+    /// Gives the memory of all free pieces back to the system. Returns how many bytes they had.
+    pub fn release(&self) -> usize {
+        let mut state = self.lock();
+        let (gone, bytes) = (std::mem::take(&mut state.free), std::mem::take(&mut state.free_bytes));
+        drop(state);
+        self.forget(gone);
+        bytes
+    }
+
+    fn forget(&self, gone: Vec<Extent>) {
+        for &piece in &gone {
+            self.arena.forget(piece);
+        }
+        self.lock().places.extend(gone);
+    }
+
+    /// Bytes of free pieces.
+    pub fn free_bytes(&self) -> usize {
+        self.lock().free_bytes
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests {
+    use super::*;
+
+    fn arena(pages: u64) -> Arena {
+        Arena::create(SharedMemory::create(1 << 30).unwrap(), 100, pages * page_size() as u64).unwrap()
+    }
+
+    #[test]
+    fn pieces_lie_apart_and_are_counted() {
+        let page = page_size();
+        let here = arena(10);
+        let file = here.memory().file().unwrap().try_clone_to_owned().unwrap();
+        let there = Arena::open(SharedMemory::open(file).unwrap()).unwrap();
+        let pieces = [here.take(1).unwrap(), there.take(3 * page).unwrap(), here.take(page + 1).unwrap()];
+        assert_eq!(pieces.map(|piece| piece.offset / page), [1, 2, 5]);
+        assert_eq!(pieces.map(|piece| piece.len / page), [1, 3, 2]);
+        assert_eq!((here.held(), there.held()), (6 * page as u64, 6 * page as u64));
+        let refused = there.take(5 * page).unwrap_err();
+        assert!(refused.error.is_none() && refused.to_string().ends_with(&format!("limit of {}", 10 * page)));
+        assert_eq!(here.held(), 6 * page as u64);
+        here.set_most(u64::MAX);
+        let refused = there.take(1 << 30).unwrap_err();
+        assert!(refused.error.is_some() && refused.to_string().contains("refuses 1073741824 bytes"));
+        assert!(there.take(usize::MAX).is_err());
+        assert_eq!(here.held(), 6 * page as u64);
+        assert!(here.at(0, 1 << 30).is_some() && here.at(1, 1 << 30).is_none() && here.at(usize::MAX, 2).is_none());
+    }
+
+    #[test]
+    fn threads_take_pieces_of_their_own() {
+        let arena = arena(4000);
+        let take = || (0..100).map(|n| arena.take(1 + n * 50).unwrap()).collect::<Vec<_>>();
+        let mut all: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(take)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        all.sort_by_key(|piece| piece.offset);
+        assert!(all.windows(2).all(|two| two[0].offset + two[0].len <= two[1].offset));
+        assert_eq!(arena.held(), all.iter().map(|piece| piece.len as u64).sum::<u64>());
+    }
+
+    #[test]
+    fn used_pieces_are_taken_again() {
+        let page = page_size();
+        let recycler = Recycler::new(Arc::new(arena(20)));
+        recycler.keep_at_least(8 * page);
+        let large = recycler.take(8 * page).unwrap();
+        let small = recycler.take(page).unwrap();
+        recycler.put(large);
+        recycler.put(small);
+        assert_eq!(recycler.free_bytes(), page, "the large one was of no use for longest");
+        assert_eq!(recycler.arena().held(), page as u64);
+        assert_eq!(recycler.take(10).unwrap(), small);
+        assert_eq!(recycler.take(7 * page).unwrap(), large, "its place is used again");
+        assert_eq!(recycler.arena().held(), 9 * page as u64);
+        recycler.put(large);
+        assert_ne!(recycler.take(page).unwrap(), large, "a small batch doesn't pin a large piece");
+    }
+
+    #[test]
+    fn free_pieces_make_room_for_others() {
+        let page = page_size();
+        let recycler = Recycler::new(Arc::new(arena(10)));
+        recycler.keep_at_least(usize::MAX);
+        let pieces: Vec<_> = (0..9).map(|_| recycler.take(page).unwrap()).collect();
+        pieces.iter().for_each(|&piece| recycler.put(piece));
+        assert_eq!(recycler.free_bytes(), 9 * page);
+        let large = recycler.take(10 * page).unwrap();
+        assert_eq!((recycler.free_bytes(), recycler.arena().held()), (0, 10 * page as u64));
+        assert!(recycler.take(page).is_err());
+        recycler.put(large);
+        assert_eq!(recycler.release(), 10 * page);
+        assert_eq!(recycler.arena().held(), 0);
+        assert!(pieces.contains(&recycler.take(page).unwrap()));
+    }
+
+    #[test]
+    fn memory_without_an_arena_is_refused() {
+        let memory = SharedMemory::create(1 << 20).unwrap();
+        memory.commit(0, 1).unwrap();
+        assert!(Arena::open(memory).is_err());
+        assert!(Arena::create(SharedMemory::create(page_size()).unwrap(), page_size(), 1).is_err());
+    }
+}

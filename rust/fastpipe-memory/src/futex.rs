@@ -1,0 +1,112 @@
+//! Waiting for a number in memory to change, and waking those who wait, in whatever process they are.
+
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+/// Waits while the number is `expected`, at most so long. It may return earlier: whoever waits looks again.
+pub fn wait(number: &AtomicU32, expected: u32, most: Duration) {
+    system::wait(number, expected, most);
+}
+
+/// Wakes whoever waits for the number, which was changed before.
+pub fn wake_all(number: &AtomicU32) {
+    system::wake(number, i32::MAX.unsigned_abs());
+}
+
+/// Wakes one of those who wait for the number, which was changed before.
+pub fn wake_one(number: &AtomicU32) {
+    system::wake(number, 1);
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+mod system {
+    use rustix::thread::futex::{self, Flags, Timespec};
+
+    use super::*;
+
+    pub(super) fn wait(number: &AtomicU32, expected: u32, most: Duration) {
+        let most = Timespec::try_from(most).unwrap_or(Timespec {
+            tv_sec: i64::MAX,
+            tv_nsec: 0,
+        });
+        // Whether it has changed already, a signal came, or the time is over: the caller looks.
+        let _ = futex::wait(number, Flags::empty(), expected, Some(&most));
+    }
+
+    pub(super) fn wake(number: &AtomicU32, most: u32) {
+        // It fails for addresses that aren't mapped, which a reference's is.
+        let _ = futex::wake(number, Flags::empty(), most);
+    }
+}
+
+/// Within a process, where the system has no futex for us.
+#[cfg(not(all(target_os = "linux", not(miri))))]
+mod system {
+    use std::sync::atomic::Ordering;
+    use std::sync::{Condvar, Mutex, PoisonError};
+
+    use super::*;
+
+    const QUEUES: usize = 64;
+    static LOCKS: [Mutex<()>; QUEUES] = [const { Mutex::new(()) }; QUEUES];
+    static CHANGED: [Condvar; QUEUES] = [const { Condvar::new() }; QUEUES];
+
+    fn queue(number: &AtomicU32) -> usize {
+        (std::ptr::from_ref(number).addr() / 4) % QUEUES
+    }
+
+    pub(super) fn wait(number: &AtomicU32, expected: u32, most: Duration) {
+        let queue = queue(number);
+        let lock = LOCKS[queue].lock().unwrap_or_else(PoisonError::into_inner);
+        if number.load(Ordering::SeqCst) == expected {
+            // A wake-up for another number of the queue is one that comes early.
+            drop(CHANGED[queue].wait_timeout(lock, most));
+        }
+    }
+
+    pub(super) fn wake(number: &AtomicU32, _most: u32) {
+        let queue = queue(number);
+        drop(LOCKS[queue].lock().unwrap_or_else(PoisonError::into_inner));
+        CHANGED[queue].notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_change_wakes_who_waits() {
+        let number = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            let waits = || {
+                while number.load(Ordering::Acquire) == 0 {
+                    wait(&number, 0, Duration::from_secs(60));
+                }
+            };
+            let waiting: Vec<_> = (0..3).map(|_| scope.spawn(waits)).collect();
+            std::thread::sleep(Duration::from_millis(20));
+            let begin = Instant::now();
+            number.store(1, Ordering::Release);
+            wake_one(&number);
+            wake_all(&number);
+            waiting.into_iter().for_each(|thread| thread.join().unwrap());
+            assert!(begin.elapsed() < Duration::from_secs(30));
+        });
+    }
+
+    #[test]
+    fn nobody_waits_for_what_has_changed_or_longer_than_asked_for() {
+        let number = AtomicU32::new(5);
+        wait(&number, 4, Duration::from_secs(600));
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(5) {
+            wait(&number, 5, Duration::from_millis(5));
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        wait(&number, 4, Duration::MAX);
+    }
+}

@@ -1,0 +1,312 @@
+//! Memory that several processes have in common.
+//!
+//! It is a file without a name (`memfd_create`), so nothing of it is left in any file system, whoever is killed. Each
+//! process maps all of it once, at an address of its own: what processes tell each other are offsets. The file is as
+//! large as the most that may ever be needed, and takes memory only where it was [committed](SharedMemory::commit).
+//!
+//! A mapped file that is cut short, or that finds no memory for a page, kills whoever touches it (SIGBUS). So the file
+//! is sealed against other sizes, and pages are committed before anyone is told of them: then a lack of memory is an
+//! error that the one who asked sees.
+//!
+//! Threads of one process need no file: [`SharedMemory::private`] is the same without one.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ptr::NonNull;
+
+use crate::page_size;
+
+/// Memory that is mapped in several processes, or in this one alone.
+#[derive(Debug)]
+pub struct SharedMemory {
+    start: NonNull<u8>,
+    len: usize,
+    #[cfg(target_os = "linux")]
+    file: Option<std::os::fd::OwnedFd>,
+}
+
+// SAFETY: it is an address range that stays mapped until it is dropped. Whoever uses the bytes sees to it that no two
+// write to them at once.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// The first byte, at a multiple of a page.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Bytes that are mapped; only those that were committed may be touched.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The whole pages of a range, if all of it is mapped.
+    fn pages(&self, offset: usize, len: usize) -> io::Result<(u64, u64)> {
+        let end = offset.checked_add(len).and_then(|end| end.checked_next_multiple_of(page_size()));
+        match end {
+            Some(end) if end <= self.len && offset.is_multiple_of(page_size()) => Ok((offset as u64, (end - offset) as u64)),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+mod system {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+    use std::ptr::null_mut;
+
+    use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create};
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+    use rustix::process::{Resource, getrlimit};
+
+    use super::*;
+
+    const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+    impl SharedMemory {
+        /// New memory of `len` bytes, rounded up to pages, of which none is committed.
+        ///
+        /// # Errors
+        ///
+        /// Those of the system: no memory, no address space, no more files, or files may not be as large.
+        pub fn create(len: usize) -> io::Result<Self> {
+            let len = rounded(len)?;
+            // The system would send a signal that ends the process.
+            if getrlimit(Resource::Fsize).current.is_some_and(|most| (len as u64) > most) {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
+            let file = memfd_create("fastpipe", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+            ftruncate(&file, len as u64)?;
+            fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+            SharedMemory::map(file, len)
+        }
+
+        /// The memory of another process, whose file this is.
+        ///
+        /// # Errors
+        ///
+        /// Those of the system, and `InvalidInput` for a file whose size may change.
+        pub fn open(file: OwnedFd) -> io::Result<Self> {
+            let sealed = rustix::fs::fcntl_get_seals(&file).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+            if !sealed.contains(SealFlags::SHRINK) {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            let len = usize::try_from(fstat(&file)?.st_size).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+            SharedMemory::map(file, len)
+        }
+
+        fn map(file: OwnedFd, len: usize) -> io::Result<Self> {
+            // SAFETY: fresh pages at an address of the system's choice: nobody's memory is replaced.
+            let found = unsafe { mmap(null_mut(), len, ACCESS, MapFlags::SHARED | MapFlags::NORESERVE, &file, 0) }?;
+            SharedMemory::of(found.cast(), len, Some(file))
+        }
+
+        /// New memory of this process alone.
+        ///
+        /// # Errors
+        ///
+        /// Those of the system: no address space.
+        pub fn private(len: usize) -> io::Result<Self> {
+            let len = rounded(len)?;
+            // SAFETY: as in `map`.
+            let found = unsafe { mmap_anonymous(null_mut(), len, ACCESS, MapFlags::PRIVATE | MapFlags::NORESERVE) }?;
+            SharedMemory::of(found.cast(), len, None)
+        }
+
+        fn of(start: *mut u8, len: usize, file: Option<OwnedFd>) -> io::Result<Self> {
+            let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
+            Ok(SharedMemory { start, len, file })
+        }
+
+        /// The file, for other processes; `None` if the memory is private.
+        pub fn file(&self) -> Option<BorrowedFd<'_>> {
+            self.file.as_ref().map(AsFd::as_fd)
+        }
+
+        /// Takes memory for a range that begins with a page. What was committed before stays as it is.
+        ///
+        /// # Errors
+        ///
+        /// Those of the system: there is not as much memory; `InvalidInput` for what isn't mapped.
+        pub fn commit(&self, offset: usize, len: usize) -> io::Result<()> {
+            let (offset, len) = self.pages(offset, len)?;
+            match &self.file {
+                Some(file) if len > 0 => Ok(rustix::io::retry_on_intr(|| {
+                    fallocate(file, FallocateFlags::empty(), offset, len)
+                })?),
+                _ => Ok(()),
+            }
+        }
+
+        /// Gives the memory of a range that begins with a page back. It has to be committed again before it is used.
+        ///
+        /// # Errors
+        ///
+        /// `InvalidInput` for what isn't mapped.
+        pub fn forget(&self, offset: usize, len: usize) -> io::Result<()> {
+            let (at, size) = self.pages(offset, len)?;
+            match &self.file {
+                Some(file) if size > 0 => {
+                    Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, size)?)
+                }
+                None if size > 0 => {
+                    // SAFETY: within what is mapped. Whoever forgets memory has promised that nobody uses it.
+                    Ok(unsafe { madvise(self.start.as_ptr().add(offset).cast(), size as usize, Advice::LinuxDontNeed) }?)
+                }
+                _ => Ok(()),
+            }
+        }
+
+        /// Bytes of the file that take memory; 0 if the memory is private.
+        pub fn committed(&self) -> u64 {
+            self.file.as_ref().and_then(|file| fstat(file).ok()).map_or(0, |stat| stat.st_blocks as u64 * 512)
+        }
+    }
+
+    impl Drop for SharedMemory {
+        fn drop(&mut self) {
+            // SAFETY: `of` got this range, and nobody uses it any more.
+            let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        }
+    }
+
+    fn rounded(len: usize) -> io::Result<usize> {
+        let len = len.max(1).checked_next_multiple_of(page_size());
+        len.ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+}
+
+#[cfg(not(all(target_os = "linux", not(miri))))]
+mod system {
+    use super::*;
+
+    const WHY: &str = "memory in common needs Linux";
+
+    impl SharedMemory {
+        /// Not on this system.
+        ///
+        /// # Errors
+        ///
+        /// `Unsupported`.
+        pub fn create(_len: usize) -> io::Result<Self> {
+            Err(io::Error::new(io::ErrorKind::Unsupported, WHY))
+        }
+
+        /// Not on this system.
+        ///
+        /// # Errors
+        ///
+        /// `Unsupported`.
+        pub fn private(_len: usize) -> io::Result<Self> {
+            Err(io::Error::new(io::ErrorKind::Unsupported, WHY))
+        }
+
+        /// Not on this system.
+        ///
+        /// # Errors
+        ///
+        /// `Unsupported`.
+        pub fn commit(&self, offset: usize, len: usize) -> io::Result<()> {
+            self.pages(offset, len)?;
+            Err(io::Error::new(io::ErrorKind::Unsupported, WHY))
+        }
+
+        /// Not on this system.
+        ///
+        /// # Errors
+        ///
+        /// `Unsupported`.
+        pub fn forget(&self, offset: usize, len: usize) -> io::Result<()> {
+            self.commit(offset, len)
+        }
+
+        /// None, on this system.
+        pub fn committed(&self) -> u64 {
+            0
+        }
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    /// # Safety
+    ///
+    /// The range is committed, and nobody uses it meanwhile.
+    unsafe fn bytes(memory: &SharedMemory, offset: usize, len: usize) -> &mut [u8] {
+        assert!(offset + len <= memory.len());
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(memory.start().as_ptr().add(offset), len) }
+    }
+
+    #[test]
+    fn what_one_mapping_writes_the_other_reads() {
+        let page = page_size();
+        let here = SharedMemory::create(1 << 40).unwrap();
+        let there = SharedMemory::open(here.file().unwrap().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!((here.len(), there.len()), (1 << 40, 1 << 40));
+        assert_ne!(here.start(), there.start());
+        here.commit(7 * page, 3 * page - 5).unwrap();
+        assert_eq!(here.committed(), 3 * page as u64);
+        // SAFETY: committed, and this is the only thread that uses it.
+        unsafe {
+            assert!(bytes(&there, 7 * page, 3 * page).iter().all(|&byte| byte == 0));
+            bytes(&here, 8 * page, 10).fill(7);
+            assert_eq!(bytes(&there, 8 * page, 11), [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
+        }
+        here.forget(7 * page, 2 * page).unwrap();
+        assert_eq!(there.committed(), page as u64);
+        there.commit(7 * page, 2 * page).unwrap();
+        // SAFETY: as above.
+        assert!(unsafe { bytes(&here, 7 * page, 2 * page) }.iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn what_is_not_mapped_is_refused() {
+        let page = page_size();
+        for memory in [SharedMemory::create(10 * page).unwrap(), SharedMemory::private(10 * page).unwrap()] {
+            for (offset, len) in [(1, 1), (10 * page, 1), (9 * page, page + 1), (0, usize::MAX), (page, usize::MAX)] {
+                assert!(memory.commit(offset, len).is_err(), "{offset} {len}");
+                assert!(memory.forget(offset, len).is_err(), "{offset} {len}");
+            }
+            memory.commit(9 * page, page).unwrap();
+            memory.commit(10 * page, 0).unwrap();
+            memory.forget(0, 10 * page).unwrap();
+        }
+        assert!(SharedMemory::create(usize::MAX).is_err());
+        assert!(SharedMemory::private(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn a_file_that_could_be_cut_short_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        assert!(SharedMemory::open(file.as_fd().try_clone_to_owned().unwrap()).is_err());
+        let memory = SharedMemory::create(1 << 20).unwrap();
+        let cut = std::fs::File::from(memory.file().unwrap().try_clone_to_owned().unwrap());
+        assert!(cut.set_len(0).is_err() && cut.set_len(2 << 20).is_err());
+    }
+
+    #[test]
+    fn private_memory_is_forgotten_too() {
+        let memory = SharedMemory::private(1 << 40).unwrap();
+        memory.commit(0, 1 << 20).unwrap();
+        // SAFETY: private memory needs no committing, and this is the only thread that uses it.
+        unsafe {
+            bytes(&memory, 0, 1 << 20).fill(3);
+            memory.forget(0, 1 << 20).unwrap();
+            assert!(bytes(&memory, 0, 1 << 20).iter().all(|&byte| byte == 0));
+        }
+        assert_eq!((memory.committed(), memory.file().is_none()), (0, true));
+    }
+}
