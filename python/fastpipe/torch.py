@@ -44,10 +44,11 @@ try:
     from fastpipe._torch_batches import Batches, Seen
     from fastpipe._torch_errors import carrying
     from fastpipe._torch_passes import Joiner, LedgerFile, Version
+    from fastpipe.loading import DataLoader
 except ImportError as error:
     raise ImportError("fastpipe.torch needs PyTorch: pip install 'fastpipe-data[torch]'") from error
 
-__all__ = ["Bag", "IterableDataset", "Jagged", "Masked", "Strings", "keyed_jagged", "tensors"]
+__all__ = ["Bag", "DataLoader", "IterableDataset", "Jagged", "Masked", "Strings", "keyed_jagged", "tensors"]
 
 _LOG = logging.getLogger("fastpipe")
 

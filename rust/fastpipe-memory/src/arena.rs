@@ -187,8 +187,9 @@ impl Arena {
         self.head().held.fetch_sub(size, Ordering::Relaxed);
     }
 
-    /// Gives the memory of a piece that nobody uses back to the system; its place stays.
-    fn forget(&self, extent: Extent) {
+    /// Gives the memory of a piece that nobody uses back to the system. Its place stays, and is nobody's but a
+    /// [`Recycler`]'s whose piece it is.
+    pub fn forget(&self, extent: Extent) {
         // What the system keeps all the same is in nobody's way.
         let _ = self.memory.forget(extent.offset, extent.len);
         self.let_go(extent.len as u64);

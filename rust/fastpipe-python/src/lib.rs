@@ -23,6 +23,7 @@ mod features;
 mod file;
 mod index;
 mod interactions;
+mod items;
 mod lookups;
 mod messages;
 mod order;
@@ -72,6 +73,11 @@ mod _fastpipe {
     use super::index::index_file;
     #[pymodule_export]
     use super::interactions::{InteractionsDataset, Positives};
+    #[pymodule_export]
+    use super::items::{
+        ItemBatch, ItemConsumer, ItemGenerators, ItemLayout, ItemMemory, ItemRoom, ItemWorker, available_memory,
+        end_with_parent, item_seed,
+    };
     #[pymodule_export]
     use super::lookups::Vocabulary;
     #[pymodule_export]

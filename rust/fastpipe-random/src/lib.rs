@@ -44,6 +44,8 @@ pub enum Purpose {
     Bytes = 7,
     /// The rows of a reservoir: four words for each row that enters a full one.
     Reservoir = 8,
+    /// Seeds of what items are made with; the stream is the batch, and each row has four words.
+    Items = 9,
 }
 
 /// A sequence of draws with random access.

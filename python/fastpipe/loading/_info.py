@@ -1,0 +1,89 @@
+"""What `torch.utils.data.get_worker_info` tells in a worker."""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data._utils import worker as torch_worker
+
+from fastpipe.loading._seeds import ItemRng
+
+__all__ = ["ItemWorkerInfo", "set_in_process", "set_in_thread"]
+
+
+class ItemWorkerInfo(torch_worker.WorkerInfo):
+    """What a worker knows of itself. Nothing can be set.
+
+    Attributes:
+        id: its number, from 0.
+        num_workers: how many there are.
+        seed: of the item that is being made, of 63 bits: a pure function of the loader's generator, the epoch, and the
+            item's place in it, so the same in each worker. In `worker_init_fn` that of the worker, as torch has it.
+        dataset: the worker's copy of the data set; in a thread, the data set.
+        rng: generators for the item (`random_generator`, `torch_generator`, `numpy_generator`), seeded with its seeds.
+        worker_method: "multiprocessing" or "thread".
+    """
+
+    __slots__ = ("_facts",)
+
+    def __init__(
+        self, number: int, workers: int, dataset: Any, method: str, seed: Callable[[int], int] | int
+    ) -> None:
+        rng = ItemRng(seed) if callable(seed) else ItemRng(lambda which: seed + which)
+        facts = {"id": number, "num_workers": workers, "dataset": dataset, "rng": rng, "worker_method": method}
+        object.__setattr__(self, "_facts", (facts, seed))
+
+    def __getattribute__(self, name: str) -> Any:
+        facts, seed = object.__getattribute__(self, "_facts")
+        if name == "seed":
+            return seed(0) if callable(seed) else seed
+        if name in facts:
+            return facts[name]
+        return object.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise RuntimeError(f"Cannot assign attributes to {type(self).__name__} objects")
+
+    def __repr__(self) -> str:
+        names = ("id", "num_workers", "seed", "dataset", "worker_method")
+        return f"WorkerInfo({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def set_in_process(info: ItemWorkerInfo | None) -> None:
+    """What the whole process is told, which is a worker."""
+    torch_worker._worker_info = info
+
+
+_thread = threading.local()
+_patching = threading.Lock()
+
+
+def set_in_thread(info: ItemWorkerInfo | None) -> None:
+    """What this thread is told.
+
+    torch keeps what it tells for the process as a whole, and its function may have been imported by name anywhere. So
+    the function itself is made to look at the thread first; for all other threads it is as before.
+    """
+    with _patching:
+        function = torch_worker.get_worker_info
+        if not hasattr(torch_worker, "_fastpipe_thread"):
+            torch_worker._fastpipe_thread = _thread  # type: ignore[attr-defined]
+            # Its globals stay those of torch's module.
+            code = compile(
+                "def get_worker_info():\n"
+                "    info = getattr(_fastpipe_thread, 'info', None)\n"
+                "    return _worker_info if info is None else info\n",
+                __file__,
+                "exec",
+            )
+            inner = next(each for each in code.co_consts if isinstance(each, types.CodeType))
+            function.__code__ = inner
+    _thread.info = info

@@ -1,0 +1,494 @@
+"""Passes over a map-style data set: with workers, and without."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
+from fastpipe.errors import OutOfMemoryError, PassClosedError, WorkerError
+from fastpipe.loading import _messages
+from fastpipe.loading._collation import collate, is_default
+from fastpipe.loading._order import Order
+from fastpipe.loading._seeds import generators
+from fastpipe.loading._structure import Layout
+from fastpipe.loading._worker import Task, fetcher
+from fastpipe.loading._workers import Workers, context_of
+
+__all__ = ["InProcess", "Progress", "WithWorkers", "fetch_of"]
+
+# Seconds. Workers that have had nothing to do for so long, while a batch is waited for, get another one.
+_IDLE = 0.005
+# Seconds between looks after the workers.
+_LOOK = 0.05
+
+# Bytes that batches may take beyond those ahead, and one that the consumer has.
+_SLACK = 32 << 20
+
+
+def fetch_of(loader: Any) -> str:
+    """How items of a loader's data set are asked for: see `Task`."""
+    if loader.batch_sampler is None:
+        return "sample"
+    return "batch" if _has_getitems(loader.dataset) else "items"
+
+
+def _has_getitems(dataset: Any) -> bool:
+    """Whether a data set has its items at once, by code of its own: some of torch's ask others for theirs."""
+    method = getattr(type(dataset), "__getitems__", None)
+    if method is None:
+        return callable(getattr(dataset, "__getitems__", None))
+    if method is torch.utils.data.Subset.__getitems__:
+        return _has_getitems(dataset.dataset)
+    if method is torch.utils.data.StackDataset.__getitems__:
+        parts = dataset.datasets
+        return any(map(_has_getitems, parts.values() if isinstance(parts, dict) else parts))
+    return True
+
+
+class Progress:
+    """How far a pass has come. It doesn't keep its workers.
+
+    Attributes:
+        order: the batches of indices.
+        seed: of the items.
+        batches: that the consumer was given in order, those that failed among them.
+        beyond: the numbers of further ones, if they come in any order.
+        ended: whether the consumer has seen the end.
+    """
+
+    def __init__(self, order: Order, seed: int) -> None:
+        self.order = order
+        self.seed = seed
+        self.batches = 0
+        self.beyond: set[int] = set()
+        self.ended = False
+
+    def give(self, number: int) -> None:
+        """Notes that the consumer is given a batch."""
+        self.beyond.add(number)
+        while self.batches in self.beyond:
+            self.beyond.remove(self.batches)
+            self.batches += 1
+        self.order.forget(self.batches)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "batches": self.batches,
+            "beyond": sorted(self.beyond),
+            "seed": self.seed,
+            "order": self.order.state(self.batches),
+        }
+
+
+class _Shim:
+    """A loader, as torch's iterator looks at it, whose sampler is asked by an `Order`."""
+
+    def __init__(self, loader: Any, order: Order) -> None:
+        self._loader = loader
+        self._index_sampler = order
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class _Pass(_BaseDataLoaderIter):
+    """What passes have in common. torch's own iterator warns, names, and counts."""
+
+    def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
+        order = Order(loader, None if resumed is None else resumed["order"])
+        if resumed is None and seed is None:
+            super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
+        else:
+            # The seed is known: nothing is to be drawn for it.
+            generator = loader.generator if loader.generator is not None else torch.default_generator
+            before = generator.get_state()
+            super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
+            if resumed is None or loader.generator is None:
+                generator.set_state(before)
+            self._base_seed = seed if resumed is None else resumed["seed"]
+        self._index_sampler = loader._index_sampler
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._begin(order, self._base_seed, resumed)
+
+    def _begin(self, order: Order, seed: int, resumed: dict[str, Any] | None) -> None:
+        self.progress = Progress(order, seed)
+        self._done: set[int] = set()
+        if resumed is not None:
+            order.skip(resumed["batches"])
+            self.progress.batches = resumed["batches"]
+            self.progress.beyond = set(resumed["beyond"])
+            self._done = set(resumed["beyond"])
+
+    def _drawn(self) -> tuple[int, Any]:
+        """Number and indices of the next batch that the consumer hasn't been given.
+
+        Raises:
+            StopIteration: if there are no more.
+        """
+        while True:
+            number = self.progress.order.next
+            indices = self.progress.order.draw()
+            if number not in self._done:
+                return number, indices
+
+    def __next__(self) -> Any:
+        with self._lock:
+            return super().__next__()
+
+    def _next_index(self) -> Any:
+        return self._drawn()[1]
+
+    def _pinned(self, data: Any) -> Any:
+        if not self._pin_memory:
+            return data
+        try:
+            return _utils.pin_memory.pin_memory(data, self._pin_memory_device)
+        except TypeError:
+            return _utils.pin_memory.pin_memory(data)
+
+
+class InProcess(_Pass):
+    """A pass without workers: items are made when they are asked for, as workers would make them.
+
+    The process's generators are left as they are.
+    """
+
+    def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
+        if loader.timeout != 0:
+            raise ValueError("timeout is for workers, and num_workers=0 has none")
+        super().__init__(loader, resumed, seed)
+        self._generators = generators()
+        self._fetch_kind = fetch_of(loader)
+        collate_fn = collate if is_default(loader.collate_fn) else loader.collate_fn
+        self._collate = collate_fn
+        self._fetch = fetcher(loader.dataset, self._fetch_kind, collate_fn)
+
+    def _next_data(self) -> Any:
+        try:
+            number, indices = self._drawn()
+        except StopIteration:
+            self.progress.ended = True
+            raise
+        self.progress.give(number)
+        kept = _States() if self._generators.seeds() else None
+        try:
+            data = self._made(number, indices)
+        finally:
+            if kept is not None:
+                kept.put_back()
+        return self._pinned(data)
+
+    def _made(self, number: int, indices: Any) -> Any:
+        seed = self.progress.seed
+        if self._fetch_kind != "items":
+            of_batch = [indices] if self._fetch_kind == "sample" else indices
+            return self._generators.call(self._fetch, of_batch, seed, number)
+        items = self._generators.items(self._dataset, indices, seed, number, 0)
+        return self._generators.call(self._collate, items, seed, number)
+
+
+class _States:
+    """Where the process's generators stand."""
+
+    def __init__(self) -> None:
+        import random
+
+        import numpy as np
+
+        self._states = [
+            (random.setstate, random.getstate()),
+            (np.random.set_state, np.random.get_state()),
+            (torch.set_rng_state, torch.get_rng_state()),
+        ]
+
+    def put_back(self) -> None:
+        for put, state in self._states:
+            put(state)  # type: ignore[operator]
+
+
+class WithWorkers(_Pass):
+    """A pass with workers, and further ones if they are kept."""
+
+    def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
+        self._workers_of_pass: Workers | None = None
+        super().__init__(loader, resumed, seed)
+        self._loader_in_order = getattr(loader, "in_order", True)
+        self._fetch_kind = fetch_of(loader)
+        self._layouts: dict[int, Layout] = {}
+        self._known = loader._layout
+        self._passes = 0
+        self._shutdown = False
+        threads = loader.worker_method == "thread"
+        makers, joiners = loader.num_workers, self._joiners(loader)
+        self._ahead = max(loader.prefetch_factor, 1)
+        self._most_begun = max(self._ahead, self._ahead * makers)
+        self._limit = loader.memory_limit
+        default = is_default(loader.collate_fn) and self._fetch_kind == "items"
+        self._consumer = ItemConsumer(
+            makers=makers,
+            joiners=joiners,
+            slots=self._most_begun + 2,
+            joining=0 if default else 2 if joiners else 1,
+            whole=self._fetch_kind != "items",
+            ahead=self._ahead,
+            slack=_SLACK,
+            most=self._most(0),
+            shared=not threads,
+        )
+        if self._known is not None:
+            self._consumer.tell(self._known)
+        # Begun, and not given to the consumer: the batch, and its number in the pass.
+        self._begun: list[tuple[int, int]] = []
+        self._drained = False
+        self._waited = self._away = 0.0
+        self._left_at = time.perf_counter()
+        self._fill()
+        task = Task(
+            loader.dataset,
+            loader.collate_fn,
+            self._fetch_kind,
+            loader.worker_init_fn,
+            makers,
+            self._base_seed,
+        )
+        context = None if threads else context_of(loader.multiprocessing_context)
+        self._workers_of_pass = Workers(self._consumer, task, makers, joiners, context)
+        # As torch names them.
+        self._workers = self._workers_of_pass.makers
+
+    def _joiners(self, loader: Any) -> int:
+        if fetch_of(loader) != "items" or is_default(loader.collate_fn):
+            return 0
+        given = loader.num_batch_workers
+        return max(loader.prefetch_factor, 1) if given is None else int(given)
+
+    def _most(self, held: int) -> int:
+        """Bytes that batches may take."""
+        if self._limit is not None:
+            return int(self._limit)
+        free = available_memory()
+        return 2**63 if free is None else held + free - free // 16
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begins another pass with the same workers."""
+        with self._lock:
+            self._check_process()
+            self._give_up()
+            resumed, rest = loader._taken_state()
+            order = Order(loader, None if resumed is None else resumed["order"])
+            if rest is not None:
+                rest.put_back(loader)
+            iter(order)
+            self._num_yielded = 0
+            self._IterableDataset_len_called = loader._IterableDataset_len_called
+            seed = self.next_seed if rest is None or rest.seed is None else rest.seed
+            self._passes += 1
+            self._begin(order, seed if resumed is None else resumed["seed"], resumed)
+            self._drained = False
+            self._consumer.set_most(self._most(self._consumer.held))
+            self._fill()
+
+    @property
+    def next_seed(self) -> int:
+        """The seed of the next pass of workers that are kept."""
+        return item_seed(self._base_seed, 0, self._passes + 1, 0)
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise PassClosedError("this pass is another process's, which has forked: iter(loader) starts one here")
+
+    def _give_up(self) -> None:
+        """Waits until nobody works on what was begun."""
+        batches = [batch for batch, _ in self._begun]
+        self._consumer.cancel(batches)
+        for batch in batches:
+            while not self._consumer.wait(batch, _LOOK):
+                assert self._workers_of_pass is not None
+                self._workers_of_pass.check()
+            self._consumer.take(batch)
+        self._begun.clear()
+
+    # Begin.
+
+    def _layout(self) -> tuple[int, Any] | None:
+        """The layout that batches begin with."""
+        told = self._consumer.layout()
+        if told is None:
+            return None
+        number, description = told
+        self._known = description
+        return number, self._compiled(number, description).rows
+
+    def _compiled(self, number: int, description: bytes | None = None) -> Layout:
+        found = self._layouts.get(number)
+        if found is None:
+            description = description or self._consumer.description(number)
+            assert description is not None
+            found = self._layouts[number] = Layout(description)
+        return found
+
+    def _begin_one(self) -> bool:
+        """Begins the next batch, if there is one."""
+        if self._drained or not self._consumer.can_begin():
+            return False
+        try:
+            number, indices = self._drawn()
+        except StopIteration:
+            self._drained = True
+            return False
+        listed = [indices] if self._fetch_kind == "sample" else indices if type(indices) is list else list(indices)
+        layout = None if self._fetch_kind != "items" else self._layout()
+        batch = self._consumer.begin(listed, _pickled, number, self.progress.seed, layout)
+        self._begun.append((batch, number))
+        return True
+
+    def _fill(self) -> None:
+        while len(self._begun) < self._ahead and self._begin_one():
+            pass
+
+    def _begin_for_idle(self) -> None:
+        """Begins another batch for workers that have nothing to do, while a batch is waited for: an item that takes long
+        holds up its own batch alone. There are never more than torch would have begun, and they take little memory."""
+        if len(self._begun) < self._most_begun and self._consumer.idle():
+            layout = self._layout()
+            rows = self._loader_batch
+            if self._consumer.has_slack(None if layout is None else layout[1], rows):
+                self._begin_one()
+
+    @property
+    def _loader_batch(self) -> int:
+        sampler = self._index_sampler
+        return int(getattr(sampler, "batch_size", None) or 1) if self._auto_collation else 1
+
+    # Take.
+
+    def _next_data(self) -> Any:
+        self._check_process()
+        begin = time.perf_counter()
+        self._away += begin - self._left_at
+        if self._shutdown:
+            self._begun.clear()
+        try:
+            self._fill_if_empty()
+            if not self._begun:
+                self.progress.ended = True
+                if not self._persistent_workers:
+                    self._shutdown_workers()
+                raise StopIteration
+            place = self._wait()
+            batch, number = self._begun.pop(place)
+            taken = self._consumer.take(batch)
+            self.progress.give(number)
+            self._fill()
+            return self._pinned(self._made(taken))
+        finally:
+            self._left_at = time.perf_counter()
+            self._waited += self._left_at - begin
+
+    def _fill_if_empty(self) -> None:
+        if not self._begun and not self._shutdown:
+            self._fill()
+
+    def _ready_place(self) -> int | None:
+        """Where among those begun the batch stands that can be taken."""
+        if self._loader_in_order:
+            return 0 if self._consumer.ready(self._begun[0][0]) else None
+        return next((place for place, (batch, _) in enumerate(self._begun) if self._consumer.ready(batch)), None)
+
+    def _wait(self) -> int:
+        assert self._workers_of_pass is not None
+        begin = looked = time.monotonic()
+        place = self._ready_place()
+        while place is None:
+            # The earliest one must have its memory, whatever the consumer has.
+            earliest = self._begun[0][0]
+            more = len(self._begun) < self._most_begun and not self._drained
+            seconds = _IDLE if more else _LOOK
+            if self._timeout > 0:
+                seconds = min(seconds, max(0.0, begin + self._timeout - time.monotonic()))
+            if not self._loader_in_order:
+                self._consumer.need(earliest)
+            self._consumer.wait(earliest if self._loader_in_order else None, seconds)
+            place = self._ready_place()
+            now = time.monotonic()
+            if place is None and self._timeout > 0 and now >= begin + self._timeout:
+                told = self._workers_of_pass.told()
+                raise WorkerError(f"DataLoader timed out after {self._timeout} seconds ({told})")
+            if place is None and more:
+                self._begin_for_idle()
+            if place is None and now >= looked + _LOOK:
+                looked = now
+                self._look_after()
+        return place
+
+    def _look_after(self) -> None:
+        assert self._workers_of_pass is not None
+        try:
+            self._workers_of_pass.check()
+        except WorkerError:
+            self._shutdown = True
+            raise
+
+    def _made(self, taken: Any) -> Any:
+        """What a batch is.
+
+        Raises:
+            Exception: what an item has raised.
+        """
+        match taken:
+            case ("row", memory, row, offset, length):
+                if not length:
+                    raise WorkerError(f"item {row} of a batch failed, and there was no memory to say why")
+                failure: ExceptionWrapper = _messages.read(memory, offset, length)
+                del memory, taken
+                return failure.reraise()
+            case ("memory", wanted, held, most, errno):
+                raise _no_memory(wanted, held, most, errno, self._limit is not None)
+        memory, rows, number, slab, result = taken
+        if result is not None:
+            return _messages.read(memory, *result)
+        if rows == 0:
+            # Nobody has made anything of it.
+            return (collate if is_default(self._collate_fn) else self._collate_fn)([])
+        layout = self._compiled(number)
+        return layout.batch(layout.rows.parts(memory, slab, rows))
+
+    # End.
+
+    def _shutdown_workers(self) -> None:
+        """Lets the workers end. As torch names it."""
+        self._shutdown = True
+        if self._workers_of_pass is not None:
+            self._workers_of_pass.end()
+
+    def __del__(self) -> None:
+        workers = getattr(self, "_workers_of_pass", None)
+        if workers is not None and _utils.python_exit_status is not True:
+            workers.end()
+
+    def views(self) -> tuple[list[dict[str, Any]], float, float]:
+        """What the workers say of themselves; seconds that the consumer waited, and was away."""
+        return self._consumer.views(), self._waited, self._away
+
+
+def _pickled(indices: list[Any]) -> bytes:
+    return pickle.dumps(indices, 5)
+
+
+def _no_memory(wanted: int, held: int, most: int, errno: int | None, limited: bool) -> OutOfMemoryError:
+    why = f"{os.strerror(errno)} (error {errno})" if errno else f"{most:,} may be in all"
+    whose = "memory_limit" if limited else "what the machine, or its container, has left"
+    return OutOfMemoryError(
+        f"there is no shared memory for a batch: it needs {wanted:,} bytes beside the {held:,} in use, and {why} ({whose})."
+        " A smaller batch_size or prefetch_factor needs less, and so does letting go of batches"
+    )

@@ -1,0 +1,230 @@
+"""The workers of a loader: processes, or threads of this one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from pickle import PicklingError
+from typing import Any
+
+import torch.multiprocessing
+
+from fastpipe._fastpipe import ItemConsumer
+from fastpipe.errors import WorkerError
+from fastpipe.loading._worker import SharedFile, Task, work, work_in_thread
+
+__all__ = ["Workers"]
+
+# Seconds that workers have to end by themselves, once they are told to: as many as torch gives them.
+_PATIENCE = 5.0
+
+# Seconds for which a worker must have been stopped, while its batch is waited for, to count as lost.
+_STOPPED = 1.5
+
+Worker = Any
+
+
+class Workers:
+    """Started workers. They end with `end`, or when this is dropped.
+
+    Args:
+        consumer: for whom they work.
+        task: what they do.
+        makers: how many make items.
+        joiners: how many make batches of items.
+        context: of multiprocessing, for processes; None for threads.
+    """
+
+    def __init__(self, consumer: ItemConsumer, task: Task, makers: int, joiners: int, context: Any) -> None:
+        self._consumer = consumer
+        self._process = os.getpid()
+        self._ended = False
+        self._stopped_since: dict[int, float] = {}
+        self.threads = context is None
+        self.makers: list[Worker] = []
+        self.joiners: list[Worker] = []
+        places = [(number, False) for number in range(makers)] + [(number, True) for number in range(joiners)]
+        try:
+            for number, joins in places:
+                worker = self._thread(task, number, joins) if context is None else self._started(context, task, number, joins)
+                (self.joiners if joins else self.makers).append(worker)
+        except BaseException:
+            self.end(at_once=True)
+            raise
+
+    def _thread(self, task: Task, number: int, joins: bool) -> threading.Thread:
+        thread = threading.Thread(
+            target=work_in_thread,
+            args=(self._consumer, task, number, joins),
+            name=f"fastpipe-{'joiner' if joins else 'maker'}-{number}",
+            daemon=True,
+        )
+        thread.start()
+        return thread
+
+    def _started(self, context: Any, task: Task, number: int, joins: bool) -> Worker:
+        file = self._consumer.file
+        assert file is not None
+        method = context.get_start_method() if hasattr(context, "get_start_method") else None
+        elsewhere = method == "forkserver"
+        process = context.Process(
+            target=work,
+            args=(
+                SharedFile(file),
+                task,
+                number,
+                joins,
+                None if elsewhere else os.getpid(),
+                elsewhere or threading.current_thread() is threading.main_thread(),
+            ),
+        )
+        process.daemon = True
+        with _without_interrupts():
+            try:
+                process.start()
+            except (TypeError, AttributeError, PicklingError):
+                warnings.warn(
+                    "a worker can't be started, since what it needs can't be pickled: the data set, collate_fn or"
+                    " worker_init_fn. Python 3.14 starts workers by 'forkserver', which needs that;"
+                    " multiprocessing_context='fork' doesn't",
+                    stacklevel=2,
+                )
+                raise
+        return process
+
+    @property
+    def all(self) -> list[Worker]:
+        return self.makers + self.joiners
+
+    def check(self) -> None:
+        """Looks after the workers, while a batch is waited for.
+
+        Raises:
+            WorkerError: if one has ended, or has been stopped by a signal; it says which, and what it was doing.
+        """
+        lost = [worker for worker in self.all if not worker.is_alive()]
+        if lost:
+            self._raise(lost, "exited unexpectedly" if not self.threads else "ended unexpectedly")
+        now = time.monotonic()
+        for worker in self.all if not self.threads else []:
+            if not _is_stopped(worker.pid):
+                self._stopped_since.pop(worker.pid, None)
+            elif now > self._stopped_since.setdefault(worker.pid, now) + _STOPPED:
+                self._raise([worker], "is stopped by a signal, and its items with it")
+
+    def _raise(self, lost: list[Worker], what: str) -> None:
+        views = self._consumer.views()
+        doing = [f"{_name(worker)}{_ending(worker)} {_activity(views[self.all.index(worker)])}" for worker in lost]
+        if self.threads:
+            who = f"DataLoader worker thread(s) {', '.join(worker.name for worker in lost)}"
+        else:
+            who = f"DataLoader worker (pid(s) {', '.join(str(worker.pid) for worker in lost)})"
+        self.end(at_once=True)
+        raise WorkerError(f"{who} {what}: {'; '.join(doing)}", worker=_name(lost[0]))
+
+    def told(self) -> str:
+        """What the workers are doing, in words."""
+        pairs = zip(self.all, self._consumer.views(), strict=False)
+        return "; ".join(f"{_name(worker)} {_activity(view)}" for worker, view in pairs)
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Lets the workers end behind the items that they are making, and waits for them.
+
+        Args:
+            at_once: ends processes that are making items.
+        """
+        if self._ended or self._process != os.getpid():
+            return
+        self._ended = True
+        self._consumer.stop()
+        if self.threads:
+            if not at_once:
+                _join(self.all)
+            return
+        if not at_once:
+            _join(self.all)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            alive = [worker for worker in self.all if worker.is_alive()]
+            for worker in alive:
+                # Who is stopped doesn't hear of the first one.
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid, number)
+            if alive and not (at_once and number == signal.SIGTERM):
+                _join(alive)
+            elif alive:
+                _join(alive, 0.2)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, TypeError):
+            self.end()
+
+
+def _join(workers: list[Worker], seconds: float = _PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    for worker in workers:
+        if worker is not threading.current_thread():
+            worker.join(max(0.0, deadline - time.monotonic()))
+
+
+def _name(worker: Worker) -> str:
+    return str(worker.name)
+
+
+def _ending(worker: Worker) -> str:
+    code = getattr(worker, "exitcode", None)
+    if code is None:
+        return ""
+    if code < 0:
+        try:
+            return f" was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f" was killed by signal {-code}"
+    return f" ended with exit code {code}"
+
+
+def _activity(view: dict[str, Any]) -> str:
+    match view["activity"]:
+        case "making":
+            item = f"row {view['row']} of batch {view['batch']}"
+            index = "" if view["index"] is None else f", index {view['index']}"
+            return f"while making {item}{index}, for {view['for']:.1f} s"
+        case "joining":
+            return f"while collating batch {view['batch']}, for {view['for']:.1f} s"
+        case "waiting":
+            return "while waiting for work"
+        case "starting":
+            return "while starting"
+    return "after its work"
+
+
+def _is_stopped(process: int) -> bool:
+    """Whether a process is stopped by a signal. (By a debugger is another state.)"""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] == "T"
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Keeps Ctrl-C from processes that are being started, until they ignore it themselves."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def context_of(given: Any) -> Any:
+    """The context of multiprocessing to start processes by."""
+    return torch.multiprocessing if given is None else given

@@ -1,0 +1,187 @@
+//! The memory in which consumer and workers meet.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fastpipe_memory::{Arena, HEAD, SharedMemory, futex};
+
+use crate::control::{Control, Header, Slot, stage};
+use crate::desk::Desk;
+use crate::record::{MakerView, Record};
+
+/// Who makes a batch of items that lie in their slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Joining {
+    /// Nobody: the items side by side are the batch. Batches with odd rows are joined by the maker of the last row.
+    InPlace = 0,
+    /// The maker of the last row.
+    ByMakers = 1,
+    /// A joiner.
+    ByJoiners = 2,
+}
+
+/// What a board is made for.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Item workers.
+    pub makers: usize,
+    /// Batch workers.
+    pub joiners: usize,
+    /// Batches that may be on their way at once.
+    pub slots: usize,
+    /// Who makes batches.
+    pub joining: Joining,
+    /// Whether one worker makes all items of a batch.
+    pub whole: bool,
+    /// Bytes of batches at most.
+    pub most: u64,
+}
+
+/// The memory, mapped in this process.
+#[derive(Clone, Debug)]
+pub struct Board {
+    arena: Arc<Arena>,
+    control: Control,
+}
+
+impl Board {
+    /// A new one.
+    ///
+    /// # Errors
+    ///
+    /// Those of the system.
+    pub fn create(memory: SharedMemory, options: &Options) -> io::Result<Self> {
+        let Options { makers, joiners, slots, .. } = *options;
+        let size = Control::size(slots, makers + joiners);
+        let arena = Arc::new(Arena::create(memory, size, options.most)?);
+        // SAFETY: `create` has committed the bytes, which are zero.
+        let control = unsafe { Control::new(arena.reserved(), slots, makers, joiners) };
+        let board = Board { arena, control };
+        let header = board.header();
+        header.makers.store(makers as u32, Ordering::Relaxed);
+        header.joiners.store(joiners as u32, Ordering::Relaxed);
+        header.slots.store(slots as u32, Ordering::Relaxed);
+        header.whole.store(u32::from(options.whole), Ordering::Relaxed);
+        header.joining.store(options.joining as u32, Ordering::Release);
+        Ok(board)
+    }
+
+    /// That of another process.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` for memory in which there is no board.
+    pub fn open(memory: SharedMemory) -> io::Result<Self> {
+        let arena = Arc::new(Arena::open(memory)?);
+        let fits = |slots, workers| HEAD + Control::size(slots, workers) <= arena.memory().len();
+        if !fits(0, 0) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // SAFETY: `create` has committed this many bytes at least.
+        let control = unsafe { Control::new(arena.reserved(), 0, 0, 0) };
+        let header = control.header();
+        let [makers, joiners, slots] =
+            [&header.makers, &header.joiners, &header.slots].map(|number| number.load(Ordering::Acquire) as usize);
+        if slots == 0 || makers == 0 || !fits(slots, makers + joiners) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // SAFETY: as many as `create` was told of.
+        let control = unsafe { Control::new(arena.reserved(), slots, makers, joiners) };
+        Ok(Board { arena, control })
+    }
+
+    /// The memory.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    pub(crate) fn header(&self) -> &Header {
+        self.control.header()
+    }
+
+    pub(crate) fn slots(&self) -> &[Slot] {
+        self.control.slots()
+    }
+
+    /// The slot of the batch with this number in the order in which they were begun.
+    pub(crate) fn slot_of(&self, sequence: u64) -> (usize, &Slot) {
+        let slots = self.slots();
+        let number = (sequence % slots.len() as u64) as usize;
+        (number, &slots[number])
+    }
+
+    /// The record of a worker: makers come first.
+    pub(crate) fn record(&self, worker: usize) -> &Record {
+        &self.control.records()[worker]
+    }
+
+    /// Item workers.
+    pub fn makers(&self) -> usize {
+        self.control.makers()
+    }
+
+    /// Batch workers.
+    pub fn joiners(&self) -> usize {
+        self.control.joiners()
+    }
+
+    /// What workers say of themselves: makers first, then joiners.
+    pub fn views(&self) -> Vec<MakerView> {
+        self.control.records().iter().map(Record::view).collect()
+    }
+
+    pub(crate) fn joining(&self) -> Joining {
+        match self.header().joining.load(Ordering::Relaxed) {
+            0 => Joining::InPlace,
+            1 => Joining::ByMakers,
+            _ => Joining::ByJoiners,
+        }
+    }
+
+    /// The desk of a slot that is in use.
+    pub(crate) fn desk(&self, slot: &Slot) -> Option<Desk<'_>> {
+        let (offset, len) = (slot.desk.load(Ordering::Relaxed) as usize, slot.desk_len.load(Ordering::Relaxed) as usize);
+        let start = self.at(offset, len)?;
+        // SAFETY: the consumer has written it, and keeps it for as long as the slot is in use; pieces begin with pages.
+        unsafe { Desk::new(start, len, slot.rows.load(Ordering::Relaxed) as usize) }
+    }
+
+    /// Where bytes of pieces begin in this process. `None` if they aren't within the memory.
+    pub fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        self.arena.at(offset, len)
+    }
+
+    /// Lets all workers end.
+    pub fn stop(&self) {
+        let header = self.header();
+        header.stop.store(1, Ordering::SeqCst);
+        for number in [&header.work.changed, &header.joins.changed, &header.news.changed] {
+            number.fetch_add(1, Ordering::SeqCst);
+            futex::wake_all(number);
+        }
+        for slot in self.slots() {
+            futex::wake_all(&slot.placed);
+        }
+    }
+
+    /// Whether workers are to end.
+    pub fn stopped(&self) -> bool {
+        self.header().stop.load(Ordering::Relaxed) != 0
+    }
+
+    /// The batch of a slot can be taken, or has failed.
+    pub(crate) fn set_ready(&self, slot: &Slot) {
+        slot.stage.store(stage::READY, Ordering::Release);
+        let news = &self.header().news;
+        news.changed.fetch_add(1, Ordering::SeqCst);
+        let awaited = news.awaited.load(Ordering::SeqCst);
+        let turn = (slot.claim.load(Ordering::Relaxed) >> 32) as u32;
+        if awaited == u64::MAX || (awaited != 0 && awaited as u32 == turn) {
+            futex::wake_all(&news.changed);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Layouts: descriptions of where the parts of items lie. What a description says is the workers' matter; here it is
+//! told to all of them, once for each layout.
+//!
+//! Whoever tells of one holds the turn meanwhile. A worker that is killed then keeps others waiting for their turn; but
+//! without the killed one's rows no batch comes, so whoever waits for a batch finds out.
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use fastpipe_memory::{Refused, futex};
+
+use crate::board::Board;
+use crate::control::LAYOUTS;
+
+/// How long a worker waits before it looks whether it is to end.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+impl Board {
+    /// The number of the layout that batches begin with; `None` while there is none.
+    pub fn layout(&self) -> Option<u32> {
+        Some(self.header().layout.load(Ordering::Acquire)).filter(|&layout| layout != 0)
+    }
+
+    /// Where the description of a layout lies. `None` if there is no such layout.
+    pub fn description(&self, layout: u32) -> Option<(usize, usize)> {
+        let header = self.header();
+        if layout == 0 || layout > header.layouts.load(Ordering::Acquire) {
+            return None;
+        }
+        let told = header.told.get(layout as usize - 1)?;
+        Some((told.offset.load(Ordering::Relaxed) as usize, told.len.load(Ordering::Relaxed) as usize))
+    }
+
+    /// Tells of a layout with which batches are to begin from now on, unless another has been told of since `known`
+    /// was the last one. `write` writes a description of `len` bytes. Returns the number of the last layout, which is
+    /// another's if that was quicker; `None` if there may be no more layouts, or workers are to end.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if there is no memory for the description.
+    pub fn tell(
+        &self,
+        maker: usize,
+        known: u32,
+        len: usize,
+        write: impl FnOnce(NonNull<u8>),
+    ) -> Result<Option<u32>, Refused> {
+        let header = self.header();
+        let turn = maker as u32 + 1;
+        while let Err(other) = header.telling.compare_exchange(0, turn, Ordering::Acquire, Ordering::Relaxed) {
+            if self.stopped() {
+                return Ok(None);
+            }
+            futex::wait(&header.telling, other, PATIENCE);
+        }
+        let last = header.layouts.load(Ordering::Relaxed);
+        let told = self.tell_in_turn(known, last, len, write);
+        header.telling.store(0, Ordering::Release);
+        futex::wake_all(&header.telling);
+        told
+    }
+
+    fn tell_in_turn(
+        &self,
+        known: u32,
+        last: u32,
+        len: usize,
+        write: impl FnOnce(NonNull<u8>),
+    ) -> Result<Option<u32>, Refused> {
+        let header = self.header();
+        if last != known {
+            return Ok(Some(last));
+        }
+        let Some(told) = header.told.get(last as usize).filter(|_| (last as usize) < LAYOUTS) else {
+            return Ok(None);
+        };
+        let piece = self.arena().take(len)?;
+        if let Some(start) = self.at(piece.offset, piece.len) {
+            write(start);
+        }
+        told.offset.store(piece.offset as u64, Ordering::Relaxed);
+        told.len.store(len as u64, Ordering::Relaxed);
+        header.layouts.store(last + 1, Ordering::Release);
+        header.layout.store(last + 1, Ordering::Release);
+        Ok(Some(last + 1))
+    }
+
+    /// Tells of a layout that was known before, unless there is one already.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if there is no memory for the description.
+    #[allow(unsafe_code)]
+    pub fn tell_of(&self, description: &[u8]) -> Result<(), Refused> {
+        let write = |at: NonNull<u8>| {
+            // SAFETY: there is room for as many bytes as are told.
+            unsafe { at.as_ptr().copy_from_nonoverlapping(description.as_ptr(), description.len()) };
+        };
+        self.tell(self.makers(), 0, description.len(), write).map(|_| ())
+    }
+
+    /// Bytes behind the rows of a slab that a row takes, on average.
+    pub fn tail(&self) -> usize {
+        self.header().tail.load(Ordering::Relaxed) as usize
+    }
+}

@@ -1,0 +1,42 @@
+//! Items that several workers make, each written once, by the worker that made it, into its row of a batch.
+//!
+//! # Who does what
+//!
+//! The *consumer* begins batches: it puts the indices of a batch's items onto a *desk*, and opens a *slot* for it. *Makers*
+//! (item workers) claim rows of the earliest batch that has some left, make the items, and write each into the batch's
+//! *slab*, where the consumer's arrays will be. Who finishes the last row of a batch finishes the batch: it is ready,
+//! or goes to a *joiner* (a batch worker) if making a batch of the items takes more than having them side by side.
+//! The consumer takes batches in their order, and retires their slots.
+//!
+//! All of this lies in memory in common (`fastpipe_memory::Arena`): makers are processes, or threads of one. There are
+//! no queues and no locks. A slot has one number, of which makers claim rows by compare-and-swap, so the least busy one
+//! takes the next item, whatever the items cost; and one number that counts rows to be finished. Whoever has nothing to
+//! do waits for a number to change (a futex), and nobody is woken who doesn't wait.
+//!
+//! # What may happen
+//!
+//! - A maker that is killed or stopped leaves rows claimed and unfinished: the batch is never ready. It holds nothing
+//!   else that others need. Whoever waits for the batch looks at the makers' [records](MakerView) for who has them.
+//! - Numbers in the memory may be anything, if a process writes where it shouldn't: they are held against the bounds of
+//!   the memory before they are used, so whatever they are nobody reads beyond it.
+//! - A batch whose slot is used again meanwhile can't be claimed by mistake: claims carry the slot's turn.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod board;
+mod clock;
+mod consumer;
+mod control;
+mod desk;
+mod layouts;
+mod maker;
+mod plan;
+mod record;
+
+pub use board::{Board, Joining, Options};
+pub use clock::nanos;
+pub use consumer::{Begun, Consumer, Lent, State, Taken};
+pub use control::Failure;
+pub use desk::{Indices, RowKind};
+pub use maker::{Claim, Done, Written};
+pub use plan::{CELL, SlabPlan};
+pub use record::{Activity, MakerView, SlowItem};

@@ -1,0 +1,483 @@
+//! What workers do: claim rows, find their slab, finish, and join.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use fastpipe_memory::{Extent, Refused, futex};
+
+use crate::board::{Board, Joining};
+use crate::clock::nanos;
+use crate::control::{Slot, stage};
+use crate::desk::{Indices, RowKind};
+use crate::plan::aligned;
+use crate::record::{Activity, NO_INDEX};
+
+/// Rows that a worker has to make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The slot of the batch.
+    pub slot: usize,
+    /// Its turn: another batch in the slot has another one.
+    pub turn: u32,
+    /// The batch's number.
+    pub number: u64,
+    /// Of the pass.
+    pub seed: u64,
+    /// The first row.
+    pub first: u32,
+    /// Behind the last one.
+    pub end: u32,
+    /// Rows of the batch.
+    pub rows: u32,
+}
+
+/// What is to be done behind the last row of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// Nothing: others still make rows, or the batch goes its way.
+    Nothing,
+    /// Join the batch of this slot, and say so by [`Board::joined`].
+    Join(usize),
+}
+
+/// Where a worker writes what has no place in slabs: it goes on in the piece that it has, for the same batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Written {
+    turn: u32,
+    next: u64,
+    end: u64,
+}
+
+/// Nanoseconds that rows claimed at once may take together. A claim costs less than a thousandth of it.
+const CLAIM_NANOS: u64 = 200_000;
+
+/// How long a worker waits before it looks whether it is to end.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Bytes of a piece for what has no place in slabs, at least.
+const SPILL: usize = 64 << 10;
+
+/// Bytes in front of what a piece holds: the offset of the one before it, and its own length.
+pub(crate) const SPILL_HEAD: u64 = 64;
+
+impl Board {
+    /// Rows to be made, of the earliest batch that has some; `None` if there are none just now.
+    pub fn claim(&self) -> Option<Claim> {
+        let work = &self.header().work;
+        let begun = work.begun.load(Ordering::Acquire);
+        let mut sequence = work.first.load(Ordering::Acquire);
+        while sequence < begun {
+            let (number, slot) = self.slot_of(sequence);
+            if let Some(claim) = self.claim_in(number, slot, (sequence as u32).wrapping_add(1)) {
+                return Some(claim);
+            }
+            // Whoever is first moves it; who fails looks at the next one all the same.
+            let _ = work.first.compare_exchange(sequence, sequence + 1, Ordering::AcqRel, Ordering::Relaxed);
+            sequence += 1;
+        }
+        None
+    }
+
+    fn claim_in(&self, number: usize, slot: &Slot, turn: u32) -> Option<Claim> {
+        let mut claim = slot.claim.load(Ordering::Acquire);
+        loop {
+            let (its_turn, first) = ((claim >> 32) as u32, claim as u32);
+            let rows = slot.rows.load(Ordering::Relaxed);
+            if its_turn != turn || first >= rows {
+                return None;
+            }
+            let end = first + self.at_once(rows - first);
+            let next = u64::from(turn) << 32 | u64::from(end);
+            // Nobody begins another batch in the slot while this one has rows to be claimed: so what was read of the
+            // slot is of this batch, if its number is still the same.
+            match slot.claim.compare_exchange_weak(claim, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    return Some(Claim {
+                        slot: number,
+                        turn,
+                        number: slot.number.load(Ordering::Relaxed),
+                        seed: slot.seed.load(Ordering::Relaxed),
+                        first,
+                        end,
+                        rows,
+                    });
+                }
+                Err(now) => claim = now,
+            }
+        }
+    }
+
+    /// How many of so many rows a worker claims at once: fewer towards the end of a batch, and only one where items
+    /// take long.
+    fn at_once(&self, rows: u32) -> u32 {
+        let each = self.header().work.item_nanos.load(Ordering::Relaxed);
+        let by_time = match each {
+            _ if self.header().whole.load(Ordering::Relaxed) != 0 => return rows,
+            0 => 1,
+            each => u32::try_from(CLAIM_NANOS / each).unwrap_or(u32::MAX),
+        };
+        by_time.clamp(1, rows.div_ceil(self.makers().max(1) as u32))
+    }
+
+    /// Waits until there may be rows to be made, or workers are to end; at most so long.
+    pub fn wait_for_work(&self, maker: usize, most: Duration) {
+        let work = &self.header().work;
+        self.wait_for(maker, &work.changed, &work.waiting, most, || {
+            let begun = work.begun.load(Ordering::Acquire);
+            (work.first.load(Ordering::Acquire)..begun).any(|sequence| {
+                let slot = self.slot_of(sequence).1;
+                let claim = slot.claim.load(Ordering::Acquire);
+                (claim as u32) < slot.rows.load(Ordering::Relaxed)
+            })
+        });
+    }
+
+    fn wait_for(
+        &self,
+        worker: usize,
+        changed: &AtomicU32,
+        waiting: &AtomicU32,
+        most: Duration,
+        there: impl FnOnce() -> bool,
+    ) {
+        let seen = changed.load(Ordering::SeqCst);
+        waiting.fetch_add(1, Ordering::SeqCst);
+        // Whoever makes something to do changes the number, and then looks for who waits.
+        if !self.stopped() && !there() {
+            let begin = nanos();
+            self.record(worker).turn_to(Activity::Waiting, begin);
+            futex::wait(changed, seen, most);
+            self.record(worker).waited(nanos().saturating_sub(begin));
+        }
+        waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The indices of a batch. They stay while the claim isn't finished.
+    pub fn indices(&self, slot: usize) -> Option<Indices<'_>> {
+        Some(self.desk(&self.slots()[slot])?.indices())
+    }
+
+    /// A worker begins to make an item.
+    #[inline]
+    pub fn begin_item(&self, maker: usize, number: u64, row: u32, index: Option<i64>, now: u64) {
+        self.record(maker).make(number, row, index.unwrap_or(NO_INDEX), now);
+    }
+
+    /// It has made it, in this time.
+    #[inline]
+    pub fn end_item(&self, maker: usize, taken: u64) {
+        self.record(maker).made(taken);
+    }
+
+    /// Notes how long the items of a claim took each, which says how many are claimed at once.
+    pub fn note_pace(&self, nanos: u64) {
+        let pace = &self.header().work.item_nanos;
+        let before = pace.load(Ordering::Relaxed);
+        // Several may write at once: then one of them counts.
+        let now = if before == 0 { nanos } else { before - before / 4 + nanos / 4 };
+        pace.store(now.max(1), Ordering::Relaxed);
+    }
+
+    /// A worker has written rows, in this time.
+    pub fn note_placing(&self, maker: usize, nanos: u64) {
+        self.record(maker).placed(nanos);
+    }
+
+    /// A worker has ended.
+    pub fn note_end(&self, worker: usize) {
+        self.record(worker).turn_to(Activity::Ended, nanos());
+    }
+
+    /// The layout of a batch: that of the batch if it has one, else the one that is told.
+    pub fn layout_of(&self, slot: usize, or_else: u32) -> u32 {
+        let layout = &self.slots()[slot].layout;
+        match layout.compare_exchange(0, or_else, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => or_else,
+            Err(found) => found,
+        }
+    }
+
+    /// The layout of a batch, if it has one.
+    pub fn known_layout(&self, slot: usize) -> Option<u32> {
+        Some(self.slots()[slot].layout.load(Ordering::Acquire)).filter(|&layout| layout != 0)
+    }
+
+    /// Where the slab of a batch lies, as soon as there is one: `size` bytes for rows, and a rest for so many. `None`
+    /// if there is no memory for it, or workers are to end.
+    pub fn slab(&self, number: usize, rows: u32, size: usize) -> Option<usize> {
+        let slot = &self.slots()[number];
+        if slot.placed.load(Ordering::Acquire) == 0
+            && slot.slab.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        {
+            // Nobody has got one, and no layout was known when the batch was begun.
+            let all = size.saturating_add((rows as usize).saturating_mul(self.tail()));
+            match self.arena().take(all) {
+                Ok(piece) => set_slab(slot, piece.offset as u64, piece.len as u64, size),
+                Err(refused) => self.refuse(slot, &refused),
+            }
+            futex::wake_all(&slot.placed);
+        }
+        loop {
+            match slot.placed.load(Ordering::Acquire) {
+                1 => break,
+                0 if !self.stopped() => futex::wait(&slot.placed, 0, PATIENCE),
+                _ => return None,
+            }
+        }
+        self.slab_if_there(number, size)
+    }
+
+    /// The same, without waiting: `None` if there is no slab yet, or it is too small.
+    #[inline]
+    pub fn slab_if_there(&self, slot: usize, size: usize) -> Option<usize> {
+        let slot = &self.slots()[slot];
+        if slot.placed.load(Ordering::Acquire) != 1 {
+            return None;
+        }
+        let (offset, len) = (slot.slab.load(Ordering::Relaxed) as usize, slot.slab_len.load(Ordering::Relaxed) as usize);
+        (size <= len && self.at(offset, len).is_some()).then_some(offset)
+    }
+
+    /// There is no memory for a batch.
+    pub(crate) fn refuse(&self, slot: &Slot, refused: &Refused) {
+        let errno = refused.error.as_ref().map_or(0, |error| error.raw_os_error().unwrap_or(12) as u64 + 1);
+        slot.refusal.wanted.store(refused.wanted as u64, Ordering::Relaxed);
+        slot.refusal.held.store(refused.held, Ordering::Relaxed);
+        slot.refusal.most.store(refused.most, Ordering::Relaxed);
+        slot.refusal.errno.store(errno, Ordering::Relaxed);
+        slot.placed.store(2, Ordering::Release);
+    }
+
+    /// Room for `len` bytes of a batch that have no place in its slab; the offset is a multiple of 64.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if there is no memory.
+    pub fn room(&self, slot: usize, turn: u32, written: &mut Written, len: usize) -> Result<usize, Refused> {
+        let slot = &self.slots()[slot];
+        let size = aligned(len as u64).unwrap_or(u64::MAX);
+        if slot.placed.load(Ordering::Acquire) == 1 {
+            let end = slot.slab.load(Ordering::Relaxed) + slot.slab_len.load(Ordering::Relaxed);
+            let more = |free: u64| free.checked_add(size).filter(|&free| free <= end);
+            if let Ok(free) = slot.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+                return Ok(free as usize);
+            }
+        }
+        if written.turn != turn || written.end - written.next < size {
+            let piece = self.arena().take(SPILL.max(len.saturating_add(SPILL_HEAD as usize)))?;
+            self.link(slot, piece.offset as u64, piece.len as u64);
+            *written = Written {
+                turn,
+                next: piece.offset as u64 + SPILL_HEAD,
+                end: (piece.offset + piece.len) as u64,
+            };
+        }
+        let offset = written.next;
+        written.next += size;
+        Ok(offset as usize)
+    }
+
+    /// Puts a piece in front of those that a batch has beside its slab.
+    fn link(&self, slot: &Slot, offset: u64, len: u64) {
+        let Some([before, its_len]) = self.spill_head(offset) else { return };
+        its_len.store(len, Ordering::Relaxed);
+        let mut last = slot.spill.load(Ordering::Relaxed);
+        loop {
+            before.store(last, Ordering::Relaxed);
+            match slot.spill.compare_exchange_weak(last, offset, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => last = now,
+            }
+        }
+    }
+
+    /// What a piece beside a slab begins with: the offset of the one before it, and its own length.
+    pub(crate) fn spill_head(&self, offset: u64) -> Option<[&AtomicU64; 2]> {
+        Some([self.number_at(offset)?, self.number_at(offset + 8)?])
+    }
+
+    /// Notes how a row was written.
+    pub fn set_row(&self, slot: usize, row: u32, kind: RowKind, cell: (usize, usize)) {
+        let slot = &self.slots()[slot];
+        if let Some(desk) = self.desk(slot) {
+            desk.set(row as usize, kind, cell);
+        }
+        match kind {
+            RowKind::Odd => _ = slot.odd.fetch_add(1, Ordering::Relaxed),
+            RowKind::Failed => _ = slot.failed.fetch_max(u32::MAX - row, Ordering::Relaxed),
+            RowKind::Placed | RowKind::Missing => {}
+        }
+    }
+
+    /// How a row was written, and what its cell says.
+    pub fn row(&self, slot: usize, row: u32) -> (RowKind, (usize, usize)) {
+        let desk = self.desk(&self.slots()[slot]);
+        desk.map_or((RowKind::Missing, (0, 0)), |desk| (desk.kind(row as usize), desk.cell(row as usize)))
+    }
+
+    /// Whether a row needn't be made, since one in front of it has failed, or there is no memory for the batch.
+    pub fn is_needless(&self, slot: usize, row: u32) -> bool {
+        let slot = &self.slots()[slot];
+        let failed = slot.failed.load(Ordering::Relaxed);
+        (failed != 0 && (row > u32::MAX - failed || failed == u32::MAX)) || slot.placed.load(Ordering::Relaxed) == 2
+    }
+
+    /// A worker has finished so many rows of a claim.
+    pub fn finish(&self, maker: usize, slot: usize, rows: u32) -> Done {
+        let at = &self.slots()[slot];
+        if rows == 0 || at.left.fetch_sub(rows, Ordering::AcqRel) != rows {
+            return Done::Nothing;
+        }
+        self.all_made(Some(maker), slot)
+    }
+
+    /// All rows of a batch are finished.
+    pub(crate) fn all_made(&self, maker: Option<usize>, slot: usize) -> Done {
+        let at = &self.slots()[slot];
+        let failed = at.failed.load(Ordering::Relaxed) != 0 || at.placed.load(Ordering::Relaxed) == 2;
+        let in_place = self.joining() == Joining::InPlace && at.odd.load(Ordering::Relaxed) == 0;
+        match (failed || in_place, maker) {
+            (true, _) | (_, None) => self.set_ready(at),
+            (false, Some(maker)) if self.joiners() == 0 => {
+                at.stage.store(stage::JOINING, Ordering::Release);
+                self.record(maker).turn_to(Activity::Joining, nanos());
+                return Done::Join(slot);
+            }
+            _ => {
+                at.stage.store(stage::MADE, Ordering::Release);
+                let joins = &self.header().joins;
+                joins.changed.fetch_add(1, Ordering::SeqCst);
+                if joins.waiting.load(Ordering::SeqCst) > 0 {
+                    futex::wake_one(&joins.changed);
+                }
+            }
+        }
+        Done::Nothing
+    }
+
+    /// A batch to be joined, the earliest one; `None` if there is none just now. `joiner` counts from 0.
+    pub fn claim_join(&self, joiner: usize) -> Option<Claim> {
+        let made = |slot: &&Slot| slot.stage.load(Ordering::Acquire) == stage::MADE;
+        loop {
+            let slots = self.slots().iter().enumerate();
+            let earliest = slots.filter(|(_, slot)| made(slot));
+            let (number, slot) = earliest.min_by_key(|(_, slot)| slot.number.load(Ordering::Relaxed))?;
+            let taken = slot.stage.compare_exchange(
+                stage::MADE,
+                stage::JOINING,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
+            if taken.is_ok() {
+                let claim = self.batch_of(number);
+                let record = self.record(self.makers() + joiner);
+                record.make(claim.number, 0, NO_INDEX, nanos());
+                record.turn_to(Activity::Joining, nanos());
+                return Some(claim);
+            }
+        }
+    }
+
+    /// The batch of a slot whose rows are made, as a claim of all its rows.
+    pub fn batch_of(&self, slot: usize) -> Claim {
+        let at = &self.slots()[slot];
+        let rows = at.rows.load(Ordering::Relaxed);
+        Claim {
+            slot,
+            turn: (at.claim.load(Ordering::Acquire) >> 32) as u32,
+            number: at.number.load(Ordering::Relaxed),
+            seed: at.seed.load(Ordering::Relaxed),
+            first: 0,
+            end: rows,
+            rows,
+        }
+    }
+
+    /// Waits until there may be a batch to be joined, or workers are to end; at most so long.
+    pub fn wait_for_joins(&self, joiner: usize, most: Duration) {
+        let joins = &self.header().joins;
+        self.wait_for(self.makers() + joiner, &joins.changed, &joins.waiting, most, || {
+            self.slots().iter().any(|slot| slot.stage.load(Ordering::Acquire) == stage::MADE)
+        });
+    }
+
+    /// Lets all of a batch's slab be written again: nobody looks at its rows any more. For whoever joins it.
+    pub fn clear(&self, slot: usize) {
+        let at = &self.slots()[slot];
+        if at.placed.load(Ordering::Acquire) == 1 {
+            at.free.store(at.slab.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// Takes all its memory from a batch: somebody in this process still looks at its rows. What is made of it goes
+    /// elsewhere. For whoever joins it, who [forgets](fastpipe_memory::Arena::forget) the memory when that is over.
+    pub fn detach(&self, slot: usize) -> Vec<Extent> {
+        let at = &self.slots()[slot];
+        let mut pieces = self.spilled(at);
+        if at.placed.load(Ordering::Acquire) == 1 {
+            pieces.push(Extent {
+                offset: at.slab.load(Ordering::Relaxed) as usize,
+                len: at.slab_len.load(Ordering::Relaxed) as usize,
+            });
+            at.placed.store(3, Ordering::Release);
+        }
+        at.spill.store(0, Ordering::Relaxed);
+        pieces
+    }
+
+    /// The pieces that a batch has beside its slab.
+    pub(crate) fn spilled(&self, slot: &Slot) -> Vec<Extent> {
+        let mut pieces = Vec::new();
+        let mut next = slot.spill.load(Ordering::Acquire);
+        // Whatever the memory says, there are no more than each row, and who joins them, can have taken.
+        let most = slot.rows.load(Ordering::Relaxed) as usize * 8 + 64;
+        while next != 0 && pieces.len() < most {
+            let Some([before, len]) = self.spill_head(next) else { break };
+            pieces.push(Extent {
+                offset: next as usize,
+                len: len.load(Ordering::Relaxed) as usize,
+            });
+            next = before.load(Ordering::Relaxed);
+        }
+        pieces
+    }
+
+    /// The layout that a batch has can't be its batch: it is to be joined.
+    pub fn set_odd(&self, slot: usize) {
+        self.slots()[slot].odd.fetch_max(1, Ordering::Relaxed);
+    }
+
+    /// Notes where what was made of a batch lies.
+    pub fn set_result(&self, slot: usize, (offset, len): (usize, usize)) {
+        let at = &self.slots()[slot];
+        at.result.store(offset as u64, Ordering::Relaxed);
+        at.result_len.store(len as u64, Ordering::Relaxed);
+    }
+
+    /// A worker has joined a batch since then: it has noted where what it made of it lies, or that it failed, as if its
+    /// first row had.
+    pub fn joined(&self, worker: usize, slot: usize, begun: u64) {
+        self.record(worker).joined(nanos().saturating_sub(begun));
+        self.set_ready(&self.slots()[slot]);
+    }
+
+    /// A worker has finished all rows of a batch at once, and noted where what it made of them lies, or that it failed.
+    pub fn finish_whole(&self, slot: usize) {
+        let at = &self.slots()[slot];
+        at.left.store(0, Ordering::Release);
+        self.set_ready(at);
+    }
+
+    fn number_at(&self, offset: u64) -> Option<&AtomicU64> {
+        let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(8))?;
+        Some(crate::control::atomic(self.at(offset, 8)?))
+    }
+}
+
+/// Notes where a slab lies, of which the first `size` bytes are for rows.
+pub(crate) fn set_slab(slot: &Slot, offset: u64, len: u64, size: usize) {
+    slot.slab_len.store(len, Ordering::Relaxed);
+    slot.free.store(aligned(offset + size as u64).unwrap_or(u64::MAX), Ordering::Relaxed);
+    slot.slab.store(offset, Ordering::Release);
+    slot.placed.store(1, Ordering::Release);
+}

@@ -1,0 +1,425 @@
+//! Threads as makers and joiners: every row is made once, lies where it belongs, and batches come whatever fails.
+#![allow(unsafe_code)]
+#![cfg(all(target_os = "linux", not(miri)))]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use fastpipe_items::{
+    Board, Claim, Consumer, Done, Failure, Indices, Joining, Options, RowKind, SlabPlan, State, Taken, Written, nanos,
+};
+use fastpipe_memory::SharedMemory;
+use proptest::prelude::*;
+
+/// Bytes of a row in the slab; an odd row has as many as its index says, elsewhere.
+const ROW: usize = 24;
+const TICK: Duration = Duration::from_millis(20);
+
+/// What workers do.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    joining: Joining,
+    /// Every how-many-th index fails, is odd, or takes a millisecond; 0 for none.
+    fails: i64,
+    odd: i64,
+    slow: i64,
+}
+
+fn is(every: i64, index: i64) -> bool {
+    every > 0 && index % every == every - 1
+}
+
+/// # Safety
+///
+/// Nobody else uses the bytes meanwhile.
+unsafe fn bytes(board: &Board, offset: usize, len: usize) -> &mut [u8] {
+    let at = board.at(offset, len).expect("within the memory");
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), len) }
+}
+
+fn content(index: i64, len: usize) -> Vec<u8> {
+    index.to_le_bytes().into_iter().cycle().take(len).collect()
+}
+
+fn odd_len(index: i64) -> usize {
+    (index % 50 * 997) as usize
+}
+
+fn maker(board: &Board, me: usize, work: Work, made: &AtomicU64) {
+    let mut written = Written::default();
+    while !board.stopped() {
+        match board.claim() {
+            Some(claim) => make(board, me, work, &claim, &mut written, made),
+            None => board.wait_for_work(me, TICK),
+        }
+    }
+    board.note_end(me);
+}
+
+fn make(board: &Board, me: usize, work: Work, claim: &Claim, written: &mut Written, made: &AtomicU64) {
+    let begin = nanos();
+    for row in claim.first..claim.end {
+        if board.is_needless(claim.slot, row) {
+            continue;
+        }
+        let Some(Indices::Numbers(indices)) = board.indices(claim.slot) else { panic!("the desk is there") };
+        let index = indices[row as usize];
+        board.begin_item(me, claim.number, row, Some(index), nanos());
+        made.fetch_add(1, Ordering::Relaxed);
+        if is(work.slow, index) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        board.end_item(me, 1);
+        if is(work.fails, index) {
+            let at = board.room(claim.slot, claim.turn, written, 8).unwrap();
+            // SAFETY: the room is this row's.
+            unsafe { bytes(board, at, 8) }.copy_from_slice(&index.to_le_bytes());
+            board.set_row(claim.slot, row, RowKind::Failed, (at, 8));
+        } else if is(work.odd, index) {
+            let len = odd_len(index);
+            let at = board.room(claim.slot, claim.turn, written, len).unwrap();
+            // SAFETY: as above.
+            unsafe { bytes(board, at, len) }.copy_from_slice(&content(index, len));
+            board.set_row(claim.slot, row, RowKind::Odd, (at, len));
+        } else {
+            if board.layout().is_none() {
+                let write = |at: std::ptr::NonNull<u8>| {
+                    // SAFETY: as many bytes as are told.
+                    unsafe { at.as_ptr().copy_from_nonoverlapping(b"layout".as_ptr(), 6) };
+                };
+                board.tell(me, 0, 6, write).unwrap();
+            }
+            let layout = board.layout_of(claim.slot, board.layout().unwrap());
+            assert_eq!(layout, 1);
+            let plan = SlabPlan::new(&[ROW], claim.rows as usize).unwrap();
+            let Some(slab) = board.slab(claim.slot, claim.rows, plan.end) else { continue };
+            // SAFETY: the row is claimed.
+            unsafe { bytes(board, slab + ROW * row as usize, ROW) }.copy_from_slice(&content(index, ROW));
+            board.set_row(claim.slot, row, RowKind::Placed, (0, 0));
+        }
+    }
+    board.note_pace((nanos() - begin) / u64::from(claim.end - claim.first));
+    if let Done::Join(slot) = board.finish(me, claim.slot, claim.end - claim.first) {
+        join(board, me, &board.batch_of(slot), written);
+    }
+}
+
+/// The sum of the indices, from wherever the rows lie.
+fn join(board: &Board, worker: usize, claim: &Claim, written: &mut Written) {
+    let mut sum = 0;
+    for row in 0..claim.rows {
+        let first = match board.row(claim.slot, row) {
+            (RowKind::Placed, _) => {
+                let plan = SlabPlan::new(&[ROW], claim.rows as usize).unwrap();
+                board.slab(claim.slot, claim.rows, plan.end).unwrap() + ROW * row as usize
+            }
+            (RowKind::Odd, (at, len)) if len >= 8 => at,
+            (RowKind::Odd, _) => continue,
+            kind => panic!("row {row} of {claim:?} is {kind:?}"),
+        };
+        // SAFETY: all rows are finished, and one worker joins them.
+        sum += i64::from_le_bytes(unsafe { bytes(board, first, 8) }.try_into().unwrap());
+    }
+    let at = board.room(claim.slot, claim.turn, written, 8).unwrap();
+    // SAFETY: the room is the joiner's.
+    unsafe { bytes(board, at, 8) }.copy_from_slice(&sum.to_le_bytes());
+    board.set_result(claim.slot, (at, 8));
+    board.joined(worker, claim.slot, nanos());
+}
+
+fn joiner(board: &Board, me: usize) {
+    let mut written = Written::default();
+    while !board.stopped() {
+        match board.claim_join(me) {
+            Some(claim) => join(board, board.makers() + me, &claim, &mut written),
+            None => board.wait_for_joins(me, TICK),
+        }
+    }
+}
+
+/// Holds a batch against what it should be.
+fn check(board: &Board, work: Work, indices: &[i64], found: Result<Taken, (Failure, fastpipe_items::Lent)>) {
+    let failing = indices.iter().position(|&index| is(work.fails, index));
+    let taken = match (found, failing) {
+        (Err((Failure::Row { row, offset, len }, _lent)), Some(expected)) => {
+            assert_eq!((row as usize, len), (expected, 8));
+            // SAFETY: the batch is taken.
+            assert_eq!(unsafe { bytes(board, offset, len) }, indices[expected].to_le_bytes());
+            return;
+        }
+        (Ok(taken), None) => taken,
+        (found, failing) => panic!("{found:?}, and {failing:?} fails"),
+    };
+    assert_eq!(taken.rows, indices.len());
+    let odd = indices.iter().any(|&index| is(work.odd, index));
+    assert_eq!(taken.result.is_some(), !indices.is_empty() && (odd || work.joining != Joining::InPlace));
+    if let Some((at, len)) = taken.result {
+        let without_bytes = |index: i64| is(work.odd, index) && odd_len(index) < 8;
+        let sum: i64 = indices.iter().filter(|&&index| !without_bytes(index)).sum();
+        // SAFETY: as above.
+        assert_eq!(unsafe { bytes(board, at, len) }, sum.to_le_bytes());
+    } else if !indices.is_empty() {
+        let slab = taken.slab.unwrap();
+        for (row, &index) in indices.iter().enumerate() {
+            // SAFETY: as above.
+            assert_eq!(unsafe { bytes(board, slab.0 + ROW * row, ROW) }, content(index, ROW), "row {row}");
+        }
+    }
+}
+
+fn run(makers: usize, joiners: usize, ahead: usize, work: Work, batches: &[Vec<i64>], keep: usize) -> Arc<Consumer> {
+    let options = Options {
+        makers,
+        joiners,
+        slots: ahead + 2,
+        joining: work.joining,
+        whole: false,
+        most: 1 << 30,
+    };
+    let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, ahead, 1 << 20).unwrap();
+    let made = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let board = consumer.board();
+        // Boards of their own, as processes have.
+        let open = || {
+            let file = board.arena().memory().file().unwrap().try_clone_to_owned().unwrap();
+            Board::open(SharedMemory::open(file).unwrap()).unwrap()
+        };
+        for me in 0..makers {
+            let (board, made) = (open(), &made);
+            scope.spawn(move || maker(&board, me, work, made));
+        }
+        for me in 0..joiners {
+            let board = open();
+            scope.spawn(move || joiner(&board, me));
+        }
+        let mut begun = 0;
+        let mut kept = std::collections::VecDeque::new();
+        for (number, indices) in batches.iter().enumerate() {
+            while begun < batches.len() && begun < number + ahead && consumer.can_begin() {
+                let rows = batches[begun].len();
+                let slab = board.layout().map(|layout| {
+                    let end = SlabPlan::new(&[ROW], rows).unwrap().end;
+                    (layout, end + rows * board.tail(), end)
+                });
+                let sequence = consumer.begin(begun as u64, 5, &Indices::Numbers(&batches[begun]), slab).unwrap();
+                assert_eq!(sequence, begun as u64);
+                begun += 1;
+            }
+            let deadline = Instant::now() + Duration::from_secs(60);
+            consumer.need(number as u64);
+            while consumer.state(number as u64) != State::Ready {
+                assert!(Instant::now() < deadline, "{:?}", board.views());
+                consumer.wait(Some(number as u64), TICK);
+            }
+            assert_eq!(consumer.left(number as u64), 0);
+            let taken = consumer.take(number as u64);
+            if let Ok(taken) = &taken {
+                kept.push_back(taken.slab);
+            }
+            check(board, work, indices, taken);
+            if kept.len() > keep {
+                kept.pop_front();
+            }
+        }
+        board.stop();
+    });
+    let items: u64 = consumer.board().views().iter().map(|view| view.items).sum();
+    assert_eq!(items, made.load(Ordering::Relaxed));
+    if work.fails == 0 {
+        assert_eq!(items, batches.iter().map(|batch| batch.len() as u64).sum::<u64>(), "each row once");
+    }
+    consumer
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn batches_are_what_their_indices_say(
+        makers in 1usize..6,
+        joiners in 0usize..3,
+        ahead in 1usize..5,
+        joining in prop_oneof![Just(Joining::InPlace), Just(Joining::ByMakers), Just(Joining::ByJoiners)],
+        (fails, odd, slow) in (prop_oneof![Just(0i64), 5i64..60], prop_oneof![Just(0i64), 2i64..9], prop_oneof![Just(0i64), Just(30i64)]),
+        sizes in prop::collection::vec(0usize..40, 0..40),
+    ) {
+        let joiners = if joining == Joining::ByJoiners { joiners } else { 0 };
+        let mut next = 0i64;
+        let mut batch = |rows: usize| {
+            next += rows as i64;
+            (next - rows as i64..next).collect()
+        };
+        let batches: Vec<Vec<i64>> = sizes.into_iter().map(&mut batch).collect();
+        let consumer = run(makers, joiners, ahead, Work { joining, fails, odd, slow }, &batches, 0);
+        // All memory is free, but for descriptions.
+        prop_assert!(consumer.idle() <= makers);
+    }
+}
+
+#[test]
+fn a_slow_item_holds_up_its_batch_alone() {
+    let options = Options {
+        makers: 2,
+        joiners: 0,
+        slots: 8,
+        joining: Joining::InPlace,
+        whole: false,
+        most: 1 << 30,
+    };
+    let consumer = Consumer::new(SharedMemory::private(1 << 40).unwrap(), &options, 4, 0).unwrap();
+    for batch in 0..4i64 {
+        let indices: Vec<i64> = (batch * 4..batch * 4 + 4).collect();
+        consumer.begin(batch as u64, 0, &Indices::Numbers(&indices), None).unwrap();
+    }
+    let board = consumer.board();
+    let slow = board.claim().unwrap();
+    assert_eq!((slow.number, slow.first, slow.end), (0, 0, 1));
+    let quick = Work {
+        joining: Joining::InPlace,
+        fails: 0,
+        odd: 0,
+        slow: 0,
+    };
+    let made = AtomicU64::new(0);
+    let mut written = Written::default();
+    while let Some(claim) = board.claim() {
+        make(board, 1, quick, &claim, &mut written, &made);
+    }
+    let ready: Vec<_> = (0..4).map(|batch| consumer.state(batch) == State::Ready).collect();
+    assert_eq!(ready, [false, true, true, true]);
+    assert_eq!((consumer.left(0), made.load(Ordering::Relaxed)), (1, 15));
+    make(board, 0, quick, &slow, &mut written, &made);
+    assert_eq!(consumer.state(0), State::Ready);
+}
+
+#[test]
+fn memory_is_that_of_the_batches_ahead_and_one() {
+    let page = 4096;
+    let options = Options {
+        makers: 1,
+        joiners: 0,
+        slots: 16,
+        joining: Joining::InPlace,
+        whole: false,
+        most: 1 << 30,
+    };
+    let consumer = Consumer::new(SharedMemory::private(1 << 40).unwrap(), &options, 2, 0).unwrap();
+    let board = consumer.board();
+    board.tell(0, 0, 6, |_| ()).unwrap();
+    let plan = SlabPlan::new(&[ROW], 1000).unwrap();
+    let indices: Vec<i64> = (0..1000).collect();
+    let begin = |number| consumer.begin(number, 0, &Indices::Numbers(&indices), Some((1, plan.end, plan.end))).unwrap();
+    let work = Work {
+        joining: Joining::InPlace,
+        fails: 0,
+        odd: 0,
+        slow: 0,
+    };
+    let (made, mut written) = (AtomicU64::new(0), Written::default());
+    let mut taken = Vec::new();
+    begin(0);
+    begin(1);
+    for number in 0..20u64 {
+        // The consumer has the batch before until it has the next one.
+        consumer.need(number);
+        while consumer.state(number) != State::Ready {
+            let claim = board.claim().unwrap();
+            make(board, 0, work, &claim, &mut written, &made);
+        }
+        taken.push(consumer.take(number).unwrap());
+        begin(number + 2);
+        let slab = plan.end.next_multiple_of(page) as u64;
+        let desks = 4 * (1000 * 25 + 8u64).next_multiple_of(page as u64);
+        assert!(consumer.held() <= 3 * slab + desks + 2 * page as u64, "{} of {number}", consumer.held());
+        taken.drain(..taken.len() - 1);
+    }
+    // Who keeps batches gets others all the same.
+    for number in 20..26u64 {
+        consumer.need(number);
+        while consumer.state(number) != State::Ready {
+            make(board, 0, work, &board.claim().unwrap(), &mut written, &made);
+        }
+        taken.push(consumer.take(number).unwrap());
+        begin(number + 2);
+    }
+    let mut starts: Vec<_> = taken.iter().map(|taken| taken.slab.unwrap().0).collect();
+    starts.sort_unstable();
+    starts.dedup();
+    assert_eq!(starts.len(), 7);
+}
+
+#[test]
+fn too_little_memory_is_told_with_sizes() {
+    let options = Options {
+        makers: 1,
+        joiners: 0,
+        slots: 4,
+        joining: Joining::InPlace,
+        whole: false,
+        most: 100 << 10,
+    };
+    for known in [false, true] {
+        let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 2, 0).unwrap();
+        let board = consumer.board();
+        let indices: Vec<i64> = (0..3).collect();
+        let slab = known.then_some((1, 1 << 20, 1 << 20));
+        if known {
+            board.tell(0, 0, 6, |_| ()).unwrap();
+        }
+        consumer.begin(0, 0, &Indices::Numbers(&indices), slab).unwrap();
+        while let Some(claim) = board.claim() {
+            if !known {
+                board.layout_of(claim.slot, 1);
+            }
+            assert_eq!(board.slab(claim.slot, claim.rows, 1 << 20), None);
+            assert!(board.is_needless(claim.slot, claim.first));
+            board.finish(0, claim.slot, claim.end - claim.first);
+        }
+        let (failure, _lent) = consumer.take(0).unwrap_err();
+        let Failure::Memory { wanted, most, errno, .. } = failure else { panic!("{failure:?}") };
+        assert_eq!((wanted, most, errno), (1 << 20, 100 << 10, None));
+    }
+}
+
+#[test]
+fn batches_that_are_given_up_are_ready_when_their_makers_are_done() {
+    let options = Options {
+        makers: 1,
+        joiners: 1,
+        slots: 4,
+        joining: Joining::ByJoiners,
+        whole: false,
+        most: 1 << 30,
+    };
+    let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 2, 0).unwrap();
+    let board = consumer.board();
+    let indices: Vec<i64> = (0..3).collect();
+    for number in 0..3 {
+        consumer.begin(number, 0, &Indices::Numbers(&indices), None).unwrap();
+    }
+    let claim = board.claim().unwrap();
+    consumer.cancel(0..3);
+    assert_eq!(board.claim(), None);
+    let states: Vec<_> = (0..3).map(|batch| consumer.state(batch)).collect();
+    assert_eq!(states, [State::OnTheWay, State::Ready, State::Ready]);
+    assert!(board.is_needless(claim.slot, claim.first));
+    assert_eq!(board.finish(0, claim.slot, 1), Done::Nothing);
+    assert_eq!(consumer.state(0), State::Ready);
+    assert!((0..3).all(|batch| consumer.take(batch).is_err()));
+    assert!(consumer.can_begin());
+    assert_eq!(consumer.begin(0, 0, &Indices::Numbers(&indices), None).unwrap(), 3);
+    assert_eq!(board.claim().unwrap().number, 0);
+}
+
+#[test]
+fn memory_without_a_board_is_refused() {
+    let memory = SharedMemory::create(1 << 30).unwrap();
+    memory.commit(0, 1).unwrap();
+    assert!(Board::open(memory).is_err());
+    let arena = fastpipe_memory::Arena::create(SharedMemory::create(1 << 30).unwrap(), 100, 1).unwrap();
+    let file = arena.memory().file().unwrap().try_clone_to_owned().unwrap();
+    assert!(Board::open(SharedMemory::open(file).unwrap()).is_err());
+}

@@ -1,0 +1,286 @@
+//! The consumer's side: begins batches, waits for them, and takes them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fastpipe_items::{Activity, Board, Consumer, Failure, Indices, Joining, MakerView, Options, State};
+use fastpipe_memory::SharedMemory;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyInt, PyList};
+
+use super::layout::ItemLayout;
+use super::memory::ItemMemory;
+use super::room::no_memory;
+
+/// How long a wait may keep Ctrl-C waiting.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Bytes of address space for batches, at most: they take none of memory.
+const SPACE: usize = 1 << 42;
+
+/// Bytes below which address space is too small to be of use.
+const LEAST_SPACE: usize = 16 << 20;
+
+/// The one that batches are made for.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct ItemConsumer {
+    consumer: Arc<Consumer>,
+}
+
+/// A batch that was taken: memory, rows, layout, where the slab lies, where what was made of it lies (offset, length).
+type TakenBatch<'py> = (Bound<'py, ItemMemory>, usize, u32, usize, Option<(usize, usize)>);
+
+#[pymethods]
+impl ItemConsumer {
+    /// Memory for batches. `joining` is 0 if rows side by side are a batch, 1 if makers make batches, 2 if joiners do.
+    #[new]
+    #[pyo3(signature = (*, makers, joiners, slots, joining, whole, ahead, slack, most, shared))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    fn new(
+        makers: usize,
+        joiners: usize,
+        slots: usize,
+        joining: u32,
+        whole: bool,
+        ahead: usize,
+        slack: usize,
+        most: u64,
+        shared: bool,
+    ) -> PyResult<Self> {
+        if makers == 0 || slots == 0 {
+            return Err(PyValueError::new_err("there are no workers, or no batches"));
+        }
+        let options = Options {
+            makers,
+            joiners,
+            slots,
+            joining: match joining {
+                0 => Joining::InPlace,
+                1 => Joining::ByMakers,
+                _ => Joining::ByJoiners,
+            },
+            whole,
+            most,
+        };
+        let mut space = SPACE;
+        let memory = loop {
+            let found = if shared { SharedMemory::create(space) } else { SharedMemory::private(space) };
+            match found {
+                Ok(memory) => break memory,
+                // Where the address space is limited, or files may not be as large.
+                Err(_) if space > LEAST_SPACE => space /= 2,
+                Err(error) => return Err(error.into()),
+            }
+        };
+        Ok(ItemConsumer {
+            consumer: Consumer::new(memory, &options, ahead, slack)?,
+        })
+    }
+
+    /// The number of the memory's file, for workers that are processes; None if they are threads.
+    #[getter]
+    fn file(&self) -> Option<i32> {
+        #[cfg(target_os = "linux")]
+        {
+            use std::os::fd::AsRawFd;
+            self.board().arena().memory().file().map(|file| file.as_raw_fd())
+        }
+        #[cfg(not(target_os = "linux"))]
+        None
+    }
+
+    /// Whether another batch can be begun just now.
+    fn can_begin(&self) -> bool {
+        self.consumer.can_begin()
+    }
+
+    /// Whether one more batch like that, of so many rows, is within the slack.
+    fn has_slack(&self, layout: Option<PyRef<'_, ItemLayout>>, rows: usize) -> PyResult<bool> {
+        let bytes = layout.map_or(Ok(1 << 20), |layout| layout.plan(rows).map(|plan| plan.end))?;
+        Ok(self.consumer.has_slack(bytes.saturating_add(rows.saturating_mul(self.board().tail()))))
+    }
+
+    /// Begins a batch of these indices: a list. `pickle` makes bytes of one that isn't all numbers. Returns the batch.
+    fn begin(
+        &self,
+        py: Python<'_>,
+        indices: &Bound<'_, PyList>,
+        pickle: &Bound<'_, PyAny>,
+        number: u64,
+        seed: u64,
+        layout: Option<(u32, PyRef<'_, ItemLayout>)>,
+    ) -> PyResult<u64> {
+        let rows = indices.len();
+        let slab = match layout {
+            Some((number, layout)) => {
+                let end = layout.plan(rows)?.end;
+                Some((number, end.saturating_add(rows.saturating_mul(self.board().tail())), end))
+            }
+            None => None,
+        };
+        let begun = match numbers(indices) {
+            Some(numbers) => self.consumer.begin(number, seed, &Indices::Numbers(&numbers), slab),
+            None => {
+                let blob = pickle.call1((indices,))?.cast_into::<PyBytes>()?;
+                self.consumer.begin(number, seed, &Indices::Blob(blob.as_bytes(), rows), slab)
+            }
+        };
+        begun.map_err(|refused| no_memory(py, &refused))
+    }
+
+    /// Waits until a batch is ready, or any of those begun if None; at most so many seconds. Returns whether it is.
+    fn wait(&self, py: Python<'_>, batch: Option<u64>, seconds: f64) -> PyResult<bool> {
+        let ready = |batch: u64| self.consumer.state(batch) == State::Ready;
+        if let Some(batch) = batch {
+            if ready(batch) {
+                return Ok(true);
+            }
+            self.consumer.need(batch);
+        }
+        let most = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX);
+        let begin = Instant::now();
+        loop {
+            let left = most.saturating_sub(begin.elapsed());
+            py.detach(|| self.consumer.wait(batch, left.min(PATIENCE)));
+            if batch.is_some_and(ready) {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if batch.is_none() || begin.elapsed() >= most {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Whether a batch can be taken.
+    fn ready(&self, batch: u64) -> bool {
+        self.consumer.state(batch) == State::Ready
+    }
+
+    /// Takes a batch that is ready. Of one that has failed, by `failed`: ("row", memory, row, offset, length), or
+    /// ("memory", wanted, held, most, errno).
+    fn take<'py>(&self, py: Python<'py>, batch: u64) -> PyResult<Outcome<'py>> {
+        if self.consumer.state(batch) != State::Ready {
+            return Err(PyRuntimeError::new_err("the batch isn't ready"));
+        }
+        match self.consumer.take(batch) {
+            Ok(taken) => {
+                let memory = Bound::new(py, ItemMemory::new(self.board().clone(), Some(taken.lent)))?;
+                let slab = taken.slab.map_or(0, |(offset, _)| offset);
+                Ok(Outcome::Taken((memory, taken.rows, taken.layout, slab, taken.result)))
+            }
+            Err((Failure::Row { row, offset, len }, lent)) => {
+                let memory = Bound::new(py, ItemMemory::new(self.board().clone(), Some(lent)))?;
+                Ok(Outcome::Row(("row", memory, row, offset, len)))
+            }
+            Err((Failure::Memory { wanted, held, most, errno }, _lent)) => {
+                Ok(Outcome::Memory(("memory", wanted, held, most, errno)))
+            }
+        }
+    }
+
+    /// Gives batches up: no rows of them are made any more. They are to be waited for and taken.
+    fn cancel(&self, batches: Vec<u64>) {
+        self.consumer.cancel(batches);
+    }
+
+    /// Makers that have nothing to do, and wait.
+    fn idle(&self) -> usize {
+        self.consumer.idle()
+    }
+
+    /// Rows of a batch that aren't finished.
+    fn left(&self, batch: u64) -> u32 {
+        self.consumer.left(batch)
+    }
+
+    /// Lets all workers end.
+    fn stop(&self) {
+        self.board().stop();
+    }
+
+    /// The number of the layout that batches begin with, and its description; None if there is none.
+    fn layout<'py>(&self, py: Python<'py>) -> Option<(u32, Bound<'py, PyBytes>)> {
+        let layout = self.board().layout()?;
+        Some((layout, self.description(py, layout)?))
+    }
+
+    /// The description of a layout.
+    fn description<'py>(&self, py: Python<'py>, layout: u32) -> Option<Bound<'py, PyBytes>> {
+        let (offset, len) = self.board().description(layout)?;
+        let memory = ItemMemory::new(self.board().clone(), None);
+        memory.copied(py, offset, len).ok()
+    }
+
+    /// Tells of a layout that was learned before, if there is none yet.
+    fn tell(&self, py: Python<'_>, description: &[u8]) -> PyResult<()> {
+        let told = self.board().tell_of(description);
+        told.map_err(|refused| no_memory(py, &refused))
+    }
+
+    /// Bytes of memory that batches take or took.
+    #[getter]
+    fn held(&self) -> u64 {
+        self.consumer.held()
+    }
+
+    /// Bytes of memory that batches may take.
+    fn set_most(&self, most: u64) {
+        self.board().arena().set_most(most);
+    }
+
+    /// What each worker says of itself: makers first.
+    fn views<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        self.board().views().iter().map(|view| told(py, view)).collect()
+    }
+}
+
+/// What `take` returns.
+#[derive(IntoPyObject)]
+enum Outcome<'py> {
+    Taken(TakenBatch<'py>),
+    Row((&'static str, Bound<'py, ItemMemory>, u32, usize, usize)),
+    Memory((&'static str, u64, u64, u64, Option<i32>)),
+}
+
+impl ItemConsumer {
+    pub(crate) fn board(&self) -> &Board {
+        self.consumer.board()
+    }
+}
+
+/// The numbers of a list; `None` if there is anything else, of a class derived from int too.
+fn numbers(list: &Bound<'_, PyList>) -> Option<Vec<i64>> {
+    let mut found = Vec::with_capacity(list.len());
+    for item in list.iter() {
+        found.push(item.cast_exact::<PyInt>().ok()?.extract().ok()?);
+    }
+    Some(found)
+}
+
+fn told<'py>(py: Python<'py>, view: &MakerView) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    let activity = match view.activity {
+        Activity::Starting => "starting",
+        Activity::Waiting => "waiting",
+        Activity::Making => "making",
+        Activity::Joining => "joining",
+        Activity::Ended => "ended",
+    };
+    let index = |index: i64| (index != i64::MIN).then_some(index);
+    let seconds = |nanos: u64| nanos as f64 / 1e9;
+    dict.set_item("activity", activity)?;
+    dict.set_item("batch", view.batch)?;
+    dict.set_item("row", view.row)?;
+    dict.set_item("index", index(view.index))?;
+    dict.set_item("for", seconds(view.for_nanos))?;
+    dict.set_item("items", view.items)?;
+    dict.set_item("making", seconds(view.making))?;
+    dict.set_item("placing", seconds(view.placing))?;
+    dict.set_item("joining", seconds(view.joining))?;
+    dict.set_item("waiting", seconds(view.waiting))?;
+    let slowest = view.slowest.iter().map(|slow| (seconds(slow.nanos), index(slow.index), slow.batch, slow.row));
+    dict.set_item("slowest", slowest.collect::<Vec<_>>())?;
+    Ok(dict)
+}

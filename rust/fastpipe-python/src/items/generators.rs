@@ -1,0 +1,230 @@
+//! Random generators that items draw from, seeded for each item, so that an item is the same whoever makes it.
+//!
+//! To seed the generators of Python, NumPy and PyTorch takes seven microseconds, longer than many an item. Most data
+//! sets draw from none or one of them. So an item's generators are seeded before it is made only if items draw from
+//! them: each is watched, by some bytes of its state that change with every draw. The first items are made with all
+//! generators seeded; a generator that none of them drew from is then left alone. Should a later item draw from it
+//! after all, the item is made once more, with the generator seeded, and so are all behind it.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fastpipe_random::{Draws, Key, Purpose};
+use pyo3::exceptions::{PyException, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+/// Items that are made with all generators seeded, to see which of them they draw from.
+const TRIED: u32 = 16;
+
+/// Stands for the row of an item where a batch as a whole is made.
+const BATCH: u32 = u32::MAX;
+
+/// Bytes of a generator's state that are watched at most.
+const WATCHED: usize = 24;
+
+/// Which item is being made, for whoever asks for its seed.
+#[derive(Debug, Default)]
+pub(crate) struct Current {
+    seed: AtomicU64,
+    number: AtomicU64,
+    row: AtomicU64,
+}
+
+impl Current {
+    pub(crate) fn set(&self, seed: u64, number: u64, row: u32) {
+        self.seed.store(seed, Ordering::Relaxed);
+        self.number.store(number, Ordering::Relaxed);
+        self.row.store(row.into(), Ordering::Relaxed);
+    }
+
+    /// A seed for the item. Each `which` of four has another.
+    pub(crate) fn seed(&self, which: u64) -> u64 {
+        let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        seed_of(get(&self.seed), get(&self.number), get(&self.row), which)
+    }
+}
+
+/// Of 63 bits, which every generator takes.
+fn seed_of(seed: u64, number: u64, row: u64, which: u64) -> u64 {
+    Draws::new(Key { seed, epoch: 0 }, Purpose::Items, number).word(row * 4 + which % 4) >> 1
+}
+
+/// A generator.
+struct Generator {
+    /// Called with a number.
+    seed: Py<PyAny>,
+    /// The number of its seed among those of an item.
+    which: u64,
+    /// Ranges of its state; none if it can't be watched.
+    watched: Vec<(usize, usize)>,
+    seen: Cell<[u8; WATCHED]>,
+    /// Whether it is seeded for each item.
+    seeds: Cell<bool>,
+    drawn: Cell<bool>,
+}
+
+impl Generator {
+    /// What the watched bytes are.
+    fn state(&self) -> [u8; WATCHED] {
+        let mut bytes = [0; WATCHED];
+        let mut at = 0;
+        for &(address, len) in &self.watched {
+            // SAFETY: `ItemGenerators::new` was promised that the generator's state lies there as long as the process
+            // lives. Nobody draws meanwhile: this thread has the GIL, and the generator is that of the process.
+            unsafe {
+                let from = std::ptr::with_exposed_provenance::<u8>(address);
+                from.copy_to_nonoverlapping(bytes.as_mut_ptr().add(at), len);
+            }
+            at += len;
+        }
+        bytes
+    }
+}
+
+/// What Python tells of a generator: see [`ItemGenerators::new`].
+type Told = (Py<PyAny>, u64, Vec<(usize, usize)>);
+
+/// The generators of a process.
+#[pyclass(unsendable, module = "fastpipe._fastpipe")]
+pub(crate) struct ItemGenerators {
+    all: Vec<Generator>,
+    tried: Cell<u32>,
+}
+
+#[pymethods]
+impl ItemGenerators {
+    /// Each is a function that seeds it, the number (of four) of its seed among those of an item, and address and
+    /// length of parts of its state that change with each draw, or none if nobody knows.
+    ///
+    /// The caller promises that the parts can be read as long as the process lives.
+    #[new]
+    fn new(all: Vec<Told>) -> PyResult<Self> {
+        let generator = |(seed, which, watched): Told| {
+            let len = watched.iter().map(|&(_, len)| len).fold(0usize, usize::saturating_add);
+            if len > WATCHED || watched.iter().any(|&(address, _)| address == 0) {
+                return Err(PyValueError::new_err("no such part of a generator's state"));
+            }
+            Ok(Generator {
+                seed,
+                which,
+                watched,
+                seen: Cell::default(),
+                seeds: Cell::new(true),
+                drawn: Cell::new(false),
+            })
+        };
+        Ok(ItemGenerators {
+            all: all.into_iter().map(generator).collect::<PyResult<_>>()?,
+            tried: Cell::new(0),
+        })
+    }
+
+    /// Whether some are seeded for items to come.
+    fn seeds(&self) -> bool {
+        self.all.iter().any(|generator| generator.seeds.get())
+    }
+
+    /// Items of a data set, made one after the other in this thread: those with these indices, which are rows of a
+    /// batch from `first` on.
+    fn items<'py>(
+        slf: &Bound<'py, Self>,
+        dataset: &Bound<'py, PyAny>,
+        indices: &Bound<'py, PyAny>,
+        seed: u64,
+        number: u64,
+        first: u32,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let found = PyList::empty(slf.py());
+        let this = slf.borrow();
+        this.look_again();
+        for (row, index) in (first..).zip(indices.try_iter()?) {
+            let index = index?;
+            let item = this.make(slf.py(), seed, number, row, || dataset.get_item(&index))?;
+            found.append(item)?;
+        }
+        Ok(found)
+    }
+
+    /// What a function makes of a batch, with seeds of the batch's own.
+    fn call<'py>(
+        &self,
+        function: &Bound<'py, PyAny>,
+        argument: &Bound<'py, PyAny>,
+        seed: u64,
+        number: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.look_again();
+        self.make(function.py(), seed, number, BATCH, || function.call1((argument,)))
+    }
+}
+
+/// The seed of an item, of 63 bits: which of four.
+#[pyfunction]
+pub(crate) fn item_seed(seed: u64, number: u64, row: u64, which: u64) -> u64 {
+    seed_of(seed, number, row, which)
+}
+
+impl ItemGenerators {
+    /// Makes an item, with its own seeds for the generators that items draw from.
+    #[inline]
+    pub(crate) fn make<T>(
+        &self,
+        py: Python<'_>,
+        seed: u64,
+        number: u64,
+        row: u32,
+        make: impl Fn() -> PyResult<T>,
+    ) -> PyResult<T> {
+        loop {
+            for generator in &self.all {
+                if generator.seeds.get() {
+                    let seed = seed_of(seed, number, row.into(), generator.which);
+                    generator.seed.call1(py, (seed,))?;
+                    generator.seen.set(generator.state());
+                }
+            }
+            let made = make();
+            if matches!(&made, Err(error) if !error.is_instance_of::<PyException>(py)) || !self.look() {
+                return made;
+            }
+            // It drew from a generator that wasn't seeded for it: once more, with the generator seeded.
+            drop(made);
+        }
+    }
+
+    /// Others may have drawn since the last item.
+    pub(crate) fn look_again(&self) {
+        for generator in self.all.iter().filter(|generator| !generator.seeds.get()) {
+            generator.seen.set(generator.state());
+        }
+    }
+
+    /// Looks which generators were drawn from. Returns whether there is one that hadn't been seeded.
+    #[inline]
+    fn look(&self) -> bool {
+        let trying = self.tried.get() < TRIED;
+        let mut unseeded = false;
+        for generator in &self.all {
+            if generator.watched.is_empty() || (generator.seeds.get() && generator.drawn.get()) {
+                continue;
+            }
+            let state = generator.state();
+            if state != generator.seen.get() {
+                generator.drawn.set(true);
+                generator.seen.set(state);
+                unseeded |= !generator.seeds.replace(true);
+            }
+        }
+        if trying && !unseeded {
+            self.tried.set(self.tried.get() + 1);
+            if self.tried.get() == TRIED {
+                for generator in &self.all {
+                    generator.seeds.set(generator.drawn.get() || generator.watched.is_empty());
+                }
+            }
+        }
+        unseeded
+    }
+}

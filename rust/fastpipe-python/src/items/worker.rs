@@ -1,0 +1,472 @@
+//! A worker's loop: claim rows, make their items, write them, and join batches.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastpipe_items::{Board, Claim, Done, Indices, RowKind, nanos};
+use fastpipe_memory::SharedMemory;
+use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyInt, PyList};
+
+use super::consumer::ItemConsumer;
+use super::generators::{Current, ItemGenerators};
+use super::layout::ItemLayout;
+use super::place::Row;
+use super::read::ItemBatch;
+use super::room::ItemRoom;
+
+/// How long a worker waits before it looks whether its program still lives.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// A worker: a maker of items, or a joiner of batches.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct ItemWorker {
+    board: Board,
+    /// Among makers, or among joiners.
+    number: usize,
+    joins: bool,
+    /// Whether it is a thread of the consumer's process.
+    threaded: bool,
+    current: Arc<Current>,
+}
+
+/// What Python does for a worker.
+struct Helper<'py> {
+    dataset: Bound<'py, PyAny>,
+    /// An item to a description and whether rows side by side are the batch.
+    describe: Bound<'py, PyAny>,
+    /// A description to a layout.
+    layout: Bound<'py, PyAny>,
+    /// An object and a room to offset and length.
+    pack: Bound<'py, PyAny>,
+    /// An exception and a room to offset and length of what the consumer raises.
+    fail: Bound<'py, PyAny>,
+    /// A batch and a room to offset and length of what was made of it.
+    join: Bound<'py, PyAny>,
+    /// What the data set has for a batch, the room, its seed and number: to offset and length of what was made of it.
+    join_whole: Option<Bound<'py, PyAny>>,
+    /// Bytes to a list of indices.
+    indices: Bound<'py, PyAny>,
+    generators: Option<Bound<'py, ItemGenerators>>,
+}
+
+impl<'py> Helper<'py> {
+    fn new(helper: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let get = |name: &str| helper.getattr(name);
+        let generators = get("generators")?;
+        let join_whole = get("join_whole")?;
+        Ok(Helper {
+            dataset: get("dataset")?,
+            describe: get("describe")?,
+            layout: get("layout")?,
+            pack: get("pack")?,
+            fail: get("fail")?,
+            join: get("join")?,
+            join_whole: (!join_whole.is_none()).then_some(join_whole),
+            indices: get("indices")?,
+            generators: match generators.is_none() {
+                true => None,
+                false => Some(generators.cast_into()?),
+            },
+        })
+    }
+}
+
+/// What a worker keeps between claims.
+struct Loop<'a, 'py> {
+    worker: &'a ItemWorker,
+    helper: Helper<'py>,
+    room: Bound<'py, ItemRoom>,
+    layouts: Vec<Option<Py<ItemLayout>>>,
+    /// The slot and turn of a batch whose indices are no numbers, and these.
+    indices: Option<(usize, u32, Bound<'py, PyList>)>,
+}
+
+#[pymethods]
+impl ItemWorker {
+    /// Opens the memory of a file, or that of a consumer in this process. `number` counts makers, or joiners.
+    #[new]
+    #[pyo3(signature = (memory, number, *, joins=false))]
+    fn new(memory: &Bound<'_, PyAny>, number: usize, joins: bool) -> PyResult<Self> {
+        let (board, threaded) = match memory.cast::<ItemConsumer>() {
+            Ok(consumer) => (consumer.get().board().clone(), true),
+            Err(_) => (open(memory.extract()?)?, false),
+        };
+        let most = if joins { board.joiners() } else { board.makers() };
+        if number >= most {
+            return Err(pyo3::exceptions::PyValueError::new_err(format!("there are {most} workers")));
+        }
+        Ok(ItemWorker {
+            board,
+            number,
+            joins,
+            threaded,
+            current: Arc::default(),
+        })
+    }
+
+    /// Works until it is to end. Returns False if the process that started it ended first: `parent` is its id.
+    fn run(&self, py: Python<'_>, helper: &Bound<'_, PyAny>, parent: Option<u32>) -> PyResult<bool> {
+        let mut all = Loop {
+            worker: self,
+            helper: Helper::new(helper)?,
+            room: Bound::new(py, ItemRoom::new(self.board.clone()))?,
+            layouts: Vec::new(),
+            indices: None,
+        };
+        let done = all.run(py, parent);
+        self.board.note_end(self.at());
+        done
+    }
+
+    /// Lets no rows be claimed and nothing be joined any more: the worker can't start, and its batches fail. `helper`
+    /// says why, by its `fail`.
+    fn refuse(&self, py: Python<'_>, helper: &Bound<'_, PyAny>, error: Bound<'_, PyAny>, parent: Option<u32>) -> PyResult<bool> {
+        let room = Bound::new(py, ItemRoom::new(self.board.clone()))?;
+        let fail = helper.getattr("fail")?;
+        while !self.board.stopped() {
+            py.check_signals()?;
+            if gone(parent) {
+                return Ok(false);
+            }
+            if self.joins {
+                match self.board.claim_join(self.number) {
+                    Some(claim) => {
+                        room.get().turn_to(&claim);
+                        let found = fail.call1((&error, &room))?.extract()?;
+                        self.board.set_row(claim.slot, 0, RowKind::Failed, found);
+                        self.board.joined(self.at(), claim.slot, nanos());
+                    }
+                    None => py.detach(|| self.board.wait_for_joins(self.number, PATIENCE)),
+                }
+                continue;
+            }
+            match self.board.claim() {
+                Some(claim) => {
+                    room.get().turn_to(&claim);
+                    let found = fail.call1((&error, &room))?.extract()?;
+                    self.board.set_row(claim.slot, claim.first, RowKind::Failed, found);
+                    self.board.finish(self.number, claim.slot, claim.end - claim.first);
+                }
+                None => py.detach(|| self.board.wait_for_work(self.number, PATIENCE)),
+            }
+        }
+        self.board.note_end(self.at());
+        Ok(true)
+    }
+
+    /// The seed of the item that is being made, of 63 bits: which of four.
+    fn seed(&self, which: u64) -> u64 {
+        self.current.seed(which)
+    }
+}
+
+impl ItemWorker {
+    /// Among all workers.
+    fn at(&self) -> usize {
+        self.number + if self.joins { self.board.makers() } else { 0 }
+    }
+}
+
+/// Whether the process that started this one has ended.
+fn gone(parent: Option<u32>) -> bool {
+    #[cfg(unix)]
+    return parent.is_some_and(|parent| parent != std::os::unix::process::parent_id());
+    #[cfg(not(unix))]
+    {
+        let _ = parent;
+        false
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn open(file: i32) -> PyResult<Board> {
+    use std::os::fd::{BorrowedFd, RawFd};
+
+    // SAFETY: the caller has a file of this number, which isn't closed meanwhile: it has the GIL. A number that is no
+    // file's is an error of the system's.
+    let file = unsafe { BorrowedFd::borrow_raw(RawFd::from(file)) };
+    Ok(Board::open(SharedMemory::open(file.try_clone_to_owned()?)?)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open(_file: i32) -> PyResult<Board> {
+    Ok(Board::open(SharedMemory::create(0)?)?)
+}
+
+impl<'py> Loop<'_, 'py> {
+    fn run(&mut self, py: Python<'py>, parent: Option<u32>) -> PyResult<bool> {
+        let ItemWorker { board, number, .. } = self.worker;
+        while !board.stopped() {
+            py.check_signals()?;
+            if gone(parent) {
+                return Ok(false);
+            }
+            if self.worker.joins {
+                match board.claim_join(*number) {
+                    Some(claim) => self.join(py, &claim)?,
+                    None => py.detach(|| board.wait_for_joins(*number, PATIENCE)),
+                }
+                continue;
+            }
+            match board.claim() {
+                Some(claim) => self.claim(py, &claim)?,
+                None => py.detach(|| board.wait_for_work(*number, PATIENCE)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes the items of a claim.
+    fn claim(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
+        let board = &self.worker.board;
+        self.room.get().turn_to(claim);
+        if let Some(generators) = &self.helper.generators {
+            generators.borrow().look_again();
+        }
+        if let Some(join) = self.helper.join_whole.clone() {
+            return self.whole(py, claim, &join);
+        }
+        let done = self.rows(py, claim).or_else(|error| self.fail(py, claim, claim.first, error));
+        let begun = nanos();
+        if let Done::Join(slot) = board.finish(self.worker.number, claim.slot, claim.end - claim.first) {
+            let batch = board.batch_of(slot);
+            self.join_since(py, &batch, begun)?;
+        }
+        done
+    }
+
+    fn rows(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
+        let ItemWorker { board, number, .. } = self.worker;
+        let numbers = self.indices(py, claim)?;
+        let mut begun = nanos();
+        let (first, mut made) = (begun, 0);
+        let mut placing = 0;
+        let mut row = claim.first;
+        while row < claim.end && !board.stopped() {
+            if board.is_needless(claim.slot, row) {
+                break;
+            }
+            let (index, plain) = self.index(py, claim, numbers, row)?;
+            board.begin_item(*number, claim.number, row, plain, begun);
+            let item = self.item(py, claim, row, &index);
+            let between = nanos();
+            board.end_item(*number, between.saturating_sub(begun));
+            made += 1;
+            let written = item.and_then(|item| self.write(py, claim, row, &item));
+            if let Err(error) = written {
+                self.fail(py, claim, row, error)?;
+            }
+            begun = nanos();
+            placing += begun.saturating_sub(between);
+            row += 1;
+        }
+        board.note_placing(*number, placing);
+        if let Some(each) = begun.saturating_sub(first).checked_div(made) {
+            board.note_pace(each);
+        }
+        Ok(())
+    }
+
+    fn item(&self, py: Python<'py>, claim: &Claim, row: u32, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.worker.current.set(claim.seed, claim.number, row);
+        let make = || self.helper.dataset.get_item(index);
+        match &self.helper.generators {
+            Some(generators) => generators.borrow().make(py, claim.seed, claim.number, row, make),
+            None => make(),
+        }
+    }
+
+    /// Makes a batch of what the data set has for it as a whole.
+    fn whole(&mut self, py: Python<'py>, claim: &Claim, join: &Bound<'py, PyAny>) -> PyResult<()> {
+        let ItemWorker { board, number, .. } = self.worker;
+        let numbers = self.indices(py, claim)?;
+        let begun = nanos();
+        let run = || -> PyResult<(usize, usize)> {
+            let all = (0..claim.rows).map(|row| Ok(self.index(py, claim, numbers, row)?.0));
+            let all = PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)?;
+            let first = self.index(py, claim, numbers, 0).ok().and_then(|(_, plain)| plain);
+            board.begin_item(*number, claim.number, 0, first, begun);
+            self.worker.current.set(claim.seed, claim.number, 0);
+            join.call1((all, &self.room, claim.seed, claim.number))?.extract()
+        };
+        let found = run();
+        board.end_item(*number, nanos().saturating_sub(begun));
+        let done = match found {
+            Ok(found) => {
+                board.set_result(claim.slot, found);
+                Ok(())
+            }
+            Err(error) => self.fail(py, claim, 0, error),
+        };
+        board.finish_whole(claim.slot);
+        done
+    }
+
+    /// Whether the indices of a batch are numbers; else they are unpickled.
+    fn indices(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<bool> {
+        match self.worker.board.indices(claim.slot) {
+            Some(Indices::Numbers(_)) => Ok(true),
+            Some(Indices::Blob(blob, _)) => {
+                if !matches!(&self.indices, Some((slot, turn, _)) if (*slot, *turn) == (claim.slot, claim.turn)) {
+                    let list = self.helper.indices.call1((PyBytes::new(py, blob),))?.cast_into::<PyList>()?;
+                    self.indices = Some((claim.slot, claim.turn, list));
+                }
+                Ok(false)
+            }
+            None => Err(PyRuntimeError::new_err("a batch has no indices")),
+        }
+    }
+
+    fn index(&self, py: Python<'py>, claim: &Claim, numbers: bool, row: u32) -> PyResult<(Bound<'py, PyAny>, Option<i64>)> {
+        if numbers && let Some(Indices::Numbers(all)) = self.worker.board.indices(claim.slot) {
+            let index = all.get(row as usize).copied().unwrap_or_default();
+            return Ok((PyInt::new(py, index).into_any(), Some(index)));
+        }
+        let (_, _, list) = self.indices.as_ref().ok_or_else(|| PyRuntimeError::new_err("a batch has no indices"))?;
+        Ok((list.get_item(row as usize)?, None))
+    }
+
+    /// Writes an item to its row.
+    fn write(&mut self, py: Python<'py>, claim: &Claim, row: u32, item: &Bound<'py, PyAny>) -> PyResult<()> {
+        let board = &self.worker.board;
+        let mut known = match board.known_layout(claim.slot) {
+            Some(layout) => Some(layout),
+            None => board.layout().map(|layout| board.layout_of(claim.slot, layout)),
+        };
+        if known.is_none() {
+            known = self.describe(py, item, 0)?.map(|layout| board.layout_of(claim.slot, layout));
+        }
+        if let Some(number) = known {
+            let layout = self.layout(py, number)?;
+            let layout = layout.get();
+            let plan = layout.plan(claim.rows as usize)?;
+            let find = || board.slab(claim.slot, claim.rows, plan.end);
+            let slab = match board.slab_if_there(claim.slot, plan.end) {
+                Some(slab) => Some(slab),
+                None => py.detach(find),
+            };
+            let Some(slab) = slab else {
+                // No memory, or the batch isn't wanted any more.
+                return Ok(());
+            };
+            let at = Row {
+                board,
+                starts: &plan.starts,
+                widths: &layout.widths,
+                slab,
+                row: row as usize,
+                room: &self.room,
+                pack: &self.helper.pack,
+                threaded: self.worker.threaded,
+            };
+            if at.place(&layout.root, item)? {
+                if !layout.in_place {
+                    board.set_odd(claim.slot);
+                }
+                board.set_row(claim.slot, row, RowKind::Placed, (0, 0));
+                return Ok(());
+            }
+            self.learn(py, item, number)?;
+        }
+        let cell = self.helper.pack.call1((item, &self.room))?.extract()?;
+        board.set_row(claim.slot, row, RowKind::Odd, cell);
+        Ok(())
+    }
+
+    /// Tells of a layout for items such as one that didn't fit layout `known`, if that is still the last one.
+    fn learn(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<()> {
+        if self.worker.board.layout() == Some(known) {
+            self.describe(py, item, known)?;
+        }
+        Ok(())
+    }
+
+    /// Tells of a layout for an item, and those of layout `known`. Returns the number of the last layout.
+    fn describe(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<Option<u32>> {
+        let board = &self.worker.board;
+        let before = match board.description(known) {
+            Some((offset, len)) => Some(self.bytes(py, offset, len)?),
+            None => None,
+        };
+        let description = self.helper.describe.call1((item, before))?;
+        if description.is_none() {
+            return Ok(board.layout());
+        }
+        let description = description.cast_into::<PyBytes>()?;
+        let bytes = description.as_bytes();
+        let write = |at: std::ptr::NonNull<u8>| {
+            // SAFETY: there is room for as many bytes as are told.
+            unsafe { at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        };
+        let told = board.tell(self.worker.number, known, bytes.len(), write);
+        told.map_err(|refused| super::room::no_memory(py, &refused)).map(|told| told.or_else(|| board.layout()))
+    }
+
+    fn bytes(&self, py: Python<'py>, offset: usize, len: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let at = self.worker.board.at(offset, len).ok_or_else(super::memory::outside)?;
+        // SAFETY: descriptions are written before they are told of, and never change.
+        Ok(PyBytes::new(py, unsafe { std::slice::from_raw_parts(at.as_ptr(), len) }))
+    }
+
+    /// The layout of a number.
+    fn layout(&mut self, py: Python<'py>, number: u32) -> PyResult<Py<ItemLayout>> {
+        let at = number as usize;
+        if let Some(Some(layout)) = self.layouts.get(at) {
+            return Ok(layout.clone_ref(py));
+        }
+        let (offset, len) = self.worker.board.description(number).ok_or_else(super::memory::outside)?;
+        let description = self.bytes(py, offset, len)?;
+        let layout = self.helper.layout.call1((description,))?.cast_into::<ItemLayout>()?.unbind();
+        if self.layouts.len() <= at {
+            self.layouts.resize_with(at + 1, || None);
+        }
+        self.layouts[at] = Some(layout.clone_ref(py));
+        Ok(layout)
+    }
+
+    /// An item has failed.
+    fn fail(&self, py: Python<'py>, claim: &Claim, row: u32, error: PyErr) -> PyResult<()> {
+        let ends = !error.is_instance_of::<PyException>(py);
+        let value = error.value(py).clone().into_any();
+        let said = self.helper.fail.call1((value, &self.room)).and_then(|said| said.extract());
+        // Without memory for what is to be said, the batch fails all the same.
+        let cell = match said {
+            Ok(cell) => cell,
+            Err(failed) if failed.is_instance_of::<PyMemoryError>(py) => (0, 0),
+            Err(failed) => {
+                self.worker.board.set_row(claim.slot, row, RowKind::Failed, (0, 0));
+                return Err(failed);
+            }
+        };
+        self.worker.board.set_row(claim.slot, row, RowKind::Failed, cell);
+        // Ctrl-C, or the end of the process.
+        if ends { Err(error) } else { Ok(()) }
+    }
+
+    fn join(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
+        self.join_since(py, claim, nanos())
+    }
+
+    /// Makes a batch of its items.
+    fn join_since(&mut self, py: Python<'py>, claim: &Claim, begun: u64) -> PyResult<()> {
+        let board = &self.worker.board;
+        self.room.get().turn_to(claim);
+        let layout = board.known_layout(claim.slot).map(|number| self.layout(py, number)).transpose()?;
+        let run = || -> PyResult<(usize, usize)> {
+            let batch = Bound::new(py, ItemBatch::new(py, board.clone(), claim.clone(), layout)?)?;
+            self.helper.join.call1((batch, &self.room))?.extract()
+        };
+        let done = match run() {
+            Ok(found) => {
+                board.set_result(claim.slot, found);
+                Ok(())
+            }
+            Err(error) => self.fail(py, claim, 0, error),
+        };
+        board.joined(self.worker.at(), claim.slot, begun);
+        done
+    }
+}
