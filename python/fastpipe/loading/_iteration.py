@@ -448,7 +448,7 @@ class WithWorkers(_Pass):
         match taken:
             case ("row", memory, row, offset, length):
                 if not length:
-                    raise WorkerError(f"item {row} of a batch failed, and there was no memory to say why")
+                    raise WorkerError(f"the item in row {row} of a batch failed, and its worker couldn't say why")
                 failure: ExceptionWrapper = _messages.read(memory, offset, length)
                 del memory, taken
                 return failure.reraise()

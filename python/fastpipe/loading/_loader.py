@@ -7,7 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 import torch.utils.data
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
@@ -20,6 +20,8 @@ from fastpipe.loading._streams import Streams
 
 __all__ = ["DataLoader"]
 
+_T = TypeVar("_T", covariant=True)
+
 _VERSION = 1
 
 _HAS_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader.__init__).parameters
@@ -31,8 +33,11 @@ def _default_method() -> str:
     return "multiprocessing" if gil is None or gil() else "thread"
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(torch.utils.data.DataLoader[_T]):
     """A `torch.utils.data.DataLoader` that spends memory on batches, not on workers."""
+
+    # Of classes derived from this one that don't call its `__init__`, as torchdata's may be made to be.
+    _streams: Streams | None = None
 
     def __init__(
         self,
@@ -98,7 +103,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._resumed: dict[str, Any] | None = None
         self._rest: Rest | None = None
         self._loaded: dict[str, Any] | None = None
-        self._streams: Streams | None = None
         if self._dataset_kind == 1 or isinstance(dataset, (IterDataPipe, MapDataPipe)):
             self._streams = Streams(self)
 

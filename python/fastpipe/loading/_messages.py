@@ -58,7 +58,8 @@ class _Pickler(ForkingPickler):
     """Pickles an object, and lists its arrays. Whatever else torch sends to processes is sent as torch does it."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, 5, buffer_callback=self._array)
+        # Its arguments have no names.
+        super().__init__(file, 5, True, self._array)
         self.pieces: list[_Piece] = []
         self._storages: dict[tuple[int, int], int] = {}
         self._tensors = 0

@@ -153,8 +153,9 @@ class Order:
     """
 
     def __init__(self, loader: Any, resumed: dict[str, Any] | None = None) -> None:
-        self._loader = loader
+        # Not the loader, which may keep the pass that keeps this.
         self._root = _root(loader)
+        self._generators = _generators(loader)
         self._resumed = resumed
         # What was drawn from as the pass began: where each generator stood.
         self._drawn: dict[str, Any] = {}
@@ -170,10 +171,10 @@ class Order:
         """Begins, as `iter` of a sampler does; called once. It may draw from the process's generators, as may the first
         batch."""
         resumed = self._resumed
-        self._own = {name: each.get_state() for name, each in _generators(self._loader).items()}
+        self._own = {name: each.get_state() for name, each in self._generators.items()}
         if resumed is not None:
             self._own = {name: _tensor(told) for name, told in resumed["generators"].items()}
-            for name, generator in _generators(self._loader).items():
+            for name, generator in self._generators.items():
                 generator.set_state(self._own[name])
             self._drawn, self._seed = _untold(resumed["drawn"]), resumed["seed"]
             if resumed["stateful"] == "sampler":

@@ -153,6 +153,11 @@ impl ItemConsumer {
         }
     }
 
+    /// Sees to it that a batch has its memory, whatever the consumer has.
+    fn need(&self, batch: u64) {
+        self.consumer.need(batch);
+    }
+
     /// Whether a batch can be taken.
     fn ready(&self, batch: u64) -> bool {
         self.consumer.state(batch) == State::Ready

@@ -430,7 +430,8 @@ impl<'py> Loop<'_, 'py> {
     /// An item has failed.
     fn fail(&self, py: Python<'py>, claim: &Claim, row: u32, error: PyErr) -> PyResult<()> {
         let ends = !error.is_instance_of::<PyException>(py);
-        let value = error.value(py).clone().into_any();
+        // With its traceback.
+        let value = error.clone_ref(py).into_value(py);
         let said = self.helper.fail.call1((value, &self.room)).and_then(|said| said.extract());
         // Without memory for what is to be said, the batch fails all the same.
         let cell = match said {
