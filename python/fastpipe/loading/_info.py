@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import types
 from collections.abc import Callable
@@ -12,6 +13,10 @@ from torch.utils.data._utils import worker as torch_worker
 from fastpipe.loading._seeds import ItemRng
 
 __all__ = ["ItemWorkerInfo", "set_in_process", "set_in_thread"]
+
+
+class _FixedError(dataclasses.FrozenInstanceError, RuntimeError):
+    pass
 
 
 class ItemWorkerInfo(torch_worker.WorkerInfo):
@@ -45,7 +50,10 @@ class ItemWorkerInfo(torch_worker.WorkerInfo):
         return object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise RuntimeError(f"Cannot assign attributes to {type(self).__name__} objects")
+        # As torch says it: newer versions of it in one way, older ones in another.
+        if dataclasses.is_dataclass(torch_worker.WorkerInfo):
+            raise _FixedError(f"cannot assign to field {name!r}")
+        raise _FixedError("Cannot assign attributes to WorkerInfo objects")
 
     def __repr__(self) -> str:
         names = ("id", "num_workers", "seed", "dataset", "worker_method")

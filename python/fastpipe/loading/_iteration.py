@@ -286,14 +286,17 @@ class WithWorkers(_Pass):
             self._give_up()
             resumed, rest = loader._taken_state()
             order = Order(loader, None if resumed is None else resumed["order"])
+            seed = self.next_seed if resumed is None else resumed["seed"]
             if rest is not None:
                 rest.put_back(loader)
             iter(order)
+            if rest is not None:
+                # One that a new loader's first pass would have, or that of workers that are kept.
+                seed = _drawn_seed(loader.generator) if rest.seed is None else rest.seed
             self._num_yielded = 0
             self._IterableDataset_len_called = loader._IterableDataset_len_called
-            seed = self.next_seed if rest is None or rest.seed is None else rest.seed
             self._passes += 1
-            self._begin(order, seed if resumed is None else resumed["seed"], resumed)
+            self._begin(order, seed, resumed)
             self._drained = False
             self._consumer.set_most(self._most(self._consumer.held))
             self._fill()
@@ -479,6 +482,11 @@ class WithWorkers(_Pass):
     def views(self) -> tuple[list[dict[str, Any]], float, float]:
         """What the workers say of themselves; seconds that the consumer waited, and was away."""
         return self._consumer.views(), self._waited, self._away
+
+
+def _drawn_seed(generator: torch.Generator | None) -> int:
+    """As torch draws that of a pass."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def _pickled(indices: list[Any]) -> bytes:

@@ -121,7 +121,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def __iter__(self) -> Any:
         """Starts a pass."""
         if self._streams is not None:
-            return self._streams.begin(super().__iter__)
+            return self._streams.begin(self, super().__iter__)
         iterator = super().__iter__()
         self._progress = iterator.progress
         self._last = weakref.ref(iterator)

@@ -183,9 +183,16 @@ class Order:
                 self._iterator = self._asked()
             if resumed["stateful"] == "iterator":
                 self._told_by_iterator().load_state_dict(copy.deepcopy(resumed["sampler"]))
-            return self._iterator
-        self._iterator = self._watched("begin", self._asked)
+        else:
+            self._iterator = self._watched("begin", self._asked)
+        self._note()
         return self._iterator
+
+    def _note(self) -> None:
+        """Notes where the sampler stands."""
+        teller = self._teller()
+        if teller is not None:
+            self._states[self.next] = copy.deepcopy(teller.state_dict())
 
     def _asked(self) -> Iterator[Any]:
         root = self._root
@@ -241,9 +248,7 @@ class Order:
         else:
             found = next(self._iterator)
         self.next += 1
-        teller = self._teller()
-        if teller is not None:
-            self._states[self.next] = copy.deepcopy(teller.state_dict())
+        self._note()
         return found
 
     def _plain_random(self) -> Any:
@@ -275,9 +280,6 @@ class Order:
         """Where the sampler stood behind so many batches."""
         teller = self._teller()
         stateful = None if teller is None else "iterator" if teller is self._told_by else "sampler"
-        sampler = self._states.get(batches)
-        if stateful is not None and sampler is None:
-            sampler = teller.state_dict()
         return {
             "generators": {name: _text(state) for name, state in self._own.items()},
             "drawn": {
@@ -286,7 +288,7 @@ class Order:
             },
             "seed": self._seed,
             "stateful": stateful,
-            "sampler": copy.deepcopy(sampler),
+            "sampler": copy.deepcopy(self._states.get(batches)),
         }
 
     def skip(self, batches: int) -> None:

@@ -24,16 +24,15 @@ class Streams:
     """
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
         self._stateful = _stateful(loader)
 
-    def begin(self, plainly: Callable[[], Any]) -> Any:
-        """Starts a pass; by torch's own means, `plainly`, if need be."""
+    def begin(self, loader: Any, plainly: Callable[[], Any]) -> Any:
+        """Starts a pass of the loader; by torch's own means, `plainly`, if need be."""
         if self._stateful is None:
             return plainly()
         iterator = iter(self._stateful)
-        if self._loader.persistent_workers:
-            self._loader._iterator = iterator
+        if loader.persistent_workers:
+            loader._iterator = iterator
         return iterator
 
     def length(self, plainly: Callable[[], int]) -> int:
