@@ -52,7 +52,7 @@ _of_tensors = torch_collate.collate_tensor_fn
 
 
 def _collate_tensors(batch: list[Any], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
-    """torch's own, which in workers makes a file in /dev/shm for each tensor: unless it believes to be elsewhere."""
+    """Torch's own, which in workers makes a file in /dev/shm for each tensor: unless it believes to be elsewhere."""
     info = torch_worker._worker_info
     torch_worker._worker_info = None
     try:

@@ -20,7 +20,8 @@ def explained(loader: Any, iterator: Any) -> str:
         return "An iterable data set is read by torch's own workers, which keep no account."
     if iterator is None or not hasattr(iterator, "views"):
         return (
-            "No pass with workers is there to be explained: keep what iter(loader) returns while it is read, and ask then."
+            "No pass with workers is there to be explained: keep what iter(loader) returns while it is read, and ask"
+            " then."
         )
     views, waited, away = iterator.views()
     makers, joiners = views[: loader.num_workers], views[loader.num_workers :]
@@ -45,14 +46,14 @@ def _verdict(makers: list[Any], joiners: list[Any], waited: float, away: float) 
     total = waited + away or 1e-12
     if away > waited:
         return f"consumer-bound: the consumer is away {away / total:.0%} of the time, and workers wait for it."
+    waits = f"the consumer waits {waited / total:.0%} of the time"
     busy = sum(view["making"] + view["placing"] for view in makers)
     joining = sum(view["joining"] for view in joiners)
     if joiners and joining / len(joiners) > busy / len(makers):
-        return f"collation-bound: the consumer waits {waited / total:.0%} of the time; more num_batch_workers help."
-    copying = sum(view["placing"] for view in makers)
-    if copying > busy / 2:
-        return f"copy-bound: the consumer waits {waited / total:.0%} of the time, and items are large beside their making."
-    return f"item-bound: the consumer waits {waited / total:.0%} of the time; more num_workers help, if there are processors."
+        return f"collation-bound: {waits}; more num_batch_workers help."
+    if sum(view["placing"] for view in makers) > busy / 2:
+        return f"copy-bound: {waits}, and to copy items takes longer than to make them."
+    return f"item-bound: {waits}; more num_workers help, if there are processors."
 
 
 def _slow(seconds: float, index: int | None, batch: int, row: int) -> str:

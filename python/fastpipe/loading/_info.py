@@ -34,9 +34,7 @@ class ItemWorkerInfo(torch_worker.WorkerInfo):
 
     __slots__ = ("_facts",)
 
-    def __init__(
-        self, number: int, workers: int, dataset: Any, method: str, seed: Callable[[int], int] | int
-    ) -> None:
+    def __init__(self, number: int, workers: int, dataset: Any, method: str, seed: Callable[[int], int] | int) -> None:
         rng = ItemRng(seed) if callable(seed) else ItemRng(lambda which: seed + which)
         facts = {"id": number, "num_workers": workers, "dataset": dataset, "rng": rng, "worker_method": method}
         object.__setattr__(self, "_facts", (facts, seed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -14,9 +13,11 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.loading._explaining import explained
-from fastpipe.loading._iteration import InProcess, Progress, WithWorkers
+from fastpipe.loading._in_process import InProcess
 from fastpipe.loading._order import Rest
+from fastpipe.loading._pass import Progress
 from fastpipe.loading._streams import Streams
+from fastpipe.loading._with_workers import WithWorkers
 
 __all__ = ["DataLoader"]
 
@@ -34,7 +35,86 @@ def _default_method() -> str:
 
 
 class DataLoader(torch.utils.data.DataLoader[_T]):
-    """A `torch.utils.data.DataLoader` that spends memory on batches, not on workers."""
+    """A `torch.utils.data.DataLoader` that spends memory on batches, not on workers.
+
+    It is used as torch's, and is one: a sub-class, with its arguments and its semantics. What differs is how workers
+    work. torch's each make a whole batch. Here they share each batch: whoever has nothing to do makes the next item,
+    and writes it once, into its row of the batch, in memory that all processes have in common. So
+
+    - the first batch comes when all workers together have made it;
+    - memory is that of `prefetch_factor` batches and the one that the consumer has, for any number of workers;
+    - an item that takes long holds up its own batch alone;
+    - an item is the same whoever makes it, also where it is augmented at random, and whatever the number of workers.
+
+    **Random numbers.** Before an item is made, the generators of Python, NumPy and torch are seeded with the item's own
+    seeds, which follow from `generator` (or torch's own), the epoch, and the item's place in it. That is done only
+    where items draw from them: should a data set begin to draw after its first 16 items, an item is made once more.
+    What `worker_init_fn` seeds counts: items' seeds follow from it, too. In threads, which share these generators with
+    the program, items draw from `torch.utils.data.get_worker_info().rng`, or from generators that they seed with
+    `get_worker_info().seed`, which is that of the item, in processes too. Without workers the program's generators are
+    left as they were.
+
+    **Collation.** Items of numbers, text, NumPy arrays and tensors, in dicts, lists, tuples, named tuples and data
+    classes of these, are a batch as they lie, if all have the same shapes and `collate_fn` isn't given. Others are
+    collated by the worker that makes the last item of a batch, and with `collate_fn` by a batch worker, which sees
+    items in the memory where they lie. (Where all items of a batch take less than two milliseconds, one worker makes
+    and collates them, which is faster.) What `collate_fn` keeps of its items beyond its call stays valid.
+
+    **States.** `state_dict` resumes between any two batches, with any number of workers, batch workers and threads. It
+    counts what was yielded. Samplers with a `state_dict`, of their own or of their iterators, keep theirs; others are
+    asked for the same batches again.
+
+    **Iterable data sets** are read as torch reads them, a worker a stream, and by torch's workers; with torchdata
+    installed by its `StatefulDataLoader`, which has states.
+
+    **Errors.** What an item or `collate_fn` raises is raised at the place of its batch, with the worker's traceback,
+    and the iteration goes on behind it. A worker that ends, or is stopped by a signal for more than a second and a
+    half, is a `WorkerError` that says which one, and which item it was making. `timeout` is a `WorkerError`, too.
+
+    Workers that are processes need Linux. They share memory without a name (`memfd`): nothing is ever in /dev/shm.
+
+    Args:
+        dataset: map-style, or iterable.
+        batch_size: items a batch; None for items as they are.
+        shuffle: whether each epoch has another order.
+        sampler: yields indices.
+        batch_sampler: yields lists of indices.
+        num_workers: how many make items; 0 for none but the program itself.
+        collate_fn: makes a batch of a list of items.
+        pin_memory: whether batches are copied to page-locked memory, where there is an accelerator.
+        drop_last: whether a last batch of fewer items is left out.
+        timeout: seconds that a batch may be waited for; 0 for any time.
+        worker_init_fn: called in each worker with its number: item workers first, batch workers behind them.
+        multiprocessing_context: "fork", "spawn", "forkserver" or a context; by default Python's.
+        generator: what samplers and seeds are drawn from; by default torch's own.
+        prefetch_factor: batches that are made ahead, in all: not for each worker. By default 2. While a batch is waited
+            for and workers have nothing to do, more are begun if they take less than 32 MB: up to this for each worker.
+        persistent_workers: whether workers are kept for the next epoch.
+        pin_memory_device: as torch's.
+        in_order: whether batches come in the sampler's order; else in that in which they are ready.
+        num_batch_workers: how many call `collate_fn`, where it is given; by default `prefetch_factor`. With 0 the item
+            workers do.
+        worker_method: "multiprocessing" or "thread"; by default threads on free-threaded Python, else processes.
+        memory_limit: bytes of shared memory that batches may take, those that the consumer keeps among them. By default
+            what the machine, or its container, has left.
+        snapshot_every_n_steps: of iterable data sets, as torchdata's `StatefulDataLoader`.
+
+    Raises:
+        ValueError: for values out of range, and where torch's loader raises one.
+        TypeError: for arguments of other types.
+        UnsupportedError: for worker processes on other systems than Linux.
+        OutOfMemoryError: by `next`, if a batch doesn't fit into `memory_limit`, or what there is; it names the sizes.
+        WorkerError: by `next`, as above.
+
+    Example:
+        >>> import torch
+        >>> from fastpipe.torch import DataLoader
+        >>> from torch.utils.data import TensorDataset
+        >>> data = TensorDataset(torch.arange(6.0), torch.arange(6))
+        >>> loader = DataLoader(data, batch_size=4, num_workers=2)
+        >>> [values.tolist() for values, labels in loader]
+        [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0]]
+    """
 
     # Of classes derived from this one that don't call its `__init__`, as torchdata's may be made to be.
     _streams: Streams | None = None
@@ -82,7 +162,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
-            **more,  # type: ignore[arg-type]
+            **more,
         )
         if not _HAS_IN_ORDER:
             self.in_order = in_order
@@ -92,7 +172,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         if num_workers and self.worker_method == "multiprocessing" and sys.platform != "linux":
             raise UnsupportedError(
-                "fastpipe's workers share memory by means of Linux: use torch.utils.data.DataLoader here, or num_workers=0"
+                "fastpipe's workers share memory by means of Linux: use torch.utils.data.DataLoader here, or"
+                " num_workers=0"
             )
         if self.worker_method == "thread" and multiprocessing_context is not None:
             raise ValueError('multiprocessing_context is for processes, and worker_method="thread" starts none')
@@ -122,7 +203,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         """Starts a pass."""
         if self._streams is not None:
             return self._streams.begin(self, super().__iter__)
-        iterator = super().__iter__()
+        iterator: Any = super().__iter__()
         self._progress = iterator.progress
         self._last = weakref.ref(iterator)
         return iterator
@@ -144,6 +225,16 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         return taken
 
     def state_dict(self) -> dict[str, Any]:
+        """How far the pass has come: what `load_state_dict` of a loader of the same data and samplers goes on from.
+
+        Between two passes it is what the next one will draw from: the state of torch's generator (or the loader's).
+
+        Returns:
+            A dict, fit for JSON where the states of samplers are.
+
+        Raises:
+            UnsupportedError: for iterable data sets, if torchdata isn't installed.
+        """
         if self._streams is not None:
             return self._streams.state_dict()
         if self._loaded is not None:
@@ -152,10 +243,19 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         state: dict[str, Any] = {"version": _VERSION, "kind": "items", "batch_size": self._told_batch_size()}
         if progress is not None and not progress.ended:
             return state | {"pass": progress.state()}
-        iterator = self._iterator
+        iterator: Any = self._iterator
         return state | {"rest": Rest.told(self, None if iterator is None else iterator.next_seed)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Lets the next pass go on where a state was saved, with any number of workers.
+
+        The state of a loader between two passes puts the generators back from which the next pass draws. torch's own
+        generator is put back only if nothing draws from it between this call and the pass: else the program has seeded
+        it, or draws for its own ends.
+
+        Raises:
+            StateError: if it isn't one of such a loader; it says what differs. Nothing changes then.
+        """
         if self._streams is not None:
             self._streams.load_state_dict(state_dict)
             return
@@ -180,7 +280,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         return [size, bool(getattr(sampler, "drop_last", False))] if isinstance(size, int) else None
 
     def explain(self) -> str:
-        """Says what limits the last pass, in words."""
+        """Says what limits the last pass with workers, in words: items, collation, copying, or the consumer.
+
+        It names the items that took longest. To be asked while the pass's iterator is there.
+        """
         return explained(self, self._last())
 
 

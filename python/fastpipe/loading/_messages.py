@@ -84,7 +84,7 @@ class _Pickler(ForkingPickler):
         key = storage.data_ptr(), storage.nbytes()
         number = self._storages.get(key)
         if number is None:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
             number = self._storages[key] = self._tensor(_bytes_of(whole))
         return number, item.dtype, tuple(item.shape), item.stride(), item.storage_offset()
 
@@ -176,7 +176,8 @@ def read(memory: ItemMemory, offset: int, length: int) -> Any:
     whole = memoryview(memory.bytes(offset, length))
     count = int(np.frombuffer(whole[: _HEAD.itemsize], _HEAD)["pieces"][0])
     end = _HEAD.itemsize + count * _PIECE.itemsize
-    arrays, tensors = [], []
+    arrays: list[np.ndarray] = []
+    tensors: list[np.ndarray] = []
     for start, size, tensor in np.frombuffer(whole[_HEAD.itemsize : end], _PIECE).tolist():
         (tensors if tensor else arrays).append(memory.array(start, size))
     return _Unpickler(whole[end:], arrays, tensors).load()

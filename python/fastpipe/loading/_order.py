@@ -76,6 +76,11 @@ def _is_stateful(thing: Any) -> bool:
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
+def _stateful_of(sampler: Any) -> Any:
+    """The sampler that has states, of one and those that it draws from; None if none has."""
+    return next((each for each in _samplers(sampler) if _is_stateful(each)), None)
+
+
 def _samplers(sampler: Any) -> list[Any]:
     """A sampler, and those that it draws from."""
     found: list[Any] = []
@@ -88,7 +93,9 @@ def _samplers(sampler: Any) -> list[Any]:
 def _generators(loader: Any) -> dict[str, torch.Generator]:
     """The generators that are the loader's or its samplers' own, each once."""
     named = {"loader": loader.generator}
-    named |= {f"sampler {number}": getattr(each, "generator", None) for number, each in enumerate(_samplers(_root(loader)))}
+    named |= {
+        f"sampler {number}": getattr(each, "generator", None) for number, each in enumerate(_samplers(_root(loader)))
+    }
     found: dict[str, torch.Generator] = {}
     for name, generator in named.items():
         if isinstance(generator, torch.Generator) and all(generator is not each for each in found.values()):
@@ -111,7 +118,7 @@ class Rest:
     @staticmethod
     def told(loader: Any, seed: int | None) -> dict[str, Any]:
         """The state, fit for JSON as far as those of samplers are."""
-        sampler = next((each for each in _samplers(_root(loader)) if _is_stateful(each)), None)
+        sampler = _stateful_of(_root(loader))
         return {
             "process": _text(torch.get_rng_state()),
             "generators": {name: _text(each.get_state()) for name, each in _generators(loader).items()},
@@ -138,10 +145,10 @@ class Rest:
         if torch.equal(self._seen, torch.get_rng_state()):
             torch.set_rng_state(_tensor(self._state["process"]))
         if self._state["sampler"] is not None:
-            for each in _samplers(_root(loader)):
-                if _is_stateful(each):
-                    each.load_state_dict(copy.deepcopy(self._state["sampler"]))
-                    break
+            sampler = _stateful_of(_root(loader))
+            if sampler is None:
+                raise StateError("the state is of a sampler that has states, and this loader's has none")
+            sampler.load_state_dict(copy.deepcopy(self._state["sampler"]))
 
 
 class Order:
@@ -163,13 +170,14 @@ class Order:
         self._seed: int | None = None
         self._states: dict[int, Any] = {}
         self._told_by: Any = None
+        # What tells where the sampler stands; None if nothing does.
+        self._teller: Any = None
         self._iterator: Iterator[Any] = iter(())
         # The number of the next batch.
         self.next = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins, as `iter` of a sampler does; called once. It may draw from the process's generators, as may the first
-        batch."""
+        """Begins, as `iter` of a sampler does; called once. It may draw from the process's generators."""
         resumed = self._resumed
         self._own = {name: each.get_state() for name, each in self._generators.items()}
         if resumed is not None:
@@ -178,21 +186,27 @@ class Order:
                 generator.set_state(self._own[name])
             self._drawn, self._seed = _untold(resumed["drawn"]), resumed["seed"]
             if resumed["stateful"] == "sampler":
-                self._teller().load_state_dict(copy.deepcopy(resumed["sampler"]))
+                self._stateful_sampler().load_state_dict(copy.deepcopy(resumed["sampler"]))
             with _put(self._drawn.get("begin", {})):
                 self._iterator = self._asked()
             if resumed["stateful"] == "iterator":
                 self._told_by_iterator().load_state_dict(copy.deepcopy(resumed["sampler"]))
         else:
             self._iterator = self._watched("begin", self._asked)
+        self._teller = self._told_by if self._told_by is not None else _stateful_of(self._root)
         self._note()
         return self._iterator
 
     def _note(self) -> None:
         """Notes where the sampler stands."""
-        teller = self._teller()
-        if teller is not None:
-            self._states[self.next] = copy.deepcopy(teller.state_dict())
+        if self._teller is not None:
+            self._states[self.next] = copy.deepcopy(self._teller.state_dict())
+
+    def _stateful_sampler(self) -> Any:
+        found = _stateful_of(self._root)
+        if found is None:
+            raise StateError("the state is of a sampler that has states, and this loader's has none")
+        return found
 
     def _asked(self) -> Iterator[Any]:
         root = self._root
@@ -201,7 +215,7 @@ class Order:
             inner = iter(root.sampler)
             self._told_by = inner if _is_stateful(inner) else None
             return _batches(inner, root.batch_size, root.drop_last)
-        iterator = iter(root)
+        iterator: Iterator[Any] = iter(root)
         self._told_by = iterator if _is_stateful(iterator) else None
         return iterator
 
@@ -209,12 +223,6 @@ class Order:
         if self._told_by is None:
             raise StateError("the state is of a sampler whose iterators have states, and those of this one have none")
         return self._told_by
-
-    def _teller(self) -> Any:
-        """What tells where the sampler stands; None if nothing does."""
-        if self._told_by is not None:
-            return self._told_by
-        return next((each for each in _samplers(self._root) if _is_stateful(each)), None)
 
     def _watched(self, when: str, call: Callable[[], Any]) -> Any:
         """Calls what may draw from the process's generators, and notes where those stood that it drew from."""
@@ -224,13 +232,18 @@ class Order:
         try:
             return call()
         finally:
-            drawn = {name: state for name, state in before.items() if not _PROCESS[name].same(state, _PROCESS[name].get())}
+            drawn = {
+                name: state for name, state in before.items() if not _PROCESS[name].same(state, _PROCESS[name].get())
+            }
             if drawn:
                 self._drawn[when] = drawn
 
     def _draws_nothing(self) -> bool:
         """Whether the samplers are torch's own in sequence."""
-        return [type(each) for each in _samplers(self._root)] in ([SequentialSampler], [BatchSampler, SequentialSampler])
+        return [type(each) for each in _samplers(self._root)] in (
+            [SequentialSampler],
+            [BatchSampler, SequentialSampler],
+        )
 
     def draw(self) -> Any:
         """The indices of the next batch, or the only index of the next sample.
@@ -238,27 +251,29 @@ class Order:
         Raises:
             StopIteration: if there are no more.
         """
-        if self.next == 0 and self._resumed is None:
-            found = self._first()
-        elif self.next == 0 and self._seed is not None:
-            found = self._with_seed(self._seed)
-        elif self.next == 0:
-            with _put(self._drawn.get("first", {})):
-                found = next(self._iterator)
-        else:
-            found = next(self._iterator)
+        found = next(self._iterator) if self.next else self._begun()
         self.next += 1
-        self._note()
+        if self._teller is not None:
+            self._note()
         return found
 
+    def _begun(self) -> Any:
+        """The first batch, which may be drawn from generators."""
+        if self._resumed is None:
+            return self._first()
+        if self._seed is not None:
+            return self._with_seed(self._seed)
+        with _put(self._drawn.get("first", {})):
+            return next(self._iterator)
+
     def _plain_random(self) -> Any:
-        """torch's random sampler, if it draws its seed from the process's generator."""
+        """Torch's random sampler, if it draws its seed from the process's generator."""
         last = _samplers(self._root)[-1]
         return last if type(last) is RandomSampler and last.__class__.__module__.startswith("torch.") else None
 
     def _first(self) -> Any:
         sampler = self._plain_random()
-        if sampler is None or sampler.generator is not None or self._teller() is not None:
+        if sampler is None or sampler.generator is not None or self._teller is not None:
             return self._watched("first", lambda: next(self._iterator))
         # What it is about to draw.
         state = torch.get_rng_state()
@@ -278,8 +293,7 @@ class Order:
 
     def state(self, batches: int) -> dict[str, Any]:
         """Where the sampler stood behind so many batches."""
-        teller = self._teller()
-        stateful = None if teller is None else "iterator" if teller is self._told_by else "sampler"
+        stateful = None if self._teller is None else "sampler" if self._told_by is None else "iterator"
         return {
             "generators": {name: _text(state) for name, state in self._own.items()},
             "drawn": {
@@ -303,8 +317,9 @@ class Order:
 
     def forget(self, batches: int) -> None:
         """What stood behind fewer batches isn't needed any more."""
-        for number in [number for number in self._states if number < batches]:
-            del self._states[number]
+        if self._states:
+            for number in [number for number in self._states if number < batches]:
+                del self._states[number]
 
 
 def _untold(drawn: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

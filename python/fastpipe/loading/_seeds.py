@@ -9,6 +9,7 @@ changes when it is drawn from; where that can't be found out, the generator is s
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import pickle
 import random
@@ -20,7 +21,7 @@ import torch
 
 from fastpipe._fastpipe import ItemGenerators
 
-__all__ = ["ItemRng", "Seeding", "generators"]
+__all__ = ["ItemRng", "Seeding", "generators", "watched"]
 
 Watched = list[tuple[int, int]]
 
@@ -50,7 +51,8 @@ def _python() -> Watched:
 
 def _numpy() -> Watched:
     """Where NumPy's generator counts what is drawn: behind its 624 words, as its interface for C says."""
-    bits: Any = np.random.get_bit_generator()
+    numpy_random: Any = np.random
+    bits = numpy_random.get_bit_generator()
     if type(bits) is not np.random.MT19937:
         return []
 
@@ -58,7 +60,7 @@ def _numpy() -> Watched:
         return ctypes.c_int32.from_address(generator.ctypes.state_address + 624 * 4).value
 
     probe = np.random.MT19937(1)
-    probe._legacy_seeding(1)  # type: ignore[attr-defined]
+    probe._legacy_seeding(1)
     before = position(probe)
     probe.random_raw()
     if (before, position(probe)) != (624, 1):
@@ -69,14 +71,14 @@ def _numpy() -> Watched:
 
 def _torch() -> Watched:
     """Where torch's generator counts what is drawn: behind its seed, which is looked for."""
-    probe = torch.Generator()
+    probe: Any = torch.Generator()
 
-    def place(generator: torch.Generator) -> int:
+    def place(generator: Any) -> int:
         seeded = generator.manual_seed(_MARK)
         start: int = seeded._cdata
         return ctypes.string_at(start, _SEEN).find(_MARK.to_bytes(8, "little"))
 
-    def counted(generator: torch.Generator, at: int) -> tuple[int, int]:
+    def counted(generator: Any, at: int) -> tuple[int, int]:
         left, _, following = (ctypes.c_uint32 * 3).from_address(generator._cdata + at + 8)
         return left, following
 
@@ -87,29 +89,35 @@ def _torch() -> Watched:
     torch.rand(1, generator=probe)
     if (before, counted(probe, at)) != ((1, 0), (624, 1)):
         return []
-    generator = torch.default_generator
+    generator: Any = torch.default_generator
     seed = generator._cdata + at
     if int.from_bytes(ctypes.string_at(seed, 8), "little") != generator.initial_seed():
         return []
-    return [(seed, 20)]
+    # How far it is in its words, and the first of these.
+    return [(seed + 8, 8), (seed + 16, 8)]
 
 
-def _safely(find: Callable[[], Watched]) -> Watched:
-    try:
-        return find()
-    except Exception:
-        return []
+@functools.cache
+def watched() -> tuple[Watched, Watched, Watched]:
+    """What changes in the generators of Python, NumPy and torch. Forked processes have them where this one has."""
+
+    def safely(find: Callable[[], Watched]) -> Watched:
+        try:
+            return find()
+        except Exception:
+            return []
+
+    return safely(_python), safely(_numpy), safely(_torch)
 
 
 class Seeding:
     """Seeds the process's generators.
 
-    What a user's `worker_init_fn` has left of a generator's state counts: where it has seeded one, the seeds of items
+    What a user's `worker_init_fn` leaves of a generator's state counts: where it has seeded one, the seeds of items
     follow from what it did.
     """
 
     def __init__(self) -> None:
-        self._before = self._states()
         # Of each generator, what its user's seed adds; None where there was none.
         self._added: list[int | None] = [None, None, None]
 
@@ -118,10 +126,12 @@ class Seeding:
         states = [random.getstate(), np.random.get_state(), torch.default_generator.get_state().numpy().tobytes()]
         return [hashlib.blake2b(pickle.dumps(state), digest_size=8).digest() for state in states]
 
-    def init_fn_ended(self) -> None:
-        """Takes notice of what a `worker_init_fn` has seeded, since this was made."""
-        pairs = zip(self._before, self._states(), strict=True)
-        self._added = [None if before == now else int.from_bytes(now, "little") for before, now in pairs]
+    def watch(self, call: Callable[[], Any]) -> None:
+        """Takes notice of what a call seeds."""
+        before = self._states()
+        call()
+        pairs = zip(before, self._states(), strict=True)
+        self._added = [None if old == new else int.from_bytes(new, "little") for old, new in pairs]
         self._user_seed = torch.initial_seed()
 
     def _python(self, seed: int) -> None:
@@ -142,13 +152,8 @@ class Seeding:
 
     def generators(self) -> ItemGenerators:
         """The three generators of the process, for items."""
-        watched = map(_safely, (_python, _numpy, _torch))
-        return ItemGenerators(
-            [(seed, which, found) for which, (seed, found) in enumerate(zip(self._all(), watched, strict=True), 1)]
-        )
-
-    def _all(self) -> list[Callable[[int], None]]:
-        return [self._python, self._numpy, self._torch]
+        pairs = zip((self._python, self._numpy, self._torch), watched(), strict=True)
+        return ItemGenerators([(seed, which, found) for which, (seed, found) in enumerate(pairs, 1)])
 
 
 def generators() -> ItemGenerators:

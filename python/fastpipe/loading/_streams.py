@@ -1,7 +1,7 @@
 """Iterable data sets: a worker a stream, as torch does it, and by torch's own workers.
 
-What each worker's stream yields is the data set's matter, so an item can't be given to whoever has time for it: there is
-nothing here to do better. With torchdata installed, its `StatefulDataLoader` is asked, so that there are states.
+What each worker's stream yields is the data set's matter, so an item can't be given to whoever has time for it: there
+is nothing here to do better. With torchdata installed, its `StatefulDataLoader` is asked, so that there are states.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Streams:
 
 
 def _stateful(loader: Any) -> Any:
-    """torchdata's loader with the same arguments; None if it isn't installed, or doesn't fit."""
+    """The loader of torchdata with the same arguments; None if it isn't installed, or doesn't fit."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return None
     try:

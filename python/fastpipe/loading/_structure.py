@@ -6,8 +6,8 @@ batch. It is found out from the first item, and each further item is held agains
 differs is described more loosely: arrays of a shape as arrays of a number of dimensions, and anything else as an
 object, which is pickled.
 
-What is a batch of items follows from `torch.utils.data.default_collate`: before a description is used, torch collates an
-item with itself, and what comes out must be what the description says, in classes, dtypes and shapes. So whatever is
+What is a batch of items follows from `torch.utils.data.default_collate`: before a description is used, torch collates
+an item with itself, and what comes out must be what the description says, in classes, dtypes and shapes. So whatever is
 registered with torch is honoured.
 """
 
@@ -128,9 +128,9 @@ def _joined(one: Node, other: Node) -> Node:
             pairs = zip(one[2], other[2], strict=True)
             return ("fields", one[1], [(name, _joined(node, more)) for (name, node), (_, more) in pairs])
     else:
-        left, right = _loose(one), _loose(other)
-        if left is not None and left == right:
-            return left
+        loose = _loose(one)
+        if loose is not None and loose == _loose(other):
+            return loose
     return _OBJECT
 
 
@@ -274,7 +274,7 @@ def _list_of(children: list[Node]) -> Builder:
 
 def _with_fields(kind: type, fields: list[tuple[str, Any]]) -> Any:
     """An object of a data class, whatever its `__init__` would do."""
-    found = object.__new__(kind)
+    found: Any = object.__new__(kind)
     for name, value in fields:
         object.__setattr__(found, name, value)
     return found

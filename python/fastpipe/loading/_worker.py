@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 
 from fastpipe._fastpipe import ItemBatch, ItemConsumer, ItemRoom, ItemWorker, end_with_parent
@@ -85,7 +84,7 @@ class _Helper:
         return _structure.described(item, before, default=self.default)
 
     def fail(self, error: BaseException, room: ItemRoom) -> tuple[int, int]:
-        wrapped = ExceptionWrapper((type(error), error, error.__traceback__), where=self._where)
+        wrapped = ExceptionWrapper((type(error), error, error.__traceback__), where=self._where)  # type: ignore[no-untyped-call]
         try:
             pickle.loads(pickle.dumps(wrapped))
         except Exception:
@@ -98,6 +97,9 @@ class _Helper:
         number, seed = batch.number, batch.seed
         made.append(self._seeded(self._collate, made.pop(), seed, number))
         return _messages.message_of_batch(made, batch, room)
+
+    def join_own(self, items: list[Any], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
+        return _messages.message(self._seeded(self._collate, items, seed, number), room)
 
     def _join_whole(self, indices: list[Any], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
         return _messages.message(self._seeded(self._fetch, indices, seed, number), room)
@@ -115,7 +117,9 @@ def fetcher(dataset: Any, fetch: str, collate_fn: Callable[[Any], Any]) -> Calla
     return lambda indices: collate_fn(dataset.__getitems__(indices))
 
 
-def work(file: SharedFile, task: Task, number: int, joins: bool, parent: int | None, by_main_thread: bool) -> None:
+def work(
+    file: SharedFile, task: Task, number: int, joins: bool, fork: bool, parent: int | None, by_main_thread: bool
+) -> None:
     """What a worker's process does.
 
     Args:
@@ -123,6 +127,7 @@ def work(file: SharedFile, task: Task, number: int, joins: bool, parent: int | N
         task: what it does.
         number: among makers, or among those that join.
         joins: whether it makes batches of items, instead of items.
+        fork: whether the process was forked.
         parent: the process that started it; None if it was another one's, which ends with the program's.
         by_main_thread: whether the main thread of that process did. Another thread may end before its process does.
     """
@@ -131,7 +136,7 @@ def work(file: SharedFile, task: Task, number: int, joins: bool, parent: int | N
     parent = os.getppid() if parent is None else parent
     if by_main_thread and not end_with_parent(parent):
         return
-    signal_handling._set_worker_signal_handlers()
+    torch._C._set_worker_signal_handlers()
     torch.set_num_threads(1)
     collate_privately()
     worker = ItemWorker(file.number, number, joins=joins)
@@ -139,18 +144,22 @@ def work(file: SharedFile, task: Task, number: int, joins: bool, parent: int | N
     ordinal = number + task.num_workers if joins else number
     seed = task.base_seed + ordinal
     random.seed(seed)
-    torch.manual_seed(seed)
-    np.random.seed(torch_worker._generate_state(task.base_seed, ordinal))
+    if fork:
+        # CUDA's generators are of no use to a process that was forked, and take milliseconds.
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+    np.random.seed(torch_worker._generate_state(task.base_seed, ordinal))  # type: ignore[no-untyped-call]
     seeding = Seeding()
     set_in_process(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "multiprocessing", seed))
     helper = _Helper(task, worker, f"in DataLoader worker process {number}", None)
+    init = task.worker_init_fn
     try:
-        if task.worker_init_fn is not None:
-            task.worker_init_fn(ordinal)
+        if init is not None:
+            seeding.watch(lambda: init(ordinal))
     except Exception as error:
         worker.refuse(helper, error, parent)
         return
-    seeding.init_fn_ended()
     helper.generators = seeding.generators()
     set_in_process(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "multiprocessing", worker.seed))
     worker.run(helper, parent)

@@ -17,6 +17,7 @@ import torch.multiprocessing
 
 from fastpipe._fastpipe import ItemConsumer
 from fastpipe.errors import WorkerError
+from fastpipe.loading._seeds import watched
 from fastpipe.loading._worker import SharedFile, Task, work, work_in_thread
 
 __all__ = ["Workers"]
@@ -49,10 +50,16 @@ class Workers:
         self.threads = context is None
         self.makers: list[Worker] = []
         self.joiners: list[Worker] = []
+        if not self.threads:
+            # Those that are forked needn't look for it.
+            watched()
         places = [(number, False) for number in range(makers)] + [(number, True) for number in range(joiners)]
         try:
             for number, joins in places:
-                worker = self._thread(task, number, joins) if context is None else self._started(context, task, number, joins)
+                if context is None:
+                    worker = self._thread(task, number, joins)
+                else:
+                    worker = self._started(context, task, number, joins)
                 (self.joiners if joins else self.makers).append(worker)
         except BaseException:
             self.end(at_once=True)
@@ -71,7 +78,7 @@ class Workers:
     def _started(self, context: Any, task: Task, number: int, joins: bool) -> Worker:
         file = self._consumer.file
         assert file is not None
-        method = context.get_start_method() if hasattr(context, "get_start_method") else None
+        method = context.get_start_method()
         elsewhere = method == "forkserver"
         process = context.Process(
             target=work,
@@ -80,6 +87,7 @@ class Workers:
                 task,
                 number,
                 joins,
+                method == "fork",
                 None if elsewhere else os.getpid(),
                 elsewhere or threading.current_thread() is threading.main_thread(),
             ),
@@ -204,7 +212,7 @@ def _activity(view: dict[str, Any]) -> str:
 
 
 def _is_stopped(process: int) -> bool:
-    """Whether a process is stopped by a signal. (By a debugger is another state.)"""
+    """Whether a process is stopped by a signal; being stopped by a debugger is another state."""
     try:
         text = Path(f"/proc/{process}/stat").read_text()
     except OSError:

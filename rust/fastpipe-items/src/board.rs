@@ -134,7 +134,8 @@ impl Board {
         self.control.records().iter().map(Record::view).collect()
     }
 
-    pub(crate) fn joining(&self) -> Joining {
+    /// Who makes batches.
+    pub fn joining(&self) -> Joining {
         match self.header().joining.load(Ordering::Relaxed) {
             0 => Joining::InPlace,
             1 => Joining::ByMakers,

@@ -51,6 +51,10 @@ pub struct Written {
 /// Nanoseconds that rows claimed at once may take together. A claim costs less than a thousandth of it.
 const CLAIM_NANOS: u64 = 200_000;
 
+/// Nanoseconds in which one worker makes all rows of a batch that is to be joined, and joins it: that takes less than to
+/// write them for somebody else.
+const WHOLE_NANOS: u64 = 2_000_000;
+
 /// How long a worker waits before it looks whether it is to end.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -111,8 +115,10 @@ impl Board {
     /// take long.
     fn at_once(&self, rows: u32) -> u32 {
         let each = self.header().work.item_nanos.load(Ordering::Relaxed);
+        let joins = self.joining() != Joining::InPlace;
         let by_time = match each {
             _ if self.header().whole.load(Ordering::Relaxed) != 0 => return rows,
+            each if joins && each > 0 && each.saturating_mul(rows.into()) <= WHOLE_NANOS => return rows,
             0 => 1,
             each => u32::try_from(CLAIM_NANOS / each).unwrap_or(u32::MAX),
         };
@@ -181,6 +187,11 @@ impl Board {
     /// A worker has written rows, in this time.
     pub fn note_placing(&self, maker: usize, nanos: u64) {
         self.record(maker).placed(nanos);
+    }
+
+    /// A worker has made a batch of items, in this time.
+    pub fn note_joining(&self, worker: usize, nanos: u64) {
+        self.record(worker).joined(nanos);
     }
 
     /// A worker has ended.

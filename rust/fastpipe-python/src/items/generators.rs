@@ -21,9 +21,6 @@ const TRIED: u32 = 16;
 /// Stands for the row of an item where a batch as a whole is made.
 const BATCH: u32 = u32::MAX;
 
-/// Bytes of a generator's state that are watched at most.
-const WATCHED: usize = 24;
-
 /// Which item is being made, for whoever asks for its seed.
 #[derive(Debug, Default)]
 pub(crate) struct Current {
@@ -57,29 +54,46 @@ struct Generator {
     seed: Py<PyAny>,
     /// The number of its seed among those of an item.
     which: u64,
-    /// Ranges of its state; none if it can't be watched.
-    watched: Vec<(usize, usize)>,
-    seen: Cell<[u8; WATCHED]>,
+    /// Its state's watched parts; none if it can't be watched.
+    watched: Vec<Part>,
     /// Whether it is seeded for each item.
     seeds: Cell<bool>,
     drawn: Cell<bool>,
 }
 
-impl Generator {
-    /// What the watched bytes are.
-    fn state(&self) -> [u8; WATCHED] {
-        let mut bytes = [0; WATCHED];
-        let mut at = 0;
-        for &(address, len) in &self.watched {
-            // SAFETY: `ItemGenerators::new` was promised that the generator's state lies there as long as the process
-            // lives. Nobody draws meanwhile: this thread has the GIL, and the generator is that of the process.
-            unsafe {
-                let from = std::ptr::with_exposed_provenance::<u8>(address);
-                from.copy_to_nonoverlapping(bytes.as_mut_ptr().add(at), len);
+/// Four or eight bytes of a generator's state, and what they were.
+struct Part {
+    address: usize,
+    wide: bool,
+    seen: Cell<u64>,
+}
+
+impl Part {
+    #[inline]
+    fn now(&self) -> u64 {
+        let at = std::ptr::with_exposed_provenance::<u8>(self.address);
+        // SAFETY: `ItemGenerators::new` was promised that the generator's state lies there as long as the process lives.
+        // Nobody draws meanwhile: this thread has the GIL, and the generator is that of the process.
+        unsafe {
+            match self.wide {
+                true => at.cast::<u64>().read_unaligned(),
+                false => at.cast::<u32>().read_unaligned().into(),
             }
-            at += len;
         }
-        bytes
+    }
+}
+
+impl Generator {
+    /// Whether it was drawn from since it was last looked at.
+    #[inline]
+    fn has_changed(&self) -> bool {
+        self.watched.iter().any(|part| part.now() != part.seen.get())
+    }
+
+    /// Looks at it.
+    #[inline]
+    fn see(&self) {
+        self.watched.iter().for_each(|part| part.seen.set(part.now()));
     }
 }
 
@@ -102,15 +116,18 @@ impl ItemGenerators {
     #[new]
     fn new(all: Vec<Told>) -> PyResult<Self> {
         let generator = |(seed, which, watched): Told| {
-            let len = watched.iter().map(|&(_, len)| len).fold(0usize, usize::saturating_add);
-            if len > WATCHED || watched.iter().any(|&(address, _)| address == 0) {
-                return Err(PyValueError::new_err("no such part of a generator's state"));
-            }
+            let part = |&(address, len): &(usize, usize)| match (address, len) {
+                (1.., 4 | 8) => Ok(Part {
+                    address,
+                    wide: len == 8,
+                    seen: Cell::new(0),
+                }),
+                _ => Err(PyValueError::new_err("parts of a generator's state have 4 or 8 bytes")),
+            };
             Ok(Generator {
                 seed,
                 which,
-                watched,
-                seen: Cell::default(),
+                watched: watched.iter().map(part).collect::<PyResult<_>>()?,
                 seeds: Cell::new(true),
                 drawn: Cell::new(false),
             })
@@ -145,6 +162,39 @@ impl ItemGenerators {
             found.append(item)?;
         }
         Ok(found)
+    }
+
+    /// Others may have drawn from generators that aren't seeded for items.
+    pub(crate) fn look_again(&self) {
+        for generator in self.all.iter().filter(|generator| !generator.seeds.get()) {
+            generator.see();
+        }
+    }
+
+    /// Looks which generators were drawn from. Returns whether there is one that hadn't been seeded.
+    #[inline]
+    pub(crate) fn look(&self) -> bool {
+        let trying = self.tried.get() < TRIED;
+        let mut unseeded = false;
+        for generator in &self.all {
+            if generator.watched.is_empty() || (generator.seeds.get() && generator.drawn.get()) {
+                continue;
+            }
+            if generator.has_changed() {
+                generator.drawn.set(true);
+                generator.see();
+                unseeded |= !generator.seeds.replace(true);
+            }
+        }
+        if trying && !unseeded {
+            self.tried.set(self.tried.get() + 1);
+            if self.tried.get() == TRIED {
+                for generator in &self.all {
+                    generator.seeds.set(generator.drawn.get() || generator.watched.is_empty());
+                }
+            }
+        }
+        unseeded
     }
 
     /// What a function makes of a batch, with seeds of the batch's own.
@@ -182,7 +232,7 @@ impl ItemGenerators {
                 if generator.seeds.get() {
                     let seed = seed_of(seed, number, row.into(), generator.which);
                     generator.seed.call1(py, (seed,))?;
-                    generator.seen.set(generator.state());
+                    generator.see();
                 }
             }
             let made = make();
@@ -193,38 +243,5 @@ impl ItemGenerators {
             drop(made);
         }
     }
-
-    /// Others may have drawn since the last item.
-    pub(crate) fn look_again(&self) {
-        for generator in self.all.iter().filter(|generator| !generator.seeds.get()) {
-            generator.seen.set(generator.state());
-        }
-    }
-
-    /// Looks which generators were drawn from. Returns whether there is one that hadn't been seeded.
-    #[inline]
-    fn look(&self) -> bool {
-        let trying = self.tried.get() < TRIED;
-        let mut unseeded = false;
-        for generator in &self.all {
-            if generator.watched.is_empty() || (generator.seeds.get() && generator.drawn.get()) {
-                continue;
-            }
-            let state = generator.state();
-            if state != generator.seen.get() {
-                generator.drawn.set(true);
-                generator.seen.set(state);
-                unseeded |= !generator.seeds.replace(true);
-            }
-        }
-        if trying && !unseeded {
-            self.tried.set(self.tried.get() + 1);
-            if self.tried.get() == TRIED {
-                for generator in &self.all {
-                    generator.seeds.set(generator.drawn.get() || generator.watched.is_empty());
-                }
-            }
-        }
-        unseeded
-    }
 }
+

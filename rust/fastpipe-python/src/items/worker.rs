@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fastpipe_items::{Board, Claim, Done, Indices, RowKind, nanos};
+use fastpipe_items::{Board, Claim, Done, Indices, Joining, RowKind, nanos};
 use fastpipe_memory::SharedMemory;
 use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
@@ -45,6 +45,8 @@ struct Helper<'py> {
     fail: Bound<'py, PyAny>,
     /// A batch and a room to offset and length of what was made of it.
     join: Bound<'py, PyAny>,
+    /// A list of items, the room, the seed and the number of their batch: to offset and length of what was made of them.
+    join_own: Bound<'py, PyAny>,
     /// What the data set has for a batch, the room, its seed and number: to offset and length of what was made of it.
     join_whole: Option<Bound<'py, PyAny>>,
     /// Bytes to a list of indices.
@@ -64,6 +66,7 @@ impl<'py> Helper<'py> {
             pack: get("pack")?,
             fail: get("fail")?,
             join: get("join")?,
+            join_own: get("join_own")?,
             join_whole: (!join_whole.is_none()).then_some(join_whole),
             indices: get("indices")?,
             generators: match generators.is_none() {
@@ -72,6 +75,12 @@ impl<'py> Helper<'py> {
             },
         })
     }
+}
+
+/// A claim of all rows of a batch, and whether their indices are numbers.
+struct WholeClaim<'a> {
+    claim: &'a Claim,
+    numbers: bool,
 }
 
 /// What a worker keeps between claims.
@@ -227,7 +236,11 @@ impl<'py> Loop<'_, 'py> {
             generators.borrow().look_again();
         }
         if let Some(join) = self.helper.join_whole.clone() {
-            return self.whole(py, claim, &join);
+            return self.whole(py, claim, |this, whole| this.join_indices(whole, &join));
+        }
+        if board.joining() != Joining::InPlace && (claim.first, claim.end) == (0, claim.rows) && claim.rows > 1 {
+            // Nobody else needs the items.
+            return self.whole(py, claim, Self::join_own);
         }
         let done = self.rows(py, claim).or_else(|error| self.fail(py, claim, claim.first, error));
         let begun = nanos();
@@ -279,21 +292,20 @@ impl<'py> Loop<'_, 'py> {
         }
     }
 
-    /// Makes a batch of what the data set has for it as a whole.
-    fn whole(&mut self, py: Python<'py>, claim: &Claim, join: &Bound<'py, PyAny>) -> PyResult<()> {
-        let ItemWorker { board, number, .. } = self.worker;
-        let numbers = self.indices(py, claim)?;
-        let begun = nanos();
-        let run = || -> PyResult<(usize, usize)> {
-            let all = (0..claim.rows).map(|row| Ok(self.index(py, claim, numbers, row)?.0));
-            let all = PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)?;
-            let first = self.index(py, claim, numbers, 0).ok().and_then(|(_, plain)| plain);
-            board.begin_item(*number, claim.number, 0, first, begun);
+    /// Makes a batch in one piece, by what writes it.
+    fn whole(
+        &mut self,
+        py: Python<'py>,
+        claim: &Claim,
+        run: impl FnOnce(&Self, WholeClaim<'_>) -> PyResult<(usize, usize)>,
+    ) -> PyResult<()> {
+        let board = &self.worker.board;
+        let found = self.indices(py, claim).and_then(|numbers| {
             self.worker.current.set(claim.seed, claim.number, 0);
-            join.call1((all, &self.room, claim.seed, claim.number))?.extract()
-        };
-        let found = run();
-        board.end_item(*number, nanos().saturating_sub(begun));
+            // Its slab is for what is made of it.
+            board.clear(claim.slot);
+            run(self, WholeClaim { claim, numbers })
+        });
         let done = match found {
             Ok(found) => {
                 board.set_result(claim.slot, found);
@@ -303,6 +315,41 @@ impl<'py> Loop<'_, 'py> {
         };
         board.finish_whole(claim.slot);
         done
+    }
+
+    /// Makes a batch of what the data set has for all its indices at once.
+    fn join_indices(&self, whole: WholeClaim<'_>, join: &Bound<'py, PyAny>) -> PyResult<(usize, usize)> {
+        let WholeClaim { claim, numbers } = whole;
+        let (ItemWorker { board, number, .. }, py) = (self.worker, self.room.py());
+        let indices = (0..claim.rows).map(|row| self.index(py, claim, numbers, row));
+        let (indices, plain): (Vec<_>, Vec<_>) = indices.collect::<PyResult<Vec<_>>>()?.into_iter().unzip();
+        let begun = nanos();
+        board.begin_item(*number, claim.number, 0, plain.first().copied().flatten(), begun);
+        let arguments = (PyList::new(py, indices)?, &self.room, claim.seed, claim.number);
+        let found = join.call1(arguments).and_then(|found| found.extract());
+        board.end_item(*number, nanos().saturating_sub(begun));
+        found
+    }
+
+    /// Makes all items of a batch, and a batch of them.
+    fn join_own(&self, whole: WholeClaim<'_>) -> PyResult<(usize, usize)> {
+        let WholeClaim { claim, numbers } = whole;
+        let (board, py) = (&self.worker.board, self.room.py());
+        let items = PyList::empty(py);
+        let begun = nanos();
+        let mut last = begun;
+        for row in 0..claim.rows {
+            let (index, plain) = self.index(py, claim, numbers, row)?;
+            board.begin_item(self.worker.number, claim.number, row, plain, last);
+            items.append(self.item(py, claim, row, &index)?)?;
+            let now = nanos();
+            board.end_item(self.worker.number, now.saturating_sub(last));
+            last = now;
+        }
+        board.note_pace(last.saturating_sub(begun) / u64::from(claim.rows));
+        let found = self.helper.join_own.call1((items, &self.room, claim.seed, claim.number));
+        board.note_joining(self.worker.number, nanos().saturating_sub(last));
+        found?.extract()
     }
 
     /// Whether the indices of a batch are numbers; else they are unpickled.

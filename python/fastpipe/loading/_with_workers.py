@@ -1,29 +1,27 @@
-"""Passes over a map-style data set: with workers, and without."""
+"""Passes with workers."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import threading
 import time
 from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
 from fastpipe.errors import OutOfMemoryError, PassClosedError, WorkerError
 from fastpipe.loading import _messages
 from fastpipe.loading._collation import collate, is_default
 from fastpipe.loading._order import Order
-from fastpipe.loading._seeds import generators
+from fastpipe.loading._pass import Pass, fetch_of
 from fastpipe.loading._structure import Layout
-from fastpipe.loading._worker import Task, fetcher
+from fastpipe.loading._worker import Task
 from fastpipe.loading._workers import Workers, context_of
 
-__all__ = ["InProcess", "Progress", "WithWorkers", "fetch_of"]
+__all__ = ["WithWorkers"]
 
 # Seconds. Workers that have had nothing to do for so long, while a batch is waited for, get another one.
 _IDLE = 0.005
@@ -34,189 +32,7 @@ _LOOK = 0.05
 _SLACK = 32 << 20
 
 
-def fetch_of(loader: Any) -> str:
-    """How items of a loader's data set are asked for: see `Task`."""
-    if loader.batch_sampler is None:
-        return "sample"
-    return "batch" if _has_getitems(loader.dataset) else "items"
-
-
-def _has_getitems(dataset: Any) -> bool:
-    """Whether a data set has its items at once, by code of its own: some of torch's ask others for theirs."""
-    method = getattr(type(dataset), "__getitems__", None)
-    if method is None:
-        return callable(getattr(dataset, "__getitems__", None))
-    if method is torch.utils.data.Subset.__getitems__:
-        return _has_getitems(dataset.dataset)
-    if method is torch.utils.data.StackDataset.__getitems__:
-        parts = dataset.datasets
-        return any(map(_has_getitems, parts.values() if isinstance(parts, dict) else parts))
-    return True
-
-
-class Progress:
-    """How far a pass has come. It doesn't keep its workers.
-
-    Attributes:
-        order: the batches of indices.
-        seed: of the items.
-        batches: that the consumer was given in order, those that failed among them.
-        beyond: the numbers of further ones, if they come in any order.
-        ended: whether the consumer has seen the end.
-    """
-
-    def __init__(self, order: Order, seed: int) -> None:
-        self.order = order
-        self.seed = seed
-        self.batches = 0
-        self.beyond: set[int] = set()
-        self.ended = False
-
-    def give(self, number: int) -> None:
-        """Notes that the consumer is given a batch."""
-        self.beyond.add(number)
-        while self.batches in self.beyond:
-            self.beyond.remove(self.batches)
-            self.batches += 1
-        self.order.forget(self.batches)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "batches": self.batches,
-            "beyond": sorted(self.beyond),
-            "seed": self.seed,
-            "order": self.order.state(self.batches),
-        }
-
-
-class _Shim:
-    """A loader, as torch's iterator looks at it, whose sampler is asked by an `Order`."""
-
-    def __init__(self, loader: Any, order: Order) -> None:
-        self._loader = loader
-        self._index_sampler = order
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-
-class _Pass(_BaseDataLoaderIter):
-    """What passes have in common. torch's own iterator warns, names, and counts."""
-
-    def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
-        order = Order(loader, None if resumed is None else resumed["order"])
-        if resumed is None and seed is None:
-            super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
-        else:
-            # The seed is known: nothing is to be drawn for it.
-            generator = loader.generator if loader.generator is not None else torch.default_generator
-            before = generator.get_state()
-            super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
-            if resumed is None or loader.generator is None:
-                generator.set_state(before)
-            self._base_seed = seed if resumed is None else resumed["seed"]
-        self._index_sampler = loader._index_sampler
-        self._process = os.getpid()
-        self._lock = threading.RLock()
-        self._begin(order, self._base_seed, resumed)
-
-    def _begin(self, order: Order, seed: int, resumed: dict[str, Any] | None) -> None:
-        self.progress = Progress(order, seed)
-        self._done: set[int] = set()
-        if resumed is not None:
-            order.skip(resumed["batches"])
-            self.progress.batches = resumed["batches"]
-            self.progress.beyond = set(resumed["beyond"])
-            self._done = set(resumed["beyond"])
-
-    def _drawn(self) -> tuple[int, Any]:
-        """Number and indices of the next batch that the consumer hasn't been given.
-
-        Raises:
-            StopIteration: if there are no more.
-        """
-        while True:
-            number = self.progress.order.next
-            indices = self.progress.order.draw()
-            if number not in self._done:
-                return number, indices
-
-    def __next__(self) -> Any:
-        with self._lock:
-            return super().__next__()
-
-    def _next_index(self) -> Any:
-        return self._drawn()[1]
-
-    def _pinned(self, data: Any) -> Any:
-        if not self._pin_memory:
-            return data
-        try:
-            return _utils.pin_memory.pin_memory(data, self._pin_memory_device)
-        except TypeError:
-            return _utils.pin_memory.pin_memory(data)
-
-
-class InProcess(_Pass):
-    """A pass without workers: items are made when they are asked for, as workers would make them.
-
-    The process's generators are left as they are.
-    """
-
-    def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
-        if loader.timeout != 0:
-            raise ValueError("timeout is for workers, and num_workers=0 has none")
-        super().__init__(loader, resumed, seed)
-        self._generators = generators()
-        self._fetch_kind = fetch_of(loader)
-        collate_fn = collate if is_default(loader.collate_fn) else loader.collate_fn
-        self._collate = collate_fn
-        self._fetch = fetcher(loader.dataset, self._fetch_kind, collate_fn)
-
-    def _next_data(self) -> Any:
-        try:
-            number, indices = self._drawn()
-        except StopIteration:
-            self.progress.ended = True
-            raise
-        self.progress.give(number)
-        kept = _States() if self._generators.seeds() else None
-        try:
-            data = self._made(number, indices)
-        finally:
-            if kept is not None:
-                kept.put_back()
-        return self._pinned(data)
-
-    def _made(self, number: int, indices: Any) -> Any:
-        seed = self.progress.seed
-        if self._fetch_kind != "items":
-            of_batch = [indices] if self._fetch_kind == "sample" else indices
-            return self._generators.call(self._fetch, of_batch, seed, number)
-        items = self._generators.items(self._dataset, indices, seed, number, 0)
-        return self._generators.call(self._collate, items, seed, number)
-
-
-class _States:
-    """Where the process's generators stand."""
-
-    def __init__(self) -> None:
-        import random
-
-        import numpy as np
-
-        self._states = [
-            (random.setstate, random.getstate()),
-            (np.random.set_state, np.random.get_state()),
-            (torch.set_rng_state, torch.get_rng_state()),
-        ]
-
-    def put_back(self) -> None:
-        for put, state in self._states:
-            put(state)  # type: ignore[operator]
-
-
-class WithWorkers(_Pass):
+class WithWorkers(Pass):
     """A pass with workers, and further ones if they are kept."""
 
     def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
@@ -259,7 +75,7 @@ class WithWorkers(_Pass):
             self._fetch_kind,
             loader.worker_init_fn,
             makers,
-            self._base_seed,
+            int(self._base_seed),
         )
         context = None if threads else context_of(loader.multiprocessing_context)
         self._workers_of_pass = Workers(self._consumer, task, makers, joiners, context)
@@ -304,7 +120,7 @@ class WithWorkers(_Pass):
     @property
     def next_seed(self) -> int:
         """The seed of the next pass of workers that are kept."""
-        return item_seed(self._base_seed, 0, self._passes + 1, 0)
+        return item_seed(int(self._base_seed), 0, self._passes + 1, 0)
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
@@ -360,8 +176,11 @@ class WithWorkers(_Pass):
             pass
 
     def _begin_for_idle(self) -> None:
-        """Begins another batch for workers that have nothing to do, while a batch is waited for: an item that takes long
-        holds up its own batch alone. There are never more than torch would have begun, and they take little memory."""
+        """Begins another batch for workers that have nothing to do, while a batch is waited for.
+
+        So an item that takes long holds up its own batch alone. There are never more than torch would have begun, and
+        they take little memory.
+        """
         if len(self._begun) < self._most_begun and self._consumer.idle():
             layout = self._layout()
             rows = self._loader_batch
@@ -454,7 +273,7 @@ class WithWorkers(_Pass):
                     raise WorkerError(f"the item in row {row} of a batch failed, and its worker couldn't say why")
                 failure: ExceptionWrapper = _messages.read(memory, offset, length)
                 del memory, taken
-                return failure.reraise()
+                return failure.reraise()  # type: ignore[no-untyped-call]
             case ("memory", wanted, held, most, errno):
                 raise _no_memory(wanted, held, most, errno, self._limit is not None)
         memory, rows, number, slab, result = taken
@@ -497,6 +316,6 @@ def _no_memory(wanted: int, held: int, most: int, errno: int | None, limited: bo
     why = f"{os.strerror(errno)} (error {errno})" if errno else f"{most:,} may be in all"
     whose = "memory_limit" if limited else "what the machine, or its container, has left"
     return OutOfMemoryError(
-        f"there is no shared memory for a batch: it needs {wanted:,} bytes beside the {held:,} in use, and {why} ({whose})."
-        " A smaller batch_size or prefetch_factor needs less, and so does letting go of batches"
+        f"there is no shared memory for a batch: it needs {wanted:,} bytes beside the {held:,} in use, and {why}"
+        f" ({whose}). A smaller batch_size or prefetch_factor needs less, and so does letting go of batches"
     )
