@@ -12,15 +12,10 @@ use pyo3::types::{PyBytes, PyDict, PyInt, PyList};
 use super::layout::ItemLayout;
 use super::memory::ItemMemory;
 use super::room::no_memory;
+use crate::shared_slabs::as_much_as_can_be;
 
 /// How long a wait may keep Ctrl-C waiting.
 const PATIENCE: Duration = Duration::from_millis(20);
-
-/// Bytes of address space for batches, at most: they take none of memory.
-const SPACE: usize = 1 << 42;
-
-/// Bytes below which address space is too small to be of use.
-const LEAST_SPACE: usize = 16 << 20;
 
 /// The one that batches are made for.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -63,16 +58,10 @@ impl ItemConsumer {
             whole,
             most,
         };
-        let mut space = SPACE;
-        let memory = loop {
-            let found = if shared { SharedMemory::create(space) } else { SharedMemory::private(space) };
-            match found {
-                Ok(memory) => break memory,
-                // Where the address space is limited, or files may not be as large.
-                Err(_) if space > LEAST_SPACE => space /= 2,
-                Err(error) => return Err(error.into()),
-            }
-        };
+        let memory = as_much_as_can_be(|space| match shared {
+            true => SharedMemory::create(space),
+            false => SharedMemory::private(space),
+        })?;
         Ok(ItemConsumer {
             consumer: Consumer::new(memory, &options, ahead, slack)?,
         })

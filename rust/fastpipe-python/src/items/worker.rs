@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastpipe_items::{Board, Claim, Done, Indices, Joining, RowKind, nanos};
-use fastpipe_memory::SharedMemory;
 use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList};
@@ -16,6 +15,7 @@ use super::layout::ItemLayout;
 use super::place::Row;
 use super::read::ItemBatch;
 use super::room::ItemRoom;
+use crate::shared_slabs::opened;
 
 /// How long a worker waits before it looks whether its program still lives.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -101,7 +101,7 @@ impl ItemWorker {
     fn new(memory: &Bound<'_, PyAny>, number: usize, joins: bool) -> PyResult<Self> {
         let (board, threaded) = match memory.cast::<ItemConsumer>() {
             Ok(consumer) => (consumer.get().board().clone(), true),
-            Err(_) => (open(memory.extract()?)?, false),
+            Err(_) => (Board::open(opened(memory.extract()?)?)?, false),
         };
         let most = if joins { board.joiners() } else { board.makers() };
         if number >= most {
@@ -188,21 +188,6 @@ fn gone(parent: Option<u32>) -> bool {
         let _ = parent;
         false
     }
-}
-
-#[cfg(target_os = "linux")]
-fn open(file: i32) -> PyResult<Board> {
-    use std::os::fd::{BorrowedFd, RawFd};
-
-    // SAFETY: the caller has a file of this number, which isn't closed meanwhile: it has the GIL. A number that is no
-    // file's is an error of the system's.
-    let file = unsafe { BorrowedFd::borrow_raw(RawFd::from(file)) };
-    Ok(Board::open(SharedMemory::open(file.try_clone_to_owned()?)?)?)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn open(_file: i32) -> PyResult<Board> {
-    Ok(Board::open(SharedMemory::create(0)?)?)
 }
 
 impl<'py> Loop<'_, 'py> {
