@@ -17,6 +17,7 @@ import faulthandler
 import functools
 import gc
 import importlib
+import multiprocessing
 import os
 import pickle
 import select
@@ -135,10 +136,29 @@ def apart(function: Callable[..., None] | None = None, *, most: float = MOST) ->
     return test
 
 
+# What semaphores of multiprocessing are called here: other programs have theirs in /dev/shm, too.
+_SEMAPHORES = "fastpipe-test"
+
+
 def in_shm() -> set[str]:
-    """What there is in /dev/shm of torch's, multiprocessing's, or fastpipe's. (Databases have files there, too.)"""
-    kinds = ("torch_", "psm_", "sem.", "fastpipe")
-    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(kinds)}
+    """What there is in /dev/shm that programs like this one, or those that it starts, may have made."""
+    names = {path.name for path in Path("/dev/shm").iterdir()}
+    return {
+        name
+        for name in names
+        if name.startswith("fastpipe") or f"sem.{_SEMAPHORES}-{os.getpid()}-" in name or _is_torchs(name)
+    }
+
+
+def _is_torchs(name: str) -> bool:
+    """Whether it is a file of torch's, and not that of a process elsewhere: it has that one's number."""
+    kind, _, rest = name.partition("_")
+    if kind != "torch":
+        return False
+    try:
+        return os.getsid(int(rest.partition("_")[0])) == os.getsid(0)
+    except (ProcessLookupError, ValueError):
+        return True
 
 
 def open_files() -> dict[str, str]:
@@ -150,8 +170,12 @@ def open_files() -> dict[str, str]:
 
 
 def children() -> list[psutil.Process]:
-    """The processes that this one has started, and theirs, those that nobody has waited for too."""
-    return psutil.Process().children(recursive=True)
+    """The processes that this one has started, and theirs, those that nobody has waited for too.
+
+    Without the one that multiprocessing starts to keep account of semaphores.
+    """
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    return [child for child in psutil.Process().children(recursive=True) if child.pid != tracker]
 
 
 def end_multiprocessing() -> None:
@@ -215,6 +239,7 @@ def _child(module: str, name: str, arguments: dict[str, Any], folder: str, most:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     silence()
+    multiprocessing.current_process()._config["semprefix"] = f"/{_SEMAPHORES}-{os.getpid()}"  # type: ignore[attr-defined]
     status = 1
     try:
         function = getattr(importlib.import_module(module), name).__wrapped__

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import math
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,16 +50,23 @@ class Fixed:
     label: Any
 
 
-class Items(Dataset[Any]):
-    """These items."""
+# Seconds of an item, if a batch of three is not to be collated by the worker that makes its items.
+SHARED = 0.0008
 
-    def __init__(self, items: Sequence[Any]) -> None:
+
+class Items(Dataset[Any]):
+    """These items, each of which takes so many seconds."""
+
+    def __init__(self, items: Sequence[Any], seconds: float = 0.0) -> None:
         self.items = items
+        self.seconds = seconds
 
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, index: Any) -> Any:
+        if self.seconds:
+            time.sleep(self.seconds)
         return self.items[index]
 
 
@@ -243,12 +250,15 @@ def difference(one: Any, other: Any, at: str = "") -> str:
             return f"{at}: {one.dtype} {one.shape}, not {other.dtype} {other.shape}"
         if one.dtype.hasobject:
             return difference(one.tolist(), other.tolist(), at)
+        if one.dtype == np.longdouble:
+            # Some of its bytes say nothing.
+            return "" if np.array_equal(one, other) else f"{at}: {one!r}, not {other!r}"
         return "" if one.tobytes() == other.tobytes() else f"{at}: {one!r}, not {other!r}"
-    if isinstance(one, dict):
-        if one.keys() != other.keys():
+    if isinstance(one, Mapping):
+        if list(one) != list(other):
             return f"{at}: keys {list(one)}, not {list(other)}"
         return next(filter(None, (difference(one[key], other[key], f"{at}[{key!r}]") for key in one)), "")
-    if isinstance(one, (list, tuple)):
+    if isinstance(one, (list, tuple, collections.deque, collections.UserList)):
         if len(one) != len(other):
             return f"{at}: {len(one)}, not {len(other)}"
         pairs = enumerate(zip(one, other, strict=True))
@@ -257,8 +267,8 @@ def difference(one: Any, other: Any, at: str = "") -> str:
         names = [field.name for field in dataclasses.fields(one)]
         pairs_of_fields = ((getattr(one, name), getattr(other, name), f"{at}.{name}") for name in names)
         return next(filter(None, (difference(*each) for each in pairs_of_fields)), "")
-    if isinstance(one, float) and math.isnan(one):
-        return "" if math.isnan(other) else f"{at}: {one}, not {other}"
+    if isinstance(one, (float, complex, np.generic)) and one != one:
+        return "" if other != other else f"{at}: {one}, not {other}"
     return "" if one == other else f"{at}: {one!r}, not {other!r}"
 
 
@@ -269,7 +279,13 @@ def _of_tensors(one: torch.Tensor, other: torch.Tensor, at: str) -> str:
     if one.is_quantized or one.layout is not torch.strided or one.is_nested:
         one, other = (each.dequantize() if each.is_quantized else each.to_dense() for each in (one, other))
     bits = [
-        each.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)
+        each.detach()
+        .resolve_conj()
+        .resolve_neg()
+        .clone(memory_format=torch.contiguous_format)
+        .reshape(-1)
+        .view(torch.uint8)
+        for each in (one, other)
     ]
     return "" if torch.equal(*bits) else f"{at}: {one!r}, not {other!r}"
 
@@ -290,7 +306,7 @@ def copied(batch: Any) -> Any:
         return batch.clone()
     if isinstance(batch, np.ndarray):
         return batch.copy()
-    if isinstance(batch, dict):
+    if type(batch) is dict:
         return {key: copied(value) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_make"):
         return batch._make(map(copied, batch))  # type: ignore[attr-defined]
@@ -304,7 +320,7 @@ def outcomes(iterator: Iterator[Any], most: int = 1000) -> list[Any]:
     found: list[Any] = []
     while len(found) < most:
         try:
-            found.append(copied(next(iterator)))
+            found.append(next(iterator))
         except StopIteration:
             return found
         except Exception as error:

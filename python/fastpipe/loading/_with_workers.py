@@ -14,7 +14,8 @@ from torch.utils.data import _utils
 from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
 from fastpipe.errors import OutOfMemoryError, PassClosedError, WorkerError
 from fastpipe.loading import _messages
-from fastpipe.loading._collation import collate, is_default
+from fastpipe.loading._collation import is_default
+from fastpipe.loading._in_process import Here
 from fastpipe.loading._order import Order
 from fastpipe.loading._pass import Pass, ahead_of, fetch_of
 from fastpipe.loading._structure import Layout
@@ -40,6 +41,7 @@ class WithWorkers(Pass):
         super().__init__(loader, resumed, seed)
         self._loader_in_order = getattr(loader, "in_order", True)
         self._fetch_kind = fetch_of(loader)
+        self._here = Here(loader)
         self._known = loader._layout
         self._passes = 0
         self._ahead = ahead_of(loader)
@@ -229,10 +231,11 @@ class WithWorkers(Pass):
                 raise StopIteration
             place = self._wait()
             batch, number = self._begun.pop(place)
-            taken = self._consumer.take(batch)
+            # What an error's traceback keeps must not keep the memory.
+            taken = [self._consumer.take(batch)]
             self.progress.give(number)
             self._fill()
-            return self._pinned(self._made(taken))
+            return self._pinned(self._made(taken.pop(), number))
         finally:
             self._left_at = time.perf_counter()
             self._waited += self._left_at - begin
@@ -287,7 +290,7 @@ class WithWorkers(Pass):
             self._begun.clear()
             raise
 
-    def _made(self, taken: Any) -> Any:
+    def _made(self, taken: Any, batch: int) -> Any:
         """What a batch is.
 
         Raises:
@@ -307,7 +310,7 @@ class WithWorkers(Pass):
             return _messages.read(memory, *result)
         if rows == 0:
             # Nobody has made anything of it.
-            return (collate if is_default(self._collate_fn) else self._collate_fn)([])
+            return self._here.batch(batch, [], self.progress.seed)
         layout = self._compiled(number)
         return layout.batch(layout.rows.parts(memory, slab, rows))
 
