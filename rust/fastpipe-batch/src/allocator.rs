@@ -2,8 +2,8 @@
 //!
 //! Who reads batches may care where they lie: a GPU copies from page-locked memory by itself, and from any other only
 //! by way of such memory; and other processes read it only if they have it in common. Then an allocator stands behind
-//! the [`SlabPool`](crate::SlabPool) of a pass in the system's place. Pools never share memory, so what a pool hands out
-//! is from its own allocator, always.
+//! the [`SlabPool`](crate::SlabPool) of a pass in the system's place. Pools never share memory, so what a pool hands
+//! out is from its own allocator, always.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -99,7 +99,8 @@ pub struct SharedSlabs(pub Arc<Lender>);
 
 impl SlabAllocator for SharedSlabs {
     fn allocate(&self, bytes: usize) -> Result<Region, Error> {
-        let refused = |refused: Refused| Error::new(ErrorKind::OutOfMemory, format!("no memory for a batch: {refused}"));
+        let refused =
+            |refused: Refused| Error::new(ErrorKind::OutOfMemory, format!("no memory for a batch: {refused}"));
         let piece = self.0.take(bytes).map_err(refused)?;
         // A free piece or two of each size are kept.
         self.0.keep_at_least(bytes.saturating_mul(2));

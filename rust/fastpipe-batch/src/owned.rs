@@ -86,7 +86,8 @@ impl Memory {
         }
     }
 
-    /// Memory that an allocator has handed out. What was in it may be gone. `None` if it isn't aligned to [`ALIGNMENT`].
+    /// Memory that an allocator has handed out. What was in it may be gone. `None` if it isn't aligned to
+    /// [`ALIGNMENT`].
     pub(crate) fn of(region: Region) -> Option<Self> {
         let (start, capacity) = (region.start(), region.len());
         if start.addr().get() % ALIGNMENT != 0 {

@@ -83,13 +83,16 @@ impl Lender {
     /// Takes back what was given back.
     fn collect(&self) {
         let mut back = Vec::new();
-        self.away.lock().unwrap_or_else(PoisonError::into_inner).retain(|&extent| {
-            let away = self.borrowers(extent) > 0;
-            if !away {
-                back.push(extent);
-            }
-            away
-        });
+        self.away
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|&extent| {
+                let away = self.borrowers(extent) > 0;
+                if !away {
+                    back.push(extent);
+                }
+                away
+            });
         back.into_iter().for_each(|extent| self.recycler.put(extent));
     }
 
@@ -150,7 +153,12 @@ impl Drop for Lendable {
         }
         match self.lender.borrowers(self.extent) {
             0 => self.lender.recycler.put(self.extent),
-            _ => self.lender.away.lock().unwrap_or_else(PoisonError::into_inner).push(self.extent),
+            _ => self
+                .lender
+                .away
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(self.extent),
         }
     }
 }
@@ -281,7 +289,13 @@ mod tests {
         assert_eq!(lender.lend(NonNull::from(&0u8)), None);
         let there = elsewhere(&lender);
         let offset = lender.lend(start).unwrap();
-        for (offset, len) in [(offset + 64, 1), (offset + 1, 1), (0, 1), (offset, 1 << 30), (usize::MAX, 1)] {
+        for (offset, len) in [
+            (offset + 64, 1),
+            (offset + 1, 1),
+            (0, 1),
+            (offset, 1 << 30),
+            (usize::MAX, 1),
+        ] {
             assert!(Borrowed::new(&there, offset, len).is_none(), "{offset} {len}");
         }
     }

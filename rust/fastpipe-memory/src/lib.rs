@@ -1,6 +1,6 @@
-//! Memory: what programs may tell the processor and the system about it, without any change in what they compute (that a
-//! table is large, and what of it is read next, while rows of it are copied or otherwise); how much there is; and memory
-//! that several processes have in common.
+//! Memory: what programs may tell the processor and the system about it, without any change in what they compute (that
+//! a table is large, and what of it is read next, while rows of it are copied or otherwise); how much there is; and
+//! memory that several processes have in common.
 
 mod arena;
 mod copy;

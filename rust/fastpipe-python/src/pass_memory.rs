@@ -21,8 +21,8 @@ use crate::errors::IntoPy;
 use crate::raw::Pinned;
 use crate::shared_slabs::SharedSlabs;
 
-/// Memory for passes over a data set, all of it from a callable: `allocate(nbytes)` returns a uint8 array; or from memory
-/// in common.
+/// Memory for passes over a data set, all of it from a callable: `allocate(nbytes)` returns a uint8 array; or from
+/// memory in common.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct PassMemory {
     memory: Arc<Memory>,

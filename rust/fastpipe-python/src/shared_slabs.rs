@@ -138,7 +138,12 @@ pub(crate) struct BorrowedMemory {
 #[pymethods]
 impl BorrowedMemory {
     /// Bytes of a piece, uint8.
-    fn array<'py>(slf: &Bound<'py, Self>, piece: usize, start: usize, len: usize) -> PyResult<Bound<'py, PyUntypedArray>> {
+    fn array<'py>(
+        slf: &Bound<'py, Self>,
+        piece: usize,
+        start: usize,
+        len: usize,
+    ) -> PyResult<Bound<'py, PyUntypedArray>> {
         let outside = || PyValueError::new_err("a batch lies outside of the memory that was lent");
         let piece = slf.get().pieces.get(piece).ok_or_else(outside)?;
         let fits = start.checked_add(len).is_some_and(|end| end <= piece.len());
