@@ -26,8 +26,9 @@ __all__ = ["WithWorkers"]
 
 # Seconds. Workers that have had nothing to do for so long, while a batch is waited for, get another one.
 _IDLE = 0.005
-# Seconds between looks after the workers.
+# Seconds between looks after the workers while a batch is waited for, and while none is.
 _LOOK = 0.05
+_LOOK_UNASKED = 1.0
 
 # Bytes that batches may take beyond those ahead, and one that the consumer has.
 _SLACK = 32 << 20
@@ -43,7 +44,6 @@ class WithWorkers(Pass):
         self._fetch_kind = fetch_of(loader)
         self._here = Here(loader)
         self._known = loader._layout
-        self._passes = 0
         self._ahead = ahead_of(loader)
         self._most_begun = self._ahead * loader.num_workers
         self._limit = loader.memory_limit
@@ -51,6 +51,7 @@ class WithWorkers(Pass):
         self._trouble: tuple[int | None, Exception] | None = None
         self._waited = self._away = 0.0
         self._left_at = time.perf_counter()
+        self._looked = time.monotonic()
         self._start(loader)
 
     def _start(self, loader: Any) -> None:
@@ -120,7 +121,6 @@ class WithWorkers(Pass):
                 seed = _drawn_seed(loader.generator) if rest.seed is None else rest.seed
             self._num_yielded = 0
             self._IterableDataset_len_called = loader._IterableDataset_len_called
-            self._passes += 1
             self._begin(order, seed, resumed)
             self._drained, self._trouble = False, None
             if self._shutdown:
@@ -133,7 +133,7 @@ class WithWorkers(Pass):
     @property
     def next_seed(self) -> int:
         """The seed of the next pass of workers that are kept."""
-        return item_seed(int(self._base_seed), 0, self._passes + 1, 0)
+        return item_seed(self.progress.seed, 0, 1, 0)
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
@@ -229,6 +229,8 @@ class WithWorkers(Pass):
                 if not self._persistent_workers:
                     self._shutdown_workers()
                 raise StopIteration
+            if time.monotonic() > self._looked + _LOOK_UNASKED:
+                self._look_after(waiting=False)
             place = self._wait()
             batch, number = self._begun.pop(place)
             # What an error's traceback keeps must not keep the memory.
@@ -256,7 +258,7 @@ class WithWorkers(Pass):
 
     def _wait(self) -> int:
         assert self._workers_of_pass is not None
-        begin = looked = time.monotonic()
+        begin = time.monotonic()
         place = self._ready_place()
         while place is None:
             # The earliest one must have its memory, whatever the consumer has.
@@ -275,15 +277,15 @@ class WithWorkers(Pass):
                 raise WorkerError(f"DataLoader timed out after {self._timeout} seconds ({told})")
             if place is None and more:
                 self._begin_for_idle()
-            if place is None and now >= looked + _LOOK:
-                looked = now
+            if place is None and now >= max(begin, self._looked) + _LOOK:
                 self._look_after()
         return place
 
-    def _look_after(self) -> None:
+    def _look_after(self, *, waiting: bool = True) -> None:
         assert self._workers_of_pass is not None
+        self._looked = time.monotonic()
         try:
-            self._workers_of_pass.check()
+            self._workers_of_pass.check(waiting=waiting)
         except WorkerError as error:
             # All have ended, and nothing that was begun will come.
             self._shutdown, self._lost = True, str(error)

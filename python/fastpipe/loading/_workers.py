@@ -25,8 +25,11 @@ __all__ = ["Workers"]
 # Seconds that workers have to end by themselves, once they are told to: as many as torch gives them.
 _PATIENCE = 5.0
 
-# Seconds for which a worker must have been stopped, while its batch is waited for, to count as lost.
+# Seconds for which a worker must have been stopped, while a batch is waited for, to count as lost.
 _STOPPED = 1.5
+
+# Seconds between looks at workers that are to end.
+_LOOK = 0.05
 
 Worker = Any
 
@@ -46,7 +49,8 @@ class Workers:
         self._consumer = consumer
         self._process = os.getpid()
         self._ended = False
-        self._stopped_since: dict[int, float] = {}
+        # Since when a worker is stopped, and when that was last seen.
+        self._stopped: dict[int, tuple[float, float]] = {}
         self.threads = context is None
         self.makers: list[Worker] = []
         self.joiners: list[Worker] = []
@@ -110,8 +114,12 @@ class Workers:
     def all(self) -> list[Worker]:
         return self.makers + self.joiners
 
-    def check(self) -> None:
-        """Looks after the workers, while a batch is waited for.
+    def check(self, *, waiting: bool) -> None:
+        """Looks after the workers.
+
+        Args:
+            waiting: whether a batch is waited for, which workers that are stopped by a signal may hold up. Then this is
+                called several times a second.
 
         Raises:
             WorkerError: if one has ended, or has been stopped by a signal; it says which, and what it was doing.
@@ -119,11 +127,19 @@ class Workers:
         lost = [worker for worker in self.all if not worker.is_alive()]
         if lost:
             self._raise(lost, "exited unexpectedly" if not self.threads else "ended unexpectedly")
+        if not waiting or self.threads:
+            return
         now = time.monotonic()
-        for worker in self.all if not self.threads else []:
+        for worker in self.all:
             if not _is_stopped(worker.pid):
-                self._stopped_since.pop(worker.pid, None)
-            elif now > self._stopped_since.setdefault(worker.pid, now) + _STOPPED:
+                self._stopped.pop(worker.pid, None)
+                continue
+            since, looked = self._stopped.get(worker.pid, (now, now))
+            if now > looked + _STOPPED / 2:
+                # Nobody has waited meanwhile, and it may have worked.
+                since = now
+            self._stopped[worker.pid] = since, now
+            if now > since + _STOPPED:
                 self._raise([worker], "is stopped by a signal, and its items with it")
 
     def _raise(self, lost: list[Worker], what: str) -> None:
@@ -161,8 +177,7 @@ class Workers:
             alive = [worker for worker in self.all if worker.is_alive()]
             for worker in alive:
                 # Who is stopped doesn't hear of the first one.
-                with suppress(ProcessLookupError):
-                    os.kill(worker.pid, number)
+                _send(worker, number)
             if alive and not (at_once and number == signal.SIGTERM):
                 _join(alive)
             elif alive:
@@ -174,10 +189,21 @@ class Workers:
 
 
 def _join(workers: list[Worker], seconds: float = _PATIENCE) -> None:
+    """Waits for workers that were told to end. A process that is stopped by a signal won't, and is killed."""
     deadline = time.monotonic() + seconds
     for worker in workers:
-        if worker is not threading.current_thread():
-            worker.join(max(0.0, deadline - time.monotonic()))
+        if worker is threading.current_thread():
+            continue
+        worker.join(max(0.0, min(_LOOK, deadline - time.monotonic())))
+        while worker.is_alive() and time.monotonic() < deadline:
+            if not isinstance(worker, threading.Thread) and _is_stopped(worker.pid):
+                _send(worker, signal.SIGKILL)
+            worker.join(_LOOK)
+
+
+def _send(worker: Worker, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(worker.pid, number)
 
 
 def _name(worker: Worker) -> str:
