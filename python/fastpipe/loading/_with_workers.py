@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from fastpipe.loading._structure import Layout
 from fastpipe.loading._worker import Task
 from fastpipe.loading._workers import Workers, context_of
 
-__all__ = ["WithWorkers"]
+__all__ = ["Known", "WithWorkers"]
 
 # Seconds. Workers that have had nothing to do for so long, while a batch is waited for, get another one.
 _IDLE = 0.005
@@ -32,6 +34,20 @@ _LOOK_UNASKED = 1.0
 
 # Bytes that batches may take beyond those ahead, and one that the consumer has.
 _SLACK = 32 << 20
+
+# As `shared_slabs.rs` has it.
+_LEAST_SPACE = 16 << 20
+
+
+class Known:
+    """What the passes of a loader have learned, for later ones.
+
+    Attributes:
+        description: of the layout of the last items; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.description: bytes | None = None
 
 
 class WithWorkers(Pass):
@@ -43,7 +59,7 @@ class WithWorkers(Pass):
         self._loader_in_order = getattr(loader, "in_order", True)
         self._fetch_kind = fetch_of(loader)
         self._here = Here(loader)
-        self._known = loader._layout
+        self._known: Known = loader._known
         self._ahead = ahead_of(loader)
         self._most_begun = self._ahead * loader.num_workers
         self._limit = loader.memory_limit
@@ -64,19 +80,29 @@ class WithWorkers(Pass):
         self._layouts: dict[int, Layout] = {}
         # Begun, and not given to the consumer: the batch, and its number in the pass.
         self._begun: list[tuple[int, int]] = []
-        self._consumer = ItemConsumer(
-            makers=makers,
-            joiners=joiners,
-            slots=self._most_begun + 2,
-            joining=0 if default else 2 if joiners else 1,
-            whole=self._fetch_kind != "items",
-            ahead=self._ahead,
-            slack=_SLACK,
-            most=self._most(0),
-            shared=not threads,
-        )
-        if self._known is not None:
-            self._consumer.tell(self._known)
+        try:
+            self._consumer = ItemConsumer(
+                makers=makers,
+                joiners=joiners,
+                slots=self._most_begun + 2,
+                joining=0 if default else 2 if joiners else 1,
+                whole=self._fetch_kind != "items",
+                ahead=self._ahead,
+                slack=_SLACK,
+                most=self._most(0),
+                shared=not threads,
+            )
+        except (MemoryError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (None, errno.EFBIG):
+                raise
+            raise OutOfMemoryError(
+                f"there is no address space for batches, of which workers need {_LEAST_SPACE:,} bytes, several times"
+                f" over: {error}. See what `ulimit -v` and `ulimit -f` allow"
+            ) from error
+        if self._known.description is not None:
+            # Where there is no room for it, there is none for batches, which say so.
+            with suppress(MemoryError):
+                self._consumer.tell(self._known.description)
         self._fill()
         task = Task(
             loader.dataset,
@@ -157,7 +183,7 @@ class WithWorkers(Pass):
         if told is None:
             return None
         number, description = told
-        self._known = description
+        self._known.description = description
         return number, self._compiled(number, description).rows
 
     def _compiled(self, number: int, description: bytes | None = None) -> Layout:
@@ -305,8 +331,8 @@ class WithWorkers(Pass):
                 failure: ExceptionWrapper = _messages.read(memory, offset, length)
                 del memory, taken
                 return failure.reraise()  # type: ignore[no-untyped-call]
-            case ("memory", wanted, held, most, errno):
-                raise _no_memory(wanted, held, most, errno, self._limit is not None)
+            case ("memory", wanted, held, most, number_of_error):
+                raise _no_memory(wanted, held, most, number_of_error, self._limit is not None)
         memory, rows, number, slab, result = taken
         if result is not None:
             return _messages.read(memory, *result)
@@ -343,8 +369,8 @@ def _pickled(indices: list[Any]) -> bytes:
     return pickle.dumps(indices, 5)
 
 
-def _no_memory(wanted: int, held: int, most: int, errno: int | None, limited: bool) -> OutOfMemoryError:
-    why = f"{os.strerror(errno)} (error {errno})" if errno else f"{most:,} may be in all"
+def _no_memory(wanted: int, held: int, most: int, number: int | None, limited: bool) -> OutOfMemoryError:
+    why = f"{os.strerror(number)} (error {number})" if number else f"{most:,} may be in all"
     whose = "memory_limit" if limited else "what the machine, or its container, has left"
     return OutOfMemoryError(
         f"there is no shared memory for a batch: it needs {wanted:,} bytes beside the {held:,} in use, and {why}"
