@@ -236,8 +236,13 @@ def _read(plan: Plan, report: Report, told: Callable[[Any], None]) -> None:
         time.sleep(plan.away)
     del batches
     if report.error is not None and plan.index is None:
-        # The loader is as good as new.
-        report.again = [indices_of(batch, plan.width) for batch in loader]
+        # The loader is as good as new; but a worker that was stopped as a batch was given up still is.
+        try:
+            report.again = [indices_of(batch, plan.width) for batch in loader]
+        except WorkerError as error:
+            if plan.action != "stop with a timeout" or "is stopped by a signal" not in str(error):
+                raise
+            report.again = [indices_of(batch, plan.width) for batch in loader]
 
 
 def _program(plan: Plan, pipe: int) -> None:

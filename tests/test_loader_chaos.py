@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import loader_chaos
-from apart import apart
+from apart import apart, wait_until
+from fastpipe.errors import WorkerError
+from fastpipe.torch import DataLoader
+from loader_data import FORKED, Slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
 
@@ -71,3 +78,38 @@ def test_workers_end_with_their_program(deaths: range, tmp_path: Path, capsys: p
     plays_deaths(first=deaths.start, end=deaths.stop, to=str(tmp_path / "gone"))
     gone = json.loads((tmp_path / "gone").read_text())
     say(f"{len(gone)} deaths, workers gone within {max(gone):.2f} s", capsys)
+
+
+@apart
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_pass_that_is_left_and_a_worker_that_is_lost(number: signal.Signals) -> None:
+    """The next pass waits for what was begun, which will never come."""
+    loader = DataLoader(Slow(120, {}, 0.02), 4, persistent_workers=True, **FORKED)
+    for _ in range(2):
+        batches: Any = iter(loader)
+        assert next(batches).tolist() == [0, 1, 2, 3]
+        os.kill(batches._workers[0].pid, number)
+        begin = time.monotonic()
+        with pytest.raises(WorkerError, match="DataLoader worker"):
+            list(loader)
+        assert time.monotonic() - begin < loader_chaos.SOON
+        assert [batch[0].item() for batch in loader] == list(range(0, 120, 4))
+
+
+@apart
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_program_ends_whatever_its_workers_do(stopped: bool) -> None:
+    """Python's own end waits for processes that multiprocessing has started."""
+    code = (
+        "import os, signal, sys\n"
+        "from fastpipe.torch import DataLoader\n"
+        "from loader_data import FORKED, Slow\n"
+        "loaders = [DataLoader(Slow(500, {}, 0.01), 4, persistent_workers=kept, **FORKED) for kept in (False, True)]\n"
+        "passes = [iter(loader) for loader in loaders]\n"
+        "for batches in passes:\n"
+        "    next(batches)\n"
+        f"    if {stopped}: os.kill(batches._workers[1].pid, signal.SIGSTOP)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], timeout=40, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert wait_until(lambda: not loader_chaos.others(), loader_chaos.SOON)

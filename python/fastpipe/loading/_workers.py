@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +26,9 @@ __all__ = ["Workers"]
 
 # Seconds that workers have to end by themselves, once they are told to: as many as torch gives them.
 _PATIENCE = 5.0
+
+# Seconds that workers have once they are asked to end by a signal, where something has gone wrong.
+_GRACE = 0.2
 
 # Seconds for which a worker must have been stopped, while a batch is waited for, to count as lost.
 _STOPPED = 1.5
@@ -54,6 +59,7 @@ class Workers:
         self.threads = context is None
         self.makers: list[Worker] = []
         self.joiners: list[Worker] = []
+        _started.add(self)
         if not self.threads:
             # Those that are forked needn't look for it.
             watched()
@@ -157,35 +163,43 @@ class Workers:
         pairs = zip(self.all, self._consumer.views(), strict=False)
         return "; ".join(f"{_name(worker)} {_activity(view)}" for worker, view in pairs)
 
-    def end(self, *, at_once: bool = False) -> None:
+    def end(self, *, at_once: bool = False, grace: float | None = None) -> None:
         """Lets the workers end behind the items that they are making, and waits for them.
 
         Args:
             at_once: ends processes that are making items.
+            grace: seconds that a process has to end once it is asked to by a signal.
         """
         if self._ended or self._process != os.getpid():
             return
         self._ended = True
         self._consumer.stop()
-        if self.threads:
-            if not at_once:
-                _join(self.all)
-            return
         if not at_once:
             _join(self.all)
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        if self.threads:
+            return
+        if grace is None:
+            grace = _GRACE if at_once else _PATIENCE
+        for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _PATIENCE)):
             alive = [worker for worker in self.all if worker.is_alive()]
             for worker in alive:
-                # Who is stopped doesn't hear of the first one.
-                _send(worker, number)
-            if alive and not (at_once and number == signal.SIGTERM):
-                _join(alive)
-            elif alive:
-                _join(alive, 0.2)
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid, number)
+            _join(alive, seconds)
 
     def __del__(self) -> None:
         with suppress(AttributeError, TypeError):
             self.end()
+
+
+_started: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Ends the workers with the program, before multiprocessing does, which would wait for one that is stopped."""
+    for workers in list(_started):
+        workers.end(at_once=True, grace=_PATIENCE)
 
 
 def _join(workers: list[Worker], seconds: float = _PATIENCE) -> None:
@@ -197,13 +211,9 @@ def _join(workers: list[Worker], seconds: float = _PATIENCE) -> None:
         worker.join(max(0.0, min(_LOOK, deadline - time.monotonic())))
         while worker.is_alive() and time.monotonic() < deadline:
             if not isinstance(worker, threading.Thread) and _is_stopped(worker.pid):
-                _send(worker, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGKILL)
             worker.join(_LOOK)
-
-
-def _send(worker: Worker, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(worker.pid, number)
 
 
 def _name(worker: Worker) -> str:

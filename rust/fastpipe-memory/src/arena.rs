@@ -244,8 +244,8 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Takes free pieces out that are too small for so many bytes, the largest first, until they have as many: else they
-    /// would be kept beside the new one, in vain if what is taken has grown.
+    /// Takes free pieces out that are too small for so many bytes, the largest first, until they have as many: else
+    /// they would be kept beside the new one, in vain if what is taken has grown.
     fn take_outgrown(&mut self, len: usize) -> Vec<Extent> {
         let (mut gone, mut bytes) = (Vec::new(), 0);
         while bytes < len {
