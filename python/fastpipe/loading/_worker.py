@@ -180,8 +180,9 @@ def work(
     except Exception as error:
         worker.refuse(helper, error, parent)
         return
-    helper.generators = seeding.generators()
-    set_in_process(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "multiprocessing", worker.seed))
+    info: Any = ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "multiprocessing", worker.seed)
+    helper.generators = seeding.generators(info.rng.forget)
+    set_in_process(info)
     worker.run(helper, parent)
     # Without a word of threads that the data set has started, as torch does it.
     with suppress(Exception):

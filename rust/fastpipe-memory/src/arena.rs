@@ -243,6 +243,25 @@ struct Pieces {
     places: Vec<Extent>,
 }
 
+impl Pieces {
+    /// Takes free pieces out that are too small for so many bytes, the largest first, until they have as many: else
+    /// they would be kept beside the new one, in vain if what is taken has grown.
+    fn take_outgrown(&mut self, len: usize) -> Vec<Extent> {
+        let (mut gone, mut bytes) = (Vec::new(), 0);
+        while bytes < len {
+            let smaller = self.free.iter().enumerate().filter(|(_, piece)| piece.len < len);
+            let Some((number, _)) = smaller.max_by_key(|(_, piece)| piece.len) else {
+                break;
+            };
+            let piece = self.free.remove(number);
+            bytes += piece.len;
+            gone.push(piece);
+        }
+        self.free_bytes -= bytes;
+        gone
+    }
+}
+
 /// A free piece is not used for less than this fraction of its size.
 const LARGEST_WASTE: usize = 4;
 
@@ -289,7 +308,9 @@ impl Recycler {
             .iter()
             .position(fits)
             .map(|number| state.places.swap_remove(number));
+        let outgrown = state.take_outgrown(len);
         drop(state);
+        self.forget(outgrown);
         let again = |error| match self.release() {
             0 => Err(error),
             _ => Ok(()),
@@ -412,6 +433,25 @@ mod tests {
             large,
             "a small batch doesn't pin a large piece"
         );
+    }
+
+    #[test]
+    fn pieces_that_have_become_too_small_are_not_kept_beside_larger_ones() {
+        let page = page_size();
+        let recycler = Recycler::new(Arc::new(arena(100)));
+        recycler.keep_at_least(30 * page);
+        let small: Vec<_> = (0..3).map(|_| recycler.take(8 * page).unwrap()).collect();
+        let tiny = recycler.take(page).unwrap();
+        small.iter().for_each(|&piece| recycler.put(piece));
+        recycler.put(tiny);
+        let large: Vec<_> = (0..3).map(|_| recycler.take(9 * page).unwrap()).collect();
+        assert_eq!(recycler.arena().held(), 27 * page as u64);
+        large.iter().for_each(|&piece| recycler.put(piece));
+        assert!(
+            large.contains(&recycler.take(8 * page).unwrap()),
+            "they serve for the smaller ones"
+        );
+        assert_eq!(recycler.arena().held(), 27 * page as u64);
     }
 
     #[test]
