@@ -102,6 +102,11 @@ class Engine(ABC):
         """An integer column by which rows are found, without NULLs, each value once; None if the result has none."""
         return None
 
+    @contextlib.contextmanager
+    def counting(self, session: Any, query: Query) -> Iterator[None]:
+        """Readies a session for queries that only count rows of a query of one table."""
+        yield
+
     @abstractmethod
     def fetch(self, session: Any, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
         """The few rows of a query for planning."""

@@ -12,7 +12,7 @@ from fastpipe.errors import StorageError, UnsupportedError
 from fastpipe.sql._adbc import Statements
 from fastpipe.sql._engines import Column, Engine, SessionPool, Sessions, fitted
 from fastpipe.sql._infinite import finite
-from fastpipe.sql._lineage import plain
+from fastpipe.sql._lineage import lone, plain
 from fastpipe.sql._query import Parameters, Query, functions, require
 
 if TYPE_CHECKING:
@@ -22,16 +22,16 @@ __all__ = ["Postgres"]
 
 # The same rows in the same order each time, whatever else the server does. Parallel workers of the server would add
 # numbers up in any order; partitions are read at once instead.
-_SETTINGS = (
-    "SET max_parallel_workers_per_gather = 0",
-    "SET synchronize_seqscans = off",
-    "SET DateStyle = ISO",
-    "SET TimeZone = UTC",
-    "SET extra_float_digits = 3",
-    "SET IntervalStyle = iso_8601",
-    "SET bytea_output = hex",
-    "SET standard_conforming_strings = on",
-)
+_SETTINGS = {
+    "max_parallel_workers_per_gather": "0",
+    "synchronize_seqscans": "off",
+    "DateStyle": "ISO",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "IntervalStyle": "iso_8601",
+    "bytea_output": "hex",
+    "standard_conforming_strings": "on",
+}
 
 # The first day that PostgreSQL has, in days since 1970: in the year 4713 BC. ADBC counts from 1970 what the server
 # counts from 2000, so what is infinite, or after the year 294246, wraps around to before.
@@ -135,8 +135,7 @@ class Postgres(Engine):
     def _open(self, begin: str | None, token: str | None) -> Any:
         session = self._connect()
         try:
-            for setting in _SETTINGS:
-                self.fetch(session, setting, None)
+            self._set(session, _SETTINGS)
             if begin is not None:
                 self.fetch(session, begin, None)
             if token is not None:
@@ -163,6 +162,24 @@ class Postgres(Engine):
             anchor = self._open(begin, None)
             token = str(self.fetch(anchor, "SELECT pg_export_snapshot()", None)[0][0])
             return _Shared(lambda: self._open(begin, token), number, anchor, token)
+
+    def _set(self, session: Any, settings: dict[str, str]) -> None:
+        """Settings of a session, by one query."""
+        listed = (f"set_config('{name}', '{value}', false)" for name, value in settings.items())
+        self.fetch(session, f"SELECT {', '.join(listed)}", None)
+
+    @contextlib.contextmanager
+    def counting(self, session: Any, query: Query) -> Iterator[None]:
+        # Compiling takes longer than counting. Workers are as many as the server allows: rows of a table are counted
+        # the same by several, where the query has no other one in it that could add up floats.
+        with self.errors("planning"):
+            self.fetch(session, "SET jit = off", None)
+            if lone(query.text, self.dialect):
+                self.fetch(session, "SET max_parallel_workers_per_gather = DEFAULT", None)
+        yield
+        with self.errors("planning"):
+            self.fetch(session, "RESET jit", None)
+            self._set(session, _SETTINGS)
 
     def with_token(self, token: str | None) -> Postgres:
         """The same, whose sessions see the state of another process."""
