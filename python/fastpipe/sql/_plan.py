@@ -46,7 +46,7 @@ _SAMPLED = 512
 # Stretches of a unique column for each partition, and at most: SQLite joins up to 500 queries.
 _WIDTHS = 32
 _MOST_WIDTHS = 448
-# Numbers at each end of a unique column that are looked at for gaps; of how many numbers that pays, and no table has more.
+# Numbers at each end of a unique column that are looked at for gaps; of how many that pays, and no table has more.
 _LOOKED_AT_ENDS = 1 << 12
 _DENSE_FROM, _DENSE_UP_TO = 1 << 16, 1 << 40
 # By how much the largest partition may be larger than the mean one, where that isn't due to equal values.
