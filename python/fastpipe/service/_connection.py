@@ -89,6 +89,11 @@ class Connection:
         except (pa.ArrowException, OSError) as error:
             raise ServiceError(f"{self.url}: {_told(error)}") from error
 
+    def forget(self) -> None:
+        """Lets the next request make another connection; whoever waits for this one goes on waiting."""
+        with self._lock:
+            self._client = None
+
     def close(self) -> None:
         """Lets go of the connection; the next request makes another one."""
         with self._lock:
