@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import runpy
 import signal
 import sys
@@ -97,5 +98,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         server.wait()
     except KeyboardInterrupt:
-        server.stop()
+        if not server.stop():
+            # Whoever doesn't take what was sent would keep the process.
+            sys.stdout.flush()
+            os._exit(0)
     return 0

@@ -43,13 +43,21 @@ class Connection:
     def __reduce__(self) -> tuple[Any, ...]:
         return Connection, (self.url, self._options)
 
-    def _connected(self) -> Any:
+    def check(self) -> None:
+        """Whether this process can connect.
+
+        Raises:
+            ServiceError: if it can't.
+        """
         # Threads and sockets of gRPC don't come along when a process forks, and it can't begin anew in the child.
         if _PROCESS_OF_GRPC and _PROCESS_OF_GRPC[0] != os.getpid():
             raise ServiceError(
                 "this process was forked from one that had connected to a server, which gRPC doesn't survive; start"
                 " processes by spawn or forkserver, or connect in the child first"
             )
+
+    def _connected(self) -> Any:
+        self.check()
         with self._lock:
             if self._client is None:
                 _PROCESS_OF_GRPC[:] = [os.getpid()]

@@ -174,6 +174,8 @@ class _Bringing:
 
     def start(self, feed: _fastpipe.BatchFeed, request: dict[str, Any]) -> None:
         """Starts to bring the batches of a pass."""
+        for connection in self._connections:
+            connection.check()
         wanted = Request(**request)
         if wanted.total == 0:
             return

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from fastpipe._running import memory_size
-from fastpipe.errors import FastpipeError
 from fastpipe.reader import Reader
 from fastpipe.service._metrics import Metrics
 from fastpipe.service._served import Served
@@ -122,6 +121,8 @@ class Server:
         self._streams = Streams(max_passes, memory_size("keep", keep))
         self._metrics = Metrics(self._streams)
         self._ending = threading.Event()
+        self._stopping = threading.Lock()
+        self._shutdown: threading.Thread | None = None
         options: dict[str, Any] = {}
         if tls is not None:
             chain, key = (Path(file).read_bytes() for file in tls)
@@ -172,14 +173,26 @@ class Server:
         while not self._ending.wait(_TICK):
             pass
 
-    def stop(self) -> None:
-        """Ends all passes and connections. Clients go on with other servers, if they have any. Twice does no harm."""
-        if self._ending.is_set():
-            return
+    def stop(self, grace: float = 5.0) -> bool:
+        """Ends all passes and connections. Clients go on with other servers, if they have any. Twice does no harm.
+
+        Args:
+            grace: seconds to wait for clients that don't take what was sent to them.
+
+        Returns:
+            Whether all connections have ended. Those that haven't end with the process, or when their client goes.
+        """
         self._ending.set()
         self._streams.close()
-        self._flight.shutdown()
-        log.info("stopped")
+        with self._stopping:
+            if self._shutdown is None:
+                # It waits for clients, for as long as they like.
+                self._shutdown = threading.Thread(target=self._flight.shutdown, name="fastpipe-stop", daemon=True)
+                self._shutdown.start()
+        self._shutdown.join(grace)
+        ended = not self._shutdown.is_alive()
+        log.info("stopped" if ended else "stopped; some clients don't take what was sent to them")
+        return ended
 
     def __enter__(self) -> Self:
         return self
@@ -229,7 +242,7 @@ class Server:
                 yield from self._batches(context, Ticket.read(data))
             except InterruptedError:
                 raise flight.FlightCancelledError("the server is stopping, or the client has gone") from None
-            except (FastpipeError, ValueError, LookupError, OSError, MemoryError) as error:
+            except Exception as error:  # Whatever it is, the client is told, and the server goes on.
                 self._metrics.errors += 1
                 log.warning("%s: %s: %s", peer, type(error).__name__, error)
                 yield empty, error_bytes(error)

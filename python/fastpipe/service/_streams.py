@@ -193,7 +193,7 @@ class Streams:
     def look(self) -> dict[str, int]:
         """How many streams, passes and bytes there are now."""
         with self._changed:
-            passes = sum(len(stream.passes) for stream in self._streams.values())
+            passes = sum(one.batches is not None for stream in self._streams.values() for one in stream.passes)
             return {"streams": len(self._streams), "passes": passes, "kept_bytes": self._held}
 
     def close(self) -> None:
