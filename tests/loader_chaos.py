@@ -426,8 +426,9 @@ def _reads_on(run: Plan, pipe: int, *, by_thread: bool) -> None:
             batches = iter(loader)
             workers = [] if run.method == "thread" else batches._workers_of_pass.all
             os.write(pipe, b"".join(worker.pid.to_bytes(4, "little") for worker in workers) or bytes(4))
-            for _ in batches:
-                pass
+            for number, _ in enumerate(batches):
+                if number == 0:
+                    os.write(pipe, b"read")
 
     if by_thread:
         thread = threading.Thread(target=read)
@@ -442,20 +443,24 @@ def play_death(number: int) -> float:
     run = plan(10_000 + number, ("none",), (1,))
     chance = random.Random(number)
     run.method = ("fork", "spawn", "forkserver", "thread")[number] if number < 4 else run.method
-    if run.method == "fork" and number % 9 == 8:
+    if run.method == "fork" and number % 5 == 4:
         run.method = "forkserver"
     if run.method == "forkserver":
         run.makers = min(run.makers, 2)
     shm = in_shm()
     by_thread = chance.random() < 0.2 and run.method == "fork"
-    # Those that import torch when their program ends see to it that they end behind that.
-    soon = SOON if run.method in ("fork", "thread") else 3 * SOON
+    imports = run.method in ("spawn", "forkserver")
+    # Those that import torch when their program ends look for it behind that.
+    soon = 12 * SOON if imports else SOON
     program = Program(lambda pipe: _reads_on(run, pipe, by_thread=by_thread))
     stopped = None
-    if chance.random() < 0.8:
+    if number < 4 or chance.random() < 0.8:
         ready, _, _ = select.select([program._pipe], [], [], LONGEST)
         assert ready, f"death {number}: nothing begins: {run}"
         started = os.read(program._pipe, 4 * (run.makers + (run.joiners or 0)))
+        if imports and (number < 4 or chance.random() < 0.5):
+            assert select.select([program._pipe], [], [], LONGEST)[0], f"death {number}: no batch comes: {run}"
+            soon = SOON
         time.sleep(run.at)
         if chance.random() < 0.25 and run.method in ("fork", "spawn") and not by_thread:
             # One that can't hear of anything.
