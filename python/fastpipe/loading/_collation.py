@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.utils.data._utils import collate as torch_collate
-from torch.utils.data._utils import worker as torch_worker
 
 __all__ = ["collate", "collate_privately", "is_default"]
 
@@ -52,17 +51,16 @@ _of_tensors = torch_collate.collate_tensor_fn
 
 
 def _collate_tensors(batch: list[Any], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
-    """Torch's own, which in workers makes a file in /dev/shm for each tensor: unless it believes to be elsewhere."""
-    info = torch_worker._worker_info
-    torch_worker._worker_info = None
-    try:
+    """Torch's own, without the file in /dev/shm that it makes for each tensor in workers."""
+    first = batch[0]
+    if first.is_nested or first.layout is not torch.strided:
+        # It says why not.
         return _of_tensors(batch, collate_fn_map=collate_fn_map)
-    finally:
-        torch_worker._worker_info = info
+    return torch.stack(batch, 0)
 
 
 def collate_privately() -> None:
-    """Lets torch's default collation make tensors in memory of this process, which is a worker.
+    """Lets torch's default collation make tensors in memory of this process, which is a worker or has workers.
 
     What was made of a batch is then written to the batch's own memory; else it would be in shared memory twice, and
     what /dev/shm can't hold ends a process (SIGBUS).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -180,12 +181,16 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         # What items are made of, as the last pass has learned it.
         self._layout: bytes | None = None
         self._progress: Progress | None = None
-        self._last: weakref.ref[Any] = lambda: None  # type: ignore[assignment]
+        self._last: weakref.ref[Any] | None = None
         self._resumed: dict[str, Any] | None = None
         self._rest: Rest | None = None
         self._loaded: dict[str, Any] | None = None
         if self._dataset_kind == 1 or isinstance(dataset, (IterDataPipe, MapDataPipe)):
             self._streams = Streams(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy begins anew: it has no part in the passes of this one."""
+        return self.__dict__ | {"_progress": None, "_last": None}
 
     def _get_iterator(self) -> Any:
         if self._streams is not None:
@@ -284,13 +289,16 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
         It names the items that took longest. To be asked while the pass's iterator is there.
         """
-        return explained(self, self._last())
+        return explained(self, None if self._last is None else self._last())
 
 
 def _whole(name: str, value: SupportsIndex | None, least: int) -> int | None:
     if value is None:
         return None
-    number = value.__index__()
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is a whole number, not {value!r}") from None
     if number < least:
         raise ValueError(f"{name} is at least {least}, not {number}")
     return number

@@ -1,7 +1,9 @@
 """Objects to bytes in a batch's memory, and back: what has no place in a slab, and what was made of a batch.
 
 Objects are pickled; but the bytes of arrays and tensors are written once, as they are, and read as views. So a message
-is a list of pieces, which says where each of these lies, and a pickle that counts on them.
+is a list of pieces, which says where each of these lies, and a pickle that counts on them. Storages of tensors that are
+more than their elements (of derived classes, sparse, quantized, with gradients) are pieces, too: torch would give each
+one a file in /dev/shm, and ask the worker for it when the message is read.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
 from fastpipe._fastpipe import ItemBatch, ItemMemory, ItemRoom
 
@@ -43,7 +46,8 @@ def _storable(tensor: torch.Tensor) -> bool:
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
     """The elements of a contiguous tensor as bytes, over the same memory."""
-    found: np.ndarray = tensor.reshape(-1).view(torch.uint8).numpy()
+    # Strides of sizes of 1 may be any.
+    found: np.ndarray = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return found
 
 
@@ -54,12 +58,49 @@ class _Piece(NamedTuple):
     tensor: bool
 
 
+_REBUILT = (torch._utils._rebuild_tensor_v2, torch._utils._rebuild_tensor_v3)
+
+
+def _reduced(tensor: Any) -> Any:
+    """How a tensor of a derived class is pickled: with a storage of its own elements, if its own has far more."""
+    reduced = tensor.__reduce_ex__(5)
+    match reduced:
+        case (outer, (inner, kind, (storage, _, size, _, *more), *state)) if inner in _REBUILT and tensor.is_cpu:
+            if tensor.is_conj() or tensor.is_neg():
+                return reduced
+            if tensor.nbytes >= storage.nbytes() // 2 and inner is torch._utils._rebuild_tensor_v2:
+                return reduced
+            plain = tensor.as_subclass(torch.Tensor).detach().clone(memory_format=torch.contiguous_format)
+            dtype = plain.dtype if inner is torch._utils._rebuild_tensor_v2 else torch.uint8
+            return outer, (
+                inner,
+                kind,
+                (_typed(plain.untyped_storage(), dtype), 0, size, plain.stride(), *more),
+                *state,
+            )
+    return reduced
+
+
+def _reduced_plain(tensor: torch.Tensor) -> Any:
+    """As torch does it for other processes, but that would forget what a quantized tensor's elements stand for."""
+    if tensor.is_quantized:
+        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+    return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+
+
+def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+
+
 class _Pickler(ForkingPickler):
     """Pickles an object, and lists its arrays. Whatever else torch sends to processes is sent as torch does it."""
 
     def __init__(self, file: io.BytesIO) -> None:
         # Its arguments have no names.
         super().__init__(file, 5, True, self._array)
+        # A copy, for this object alone.
+        self.dispatch_table: dict[type, Any]
+        self.dispatch_table[torch.Tensor] = _reduced_plain
         self.pieces: list[_Piece] = []
         self._storages: dict[tuple[int, int], int] = {}
         self._tensors = 0
@@ -72,21 +113,39 @@ class _Pickler(ForkingPickler):
         return False
 
     def persistent_id(self, item: Any) -> Any:
-        if not isinstance(item, torch.Tensor) or not _storable(item):
-            return None
+        if isinstance(item, torch.Tensor):
+            if _storable(item):
+                return self._elements(item)
+            if item.is_conj() or item.is_neg():
+                # torch would forget it.
+                plain = item.resolve_conj().resolve_neg()
+                return self._elements(plain) if _storable(plain) else None
+            if type(item) not in self.dispatch_table:
+                self.dispatch_table[type(item)] = _reduced
+        elif isinstance(item, torch.TypedStorage) and item.device.type == "cpu":
+            return "storage", self._storage(item._untyped_storage), item.dtype
+        elif isinstance(item, torch.UntypedStorage) and item.device.type == "cpu":
+            return "storage", self._storage(item), None
+        return None
+
+    def _elements(self, item: torch.Tensor) -> Any:
         if item.nbytes < _SMALL:
-            return _bytes_of(item.contiguous()).tobytes(), item.dtype, tuple(item.shape), None, 0
+            return "tensor", _bytes_of(item.contiguous()).tobytes(), item.dtype, tuple(item.shape), None, 0
         storage = item.untyped_storage()
         if item.is_contiguous() and item.nbytes < storage.nbytes() // 2:
             # Only a part of a large storage is wanted.
-            return self._tensor(_bytes_of(item)), item.dtype, tuple(item.shape), item.stride(), 0
-        # Tensors over one storage stay such.
+            return "tensor", self._tensor(_bytes_of(item)), item.dtype, tuple(item.shape), item.stride(), 0
+        place = item.dtype, tuple(item.shape), item.stride(), item.storage_offset()
+        return "tensor", self._storage(storage), *place
+
+    def _storage(self, storage: torch.UntypedStorage) -> int:
+        """The number of its piece. Tensors over one storage stay such."""
         key = storage.data_ptr(), storage.nbytes()
         number = self._storages.get(key)
         if number is None:
             whole = torch.empty(0, dtype=torch.uint8).set_(storage)
             number = self._storages[key] = self._tensor(_bytes_of(whole))
-        return number, item.dtype, tuple(item.shape), item.stride(), item.storage_offset()
+        return number
 
     def _tensor(self, data: np.ndarray) -> int:
         self.pieces.append(_Piece(data, True))
@@ -99,13 +158,17 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(data), buffers=arrays)
         self._tensors = tensors
 
-    def persistent_load(self, pid: Any) -> torch.Tensor:
-        data, dtype, shape, stride, offset = pid
-        if isinstance(data, bytes):
-            if not data:
-                return torch.empty(shape, dtype=dtype)
-            return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
-        return torch.from_numpy(self._tensors[data]).view(dtype).as_strided(shape, stride, offset)
+    def persistent_load(self, pid: Any) -> Any:
+        match pid:
+            case ("storage", number, dtype):
+                storage = torch.from_numpy(self._tensors[number]).untyped_storage()
+                return storage if dtype is None else _typed(storage, dtype)
+            case (_, bytes() as data, dtype, shape, _, _):
+                if not data:
+                    return torch.empty(shape, dtype=dtype)
+                return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+        _, number, dtype, shape, stride, offset = pid
+        return torch.from_numpy(self._tensors[number]).view(dtype).as_strided(shape, stride, offset)
 
 
 def _pickled(item: Any) -> tuple[bytes, list[_Piece]]:

@@ -12,7 +12,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe.loading._order import Order
 
-__all__ = ["Pass", "Progress", "fetch_of"]
+__all__ = ["Pass", "Progress", "ahead_of", "fetch_of"]
+
+
+def ahead_of(loader: Any) -> int:
+    """Batches that are made ahead. There is no `prefetch_factor` if `num_workers` was set later, as an attribute."""
+    return 2 if loader.prefetch_factor is None else max(loader.prefetch_factor, 1)
 
 
 def fetch_of(loader: Any) -> str:

@@ -6,6 +6,7 @@ is nothing here to do better. With torchdata installed, its `StatefulDataLoader`
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,20 +64,23 @@ def _stateful(loader: Any) -> Any:
         from torchdata.stateful_dataloader import StatefulDataLoader
     except ImportError:
         return None
-    return StatefulDataLoader(
-        loader.dataset,
-        batch_size=loader.batch_size,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        drop_last=loader.drop_last,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-        pin_memory_device=loader.pin_memory_device,
-        in_order=getattr(loader, "in_order", True),
-        snapshot_every_n_steps=loader.snapshot_every_n_steps,
-    )
+    with warnings.catch_warnings():
+        # It calls what newer versions of torch are about to take away.
+        warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
+        return StatefulDataLoader(
+            loader.dataset,
+            batch_size=loader.batch_size,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            drop_last=loader.drop_last,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+            pin_memory_device=loader.pin_memory_device,
+            in_order=getattr(loader, "in_order", True),
+            snapshot_every_n_steps=loader.snapshot_every_n_steps,
+        )

@@ -115,7 +115,8 @@ def _joined(one: Node, other: Node) -> Node:
     kinds = one[0], other[0]
     if kinds == ("dict", "dict"):
         left, right = dict(one[1]), dict(other[1])
-        if left.keys() == right.keys():
+        # An item with another order of keys has no place in a slab, but that is no reason to change the layout.
+        if left.keys() == right.keys() and {*map(type, left)} == {*map(type, right)}:
             return ("dict", [(key, _joined(node, right[key])) for key, node in one[1]])
     elif kinds == ("list", "list"):
         if len(one[1]) == len(other[1]):

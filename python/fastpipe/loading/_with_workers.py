@@ -14,9 +14,10 @@ from torch.utils.data import _utils
 from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
 from fastpipe.errors import OutOfMemoryError, PassClosedError, WorkerError
 from fastpipe.loading import _messages
-from fastpipe.loading._collation import collate, is_default
+from fastpipe.loading._collation import is_default
+from fastpipe.loading._in_process import Here
 from fastpipe.loading._order import Order
-from fastpipe.loading._pass import Pass, fetch_of
+from fastpipe.loading._pass import Pass, ahead_of, fetch_of
 from fastpipe.loading._structure import Layout
 from fastpipe.loading._worker import Task
 from fastpipe.loading._workers import Workers, context_of
@@ -40,16 +41,28 @@ class WithWorkers(Pass):
         super().__init__(loader, resumed, seed)
         self._loader_in_order = getattr(loader, "in_order", True)
         self._fetch_kind = fetch_of(loader)
-        self._layouts: dict[int, Layout] = {}
+        self._here = Here(loader)
         self._known = loader._layout
         self._passes = 0
-        self._shutdown = False
+        self._ahead = ahead_of(loader)
+        self._most_begun = self._ahead * loader.num_workers
+        self._limit = loader.memory_limit
+        self._drained = False
+        self._trouble: tuple[int | None, Exception] | None = None
+        self._waited = self._away = 0.0
+        self._left_at = time.perf_counter()
+        self._start(loader)
+
+    def _start(self, loader: Any) -> None:
+        """Starts the workers."""
         threads = loader.worker_method == "thread"
         makers, joiners = loader.num_workers, self._joiners(loader)
-        self._ahead = max(loader.prefetch_factor, 1)
-        self._most_begun = max(self._ahead, self._ahead * makers)
-        self._limit = loader.memory_limit
         default = is_default(loader.collate_fn) and self._fetch_kind == "items"
+        self._shutdown = False
+        self._lost = ""
+        self._layouts: dict[int, Layout] = {}
+        # Begun, and not given to the consumer: the batch, and its number in the pass.
+        self._begun: list[tuple[int, int]] = []
         self._consumer = ItemConsumer(
             makers=makers,
             joiners=joiners,
@@ -63,11 +76,6 @@ class WithWorkers(Pass):
         )
         if self._known is not None:
             self._consumer.tell(self._known)
-        # Begun, and not given to the consumer: the batch, and its number in the pass.
-        self._begun: list[tuple[int, int]] = []
-        self._drained = False
-        self._waited = self._away = 0.0
-        self._left_at = time.perf_counter()
         self._fill()
         task = Task(
             loader.dataset,
@@ -86,7 +94,7 @@ class WithWorkers(Pass):
         if fetch_of(loader) != "items" or is_default(loader.collate_fn):
             return 0
         given = loader.num_batch_workers
-        return max(loader.prefetch_factor, 1) if given is None else int(given)
+        return ahead_of(loader) if given is None else int(given)
 
     def _most(self, held: int) -> int:
         """Bytes that batches may take."""
@@ -99,7 +107,8 @@ class WithWorkers(Pass):
         """Begins another pass with the same workers."""
         with self._lock:
             self._check_process()
-            self._give_up()
+            if not self._shutdown:
+                self._give_up()
             resumed, rest = loader._taken_state()
             order = Order(loader, None if resumed is None else resumed["order"])
             seed = self.next_seed if resumed is None else resumed["seed"]
@@ -113,7 +122,11 @@ class WithWorkers(Pass):
             self._IterableDataset_len_called = loader._IterableDataset_len_called
             self._passes += 1
             self._begin(order, seed, resumed)
-            self._drained = False
+            self._drained, self._trouble = False, None
+            if self._shutdown:
+                # Some were lost, and all have ended.
+                self._start(loader)
+                return
             self._consumer.set_most(self._most(self._consumer.held))
             self._fill()
 
@@ -132,8 +145,7 @@ class WithWorkers(Pass):
         self._consumer.cancel(batches)
         for batch in batches:
             while not self._consumer.wait(batch, _LOOK):
-                assert self._workers_of_pass is not None
-                self._workers_of_pass.check()
+                self._look_after()
             self._consumer.take(batch)
         self._begun.clear()
 
@@ -157,17 +169,25 @@ class WithWorkers(Pass):
         return found
 
     def _begin_one(self) -> bool:
-        """Begins the next batch, if there is one."""
-        if self._drained or not self._consumer.can_begin():
+        """Begins the next batch, if there is one.
+
+        What the sampler raises, and that there is no memory for the indices, the consumer is told behind the batches
+        that were begun before.
+        """
+        if self._drained or self._trouble is not None or not self._consumer.can_begin():
             return False
+        number = None
         try:
             number, indices = self._drawn()
+            listed = [indices] if self._fetch_kind == "sample" else indices if type(indices) is list else list(indices)
+            layout = None if self._fetch_kind != "items" else self._layout()
+            batch = self._consumer.begin(listed, _pickled, number, self.progress.seed, layout)
         except StopIteration:
             self._drained = True
             return False
-        listed = [indices] if self._fetch_kind == "sample" else indices if type(indices) is list else list(indices)
-        layout = None if self._fetch_kind != "items" else self._layout()
-        batch = self._consumer.begin(listed, _pickled, number, self.progress.seed, layout)
+        except Exception as error:
+            self._trouble = number, error
+            return False
         self._begun.append((batch, number))
         return True
 
@@ -198,28 +218,35 @@ class WithWorkers(Pass):
         self._check_process()
         begin = time.perf_counter()
         self._away += begin - self._left_at
-        if self._shutdown:
-            self._begun.clear()
         try:
-            self._fill_if_empty()
+            if self._lost:
+                raise WorkerError(self._lost)
+            if not self._begun and not self._shutdown:
+                self._fill()
             if not self._begun:
+                self._raise_trouble()
                 self.progress.ended = True
                 if not self._persistent_workers:
                     self._shutdown_workers()
                 raise StopIteration
             place = self._wait()
             batch, number = self._begun.pop(place)
-            taken = self._consumer.take(batch)
+            # What an error's traceback keeps must not keep the memory.
+            taken = [self._consumer.take(batch)]
             self.progress.give(number)
             self._fill()
-            return self._pinned(self._made(taken))
+            return self._pinned(self._made(taken.pop(), number))
         finally:
             self._left_at = time.perf_counter()
             self._waited += self._left_at - begin
 
-    def _fill_if_empty(self) -> None:
-        if not self._begun and not self._shutdown:
-            self._fill()
+    def _raise_trouble(self) -> None:
+        """Raises what kept a batch from being begun, once."""
+        if self._trouble is not None:
+            (number, error), self._trouble = self._trouble, None
+            if number is not None:
+                self.progress.give(number)
+            raise error
 
     def _ready_place(self) -> int | None:
         """Where among those begun the batch stands that can be taken."""
@@ -257,11 +284,13 @@ class WithWorkers(Pass):
         assert self._workers_of_pass is not None
         try:
             self._workers_of_pass.check()
-        except WorkerError:
-            self._shutdown = True
+        except WorkerError as error:
+            # All have ended, and nothing that was begun will come.
+            self._shutdown, self._lost = True, str(error)
+            self._begun.clear()
             raise
 
-    def _made(self, taken: Any) -> Any:
+    def _made(self, taken: Any, batch: int) -> Any:
         """What a batch is.
 
         Raises:
@@ -281,7 +310,7 @@ class WithWorkers(Pass):
             return _messages.read(memory, *result)
         if rows == 0:
             # Nobody has made anything of it.
-            return (collate if is_default(self._collate_fn) else self._collate_fn)([])
+            return self._here.batch(batch, [], self.progress.seed)
         layout = self._compiled(number)
         return layout.batch(layout.rows.parts(memory, slab, rows))
 

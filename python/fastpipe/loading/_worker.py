@@ -85,11 +85,13 @@ class _Helper:
 
     def fail(self, error: BaseException, room: ItemRoom) -> tuple[int, int]:
         wrapped = ExceptionWrapper((type(error), error, error.__traceback__), where=self._where)  # type: ignore[no-untyped-call]
-        try:
-            pickle.loads(pickle.dumps(wrapped))
-        except Exception:
-            # Its class is known here alone.
+        if isinstance(error, StopIteration):
+            # It would end the loop over the loader as if there were no more.
+            wrapped.exc_type = RuntimeError
+        elif not isinstance(error, Exception):
+            # `sys.exit` of an item, for example, isn't the program's.
             wrapped.exc_type = WorkerError
+        wrapped.exc_type = _raisable(wrapped)
         return _messages.message(wrapped, room)
 
     def join(self, batch: ItemBatch, room: ItemRoom) -> tuple[int, int]:
@@ -108,6 +110,24 @@ class _Helper:
         if self.generators is None:
             return function(argument)
         return self.generators.call(function, argument, seed, number)
+
+
+def _raisable(wrapped: Any) -> type[BaseException]:
+    """The class of what the consumer is to raise."""
+    kind: type[BaseException] = wrapped.exc_type
+    try:
+        copy = pickle.loads(pickle.dumps(wrapped))
+    except Exception:
+        # It is known here alone.
+        return WorkerError
+    try:
+        copy.reraise()
+    except (kind, RuntimeError):
+        return kind
+    except BaseException:
+        # It isn't made of a message.
+        return RuntimeError
+    return kind
 
 
 def fetcher(dataset: Any, fetch: str, collate_fn: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
@@ -171,6 +191,7 @@ def work(
 
 def work_in_thread(consumer: ItemConsumer, task: Task, number: int, joins: bool) -> None:
     """What a worker's thread does. As `work`."""
+    collate_privately()
     worker = ItemWorker(consumer, number, joins=joins)
     ordinal = number + task.num_workers if joins else number
     set_in_thread(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "thread", task.base_seed + ordinal))

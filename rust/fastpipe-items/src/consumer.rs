@@ -156,8 +156,15 @@ impl Consumer {
 
     /// Whether another batch can be begun: there is a free slot for it.
     pub fn can_begin(&self) -> bool {
-        let next = self.lock().next;
-        self.board.slot_of(next).1.stage.load(Ordering::Acquire) == stage::EMPTY
+        self.free(&self.lock()).is_some()
+    }
+
+    /// The next number of a batch whose slot is free. Those whose slots are taken, by batches that take long, are left
+    /// out: no claim carries their turns.
+    fn free(&self, state: &Pending) -> Option<Begun> {
+        let numbers = state.next..state.next + self.board.slots().len() as u64;
+        let is_empty = |number: u64| self.board.slot_of(number).1.stage.load(Ordering::Acquire) == stage::EMPTY;
+        numbers.into_iter().find(|&number| is_empty(number))
     }
 
     /// Whether the memory of one more batch, of so many bytes, is within the slack.
@@ -189,7 +196,7 @@ impl Consumer {
         slab: Option<(u32, usize, usize)>,
     ) -> Result<Begun, Refused> {
         let mut state = self.lock();
-        let sequence = state.next;
+        let sequence = self.free(&state).unwrap_or(state.next);
         let (number_of_slot, slot) = self.board.slot_of(sequence);
         let size = Desk::size(indices).unwrap_or(usize::MAX);
         let desk = self.recycler.take(size)?;
@@ -223,7 +230,7 @@ impl Consumer {
         ] {
             to.store(value, Ordering::Relaxed);
         }
-        state.next += 1;
+        state.next = sequence + 1;
         match slab {
             Some((_, bytes, for_rows)) => state.waiting.push_back((sequence, bytes, for_rows)),
             // A maker gets one.

@@ -7,8 +7,7 @@
 //! after all, the item is made once more, with the generator seeded, and so are all behind it.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use fastpipe_random::{Draws, Key, Purpose};
 use pyo3::exceptions::{PyException, PyValueError};
@@ -57,15 +56,15 @@ struct Generator {
     /// Its state's watched parts; none if it can't be watched.
     watched: Vec<Part>,
     /// Whether it is seeded for each item.
-    seeds: Cell<bool>,
-    drawn: Cell<bool>,
+    seeds: AtomicBool,
+    drawn: AtomicBool,
 }
 
 /// Four or eight bytes of a generator's state, and what they were.
 struct Part {
     address: usize,
     wide: bool,
-    seen: Cell<u64>,
+    seen: AtomicU64,
 }
 
 impl Part {
@@ -87,24 +86,32 @@ impl Generator {
     /// Whether it was drawn from since it was last looked at.
     #[inline]
     fn has_changed(&self) -> bool {
-        self.watched.iter().any(|part| part.now() != part.seen.get())
+        self.watched.iter().any(|part| part.now() != part.seen.load(Ordering::Relaxed))
     }
 
     /// Looks at it.
     #[inline]
     fn see(&self) {
-        self.watched.iter().for_each(|part| part.seen.set(part.now()));
+        self.watched.iter().for_each(|part| part.seen.store(part.now(), Ordering::Relaxed));
+    }
+
+    fn seeds(&self) -> bool {
+        self.seeds.load(Ordering::Relaxed)
+    }
+
+    fn drawn(&self) -> bool {
+        self.drawn.load(Ordering::Relaxed)
     }
 }
 
 /// What Python tells of a generator: see [`ItemGenerators::new`].
 type Told = (Py<PyAny>, u64, Vec<(usize, usize)>);
 
-/// The generators of a process.
-#[pyclass(unsendable, module = "fastpipe._fastpipe")]
+/// The generators of a process. Any thread may have it; one at a time makes items with it.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemGenerators {
     all: Vec<Generator>,
-    tried: Cell<u32>,
+    tried: AtomicU32,
 }
 
 #[pymethods]
@@ -120,7 +127,7 @@ impl ItemGenerators {
                 (1.., 4 | 8) => Ok(Part {
                     address,
                     wide: len == 8,
-                    seen: Cell::new(0),
+                    seen: AtomicU64::new(0),
                 }),
                 _ => Err(PyValueError::new_err("parts of a generator's state have 4 or 8 bytes")),
             };
@@ -128,19 +135,19 @@ impl ItemGenerators {
                 seed,
                 which,
                 watched: watched.iter().map(part).collect::<PyResult<_>>()?,
-                seeds: Cell::new(true),
-                drawn: Cell::new(false),
+                seeds: AtomicBool::new(true),
+                drawn: AtomicBool::new(false),
             })
         };
         Ok(ItemGenerators {
             all: all.into_iter().map(generator).collect::<PyResult<_>>()?,
-            tried: Cell::new(0),
+            tried: AtomicU32::new(0),
         })
     }
 
     /// Whether some are seeded for items to come.
     fn seeds(&self) -> bool {
-        self.all.iter().any(|generator| generator.seeds.get())
+        self.all.iter().any(Generator::seeds)
     }
 
     /// Items of a data set, made one after the other in this thread: those with these indices, which are rows of a
@@ -154,8 +161,8 @@ impl ItemGenerators {
         first: u32,
     ) -> PyResult<Bound<'py, PyList>> {
         let found = PyList::empty(slf.py());
-        let this = slf.borrow();
-        this.look_again();
+        let this = slf.get();
+        this.see();
         for (row, index) in (first..).zip(indices.try_iter()?) {
             let index = index?;
             let item = this.make(slf.py(), seed, number, row, || dataset.get_item(&index))?;
@@ -164,33 +171,39 @@ impl ItemGenerators {
         Ok(found)
     }
 
-    /// Others may have drawn from generators that aren't seeded for items.
-    pub(crate) fn look_again(&self) {
-        for generator in self.all.iter().filter(|generator| !generator.seeds.get()) {
-            generator.see();
-        }
+    /// Others may have drawn from generators that aren't seeded for items. Returns from which.
+    fn look_again(&self) -> Vec<bool> {
+        let look = |generator: &Generator| {
+            let changed = !generator.seeds() && generator.has_changed();
+            if changed {
+                generator.see();
+            }
+            changed
+        };
+        self.all.iter().map(look).collect()
     }
 
     /// Looks which generators were drawn from. Returns whether there is one that hadn't been seeded.
     #[inline]
     pub(crate) fn look(&self) -> bool {
-        let trying = self.tried.get() < TRIED;
+        let tried = self.tried.load(Ordering::Relaxed);
         let mut unseeded = false;
         for generator in &self.all {
-            if generator.watched.is_empty() || (generator.seeds.get() && generator.drawn.get()) {
+            if generator.watched.is_empty() || (generator.seeds() && generator.drawn()) {
                 continue;
             }
             if generator.has_changed() {
-                generator.drawn.set(true);
+                generator.drawn.store(true, Ordering::Relaxed);
                 generator.see();
-                unseeded |= !generator.seeds.replace(true);
+                unseeded |= !generator.seeds.swap(true, Ordering::Relaxed);
             }
         }
-        if trying && !unseeded {
-            self.tried.set(self.tried.get() + 1);
-            if self.tried.get() == TRIED {
+        if tried < TRIED && !unseeded {
+            self.tried.store(tried + 1, Ordering::Relaxed);
+            if tried + 1 == TRIED {
                 for generator in &self.all {
-                    generator.seeds.set(generator.drawn.get() || generator.watched.is_empty());
+                    let seeds = generator.drawn() || generator.watched.is_empty();
+                    generator.seeds.store(seeds, Ordering::Relaxed);
                 }
             }
         }
@@ -205,7 +218,7 @@ impl ItemGenerators {
         seed: u64,
         number: u64,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.look_again();
+        self.see();
         self.make(function.py(), seed, number, BATCH, || function.call1((argument,)))
     }
 }
@@ -217,6 +230,11 @@ pub(crate) fn item_seed(seed: u64, number: u64, row: u64, which: u64) -> u64 {
 }
 
 impl ItemGenerators {
+    /// Looks at the generators that aren't seeded for items: others may have drawn from them.
+    pub(crate) fn see(&self) {
+        self.all.iter().filter(|generator| !generator.seeds()).for_each(Generator::see);
+    }
+
     /// Makes an item, with its own seeds for the generators that items draw from.
     #[inline]
     pub(crate) fn make<T>(
@@ -229,7 +247,7 @@ impl ItemGenerators {
     ) -> PyResult<T> {
         loop {
             for generator in &self.all {
-                if generator.seeds.get() {
+                if generator.seeds() {
                     let seed = seed_of(seed, number, row.into(), generator.which);
                     generator.seed.call1(py, (seed,))?;
                     generator.see();

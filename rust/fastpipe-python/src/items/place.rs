@@ -68,7 +68,7 @@ impl<'py> Row<'_, 'py> {
             Node::Leaf(leaf, part) => self.leaf(leaf, *part, item),
             Node::Dict(pairs) => {
                 let Ok(dict) = item.cast_exact::<PyDict>() else { return Ok(false) };
-                if dict.len() != pairs.len() {
+                if dict.len() != pairs.len() || !in_order(dict, pairs)? {
                     return Ok(false);
                 }
                 for (key, node) in pairs {
@@ -257,6 +257,16 @@ impl<'py> Row<'_, 'py> {
         };
         if self.threaded && len >= LONG { py.detach(copy) } else { copy() }
     }
+}
+
+/// Whether a dict has its keys in the layout's order: a batch has them in that of its first item.
+fn in_order(dict: &Bound<'_, PyDict>, pairs: &[(Py<PyAny>, Node)]) -> PyResult<bool> {
+    for (found, (key, _)) in dict.keys().iter().zip(pairs) {
+        if !found.is(key) && (found.get_type_ptr() != key.bind(dict.py()).get_type_ptr() || !found.eq(key)?) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// A tensor of this dtype as one whose elements lie one behind the other; `None` if it has another dtype, or is more than

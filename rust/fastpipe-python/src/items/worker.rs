@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fastpipe_items::{Board, Claim, Done, Indices, Joining, RowKind, nanos};
 use fastpipe_memory::SharedMemory;
-use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList};
 
@@ -233,7 +233,7 @@ impl<'py> Loop<'_, 'py> {
         let board = &self.worker.board;
         self.room.get().turn_to(claim);
         if let Some(generators) = &self.helper.generators {
-            generators.borrow().look_again();
+            generators.get().see();
         }
         if let Some(join) = self.helper.join_whole.clone() {
             return self.whole(py, claim, |this, whole| this.join_indices(whole, &join));
@@ -287,7 +287,7 @@ impl<'py> Loop<'_, 'py> {
         self.worker.current.set(claim.seed, claim.number, row);
         let make = || self.helper.dataset.get_item(index);
         match &self.helper.generators {
-            Some(generators) => generators.borrow().make(py, claim.seed, claim.number, row, make),
+            Some(generators) => generators.get().make(py, claim.seed, claim.number, row, make),
             None => make(),
         }
     }
@@ -474,11 +474,11 @@ impl<'py> Loop<'_, 'py> {
         Ok(layout)
     }
 
-    /// An item has failed.
+    /// An item has failed. Whatever it raised, the worker goes on: Ctrl-C is for the program, and an item that wants to
+    /// end the process (`sys.exit`) is its batch's error.
     fn fail(&self, py: Python<'py>, claim: &Claim, row: u32, error: PyErr) -> PyResult<()> {
-        let ends = !error.is_instance_of::<PyException>(py);
         // With its traceback.
-        let value = error.clone_ref(py).into_value(py);
+        let value = error.into_value(py);
         let said = self.helper.fail.call1((value, &self.room)).and_then(|said| said.extract());
         // Without memory for what is to be said, the batch fails all the same.
         let cell = match said {
@@ -490,8 +490,7 @@ impl<'py> Loop<'_, 'py> {
             }
         };
         self.worker.board.set_row(claim.slot, row, RowKind::Failed, cell);
-        // Ctrl-C, or the end of the process.
-        if ends { Err(error) } else { Ok(()) }
+        Ok(())
     }
 
     fn join(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {

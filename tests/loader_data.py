@@ -1,0 +1,328 @@
+"""Data sets for the loader's tests, which workers that are spawned can import; and what compares batches."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+# How a loader may work: arguments of it.
+IN_PROCESS: dict[str, Any] = {"num_workers": 0}
+FORKED: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork", "worker_method": "multiprocessing"}
+# Each imports torch, which takes seconds.
+SPAWNED = FORKED | {"multiprocessing_context": "spawn", "num_workers": 1}
+SERVED = FORKED | {"multiprocessing_context": "forkserver"}
+THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}
+
+WAYS = {"alone": IN_PROCESS, "fork": FORKED, "thread": THREADS}
+WORKERS = {"fork": FORKED, "thread": THREADS}
+ALL_WAYS = WAYS | {"spawn": SPAWNED, "forkserver": SERVED}
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    first: Any
+    second: Any
+
+
+@dataclasses.dataclass
+class Record:
+    """A data class."""
+
+    values: Any
+    name: Any = "none"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fixed:
+    """One that can't be changed, and has no dict."""
+
+    values: Any
+    label: Any
+
+
+# Seconds of an item, if a batch of three is not to be collated by the worker that makes its items.
+SHARED = 0.0008
+
+
+class Items(Dataset[Any]):
+    """These items, each of which takes so many seconds."""
+
+    def __init__(self, items: Sequence[Any], seconds: float = 0.0) -> None:
+        self.items = items
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: Any) -> Any:
+        if self.seconds:
+            time.sleep(self.seconds)
+        return self.items[index]
+
+
+class Numbers(Dataset[int]):
+    """The numbers below one."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        return index
+
+
+class Squares(Dataset[Any]):
+    """Items of several parts, each a function of its index."""
+
+    def __init__(self, count: int, width: int = 3) -> None:
+        self.count = count
+        self.width = width
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        row = np.arange(index, index + self.width, dtype=np.float32) ** 2
+        return {"row": row, "index": index, "name": f"item {index}", "pair": (torch.tensor(index / 2), index % 2 == 0)}
+
+
+class Echo(Dataset[Any]):
+    """Whatever it is asked for."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
+class Described(Dataset[str]):
+    """How what it is asked for is described."""
+
+    def __getitem__(self, index: Any) -> str:
+        return f"{type(index).__module__}.{type(index).__name__} {index!r}"
+
+
+class AtOnce(Numbers):
+    """Numbers that are asked for a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(index, len(indices)) for index in indices]
+
+
+class Slow(Numbers):
+    """Numbers, some of which take so many seconds."""
+
+    def __init__(self, count: int, slow: dict[int, float], otherwise: float = 0.0) -> None:
+        super().__init__(count)
+        self.slow = slow
+        self.otherwise = otherwise
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.slow.get(index, self.otherwise))
+        return super().__getitem__(index)
+
+
+class Failing(Numbers):
+    """Numbers, some of which raise."""
+
+    def __init__(self, count: int, errors: dict[int, BaseException]) -> None:
+        super().__init__(count)
+        self.errors = errors
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.errors:
+            raise self.errors[index]
+        return super().__getitem__(index)
+
+
+class Workers(Numbers):
+    """Which process or thread makes an item, and what it is told of itself."""
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        if info is None:
+            return os.getpid(), -1, -1, -1, index
+        time.sleep(0.001)
+        return os.getpid(), info.id, info.num_workers, info.seed, index
+
+
+class Large(Numbers):
+    """Arrays of so many bytes."""
+
+    def __init__(self, count: int, nbytes: int) -> None:
+        super().__init__(count)
+        self.nbytes = nbytes
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(self.nbytes, index % 251, np.uint8)
+
+
+def drawn_from_all(index: int) -> Any:
+    """Draws from the generators of the process."""
+    return index, random.random(), random.gauss(0, 1), np.random.rand(2), float(np.random.normal()), torch.randn(2)
+
+
+class Augmented(Numbers):
+    """Draws from the generators of Python, NumPy and torch, those that are named, from an item on."""
+
+    def __init__(self, count: int, names: Sequence[str] = ("python", "numpy", "torch"), first: int = 0) -> None:
+        super().__init__(count)
+        self.names = names
+        self.first = first
+
+    def __getitem__(self, index: int) -> Any:
+        found = {"index": torch.tensor(index), "python": 0.0, "numpy": np.zeros(2), "torch": torch.zeros(2)}
+        if index < self.first:
+            return found
+        if "python" in self.names:
+            found["python"] = random.random() + random.gauss(0, 1)
+        if "numpy" in self.names:
+            found["numpy"] = np.random.rand(2) + np.random.normal()
+        if "torch" in self.names:
+            found["torch"] = torch.randn(2) + torch.rand(1)
+        return found
+
+
+class OwnGenerators(Numbers):
+    """Draws from generators of the worker's info, where there is one."""
+
+    def __getitem__(self, index: int) -> Any:
+        info: Any = get_worker_info()
+        time.sleep(0.0005)
+        rng = info.rng
+        seeded = np.random.default_rng(info.seed).random()
+        drawn = (
+            rng.random_generator.random(),
+            rng.numpy_generator.random(),
+            torch.rand(1, generator=rng.torch_generator),
+        )
+        # Once more of one: it goes on.
+        return index, info.seed, seeded, *drawn, rng.numpy_generator.random()
+
+
+class Own:
+    """A class that default collation doesn't know."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own) and same(self.value, other.value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Tagged(torch.Tensor):
+    """A class derived from tensors."""
+
+
+def listed(items: list[Any]) -> list[Any]:
+    """A `collate_fn` that leaves items as they are."""
+    return list(items)
+
+
+def with_noise(items: list[Any]) -> Any:
+    """A `collate_fn` that draws from all generators."""
+    drawn = drawn_from_all(len(items))
+    return torch.utils.data.default_collate(items), drawn
+
+
+def difference(one: Any, other: Any, at: str = "") -> str:
+    """What differs between two values in class, dtype, shape, or bits; empty if nothing does."""
+    if type(one) is not type(other):
+        return f"{at}: {type(one)} {one!r}, not {type(other)} {other!r}"
+    if isinstance(one, torch.Tensor):
+        return _of_tensors(one, other, at)
+    if isinstance(one, np.ndarray):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return f"{at}: {one.dtype} {one.shape}, not {other.dtype} {other.shape}"
+        if one.dtype.hasobject:
+            return difference(one.tolist(), other.tolist(), at)
+        if one.dtype == np.longdouble:
+            # Some of its bytes say nothing.
+            return "" if np.array_equal(one, other) else f"{at}: {one!r}, not {other!r}"
+        return "" if one.tobytes() == other.tobytes() else f"{at}: {one!r}, not {other!r}"
+    if isinstance(one, Mapping):
+        if list(one) != list(other):
+            return f"{at}: keys {list(one)}, not {list(other)}"
+        return next(filter(None, (difference(one[key], other[key], f"{at}[{key!r}]") for key in one)), "")
+    if isinstance(one, (list, tuple, collections.deque, collections.UserList)):
+        if len(one) != len(other):
+            return f"{at}: {len(one)}, not {len(other)}"
+        pairs = enumerate(zip(one, other, strict=True))
+        return next(filter(None, (difference(*pair, f"{at}[{place}]") for place, pair in pairs)), "")
+    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+        names = [field.name for field in dataclasses.fields(one)]
+        pairs_of_fields = ((getattr(one, name), getattr(other, name), f"{at}.{name}") for name in names)
+        return next(filter(None, (difference(*each) for each in pairs_of_fields)), "")
+    if isinstance(one, (float, complex, np.generic)) and one != one:
+        return "" if other != other else f"{at}: {one}, not {other}"
+    return "" if one == other else f"{at}: {one!r}, not {other!r}"
+
+
+def _of_tensors(one: torch.Tensor, other: torch.Tensor, at: str) -> str:
+    for what in ("dtype", "shape", "layout", "requires_grad", "is_nested"):
+        if getattr(one, what) != getattr(other, what):
+            return f"{at}: {what} {getattr(one, what)}, not {getattr(other, what)}"
+    if one.is_quantized or one.layout is not torch.strided or one.is_nested:
+        one, other = (each.dequantize() if each.is_quantized else each.to_dense() for each in (one, other))
+    bits = [
+        each.detach()
+        .resolve_conj()
+        .resolve_neg()
+        .clone(memory_format=torch.contiguous_format)
+        .reshape(-1)
+        .view(torch.uint8)
+        for each in (one, other)
+    ]
+    return "" if torch.equal(*bits) else f"{at}: {one!r}, not {other!r}"
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values have the same classes, dtypes, shapes and bits."""
+    return not difference(one, other)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    said = difference(found, expected)
+    assert not said, f"found {said}"
+
+
+def copied(batch: Any) -> Any:
+    """A batch in memory of its own."""
+    if isinstance(batch, torch.Tensor):
+        return batch.clone()
+    if isinstance(batch, np.ndarray):
+        return batch.copy()
+    if type(batch) is dict:
+        return {key: copied(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_make"):
+        return batch._make(map(copied, batch))  # type: ignore[attr-defined]
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(map(copied, batch))
+    return batch
+
+
+def outcomes(iterator: Iterator[Any], most: int = 1000) -> list[Any]:
+    """The batches of an iterator, and the classes of what it raises at their places."""
+    found: list[Any] = []
+    while len(found) < most:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(type(error))
+    raise AssertionError("it doesn't end")

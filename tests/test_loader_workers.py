@@ -1,0 +1,500 @@
+"""A loader's workers: what they are told, how long they live, how they share work, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+from apart import apart, children, open_files, wait_until
+from fastpipe.errors import PassClosedError, WorkerError
+from fastpipe.torch import DataLoader
+from loader_data import (
+    ALL_WAYS,
+    FORKED,
+    IN_PROCESS,
+    SPAWNED,
+    THREADS,
+    WAYS,
+    WORKERS,
+    AtOnce,
+    Items,
+    Numbers,
+    Slow,
+    Squares,
+    Workers,
+    assert_same,
+    listed,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+
+workers = pytest.mark.parametrize("way", WORKERS)
+ways = pytest.mark.parametrize("way", WAYS)
+
+
+def told(way: dict[str, Any], **more: Any) -> list[Any]:
+    """What workers say of themselves, for each item."""
+    torch.manual_seed(5)
+    loader = DataLoader(Workers(40), batch_size=4, collate_fn=listed, **way, **more)
+    return [item for batch in loader for item in batch]
+
+
+@apart
+@workers
+def test_workers_know_their_number_and_share_the_items(way: str) -> None:
+    for count in (1, 2, 3):
+        found = told(WORKERS[way] | {"num_workers": count})
+        assert [index for *_, index in found] == list(range(40))
+        assert {workers for _, _, workers, *_ in found} == {count}
+        assert {number for _, number, *_ in found} == set(range(count))
+        processes = {process for process, *_ in found}
+        assert len(processes) == (count if way == "fork" else 1)
+        assert (os.getpid() in processes) is (way == "thread")
+
+
+@apart
+def test_an_items_seed_is_the_same_for_any_worker() -> None:
+    seeds = [
+        [seed for _, _, _, seed, _ in told(way | {"num_workers": count}, prefetch_factor=ahead)]
+        for way, count, ahead in [(FORKED, 1, 2), (FORKED, 3, 1), (THREADS, 2, 5), (THREADS, 1, 2)]
+    ]
+    assert len(set(seeds[0])) == 40
+    assert all(each == seeds[0] for each in seeds)
+
+
+class Tells(Numbers):
+    """What an item finds of the worker's info."""
+
+    def __getitem__(self, index: int) -> Any:
+        info: Any = get_worker_info()
+        for change in (lambda: setattr(info, "id", 3), lambda: setattr(info, "anything", 3)):
+            with pytest.raises(RuntimeError, match="assign"):
+                change()
+        assert info.dataset is self
+        assert type(info).__mro__[1].__name__ == "WorkerInfo"
+        assert re.fullmatch(r"WorkerInfo\(id=\d, num_workers=2, seed=\d+, dataset=.*, worker_method='.*'\)", repr(info))
+        assert info == info
+        assert 0 <= info.seed < 2**63
+        return info.worker_method
+
+
+@apart
+def test_worker_info_tells_and_cannot_be_set() -> None:
+    assert get_worker_info() is None
+    for way, method in ((FORKED, "multiprocessing"), (THREADS, "thread")):
+        (found,) = DataLoader(Tells(6), batch_size=6, **way)
+        assert found == [method] * 6
+        assert get_worker_info() is None
+        assert torch.utils.data._utils.worker.get_worker_info() is None
+    # In the program's own threads there is none, while workers are there.
+    batches = iter(DataLoader(Numbers(4), **THREADS))
+    next(batches)
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(get_worker_info()))
+    thread.start()
+    thread.join()
+    assert seen == [None]
+
+
+class Began(Numbers):
+    """What `worker_init_fn` has done to the worker's copy of the data set."""
+
+    began: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        return self.began, get_worker_info().id  # type: ignore[union-attr]
+
+
+def begin(number: int) -> None:
+    info: Any = get_worker_info()
+    assert info.id == number
+    info.dataset.began = number
+
+
+def collates(items: list[Any]) -> Any:
+    return get_worker_info().id, items  # type: ignore[union-attr]
+
+
+@apart
+def test_worker_init_fn_is_called_in_each_worker() -> None:
+    for way in (FORKED, SPAWNED):
+        found = [item for batch in DataLoader(Began(8), 2, worker_init_fn=begin, **way) for item in batch[0].tolist()]
+        assert set(found) <= {0, 1}
+    (batch, *_) = DataLoader(Began(8), 1, worker_init_fn=begin, collate_fn=listed, **FORKED)
+    assert batch[0][0] == batch[0][1]
+    # Those that collate come behind those that make items.
+    slow = DataLoader(Slow(4, {}, 0.01), 2, worker_init_fn=begin, collate_fn=collates, num_batch_workers=1, **FORKED)
+    slow.dataset.began = None  # type: ignore[attr-defined]
+    assert {number for number, _ in slow} == {2}
+    called: list[int] = []
+    list(DataLoader(Numbers(4), worker_init_fn=called.append, **THREADS))
+    assert sorted(called) == [0, 1]
+
+
+class Refuses:
+    """A `worker_init_fn` that raises in some workers."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def __call__(self, number: int) -> None:
+        if number in self.numbers:
+            raise ValueError(f"not {number}")
+
+
+@apart
+@workers
+def test_what_worker_init_fn_raises_the_first_batches_raise(way: str) -> None:
+    for numbers in ((0, 1), (1,)):
+        loader = DataLoader(Slow(40, {}, 0.001), 2, worker_init_fn=Refuses(*numbers), **WORKERS[way])
+        with pytest.raises(ValueError, match=r"(?s)in DataLoader worker (process|thread) [01].*not [01]"):
+            list(loader)
+    joins = DataLoader(
+        *(Slow(4, {}, 0.01), 2),
+        worker_init_fn=Refuses(2),
+        collate_fn=listed,
+        num_batch_workers=1,
+        **WORKERS[way],
+    )
+    with pytest.raises(ValueError, match="not 2"):
+        next(iter(joins))
+
+
+def pids(iterator: Any) -> list[int]:
+    return [worker.pid for worker in iterator._workers]
+
+
+@apart
+def test_workers_are_kept_if_asked_to() -> None:
+    loader = DataLoader(Workers(12), 3, persistent_workers=True, collate_fn=listed, num_batch_workers=1, **FORKED)
+    first = {item[0] for batch in loader for item in batch}
+    started = children()
+    assert len(started) == 3
+    for _ in range(3):
+        assert {item[0] for batch in loader for item in batch} <= {child.pid for child in started}
+    # In the middle of a pass, another one begins.
+    batches = iter(loader)
+    next(batches)
+    assert iter(loader) is batches
+    assert [item[-1] for batch in batches for item in batch] == list(range(12))
+    assert set(children()) == set(started)
+    assert first <= {child.pid for child in started}
+    del loader, batches
+    gc.collect()
+    assert wait_until(lambda: not children())
+    anew = DataLoader(Numbers(6), 3, **FORKED)
+    list(anew)
+    assert not children()
+
+
+@apart
+def test_threads_are_kept_if_asked_to_and_end_with_the_loader() -> None:
+    def alive() -> list[str]:
+        return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("fastpipe-"))
+
+    loader = DataLoader(Numbers(12), 3, persistent_workers=True, **THREADS)
+    for _ in range(2):
+        assert len(list(loader)) == 4
+        assert alive() == ["fastpipe-maker-0", "fastpipe-maker-1"]
+    del loader
+    gc.collect()
+    assert wait_until(lambda: not alive())
+    batches = iter(DataLoader(Numbers(12), 3, **THREADS))
+    next(batches)
+    del batches
+    assert wait_until(lambda: not alive())
+
+
+@apart
+@workers
+def test_nothing_is_left_of_a_loop_that_ends_early(way: str) -> None:
+    loader = DataLoader(Slow(1000, {}, 0.001), 4, **WORKERS[way])
+    for number in range(6):
+        for batch in loader:
+            assert batch.tolist() == [0, 1, 2, 3]
+            if number % 2:
+                break
+            if number % 3 == 0:
+                next(iter(loader))
+            break
+        assert wait_until(lambda: not children())
+
+    def fails(loader: Any) -> None:
+        for _ in loader:
+            raise KeyError("the model")
+
+    with pytest.raises(KeyError):
+        fails(loader)
+    gc.collect()
+    assert wait_until(lambda: not children())
+    # A batch outlives its loader.
+    batches = iter(DataLoader(Squares(8), 4, **WORKERS[way]))
+    kept = next(batches)
+    del batches
+    gc.collect()
+    assert kept["row"][3].tolist() == [9.0, 16.0, 25.0]
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+
+
+@apart
+@workers
+def test_no_files_are_left_open_over_many_passes(way: str) -> None:
+    loader = DataLoader(Numbers(4), 2, **WORKERS[way])
+    kept = DataLoader(Numbers(4), 2, persistent_workers=True, **WORKERS[way])
+    for _ in range(2):
+        list(loader), list(kept)
+    before, threads = len(open_files()), threading.active_count()
+    maps = len(psutil.Process().memory_maps(grouped=False))
+    for _ in range(50):
+        list(loader), list(kept)
+    gc.collect()
+    assert len(open_files()) == before
+    assert threading.active_count() == threads
+    assert len(psutil.Process().memory_maps(grouped=False)) < maps + 40
+
+
+class Runs(Numbers):
+    """Says how many threads torch has in workers, and whether they heed Ctrl-C."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.get_num_threads(), signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@apart
+def test_workers_are_set_up_as_torch_sets_them_up() -> None:
+    threads, ignored = next(iter(DataLoader(Runs(2), 2, **FORKED)))
+    assert threads.tolist() == [1, 1]
+    assert ignored.tolist() == [True, True]
+    assert all(child.daemon for child in iter(DataLoader(Numbers(2), **FORKED))._workers)  # type: ignore[attr-defined]
+
+
+class Initial(Numbers):
+    """Torch's seed, and what generators yield, in `worker_init_fn`."""
+
+    drawn: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        # So that each worker makes some.
+        time.sleep(0.003)
+        return self.drawn
+
+
+def drawing(number: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.drawn = number, info.seed, torch.initial_seed(), random.random(), np.random.rand()
+
+
+@apart
+def test_workers_begin_with_the_seeds_that_torch_gives_them() -> None:
+    def drawn(loader: Any) -> list[Any]:
+        return sorted({tuple(items[0]) for items in loader})
+
+    arguments: dict[str, Any] = {"collate_fn": listed, "worker_init_fn": drawing} | FORKED
+    arguments.pop("worker_method")
+    torch.manual_seed(2)
+    expected = drawn(torch.utils.data.DataLoader(Initial(60), **arguments))
+    torch.manual_seed(2)
+    found = drawn(DataLoader(Initial(60), worker_method="multiprocessing", num_batch_workers=0, **arguments))
+    assert found == expected
+    assert [each[2] - each[0] for each in found] == [found[0][2]] * 2
+
+
+@apart
+@ways
+def test_timeout_is_for_workers(way: str) -> None:
+    if way == "alone":
+        with pytest.raises((ValueError, AssertionError), match="timeout"):
+            iter(DataLoader(Numbers(3), timeout=1, **IN_PROCESS))
+        return
+    loader = DataLoader(Slow(4, {1: 1.0}), timeout=0.3, **WAYS[way])
+    batches = iter(loader)
+    assert next(batches).item() == 0
+    begin_of_wait = time.monotonic()
+    with pytest.raises(WorkerError, match=r"timed out after 0.3 seconds.*row 0 of batch 1, index 1, for 0\.\d s"):
+        next(batches)
+    assert 0.25 < time.monotonic() - begin_of_wait < 1
+    # It may be waited for again.
+    time.sleep(1)
+    assert [batch.item() for batch in batches] == [1, 2, 3]
+
+
+@apart
+@ways
+def test_a_pass_is_read_by_several_threads(way: str) -> None:
+    batches = iter(DataLoader(Slow(300, {}, 0.0005), 3, **WAYS[way]))
+    found: list[list[int]] = []
+    failed: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            found.extend(batch.tolist() for batch in batches)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert sorted(found) == [[row, row + 1, row + 2] for row in range(0, 300, 3)]
+
+
+@apart
+@workers
+def test_a_loader_may_be_used_from_a_thread_that_ends(way: str) -> None:
+    passes: list[Any] = []
+
+    def start() -> None:
+        passes.append(iter(DataLoader(Slow(60, {}, 0.01), 3, **WORKERS[way])))
+        passes.append(next(passes[0]).tolist())
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    time.sleep(0.1)
+    assert [passes[1], *(batch.tolist() for batch in passes[0])] == [[n, n + 1, n + 2] for n in range(0, 60, 3)]
+
+
+@apart
+def test_a_forked_child_has_no_part_in_a_pass() -> None:
+    for way in (FORKED, THREADS):
+        loader = DataLoader(Slow(20, {}, 0.005), 2, **way)
+        batches = iter(loader)
+        first = next(batches)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with pytest.raises(PassClosedError, match="iter"):
+                    next(batches)
+                assert first.tolist() == [0, 1]
+                del batches, first
+                gc.collect()
+                # One of its own.
+                own = DataLoader(Numbers(5), 2, **FORKED)
+                assert [batch.tolist() for batch in own] == [[0, 1], [2, 3], [4]]
+                status = 0
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        assert [batch.tolist() for batch in batches] == [[n, n + 1] for n in range(2, 20, 2)]
+
+
+class Nested(Numbers):
+    """Items that a loader of their own makes."""
+
+    def __getitem__(self, index: int) -> Any:
+        arguments = THREADS if index % 2 else IN_PROCESS
+        return torch.cat(list(DataLoader(Numbers(index + 1), 2, **arguments)))
+
+
+@apart
+@ways
+def test_items_may_be_made_by_loaders(way: str) -> None:
+    found = list(DataLoader(Nested(5), collate_fn=listed, **WAYS[way]))
+    assert [items[0].tolist() for items in found] == [list(range(count)) for count in range(1, 6)]
+
+
+@apart
+def test_the_context_may_be_an_object() -> None:
+    torch.manual_seed(0)
+    for context in (multiprocessing.get_context("fork"), torch.multiprocessing.get_context("fork")):
+        loader = DataLoader(Numbers(3), num_workers=1, multiprocessing_context=context, worker_method="multiprocessing")
+        assert torch.cat(list(loader)).tolist() == [0, 1, 2]
+    multiprocessing.set_start_method("fork", force=True)
+    assert torch.cat(list(DataLoader(Numbers(3), num_workers=1))).tolist() == [0, 1, 2]
+
+
+@apart
+def test_what_cannot_be_pickled_is_said_where_workers_are_spawned() -> None:
+    lambdas = DataLoader(Items([lambda: 1]), **SPAWNED)
+    with (
+        pytest.warns(UserWarning, match="can't be pickled"),
+        pytest.raises((TypeError, AttributeError), match="pickle"),
+    ):
+        iter(lambdas)
+    assert wait_until(lambda: not children())
+
+
+@apart
+def test_batches_begin_with_the_least_loaded() -> None:
+    """Rows of one batch are made by both workers at once, so one slow item doesn't hold up the others."""
+    for way in (FORKED, THREADS):
+        begin_of_pass = time.monotonic()
+        list(DataLoader(Slow(8, {}, 0.1), 8, **way))
+        assert time.monotonic() - begin_of_pass < 0.7
+
+
+@apart
+def test_a_slow_item_delays_no_other_batch() -> None:
+    for way in (FORKED, THREADS):
+        dataset = Slow(400, {0: 1.0}, 0.002)
+        loader = DataLoader(dataset, 4, prefetch_factor=2, in_order=False, **way)
+        batches = iter(loader)
+        begin_of_pass = time.monotonic()
+        early = 0
+        while time.monotonic() - begin_of_pass < 0.4:
+            assert 0 not in next(batches).tolist()
+            early += 1
+        assert early > 20
+        assert len(list(batches)) == 100 - early
+
+
+@apart
+@workers
+def test_explain_says_what_limits_a_pass(way: str) -> None:
+    loader = DataLoader(Slow(40, {7: 0.1}, 0.002), 4, **WORKERS[way])
+    assert loader.explain().startswith("No pass with workers is there to be explained")
+    batches = iter(loader)
+    for _ in batches:
+        pass
+    said = loader.explain()
+    assert said.startswith("item-bound: the consumer waits ")
+    assert re.search(r"Of the workers' time: making items \d+%", said)
+    assert re.search(r"40 items took [\d.]+ ms each", said)
+    assert re.search(r"The slowest: index 7 \(1\d\d\.\d ms\)", said)
+    quick = DataLoader(Numbers(40), 4, **WORKERS[way])
+    for _ in (batches := iter(quick)):
+        time.sleep(0.01)
+    assert quick.explain().startswith("consumer-bound")
+    collated = DataLoader(Slow(24, {}, 0.002), 4, collate_fn=slowly, num_batch_workers=1, **WORKERS[way])
+    for _ in (batches := iter(collated)):
+        pass
+    assert collated.explain().startswith("collation-bound")
+    del batches
+    assert DataLoader(Numbers(3)).explain().startswith("No pass with workers")
+
+
+def slowly(items: list[Any]) -> Any:
+    time.sleep(0.04)
+    return items
+
+
+@apart
+def test_batches_of_all_ways_are_the_same() -> None:
+    expected = list(DataLoader(Squares(50), 7, shuffle=True, generator=torch.Generator().manual_seed(1)))
+    for way in ALL_WAYS.values():
+        found = DataLoader(Squares(50), 7, shuffle=True, generator=torch.Generator().manual_seed(1), **way)
+        assert_same(list(found), expected)
+    whole = DataLoader(AtOnce(50), 7, **FORKED)
+    assert_same(list(whole), list(DataLoader(AtOnce(50), 7)))
