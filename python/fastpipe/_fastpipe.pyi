@@ -13,6 +13,7 @@ __all__ = [
     "ArrowBatches",
     "AvroDataset",
     "AvroWriter",
+    "BorrowedMemory",
     "ContainerFile",
     "CsvDataset",
     "CsvReservoir",
@@ -35,6 +36,8 @@ __all__ = [
     "Position",
     "Positives",
     "RowBuffer",
+    "SharedArena",
+    "SharedSlabs",
     "TableDataset",
     "UnitCall",
     "UnitCalls",
@@ -136,6 +139,12 @@ class AvroWriter:
     def close(self) -> None: ...
 
 @final
+class BorrowedMemory:
+    @property
+    def nbytes(self) -> int: ...
+    def array(self, piece: int, start: int, len: int) -> npt.NDArray[np.uint8]: ...
+
+@final
 class ContainerFile:
     def __new__(cls, path: str, in_memory: _InMemory = None) -> ContainerFile: ...
     @property
@@ -161,6 +170,21 @@ class Data:
     def stretches(self, count: int) -> list[tuple[int, int, int]]: ...
     def stretch(self, start: int, end: int) -> Data: ...
     def unit_rows(self) -> npt.NDArray[np.uint32]: ...
+
+@final
+class SharedArena:
+    def __new__(cls, file: int) -> SharedArena: ...
+    def borrow(self, pieces: Sequence[tuple[int, int]]) -> BorrowedMemory: ...
+
+@final
+class SharedSlabs:
+    def __new__(cls, most: int) -> SharedSlabs: ...
+    @property
+    def away(self) -> int: ...
+    @property
+    def file(self) -> int | None: ...
+    @property
+    def held(self) -> int: ...
 
 @final
 class TableDataset(Data):
@@ -473,6 +497,7 @@ class ItemWorker:
 class Memory:
     @property
     def nbytes(self) -> int: ...
+    def lend(self, slabs: SharedSlabs) -> list[tuple[int, int, int]] | None: ...
     def pieces(self) -> list[tuple[npt.NDArray[np.uint8], int]]: ...
     def place(self, array: npt.NDArray[Any]) -> int | None: ...
 
@@ -557,6 +582,8 @@ class Pass:
 @final
 class PassMemory:
     def __new__(cls, data: Data, allocate: Callable[[int], npt.NDArray[np.uint8]], held: int) -> PassMemory: ...
+    @staticmethod
+    def shared(data: Data, slabs: SharedSlabs, held: int) -> PassMemory: ...
 
 @final
 class Position:

@@ -277,6 +277,10 @@ class Passes(ABC):
         """Memory of one's own for batches, of which this many may be held; None if these don't choose their memory."""
         return None
 
+    def shared_memory(self, slabs: _fastpipe.SharedSlabs, held: int) -> _fastpipe.PassMemory | None:
+        """Memory for batches that other processes map, as `memory`; None if these don't choose their memory."""
+        return None
+
     def start_in_engine(self) -> _fastpipe.Pass:
         """Starts a pass for those that draw without Python.
 

@@ -143,6 +143,9 @@ class ReaderPasses(Passes):
     def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> _fastpipe.PassMemory:
         return _fastpipe.PassMemory(self._reader._data.handle, allocate, held)
 
+    def shared_memory(self, slabs: _fastpipe.SharedSlabs, held: int) -> _fastpipe.PassMemory:
+        return _fastpipe.PassMemory.shared(self._reader._data.handle, slabs, held)
+
     @property
     def steps(self) -> int:
         return self._reader._order.steps

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+from fastpipe import _fastpipe
 from fastpipe._passes import Passes, Started
 from fastpipe.errors import FastpipeError
 
@@ -50,6 +51,7 @@ class Batches(Iterator[Any]):
         make: the function.
         fail: makes of an error what is raised.
         end: called when the end of the pass is seen.
+        memory: of the passes, where batches are to lie; None for memory of their own choice.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class Batches(Iterator[Any]):
         make: Callable[[dict[str, Any]], Any],
         fail: Callable[[Exception], Exception],
         end: Callable[[], None],
+        memory: _fastpipe.PassMemory | None = None,
     ) -> None:
         self._passes = passes
         self._make, self._fail, self._end = make, fail, end
-        started = passes.start()
+        self._memory = memory
+        started = passes.start(memory)
         self._batches = started.batches
         self.seen = Seen(passes, started)
         self._error: Exception | None = None
@@ -114,7 +118,7 @@ class Batches(Iterator[Any]):
         if not self.seen.is_current:
             raise FastpipeError("Ctrl-C has ended the pass, and the next one was prepared since; iter() starts it")
         self._passes.go_back(self.seen.mark[1])
-        started = self._passes.start()
+        started = self._passes.start(self._memory)
         self._batches = started.batches
         self.seen.begin(started)
 

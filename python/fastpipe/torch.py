@@ -43,6 +43,7 @@ try:
     )
     from fastpipe._torch_batches import Batches, Seen
     from fastpipe._torch_errors import carrying
+    from fastpipe._torch_lending import Lending
     from fastpipe._torch_passes import Joiner, LedgerFile, Version
     from fastpipe.loading import DataLoader
 except ImportError as error:
@@ -64,8 +65,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     With several ranks all have equally many batches, as the reader's `uneven` says; with workers, a rank's workers
     share its batches, which are as many as without (with `shuffle="block"` and `"buffer"` as many but for short last
-    batches, since units are shared out). Workers take their share of the processors, and copy what they read to the
-    process that trains: `num_workers=0` needs no copy, and the reader's own threads decode ahead all the same.
+    batches, since units are shared out). Workers take their share of the processors. They decode into memory that the
+    process that trains has mapped, so batches aren't copied, unless the loader has a `collate_fn`. `num_workers=0` is
+    simpler, and the reader's own threads decode ahead all the same.
 
     In `torch.distributed` a reader of one rank is divided among the ranks of the default process group or, before there
     is one, as RANK and WORLD_SIZE of the environment (torchrun's) say. That is logged (logger `fastpipe`, INFO). A
@@ -124,12 +126,15 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._loaded: int | None = None
         self._share: tuple[tuple[int, int], Passes] | None = None
         self._iterations = 0
+        # In a worker: the memory in which it makes batches for the process that trains.
+        self._lending: Lending | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Starts a pass; it is the one active pass of this process."""
         _warn_of_batching(sys._getframe(1))
         worker = torch.utils.data.get_worker_info()
-        return self._begin_here() if worker is None else self._begin_in_worker(worker)
+        plain = _is_sent_as_it_is(sys._getframe(1))
+        return self._begin_here() if worker is None else self._begin_in_worker(worker, plain=plain)
 
     def _begin_here(self) -> Iterator[Any]:
         passes = self._of_rank()
@@ -146,7 +151,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._seen = batches.seen
         return batches
 
-    def _begin_in_worker(self, worker: Any) -> Iterator[Any]:
+    def _begin_in_worker(self, worker: Any, *, plain: bool) -> Iterator[Any]:
         passes = self._here()
         parent = multiprocessing.parent_process()
         main = os.getppid() if parent is None or parent.pid is None else parent.pid
@@ -170,7 +175,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             with self._ledger.open() as ledger:
                 ledger.end(joined.serial, worker.id, joined.epoch + (passes.epochs or 0))
 
-        batches = Batches(passes, self._make, _carried, end)
+        lending = self._lending = Lending.of(passes) if plain and self._lending is None else self._lending
+        if lending is None or not plain:
+            batches = Batches(passes, self._make, _carried, end)
+        else:
+            make = self._make
+            batches = Batches(passes, lambda batch: lending.lent(batch, make(batch)), _carried, end, lending.memory)
         self._seen = batches.seen
         return batches
 
@@ -293,7 +303,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # What is spawned has no process group to ask.
         passes = self._of_rank()
-        state = self.__dict__ | {"_share": None, "_loaded": None, "_seen": None, "_iterations": 0}
+        state = self.__dict__ | {"_share": None, "_loaded": None, "_seen": None, "_iterations": 0, "_lending": None}
         if multiprocessing.context.get_spawning_popen() is None:
             # Another data set, of which this one's workers know nothing.
             epoch = self._ledger.next(self._version)[0]
@@ -321,6 +331,14 @@ def _warn_of_batching(caller: FrameType) -> None:
                 UserWarning,
                 stacklevel=2,
             )
+
+
+def _is_sent_as_it_is(caller: FrameType) -> bool:
+    """Whether a `DataLoader` in whose worker this is sends what the data set yields, and nothing looks at it before."""
+    fetcher = caller.f_locals.get("self")
+    return getattr(fetcher, "auto_collation", True) is False and (
+        getattr(fetcher, "collate_fn", None) is torch.utils.data.default_convert
+    )
 
 
 def _checked(select: Any, passes: Passes) -> Any:

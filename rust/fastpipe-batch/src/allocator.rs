@@ -1,14 +1,18 @@
 //! Memory from elsewhere than the system.
 //!
 //! Who reads batches may care where they lie: a GPU copies from page-locked memory by itself, and from any other only
-//! by way of such memory. Then an allocator stands behind the [`SlabPool`](crate::SlabPool) of a pass in the system's
-//! place. Pools never share memory, so what a pool hands out is from its own allocator, always.
+//! by way of such memory; and other processes read it only if they have it in common. Then an allocator stands behind
+//! the [`SlabPool`](crate::SlabPool) of a pass in the system's place. Pools never share memory, so what a pool hands
+//! out is from its own allocator, always.
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-use crate::error::Error;
+use fastpipe_memory::{Lender, Refused};
+
+use crate::error::{Error, ErrorKind};
 
 /// Where slabs get their memory from.
 pub trait SlabAllocator: Send + Sync {
@@ -24,6 +28,8 @@ pub trait SlabAllocator: Send + Sync {
 pub struct Region {
     start: NonNull<u8>,
     len: usize,
+    /// Whether its bytes are initialised.
+    initialised: bool,
     _owner: Box<dyn Send + Sync>,
 }
 
@@ -42,8 +48,27 @@ impl Region {
         Region {
             start,
             len,
+            initialised: false,
             _owner: Box::new(owner),
         }
+    }
+
+    /// Bytes that are initialised, though nobody knows by what.
+    ///
+    /// # Safety
+    ///
+    /// As [`Region::new`], and they are.
+    pub unsafe fn initialised(start: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
+        Region {
+            initialised: true,
+            // SAFETY: the caller's promise.
+            ..unsafe { Region::new(start, len, owner) }
+        }
+    }
+
+    /// Whether the bytes are initialised.
+    pub(crate) fn is_initialised(&self) -> bool {
+        self.initialised
     }
 
     /// The first byte.
@@ -65,5 +90,23 @@ impl Region {
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Region({:p}, {} bytes)", self.start, self.len)
+    }
+}
+
+/// Slabs in memory that other processes map, to which they are lent.
+#[derive(Debug)]
+pub struct SharedSlabs(pub Arc<Lender>);
+
+impl SlabAllocator for SharedSlabs {
+    fn allocate(&self, bytes: usize) -> Result<Region, Error> {
+        let refused =
+            |refused: Refused| Error::new(ErrorKind::OutOfMemory, format!("no memory for a batch: {refused}"));
+        let piece = self.0.take(bytes).map_err(refused)?;
+        // A free piece or two of each size are kept.
+        self.0.keep_at_least(bytes.saturating_mul(2));
+        let start = piece.start().ok_or_else(|| Error::out_of_memory(bytes, "a batch"))?;
+        // SAFETY: the piece is nobody else's until it is dropped; pages that were never written read as zeros. Others
+        // read it once it is lent, and don't write to it while this process does.
+        Ok(unsafe { Region::initialised(start, piece.len(), piece) })
     }
 }

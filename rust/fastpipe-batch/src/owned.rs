@@ -86,14 +86,18 @@ impl Memory {
         }
     }
 
-    /// Memory that an allocator has handed out. What was in it is gone. `None` if it isn't aligned to [`ALIGNMENT`].
+    /// Memory that an allocator has handed out. What was in it may be gone. `None` if it isn't aligned to
+    /// [`ALIGNMENT`].
     pub(crate) fn of(region: Region) -> Option<Self> {
         let (start, capacity) = (region.start(), region.len());
         if start.addr().get() % ALIGNMENT != 0 {
             return None;
         }
-        // SAFETY: the region has this many bytes, writable and nobody else's for as long as it lives; it is kept below.
-        unsafe { start.write_bytes(0, capacity) };
+        if !region.is_initialised() {
+            // SAFETY: the region has this many bytes, writable and nobody else's for as long as it lives; it is kept
+            // below.
+            unsafe { start.write_bytes(0, capacity) };
+        }
         Some(Memory {
             start,
             capacity,

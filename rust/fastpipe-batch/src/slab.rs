@@ -9,7 +9,7 @@
 //! doesn't exist in the child. A slab that dies in another process than it was made in is therefore freed, not pooled.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::allocator::SlabAllocator;
@@ -27,6 +27,8 @@ pub struct Slab {
     lent: bool,
     /// The thread that took it.
     taker: u32,
+    /// Whether others have it from now on: its memory goes back to its allocator, not to the pool.
+    away: AtomicBool,
 }
 
 impl Slab {
@@ -36,6 +38,11 @@ impl Slab {
             pool.lock().used_bytes -= memory.capacity();
             self.lent = true;
         }
+    }
+
+    /// Says that it was lent to others: when it is dropped its memory goes back to its allocator, which knows of them.
+    pub fn give_away(&self) {
+        self.away.store(true, Ordering::Relaxed);
     }
 
     /// The first byte. Valid, and initialised, for [`Slab::len`] bytes, for as long as the slab lives.
@@ -96,7 +103,10 @@ impl Drop for Slab {
         if self.process == std::process::id()
             && let Some(pool) = self.pool.upgrade()
         {
-            pool.put(memory, self.taker, self.lent);
+            match *self.away.get_mut() {
+                true => pool.lose(&memory, self.lent),
+                false => pool.put(memory, self.taker, self.lent),
+            }
         }
     }
 }
@@ -257,6 +267,7 @@ impl SlabPool {
             process: std::process::id(),
             lent: false,
             taker,
+            away: AtomicBool::new(false),
         })
     }
 
@@ -359,6 +370,13 @@ impl SlabPool {
         Reuse {
             reused: state.reused,
             fresh: state.fresh,
+        }
+    }
+
+    /// A slab's memory doesn't come back.
+    fn lose(&self, memory: &Memory, lent: bool) {
+        if !lent {
+            self.lock().used_bytes -= memory.capacity();
         }
     }
 
@@ -483,6 +501,24 @@ mod tests {
         assert_eq!(out.load(Ordering::Relaxed), 1, "a slab outlives its pool");
         drop(slabs);
         assert_eq!(out.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_was_given_away_does_not_come_back() {
+        let out = Arc::new(AtomicUsize::new(0));
+        let boxes = Boxes {
+            out: out.clone(),
+            most: 3,
+            ..Boxes::default()
+        };
+        let pool = boxes.pool(3);
+        let (slab, mut other) = (pool.take(5000).unwrap(), pool.take(5000).unwrap());
+        slab.give_away();
+        other.lend();
+        other.give_away();
+        drop(slab);
+        drop(other);
+        assert_eq!((out.load(Ordering::Relaxed), pool.free(), pool.used_bytes()), (0, 0, 0));
     }
 
     #[test]

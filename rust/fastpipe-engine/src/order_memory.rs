@@ -7,8 +7,8 @@
 use fastpipe_batch::{Error, ErrorKind, Result};
 use fastpipe_order::{Kind, Order, PlanError, State};
 
-use fastpipe_memory::machine_memory;
 use crate::sizes::{at_least, at_most};
+use fastpipe_memory::machine_memory;
 
 /// Without a limit, the order may take one part in this many of the memory that the process may have.
 const SHARE: u64 = 2;

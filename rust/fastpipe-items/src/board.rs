@@ -55,7 +55,9 @@ impl Board {
     ///
     /// Those of the system.
     pub fn create(memory: SharedMemory, options: &Options) -> io::Result<Self> {
-        let Options { makers, joiners, slots, .. } = *options;
+        let Options {
+            makers, joiners, slots, ..
+        } = *options;
         let size = Control::size(slots, makers + joiners);
         let arena = Arc::new(Arena::create(memory, size, options.most)?);
         // SAFETY: `create` has committed the bytes, which are zero.
@@ -145,7 +147,10 @@ impl Board {
 
     /// The desk of a slot that is in use.
     pub(crate) fn desk(&self, slot: &Slot) -> Option<Desk<'_>> {
-        let (offset, len) = (slot.desk.load(Ordering::Relaxed) as usize, slot.desk_len.load(Ordering::Relaxed) as usize);
+        let (offset, len) = (
+            slot.desk.load(Ordering::Relaxed) as usize,
+            slot.desk_len.load(Ordering::Relaxed) as usize,
+        );
         let start = self.at(offset, len)?;
         // SAFETY: the consumer has written it, and keeps it for as long as the slot is in use; pieces begin with pages.
         unsafe { Desk::new(start, len, slot.rows.load(Ordering::Relaxed) as usize) }

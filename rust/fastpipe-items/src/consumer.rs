@@ -253,7 +253,8 @@ impl Consumer {
         Ok(sequence)
     }
 
-    /// Gets slabs for batches that wait for theirs: as many as may be on their way; up to and with `needed` in any case.
+    /// Gets slabs for batches that wait for theirs: as many as may be on their way; up to and with `needed` in any
+    /// case.
     ///
     /// # Errors
     ///
@@ -307,7 +308,11 @@ impl Consumer {
         let ready = |batch: Begun| self.state(batch) == State::Ready;
         let there = match batch {
             Some(batch) => ready(batch),
-            None => self.board.slots().iter().any(|slot| slot.stage.load(Ordering::Acquire) == stage::READY),
+            None => self
+                .board
+                .slots()
+                .iter()
+                .any(|slot| slot.stage.load(Ordering::Acquire) == stage::READY),
         };
         if !there && !self.board.stopped() {
             futex::wait(&news.changed, seen, most);
@@ -345,7 +350,10 @@ impl Consumer {
         let (result, len) = (number(&slot.result), number(&slot.result_len));
         let placed = slot.placed.load(Ordering::Acquire) == 1;
         let slab = placed.then(|| (number(&slot.slab), number(&slot.slab_len)));
-        let (rows, layout) = (slot.rows.load(Ordering::Relaxed) as usize, slot.layout.load(Ordering::Relaxed));
+        let (rows, layout) = (
+            slot.rows.load(Ordering::Relaxed) as usize,
+            slot.layout.load(Ordering::Relaxed),
+        );
         let lent = self.retire(slot, batch, slab);
         match failure {
             Some(failure) => Err((failure, lent)),
@@ -373,7 +381,10 @@ impl Consumer {
         let failed = slot.failed.load(Ordering::Acquire);
         (failed != 0).then(|| {
             let row = u32::MAX - failed;
-            let cell = self.board.desk(slot).map(|desk| (desk.kind(row as usize), desk.cell(row as usize)));
+            let cell = self
+                .board
+                .desk(slot)
+                .map(|desk| (desk.kind(row as usize), desk.cell(row as usize)));
             let (offset, len) = match cell {
                 Some((RowKind::Failed, cell)) => cell,
                 _ => (0, 0),
@@ -413,7 +424,9 @@ impl Consumer {
     /// Learns how much a row takes behind the rows of its slab.
     fn learn_tail(&self, slot: &Slot, slab: Option<(usize, usize)>, spilled: usize) {
         let rows = slot.rows.load(Ordering::Relaxed) as usize;
-        let Some((offset, len)) = slab.filter(|_| rows > 0) else { return };
+        let Some((offset, len)) = slab.filter(|_| rows > 0) else {
+            return;
+        };
         let tail = &self.board.header().tail;
         let before = tail.load(Ordering::Relaxed) as usize;
         let unused = (offset + len).saturating_sub(slot.free.load(Ordering::Relaxed) as usize);
@@ -422,7 +435,11 @@ impl Consumer {
             more => before + more.div_ceil(rows),
         };
         // It grows at once, and shrinks slowly.
-        let now = if used > before { used } else { before - (before - used) / 16 };
+        let now = if used > before {
+            used
+        } else {
+            before - (before - used) / 16
+        };
         tail.store(now as u64, Ordering::Relaxed);
     }
 
@@ -441,7 +458,10 @@ impl Consumer {
                     break 0;
                 }
                 let all = claim >> 32 << 32 | u64::from(rows);
-                match slot.claim.compare_exchange_weak(claim, all, Ordering::AcqRel, Ordering::Acquire) {
+                match slot
+                    .claim
+                    .compare_exchange_weak(claim, all, Ordering::AcqRel, Ordering::Acquire)
+                {
                     Ok(_) => break rows - first,
                     Err(now) => claim = now,
                 }

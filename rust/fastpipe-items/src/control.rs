@@ -234,10 +234,10 @@ impl Control {
 
 /// A number in memory.
 ///
-/// The address is of 8 bytes of an arena's pieces at a multiple of 8, as [`Arena::at`](fastpipe_memory::Arena::at) tells
-/// them.
+/// The address is of 8 bytes of an arena's pieces at a multiple of 8, as [`Arena::at`](fastpipe_memory::Arena::at)
+/// tells them.
 pub(crate) fn atomic<'a>(at: NonNull<u8>) -> &'a AtomicU64 {
-    // SAFETY: the caller has looked that the bytes are there; they stay as long as the arena, which boards and consumers
-    // keep. Processes that write there do so by atomic numbers as well.
+    // SAFETY: the caller has looked that the bytes are there; they stay as long as the arena, which boards and
+    // consumers keep. Processes that write there do so by atomic numbers as well.
     unsafe { at.cast().as_ref() }
 }

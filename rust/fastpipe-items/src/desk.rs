@@ -91,7 +91,9 @@ impl<'a> Desk<'a> {
             Indices::Numbers(numbers) => (numbers.as_ptr().cast::<u8>(), 0),
             Indices::Blob(blob, _) => (blob.as_ptr(), blob.len() as u64),
         };
-        let Some((kinds, cells, _)) = parts(indices.bytes(), indices.rows()) else { return };
+        let Some((kinds, cells, _)) = parts(indices.bytes(), indices.rows()) else {
+            return;
+        };
         // SAFETY: the caller's promise, and `parts` lie within the size.
         unsafe {
             start.cast::<u64>().write(kind);
@@ -137,7 +139,9 @@ impl<'a> Desk<'a> {
     }
 
     pub(crate) fn kind(&self, row: usize) -> RowKind {
-        self.kinds.get(row).map_or(RowKind::Missing, |kind| RowKind::of(kind.load(Ordering::Relaxed)))
+        self.kinds
+            .get(row)
+            .map_or(RowKind::Missing, |kind| RowKind::of(kind.load(Ordering::Relaxed)))
     }
 
     /// Notes where a row lies. Others see it once the row is finished.
@@ -163,7 +167,11 @@ mod tests {
     #[test]
     fn a_desk_keeps_what_is_written_to_it() {
         let numbers: Vec<i64> = (0..7).map(|n| n * 3 - 4).collect();
-        for indices in [Indices::Numbers(&numbers), Indices::Blob(b"anything", 3), Indices::Blob(b"x", 0)] {
+        for indices in [
+            Indices::Numbers(&numbers),
+            Indices::Blob(b"anything", 3),
+            Indices::Blob(b"x", 0),
+        ] {
             let size = Desk::size(&indices).unwrap();
             let mut memory = vec![u64::MAX; size.div_ceil(8) + 1];
             let start = NonNull::new(memory.as_mut_ptr()).unwrap().cast();
@@ -176,7 +184,10 @@ mod tests {
                 assert!((0..rows).all(|row| desk.kind(row) == RowKind::Missing && desk.cell(row) == (0, 0)));
                 if rows > 2 {
                     desk.set(2, RowKind::Odd, (7, 9));
-                    assert_eq!((desk.kind(2), desk.cell(2), desk.kind(1)), (RowKind::Odd, (7, 9), RowKind::Missing));
+                    assert_eq!(
+                        (desk.kind(2), desk.cell(2), desk.kind(1)),
+                        (RowKind::Odd, (7, 9), RowKind::Missing)
+                    );
                 }
                 assert_eq!((desk.kind(rows), desk.cell(rows)), (RowKind::Missing, (0, 0)));
                 desk.set(rows, RowKind::Odd, (7, 9));

@@ -29,7 +29,10 @@ impl Board {
             return None;
         }
         let told = header.told.get(layout as usize - 1)?;
-        Some((told.offset.load(Ordering::Relaxed) as usize, told.len.load(Ordering::Relaxed) as usize))
+        Some((
+            told.offset.load(Ordering::Relaxed) as usize,
+            told.len.load(Ordering::Relaxed) as usize,
+        ))
     }
 
     /// Tells of a layout with which batches are to begin from now on, unless another has been told of since `known`
@@ -48,7 +51,10 @@ impl Board {
     ) -> Result<Option<u32>, Refused> {
         let header = self.header();
         let turn = maker as u32 + 1;
-        while let Err(other) = header.telling.compare_exchange(0, turn, Ordering::Acquire, Ordering::Relaxed) {
+        while let Err(other) = header
+            .telling
+            .compare_exchange(0, turn, Ordering::Acquire, Ordering::Relaxed)
+        {
             if self.stopped() {
                 return Ok(None);
             }
@@ -95,7 +101,10 @@ impl Board {
     pub fn tell_of(&self, description: &[u8]) -> Result<(), Refused> {
         let write = |at: NonNull<u8>| {
             // SAFETY: there is room for as many bytes as are told.
-            unsafe { at.as_ptr().copy_from_nonoverlapping(description.as_ptr(), description.len()) };
+            unsafe {
+                at.as_ptr()
+                    .copy_from_nonoverlapping(description.as_ptr(), description.len());
+            };
         };
         self.tell(self.makers(), 0, description.len(), write).map(|_| ())
     }

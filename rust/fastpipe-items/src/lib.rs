@@ -2,8 +2,9 @@
 //!
 //! # Who does what
 //!
-//! The *consumer* begins batches: it puts the indices of a batch's items onto a *desk*, and opens a *slot* for it. *Makers*
-//! (item workers) claim rows of the earliest batch that has some left, make the items, and write each into the batch's
+//! The *consumer* begins batches: it puts the indices of a batch's items onto a *desk*, and opens a *slot* for it.
+//! *Makers* (item workers) claim rows of the earliest batch that has some left, make the items, and write each into the
+//! batch's
 //! *slab*, where the consumer's arrays will be. Who finishes the last row of a batch finishes the batch: it is ready,
 //! or goes to a *joiner* (a batch worker) if making a batch of the items takes more than having them side by side.
 //! The consumer takes batches in their order, and retires their slots.
@@ -27,6 +28,7 @@ mod clock;
 mod consumer;
 mod control;
 mod desk;
+mod joiner;
 mod layouts;
 mod maker;
 mod plan;

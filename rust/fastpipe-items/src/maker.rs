@@ -1,4 +1,4 @@
-//! What workers do: claim rows, find their slab, finish, and join.
+//! What makers do: claim rows, find their slab, and finish.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -51,8 +51,8 @@ pub struct Written {
 /// Nanoseconds that rows claimed at once may take together. A claim costs less than a thousandth of it.
 const CLAIM_NANOS: u64 = 200_000;
 
-/// Nanoseconds in which one worker makes all rows of a batch that is to be joined, and joins it: that takes less than to
-/// write them for somebody else.
+/// Nanoseconds in which one worker makes all rows of a batch that is to be joined, and joins it: that takes less than
+/// to write them for somebody else.
 const WHOLE_NANOS: u64 = 2_000_000;
 
 /// How long a worker waits before it looks whether it is to end.
@@ -76,7 +76,9 @@ impl Board {
                 return Some(claim);
             }
             // Whoever is first moves it; who fails looks at the next one all the same.
-            let _ = work.first.compare_exchange(sequence, sequence + 1, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = work
+                .first
+                .compare_exchange(sequence, sequence + 1, Ordering::AcqRel, Ordering::Relaxed);
             sequence += 1;
         }
         None
@@ -94,7 +96,10 @@ impl Board {
             let next = u64::from(turn) << 32 | u64::from(end);
             // Nobody begins another batch in the slot while this one has rows to be claimed: so what was read of the
             // slot is of this batch, if its number is still the same.
-            match slot.claim.compare_exchange_weak(claim, next, Ordering::AcqRel, Ordering::Acquire) {
+            match slot
+                .claim
+                .compare_exchange_weak(claim, next, Ordering::AcqRel, Ordering::Acquire)
+            {
                 Ok(_) => {
                     return Some(Claim {
                         slot: number,
@@ -138,7 +143,7 @@ impl Board {
         });
     }
 
-    fn wait_for(
+    pub(crate) fn wait_for(
         &self,
         worker: usize,
         changed: &AtomicU32,
@@ -180,7 +185,11 @@ impl Board {
         let pace = &self.header().work.item_nanos;
         let before = pace.load(Ordering::Relaxed);
         // Several may write at once: then one of them counts.
-        let now = if before == 0 { nanos } else { before - before / 4 + nanos / 4 };
+        let now = if before == 0 {
+            nanos
+        } else {
+            before - before / 4 + nanos / 4
+        };
         pace.store(now.max(1), Ordering::Relaxed);
     }
 
@@ -218,7 +227,10 @@ impl Board {
     pub fn slab(&self, number: usize, rows: u32, size: usize) -> Option<usize> {
         let slot = &self.slots()[number];
         if slot.placed.load(Ordering::Acquire) == 0
-            && slot.slab.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+            && slot
+                .slab
+                .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
         {
             // Nobody has got one, and no layout was known when the batch was begun.
             let all = size.saturating_add((rows as usize).saturating_mul(self.tail()));
@@ -245,13 +257,19 @@ impl Board {
         if slot.placed.load(Ordering::Acquire) != 1 {
             return None;
         }
-        let (offset, len) = (slot.slab.load(Ordering::Relaxed) as usize, slot.slab_len.load(Ordering::Relaxed) as usize);
+        let (offset, len) = (
+            slot.slab.load(Ordering::Relaxed) as usize,
+            slot.slab_len.load(Ordering::Relaxed) as usize,
+        );
         (size <= len && self.at(offset, len).is_some()).then_some(offset)
     }
 
     /// There is no memory for a batch.
     pub(crate) fn refuse(&self, slot: &Slot, refused: &Refused) {
-        let errno = refused.error.as_ref().map_or(0, |error| error.raw_os_error().unwrap_or(12) as u64 + 1);
+        let errno = refused
+            .error
+            .as_ref()
+            .map_or(0, |error| error.raw_os_error().unwrap_or(12) as u64 + 1);
         slot.refusal.wanted.store(refused.wanted as u64, Ordering::Relaxed);
         slot.refusal.held.store(refused.held, Ordering::Relaxed);
         slot.refusal.most.store(refused.most, Ordering::Relaxed);
@@ -290,12 +308,17 @@ impl Board {
 
     /// Puts a piece in front of those that a batch has beside its slab.
     fn link(&self, slot: &Slot, offset: u64, len: u64) {
-        let Some([before, its_len]) = self.spill_head(offset) else { return };
+        let Some([before, its_len]) = self.spill_head(offset) else {
+            return;
+        };
         its_len.store(len, Ordering::Relaxed);
         let mut last = slot.spill.load(Ordering::Relaxed);
         loop {
             before.store(last, Ordering::Relaxed);
-            match slot.spill.compare_exchange_weak(last, offset, Ordering::AcqRel, Ordering::Relaxed) {
+            match slot
+                .spill
+                .compare_exchange_weak(last, offset, Ordering::AcqRel, Ordering::Relaxed)
+            {
                 Ok(_) => return,
                 Err(now) => last = now,
             }
@@ -323,7 +346,9 @@ impl Board {
     /// How a row was written, and what its cell says.
     pub fn row(&self, slot: usize, row: u32) -> (RowKind, (usize, usize)) {
         let desk = self.desk(&self.slots()[slot]);
-        desk.map_or((RowKind::Missing, (0, 0)), |desk| (desk.kind(row as usize), desk.cell(row as usize)))
+        desk.map_or((RowKind::Missing, (0, 0)), |desk| {
+            (desk.kind(row as usize), desk.cell(row as usize))
+        })
     }
 
     /// Whether a row needn't be made, since one in front of it has failed, or there is no memory for the batch.
@@ -366,76 +391,6 @@ impl Board {
         Done::Nothing
     }
 
-    /// A batch to be joined, the earliest one; `None` if there is none just now. `joiner` counts from 0.
-    pub fn claim_join(&self, joiner: usize) -> Option<Claim> {
-        let made = |slot: &&Slot| slot.stage.load(Ordering::Acquire) == stage::MADE;
-        loop {
-            let slots = self.slots().iter().enumerate();
-            let earliest = slots.filter(|(_, slot)| made(slot));
-            let (number, slot) = earliest.min_by_key(|(_, slot)| slot.number.load(Ordering::Relaxed))?;
-            let taken = slot.stage.compare_exchange(
-                stage::MADE,
-                stage::JOINING,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            );
-            if taken.is_ok() {
-                let claim = self.batch_of(number);
-                let record = self.record(self.makers() + joiner);
-                record.make(claim.number, 0, NO_INDEX, nanos());
-                record.turn_to(Activity::Joining, nanos());
-                return Some(claim);
-            }
-        }
-    }
-
-    /// The batch of a slot whose rows are made, as a claim of all its rows.
-    pub fn batch_of(&self, slot: usize) -> Claim {
-        let at = &self.slots()[slot];
-        let rows = at.rows.load(Ordering::Relaxed);
-        Claim {
-            slot,
-            turn: (at.claim.load(Ordering::Acquire) >> 32) as u32,
-            number: at.number.load(Ordering::Relaxed),
-            seed: at.seed.load(Ordering::Relaxed),
-            first: 0,
-            end: rows,
-            rows,
-        }
-    }
-
-    /// Waits until there may be a batch to be joined, or workers are to end; at most so long.
-    pub fn wait_for_joins(&self, joiner: usize, most: Duration) {
-        let joins = &self.header().joins;
-        self.wait_for(self.makers() + joiner, &joins.changed, &joins.waiting, most, || {
-            self.slots().iter().any(|slot| slot.stage.load(Ordering::Acquire) == stage::MADE)
-        });
-    }
-
-    /// Lets all of a batch's slab be written again: nobody looks at its rows any more. For whoever joins it.
-    pub fn clear(&self, slot: usize) {
-        let at = &self.slots()[slot];
-        if at.placed.load(Ordering::Acquire) == 1 {
-            at.free.store(at.slab.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-    }
-
-    /// Takes all its memory from a batch: somebody in this process still looks at its rows. What is made of it goes
-    /// elsewhere. For whoever joins it, who [forgets](fastpipe_memory::Arena::forget) the memory when that is over.
-    pub fn detach(&self, slot: usize) -> Vec<Extent> {
-        let at = &self.slots()[slot];
-        let mut pieces = self.spilled(at);
-        if at.placed.load(Ordering::Acquire) == 1 {
-            pieces.push(Extent {
-                offset: at.slab.load(Ordering::Relaxed) as usize,
-                len: at.slab_len.load(Ordering::Relaxed) as usize,
-            });
-            at.placed.store(3, Ordering::Release);
-        }
-        at.spill.store(0, Ordering::Relaxed);
-        pieces
-    }
-
     /// The pieces that a batch has beside its slab.
     pub(crate) fn spilled(&self, slot: &Slot) -> Vec<Extent> {
         let mut pieces = Vec::new();
@@ -443,7 +398,9 @@ impl Board {
         // Whatever the memory says, there are no more than each row, and who joins them, can have taken.
         let most = slot.rows.load(Ordering::Relaxed) as usize * 8 + 64;
         while next != 0 && pieces.len() < most {
-            let Some([before, len]) = self.spill_head(next) else { break };
+            let Some([before, len]) = self.spill_head(next) else {
+                break;
+            };
             pieces.push(Extent {
                 offset: next as usize,
                 len: len.load(Ordering::Relaxed) as usize,
@@ -451,32 +408,6 @@ impl Board {
             next = before.load(Ordering::Relaxed);
         }
         pieces
-    }
-
-    /// The layout that a batch has can't be its batch: it is to be joined.
-    pub fn set_odd(&self, slot: usize) {
-        self.slots()[slot].odd.fetch_max(1, Ordering::Relaxed);
-    }
-
-    /// Notes where what was made of a batch lies.
-    pub fn set_result(&self, slot: usize, (offset, len): (usize, usize)) {
-        let at = &self.slots()[slot];
-        at.result.store(offset as u64, Ordering::Relaxed);
-        at.result_len.store(len as u64, Ordering::Relaxed);
-    }
-
-    /// A worker has joined a batch since then: it has noted where what it made of it lies, or that it failed, as if its
-    /// first row had.
-    pub fn joined(&self, worker: usize, slot: usize, begun: u64) {
-        self.record(worker).joined(nanos().saturating_sub(begun));
-        self.set_ready(&self.slots()[slot]);
-    }
-
-    /// A worker has finished all rows of a batch at once, and noted where what it made of them lies, or that it failed.
-    pub fn finish_whole(&self, slot: usize) {
-        let at = &self.slots()[slot];
-        at.left.store(0, Ordering::Release);
-        self.set_ready(at);
     }
 
     fn number_at(&self, offset: u64) -> Option<&AtomicU64> {
@@ -488,7 +419,8 @@ impl Board {
 /// Notes where a slab lies, of which the first `size` bytes are for rows.
 pub(crate) fn set_slab(slot: &Slot, offset: u64, len: u64, size: usize) {
     slot.slab_len.store(len, Ordering::Relaxed);
-    slot.free.store(aligned(offset + size as u64).unwrap_or(u64::MAX), Ordering::Relaxed);
+    slot.free
+        .store(aligned(offset + size as u64).unwrap_or(u64::MAX), Ordering::Relaxed);
     slot.slab.store(offset, Ordering::Release);
     slot.placed.store(1, Ordering::Release);
 }

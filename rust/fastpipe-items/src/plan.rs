@@ -44,7 +44,11 @@ mod tests {
         assert_eq!((plan.starts, plan.end), (vec![0, 64, 64, 576], 616));
         assert_eq!(SlabPlan::new(&[], 7).unwrap().end, 0);
         assert_eq!(SlabPlan::new(&[8], 0).unwrap().end, 0);
-        for (parts, rows) in [(&[usize::MAX][..], 2), (&[1, usize::MAX][..], 1), (&[usize::MAX / 2][..], 3)] {
+        for (parts, rows) in [
+            (&[usize::MAX][..], 2),
+            (&[1, usize::MAX][..], 1),
+            (&[usize::MAX / 2][..], 3),
+        ] {
             assert_eq!(SlabPlan::new(parts, rows), None);
         }
     }

@@ -33,6 +33,7 @@ fn is(every: i64, index: i64) -> bool {
 /// # Safety
 ///
 /// Nobody else uses the bytes meanwhile.
+#[allow(clippy::mut_from_ref, reason = "the memory is not the board's own")]
 unsafe fn bytes(board: &Board, offset: usize, len: usize) -> &mut [u8] {
     let at = board.at(offset, len).expect("within the memory");
     // SAFETY: the caller's promise.
@@ -64,7 +65,9 @@ fn make(board: &Board, me: usize, work: Work, claim: &Claim, written: &mut Writt
         if board.is_needless(claim.slot, row) {
             continue;
         }
-        let Some(Indices::Numbers(indices)) = board.indices(claim.slot) else { panic!("the desk is there") };
+        let Some(Indices::Numbers(indices)) = board.indices(claim.slot) else {
+            panic!("the desk is there")
+        };
         let index = indices[row as usize];
         board.begin_item(me, claim.number, row, Some(index), nanos());
         made.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +97,9 @@ fn make(board: &Board, me: usize, work: Work, claim: &Claim, written: &mut Writt
             let layout = board.layout_of(claim.slot, board.layout().unwrap());
             assert_eq!(layout, 1);
             let plan = SlabPlan::new(&[ROW], claim.rows as usize).unwrap();
-            let Some(slab) = board.slab(claim.slot, claim.rows, plan.end) else { continue };
+            let Some(slab) = board.slab(claim.slot, claim.rows, plan.end) else {
+                continue;
+            };
             // SAFETY: the row is claimed.
             unsafe { bytes(board, slab + ROW * row as usize, ROW) }.copy_from_slice(&content(index, ROW));
             board.set_row(claim.slot, row, RowKind::Placed, (0, 0));
@@ -154,7 +159,10 @@ fn check(board: &Board, work: Work, indices: &[i64], found: Result<Taken, (Failu
     };
     assert_eq!(taken.rows, indices.len());
     let odd = indices.iter().any(|&index| is(work.odd, index));
-    assert_eq!(taken.result.is_some(), !indices.is_empty() && (odd || work.joining != Joining::InPlace));
+    assert_eq!(
+        taken.result.is_some(),
+        !indices.is_empty() && (odd || work.joining != Joining::InPlace)
+    );
     if let Some((at, len)) = taken.result {
         let without_bytes = |index: i64| is(work.odd, index) && odd_len(index) < 8;
         let sum: i64 = indices.iter().filter(|&&index| !without_bytes(index)).sum();
@@ -164,7 +172,8 @@ fn check(board: &Board, work: Work, indices: &[i64], found: Result<Taken, (Failu
         let slab = taken.slab.unwrap();
         for (row, &index) in indices.iter().enumerate() {
             // SAFETY: as above.
-            assert_eq!(unsafe { bytes(board, slab.0 + ROW * row, ROW) }, content(index, ROW), "row {row}");
+            let found = unsafe { bytes(board, slab.0 + ROW * row, ROW) };
+            assert_eq!(found, content(index, ROW), "row {row}");
         }
     }
 }
@@ -204,7 +213,9 @@ fn run(makers: usize, joiners: usize, ahead: usize, work: Work, batches: &[Vec<i
                     let end = SlabPlan::new(&[ROW], rows).unwrap().end;
                     (layout, end + rows * board.tail(), end)
                 });
-                let sequence = consumer.begin(begun as u64, 5, &Indices::Numbers(&batches[begun]), slab).unwrap();
+                let sequence = consumer
+                    .begin(begun as u64, 5, &Indices::Numbers(&batches[begun]), slab)
+                    .unwrap();
                 assert_eq!(sequence, begun as u64);
                 begun += 1;
             }
@@ -229,7 +240,11 @@ fn run(makers: usize, joiners: usize, ahead: usize, work: Work, batches: &[Vec<i
     let items: u64 = consumer.board().views().iter().map(|view| view.items).sum();
     assert_eq!(items, made.load(Ordering::Relaxed));
     if work.fails == 0 {
-        assert_eq!(items, batches.iter().map(|batch| batch.len() as u64).sum::<u64>(), "each row once");
+        assert_eq!(
+            items,
+            batches.iter().map(|batch| batch.len() as u64).sum::<u64>(),
+            "each row once"
+        );
     }
     consumer
 }
@@ -272,7 +287,9 @@ fn a_slow_item_holds_up_its_batch_alone() {
     let consumer = Consumer::new(SharedMemory::private(1 << 40).unwrap(), &options, 4, 0).unwrap();
     for batch in 0..4i64 {
         let indices: Vec<i64> = (batch * 4..batch * 4 + 4).collect();
-        consumer.begin(batch as u64, 0, &Indices::Numbers(&indices), None).unwrap();
+        consumer
+            .begin(batch as u64, 0, &Indices::Numbers(&indices), None)
+            .unwrap();
     }
     let board = consumer.board();
     let slow = board.claim().unwrap();
@@ -311,7 +328,11 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
     board.tell(0, 0, 6, |_| ()).unwrap();
     let plan = SlabPlan::new(&[ROW], 1000).unwrap();
     let indices: Vec<i64> = (0..1000).collect();
-    let begin = |number| consumer.begin(number, 0, &Indices::Numbers(&indices), Some((1, plan.end, plan.end))).unwrap();
+    let begin = |number| {
+        consumer
+            .begin(number, 0, &Indices::Numbers(&indices), Some((1, plan.end, plan.end)))
+            .unwrap()
+    };
     let work = Work {
         joining: Joining::InPlace,
         fails: 0,
@@ -333,7 +354,11 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
         begin(number + 2);
         let slab = plan.end.next_multiple_of(page) as u64;
         let desks = 4 * (1000 * 25 + 8u64).next_multiple_of(page as u64);
-        assert!(consumer.held() <= 3 * slab + desks + 2 * page as u64, "{} of {number}", consumer.held());
+        assert!(
+            consumer.held() <= 3 * slab + desks + 2 * page as u64,
+            "{} of {number}",
+            consumer.held()
+        );
         taken.drain(..taken.len() - 1);
     }
     // Who keeps batches gets others all the same.
@@ -379,7 +404,12 @@ fn too_little_memory_is_told_with_sizes() {
             board.finish(0, claim.slot, claim.end - claim.first);
         }
         let (failure, _lent) = consumer.take(0).unwrap_err();
-        let Failure::Memory { wanted, most, errno, .. } = failure else { panic!("{failure:?}") };
+        let Failure::Memory {
+            wanted, most, errno, ..
+        } = failure
+        else {
+            panic!("{failure:?}")
+        };
         assert_eq!((wanted, most, errno), (1 << 20, 100 << 10, None));
     }
 }

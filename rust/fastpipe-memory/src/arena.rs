@@ -57,9 +57,17 @@ pub struct Refused {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Refused { wanted, held, most, error } = self;
+        let Refused {
+            wanted,
+            held,
+            most,
+            error,
+        } = self;
         match error {
-            None => write!(f, "{wanted} bytes more than the {held} in use are above the limit of {most}"),
+            None => write!(
+                f,
+                "{wanted} bytes more than the {held} in use are above the limit of {most}"
+            ),
             Some(error) => write!(f, "the system refuses {wanted} bytes beside the {held} in use: {error}"),
         }
     }
@@ -160,7 +168,10 @@ impl Arena {
         let full = || refused(Some(io::ErrorKind::OutOfMemory.into()));
         let size = len.max(1).checked_next_multiple_of(page_size()).ok_or_else(full)?;
         self.hold(size as u64).map_err(|()| refused(None))?;
-        let room = |end: u64| end.checked_add(size as u64).filter(|&end| end <= self.memory.len() as u64);
+        let room = |end: u64| {
+            end.checked_add(size as u64)
+                .filter(|&end| end <= self.memory.len() as u64)
+        };
         let taken = self.head().end.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room);
         let committed = match taken {
             Ok(offset) => self.memory.commit(offset as usize, size).map(|()| offset as usize),
@@ -179,7 +190,10 @@ impl Arena {
     fn hold(&self, size: u64) -> Result<(), ()> {
         let most = self.most();
         let more = |held: u64| held.checked_add(size).filter(|&held| held <= most);
-        self.head().held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| ())?;
+        self.head()
+            .held
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .map_err(|_| ())?;
         Ok(())
     }
 
@@ -270,7 +284,11 @@ impl Recycler {
             state.free_bytes -= piece.len;
             return Ok(piece);
         }
-        let place = state.places.iter().position(fits).map(|number| state.places.swap_remove(number));
+        let place = state
+            .places
+            .iter()
+            .position(fits)
+            .map(|number| state.places.swap_remove(number));
         drop(state);
         let again = |error| match self.release() {
             0 => Err(error),
@@ -278,11 +296,16 @@ impl Recycler {
         };
         match place {
             Some(place) => {
-                self.arena.commit(place).or_else(|error| again(error).and_then(|()| self.arena.commit(place)))?;
+                self.arena
+                    .commit(place)
+                    .or_else(|error| again(error).and_then(|()| self.arena.commit(place)))?;
                 Ok(place)
             }
             // What is free doesn't fit: this needs its memory more.
-            None => self.arena.take(len).or_else(|error| again(error).and_then(|()| self.arena.take(len))),
+            None => self
+                .arena
+                .take(len)
+                .or_else(|error| again(error).and_then(|()| self.arena.take(len))),
         }
     }
 
@@ -337,7 +360,11 @@ mod tests {
         let here = arena(10);
         let file = here.memory().file().unwrap().try_clone_to_owned().unwrap();
         let there = Arena::open(SharedMemory::open(file).unwrap()).unwrap();
-        let pieces = [here.take(1).unwrap(), there.take(3 * page).unwrap(), here.take(page + 1).unwrap()];
+        let pieces = [
+            here.take(1).unwrap(),
+            there.take(3 * page).unwrap(),
+            here.take(page + 1).unwrap(),
+        ];
         assert_eq!(pieces.map(|piece| piece.offset / page), [1, 2, 5]);
         assert_eq!(pieces.map(|piece| piece.len / page), [1, 3, 2]);
         assert_eq!((here.held(), there.held()), (6 * page as u64, 6 * page as u64));
@@ -380,7 +407,11 @@ mod tests {
         assert_eq!(recycler.take(7 * page).unwrap(), large, "its place is used again");
         assert_eq!(recycler.arena().held(), 9 * page as u64);
         recycler.put(large);
-        assert_ne!(recycler.take(page).unwrap(), large, "a small batch doesn't pin a large piece");
+        assert_ne!(
+            recycler.take(page).unwrap(),
+            large,
+            "a small batch doesn't pin a large piece"
+        );
     }
 
     #[test]

@@ -17,20 +17,28 @@ pub fn available_memory() -> Option<u64> {
 /// The least of what the system's files say: physical memory, and the limits of the process's control group and those
 /// around it, of version 1 or 2. `read` yields the text of a file.
 fn least_of(read: impl Fn(&str) -> Option<String>) -> Option<u64> {
-    let physical = read("/proc/meminfo").as_deref().and_then(|text| field(text, "MemTotal:"));
-    let limits = groups(&read).into_iter().filter_map(|group| number(read(&group.limit())));
+    let physical = read("/proc/meminfo")
+        .as_deref()
+        .and_then(|text| field(text, "MemTotal:"));
+    let limits = groups(&read)
+        .into_iter()
+        .filter_map(|group| number(read(&group.limit())));
     limits.chain(physical).min()
 }
 
 /// The same of what is left. What a control group keeps of files that nobody uses is as good as free.
 fn left_of(read: impl Fn(&str) -> Option<String>) -> Option<u64> {
-    let physical = read("/proc/meminfo").as_deref().and_then(|text| field(text, "MemAvailable:"));
+    let physical = read("/proc/meminfo")
+        .as_deref()
+        .and_then(|text| field(text, "MemAvailable:"));
     let left = groups(&read).into_iter().filter_map(|group| {
         let limit = number(read(&group.limit()))?;
         let used = number(read(&group.usage()))?;
         let statistics = read(&group.statistics()).unwrap_or_default();
         let words = ["inactive_file ", "total_inactive_file "];
-        let files = statistics.lines().find_map(|line| words.iter().find_map(|word| line.strip_prefix(word)));
+        let files = statistics
+            .lines()
+            .find_map(|line| words.iter().find_map(|word| line.strip_prefix(word)));
         let files = files.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or(0);
         Some(limit.saturating_sub(used.saturating_sub(files)))
     });
@@ -85,7 +93,11 @@ fn groups(read: &impl Fn(&str) -> Option<String>) -> Vec<Group> {
     let of_line = |line: &str| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
         let first = controllers.split(',').any(|name| name == "memory");
-        let mount = if first { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" };
+        let mount = if first {
+            "/sys/fs/cgroup/memory"
+        } else {
+            "/sys/fs/cgroup"
+        };
         let all = around(path).map(|path| Group {
             directory: format!("{mount}{path}"),
             first,
@@ -140,14 +152,22 @@ mod tests {
     #[test]
     fn what_a_group_uses_is_not_left_but_for_files() {
         let left = |files: &[(&str, &str)]| {
-            let read = |path: &str| files.iter().find(|(name, _)| *name == path).map(|(_, text)| (*text).into());
+            let read = |path: &str| {
+                files
+                    .iter()
+                    .find(|(name, _)| *name == path)
+                    .map(|(_, text)| (*text).into())
+            };
             left_of(read)
         };
         const MEMINFO: (&str, &str) = ("/proc/meminfo", "MemTotal: 16384 kB\nMemAvailable:  8192 kB\n");
         assert_eq!(left(&[]), None);
         assert_eq!(left(&[MEMINFO]), Some(8 << 20));
         let v2 = ("/proc/self/cgroup", "0::/a\n");
-        let (limit, used) = (("/sys/fs/cgroup/a/memory.max", "1000\n"), ("/sys/fs/cgroup/a/memory.current", "900\n"));
+        let (limit, used) = (
+            ("/sys/fs/cgroup/a/memory.max", "1000\n"),
+            ("/sys/fs/cgroup/a/memory.current", "900\n"),
+        );
         assert_eq!(left(&[MEMINFO, v2, limit, used]), Some(100));
         let files = ("/sys/fs/cgroup/a/memory.stat", "anon 5\ninactive_file 300\n");
         assert_eq!(left(&[MEMINFO, v2, limit, used, files]), Some(400));

@@ -49,9 +49,13 @@ impl SharedMemory {
 
     /// The whole pages of a range, if all of it is mapped.
     fn pages(&self, offset: usize, len: usize) -> io::Result<(u64, u64)> {
-        let end = offset.checked_add(len).and_then(|end| end.checked_next_multiple_of(page_size()));
+        let end = offset
+            .checked_add(len)
+            .and_then(|end| end.checked_next_multiple_of(page_size()));
         match end {
-            Some(end) if end <= self.len && offset.is_multiple_of(page_size()) => Ok((offset as u64, (end - offset) as u64)),
+            Some(end) if end <= self.len && offset.is_multiple_of(page_size()) => {
+                Ok((offset as u64, (end - offset) as u64))
+            }
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
@@ -62,7 +66,9 @@ mod system {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::null_mut;
 
-    use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create};
+    use rustix::fs::{
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate, memfd_create,
+    };
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
     use rustix::process::{Resource, getrlimit};
 
@@ -79,7 +85,10 @@ mod system {
         pub fn create(len: usize) -> io::Result<Self> {
             let len = rounded(len)?;
             // The system would send a signal that ends the process.
-            if getrlimit(Resource::Fsize).current.is_some_and(|most| (len as u64) > most) {
+            if getrlimit(Resource::Fsize)
+                .current
+                .is_some_and(|most| (len as u64) > most)
+            {
                 return Err(io::ErrorKind::FileTooLarge.into());
             }
             let file = memfd_create("fastpipe", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -94,17 +103,28 @@ mod system {
         ///
         /// Those of the system, and `InvalidInput` for a file whose size may change.
         pub fn open(file: OwnedFd) -> io::Result<Self> {
-            let sealed = rustix::fs::fcntl_get_seals(&file).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+            let sealed =
+                rustix::fs::fcntl_get_seals(&file).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
             if !sealed.contains(SealFlags::SHRINK) {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
-            let len = usize::try_from(fstat(&file)?.st_size).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+            let len =
+                usize::try_from(fstat(&file)?.st_size).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
             SharedMemory::map(file, len)
         }
 
         fn map(file: OwnedFd, len: usize) -> io::Result<Self> {
             // SAFETY: fresh pages at an address of the system's choice: nobody's memory is replaced.
-            let found = unsafe { mmap(null_mut(), len, ACCESS, MapFlags::SHARED | MapFlags::NORESERVE, &file, 0) }?;
+            let found = unsafe {
+                mmap(
+                    null_mut(),
+                    len,
+                    ACCESS,
+                    MapFlags::SHARED | MapFlags::NORESERVE,
+                    &file,
+                    0,
+                )
+            }?;
             SharedMemory::of(found.cast(), len, Some(file))
         }
 
@@ -153,12 +173,21 @@ mod system {
         pub fn forget(&self, offset: usize, len: usize) -> io::Result<()> {
             let (at, size) = self.pages(offset, len)?;
             match &self.file {
-                Some(file) if size > 0 => {
-                    Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, size)?)
-                }
+                Some(file) if size > 0 => Ok(fallocate(
+                    file,
+                    FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                    at,
+                    size,
+                )?),
                 None if size > 0 => {
                     // SAFETY: within what is mapped. Whoever forgets memory has promised that nobody uses it.
-                    Ok(unsafe { madvise(self.start.as_ptr().add(offset).cast(), size as usize, Advice::LinuxDontNeed) }?)
+                    Ok(unsafe {
+                        madvise(
+                            self.start.as_ptr().add(offset).cast(),
+                            size as usize,
+                            Advice::LinuxDontNeed,
+                        )
+                    }?)
                 }
                 _ => Ok(()),
             }
@@ -166,7 +195,10 @@ mod system {
 
         /// Bytes of the file that take memory; 0 if the memory is private.
         pub fn committed(&self) -> u64 {
-            self.file.as_ref().and_then(|file| fstat(file).ok()).map_or(0, |stat| stat.st_blocks as u64 * 512)
+            self.file
+                .as_ref()
+                .and_then(|file| fstat(file).ok())
+                .map_or(0, |stat| stat.st_blocks as u64 * 512)
         }
     }
 
@@ -243,6 +275,7 @@ mod tests {
     /// # Safety
     ///
     /// The range is committed, and nobody uses it meanwhile.
+    #[allow(clippy::mut_from_ref, reason = "the bytes are the file's")]
     unsafe fn bytes(memory: &SharedMemory, offset: usize, len: usize) -> &mut [u8] {
         assert!(offset + len <= memory.len());
         // SAFETY: the caller's promise.
@@ -268,14 +301,24 @@ mod tests {
         assert_eq!(there.committed(), page as u64);
         there.commit(7 * page, 2 * page).unwrap();
         // SAFETY: as above.
-        assert!(unsafe { bytes(&here, 7 * page, 2 * page) }.iter().all(|&byte| byte == 0));
+        let again = unsafe { bytes(&here, 7 * page, 2 * page) };
+        assert!(again.iter().all(|&byte| byte == 0));
     }
 
     #[test]
     fn what_is_not_mapped_is_refused() {
         let page = page_size();
-        for memory in [SharedMemory::create(10 * page).unwrap(), SharedMemory::private(10 * page).unwrap()] {
-            for (offset, len) in [(1, 1), (10 * page, 1), (9 * page, page + 1), (0, usize::MAX), (page, usize::MAX)] {
+        for memory in [
+            SharedMemory::create(10 * page).unwrap(),
+            SharedMemory::private(10 * page).unwrap(),
+        ] {
+            for (offset, len) in [
+                (1, 1),
+                (10 * page, 1),
+                (9 * page, page + 1),
+                (0, usize::MAX),
+                (page, usize::MAX),
+            ] {
                 assert!(memory.commit(offset, len).is_err(), "{offset} {len}");
                 assert!(memory.forget(offset, len).is_err(), "{offset} {len}");
             }

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 use std::slice::Iter;
 
 use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, SparseLayout, TimeUnit};
@@ -20,6 +21,7 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::errors::guarded;
 use crate::raw::{Fresh, extent, view};
+use crate::shared_slabs::SharedSlabs;
 
 /// Loads NumPy and its C API, which the numpy crate would do when it is first needed: it runs Python, where Ctrl-C may
 /// land, and panics if that fails. Here it is an exception like any other.
@@ -70,6 +72,23 @@ impl Memory {
         let array = |slab: &Slab| unsafe { view(&bytes, &[slab.len()], slab.as_ptr(), slf.clone().into_any()) };
         let placed = slf.get().placed().filter(|(slab, _)| !slab.is_empty());
         placed.map(|(slab, start)| Ok((array(slab)?, start))).collect()
+    }
+
+    /// Lends the slabs to another process, which borrows each: address, size and offset of each of them. None if they
+    /// don't all lie in that memory. They can be read here all the same, and must not be written to.
+    fn lend(&self, slabs: &SharedSlabs) -> Option<Vec<(usize, usize, usize)>> {
+        let filled = || self.slabs.iter().filter(|slab| !slab.is_empty());
+        let memory = slabs.lender().arena().memory();
+        let all = memory.start().addr().get()..memory.start().addr().get() + memory.len();
+        if !filled().all(|slab| all.contains(&slab.as_ptr().addr())) {
+            return None;
+        }
+        let lend = |slab: &Slab| {
+            let offset = slabs.lender().lend(NonNull::new(slab.as_ptr())?)?;
+            slab.give_away();
+            Some((slab.as_ptr().addr(), slab.len(), offset))
+        };
+        filled().map(lend).collect()
     }
 
     /// Where an array's first element lies in that stretch. None if not all of the array is in a slab.

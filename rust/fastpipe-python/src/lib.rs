@@ -32,6 +32,7 @@ mod pass_memory;
 mod preparation;
 mod raw;
 mod rebatch;
+mod shared_slabs;
 mod stats;
 mod tables;
 mod tensorflow;
@@ -92,6 +93,8 @@ mod _fastpipe {
     use super::preparation::{compress_interactions, core_of, keep_positives, number_ids};
     #[pymodule_export]
     use super::rebatch::RowBuffer;
+    #[pymodule_export]
+    use super::shared_slabs::{BorrowedMemory, SharedArena, SharedSlabs};
     #[pymodule_export]
     use super::tables::TableDataset;
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! Memory for passes that comes from Python.
+//! Memory for passes that comes from Python, or that processes have in common.
 //!
 //! Decoding threads need the GIL to ask for it, and hold locks of their pass meanwhile. So whoever has the GIL never
 //! waits for a pass without letting go of it; and nothing is given back by waiting for the GIL: a reference that dies
@@ -19,8 +19,10 @@ use pyo3::prelude::*;
 use crate::data::Data;
 use crate::errors::IntoPy;
 use crate::raw::Pinned;
+use crate::shared_slabs::SharedSlabs;
 
-/// Memory for passes over a data set, all of it from a callable: `allocate(nbytes)` returns a uint8 array.
+/// Memory for passes over a data set, all of it from a callable: `allocate(nbytes)` returns a uint8 array; or from
+/// memory in common.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct PassMemory {
     memory: Arc<Memory>,
@@ -32,19 +34,30 @@ impl PassMemory {
     /// `held` is how many batches the consumer holds at once: as many are kept to be used again.
     #[new]
     fn new(data: &Bound<'_, Data>, allocate: Py<PyAny>, held: usize) -> Self {
-        let source = data.get().source().clone();
-        let allocator = Arc::new(Callable {
+        let allocator = Callable {
             allocate,
             in_use: Arc::default(),
-        });
+        };
+        PassMemory::with(data, Arc::new(allocator), held)
+    }
+
+    /// Memory that other processes map, to which batches are lent.
+    #[staticmethod]
+    fn shared(data: &Bound<'_, Data>, slabs: &Bound<'_, SharedSlabs>, held: usize) -> Self {
+        let allocator = fastpipe_batch::SharedSlabs(slabs.get().lender().clone());
+        PassMemory::with(data, Arc::new(allocator), held)
+    }
+}
+
+impl PassMemory {
+    fn with(data: &Bound<'_, Data>, allocator: Arc<dyn SlabAllocator>, held: usize) -> Self {
+        let source = data.get().source().clone();
         PassMemory {
             memory: Memory::with_allocator(source.columns(), Some(allocator), held),
             source,
         }
     }
-}
 
-impl PassMemory {
     /// The memory, for a pass over this source.
     pub(crate) fn of(&self, py: Python<'_>, source: &Arc<dyn Source>) -> PyResult<Arc<Memory>> {
         if !Arc::ptr_eq(source, &self.source) {

@@ -12,15 +12,10 @@ use pyo3::types::{PyBytes, PyDict, PyInt, PyList};
 use super::layout::ItemLayout;
 use super::memory::ItemMemory;
 use super::room::no_memory;
+use crate::shared_slabs::as_much_as_can_be;
 
 /// How long a wait may keep Ctrl-C waiting.
 const PATIENCE: Duration = Duration::from_millis(20);
-
-/// Bytes of address space for batches, at most: they take none of memory.
-const SPACE: usize = 1 << 42;
-
-/// Bytes below which address space is too small to be of use.
-const LEAST_SPACE: usize = 16 << 20;
 
 /// The one that batches are made for.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -63,16 +58,10 @@ impl ItemConsumer {
             whole,
             most,
         };
-        let mut space = SPACE;
-        let memory = loop {
-            let found = if shared { SharedMemory::create(space) } else { SharedMemory::private(space) };
-            match found {
-                Ok(memory) => break memory,
-                // Where the address space is limited, or files may not be as large.
-                Err(_) if space > LEAST_SPACE => space /= 2,
-                Err(error) => return Err(error.into()),
-            }
-        };
+        let memory = as_much_as_can_be(|space| match shared {
+            true => SharedMemory::create(space),
+            false => SharedMemory::private(space),
+        })?;
         Ok(ItemConsumer {
             consumer: Consumer::new(memory, &options, ahead, slack)?,
         })
@@ -98,7 +87,9 @@ impl ItemConsumer {
     /// Whether one more batch like that, of so many rows, is within the slack.
     fn has_slack(&self, layout: Option<PyRef<'_, ItemLayout>>, rows: usize) -> PyResult<bool> {
         let bytes = layout.map_or(Ok(1 << 20), |layout| layout.plan(rows).map(|plan| plan.end))?;
-        Ok(self.consumer.has_slack(bytes.saturating_add(rows.saturating_mul(self.board().tail()))))
+        Ok(self
+            .consumer
+            .has_slack(bytes.saturating_add(rows.saturating_mul(self.board().tail()))))
     }
 
     /// Begins a batch of these indices: a list. `pickle` makes bytes of one that isn't all numbers. Returns the batch.
@@ -115,7 +106,11 @@ impl ItemConsumer {
         let slab = match layout {
             Some((number, layout)) => {
                 let end = layout.plan(rows)?.end;
-                Some((number, end.saturating_add(rows.saturating_mul(self.board().tail())), end))
+                Some((
+                    number,
+                    end.saturating_add(rows.saturating_mul(self.board().tail())),
+                    end,
+                ))
             }
             None => None,
         };
@@ -123,7 +118,8 @@ impl ItemConsumer {
             Some(numbers) => self.consumer.begin(number, seed, &Indices::Numbers(&numbers), slab),
             None => {
                 let blob = pickle.call1((indices,))?.cast_into::<PyBytes>()?;
-                self.consumer.begin(number, seed, &Indices::Blob(blob.as_bytes(), rows), slab)
+                self.consumer
+                    .begin(number, seed, &Indices::Blob(blob.as_bytes(), rows), slab)
             }
         };
         begun.map_err(|refused| no_memory(py, &refused))
@@ -179,9 +175,15 @@ impl ItemConsumer {
                 let memory = Bound::new(py, ItemMemory::new(self.board().clone(), Some(lent)))?;
                 Ok(Outcome::Row(("row", memory, row, offset, len)))
             }
-            Err((Failure::Memory { wanted, held, most, errno }, _lent)) => {
-                Ok(Outcome::Memory(("memory", wanted, held, most, errno)))
-            }
+            Err((
+                Failure::Memory {
+                    wanted,
+                    held,
+                    most,
+                    errno,
+                },
+                _lent,
+            )) => Ok(Outcome::Memory(("memory", wanted, held, most, errno))),
         }
     }
 
@@ -285,7 +287,10 @@ fn told<'py>(py: Python<'py>, view: &MakerView) -> PyResult<Bound<'py, PyDict>> 
     dict.set_item("placing", seconds(view.placing))?;
     dict.set_item("joining", seconds(view.joining))?;
     dict.set_item("waiting", seconds(view.waiting))?;
-    let slowest = view.slowest.iter().map(|slow| (seconds(slow.nanos), index(slow.index), slow.batch, slow.row));
+    let slowest = view
+        .slowest
+        .iter()
+        .map(|slow| (seconds(slow.nanos), index(slow.index), slow.batch, slow.row));
     dict.set_item("slowest", slowest.collect::<Vec<_>>())?;
     Ok(dict)
 }

@@ -71,8 +71,8 @@ impl Part {
     #[inline]
     fn now(&self) -> u64 {
         let at = std::ptr::with_exposed_provenance::<u8>(self.address);
-        // SAFETY: `ItemGenerators::new` was promised that the generator's state lies there as long as the process lives.
-        // Nobody draws meanwhile: this thread has the GIL, and the generator is that of the process.
+        // SAFETY: `ItemGenerators::new` was promised that the generator's state lies there as long as the process
+        // lives. Nobody draws meanwhile: this thread has the GIL, and the generator is that of the process.
         unsafe {
             match self.wide {
                 true => at.cast::<u64>().read_unaligned(),
@@ -86,13 +86,17 @@ impl Generator {
     /// Whether it was drawn from since it was last looked at.
     #[inline]
     fn has_changed(&self) -> bool {
-        self.watched.iter().any(|part| part.now() != part.seen.load(Ordering::Relaxed))
+        self.watched
+            .iter()
+            .any(|part| part.now() != part.seen.load(Ordering::Relaxed))
     }
 
     /// Looks at it.
     #[inline]
     fn see(&self) {
-        self.watched.iter().for_each(|part| part.seen.store(part.now(), Ordering::Relaxed));
+        self.watched
+            .iter()
+            .for_each(|part| part.seen.store(part.now(), Ordering::Relaxed));
     }
 
     fn seeds(&self) -> bool {
@@ -232,7 +236,10 @@ pub(crate) fn item_seed(seed: u64, number: u64, row: u64, which: u64) -> u64 {
 impl ItemGenerators {
     /// Looks at the generators that aren't seeded for items: others may have drawn from them.
     pub(crate) fn see(&self) {
-        self.all.iter().filter(|generator| !generator.seeds()).for_each(Generator::see);
+        self.all
+            .iter()
+            .filter(|generator| !generator.seeds())
+            .for_each(Generator::see);
     }
 
     /// Makes an item, with its own seeds for the generators that items draw from.
@@ -262,4 +269,3 @@ impl ItemGenerators {
         }
     }
 }
-

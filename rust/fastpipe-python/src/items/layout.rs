@@ -148,7 +148,10 @@ fn compile(node: &Bound<'_, PyAny>, widths: &mut Vec<usize>, level: usize) -> Py
         "dict" => {
             let pairs = node.get_item(1)?.try_iter()?.map(|pair| {
                 let pair = pair?;
-                Ok((pair.get_item(0)?.unbind(), compile(&pair.get_item(1)?, widths, level + 1)?))
+                Ok((
+                    pair.get_item(0)?.unbind(),
+                    compile(&pair.get_item(1)?, widths, level + 1)?,
+                ))
             });
             Node::Dict(pairs.collect::<PyResult<_>>()?)
         }

@@ -38,13 +38,19 @@ impl ItemMemory {
     /// Bytes of it.
     #[getter]
     fn nbytes(&self) -> usize {
-        self._lent.as_ref().map_or(0, |lent| lent.pieces().iter().map(|piece| piece.len).sum())
+        self._lent
+            .as_ref()
+            .map_or(0, |lent| lent.pieces().iter().map(|piece| piece.len).sum())
     }
 
     /// Where its pieces begin, and bytes of each.
     fn pieces(&self) -> Vec<(usize, usize)> {
         let pieces = self._lent.iter().flat_map(Lent::pieces);
-        let address = |piece: &Extent| self.board.at(piece.offset, piece.len).map(|at| (at.addr().get(), piece.len));
+        let address = |piece: &Extent| {
+            self.board
+                .at(piece.offset, piece.len)
+                .map(|at| (at.addr().get(), piece.len))
+        };
         pieces.filter_map(address).collect()
     }
 
@@ -75,7 +81,9 @@ impl ItemMemory {
         let start = self.board.at(offset, len).ok_or_else(outside)?;
         // SAFETY: the bytes are within the memory, which stays mapped; whoever was told of the offset has been told of
         // bytes that were written before.
-        Ok(PyBytes::new(py, unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }))
+        Ok(PyBytes::new(py, unsafe {
+            std::slice::from_raw_parts(start.as_ptr(), len)
+        }))
     }
 
     /// Gives pieces back to the system when the last array dies.
@@ -90,8 +98,12 @@ impl ItemMemory {
         shape: &[usize],
         offset: usize,
     ) -> PyResult<Bound<'py, PyUntypedArray>> {
-        let len = shape.iter().try_fold(dtype.itemsize(), |len, &size| len.checked_mul(size));
-        let start = len.and_then(|len| slf.get().board.at(offset, len)).ok_or_else(outside)?;
+        let len = shape
+            .iter()
+            .try_fold(dtype.itemsize(), |len, &size| len.checked_mul(size));
+        let start = len
+            .and_then(|len| slf.get().board.at(offset, len))
+            .ok_or_else(outside)?;
         if !start.addr().get().is_multiple_of(dtype.alignment()) {
             return Err(outside());
         }

@@ -1,10 +1,12 @@
-//! Items made by Python in several workers, written once into their batches: what `fastpipe.torch.DataLoader` is made of.
+//! Items made by Python in several workers, written once into their batches: what `fastpipe.torch.DataLoader` is made
+//! of.
 //!
 //! `fastpipe-items` knows who does what, and where; here items become bytes and bytes arrays. What is done once for a
 //! data set, or seldom (to describe an item, to pickle one that has no place in a slab, to collate), is Python's.
 
 mod consumer;
 mod generators;
+mod helper;
 mod layout;
 mod memory;
 mod place;
@@ -12,6 +14,7 @@ mod process;
 mod read;
 mod room;
 mod tensors;
+mod whole;
 mod worker;
 
 pub(crate) use consumer::ItemConsumer;

@@ -47,7 +47,10 @@ impl<'py> Row<'_, 'py> {
             return false;
         }
         // SAFETY: the row is this worker's alone, and has as many bytes for the part.
-        unsafe { at.as_ptr().copy_from_nonoverlapping(numbers.as_ptr().cast(), numbers.len() * 8) };
+        unsafe {
+            at.as_ptr()
+                .copy_from_nonoverlapping(numbers.as_ptr().cast(), numbers.len() * 8);
+        };
         true
     }
 
@@ -67,7 +70,9 @@ impl<'py> Row<'_, 'py> {
         match node {
             Node::Leaf(leaf, part) => self.leaf(leaf, *part, item),
             Node::Dict(pairs) => {
-                let Ok(dict) = item.cast_exact::<PyDict>() else { return Ok(false) };
+                let Ok(dict) = item.cast_exact::<PyDict>() else {
+                    return Ok(false);
+                };
                 if dict.len() != pairs.len() || !in_order(dict, pairs)? {
                     return Ok(false);
                 }
@@ -122,14 +127,21 @@ impl<'py> Row<'_, 'py> {
         let py = item.py();
         let is = |class: *mut pyo3::ffi::PyObject| item.get_type_ptr().cast() == class;
         match leaf {
-            Leaf::Array { class, dtype, shape, .. } if is(class.as_ptr()) => {
+            Leaf::Array {
+                class, dtype, shape, ..
+            } if is(class.as_ptr()) => {
                 let array = item.cast::<PyUntypedArray>()?;
                 if array.shape() != shape.as_slice() || !same(dtype.bind(py), &array.dtype()) {
                     return Ok(false);
                 }
                 self.at(part).map_or(Ok(false), |at| self.copy_array(array, at))
             }
-            Leaf::AnyArray { class, dtype, dims, item: size } if is(class.as_ptr()) => {
+            Leaf::AnyArray {
+                class,
+                dtype,
+                dims,
+                item: size,
+            } if is(class.as_ptr()) => {
                 let array = item.cast::<PyUntypedArray>()?;
                 if array.ndim() != *dims || !same(dtype.bind(py), &array.dtype()) {
                     return Ok(false);
@@ -139,7 +151,9 @@ impl<'py> Row<'_, 'py> {
                 let sizes = array.shape().iter().map(|&size| size as u64);
                 Ok(self.copy_array(array, at)? && self.cell(part, &cell(offset, len, sizes)))
             }
-            Leaf::Tensor { dtype, element, shape, .. } => {
+            Leaf::Tensor {
+                dtype, element, shape, ..
+            } => {
                 let tensors = Tensors::get(py)?;
                 if !tensors.is(item) {
                     return Ok(false);
@@ -147,23 +161,31 @@ impl<'py> Row<'_, 'py> {
                 if let Some(found) = tensors.elements(item, dtype, *element, Some(shape))? {
                     return Ok(self.copy_elements(py, part, found.start, found.len));
                 }
-                let Some(item) = made_plain(item, dtype)? else { return Ok(false) };
+                let Some(item) = made_plain(item, dtype)? else {
+                    return Ok(false);
+                };
                 match tensors.elements(&item, dtype, *element, Some(shape))? {
                     Some(found) => Ok(self.copy_elements(py, part, found.start, found.len)),
                     None => Ok(false),
                 }
             }
-            Leaf::AnyTensor { dtype, element, dims, .. } => {
+            Leaf::AnyTensor {
+                dtype, element, dims, ..
+            } => {
                 let tensors = Tensors::get(py)?;
                 if !tensors.is(item) {
                     return Ok(false);
                 }
-                let Some(item) = made_plain(item, dtype)? else { return Ok(false) };
+                let Some(item) = made_plain(item, dtype)? else {
+                    return Ok(false);
+                };
                 let shape: Vec<i64> = item.getattr("shape")?.cast::<PyTuple>()?.extract()?;
                 if shape.len() != *dims {
                     return Ok(false);
                 }
-                let Some(found) = tensors.elements(&item, dtype, *element, None)? else { return Ok(false) };
+                let Some(found) = tensors.elements(&item, dtype, *element, None)? else {
+                    return Ok(false);
+                };
                 let (offset, at) = self.room.get().take(self.room.py(), found.len)?;
                 self.copy(py, found.start, at, found.len);
                 Ok(self.cell(part, &cell(offset, found.len, shape.iter().map(|&size| size as u64))))
@@ -255,7 +277,11 @@ impl<'py> Row<'_, 'py> {
                 from.copy_to_nonoverlapping(std::ptr::with_exposed_provenance_mut::<u8>(to), len);
             }
         };
-        if self.threaded && len >= LONG { py.detach(copy) } else { copy() }
+        if self.threaded && len >= LONG {
+            py.detach(copy);
+        } else {
+            copy();
+        }
     }
 }
 
@@ -269,8 +295,8 @@ fn in_order(dict: &Bound<'_, PyDict>, pairs: &[(Py<PyAny>, Node)]) -> PyResult<b
     Ok(true)
 }
 
-/// A tensor of this dtype as one whose elements lie one behind the other; `None` if it has another dtype, or is more than
-/// its elements: then it is pickled.
+/// A tensor of this dtype as one whose elements lie one behind the other; `None` if it has another dtype, or is more
+/// than its elements: then it is pickled.
 fn made_plain<'py>(item: &Bound<'py, PyAny>, dtype: &Py<PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = item.py();
     let is = |name: &str| item.getattr(name)?.is_truthy();

@@ -8,7 +8,9 @@ use numpy::{PyArrayDescr, dtype};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType, PyWeakrefMethods, PyWeakrefReference};
+use pyo3::types::{
+    PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType, PyWeakrefMethods, PyWeakrefReference,
+};
 
 use super::layout::{ItemLayout, Leaf, Node};
 use super::memory::{ItemMemory, outside};
@@ -42,7 +44,12 @@ impl<'py> Rows<'_, 'py> {
     /// The numbers in the cell of a part.
     fn cell(&self, part: usize, row: usize) -> PyResult<Vec<usize>> {
         let bytes = self.read(self.at(part, row), self.layout.widths[part])?;
-        Ok(bytes.as_chunks::<8>().0.iter().map(|&number| u64::from_ne_bytes(number) as usize).collect())
+        Ok(bytes
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|&number| u64::from_ne_bytes(number) as usize)
+            .collect())
     }
 
     fn elsewhere(&self, part: usize, row: usize) -> PyResult<&[u8]> {
@@ -76,7 +83,12 @@ impl<'py> Rows<'_, 'py> {
     /// An item, as it was when it was written.
     fn item(&self, node: &Node, row: usize) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py();
-        let all = |nodes: &[Node]| nodes.iter().map(|node| self.item(node, row)).collect::<PyResult<Vec<_>>>();
+        let all = |nodes: &[Node]| {
+            nodes
+                .iter()
+                .map(|node| self.item(node, row))
+                .collect::<PyResult<Vec<_>>>()
+        };
         Ok(match node {
             Node::Leaf(leaf, part) => self.leaf(leaf, *part, row)?,
             Node::List(nodes) => PyList::new(py, all(nodes)?)?.into_any(),
@@ -120,7 +132,9 @@ impl<'py> Rows<'_, 'py> {
                 self.array(dtype, &cell[2..], cell[0])?
             }
             Leaf::Scalar { dtype, .. } => self.array(dtype, &[], at)?.get_item(PyTuple::empty(py))?,
-            Leaf::Tensor { dtype, shape, stored, .. } => {
+            Leaf::Tensor {
+                dtype, shape, stored, ..
+            } => {
                 let shape: Vec<_> = shape.iter().map(|&size| size as usize).collect();
                 self.tensor(dtype, stored, &shape, at)?
             }
@@ -176,7 +190,9 @@ impl<'py> Rows<'_, 'py> {
     fn parts(&self, node: &Node, rows: usize, found: &Bound<'py, PyList>) -> PyResult<()> {
         match node {
             Node::Leaf(leaf, part) => found.append(self.part(leaf, *part, rows)?),
-            Node::List(nodes) | Node::Tuple(_, nodes) => nodes.iter().try_for_each(|node| self.parts(node, rows, found)),
+            Node::List(nodes) | Node::Tuple(_, nodes) => {
+                nodes.iter().try_for_each(|node| self.parts(node, rows, found))
+            }
             Node::Dict(pairs) => pairs.iter().try_for_each(|(_, node)| self.parts(node, rows, found)),
             Node::Fields(_, pairs) => pairs.iter().try_for_each(|(_, node)| self.parts(node, rows, found)),
         }
@@ -238,7 +254,9 @@ impl ItemBatch {
         let found = PyList::empty(py);
         let layout = self.layout.as_ref().map(|layout| layout.get());
         let plan = layout.map(|layout| layout.plan(rows)).transpose()?;
-        let slab = plan.as_ref().and_then(|plan| self.board.slab(self.claim.slot, self.claim.rows, plan.end));
+        let slab = plan
+            .as_ref()
+            .and_then(|plan| self.board.slab(self.claim.slot, self.claim.rows, plan.end));
         for row in 0..self.claim.rows {
             let item = match (self.board.row(self.claim.slot, row), layout, &plan, slab) {
                 ((RowKind::Odd, (offset, len)), ..) => load.call1((&memory, offset, len))?,
@@ -266,10 +284,15 @@ impl ItemBatch {
     }
 
     /// Nobody needs its items any more, unless `keep`: then what was made of them lies among them. Returns whether
-    /// somebody in this process still looks at them: what lies there is his from now on, and the batch must have none of
-    /// it.
+    /// somebody in this process still looks at them: what lies there is his from now on, and the batch must have none
+    /// of it.
     fn release(&self, py: Python<'_>, keep: bool) -> PyResult<bool> {
-        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(ended)?;
+        let memory = self
+            .memory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .ok_or_else(ended)?;
         let seen = PyWeakrefReference::new(memory.bind(py))?;
         drop(memory);
         if let Some(memory) = seen.upgrade() {

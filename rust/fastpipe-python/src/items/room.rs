@@ -79,7 +79,10 @@ impl ItemRoom {
         let Some(Place { slot, turn }) = *place else {
             return Err(pyo3::exceptions::PyRuntimeError::new_err("no batch is being made"));
         };
-        let offset = self.board.room(slot, turn, written, len).map_err(|refused| no_memory(py, &refused))?;
+        let offset = self
+            .board
+            .room(slot, turn, written, len)
+            .map_err(|refused| no_memory(py, &refused))?;
         Ok((offset, self.board.at(offset, len).ok_or_else(outside)?))
     }
 }

@@ -141,24 +141,37 @@ impl Tensors {
         }
         let count = usize::try_from(found.ndim)?;
         // SAFETY: the tensor has as many sizes and strides, and keeps them while it is borrowed.
-        let list = |at: *mut i64| unsafe { if count == 0 { &[][..] } else { std::slice::from_raw_parts(at, count) } };
+        let list = |at: *mut i64| unsafe {
+            if count == 0 {
+                &[][..]
+            } else {
+                std::slice::from_raw_parts(at, count)
+            }
+        };
         let sizes = list(found.shape);
         if shape.is_some_and(|shape| shape != sizes) {
             return Ok(None);
         }
-        let Some(len) = bytes(sizes, element) else { return Ok(None) };
+        let Some(len) = bytes(sizes, element) else {
+            return Ok(None);
+        };
         let strides = (!found.strides.is_null()).then(|| list(found.strides));
         if len > 0 && !strides.is_none_or(|strides| is_contiguous(sizes, strides)) {
             return Ok(None);
         }
-        let start = found.data.cast::<u8>().wrapping_add(usize::try_from(found.byte_offset)?);
+        let start = found
+            .data
+            .cast::<u8>()
+            .wrapping_add(usize::try_from(found.byte_offset)?);
         Ok(Some(Elements { start, len }))
     }
 }
 
 fn bytes(sizes: &[i64], element: Element) -> Option<usize> {
     let each = usize::from(element.bits).div_ceil(8);
-    sizes.iter().try_fold(each, |len, &size| len.checked_mul(usize::try_from(size).ok()?))
+    sizes
+        .iter()
+        .try_fold(each, |len, &size| len.checked_mul(usize::try_from(size).ok()?))
 }
 
 fn is_contiguous(sizes: &[i64], strides: &[i64]) -> bool {
@@ -182,7 +195,9 @@ fn by_attributes(
     if !item.getattr(intern!(py, "dtype"))?.is(dtype) || !is(intern!(py, "is_cpu"))? {
         return Ok(None);
     }
-    let strided = item.getattr(intern!(py, "layout"))?.is(&py.import("torch")?.getattr(intern!(py, "strided"))?);
+    let strided = item
+        .getattr(intern!(py, "layout"))?
+        .is(&py.import("torch")?.getattr(intern!(py, "strided"))?);
     if !strided || item.call_method0(intern!(py, "is_conj"))?.is_truthy()? {
         return Ok(None);
     }

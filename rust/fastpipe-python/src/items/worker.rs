@@ -5,17 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastpipe_items::{Board, Claim, Done, Indices, Joining, RowKind, nanos};
-use fastpipe_memory::SharedMemory;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList};
 
 use super::consumer::ItemConsumer;
-use super::generators::{Current, ItemGenerators};
+use super::generators::Current;
+use super::helper::Helper;
 use super::layout::ItemLayout;
 use super::place::Row;
 use super::read::ItemBatch;
 use super::room::ItemRoom;
+use crate::shared_slabs::opened;
 
 /// How long a worker waits before it looks whether its program still lives.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -23,71 +24,20 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// A worker: a maker of items, or a joiner of batches.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemWorker {
-    board: Board,
+    pub(super) board: Board,
     /// Among makers, or among joiners.
-    number: usize,
+    pub(super) number: usize,
     joins: bool,
     /// Whether it is a thread of the consumer's process.
     threaded: bool,
-    current: Arc<Current>,
-}
-
-/// What Python does for a worker.
-struct Helper<'py> {
-    dataset: Bound<'py, PyAny>,
-    /// An item to a description and whether rows side by side are the batch.
-    describe: Bound<'py, PyAny>,
-    /// A description to a layout.
-    layout: Bound<'py, PyAny>,
-    /// An object and a room to offset and length.
-    pack: Bound<'py, PyAny>,
-    /// An exception and a room to offset and length of what the consumer raises.
-    fail: Bound<'py, PyAny>,
-    /// A batch and a room to offset and length of what was made of it.
-    join: Bound<'py, PyAny>,
-    /// A list of items, the room, the seed and the number of their batch: to offset and length of what was made of them.
-    join_own: Bound<'py, PyAny>,
-    /// What the data set has for a batch, the room, its seed and number: to offset and length of what was made of it.
-    join_whole: Option<Bound<'py, PyAny>>,
-    /// Bytes to a list of indices.
-    indices: Bound<'py, PyAny>,
-    generators: Option<Bound<'py, ItemGenerators>>,
-}
-
-impl<'py> Helper<'py> {
-    fn new(helper: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let get = |name: &str| helper.getattr(name);
-        let generators = get("generators")?;
-        let join_whole = get("join_whole")?;
-        Ok(Helper {
-            dataset: get("dataset")?,
-            describe: get("describe")?,
-            layout: get("layout")?,
-            pack: get("pack")?,
-            fail: get("fail")?,
-            join: get("join")?,
-            join_own: get("join_own")?,
-            join_whole: (!join_whole.is_none()).then_some(join_whole),
-            indices: get("indices")?,
-            generators: match generators.is_none() {
-                true => None,
-                false => Some(generators.cast_into()?),
-            },
-        })
-    }
-}
-
-/// A claim of all rows of a batch, and whether their indices are numbers.
-struct WholeClaim<'a> {
-    claim: &'a Claim,
-    numbers: bool,
+    pub(super) current: Arc<Current>,
 }
 
 /// What a worker keeps between claims.
-struct Loop<'a, 'py> {
-    worker: &'a ItemWorker,
-    helper: Helper<'py>,
-    room: Bound<'py, ItemRoom>,
+pub(super) struct Loop<'a, 'py> {
+    pub(super) worker: &'a ItemWorker,
+    pub(super) helper: Helper<'py>,
+    pub(super) room: Bound<'py, ItemRoom>,
     layouts: Vec<Option<Py<ItemLayout>>>,
     /// The slot and turn of a batch whose indices are no numbers, and these.
     indices: Option<(usize, u32, Bound<'py, PyList>)>,
@@ -101,11 +51,13 @@ impl ItemWorker {
     fn new(memory: &Bound<'_, PyAny>, number: usize, joins: bool) -> PyResult<Self> {
         let (board, threaded) = match memory.cast::<ItemConsumer>() {
             Ok(consumer) => (consumer.get().board().clone(), true),
-            Err(_) => (open(memory.extract()?)?, false),
+            Err(_) => (Board::open(opened(memory.extract()?)?)?, false),
         };
         let most = if joins { board.joiners() } else { board.makers() };
         if number >= most {
-            return Err(pyo3::exceptions::PyValueError::new_err(format!("there are {most} workers")));
+            return Err(pyo3::exceptions::PyValueError::new_err(format!(
+                "there are {most} workers"
+            )));
         }
         Ok(ItemWorker {
             board,
@@ -132,7 +84,13 @@ impl ItemWorker {
 
     /// Lets no rows be claimed and nothing be joined any more: the worker can't start, and its batches fail. `helper`
     /// says why, by its `fail`.
-    fn refuse(&self, py: Python<'_>, helper: &Bound<'_, PyAny>, error: Bound<'_, PyAny>, parent: Option<u32>) -> PyResult<bool> {
+    fn refuse(
+        &self,
+        py: Python<'_>,
+        helper: &Bound<'_, PyAny>,
+        error: Bound<'_, PyAny>,
+        parent: Option<u32>,
+    ) -> PyResult<bool> {
         let room = Bound::new(py, ItemRoom::new(self.board.clone()))?;
         let fail = helper.getattr("fail")?;
         while !self.board.stopped() {
@@ -190,21 +148,6 @@ fn gone(parent: Option<u32>) -> bool {
     }
 }
 
-#[cfg(target_os = "linux")]
-fn open(file: i32) -> PyResult<Board> {
-    use std::os::fd::{BorrowedFd, RawFd};
-
-    // SAFETY: the caller has a file of this number, which isn't closed meanwhile: it has the GIL. A number that is no
-    // file's is an error of the system's.
-    let file = unsafe { BorrowedFd::borrow_raw(RawFd::from(file)) };
-    Ok(Board::open(SharedMemory::open(file.try_clone_to_owned()?)?)?)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn open(_file: i32) -> PyResult<Board> {
-    Ok(Board::open(SharedMemory::create(0)?)?)
-}
-
 impl<'py> Loop<'_, 'py> {
     fn run(&mut self, py: Python<'py>, parent: Option<u32>) -> PyResult<bool> {
         let ItemWorker { board, number, .. } = self.worker;
@@ -242,7 +185,9 @@ impl<'py> Loop<'_, 'py> {
             // Nobody else needs the items.
             return self.whole(py, claim, Self::join_own);
         }
-        let done = self.rows(py, claim).or_else(|error| self.fail(py, claim, claim.first, error));
+        let done = self
+            .rows(py, claim)
+            .or_else(|error| self.fail(py, claim, claim.first, error));
         let begun = nanos();
         if let Done::Join(slot) = board.finish(self.worker.number, claim.slot, claim.end - claim.first) {
             let batch = board.batch_of(slot);
@@ -283,7 +228,13 @@ impl<'py> Loop<'_, 'py> {
         Ok(())
     }
 
-    fn item(&self, py: Python<'py>, claim: &Claim, row: u32, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    pub(super) fn item(
+        &self,
+        py: Python<'py>,
+        claim: &Claim,
+        row: u32,
+        index: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         self.worker.current.set(claim.seed, claim.number, row);
         let make = || self.helper.dataset.get_item(index);
         match &self.helper.generators {
@@ -292,73 +243,17 @@ impl<'py> Loop<'_, 'py> {
         }
     }
 
-    /// Makes a batch in one piece, by what writes it.
-    fn whole(
-        &mut self,
-        py: Python<'py>,
-        claim: &Claim,
-        run: impl FnOnce(&Self, WholeClaim<'_>) -> PyResult<(usize, usize)>,
-    ) -> PyResult<()> {
-        let board = &self.worker.board;
-        let found = self.indices(py, claim).and_then(|numbers| {
-            self.worker.current.set(claim.seed, claim.number, 0);
-            // Its slab is for what is made of it.
-            board.clear(claim.slot);
-            run(self, WholeClaim { claim, numbers })
-        });
-        let done = match found {
-            Ok(found) => {
-                board.set_result(claim.slot, found);
-                Ok(())
-            }
-            Err(error) => self.fail(py, claim, 0, error),
-        };
-        board.finish_whole(claim.slot);
-        done
-    }
-
-    /// Makes a batch of what the data set has for all its indices at once.
-    fn join_indices(&self, whole: WholeClaim<'_>, join: &Bound<'py, PyAny>) -> PyResult<(usize, usize)> {
-        let WholeClaim { claim, numbers } = whole;
-        let (ItemWorker { board, number, .. }, py) = (self.worker, self.room.py());
-        let indices = (0..claim.rows).map(|row| self.index(py, claim, numbers, row));
-        let (indices, plain): (Vec<_>, Vec<_>) = indices.collect::<PyResult<Vec<_>>>()?.into_iter().unzip();
-        let begun = nanos();
-        board.begin_item(*number, claim.number, 0, plain.first().copied().flatten(), begun);
-        let arguments = (PyList::new(py, indices)?, &self.room, claim.seed, claim.number);
-        let found = join.call1(arguments).and_then(|found| found.extract());
-        board.end_item(*number, nanos().saturating_sub(begun));
-        found
-    }
-
-    /// Makes all items of a batch, and a batch of them.
-    fn join_own(&self, whole: WholeClaim<'_>) -> PyResult<(usize, usize)> {
-        let WholeClaim { claim, numbers } = whole;
-        let (board, py) = (&self.worker.board, self.room.py());
-        let items = PyList::empty(py);
-        let begun = nanos();
-        let mut last = begun;
-        for row in 0..claim.rows {
-            let (index, plain) = self.index(py, claim, numbers, row)?;
-            board.begin_item(self.worker.number, claim.number, row, plain, last);
-            items.append(self.item(py, claim, row, &index)?)?;
-            let now = nanos();
-            board.end_item(self.worker.number, now.saturating_sub(last));
-            last = now;
-        }
-        board.note_pace(last.saturating_sub(begun) / u64::from(claim.rows));
-        let found = self.helper.join_own.call1((items, &self.room, claim.seed, claim.number));
-        board.note_joining(self.worker.number, nanos().saturating_sub(last));
-        found?.extract()
-    }
-
     /// Whether the indices of a batch are numbers; else they are unpickled.
-    fn indices(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<bool> {
+    pub(super) fn indices(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<bool> {
         match self.worker.board.indices(claim.slot) {
             Some(Indices::Numbers(_)) => Ok(true),
             Some(Indices::Blob(blob, _)) => {
                 if !matches!(&self.indices, Some((slot, turn, _)) if (*slot, *turn) == (claim.slot, claim.turn)) {
-                    let list = self.helper.indices.call1((PyBytes::new(py, blob),))?.cast_into::<PyList>()?;
+                    let list = self
+                        .helper
+                        .indices
+                        .call1((PyBytes::new(py, blob),))?
+                        .cast_into::<PyList>()?;
                     self.indices = Some((claim.slot, claim.turn, list));
                 }
                 Ok(false)
@@ -367,12 +262,21 @@ impl<'py> Loop<'_, 'py> {
         }
     }
 
-    fn index(&self, py: Python<'py>, claim: &Claim, numbers: bool, row: u32) -> PyResult<(Bound<'py, PyAny>, Option<i64>)> {
+    pub(super) fn index(
+        &self,
+        py: Python<'py>,
+        claim: &Claim,
+        numbers: bool,
+        row: u32,
+    ) -> PyResult<(Bound<'py, PyAny>, Option<i64>)> {
         if numbers && let Some(Indices::Numbers(all)) = self.worker.board.indices(claim.slot) {
             let index = all.get(row as usize).copied().unwrap_or_default();
             return Ok((PyInt::new(py, index).into_any(), Some(index)));
         }
-        let (_, _, list) = self.indices.as_ref().ok_or_else(|| PyRuntimeError::new_err("a batch has no indices"))?;
+        let (_, _, list) = self
+            .indices
+            .as_ref()
+            .ok_or_else(|| PyRuntimeError::new_err("a batch has no indices"))?;
         Ok((list.get_item(row as usize)?, None))
     }
 
@@ -384,7 +288,9 @@ impl<'py> Loop<'_, 'py> {
             None => board.layout().map(|layout| board.layout_of(claim.slot, layout)),
         };
         if known.is_none() {
-            known = self.describe(py, item, 0)?.map(|layout| board.layout_of(claim.slot, layout));
+            known = self
+                .describe(py, item, 0)?
+                .map(|layout| board.layout_of(claim.slot, layout));
         }
         if let Some(number) = known {
             let layout = self.layout(py, number)?;
@@ -449,13 +355,16 @@ impl<'py> Loop<'_, 'py> {
             unsafe { at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         };
         let told = board.tell(self.worker.number, known, bytes.len(), write);
-        told.map_err(|refused| super::room::no_memory(py, &refused)).map(|told| told.or_else(|| board.layout()))
+        told.map_err(|refused| super::room::no_memory(py, &refused))
+            .map(|told| told.or_else(|| board.layout()))
     }
 
     fn bytes(&self, py: Python<'py>, offset: usize, len: usize) -> PyResult<Bound<'py, PyBytes>> {
         let at = self.worker.board.at(offset, len).ok_or_else(super::memory::outside)?;
         // SAFETY: descriptions are written before they are told of, and never change.
-        Ok(PyBytes::new(py, unsafe { std::slice::from_raw_parts(at.as_ptr(), len) }))
+        Ok(PyBytes::new(py, unsafe {
+            std::slice::from_raw_parts(at.as_ptr(), len)
+        }))
     }
 
     /// The layout of a number.
@@ -464,9 +373,18 @@ impl<'py> Loop<'_, 'py> {
         if let Some(Some(layout)) = self.layouts.get(at) {
             return Ok(layout.clone_ref(py));
         }
-        let (offset, len) = self.worker.board.description(number).ok_or_else(super::memory::outside)?;
+        let (offset, len) = self
+            .worker
+            .board
+            .description(number)
+            .ok_or_else(super::memory::outside)?;
         let description = self.bytes(py, offset, len)?;
-        let layout = self.helper.layout.call1((description,))?.cast_into::<ItemLayout>()?.unbind();
+        let layout = self
+            .helper
+            .layout
+            .call1((description,))?
+            .cast_into::<ItemLayout>()?
+            .unbind();
         if self.layouts.len() <= at {
             self.layouts.resize_with(at + 1, || None);
         }
@@ -476,10 +394,14 @@ impl<'py> Loop<'_, 'py> {
 
     /// An item has failed. Whatever it raised, the worker goes on: Ctrl-C is for the program, and an item that wants to
     /// end the process (`sys.exit`) is its batch's error.
-    fn fail(&self, py: Python<'py>, claim: &Claim, row: u32, error: PyErr) -> PyResult<()> {
+    pub(super) fn fail(&self, py: Python<'py>, claim: &Claim, row: u32, error: PyErr) -> PyResult<()> {
         // With its traceback.
         let value = error.into_value(py);
-        let said = self.helper.fail.call1((value, &self.room)).and_then(|said| said.extract());
+        let said = self
+            .helper
+            .fail
+            .call1((value, &self.room))
+            .and_then(|said| said.extract());
         // Without memory for what is to be said, the batch fails all the same.
         let cell = match said {
             Ok(cell) => cell,
@@ -501,7 +423,10 @@ impl<'py> Loop<'_, 'py> {
     fn join_since(&mut self, py: Python<'py>, claim: &Claim, begun: u64) -> PyResult<()> {
         let board = &self.worker.board;
         self.room.get().turn_to(claim);
-        let layout = board.known_layout(claim.slot).map(|number| self.layout(py, number)).transpose()?;
+        let layout = board
+            .known_layout(claim.slot)
+            .map(|number| self.layout(py, number))
+            .transpose()?;
         let run = || -> PyResult<(usize, usize)> {
             let batch = Bound::new(py, ItemBatch::new(py, board.clone(), claim.clone(), layout)?)?;
             self.helper.join.call1((batch, &self.room))?.extract()

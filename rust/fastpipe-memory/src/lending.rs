@@ -1,0 +1,302 @@
+//! Pieces that one process fills and others read: lent, and given back without a word.
+//!
+//! A piece begins with a label, which counts those that it is lent to. Whoever borrows it counts himself off, in
+//! whatever process he is; its owner looks there before it takes memory. Nothing is sent, so nothing is lost: of a
+//! process that is killed what it has borrowed stays away, and what it has lent stays with those who have it.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::arena::{Arena, Extent, Recycler, Refused};
+
+/// Bytes of the label, in front of what a piece holds.
+pub const LABEL: usize = 64;
+
+/// A piece's label.
+#[repr(C)]
+struct Label {
+    /// That it is a piece that may be lent.
+    mark: AtomicU32,
+    /// Those that it is lent to.
+    borrowers: AtomicU32,
+}
+
+const MARK: u32 = u32::from_le_bytes(*b"lent");
+
+/// The label of a piece that begins here. `None` if it isn't within the arena.
+fn label(arena: &Arena, offset: usize) -> Option<&Label> {
+    let at = arena.at(offset, LABEL).filter(|_| offset.is_multiple_of(64))?;
+    // SAFETY: the bytes are mapped, at a multiple of the alignment; they are atomic numbers. They stay as long as the
+    // arena. Whoever was told of the offset was told of a piece that was taken; of another one the pages read as zeros.
+    Some(unsafe { at.cast::<Label>().as_ref() })
+}
+
+/// Takes pieces of an arena that may be lent.
+#[derive(Debug)]
+pub struct Lender {
+    recycler: Recycler,
+    /// Pieces that this process has let go of, and others haven't.
+    away: Mutex<Vec<Extent>>,
+    process: u32,
+}
+
+impl Lender {
+    /// Takes pieces of this arena, which the process owns.
+    pub fn new(arena: Arc<Arena>) -> Arc<Self> {
+        Arc::new(Lender {
+            recycler: Recycler::new(arena),
+            away: Mutex::default(),
+            process: std::process::id(),
+        })
+    }
+
+    /// The arena.
+    pub fn arena(&self) -> &Arc<Arena> {
+        self.recycler.arena()
+    }
+
+    /// Keeps at least this many bytes of free pieces from now on, if there are that many.
+    pub fn keep_at_least(&self, bytes: usize) {
+        self.recycler.keep_at_least(bytes);
+    }
+
+    /// A piece of at least `len` bytes behind its label, with arbitrary contents.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if the limit or the system says no.
+    pub fn take(self: &Arc<Self>, len: usize) -> Result<Lendable, Refused> {
+        self.collect();
+        let extent = self.recycler.take(len.saturating_add(LABEL))?;
+        if let Some(label) = label(self.arena(), extent.offset) {
+            label.borrowers.store(0, Ordering::Relaxed);
+            label.mark.store(MARK, Ordering::Release);
+        }
+        Ok(Lendable {
+            lender: self.clone(),
+            extent,
+        })
+    }
+
+    /// Takes back what was given back.
+    fn collect(&self) {
+        let mut back = Vec::new();
+        self.away
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|&extent| {
+                let away = self.borrowers(extent) > 0;
+                if !away {
+                    back.push(extent);
+                }
+                away
+            });
+        back.into_iter().for_each(|extent| self.recycler.put(extent));
+    }
+
+    fn borrowers(&self, extent: Extent) -> u32 {
+        label(self.arena(), extent.offset).map_or(0, |label| label.borrowers.load(Ordering::Acquire))
+    }
+
+    /// Lends the piece whose contents begin here. Returns their offset. `None` if none begins here.
+    ///
+    /// Somebody has to [borrow](Borrowed::new) it: until then, and until he is done, its memory isn't used again.
+    pub fn lend(&self, start: NonNull<u8>) -> Option<usize> {
+        let first = self.arena().memory().start().addr().get();
+        let offset = start.addr().get().checked_sub(first)?;
+        let label = label(self.arena(), offset.checked_sub(LABEL)?)?;
+        if label.mark.load(Ordering::Acquire) != MARK {
+            return None;
+        }
+        label.borrowers.fetch_add(1, Ordering::AcqRel);
+        Some(offset)
+    }
+
+    /// Pieces that others have, and this process has let go of.
+    pub fn away(&self) -> usize {
+        self.collect();
+        self.away.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+/// A piece that may be lent. It is used again when this is dropped, and nobody has borrowed it.
+#[derive(Debug)]
+pub struct Lendable {
+    lender: Arc<Lender>,
+    extent: Extent,
+}
+
+impl Lendable {
+    /// What it holds, behind the label.
+    pub fn start(&self) -> Option<NonNull<u8>> {
+        self.lender.arena().at(self.extent.offset + LABEL, self.len())
+    }
+
+    /// Bytes of that.
+    pub fn len(&self) -> usize {
+        self.extent.len - LABEL
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Drop for Lendable {
+    fn drop(&mut self) {
+        // A forked child has a copy of this, and nothing to do with the memory.
+        if self.lender.process != std::process::id() {
+            return;
+        }
+        match self.lender.borrowers(self.extent) {
+            0 => self.lender.recycler.put(self.extent),
+            _ => self
+                .lender
+                .away
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(self.extent),
+        }
+    }
+}
+
+/// A piece of another process, which has lent it.
+#[derive(Debug)]
+pub struct Borrowed {
+    arena: Arc<Arena>,
+    offset: usize,
+    len: usize,
+    process: u32,
+}
+
+impl Borrowed {
+    /// The piece whose contents begin at an offset, and have so many bytes. `None` if it isn't lent.
+    pub fn new(arena: &Arc<Arena>, offset: usize, len: usize) -> Option<Self> {
+        arena.at(offset, len)?;
+        let label = label(arena, offset.checked_sub(LABEL)?)?;
+        if label.mark.load(Ordering::Acquire) != MARK || label.borrowers.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        Some(Borrowed {
+            arena: arena.clone(),
+            offset,
+            len,
+            process: std::process::id(),
+        })
+    }
+
+    /// What it holds.
+    pub fn start(&self) -> Option<NonNull<u8>> {
+        self.arena.at(self.offset, self.len)
+    }
+
+    /// Bytes of that.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if self.process == std::process::id()
+            && let Some(label) = label(&self.arena, self.offset - LABEL)
+        {
+            // Never below zero, whatever others have written there.
+            let less = |borrowers: u32| borrowers.checked_sub(1);
+            let _ = label.borrowers.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
+        }
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests {
+    use super::*;
+    use crate::shared::SharedMemory;
+
+    fn lender() -> Arc<Lender> {
+        let memory = SharedMemory::create(1 << 30).unwrap();
+        let lender = Lender::new(Arc::new(Arena::create(memory, 0, 1 << 30).unwrap()));
+        lender.keep_at_least(1 << 20);
+        lender
+    }
+
+    fn elsewhere(lender: &Lender) -> Arc<Arena> {
+        let file = lender.arena().memory().file().unwrap().try_clone_to_owned().unwrap();
+        Arc::new(Arena::open(SharedMemory::open(file).unwrap()).unwrap())
+    }
+
+    #[test]
+    fn what_is_lent_is_used_again_once_both_are_done() {
+        let lender = lender();
+        let there = elsewhere(&lender);
+        for lender_first in [true, false] {
+            let piece = lender.take(1000).unwrap();
+            let start = piece.start().unwrap();
+            assert!(start.addr().get().is_multiple_of(64) && piece.len() >= 1000);
+            // SAFETY: the piece is this test's alone.
+            unsafe { start.as_ptr().write_bytes(7, 1000) };
+            let offset = lender.lend(start).unwrap();
+            let borrowed = Borrowed::new(&there, offset, 1000).unwrap();
+            // SAFETY: nobody writes to it any more.
+            let bytes = unsafe { std::slice::from_raw_parts(borrowed.start().unwrap().as_ptr(), 1000) };
+            assert!(bytes.iter().all(|&byte| byte == 7));
+            if lender_first {
+                drop(piece);
+                assert_eq!(lender.away(), 1);
+                assert_ne!(lender.take(1000).unwrap().start(), Some(start));
+                drop(borrowed);
+            } else {
+                drop(borrowed);
+                drop(piece);
+            }
+            assert_eq!(lender.away(), 0);
+            let again: Vec<_> = (0..2).map(|_| lender.take(1000).unwrap()).collect();
+            assert!(again.iter().any(|piece| piece.start() == Some(start)));
+        }
+    }
+
+    #[test]
+    fn what_is_lent_twice_comes_back_twice() {
+        let lender = lender();
+        let piece = lender.take(10).unwrap();
+        let start = piece.start().unwrap();
+        let offsets = [lender.lend(start).unwrap(), lender.lend(start).unwrap()];
+        let borrowed = offsets.map(|offset| Borrowed::new(lender.arena(), offset, 10).unwrap());
+        drop(piece);
+        let [one, other] = borrowed;
+        drop(one);
+        assert_eq!(lender.away(), 1);
+        drop(other);
+        assert_eq!(lender.away(), 0);
+        assert!(Borrowed::new(lender.arena(), offsets[0], 10).is_none(), "it isn't lent");
+    }
+
+    #[test]
+    fn what_is_no_piece_is_neither_lent_nor_borrowed() {
+        let lender = lender();
+        let piece = lender.take(5000).unwrap();
+        let start = piece.start().unwrap();
+        // SAFETY: within the piece.
+        assert_eq!(lender.lend(unsafe { start.add(64) }), None);
+        assert_eq!(lender.lend(NonNull::from(&0u8)), None);
+        let there = elsewhere(&lender);
+        let offset = lender.lend(start).unwrap();
+        for (offset, len) in [
+            (offset + 64, 1),
+            (offset + 1, 1),
+            (0, 1),
+            (offset, 1 << 30),
+            (usize::MAX, 1),
+        ] {
+            assert!(Borrowed::new(&there, offset, len).is_none(), "{offset} {len}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Batches that one worker makes in one piece.
+
+use fastpipe_items::{Claim, nanos};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use super::worker::{ItemWorker, Loop};
+
+/// A claim of all rows of a batch, and whether their indices are numbers.
+pub(super) struct WholeClaim<'a> {
+    claim: &'a Claim,
+    numbers: bool,
+}
+
+impl<'py> Loop<'_, 'py> {
+    /// Makes a batch in one piece, by what writes it.
+    pub(super) fn whole(
+        &mut self,
+        py: Python<'py>,
+        claim: &Claim,
+        run: impl FnOnce(&Self, WholeClaim<'_>) -> PyResult<(usize, usize)>,
+    ) -> PyResult<()> {
+        let board = &self.worker.board;
+        let found = self.indices(py, claim).and_then(|numbers| {
+            self.worker.current.set(claim.seed, claim.number, 0);
+            // Its slab is for what is made of it.
+            board.clear(claim.slot);
+            run(self, WholeClaim { claim, numbers })
+        });
+        let done = match found {
+            Ok(found) => {
+                board.set_result(claim.slot, found);
+                Ok(())
+            }
+            Err(error) => self.fail(py, claim, 0, error),
+        };
+        board.finish_whole(claim.slot);
+        done
+    }
+
+    /// Makes a batch of what the data set has for all its indices at once.
+    pub(super) fn join_indices(&self, whole: WholeClaim<'_>, join: &Bound<'py, PyAny>) -> PyResult<(usize, usize)> {
+        let WholeClaim { claim, numbers } = whole;
+        let (ItemWorker { board, number, .. }, py) = (self.worker, self.room.py());
+        let indices = (0..claim.rows).map(|row| self.index(py, claim, numbers, row));
+        let (indices, plain): (Vec<_>, Vec<_>) = indices.collect::<PyResult<Vec<_>>>()?.into_iter().unzip();
+        let begun = nanos();
+        board.begin_item(*number, claim.number, 0, plain.first().copied().flatten(), begun);
+        let arguments = (PyList::new(py, indices)?, &self.room, claim.seed, claim.number);
+        let found = join.call1(arguments).and_then(|found| found.extract());
+        board.end_item(*number, nanos().saturating_sub(begun));
+        found
+    }
+
+    /// Makes all items of a batch, and a batch of them.
+    pub(super) fn join_own(&self, whole: WholeClaim<'_>) -> PyResult<(usize, usize)> {
+        let WholeClaim { claim, numbers } = whole;
+        let (board, py) = (&self.worker.board, self.room.py());
+        let items = PyList::empty(py);
+        let begun = nanos();
+        let mut last = begun;
+        for row in 0..claim.rows {
+            let (index, plain) = self.index(py, claim, numbers, row)?;
+            board.begin_item(self.worker.number, claim.number, row, plain, last);
+            items.append(self.item(py, claim, row, &index)?)?;
+            let now = nanos();
+            board.end_item(self.worker.number, now.saturating_sub(last));
+            last = now;
+        }
+        board.note_pace(last.saturating_sub(begun) / u64::from(claim.rows));
+        let found = self
+            .helper
+            .join_own
+            .call1((items, &self.room, claim.seed, claim.number));
+        board.note_joining(self.worker.number, nanos().saturating_sub(last));
+        found?.extract()
+    }
+}

@@ -1,0 +1,165 @@
+"""Loaders whose workers lend their batches: programs that test_torch_lending.py runs, each a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import fastpipe
+import fastpipe.torch as adapter
+from samples import FEATURES
+
+
+def reader(paths: list[str], **more: Any) -> fastpipe.Reader:
+    options = {
+        "batch_size": 7,
+        "shuffle": True,
+        "seed": 11,
+        "shuffle_buffer": 21,
+        "features": FEATURES,
+        "uneven": "allow",
+    }
+    return fastpipe.read_avro(paths, **options | more)
+
+
+def tensors(item: Any) -> list[torch.Tensor]:
+    """Those that something is made of, the parts of sparse ones among them."""
+    if isinstance(item, torch.Tensor):
+        if item.layout is torch.sparse_coo:
+            return [item._indices(), item._values()]
+        if item.layout is torch.sparse_csr:
+            return [item.crow_indices(), item.col_indices(), item.values()]
+        return [item]
+    if isinstance(item, dict):
+        item = list(item.values())
+    return [tensor for part in item for tensor in tensors(part)] if isinstance(item, (list, tuple)) else []
+
+
+def told(item: Any) -> Any:
+    """All that something is, fit for comparison."""
+    if isinstance(item, dict):
+        return {name: told(part) for name, part in item.items()}
+    if isinstance(item, (list, tuple)):
+        return [type(item).__name__, *map(told, item)]
+    if isinstance(item, torch.Tensor):
+        values = [(str(part.dtype), list(part.shape), part.tolist()) for part in tensors(item)]
+        return [str(item.layout), list(item.shape), json.loads(json.dumps(values))]
+    return item
+
+
+def stretches() -> list[range]:
+    """Where memory in common is mapped in this process."""
+    maps = Path("/proc/self/maps").read_text()
+    found = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+ +/memfd:fastpipe", maps, re.MULTILINE)
+    return [range(int(start, 16), int(end, 16)) for start, end in found]
+
+
+def is_lent(tensor: torch.Tensor) -> bool:
+    return any(tensor.data_ptr() in stretch for stretch in stretches())
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch | {"twice": batch["vector"] * 2}
+
+
+def loader_of(data: Any, workers: int, method: str, kind: str) -> Any:
+    if kind == "stateful":
+        return StatefulDataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=method)
+    if kind == "fastpipe":
+        return adapter.DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=method)
+    return DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context=method)
+
+
+def same(paths: list[str], cases: list[tuple[str, str, dict[str, str]]]) -> Any:
+    """Batches of workers beside those of the reader alone, and which tensors lie where the workers made them."""
+    return [_same(paths, *case) for case in cases]
+
+
+def _same(paths: list[str], method: str, kind: str, forms: dict[str, str]) -> Any:
+    data = adapter.IterableDataset(reader(paths), map=doubled, **forms)
+    found, lent, others = [], set(), set()
+    for batch in loader_of(data, 2, method, kind):
+        found.append(told(batch))
+        for name, part in batch.items():
+            for tensor in tensors(part):
+                if tensor.numel():
+                    (lent if is_lent(tensor) else others).add(name)
+    whole = [told(batch) for batch in adapter.IterableDataset(reader(paths), map=doubled, **forms)]
+    alike = sorted(map(json.dumps, found)) == sorted(map(json.dumps, whole))
+    return {"alike": alike, "batches": len(found), "lent": sorted(lent), "others": sorted(others)}
+
+
+def kept(paths: list[str]) -> Any:
+    """Batches that are kept to the end, and of whose worker nothing is left."""
+    batches = list(loader_of(adapter.IterableDataset(reader(paths)), 2, "fork", "torch"))
+    ids = sorted(id for batch in batches for id in batch["id"].tolist())
+    alike = all(
+        batch["vector"].tolist() == [[id * 0.5, -float(id), 1.0] for id in batch["id"].tolist()] for batch in batches
+    )
+    for batch in batches:
+        # They are the consumer's.
+        batch["vector"].fill_(1.0)
+    return {"rows": len(ids), "sorted": ids == list(range(len(ids))), "alike": alike}
+
+
+def reused(paths: list[str]) -> Any:
+    """Kilobytes of a worker's memory that are in use in each of ten passes, as large as they ever were."""
+    data = adapter.IterableDataset(reader(paths, epochs=10, batch_size=100))
+    held = []
+    for batch in loader_of(data, 1, "fork", "torch"):
+        assert is_lent(batch["vector"])
+        held.append(sum(_resident(stretch) for stretch in stretches()))
+    return {"first": max(held[:20]), "last": max(held[-20:]), "batches": len(held)}
+
+
+def _resident(stretch: range) -> int:
+    smaps = Path("/proc/self/smaps").read_text()
+    part = smaps[smaps.index(f"{stretch.start:x}-") :]
+    found = re.search(r"Rss: +(\d+) kB", part)
+    assert found
+    return int(found[1])
+
+
+def collated(paths: list[str]) -> Any:
+    """With a function of the user's nothing is lent: it gets what the data set yields."""
+    data = adapter.IterableDataset(reader(paths))
+    loader = DataLoader(data, batch_size=None, num_workers=1, collate_fn=dict, multiprocessing_context="fork")
+    batches = list(loader)
+    return {
+        "kinds": sorted({type(batch).__name__ for batch in batches}),
+        "lent": any(is_lent(b["id"]) for b in batches),
+    }
+
+
+def killed(paths: list[str]) -> Any:
+    """What is left of batches when their worker is killed."""
+    batches = iter(loader_of(adapter.IterableDataset(reader(paths, epochs=50)), 1, "fork", "torch"))
+    first = next(batches)
+    ids = first["id"].tolist()
+    os.kill(batches._workers[0].pid, signal.SIGKILL)
+    batches._workers[0].join()
+    error = ""
+    try:
+        for _ in batches:
+            pass
+    except RuntimeError as raised:
+        error = type(raised).__name__
+    return {"error": error, "same": first["id"].tolist() == ids and is_lent(first["id"])}
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    print(json.dumps(globals()[request.pop("program")](**request)))
+
+
+if __name__ == "__main__":
+    main()
