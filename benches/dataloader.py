@@ -225,7 +225,7 @@ SLOW_SHARE, SLOW_SECONDS = 0.01, 2.0
 
 
 def part_slow(bounds: loads.Bounds, quick: bool) -> None:
-    length, rounds = (640, 1) if quick else (1600, 3)
+    length, rounds = 1600, 1 if quick else 5
     row = loads.table(
         [("others ms", 9), ("ideal s", 8), ("torch", 8), ("fastpipe", 8), ("faster", 7), ("of rounds", -14), ("", -6)]
     )
