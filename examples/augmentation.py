@@ -4,7 +4,7 @@
     python examples/augmentation.py --loader torch            # the same with torch's
     python examples/augmentation.py --check                   # are images the same, whatever the number of workers?
     python examples/augmentation.py --memory memory.png --size 256 --batch-size 32
-                                                              # memory over time of 1 to 16 workers, with both loaders
+                                                              # draws memory over time: 1 to 16 workers, both loaders
 
 The digits are scikit-learn's, of 8 x 8 pixels. Each is enlarged, rotated, distorted elastically and blurred by noise
 whenever it is asked for, in some milliseconds: that is the workers' work. With fastpipe's loader an image is the same
@@ -115,14 +115,16 @@ def data(arguments: argparse.Namespace) -> tuple[Digits, Digits]:
 
 
 def loader_of(name: str, dataset: Digits, workers: int, arguments: argparse.Namespace) -> Any:
-    """A loader of shuffled batches; both loaders take the same arguments."""
+    """A loader of shuffled batches; both loaders take the same arguments.
+
+    Workers that were kept (`persistent_workers`) would draw no seed for further epochs: others than without workers.
+    """
     return LOADERS[name](
         dataset,
         batch_size=arguments.batch_size,
         shuffle=True,
         drop_last=True,
         num_workers=workers,
-        persistent_workers=workers > 0,
         generator=torch.Generator().manual_seed(SEED),
     )
 
