@@ -126,13 +126,17 @@ def dataloader_memory(entries: dict[str, Any]) -> Path:
         axes.set_xlabel("workers")
         axes.set_title(f"{kind} memory, MiB")
         axes.set_yscale("log", base=2)
-    batch, prefetch = load.batch / memory_of.MiB, memory_of.PREFETCH
-    both = [batch * prefetch, batch * (2 * prefetch + 1)]
-    panels[0].fill_between(numbers, *([each] * len(numbers) for each in both), color="tab:green", alpha=0.2)
-    panels[0].plot([], [], color="tab:green", alpha=0.4, linewidth=6, label="DataLoader-Economic, as proposed")
-    panels[0].axhline(load.limit / memory_of.MiB, color="grey", linewidth=0.8, label="bound of fastpipe's")
+    proposed = [(memory_of.PREFETCH * load.batch + number * load.size) / memory_of.MiB for number in numbers]
+    label = "DataLoader-Economic: prefetch_factor batches, an item a worker"
+    panels[0].plot(numbers, proposed, color="tab:green", linewidth=4, alpha=0.4, label=label)
+    panels[0].axhline(
+        load.limit / memory_of.MiB,
+        color="grey",
+        linewidth=0.8,
+        label="bound of fastpipe's: prefetch_factor + 1 batches, 64 MiB",
+    )
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, -0.18), ncols=3)
+    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, -0.22), ncols=2)
     path = _save(figure, "dataloader_memory")
     plt.close(figure)
     return path
