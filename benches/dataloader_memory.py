@@ -30,7 +30,7 @@ import loads
 MiB = 1 << 20
 PREFETCH = 2
 SLACK = 64 * MiB
-WORKERS = (1, 2, 3, 4, 6, 8, 12, 16)
+WORKERS = (1, 2, 4, 8, 12, 16)
 
 
 class Load(NamedTuple):

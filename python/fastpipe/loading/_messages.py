@@ -62,11 +62,6 @@ class _Piece(NamedTuple):
     tensor: bool
 
 
-def _reductions() -> Any:
-    """How objects of classes are pickled that somebody has said it for."""
-    return ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-
-
 _REBUILT = (torch._utils._rebuild_tensor_v2, torch._utils._rebuild_tensor_v3)
 
 
@@ -107,6 +102,8 @@ class _Pickler(ForkingPickler):
     def __init__(self, file: io.BytesIO) -> None:
         # Its arguments have no names.
         super().__init__(file, 5, True, self._array)
+        # Unless somebody has said how they are to be pickled. To look that up takes long.
+        self._has_plain_arrays = np.ndarray not in self.dispatch_table
         self.pieces: list[_Piece] = []
         self._storages: dict[tuple[int, int], int] = {}
         self._tensors = 0
@@ -121,7 +118,7 @@ class _Pickler(ForkingPickler):
     def reducer_override(self, item: Any) -> Any:
         """How an object is pickled that isn't one of Python's own types, for which nobody asks."""
         kind = type(item)
-        if kind is np.ndarray and kind not in _reductions():
+        if kind is np.ndarray and self._has_plain_arrays:
             if 0 < item.nbytes < _SMALL and item.dtype.kind in _PLAIN_KINDS and item.flags.c_contiguous:
                 return _small_array, (item.tobytes(), item.dtype, item.shape, item.flags.writeable)
             # What would be found for it, without looking through all of torch's classes.
