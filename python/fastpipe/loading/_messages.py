@@ -96,24 +96,27 @@ def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStor
     return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
+def _array(pieces: list[_Piece], buffer: pickle.PickleBuffer) -> bool:
+    """Whether an array's bytes are part of the pickle; else it is another piece."""
+    raw = buffer.raw()
+    if raw.nbytes < _SMALL:
+        return True
+    pieces.append(_Piece(np.frombuffer(raw, np.uint8), False))
+    return False
+
+
 class _Pickler(ForkingPickler):
     """Pickles an object, and lists its arrays. Whatever else torch sends to processes is sent as torch does it."""
 
     def __init__(self, file: io.BytesIO) -> None:
+        # What is called must not refer to this: arrays would be kept until the cycle is found.
+        self.pieces: list[_Piece] = []
         # Its arguments have no names.
-        super().__init__(file, 5, True, self._array)
+        super().__init__(file, 5, True, functools.partial(_array, self.pieces))
         # Unless somebody has said how they are to be pickled. To look that up takes long.
         self._has_plain_arrays = np.ndarray not in self.dispatch_table
-        self.pieces: list[_Piece] = []
         self._storages: dict[tuple[int, int], int] = {}
         self._tensors = 0
-
-    def _array(self, buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _SMALL:
-            return True
-        self.pieces.append(_Piece(np.frombuffer(raw, np.uint8), False))
-        return False
 
     def reducer_override(self, item: Any) -> Any:
         """How an object is pickled that isn't one of Python's own types, for which nobody asks."""
@@ -215,8 +218,6 @@ def _pickled(item: Any) -> tuple[bytes, list[_Piece]]:
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(item)
-    # It refers to itself, and so would keep all it has seen.
-    pickler.clear_memo()
     return file.getvalue(), pickler.pieces
 
 
