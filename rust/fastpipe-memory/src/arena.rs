@@ -246,6 +246,23 @@ struct Pieces {
 /// A free piece is not used for less than this fraction of its size.
 const LARGEST_WASTE: usize = 4;
 
+impl Pieces {
+    /// Takes out free pieces that a piece of `len` bytes replaces, the oldest first: as many bytes, so that memory
+    /// doesn't grow where batches become a little larger. Much smaller ones serve other ends. None of them fits.
+    fn outgrown(&mut self, len: usize) -> Vec<Extent> {
+        let mut bytes = 0;
+        let free = std::mem::take(&mut self.free);
+        let (gone, free): (Vec<_>, Vec<_>) = free.into_iter().partition(|piece| {
+            let goes = bytes < len && piece.len >= len / LARGEST_WASTE;
+            bytes += if goes { piece.len } else { 0 };
+            goes
+        });
+        self.free = free;
+        self.free_bytes -= bytes;
+        gone
+    }
+}
+
 impl Recycler {
     /// Takes pieces of this arena.
     pub fn new(arena: Arc<Arena>) -> Self {
@@ -289,7 +306,9 @@ impl Recycler {
             .iter()
             .position(fits)
             .map(|number| state.places.swap_remove(number));
+        let gone = state.outgrown(len);
         drop(state);
+        self.forget(gone);
         let again = |error| match self.release() {
             0 => Err(error),
             _ => Ok(()),
@@ -412,6 +431,24 @@ mod tests {
             large,
             "a small batch doesn't pin a large piece"
         );
+    }
+
+    #[test]
+    fn larger_pieces_replace_free_ones() {
+        let page = page_size();
+        let recycler = Recycler::new(Arc::new(arena(100)));
+        recycler.keep_at_least(28 * page);
+        let mut pieces: Vec<_> = (0..3).map(|_| recycler.take(8 * page).unwrap()).collect();
+        let desk = recycler.take(page).unwrap();
+        recycler.put(desk);
+        for round in 0..6 {
+            recycler.put(pieces.remove(0));
+            pieces.push(recycler.take(10 * page).unwrap());
+            let held = recycler.arena().held() as usize / page;
+            assert!(held <= 1 + 3 * 10, "round {round}: {held} pages");
+        }
+        assert!(pieces.iter().all(|piece| piece.len == 10 * page));
+        assert_eq!(recycler.take(page).unwrap(), desk, "a small one stays");
     }
 
     #[test]
