@@ -50,7 +50,9 @@ class WithWorkers(Pass):
         self._known = loader._layout
         self._passes = 0
         self._ahead = ahead_of(loader)
-        self._most_begun = _FURTHER * self._ahead * loader.num_workers
+        # Nobody knows before how large a batch is that a worker makes at once.
+        further = _FURTHER if self._fetch_kind == "items" else 1
+        self._most_begun = further * self._ahead * loader.num_workers
         self._limit = loader.memory_limit
         self._drained = False
         self._trouble: tuple[int | None, Exception] | None = None
@@ -208,6 +210,9 @@ class WithWorkers(Pass):
         """
         if len(self._begun) < self._most_begun and self._consumer.idle():
             layout = self._layout()
+            if layout is None and self._fetch_kind == "items":
+                # Nobody knows how large an item is.
+                return
             rows = self._loader_batch
             if self._consumer.has_slack(None if layout is None else layout[1], rows):
                 self._begin_one()
