@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import dataloader_memory as memory_of
 import plan
 import sweep
 from cell import Cell
@@ -102,5 +103,40 @@ def threads(entries: dict[str, Any]) -> Path:
     axes.set_ylabel("relative to one thread")
     axes.legend()
     path = _save(figure, "threads")
+    plt.close(figure)
+    return path
+
+
+def dataloader_memory(entries: dict[str, Any]) -> Path:
+    """Peaks of shared and private memory of DataLoaders, by the number of workers."""
+    plt = _pyplot()
+    figure, panels = plt.subplots(1, 2, figsize=(8, 3.4))
+    name, load = next(iter(memory_of.LOADS.items()))
+    numbers = memory_of.WORKERS
+    styles = {"torch": ("tab:orange", "o"), "fastpipe": ("tab:blue", "s")}
+    dashes = {"default": "-", "stack": "--", "identity": ":"}
+    for axes, kind in zip(panels, ("shared", "private"), strict=True):
+        for who, collation in memory_of.RUNS:
+            if (entry := entries.get(f"{name},{who},{collation}")) is None:
+                continue
+            color, marker = styles[who]
+            label = who if collation == "default" else f"{who}, collate_fn={collation}"
+            line = [entry[kind][str(number)] / memory_of.MiB for number in numbers]
+            axes.plot(numbers, line, color=color, marker=marker, markersize=3, linestyle=dashes[collation], label=label)
+        axes.set_xlabel("workers")
+        axes.set_title(f"{kind} memory, MiB")
+        axes.set_yscale("log", base=2)
+    proposed = [(memory_of.PREFETCH * load.batch + number * load.size) / memory_of.MiB for number in numbers]
+    label = "DataLoader-Economic: prefetch_factor batches, an item a worker"
+    panels[0].plot(numbers, proposed, color="tab:green", linewidth=4, alpha=0.4, label=label)
+    panels[0].axhline(
+        load.limit / memory_of.MiB,
+        color="grey",
+        linewidth=0.8,
+        label="bound of fastpipe's: prefetch_factor + 1 batches, 64 MiB",
+    )
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, -0.22), ncols=2)
+    path = _save(figure, "dataloader_memory")
     plt.close(figure)
     return path

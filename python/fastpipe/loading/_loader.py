@@ -89,7 +89,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         multiprocessing_context: "fork", "spawn", "forkserver" or a context; by default Python's.
         generator: what samplers and seeds are drawn from; by default torch's own.
         prefetch_factor: batches that are made ahead, in all: not for each worker. By default 2. While a batch is waited
-            for and workers have nothing to do, more are begun if they take less than 32 MB: up to this for each worker.
+            for and workers have nothing to do, more are begun if they take less than 32 MB: up to twice this for each
+            worker.
         persistent_workers: whether workers are kept for the next epoch.
         pin_memory_device: as torch's.
         in_order: whether batches come in the sampler's order; else in that in which they are ready.

@@ -8,6 +8,7 @@ one a file in /dev/shm, and ask the worker for it when the message is read.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ __all__ = ["message", "message_of_batch", "read"]
 
 # The bytes of smaller arrays are part of the pickle.
 _SMALL = 256
+
+# Kinds of dtypes: of numbers.
+_PLAIN_KINDS = frozenset("biufc")
 
 _HEAD = np.dtype([("pieces", "<u8")])
 _PIECE = np.dtype([("offset", "<u8"), ("len", "<u8"), ("tensor", "<u8")])
@@ -92,51 +96,64 @@ def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStor
     return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
+def _array(pieces: list[_Piece], buffer: pickle.PickleBuffer) -> bool:
+    """Whether an array's bytes are part of the pickle; else it is another piece."""
+    raw = buffer.raw()
+    if raw.nbytes < _SMALL:
+        return True
+    pieces.append(_Piece(np.frombuffer(raw, np.uint8), False))
+    return False
+
+
 class _Pickler(ForkingPickler):
     """Pickles an object, and lists its arrays. Whatever else torch sends to processes is sent as torch does it."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        # Its arguments have no names.
-        super().__init__(file, 5, True, self._array)
-        # A copy, for this object alone.
-        self.dispatch_table: dict[type, Any]
-        self.dispatch_table[torch.Tensor] = _reduced_plain
+        # What is called must not refer to this: arrays would be kept until the cycle is found.
         self.pieces: list[_Piece] = []
+        # Its arguments have no names.
+        super().__init__(file, 5, True, functools.partial(_array, self.pieces))
+        # Unless somebody has said how they are to be pickled. To look that up takes long.
+        self._has_plain_arrays = np.ndarray not in self.dispatch_table
         self._storages: dict[tuple[int, int], int] = {}
         self._tensors = 0
 
-    def _array(self, buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _SMALL:
-            return True
-        self.pieces.append(_Piece(np.frombuffer(raw, np.uint8), False))
-        return False
-
-    def persistent_id(self, item: Any) -> Any:
+    def reducer_override(self, item: Any) -> Any:
+        """How an object is pickled that isn't one of Python's own types, for which nobody asks."""
+        kind = type(item)
+        if kind is np.ndarray and self._has_plain_arrays:
+            if 0 < item.nbytes < _SMALL and item.dtype.kind in _PLAIN_KINDS and item.flags.c_contiguous:
+                return _small_array, (item.tobytes(), item.dtype, item.shape, item.flags.writeable)
+            # What would be found for it, without looking through all of torch's classes.
+            return item.__reduce_ex__(5)
         if isinstance(item, torch.Tensor):
-            if _storable(item):
-                return self._elements(item)
-            if item.is_conj() or item.is_neg():
-                # torch would forget it.
-                plain = item.resolve_conj().resolve_neg()
-                return self._elements(plain) if _storable(plain) else None
-            if type(item) not in self.dispatch_table:
-                self.dispatch_table[type(item)] = _reduced
-        elif isinstance(item, torch.TypedStorage) and item.device.type == "cpu":
-            return "storage", self._storage(item._untyped_storage), item.dtype
-        elif isinstance(item, torch.UntypedStorage) and item.device.type == "cpu":
-            return "storage", self._storage(item), None
-        return None
+            return self._of_tensor(item)
+        if isinstance(item, torch.TypedStorage) and item.device.type == "cpu":
+            return _storage_of, (self._storage(item._untyped_storage), item.dtype)
+        if isinstance(item, torch.UntypedStorage) and item.device.type == "cpu":
+            return _storage_of, (self._storage(item), None)
+        return NotImplemented
+
+    def _of_tensor(self, item: torch.Tensor) -> Any:
+        if _storable(item):
+            return self._elements(item)
+        if item.is_conj() or item.is_neg():
+            # torch would forget it.
+            plain = item.resolve_conj().resolve_neg()
+            return self._elements(plain) if _storable(plain) else NotImplemented
+        if type(item) is torch.Tensor:
+            return _reduced_plain(item)
+        return NotImplemented if type(item) in self.dispatch_table else _reduced(item)
 
     def _elements(self, item: torch.Tensor) -> Any:
         if item.nbytes < _SMALL:
-            return "tensor", _bytes_of(item.contiguous()).tobytes(), item.dtype, tuple(item.shape), None, 0
+            return _small, (_bytes_of(item.contiguous()).tobytes(), item.dtype, tuple(item.shape))
         storage = item.untyped_storage()
         if item.is_contiguous() and item.nbytes < storage.nbytes() // 2:
             # Only a part of a large storage is wanted.
-            return "tensor", self._tensor(_bytes_of(item)), item.dtype, tuple(item.shape), item.stride(), 0
+            return _tensor_of, (self._tensor(_bytes_of(item)), item.dtype, tuple(item.shape), item.stride(), 0)
         place = item.dtype, tuple(item.shape), item.stride(), item.storage_offset()
-        return "tensor", self._storage(storage), *place
+        return _tensor_of, (self._storage(storage), *place)
 
     def _storage(self, storage: torch.UntypedStorage) -> int:
         """The number of its piece. Tensors over one storage stay such."""
@@ -153,30 +170,54 @@ class _Pickler(ForkingPickler):
         return self._tensors - 1
 
 
+def _small_array(data: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], writeable: bool) -> np.ndarray:
+    """An array whose elements are part of the pickle."""
+    return np.frombuffer(bytearray(data) if writeable else data, dtype).reshape(shape)
+
+
+def _small(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor whose elements are part of the pickle."""
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+
+
+def _tensor_of(
+    pieces: Sequence[np.ndarray],
+    number: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+) -> torch.Tensor:
+    return torch.from_numpy(pieces[number]).view(dtype).as_strided(shape, stride, offset)
+
+
+def _storage_of(pieces: Sequence[np.ndarray], number: int, dtype: torch.dtype | None) -> Any:
+    storage = torch.from_numpy(pieces[number]).untyped_storage()
+    return storage if dtype is None else _typed(storage, dtype)
+
+
+_OF_PIECES = {function.__name__: function for function in (_tensor_of, _storage_of)}
+"""Functions that pickles call without the first argument: whoever reads them has it."""
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: memoryview, arrays: Sequence[np.ndarray], tensors: Sequence[np.ndarray]) -> None:
         super().__init__(io.BytesIO(data), buffers=arrays)
         self._tensors = tensors
 
-    def persistent_load(self, pid: Any) -> Any:
-        match pid:
-            case ("storage", number, dtype):
-                storage = torch.from_numpy(self._tensors[number]).untyped_storage()
-                return storage if dtype is None else _typed(storage, dtype)
-            case (_, bytes() as data, dtype, shape, _, _):
-                if not data:
-                    return torch.empty(shape, dtype=dtype)
-                return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
-        _, number, dtype, shape, stride, offset = pid
-        return torch.from_numpy(self._tensors[number]).view(dtype).as_strided(shape, stride, offset)
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name in _OF_PIECES:
+            # Not a method: it would refer to this, which keeps what it has found.
+            return functools.partial(_OF_PIECES[name], self._tensors)
+        return super().find_class(module, name)
 
 
 def _pickled(item: Any) -> tuple[bytes, list[_Piece]]:
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(item)
-    # It refers to itself, and so would keep all it has seen.
-    pickler.clear_memo()
     return file.getvalue(), pickler.pieces
 
 

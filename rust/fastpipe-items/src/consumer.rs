@@ -185,7 +185,10 @@ impl Consumer {
     /// has, or all beyond that is within the slack.
     fn allows(&self, state: &Pending, bytes: usize, beyond: bool) -> bool {
         let usual = (self.ahead + 1).saturating_mul(bytes);
-        let within = state.bytes.saturating_add(bytes) <= usual.saturating_add(self.slack);
+        // Slabs that makers have got, before a layout was known, are taken to be as large.
+        let unknown = state.counted.iter().filter(|each| each.slab && each.bytes == 0).count();
+        let taken = state.bytes.saturating_add(unknown.saturating_mul(bytes));
+        let within = taken.saturating_add(bytes) <= usual.saturating_add(self.slack);
         within || (!beyond && state.slabs < self.ahead + 1)
     }
 

@@ -1,0 +1,135 @@
+"""What the comparison of DataLoaders loads: data sets, functions to collate by, and loaders of both kinds.
+
+It imports no more than it needs: workers that are spawned import it, too.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset
+
+import fastpipe.torch
+
+# A table of these has some processors more than the machine: that is what is to be seen.
+warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+
+SIZES = {"100 B": 100, "4 KB": 4 << 10, "4 MB": 4 << 20}
+"""Bytes of an item, by what to call it."""
+
+_POOL = 64 << 20
+
+
+class Copies(Dataset[Any]):
+    """Items that cost next to nothing: copies of rows that lie in memory. Fresh, as one that was decoded would be.
+
+    Args:
+        kind: "numpy" or "tensor".
+        size: bytes of an item.
+        length: items.
+    """
+
+    def __init__(self, kind: str, size: int, length: int) -> None:
+        rows = max(1, min(1024, _POOL // size))
+        self.rows = np.random.default_rng(1).random((rows, size // 4), dtype=np.float32)
+        self._tensors = torch.from_numpy(self.rows) if kind == "tensor" else None
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        row = index % len(self.rows)
+        return self.rows[row].copy() if self._tensors is None else self._tensors[row].clone()
+
+    def expected(self, first: int, rows: int) -> np.ndarray:
+        """The values of so many items from one on."""
+        return self.rows[np.arange(first, first + rows) % len(self.rows)]
+
+
+class Waiting(Dataset[Any]):
+    """Items of 4 KB that are waited for, some of them for long: no processor is needed, so two are enough.
+
+    Args:
+        length: items.
+        seconds: that an item takes.
+        slow: the share of items that take `slow_seconds` instead, drawn by `seed`.
+        slow_seconds: of these.
+        seed: says which these are.
+    """
+
+    def __init__(
+        self, length: int, seconds: float, slow: float = 0.0, slow_seconds: float = 0.0, seed: int = 0
+    ) -> None:
+        drawn = np.random.default_rng(seed).permutation(length)[: round(length * slow)]
+        self.seconds = np.full(length, seconds)
+        self.seconds[drawn] = slow_seconds
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        time.sleep(self.seconds[index])
+        return np.full(1024, index, np.float32)
+
+
+class Filled(Dataset[Any]):
+    """Items of so many bytes, made when they are asked for: nothing of them lies in memory before.
+
+    Args:
+        size: bytes of an item.
+        length: items.
+        slow: every so-manieth item takes 50 ms; 0 for none.
+    """
+
+    def __init__(self, size: int, length: int, slow: int = 0) -> None:
+        self._size, self._length, self._slow = size, length, slow
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if self._slow and index % self._slow == 0:
+            time.sleep(0.05)
+        return np.full(self._size // 4, index, np.float32)
+
+
+def stack(items: list[Any]) -> torch.Tensor:
+    """Collates as users would write it."""
+    return torch.stack([torch.as_tensor(item) for item in items])
+
+
+def identity(items: list[Any]) -> list[Any]:
+    """Leaves items as they are."""
+    return items
+
+
+COLLATIONS: dict[str, Callable[[list[Any]], Any] | None] = {"default": None, "stack": stack, "identity": identity}
+
+
+def loader(who: str, dataset: Dataset[Any], method: str, workers: int, collation: str, **more: Any) -> Any:
+    """A loader.
+
+    Args:
+        who: "torch" or "fastpipe".
+        dataset: what it loads.
+        method: "fork", "spawn", or "thread"; torch, which has no threads, forks then.
+        workers: how many make items; 0 for none.
+        collation: one of `COLLATIONS`.
+        **more: arguments of both.
+    """
+    if workers:
+        if method != "thread":
+            more["multiprocessing_context"] = method
+        elif who == "fastpipe":
+            more["worker_method"] = "thread"
+        else:
+            more["multiprocessing_context"] = "fork"
+    made = torch.utils.data.DataLoader if who == "torch" else fastpipe.torch.DataLoader
+    return made(dataset, num_workers=workers, collate_fn=COLLATIONS[collation], **more)

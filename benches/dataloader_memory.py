@@ -1,0 +1,198 @@
+"""Memory of DataLoaders by the number of workers: fastpipe's, and torch's.
+
+A program of its own loads batches and takes 20 ms for each, so workers get as far ahead as they may. All its processes
+are looked at from outside: each 10 ms at shared memory, and ten times less often at private memory, which is a walk
+through their page tables.
+
+* Shared memory is what the files take that the processes have open, each counted once: of torch those in /dev/shm, of
+  fastpipe the one without a name (`memfd`).
+* Private memory is the anonymous memory of all processes; pages that several share since a fork are counted once. What
+  the interpreters take is subtracted: the peak of the same program with as many workers and items of 1 KB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import loads
+
+MiB = 1 << 20
+PREFETCH = 2
+SLACK = 64 * MiB
+WORKERS = (1, 2, 4, 8, 12, 16)
+
+
+class Load(NamedTuple):
+    """What is loaded.
+
+    Attributes:
+        size: bytes of an item.
+        rows: of a batch.
+        slow: every so-manieth item takes 50 ms; 0 for none.
+    """
+
+    size: int
+    rows: int
+    slow: int = 0
+
+    @property
+    def batch(self) -> int:
+        """Bytes of a batch."""
+        return self.size * self.rows
+
+    @property
+    def limit(self) -> int:
+        """Bytes of shared memory that there may be."""
+        return (PREFETCH + 1) * self.batch + SLACK
+
+
+LOADS = {
+    "64 MiB": Load(4 * MiB, 16),
+    # Workers wait for each other, so more batches are begun: as many as the slack allows.
+    "4 MiB, some slow": Load(MiB // 4, 16, 50),
+}
+INTERPRETER = Load(1024, 16)
+RUNS = (("torch", "default"), ("fastpipe", "default"), ("fastpipe", "stack"), ("fastpipe", "identity"))
+
+
+def children(process: int) -> Iterator[int]:
+    """A process, and all that it has started."""
+    yield process
+    try:
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield from children(int(child))
+    except OSError:
+        return
+
+
+def shared(processes: list[int]) -> int:
+    """Bytes of the shared memory whose files they have open."""
+    found: dict[tuple[int, int], int] = {}
+    for process in processes:
+        try:
+            for file in os.scandir(f"/proc/{process}/fd"):
+                if os.readlink(file.path).startswith(("/dev/shm/", "/memfd:")):
+                    about = os.stat(file.path)
+                    found[about.st_dev, about.st_ino] = about.st_blocks * 512
+        except OSError:
+            continue
+    return sum(found.values())
+
+
+def private(processes: list[int]) -> int:
+    """Bytes of anonymous memory of the processes, those that several have in common once."""
+    kilobytes = 0
+    for process in processes:
+        try:
+            found = re.search(r"^Pss_Anon: *(\d+) kB$", Path(f"/proc/{process}/smaps_rollup").read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        kilobytes += int(found[1]) if found else 0
+    return kilobytes * 1024
+
+
+class Peaks(NamedTuple):
+    """The most that was seen, in bytes."""
+
+    shared: int
+    private: int
+
+
+def peaks(who: str, collation: str, workers: int, load: Load, quick: bool) -> Peaks:
+    """Lets the program load, and looks at it.
+
+    Raises:
+        RuntimeError: if the program fails.
+    """
+    batches = 12 if quick else 24 + PREFETCH * workers
+    command = [sys.executable, __file__, who, collation, *map(str, (workers, *load, batches))]
+    program = subprocess.Popen(command)
+    most = Peaks(0, 0)
+    looked = 0
+    while program.poll() is None:
+        processes = list(children(program.pid))
+        own = private(processes) if looked % 10 == 0 else 0
+        most = Peaks(max(most.shared, shared(processes)), max(most.private, own))
+        looked += 1
+        time.sleep(0.01)
+    if program.returncode:
+        raise RuntimeError(f"the program that loads ended with {program.returncode}")
+    return most
+
+
+def run(who: str, collation: str, workers: int, load: Load, batches: int) -> None:
+    """The program that loads."""
+    import dataloader_items as items
+
+    dataset = items.Filled(load.size, load.rows * batches, load.slow)
+    loader = items.loader(who, dataset, "fork", workers, collation, batch_size=load.rows, prefetch_factor=PREFETCH)
+    total = 0.0
+    for batch in loader:
+        # Each page is looked at, as who trains does.
+        total += sum(float(np.asarray(item)[::1024].sum()) for item in batch)
+        time.sleep(0.02)
+    expected = sum(range(len(dataset))) * len(range(0, load.size // 4, 1024))
+    if abs(total / expected - 1) > 1e-3:
+        raise RuntimeError(f"values sum up to {total}, not to {expected}")
+
+
+def slope(values: dict[str, int]) -> float:
+    """Bytes a worker, by least squares."""
+    return float(np.polyfit([int(workers) for workers in values], list(values.values()), 1)[0])
+
+
+@cache
+def interpreters(who: str, custom: bool, workers: int, quick: bool) -> int:
+    """Private memory of the program's processes without items worth mentioning."""
+    return peaks(who, "stack" if custom else "default", workers, INTERPRETER, quick).private
+
+
+def part(bounds: loads.Bounds, quick: bool) -> dict[str, Any]:
+    """Measures all, prints tables, and returns what is to be kept: bytes by load, loader, kind and workers."""
+    found: dict[str, Any] = {}
+    for name, load in LOADS.items():
+        columns = [(f"batches of {name}", -27), ("workers", 7), ("shared MiB", 10), ("bound", 8), ("", -6)]
+        row = loads.table([*columns, ("private MiB", 11), ("interpreters", 12)])
+        for who, collation in RUNS:
+            what = f"batches of {name}, {collation} collation"
+            mine: dict[str, dict[str, int]] = {"shared": {}, "private": {}}
+            for workers in (1, 4) if quick else WORKERS:
+                peak = peaks(who, collation, workers, load, quick)
+                bare = interpreters(who, collation != "default", workers, quick)
+                mine["shared"][str(workers)], mine["private"][str(workers)] = peak.shared, peak.private - bare
+                mark = ""
+                if who == "fastpipe":
+                    most = f"shared memory in MiB, {what}, {workers} workers"
+                    mark = bounds.check(most, peak.shared / MiB, most=load.limit / MiB)
+                each = [number / MiB for number in (peak.shared, load.limit)]
+                row(f"{who}, {collation}", workers, *each, mark, (peak.private - bare) / MiB, bare / MiB)
+            found[f"{name},{who},{collation}"] = mine
+            shared_more, private_more = (slope(mine[kind]) / MiB for kind in ("shared", "private"))
+            mark = ""
+            if who == "fastpipe" and not load.slow:
+                most = f"growth of shared memory with each worker in MiB, {what}"
+                mark = bounds.check(most, shared_more, most=load.batch / MiB / 100)
+            print(f"each worker adds MiB: {shared_more:.2f} shared {mark}, {private_more:.2f} private")
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Loads batches, to be looked at by `dataloader.py --parts memory`.")
+    parser.add_argument("who", choices=("torch", "fastpipe"))
+    parser.add_argument("collation")
+    for number in ("workers", "size", "rows", "slow", "batches"):
+        parser.add_argument(number, type=int)
+    given = parser.parse_args()
+    run(given.who, given.collation, given.workers, Load(given.size, given.rows, given.slow), given.batches)
