@@ -161,7 +161,10 @@ class Workers:
     def told(self) -> str:
         """What the workers are doing, in words."""
         pairs = zip(self.all, self._consumer.views(), strict=False)
-        return "; ".join(f"{_name(worker)} {_activity(view)}" for worker, view in pairs)
+        return "; ".join(f"{_name(worker)}{self._told_to_stop(worker)} {_activity(view)}" for worker, view in pairs)
+
+    def _told_to_stop(self, worker: Worker) -> str:
+        return " is stopped by a signal" if not self.threads and _is_stopped(worker.pid) else ""
 
     def end(self, *, at_once: bool = False, grace: float | None = None) -> None:
         """Lets the workers end behind the items that they are making, and waits for them.
