@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,6 +134,20 @@ def test_a_remote_reader_is_pickled_and_rebatched(arrays: dict[str, Any]) -> Non
         assert ids(pickle.loads(pickle.dumps(remote))) == ids(read(arrays))
         theirs, ours = (fastpipe.rebatch(of, batch_size=100) for of in (remote, read(arrays)))
         assert ids(theirs) == ids(ours)
+
+
+def test_samples_come_from_servers_and_rows_by_number_do_not(arrays: dict[str, Any]) -> None:
+    with read(arrays).serve() as server:
+        remote = fastpipe.connect(server.url)
+        for options in ({"replace": False}, {"replace": True}):
+            theirs, ours = (fastpipe.sample(of, 300, seed=5, batch_size=50, **options) for of in (remote, read(arrays)))
+            assert ids(theirs) == ids(ours)
+        with pytest.raises(fastpipe.UnsupportedError, match="by their numbers"):
+            fastpipe.take(remote, np.arange(10), batch_size=5)
+        part = remote.partition(3)[0]
+        assert part.rows == read(arrays).partition(3)[0].rows
+        with pytest.raises(fastpipe.UnsupportedError, match="serve a reader of it"):
+            remote.read_partition(part)
 
 
 # Sharing.
@@ -279,6 +296,50 @@ def test_a_token_is_wanted(arrays: dict[str, Any]) -> None:
             with pytest.raises(fastpipe.ServiceError, match="token"):
                 fastpipe.connect(server.url, token=wrong, timeout=1)
         assert ids(fastpipe.connect(server.url, token="open sesame")) == ids(read(arrays))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority, and certificates that it has signed: of the server, and of a client."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl isn't there")
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj")
+    for authority in ("ca", "stranger"):
+        openssl(
+            *new, f"/CN={authority}", "-x509", "-keyout", f"{authority}.key", "-out", f"{authority}.pem", "-days", "2"
+        )
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    for name in ("server", "client"):
+        openssl(*new, f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
+    return folder
+
+
+def test_encrypted_connections(arrays: dict[str, Any], certificates: Path) -> None:
+    tls = (certificates / "server.pem", certificates / "server.key")
+    with read(arrays).serve("grpc+tls://127.0.0.1:0", tls=tls) as server:
+        assert server.url.startswith("grpc+tls://")
+        assert ids(fastpipe.connect(server.url, ca=certificates / "ca.pem")) == ids(read(arrays))
+        for stranger in (certificates / "stranger.pem", None):
+            with pytest.raises(fastpipe.ServiceError, match="127"):
+                fastpipe.connect(server.url, ca=stranger, timeout=1)
+        with pytest.raises(fastpipe.ServiceError, match="127"):
+            fastpipe.connect(server.url.replace("grpc+tls", "grpc"), timeout=1)
+    with read(arrays).serve("grpc+tls://127.0.0.1:0", tls=tls, client_ca=certificates / "ca.pem") as server:
+        shown = (certificates / "client.pem", certificates / "client.key")
+        remote = fastpipe.connect(server.url, ca=certificates / "ca.pem", certificate=shown)
+        assert ids(remote) == ids(read(arrays))
+        with pytest.raises(fastpipe.ServiceError, match="127"):
+            fastpipe.connect(server.url, ca=certificates / "ca.pem", timeout=1)
+    for url, options in (("grpc://127.0.0.1:0", {"tls": tls}), ("grpc+tls://127.0.0.1:0", {}), ("127.0.0.1", {})):
+        with pytest.raises(ValueError, match="grpc"):
+            read(arrays).serve(url, **options)
 
 
 def test_a_pass_that_is_left_ends(arrays: dict[str, Any]) -> None:

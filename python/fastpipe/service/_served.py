@@ -27,6 +27,10 @@ __all__ = ["Served"]
 _MOST_ORDERS = 16
 
 
+def _without_folders(text: str, files: list[str]) -> str:
+    return PurePath(files[0]).name if len(files) == 1 and text == files[0] else text
+
+
 class Served:
     """A reader that a server has.
 
@@ -81,7 +85,7 @@ class Served:
             "in_sequence": data.handle.in_sequence(),
             "order": order_of(parts.ordering, parts.order.shuffle_buffer),
             "epochs": parts.epochs,
-            "text": str(data),
+            "text": _without_folders(str(data), data.files),
         }
 
     def unit_rows(self) -> npt.NDArray[np.uint32]:

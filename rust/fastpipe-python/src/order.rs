@@ -156,6 +156,10 @@ impl Order {
             },
             in_step: in_step.unwrap_or(world_size).max(1),
         };
+        if rows.is_some() && data.get().bringer().is_some() {
+            let reason = "rows can't be had from servers by their numbers; take them where the data is, and serve that";
+            return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
+        }
         let rows = rows
             .map(|rows| taken(&rows.as_array().to_vec(), units.total()))
             .transpose()?;
