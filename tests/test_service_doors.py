@@ -22,7 +22,7 @@ import fastpipe.service
 from fastpipe import _fastpipe
 from fastpipe._passes import passes_of
 from fastpipe._reader_passes import ReaderPasses
-from fastpipe.service._wire import Ticket, as_error, messages, ordering_of
+from fastpipe.service._wire import Ticket, apart, as_error, messages, ordering_of, together
 from processes import outputs, run
 
 pa = pytest.importorskip("pyarrow")
@@ -224,6 +224,37 @@ def test_messages_hold_what_slabs_hold(sizes: list[int], header: bytes) -> None:
     sent = b"".join(batch.column(0)[0].as_py() for batch, _ in found)
     assert sent == b"".join(slab.tobytes() for slab in slabs)
     assert all(batch.nbytes <= (1 << 20) + 16 for batch, _ in found)
+
+
+@given(
+    st.lists(st.tuples(st.binary(min_size=4, max_size=20), st.lists(st.binary(max_size=50), max_size=3)), min_size=1)
+)
+def test_small_batches_come_together(batches: list[tuple[bytes, list[bytes]]]) -> None:
+    sent = [(b"fpb1" + header, [np.frombuffer(slab, np.uint8) for slab in slabs]) for header, slabs in batches]
+    message, metadata = together(sent)
+    data = np.frombuffer(message.column(0)[0].as_buffer(), np.uint8)
+    found = apart(metadata, data)
+    expected = [(header, b"".join(slab.tobytes() for slab in slabs)) for header, slabs in sent]
+    if len(sent) == 1:
+        assert found is None
+        found = [(metadata, data)]
+    assert found is not None
+    assert [(header, part.tobytes()) for header, part in found] == expected
+    if len(sent) > 1:
+        for cut in range(4, len(metadata), 7):
+            with pytest.raises(ValueError, match=r"more|buffer"):
+                apart(metadata[:cut], data)
+
+
+@given(st.binary(max_size=60), st.integers(0, 60))
+def test_messages_of_small_batches_that_are_none(metadata: bytes, size: int) -> None:
+    data = np.zeros(size, np.uint8)
+    try:
+        found = apart(b"fpg1" + metadata, data)
+    except ValueError:
+        return
+    assert found is not None
+    assert sum(len(part) for _, part in found) == size
 
 
 def test_many_connections_and_slow_readers(server: fastpipe.service.Server, ticket: dict[str, Any]) -> None:

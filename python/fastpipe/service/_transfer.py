@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastpipe.errors import FastpipeError, MalformedFileError, OutOfMemoryError, PassClosedError, ServiceError
 from fastpipe.service._connection import Answer, Connection
 from fastpipe.service._schedule import Schedule, Stretch
-from fastpipe.service._wire import Ticket
+from fastpipe.service._wire import Ticket, apart
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fastpipe import _fastpipe
 
 __all__ = ["Request", "Transfer"]
@@ -86,6 +88,19 @@ class _Worker:
     def busy(self) -> bool:
         """Whether it is bringing something."""
         return self.stretch is not None and not self.abandoned
+
+
+def _taken_apart(answer: Answer, url: str) -> Iterator[tuple[bytes | None, np.ndarray]]:
+    """The messages of a stream, those of several batches as one for each."""
+    for metadata, data in answer:
+        try:
+            several = None if metadata is None else apart(metadata, data)
+        except ValueError as error:
+            raise ServiceError(f"{url} sent a message that can't be read: {error}") from None
+        if several is None:
+            yield metadata, data
+        else:
+            yield from several
 
 
 class Transfer:
@@ -268,7 +283,7 @@ class Transfer:
         incoming: _fastpipe.IncomingBatch | None = None
         waited = 0.0
         url = self._connections[worker.server].url
-        for header, data in answer:
+        for header, data in _taken_apart(answer, url):
             if header is not None:
                 if incoming is not None or stretch.next >= stretch.stop:
                     raise ServiceError(f"{url} sent a batch that doesn't belong here")
