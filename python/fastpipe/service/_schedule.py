@@ -43,7 +43,6 @@ class _Server:
     """What is known of a server: seconds a batch, None as long as none has come."""
 
     pace: float | None = None
-    usable: bool = True
 
 
 class Schedule:
@@ -73,10 +72,6 @@ class Schedule:
             return self._first
         return self._first + ((number - self._first) // self._epoch + 1) * self._epoch
 
-    def set_usable(self, server: int, usable: bool) -> None:
-        """Whether a server answers."""
-        self._servers[server].usable = usable
-
     def take(self, server: int, now: float, wanted: int, ahead: int, *, waiting: bool) -> Stretch | None:
         """The stretch that a free server is to bring; None if there is nothing to do just now.
 
@@ -87,7 +82,7 @@ class Schedule:
             ahead: how many of them there is room for.
             waiting: whether the consumer waits for it.
         """
-        alone = sum(one.usable for one in self._servers) <= 1
+        alone = len(self._servers) == 1
         if self._back:
             self._back.sort()
             start, stop = self._back.pop(0)

@@ -187,7 +187,6 @@ class Transfer:
     def _failed(self, server: int, error: FastpipeError) -> None:
         """Notes that a server has failed."""
         self._errors[server] = error
-        self._schedule.set_usable(server, False)
         if self._failing is None:
             self._failing = time.monotonic()
 
@@ -245,14 +244,12 @@ class Transfer:
                     return
                 worker.stretch = None
                 self._schedule.done(stretch)
-                self._schedule.set_usable(server, True)
                 if failed is not None:
                     self._failed(server, failed)
             if failed is None:
                 pause = _FIRST_PAUSE
                 continue
-            damaged = isinstance(failed, MalformedFileError) and failed.path is None
-            if not isinstance(failed, (ServiceError, OutOfMemoryError)) and not damaged:
+            if not isinstance(failed, (ServiceError, OutOfMemoryError)):
                 # Of the data: each server would say the same.
                 self._feed.fail(stretch.next, failed)
                 return
@@ -290,7 +287,7 @@ class Transfer:
                 # It is kept waiting, which is as good as being heard.
                 worker.heard = float("inf")
                 waited = self._wait_for_room(stretch)
-                incoming = self._feed.receive(header)
+                incoming = self._received(url, header)
                 self._largest = max(self._largest, incoming.nbytes)
                 if incoming.epoch != epoch or (offset is not None and incoming.step != stretch.next + offset):
                     found = f"batch {incoming.step} of epoch {incoming.epoch}"
@@ -298,8 +295,7 @@ class Transfer:
             worker.heard = time.monotonic()
             if incoming is None:
                 raise ServiceError(f"{url} sent bytes that belong to no batch")
-            if incoming.add(data):
-                self._feed.put(stretch.next, incoming)
+            if self._added(url, stretch.next, incoming, data):
                 incoming = None
                 with self._lock:
                     self._schedule.brought(stretch, time.monotonic(), waited=waited)
@@ -311,6 +307,23 @@ class Transfer:
                     return
         if stretch.next < stretch.stop:
             raise ServiceError(f"{url} ended too early")
+
+    def _received(self, url: str, header: bytes) -> _fastpipe.IncomingBatch:
+        try:
+            return self._feed.receive(header)
+        except MalformedFileError as error:
+            raise ServiceError(f"{url}: {error}") from error
+
+    def _added(self, url: str, number: int, incoming: _fastpipe.IncomingBatch, data: np.ndarray) -> bool:
+        """Adds bytes to a batch. Whether it is whole, and was put into the feed."""
+        try:
+            if not incoming.add(data):
+                return False
+            self._feed.put(number, incoming)
+        except MalformedFileError as error:
+            # What was damaged on its way is asked for again, and what doesn't fit the columns is the server's fault.
+            raise ServiceError(f"{url}: {error}") from error
+        return True
 
     def _wait_for_room(self, stretch: Stretch) -> float:
         """Waits until the consumer is near enough. Returns the seconds that it took."""

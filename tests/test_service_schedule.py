@@ -1,0 +1,115 @@
+"""How batches are dealt out to servers, simulated: each comes once, and servers together make what they can."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastpipe.service._schedule import Schedule, Stretch
+
+Pace = Callable[[int, float], float]
+"""Seconds that a server takes for its next batch at some time; infinite if it is stopped."""
+
+
+def simulated(schedule: Schedule, servers: int, total: int, ahead: int, pace: Pace, consumer: float = 0.0) -> float:
+    """Lets servers bring all batches of a pass. Returns the seconds that it took.
+
+    Args:
+        schedule: of the pass.
+        servers: how many there are.
+        total: batches of the pass.
+        ahead: batches for which there is room.
+        pace: of the servers.
+        consumer: seconds that the consumer takes for a batch.
+    """
+    now, wanted, free_at = 0.0, 0, 0.0
+    ready: set[int] = set()
+    came: dict[int, int] = {}
+    at: list[tuple[Stretch, float] | None] = [None] * servers
+    for _ in range(400 * total + 10_000):
+        while wanted in ready and free_at <= now:
+            ready.discard(wanted)
+            wanted += 1
+            free_at = now + consumer
+        if wanted == total:
+            assert schedule.finished or any(at), "all is brought"
+            assert sorted(came) == list(range(total))
+            return now
+        waiting = wanted not in ready and free_at <= now
+        for server in range(servers):
+            if at[server] is None:
+                stretch = schedule.take(server, now, wanted, ahead, waiting=waiting)
+                if stretch is not None:
+                    assert stretch.next < stretch.stop
+                    at[server] = stretch, now + pace(server, now)
+        events = [entry[1] for entry in at if entry is not None]
+        if wanted in ready:
+            events.append(free_at)
+        now = max(now, min([*events, now + 0.05]))
+        for server, entry in enumerate(at):
+            if entry is None or entry[1] > now:
+                continue
+            stretch, _ = entry
+            if stretch.next >= wanted + ahead:
+                at[server] = stretch, now + 0.001
+                continue
+            came[stretch.next] = came.get(stretch.next, 0) + 1
+            if stretch.next >= wanted:
+                ready.add(stretch.next)
+            schedule.brought(stretch, now)
+            if stretch.next >= stretch.stop:
+                schedule.done(stretch)
+                at[server] = None
+            else:
+                at[server] = stretch, now + pace(server, now)
+    raise AssertionError(f"batch {wanted} of {total} never came")
+
+
+@pytest.mark.parametrize("paces", [(0.01, 0.01, 0.01), (0.002, 0.02), (0.01, 0.005, 0.0025), (0.03,) * 8])
+def test_servers_together_make_what_they_can(paces: tuple[float, ...]) -> None:
+    total, best = 3000, sum(1 / pace for pace in paces)
+    schedule = Schedule(len(paces), total, total, total)
+    took = simulated(schedule, len(paces), total, 256, lambda server, now: paces[server])
+    assert total / took >= 0.9 * best
+
+
+def test_a_server_that_stops_holds_nobody_up_for_long() -> None:
+    total = 1000
+    schedule = Schedule(3, total, total, total)
+    stopped = lambda server, now: float("inf") if server == 1 and now > 0.5 else 0.01  # noqa: E731
+    took = simulated(schedule, 3, total, 256, stopped)
+    assert took <= total * 0.01 / 2 * 1.1 + 1.0
+
+
+def test_one_server_takes_an_epoch_at_once() -> None:
+    schedule = Schedule(1, 25, 7, 9)
+    found = []
+    while (stretch := schedule.take(0, 0.0, 0, 100, waiting=False)) is not None:
+        found.append((stretch.next, stretch.stop))
+        while stretch.next < stretch.stop:
+            schedule.brought(stretch, 0.0)
+        schedule.done(stretch)
+    assert found == [(0, 7), (7, 16), (16, 25)]
+    assert schedule.finished
+
+
+def test_what_a_server_leaves_another_one_brings() -> None:
+    schedule = Schedule(2, 10, 10, 10)
+    first = schedule.take(0, 0.0, 0, 10, waiting=False)
+    assert first is not None
+    schedule.done(first)
+    again = schedule.take(1, 0.0, 0, 10, waiting=True)
+    assert again is not None
+    assert (again.next, again.server) == (first.next, 1)
+
+
+@given(st.integers(1, 6), st.integers(1, 120), st.integers(1, 40), st.integers(1, 64), st.integers(0, 2**32))
+def test_each_batch_is_brought(servers: int, total: int, epoch: int, ahead: int, seed: int) -> None:
+    """Whoever is slow, and whenever."""
+    draw = random.Random(seed)
+    schedule = Schedule(servers, total, min(epoch, total), epoch, group=draw.randint(1, 9))
+    assert simulated(schedule, servers, total, ahead, lambda server, now: draw.choice([0.0001, 0.01, 0.3])) >= 0
