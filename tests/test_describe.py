@@ -242,6 +242,25 @@ def test_merged_sketches_count_as_many(values: list[int], limit: int) -> None:
     assert found.count == len(values)
     # Few enough for the sketch to hold them all, though it isn't asked to be exact.
     assert found.counts() == dict(Counter(values))
+    if values:
+        shares = [0.0, 0.3, 0.5, 1.0]
+        assert found.quantile(shares) == [sorted(values)[max(math.ceil(each * len(values)), 1) - 1] for each in shares]
+
+
+@pytest.mark.parametrize("few", [(), (0,), (1,), (0, 1)])
+def test_quantiles_of_integers_outlive_their_counts(few: tuple[int, ...]) -> None:
+    """Parts whose counts are exact are merged with others, of which sketches tell quantiles."""
+    draw = np.random.default_rng(3)
+    halves = [draw.integers(0, 100 if half in few else 5000, 300_000) for half in range(2)]
+    parts = [
+        fastpipe.describe(fastpipe.from_arrays({"x": each}, batch_size=4096), exact_values=1000) for each in halves
+    ]
+    found, values = fastpipe.Description.merged(parts)["x"], np.sort(np.concatenate(halves))
+    assert (found.quantile_error == 0) == (found.counts_error == 0) == (len(few) == 2)
+    for share in (0.01, 0.25, 0.5, 0.75, 0.99):
+        value = found.quantile(share)
+        ranks = [np.searchsorted(values, value, side) / len(values) for side in ("left", "right")]
+        assert ranks[0] - 0.01 <= share <= ranks[1] + 0.01
 
 
 def test_descriptions_go_through_json_and_pickle() -> None:

@@ -26,6 +26,7 @@ BUILTINS = {
     "MissingFileError": FileNotFoundError,
     "StorageError": OSError,
     "LedgerError": OSError,
+    "ServiceError": OSError,
     "StaleLeaseError": RuntimeError,
     "WorkerError": RuntimeError,
     "FastpipeError": Exception,

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import adbc_driver_postgresql.dbapi
 import adbc_driver_sqlite.dbapi
 import duckdb
 import numpy as np
@@ -557,6 +558,30 @@ def test_connection_factories(file: Database) -> None:
 
     reader = fastpipe.read_sql("SELECT id FROM t", connect, partitions=3, batch_size=99)
     assert sorted(values(reader)) == [3 * i for i in range(300)]
+
+
+def test_connection_factories_of_postgresql(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE t AS SELECT i AS id, i % 7 AS g, 'x' || i AS s, i / 2::numeric AS n, now() AS ts, "
+            "gen_random_uuid() AS u FROM generate_series(0, 299) AS g(i)"
+        )
+        connection.execute("ALTER TABLE t ADD PRIMARY KEY (id)")
+
+        def connect() -> Any:
+            return adbc_driver_postgresql.dbapi.connect(postgres_url, autocommit=True)
+
+        query = "SELECT id, g, s, n, ts, u FROM t"
+        for by in ("id", "g", "s", "n", "ts", "u"):
+            readers = [
+                fastpipe.read_sql(query, how, by=by, partitions=3, batch_size=99) for how in (connect, postgres_url)
+            ]
+            assert readers[0].features == readers[1].features
+            assert values(readers[0]) == values(readers[1])
+        connection.execute("DELETE FROM t")
+        assert sorted(values(readers[0])) == list(range(300))
+        with pytest.raises(fastpipe.UnsupportedError, match="give the database's URL"):
+            fastpipe.read_sql("SELECT id FROM t WHERE g > %s", connect, parameters=[1], batch_size=99)
 
 
 def test_files_of_duckdb(tmp_path: Path) -> None:

@@ -107,6 +107,23 @@ def test_primary_keys(filled: Filled, keys: Sequence[int]) -> None:
         assert sorted(key for batch in reader for key in batch["k"].tolist()) == sorted(keys)
 
 
+@pytest.mark.parametrize("gap", [0, 1, 30_000])
+def test_many_numbers_without_gaps(filled: Filled, gap: int) -> None:
+    """A count tells that no number is missing, and whether that only looks so."""
+    rows, begin = 70_000 + gap, -20_000
+    keys = [begin + i for i in range(rows) if not 35_000 <= i < 35_000 + gap]
+    connection = filled("k bigint PRIMARY KEY, v bigint", ["k", "v"], [keys, range(len(keys))])
+    for partitions in (1, 8, 50):
+        plan = fastpipe.partition_sql("SELECT k FROM t", connection, partitions=partitions)
+        assert plan.rows == len(keys)
+        assert len(plan.partitions) == partitions
+        assert plan.skew <= 1.25
+        # The ends, gaps near them, and a count; else also a sample, and a count of each partition.
+        assert len(plan.queries) <= (5 if gap else 3)
+    reader = fastpipe.read_sql("SELECT k FROM t", connection, partitions=8, batch_size=1024)
+    assert np.concatenate([batch["k"] for batch in reader]).tolist() == keys
+
+
 def test_primary_keys_with_parameters(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "t.db") as connection:
         connection.execute("CREATE TABLE t (k INTEGER PRIMARY KEY, v INT)")

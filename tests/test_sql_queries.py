@@ -42,7 +42,7 @@ def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_partitions_make_up_the_result(database: sql_databases.Database, first: int) -> None:
     engine = engine_of(database.connection)
     sessions = engine.sessions(1, snapshot=True)
-    with sessions.borrow() as session:
+    with sessions.planner() as session:
         for seed in range(first, first + CHUNK):
             text = query(seed)
             whole = sql_databases.multiset(database.run(f"SELECT * FROM (\n{text.rstrip(';')}\n) AS q"))

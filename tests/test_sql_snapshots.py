@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sqlite3
 import subprocess
 import sys
@@ -200,3 +201,16 @@ def test_a_snapshot_ends_with_its_reader(postgres_url: str) -> None:
     assert counts[0] is not None
     assert counts[0][0] >= 3
     assert counts[-1] == (0,)
+
+
+def test_a_forked_process_leaves_the_snapshot(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as connection:
+        for statement in CREATE:
+            connection.execute(statement)
+    readers = [fastpipe.read_sql("SELECT id FROM t", postgres_url, partitions=4, batch_size=16)]
+    child = multiprocessing.get_context("fork").Process(target=readers.clear)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    # Opened only now, sessions need the snapshot that another connection keeps.
+    assert len(list(readers[0])) == ROWS // 16

@@ -49,6 +49,7 @@ from fastpipe.errors import (
     PassClosedError,
     RowsLeftOutWarning,
     SchemaError,
+    ServiceError,
     ShapeError,
     StaleLeaseError,
     StateError,
@@ -63,6 +64,7 @@ from fastpipe.interactions import HeldOut, Interactions, PointLocation, read_int
 from fastpipe.leases import EpochStatus, LeaseWorker, Ledger, LedgerStatus, StepOfEpoch, WorkerStatus
 from fastpipe.reader import Reader
 from fastpipe.rebatch import Rebatcher, rebatch
+from fastpipe.service import connect
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
 from fastpipe.sql import SqlPartition, SqlPlan, partition_sql, read_sql
 from fastpipe.tables import RowLocation, from_arrays, from_arrow
@@ -112,6 +114,7 @@ __all__ = [
     "RowLocation",
     "RowsLeftOutWarning",
     "SchemaError",
+    "ServiceError",
     "ShapeError",
     "ShuffleReport",
     "Sparse",
@@ -134,6 +137,7 @@ __all__ = [
     "WorkerStatus",
     "WrittenFile",
     "__version__",
+    "connect",
     "decode_messages",
     "describe",
     "evaluation_candidates",

@@ -60,6 +60,16 @@ def explain(stats: Mapping[str, Any], data: Data) -> str:
     on = f"on {used} thread" + ("s" if used > 1 else "")
     if used < threads["available"]:
         on += f" of {threads['available']}"
+    if not work:
+        rate = stats["bytes_delivered"] / (seconds["elapsed"] or 1e-12) / 1e6
+        if away > waited:
+            return (
+                f"consumer-bound: servers make the batches, and wait for the consumer {away / spent:.0%} of the time."
+            )
+        return (
+            f"server-bound: the consumer waits for servers {waited / spent:.0%} of the time; {rate:,.0f} MB/s came."
+            " More servers, or faster ones, or a faster network help; explain() of the served reader says more."
+        )
     lines = []
     largest = max(work, key=lambda name: work[name])
     fetching, elapsed = seconds["fetching"], seconds["elapsed"] or 1e-12

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastpipe import _fastpipe
 from fastpipe._columns import ArrowStreams
@@ -15,11 +15,32 @@ from fastpipe._progress import Counter
 if TYPE_CHECKING:
     import numpy as np
 
+    from fastpipe._data import Data
+    from fastpipe._ordering import Ordering
+    from fastpipe._running import Running
     from fastpipe._state import State
     from fastpipe.reader import Reader
     from fastpipe.specs import Features
 
-__all__ = ["ReaderPasses", "arrow_streams"]
+__all__ = ["ReaderParts", "ReaderPasses", "arrow_streams"]
+
+
+class ReaderParts(NamedTuple):
+    """What a reader is made of, for those who make others like it elsewhere.
+
+    Attributes:
+        data: what it reads.
+        ordering: what its order depends on.
+        order: of its data.
+        running: how its passes run.
+        epochs: of a pass; None if it has no end.
+    """
+
+    data: Data
+    ordering: Ordering
+    order: _fastpipe.Order
+    running: Running
+    epochs: int | None
 
 
 class ReaderPasses(Passes):
@@ -38,6 +59,12 @@ class ReaderPasses(Passes):
     @property
     def origin(self) -> Reader:
         return self._reader
+
+    @property
+    def parts(self) -> ReaderParts:
+        """What the reader is made of."""
+        reader = self._reader
+        return ReaderParts(reader._data, reader._ordering, reader._order, reader._running, reader._epochs)
 
     @property
     def features(self) -> Features:

@@ -1,4 +1,4 @@
-"""The command line: `fastpipe demo`, `inspect`, `head`, `index`, `convert`, `bench` and `ledger`."""
+"""The command line: `fastpipe demo`, `inspect`, `head`, `index`, `convert`, `bench`, `ledger` and `serve`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fastpipe._terminal_text import clean, plural, shorten, size_text, table
 from fastpipe.avro import _index, _inspect
 from fastpipe.avro._inspect import FileSummary
 from fastpipe.errors import FastpipeError
+from fastpipe.service._cli import add_command as add_serve
 
 _MOST_FILES = 40  # More lines than this hide what stands above them; --json has them all.
 _MOST_GROUPS = 8
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.set_defaults(run=_bench)
 
     _ledger_cli.add_command(commands)
+    add_serve(commands)
     return parser
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "PassClosedError",
     "RowsLeftOutWarning",
     "SchemaError",
+    "ServiceError",
     "ShapeError",
     "StaleLeaseError",
     "StateError",
@@ -184,6 +185,10 @@ class LedgerError(_OSError):
 
     A worker raises it when its database has been away for longer than its `patience`.
     """
+
+
+class ServiceError(_OSError):
+    """No server answers, or one answers what it shouldn't; the message names each server and what was wrong with it."""
 
 
 class StaleLeaseError(FastpipeError, RuntimeError):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 from fastpipe import _fastpipe, _left_out, _state
 from fastpipe._arguments import flag
 from fastpipe._bookmark import Bookmark
+from fastpipe._columns.arrow_schema import require_pyarrow
 from fastpipe._data import Data
 from fastpipe._explain import explain
 from fastpipe._ordering import LARGEST_WORLD, Ordering, within
@@ -23,6 +24,8 @@ from fastpipe.specs import Features
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from fastpipe.service import Server
 
 __all__ = ["Reader"]
 
@@ -378,6 +381,27 @@ class Reader(Lookups, Shares):
             FastpipeError: if that unit can't be read.
         """
         return explain(self.stats(), self._data)
+
+    def serve(self, url: str = "grpc://127.0.0.1:0", **options: Any) -> Server:
+        """Serves its batches to others, who `fastpipe.connect` to it (extra `arrow`).
+
+        Args:
+            url: to listen at: `grpc://host:port`. By default only processes of this machine can connect, at any port
+                that is free.
+            **options: of `fastpipe.service.Server`: `token`, `tls`, `client_ca`, `max_passes`, `keep`.
+
+        Returns:
+            The server, which runs until its `stop` is called, or its `with` block ends.
+
+        Raises:
+            ImportError: if pyarrow isn't installed.
+            OSError: if it can't listen there.
+            ValueError: if the URL is none, and as `Server` does.
+        """
+        require_pyarrow()
+        from fastpipe.service._server import listening
+
+        return listening(self, url, options)
 
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""

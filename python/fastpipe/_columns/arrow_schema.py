@@ -36,6 +36,8 @@ __all__ = [
     "FEATURES",
     "VALID",
     "checked_name",
+    "decoded_features",
+    "encoded_features",
     "features_of",
     "integers_of",
     "metadata_of",
@@ -118,6 +120,21 @@ def metadata_of(specs: Features) -> dict[str, str]:
             if size is not None and size > _LARGEST_FIXED:
                 raise ValueError(f"feature {name!r}: a fixed-size list of Arrow has fewer than 2**31 items, not {size}")
     return {FEATURES.decode(): _encoded(specs).decode()}
+
+
+def encoded_features(specs: Features) -> str:
+    """Specs as text, without Arrow's limits of names and sizes."""
+    return _encoded(specs).decode()
+
+
+def decoded_features(text: str) -> Features:
+    """Specs from what `encoded_features` has made.
+
+    Raises:
+        SchemaError: if it is something else.
+        UnsupportedError: if a later version of fastpipe has written it.
+    """
+    return _decoded(text.encode())
 
 
 def features_of(schema: pa.Schema) -> Features | None:

@@ -37,6 +37,11 @@ class Counts:
         self._kind: type = str
 
     @property
+    def exact(self) -> Mapping[Value, int] | None:
+        """How often each value occurs, as it goes on being counted; None once that isn't known any more."""
+        return self._exact
+
+    @property
     def is_exact(self) -> bool:
         """Whether every value is counted."""
         return self._exact is not None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,11 @@ from fastpipe._arguments import shown
 from fastpipe.description._counts import Counts, Value
 from fastpipe.description._moments import Moments
 from fastpipe.description._quantiles import Quantiles
+from fastpipe.description._uncounted import Uncounted
 from fastpipe.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["FeatureStatistics", "Kind"]
 
@@ -44,6 +48,7 @@ class FeatureStatistics:
         self._moments = None if kind in ("text", "bytes") else Moments()
         self._quantiles = None if kind in ("text", "bytes", "bool") else Quantiles()
         self._counts = None if kind == "real" else Counts(exact_values)
+        self._uncounted = Uncounted()
         self._texts = 0
 
     # What it is asked.
@@ -213,29 +218,37 @@ class FeatureStatistics:
         if not len(values):
             return
         moments.add(values)
-        if self._counts is not None:
-            self._counts.add(_counted(values))
-        if self._quantiles is not None:
+        if self._counts is None:
             wide = values.astype(np.float64)
-            self._quantiles.add(wide[np.isfinite(wide)] if self.kind == "real" else wide)
+            self._sketch().add(wide[np.isfinite(wide)])
+            return
+        import pyarrow as pa
 
-    def add_texts(self, counts: dict[Any, int]) -> None:
-        """Adds how often texts occur."""
-        self._texts += sum(counts.values())
-        self._counted("texts").add(counts)
+        if self._uncounted.add(pa.array(np.ascontiguousarray(values))):
+            self._count()
+
+    def add_texts(self, values: pa.Array) -> None:
+        """Adds texts, as bytes."""
+        self._texts += len(values)
+        if self._uncounted.add(values):
+            self._count()
 
     def merge(self, other: FeatureStatistics) -> None:
         """Adds what another has seen of the same feature."""
+        self._count()
+        other._count()
         self.nulls += other.nulls
         self._texts += other._texts
-        for mine, its in (
-            (self._moments, other._moments),
-            (self._quantiles, other._quantiles),
-            (self._counts, other._counts),
-            (self.lengths, other.lengths),
-        ):
-            if mine is not None:
-                mine.merge(its)  # type: ignore[arg-type]
+        if self._moments is not None and other._moments is not None:
+            self._moments.merge(other._moments)
+        if self.lengths is not None and other.lengths is not None:
+            self.lengths.merge(other.lengths)
+        if self._counts is not None and other._counts is not None:
+            mine, its = self._counts.exact, other._counts.exact
+            self._counts.merge(other._counts)
+            self._rank(mine if mine is not None else its)
+        if self._quantiles is not None and other._quantiles is not None:
+            self._quantiles.merge(other._quantiles)
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -243,6 +256,19 @@ class FeatureStatistics:
         return self.kind, self.dtype, self.symbols, self.lengths is not None
 
     # How it does that.
+
+    def _count(self) -> None:
+        """Counts what isn't counted yet."""
+        if self._counts is None or not (found := self._uncounted.counted(text=self.kind == "text")):
+            return
+        before = self._counts.exact
+        self._counts.add(found)
+        self._rank(found if before is None else before)
+
+    def _rank(self, counts: Mapping[Any, int] | None) -> None:
+        """Tells the sketch of quantiles how often values occur, if they don't follow from counts any more."""
+        if counts and self._quantiles is not None and self._counts is not None and not self._counts.is_exact:
+            self._quantiles.add_counts(counts)
 
     def _numbers(self, what: str) -> Moments:
         if self._moments is None:
@@ -252,6 +278,7 @@ class FeatureStatistics:
     def _counted(self, what: str) -> Counts:
         if self._counts is None:
             raise self._without(what)
+        self._count()
         return self._counts
 
     def _without(self, what: str) -> UnsupportedError:
@@ -267,6 +294,7 @@ class FeatureStatistics:
         """The counts, if quantiles follow from them."""
         if self._moments is None:
             raise self._without("quantiles")
+        self._count()
         return self._counts if self._counts is not None and self._counts.is_exact else None
 
     def _exact_quantiles(self, shares: Sequence[float]) -> list[Any]:
@@ -295,6 +323,7 @@ class FeatureStatistics:
 
     def stored(self) -> dict[str, Any]:
         """As JSON can hold it."""
+        self._count()
         return {
             "kind": self.kind,
             "dtype": self.dtype,
@@ -321,12 +350,3 @@ class FeatureStatistics:
         if found._counts is not None:
             found._counts = Counts.restored(stored["counts"])
         return found
-
-
-def _counted(values: npt.NDArray[Any]) -> dict[int, int]:
-    """How often integers occur."""
-    import pyarrow as pa
-    import pyarrow.compute
-
-    found = pyarrow.compute.value_counts(pa.array(np.ascontiguousarray(values)))
-    return dict(zip(found.field(0).to_pylist(), found.field(1).to_pylist(), strict=True))

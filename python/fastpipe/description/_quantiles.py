@@ -6,7 +6,7 @@ Z. Karnin, K. Lang, E. Liberty, Optimal Quantile Approximation in Streams, FOCS 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ __all__ = ["Quantiles", "require_datasketches"]
 
 # Rank error of 0.67 % for a quantile in 99 of 100 sketches; some 10 KB.
 _K = 400
+_CHUNK = 1 << 16
 
 
 def require_datasketches() -> Any:
@@ -51,6 +52,14 @@ class Quantiles:
         """Adds finite values."""
         if len(values):
             self._sketch.update(values)
+
+    def add_counts(self, counts: Mapping[Any, int]) -> None:
+        """Adds values by how often they occur."""
+        values = np.array(list(counts), np.float64)
+        ends = np.cumsum(np.array(list(counts.values()), np.int64))
+        for start in range(0, int(ends[-1]), _CHUNK):
+            places = np.arange(start, min(start + _CHUNK, int(ends[-1])))
+            self.add(values[np.searchsorted(ends, places, side="right")])
 
     def merge(self, other: Quantiles) -> None:
         """Adds what another has seen."""

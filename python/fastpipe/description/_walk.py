@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.description._feature import FeatureStatistics, Kind
 from fastpipe.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["added"]
 
@@ -53,7 +56,7 @@ def added(
         if found is None:
             kind: Kind = "bytes" if form.binary else "text"
             found = FeatureStatistics(kind, "bytes" if form.binary else "string", exact_values)
-        found.add_texts(_texts(form))
+        found.add_texts(_bytes(form))
     else:
         found = _numbers(found, form, exact_values, symbols)
     found.nulls += nulls
@@ -111,17 +114,11 @@ def _valid(form: Masked) -> tuple[Any, int]:
     return values[np.flatnonzero(valid)], int((~valid).sum())
 
 
-def _texts(form: Strings) -> dict[Any, int]:
-    """How often each text occurs."""
+def _bytes(form: Strings) -> pa.Array:
+    """The texts as Arrow has bytes, in the same memory."""
     import pyarrow as pa
-    import pyarrow.compute
 
     offsets = np.ascontiguousarray(form.offsets, np.int64)
     values = np.ascontiguousarray(form.values, np.uint8)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
-    array = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
-    found = pyarrow.compute.value_counts(array)
-    keys = found.field(0).to_pylist()
-    if not form.binary:
-        keys = [key.decode("utf-8", "surrogateescape") for key in keys]
-    return dict(zip(keys, found.field(1).to_pylist(), strict=True))
+    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)

@@ -8,7 +8,7 @@ once, whoever loses which message.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fastpipe.errors import StateError
@@ -139,7 +139,8 @@ class Answer:
 
     def text(self) -> str:
         """As JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        # Named tuples are arrays there. `asdict` would copy each of them, which takes a third of an exchange.
+        return json.dumps(vars(self), separators=(",", ":"))
 
     @classmethod
     def of(cls, text: str) -> Answer:

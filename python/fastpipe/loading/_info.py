@@ -26,7 +26,8 @@ class ItemWorkerInfo(torch_worker.WorkerInfo):
         id: its number, from 0.
         num_workers: how many there are.
         seed: of the item that is being made, of 63 bits: a pure function of the loader's generator, the epoch, and the
-            item's place in it, so the same in each worker. In `worker_init_fn` that of the worker, as torch has it.
+            item's place in it, so the same in each worker. In `collate_fn` that of the batch; in `worker_init_fn` that
+            of the worker, as torch has it.
         dataset: the worker's copy of the data set; in a thread, the data set.
         rng: generators for the item (`random_generator`, `torch_generator`, `numpy_generator`), seeded with its seeds.
         worker_method: "multiprocessing" or "thread".

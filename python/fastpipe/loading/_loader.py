@@ -18,7 +18,7 @@ from fastpipe.loading._in_process import InProcess
 from fastpipe.loading._order import Rest
 from fastpipe.loading._pass import Progress
 from fastpipe.loading._streams import Streams
-from fastpipe.loading._with_workers import WithWorkers
+from fastpipe.loading._with_workers import Known, WithWorkers
 
 __all__ = ["DataLoader"]
 
@@ -179,8 +179,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             )
         if self.worker_method == "thread" and multiprocessing_context is not None:
             raise ValueError('multiprocessing_context is for processes, and worker_method="thread" starts none')
-        # What items are made of, as the last pass has learned it.
-        self._layout: bytes | None = None
+        self._known = Known()
         self._progress: Progress | None = None
         self._last: weakref.ref[Any] | None = None
         self._resumed: dict[str, Any] | None = None
@@ -191,7 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy begins anew: it has no part in the passes of this one."""
-        return self.__dict__ | {"_progress": None, "_last": None}
+        return self.__dict__ | {"_progress": None, "_last": None, "_known": Known()}
 
     def _get_iterator(self) -> Any:
         if self._streams is not None:

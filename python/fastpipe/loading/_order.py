@@ -166,7 +166,10 @@ class Order:
         self._resumed = resumed
         # What was drawn from as the pass began: where each generator stood.
         self._drawn: dict[str, Any] = {}
+        # Where the loader's and the samplers' own generators stood then, and as the first batch was drawn: a loader
+        # draws its seed between the two, or has it already.
         self._own: dict[str, torch.Tensor] = {}
+        self._own_at_first: dict[str, torch.Tensor] | None = None
         self._seed: int | None = None
         self._states: dict[int, Any] = {}
         self._told_by: Any = None
@@ -179,11 +182,14 @@ class Order:
     def __iter__(self) -> Iterator[Any]:
         """Begins, as `iter` of a sampler does; called once. It may draw from the process's generators."""
         resumed = self._resumed
-        self._own = {name: each.get_state() for name, each in self._generators.items()}
+        self._own = self._own_now()
         if resumed is not None:
-            self._own = {name: _tensor(told) for name, told in resumed["generators"].items()}
-            for name, generator in self._generators.items():
-                generator.set_state(self._own[name])
+            if any(resumed[when].keys() != self._generators.keys() for when in ("generators", "at_first")):
+                raise StateError("the state is of a loader whose samplers have other generators")
+            self._own, self._own_at_first = (
+                {name: _tensor(told) for name, told in resumed[when].items()} for when in ("generators", "at_first")
+            )
+            self._put_own(self._own)
             self._drawn, self._seed = _untold(resumed["drawn"]), resumed["seed"]
             if resumed["stateful"] == "sampler":
                 self._stateful_sampler().load_state_dict(copy.deepcopy(resumed["sampler"]))
@@ -196,6 +202,13 @@ class Order:
         self._teller = self._told_by if self._told_by is not None else _stateful_of(self._root)
         self._note()
         return self._iterator
+
+    def _own_now(self) -> dict[str, torch.Tensor]:
+        return {name: each.get_state() for name, each in self._generators.items()}
+
+    def _put_own(self, states: dict[str, torch.Tensor]) -> None:
+        for name, generator in self._generators.items():
+            generator.set_state(states[name])
 
     def _note(self) -> None:
         """Notes where the sampler stands."""
@@ -260,7 +273,10 @@ class Order:
     def _begun(self) -> Any:
         """The first batch, which may be drawn from generators."""
         if self._resumed is None:
+            self._own_at_first = self._own_now()
             return self._first()
+        assert self._own_at_first is not None
+        self._put_own(self._own_at_first)
         if self._seed is not None:
             return self._with_seed(self._seed)
         with _put(self._drawn.get("first", {})):
@@ -294,11 +310,17 @@ class Order:
     def state(self, batches: int) -> dict[str, Any]:
         """Where the sampler stood behind so many batches."""
         stateful = None if self._teller is None else "sampler" if self._told_by is None else "iterator"
+        drawn = self._drawn
+        if self._resumed is None and self.next == 0 and not self._draws_nothing():
+            # The first batch, which nobody has asked for, will be drawn from these.
+            drawn = drawn | {"first": {name: each.get() for name, each in _PROCESS.items()}}
+        at_first = self._own_now() if self._own_at_first is None else self._own_at_first
         return {
             "generators": {name: _text(state) for name, state in self._own.items()},
+            "at_first": {name: _text(state) for name, state in at_first.items()},
             "drawn": {
                 when: {name: _PROCESS[name].tell(state) for name, state in states.items()}
-                for when, states in self._drawn.items()
+                for when, states in drawn.items()
             },
             "seed": self._seed,
             "stateful": stateful,

@@ -150,10 +150,14 @@ class Seeding:
         state[:8] = torch.from_numpy(np.frombuffer(self._user_seed.to_bytes(8, "little"), np.uint8).copy())
         torch.default_generator.set_state(state)
 
-    def generators(self) -> ItemGenerators:
-        """The three generators of the process, for items."""
+    def generators(self, again: Callable[[], None] | None = None) -> ItemGenerators:
+        """The three generators of the process, for items.
+
+        Args:
+            again: called before an item is made once more.
+        """
         pairs = zip((self._python, self._numpy, self._torch), watched(), strict=True)
-        return ItemGenerators([(seed, which, found) for which, (seed, found) in enumerate(pairs, 1)])
+        return ItemGenerators([(seed, which, found) for which, (seed, found) in enumerate(pairs, 1)], again)
 
 
 def generators() -> ItemGenerators:
@@ -178,6 +182,10 @@ class ItemRng:
     def __init__(self, seed: Callable[[int], int]) -> None:
         self._seed = seed
         self._made: dict[int, tuple[int, Any]] = {}
+
+    def forget(self) -> None:
+        """Begins anew: the item is made once more."""
+        self._made.clear()
 
     def _of_item(self, which: int, make: Callable[[int], Any]) -> Any:
         seed = self._seed(which)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,12 +24,13 @@ from fastpipe.loading._structure import Layout
 from fastpipe.loading._worker import Task
 from fastpipe.loading._workers import Workers, context_of
 
-__all__ = ["WithWorkers"]
+__all__ = ["Known", "WithWorkers"]
 
 # Seconds. Workers that have had nothing to do for so long, while a batch is waited for, get another one.
 _IDLE = 0.005
-# Seconds between looks after the workers.
+# Seconds between looks after the workers while a batch is waited for, and while none is.
 _LOOK = 0.05
+_LOOK_UNASKED = 1.0
 
 # Bytes that batches may take beyond those ahead, and one that the consumer has.
 _SLACK = 32 << 20
@@ -36,6 +39,20 @@ _SLACK = 32 << 20
 # takes 2 seconds, 8 workers make 1,600 in 4.4 seconds then; with half as many batches they wait for each other, and
 # take 6.4.
 _FURTHER = 2
+
+# As `shared_slabs.rs` has it.
+_LEAST_SPACE = 16 << 20
+
+
+class Known:
+    """What the passes of a loader have learned, for later ones.
+
+    Attributes:
+        description: of the layout of the last items; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.description: bytes | None = None
 
 
 class WithWorkers(Pass):
@@ -47,8 +64,7 @@ class WithWorkers(Pass):
         self._loader_in_order = getattr(loader, "in_order", True)
         self._fetch_kind = fetch_of(loader)
         self._here = Here(loader)
-        self._known = loader._layout
-        self._passes = 0
+        self._known: Known = loader._known
         self._ahead = ahead_of(loader)
         # Nobody knows before how large a batch is that a worker makes at once.
         further = _FURTHER if self._fetch_kind == "items" else 1
@@ -58,6 +74,7 @@ class WithWorkers(Pass):
         self._trouble: tuple[int | None, Exception] | None = None
         self._waited = self._away = 0.0
         self._left_at = time.perf_counter()
+        self._looked = time.monotonic()
         self._start(loader)
 
     def _start(self, loader: Any) -> None:
@@ -70,19 +87,29 @@ class WithWorkers(Pass):
         self._layouts: dict[int, Layout] = {}
         # Begun, and not given to the consumer: the batch, and its number in the pass.
         self._begun: list[tuple[int, int]] = []
-        self._consumer = ItemConsumer(
-            makers=makers,
-            joiners=joiners,
-            slots=self._most_begun + 2,
-            joining=0 if default else 2 if joiners else 1,
-            whole=self._fetch_kind != "items",
-            ahead=self._ahead,
-            slack=_SLACK,
-            most=self._most(0),
-            shared=not threads,
-        )
-        if self._known is not None:
-            self._consumer.tell(self._known)
+        try:
+            self._consumer = ItemConsumer(
+                makers=makers,
+                joiners=joiners,
+                slots=self._most_begun + 2,
+                joining=0 if default else 2 if joiners else 1,
+                whole=self._fetch_kind != "items",
+                ahead=self._ahead,
+                slack=_SLACK,
+                most=self._most(0),
+                shared=not threads,
+            )
+        except (MemoryError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (None, errno.EFBIG):
+                raise
+            raise OutOfMemoryError(
+                f"there is no address space for batches, of which workers need {_LEAST_SPACE:,} bytes, several times"
+                f" over: {error}. See what `ulimit -v` and `ulimit -f` allow"
+            ) from error
+        if self._known.description is not None:
+            # Where there is no room for it, there is none for batches, which say so.
+            with suppress(MemoryError):
+                self._consumer.tell(self._known.description)
         self._fill()
         task = Task(
             loader.dataset,
@@ -127,7 +154,6 @@ class WithWorkers(Pass):
                 seed = _drawn_seed(loader.generator) if rest.seed is None else rest.seed
             self._num_yielded = 0
             self._IterableDataset_len_called = loader._IterableDataset_len_called
-            self._passes += 1
             self._begin(order, seed, resumed)
             self._drained, self._trouble = False, None
             if self._shutdown:
@@ -140,7 +166,7 @@ class WithWorkers(Pass):
     @property
     def next_seed(self) -> int:
         """The seed of the next pass of workers that are kept."""
-        return item_seed(int(self._base_seed), 0, self._passes + 1, 0)
+        return item_seed(self.progress.seed, 0, 1, 0)
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
@@ -164,7 +190,7 @@ class WithWorkers(Pass):
         if told is None:
             return None
         number, description = told
-        self._known = description
+        self._known.description = description
         return number, self._compiled(number, description).rows
 
     def _compiled(self, number: int, description: bytes | None = None) -> Layout:
@@ -239,6 +265,8 @@ class WithWorkers(Pass):
                 if not self._persistent_workers:
                     self._shutdown_workers()
                 raise StopIteration
+            if time.monotonic() > self._looked + _LOOK_UNASKED:
+                self._look_after(waiting=False)
             place = self._wait()
             batch, number = self._begun.pop(place)
             # What an error's traceback keeps must not keep the memory.
@@ -266,7 +294,7 @@ class WithWorkers(Pass):
 
     def _wait(self) -> int:
         assert self._workers_of_pass is not None
-        begin = looked = time.monotonic()
+        begin = time.monotonic()
         place = self._ready_place()
         while place is None:
             # The earliest one must have its memory, whatever the consumer has.
@@ -285,15 +313,15 @@ class WithWorkers(Pass):
                 raise WorkerError(f"DataLoader timed out after {self._timeout} seconds ({told})")
             if place is None and more:
                 self._begin_for_idle()
-            if place is None and now >= looked + _LOOK:
-                looked = now
+            if place is None and now >= max(begin, self._looked) + _LOOK:
                 self._look_after()
         return place
 
-    def _look_after(self) -> None:
+    def _look_after(self, *, waiting: bool = True) -> None:
         assert self._workers_of_pass is not None
+        self._looked = time.monotonic()
         try:
-            self._workers_of_pass.check()
+            self._workers_of_pass.check(waiting=waiting)
         except WorkerError as error:
             # All have ended, and nothing that was begun will come.
             self._shutdown, self._lost = True, str(error)
@@ -313,8 +341,8 @@ class WithWorkers(Pass):
                 failure: ExceptionWrapper = _messages.read(memory, offset, length)
                 del memory, taken
                 return failure.reraise()  # type: ignore[no-untyped-call]
-            case ("memory", wanted, held, most, errno):
-                raise _no_memory(wanted, held, most, errno, self._limit is not None)
+            case ("memory", wanted, held, most, number_of_error):
+                raise _no_memory(wanted, held, most, number_of_error, self._limit is not None)
         memory, rows, number, slab, result = taken
         if result is not None:
             return _messages.read(memory, *result)
@@ -351,8 +379,8 @@ def _pickled(indices: list[Any]) -> bytes:
     return pickle.dumps(indices, 5)
 
 
-def _no_memory(wanted: int, held: int, most: int, errno: int | None, limited: bool) -> OutOfMemoryError:
-    why = f"{os.strerror(errno)} (error {errno})" if errno else f"{most:,} may be in all"
+def _no_memory(wanted: int, held: int, most: int, number: int | None, limited: bool) -> OutOfMemoryError:
+    why = f"{os.strerror(number)} (error {number})" if number else f"{most:,} may be in all"
     whose = "memory_limit" if limited else "what the machine, or its container, has left"
     return OutOfMemoryError(
         f"there is no shared memory for a batch: it needs {wanted:,} bytes beside the {held:,} in use, and {why}"

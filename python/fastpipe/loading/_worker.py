@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
@@ -153,7 +155,9 @@ def work(
     """
     # Ctrl-C is for the program: it decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid() if parent is None else parent
+    if parent is None:
+        _watch_program()
+        parent = os.getppid()
     if by_main_thread and not end_with_parent(parent):
         return
     torch._C._set_worker_signal_handlers()
@@ -180,13 +184,37 @@ def work(
     except Exception as error:
         worker.refuse(helper, error, parent)
         return
-    helper.generators = seeding.generators()
-    set_in_process(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "multiprocessing", worker.seed))
+    info: Any = ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "multiprocessing", worker.seed)
+    helper.generators = seeding.generators(info.rng.forget)
+    set_in_process(info)
     worker.run(helper, parent)
     # Without a word of threads that the data set has started, as torch does it.
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _watch_program() -> None:
+    """Lets a process that a server has forked end with the program.
+
+    The server ends when all have let go of a pipe which the program has, and each process that it has forked; then its
+    processes end, those too that are stopped. Processes of others may keep it alive, so the program is watched as well.
+    """
+    # Not on each system.
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
+    program = multiprocessing.parent_process()
+    assert program is not None
+
+    def watch() -> None:
+        program.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="fastpipe-watch", daemon=True).start()
 
 
 def work_in_thread(consumer: ItemConsumer, task: Task, number: int, joins: bool) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,8 +27,14 @@ __all__ = ["Workers"]
 # Seconds that workers have to end by themselves, once they are told to: as many as torch gives them.
 _PATIENCE = 5.0
 
-# Seconds for which a worker must have been stopped, while its batch is waited for, to count as lost.
+# Seconds that workers have once they are asked to end by a signal, where something has gone wrong.
+_GRACE = 0.2
+
+# Seconds for which a worker must have been stopped, while a batch is waited for, to count as lost.
 _STOPPED = 1.5
+
+# Seconds between looks at workers that are to end.
+_LOOK = 0.05
 
 Worker = Any
 
@@ -46,10 +54,12 @@ class Workers:
         self._consumer = consumer
         self._process = os.getpid()
         self._ended = False
-        self._stopped_since: dict[int, float] = {}
+        # Since when a worker is stopped, and when that was last seen.
+        self._stopped: dict[int, tuple[float, float]] = {}
         self.threads = context is None
         self.makers: list[Worker] = []
         self.joiners: list[Worker] = []
+        _started.add(self)
         if not self.threads:
             # Those that are forked needn't look for it.
             watched()
@@ -110,8 +120,12 @@ class Workers:
     def all(self) -> list[Worker]:
         return self.makers + self.joiners
 
-    def check(self) -> None:
-        """Looks after the workers, while a batch is waited for.
+    def check(self, *, waiting: bool) -> None:
+        """Looks after the workers.
+
+        Args:
+            waiting: whether a batch is waited for, which workers that are stopped by a signal may hold up. Then this is
+                called several times a second.
 
         Raises:
             WorkerError: if one has ended, or has been stopped by a signal; it says which, and what it was doing.
@@ -119,11 +133,19 @@ class Workers:
         lost = [worker for worker in self.all if not worker.is_alive()]
         if lost:
             self._raise(lost, "exited unexpectedly" if not self.threads else "ended unexpectedly")
+        if not waiting or self.threads:
+            return
         now = time.monotonic()
-        for worker in self.all if not self.threads else []:
+        for worker in self.all:
             if not _is_stopped(worker.pid):
-                self._stopped_since.pop(worker.pid, None)
-            elif now > self._stopped_since.setdefault(worker.pid, now) + _STOPPED:
+                self._stopped.pop(worker.pid, None)
+                continue
+            since, looked = self._stopped.get(worker.pid, (now, now))
+            if now > looked + _STOPPED / 2:
+                # Nobody has waited meanwhile, and it may have worked.
+                since = now
+            self._stopped[worker.pid] = since, now
+            if now > since + _STOPPED:
                 self._raise([worker], "is stopped by a signal, and its items with it")
 
     def _raise(self, lost: list[Worker], what: str) -> None:
@@ -139,45 +161,62 @@ class Workers:
     def told(self) -> str:
         """What the workers are doing, in words."""
         pairs = zip(self.all, self._consumer.views(), strict=False)
-        return "; ".join(f"{_name(worker)} {_activity(view)}" for worker, view in pairs)
+        return "; ".join(f"{_name(worker)}{self._told_to_stop(worker)} {_activity(view)}" for worker, view in pairs)
 
-    def end(self, *, at_once: bool = False) -> None:
+    def _told_to_stop(self, worker: Worker) -> str:
+        return " is stopped by a signal" if not self.threads and _is_stopped(worker.pid) else ""
+
+    def end(self, *, at_once: bool = False, grace: float | None = None) -> None:
         """Lets the workers end behind the items that they are making, and waits for them.
 
         Args:
             at_once: ends processes that are making items.
+            grace: seconds that a process has to end once it is asked to by a signal.
         """
         if self._ended or self._process != os.getpid():
             return
         self._ended = True
         self._consumer.stop()
-        if self.threads:
-            if not at_once:
-                _join(self.all)
-            return
         if not at_once:
             _join(self.all)
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        if self.threads:
+            return
+        if grace is None:
+            grace = _GRACE if at_once else _PATIENCE
+        for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _PATIENCE)):
             alive = [worker for worker in self.all if worker.is_alive()]
             for worker in alive:
-                # Who is stopped doesn't hear of the first one.
                 with suppress(ProcessLookupError):
                     os.kill(worker.pid, number)
-            if alive and not (at_once and number == signal.SIGTERM):
-                _join(alive)
-            elif alive:
-                _join(alive, 0.2)
+            _join(alive, seconds)
 
     def __del__(self) -> None:
         with suppress(AttributeError, TypeError):
             self.end()
 
 
+_started: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Ends the workers with the program, before multiprocessing does, which would wait for one that is stopped."""
+    for workers in list(_started):
+        workers.end(at_once=True, grace=_PATIENCE)
+
+
 def _join(workers: list[Worker], seconds: float = _PATIENCE) -> None:
+    """Waits for workers that were told to end. A process that is stopped by a signal won't, and is killed."""
     deadline = time.monotonic() + seconds
     for worker in workers:
-        if worker is not threading.current_thread():
-            worker.join(max(0.0, deadline - time.monotonic()))
+        if worker is threading.current_thread():
+            continue
+        worker.join(max(0.0, min(_LOOK, deadline - time.monotonic())))
+        while worker.is_alive() and time.monotonic() < deadline:
+            if not isinstance(worker, threading.Thread) and _is_stopped(worker.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGKILL)
+            worker.join(_LOOK)
 
 
 def _name(worker: Worker) -> str:

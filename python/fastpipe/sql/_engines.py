@@ -15,7 +15,7 @@ from fastpipe.sql._query import Parameters, Query
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Column", "Engine", "OneSession", "SessionPool", "Sessions", "fitted"]
+__all__ = ["Column", "Engine", "OneSession", "SessionPool", "Sessions", "fitted", "keep_for_other"]
 
 
 class Column(NamedTuple):
@@ -102,6 +102,11 @@ class Engine(ABC):
         """An integer column by which rows are found, without NULLs, each value once; None if the result has none."""
         return None
 
+    @contextlib.contextmanager
+    def counting(self, session: Any, query: Query) -> Iterator[None]:
+        """Readies a session for queries that only count rows of a query of one table."""
+        yield
+
     @abstractmethod
     def fetch(self, session: Any, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
         """The few rows of a query for planning."""
@@ -167,6 +172,11 @@ class Engine(ABC):
 _of_others: list[Any] = []
 
 
+def keep_for_other(connections: Any) -> None:
+    """Keeps connections that another process uses: closing them here would end them there."""
+    _of_others.append(connections)
+
+
 def fitted(table: pa.Table, columns: list[Column]) -> pa.Table:
     """A result with the columns' types."""
     import pyarrow as pa
@@ -187,6 +197,14 @@ class Sessions(ABC):
     @abstractmethod
     def borrow(self) -> contextlib.AbstractContextManager[Any]:
         """A session for a while. No other thread has it."""
+
+    def planner(self) -> contextlib.AbstractContextManager[Any]:
+        """A session for queries with few rows, by `Engine.fetch`."""
+        return self.borrow()
+
+    def prepare(self) -> None:
+        """Begins to open a session that will be borrowed, where that takes a while."""
+        return
 
     @abstractmethod
     def close(self) -> None:
@@ -217,7 +235,8 @@ class SessionPool(Sessions):
         one_state: bool,
         reusable: bool = False,
     ) -> None:
-        self._connect, self._disconnect, self.one_state, self._reusable = connect, disconnect, one_state, reusable
+        self._connect: Callable[..., Any] = connect
+        self._disconnect, self.one_state, self._reusable = disconnect, one_state, reusable
         self._free: list[Any] = []
         self._room = threading.BoundedSemaphore(number)
         self._process = os.getpid()
@@ -244,8 +263,7 @@ class SessionPool(Sessions):
 
     def close(self) -> None:
         if os.getpid() != self._process:
-            # The other process uses them: closing them here would end them there.
-            _of_others.append(self._free)
+            keep_for_other(self._free)
             self._free = []
         while self._free:
             with contextlib.suppress(Exception):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fastpipe.sql._query import readable, require
 
-__all__ = ["Plain", "plain"]
+__all__ = ["Plain", "lone", "plain"]
 
 # Parts of a SELECT that leave each row of its table as it is, or out.
 _HARMLESS = frozenset({"kind", "expressions", "from", "from_", "where", "order", "limit", "offset"})
@@ -60,3 +60,14 @@ def plain(text: str, dialect: str) -> Plain | None:
         if isinstance(own, expressions.Column) and not projection.is_star:
             columns[projection.alias_or_name] = own.name
     return Plain(table.name, columns, star)
+
+
+def lone(text: str, dialect: str) -> bool:
+    """Whether a query has no other query in it."""
+    sqlglot = require("sqlglot", "sql")
+    expressions = require("sqlglot.expressions", "sql")
+    try:
+        tree = sqlglot.parse_one(readable(text, dialect), dialect=dialect)
+    except sqlglot.errors.SqlglotError:
+        return False
+    return sum(1 for _ in tree.find_all(expressions.Query)) == 1

@@ -1,18 +1,21 @@
-"""PostgreSQL, by ADBC; psycopg tells the types of columns and binds parameters."""
+"""PostgreSQL: psycopg plans, tells the types of columns and binds parameters; ADBC reads."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import threading
 import urllib.parse
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import StorageError, UnsupportedError
-from fastpipe.sql._adbc import Statements
-from fastpipe.sql._engines import Column, Engine, SessionPool, Sessions, fitted
+from fastpipe.sql._adbc import SharedDatabase, Statements
+from fastpipe.sql._engines import Column, Engine, SessionPool, Sessions, fitted, keep_for_other
 from fastpipe.sql._infinite import finite
-from fastpipe.sql._lineage import plain
+from fastpipe.sql._lineage import lone, plain
 from fastpipe.sql._query import Parameters, Query, functions, require
 
 if TYPE_CHECKING:
@@ -22,16 +25,16 @@ __all__ = ["Postgres"]
 
 # The same rows in the same order each time, whatever else the server does. Parallel workers of the server would add
 # numbers up in any order; partitions are read at once instead.
-_SETTINGS = (
-    "SET max_parallel_workers_per_gather = 0",
-    "SET synchronize_seqscans = off",
-    "SET DateStyle = ISO",
-    "SET TimeZone = UTC",
-    "SET extra_float_digits = 3",
-    "SET IntervalStyle = iso_8601",
-    "SET bytea_output = hex",
-    "SET standard_conforming_strings = on",
-)
+_SETTINGS = {
+    "max_parallel_workers_per_gather": "0",
+    "synchronize_seqscans": "off",
+    "DateStyle": "ISO",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "IntervalStyle": "iso_8601",
+    "bytea_output": "hex",
+    "standard_conforming_strings": "on",
+}
 
 # The first day that PostgreSQL has, in days since 1970: in the year 4713 BC. ADBC counts from 1970 what the server
 # counts from 2000, so what is infinite, or after the year 294246, wraps around to before.
@@ -62,7 +65,9 @@ _LISTS = {"_bool", "_int2", "_int4", "_int8", "_float4", "_float8", "_text", "_v
 class Postgres(Engine):
     """A database of PostgreSQL.
 
-    An anchor exports the snapshot of its transaction, which lives as long as it does; each session takes it over.
+    An anchor exports the snapshot of its transaction, which lives as long as it does; each session takes it over. The
+    anchor also plans: it is a connection of psycopg, which opens five times as fast as one of ADBC. With a factory, it
+    is one that the factory returned.
 
     Args:
         url: of libpq; with a factory, what the database is called.
@@ -76,7 +81,8 @@ class Postgres(Engine):
 
     def __init__(self, url: str, factory: Callable[[], Any] | None = None, token: str | None = None) -> None:
         self._url, self._factory, self._token = url, factory, token
-        self._cloned: Any = None
+        self._database = SharedDatabase(functools.partial(_adbc_database, url))
+        self._clients: weakref.WeakSet[Any] = weakref.WeakSet()
         self._statements = Statements()
         self._lock = threading.Lock()
 
@@ -104,39 +110,34 @@ class Postgres(Engine):
         if query.parameters is None:
             return query
         psycopg = require("psycopg", "postgresql")
-        with self.errors("binding parameters"), self._described() as connection:
+        if self._factory is not None:
+            reason = "parameters need psycopg's connection: give the database's URL instead of a connection factory"
+            raise UnsupportedError(reason, reason=reason)
+        with self.errors("binding parameters"), self._client() as connection:
             cursor = psycopg.ClientCursor(connection)
             parameters: Any = query.parameters
             return Query(cursor.mogrify(query.text, parameters))
 
-    def _described(self) -> Any:
+    def _client(self) -> Any:
+        """A connection that plans."""
         if self._factory is not None:
-            reason = (
-                "parameters and decimals need psycopg's connection: give the database's URL instead of a connection "
-                "factory"
-            )
-            raise UnsupportedError(reason, reason=reason)
+            return self._factory()
         psycopg = require("psycopg", "postgresql")
-        return psycopg.connect(self._url, connect_timeout=30)
+        # Text comes as text from databases of any encoding.
+        client = psycopg.connect(self._url, autocommit=True, connect_timeout=30, client_encoding="utf8")
+        with self._lock:
+            self._clients.add(client)
+        return client
 
     def _connect(self) -> Any:
         if self._factory is not None:
             return self._factory()
-        # A clone costs a fifteenth of a connection of a new database object.
-        with self._lock:
-            if self._cloned is None:
-                dbapi = require("adbc_driver_postgresql.dbapi", "postgresql")
-                self._cloned = dbapi.connect(self._url, autocommit=True)
-                return self._cloned
-            session = self._cloned.adbc_clone()
-        session.adbc_connection.set_autocommit(True)
-        return session
+        return self._database.session()
 
-    def _open(self, begin: str | None, token: str | None) -> Any:
-        session = self._connect()
+    def _open(self, begin: str | None, token: str | None, connect: Callable[[], Any]) -> Any:
+        session = connect()
         try:
-            for setting in _SETTINGS:
-                self.fetch(session, setting, None)
+            self._set(session, _SETTINGS)
             if begin is not None:
                 self.fetch(session, begin, None)
             if token is not None:
@@ -155,41 +156,82 @@ class Postgres(Engine):
 
     def sessions(self, number: int, *, snapshot: bool) -> Sessions:
         with self.errors("connecting"):
-            if not snapshot:
-                return SessionPool(lambda: self._open(None, None), _close, number, one_state=False)
-            begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-            if self._token is not None:
-                return _Shared(lambda: self._open(begin, self._token), number, None, self._token)
-            anchor = self._open(begin, None)
-            token = str(self.fetch(anchor, "SELECT pg_export_snapshot()", None)[0][0])
-            return _Shared(lambda: self._open(begin, token), number, anchor, token)
+            begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY" if snapshot else None
+            anchor, token = None, self._token
+            if snapshot and token is None:
+                anchor = self._open(begin, None, self._client)
+                token = str(self.fetch(anchor, "SELECT pg_export_snapshot()", None)[0][0])
+
+            def opened(connect: Callable[[], Any] = self._connect) -> Any:
+                return self._open(begin, token if snapshot else None, connect)
+
+            return _Planned(opened, number, self._client, anchor, token)
+
+    def _set(self, session: Any, settings: dict[str, str]) -> None:
+        """Settings of a session, by one query."""
+        listed = (f"set_config('{name}', '{value}', false)" for name, value in settings.items())
+        self.fetch(session, f"SELECT {', '.join(listed)}", None)
+
+    @contextlib.contextmanager
+    def counting(self, session: Any, query: Query) -> Iterator[None]:
+        # Compiling takes longer than counting. Workers are as many as the server allows: rows of a table are counted
+        # the same by several, where the query has no other one in it that could add up floats.
+        with self.errors("planning"):
+            self.fetch(session, "SET jit = off", None)
+            if lone(query.text, self.dialect):
+                self.fetch(session, "SET max_parallel_workers_per_gather = DEFAULT", None)
+        yield
+        with self.errors("planning"):
+            self.fetch(session, "RESET jit", None)
+            self._set(session, _SETTINGS)
 
     def with_token(self, token: str | None) -> Postgres:
         """The same, whose sessions see the state of another process."""
         return Postgres(self._url, self._factory, token)
 
     def fetch(self, session: Any, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
-        return self._statements.fetch(session, sql)
+        if session not in self._clients:
+            return self._statements.fetch(session, sql)
+        cursor = session.execute(sql)
+        return [] if cursor.description is None else list(cursor.fetchall())
 
     def cancel(self) -> None:
         self._statements.cancel()
+        with self._lock:
+            clients = list(self._clients)
+        for client in clients:
+            with contextlib.suppress(Exception):
+                client.cancel()
 
     def columns(self, session: Any, query: Query) -> list[Column]:
         sql = f"SELECT * FROM {query.derived} LIMIT 0"
+        described: list[tuple[str, int, int | None, int | None]]
         if self._factory is not None:
-            return self._columns_of_adbc(session, sql)
-        with self._described() as connection:
-            cursor = connection.cursor()
-            cursor.execute(sql)
-            described = list(cursor.description or [])
-            oids = [column.type_code for column in described]
-            rows = connection.execute(
-                "SELECT oid, typname, typtype, format_type(oid, NULL) FROM pg_type WHERE oid = ANY(%s)", [oids]
-            ).fetchall()
-        known = {oid: rest for oid, *rest in rows}
+            described = self._described_by_adbc(session, sql)
+        else:
+            with contextlib.nullcontext(session) if session in self._clients else self._client() as client:
+                found = client.execute(sql).description or []
+            described = [(each.name, each.type_code, each.precision, each.scale) for each in found]
+        oids = ", ".join(str(each[1]) for each in described) or "NULL"
+        sql = (
+            f"SELECT oid::int8, typname::text, typtype::text, format_type(oid, NULL) FROM pg_type WHERE oid IN ({oids})"
+        )
+        known = {oid: rest for oid, *rest in self.fetch(session, sql, None)}
         full = self._full(session, query)
-        found = (self._column(each.name, known[each.type_code], each.precision, each.scale) for each in described)
-        return [column._replace(nullable=column.name not in full) for column in found]
+        columns = (self._column(name, known[oid], precision, scale) for name, oid, precision, scale in described)
+        return [column._replace(nullable=column.name not in full) for column in columns]
+
+    def _described_by_adbc(self, session: Any, sql: str) -> list[tuple[str, int, int | None, int | None]]:
+        """Names and types of columns. ADBC doesn't tell how many digits decimals have."""
+        with self._statements.run(session, sql) as reader:
+            names = reader.schema.names
+        if not names:
+            return []
+        # A join, so that there is a row, of NULLs.
+        renamed = ", ".join(f"c{i}" for i in range(len(names)))
+        types = ", ".join(f"pg_typeof(c{i})::oid::int8" for i in range(len(names)))
+        sql = f"SELECT {types} FROM (SELECT 1) AS one LEFT JOIN ({sql}) AS q ({renamed}) ON true"
+        return [(name, oid, None, None) for name, oid in zip(names, self.fetch(session, sql, None)[0], strict=True)]
 
     def _full(self, session: Any, query: Query) -> set[str]:
         """Columns that are declared to have no NULLs."""
@@ -202,15 +244,6 @@ class Postgres(Engine):
     def _regclass(self, table: str) -> str:
         name = self.quote(table).replace("'", "''")
         return f"to_regclass('{name}')"
-
-    def _columns_of_adbc(self, session: Any, sql: str) -> list[Column]:
-        with self._statements.run(session, sql) as reader:
-            schema = reader.schema
-        found = []
-        for field in schema:
-            kind = (field.metadata or {}).get(b"ADBC:postgresql:typname", b"").decode()
-            found.append(Column(field.name, field.type, kind=kind or str(field.type), fitness=None if kind else 0))
-        return found
 
     def _column(self, name: str, known: list[str], precision: int | None, scale: int | None) -> Column:
         import pyarrow as pa
@@ -303,22 +336,59 @@ class Postgres(Engine):
         return Postgres, (self._url, self._factory, self._token)
 
 
-class _Shared(SessionPool):
-    """Sessions that see the snapshot of an anchor."""
+class _Planned(SessionPool):
+    """Sessions that read, and one that plans.
 
-    def __init__(self, connect: Callable[[], Any], number: int, anchor: Any, token: str) -> None:
-        super().__init__(connect, _close, number, one_state=True)
-        self._anchor, self._token = anchor, token
+    Args:
+        connect: opens a session on what a function returns; by default one that reads.
+        number: of sessions that read, at most.
+        client: opens a connection that plans.
+        anchor: a session that plans, and keeps the snapshot that all see; None if another process does, or none is.
+        token: the snapshot's name; None if there is none.
+    """
 
-    def token(self) -> str:
+    def __init__(
+        self, connect: Callable[..., Any], number: int, client: Callable[[], Any], anchor: Any, token: str | None
+    ) -> None:
+        super().__init__(connect, _close, number, one_state=token is not None)
+        self._client, self._anchor, self._token = client, anchor, token
+
+    def token(self) -> str | None:
         """The snapshot's name, for as long as this process keeps it."""
         return self._token
 
+    @contextlib.contextmanager
+    def planner(self) -> Iterator[Any]:
+        session = self._anchor or self._connect(self._client)
+        try:
+            yield session
+        finally:
+            if session is not self._anchor:
+                session.close()
+
+    def prepare(self) -> None:
+        # ADBC asks the server for all of its types when it opens the first session.
+        threading.Thread(target=self._try, name="fastpipe-sql", daemon=True).start()
+
+    def _try(self) -> None:
+        # What fails here fails where a session is needed.
+        with contextlib.suppress(Exception), self.borrow():
+            pass
+
     def close(self) -> None:
         super().close()
-        if self._anchor is not None:
-            with contextlib.suppress(Exception):
-                self._anchor.close()
+        anchor, self._anchor = self._anchor, None
+        if anchor is None:
+            return
+        if os.getpid() != self._process:
+            keep_for_other(anchor)
+            return
+        with contextlib.suppress(Exception):
+            anchor.close()
+
+
+def _adbc_database(url: str) -> Any:
+    return require("adbc_driver_postgresql", "postgresql").connect(url)
 
 
 def _close(session: Any) -> None:

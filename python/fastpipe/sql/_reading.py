@@ -123,7 +123,8 @@ def read_sql(
 
     def plan() -> tuple[Sessions, SqlPlan]:
         sessions = engine.sessions(at_once, snapshot=snapshot)
-        with sessions.borrow() as session:
+        sessions.prepare()
+        with sessions.planner() as session:
             return sessions, planned(engine, session, bound, keys, parts, None)
 
     sessions, made = interruptible(plan, engine.cancel)
@@ -183,7 +184,7 @@ def partition_sql(
 
     def plan() -> SqlPlan:
         sessions = engine.sessions(1, snapshot=True)
-        with sessions.borrow() as session:
+        with sessions.planner() as session:
             return planned(engine, session, bound, keys, parts, preferred_rows)
 
     return interruptible(plan, engine.cancel)

@@ -66,7 +66,7 @@ impl Memory {
     }
 
     /// Memory of batches.
-    pub(crate) fn slabs(&self) -> &Arc<SlabPool> {
+    pub fn slabs(&self) -> &Arc<SlabPool> {
         &self.slabs
     }
 
@@ -92,7 +92,7 @@ impl Memory {
     }
 
     /// Keeps free slabs for this many batches under way, those that the consumer holds, and one that it just dropped.
-    pub(crate) fn keep_batches(&self, batches: u64) {
+    pub fn keep_batches(&self, batches: u64) {
         self.slabs
             .keep_at_least(self.slabs_a_batch * (batches as usize + self.held + 1));
     }

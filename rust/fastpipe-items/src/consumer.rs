@@ -167,10 +167,18 @@ impl Consumer {
         numbers.into_iter().find(|&number| is_empty(number))
     }
 
-    /// Whether the memory of one more batch, of so many bytes, is within the slack.
-    pub fn has_slack(&self, bytes: usize) -> bool {
+    /// Whether the memory of one more batch than are usually on their way is within the slack. It is of so many bytes;
+    /// `None` if no layout says how many.
+    pub fn has_slack(&self, bytes: Option<usize>) -> bool {
         let state = self.lock();
-        self.allows(&state, bytes, true)
+        let Some(bytes) = bytes.or_else(|| self.board.whole_size()) else {
+            return false;
+        };
+        let on_the_way = |slot: &&Slot| slot.stage.load(Ordering::Acquire) != stage::EMPTY;
+        let begun = self.board.slots().iter().filter(on_the_way).count();
+        // Those that were begun before there was a layout aren't counted yet.
+        let beyond = (begun + 1).saturating_sub(self.ahead).saturating_mul(bytes);
+        beyond <= self.slack && self.allows(&state, bytes, true)
     }
 
     /// Whether a slab of so many bytes may be taken: there are no more than the batches ahead and one that the consumer
@@ -199,6 +207,7 @@ impl Consumer {
         slab: Option<(u32, usize, usize)>,
     ) -> Result<Begun, Refused> {
         let mut state = self.lock();
+        let slab = slab.or_else(|| Some((0, self.board.whole_size()?, 0)));
         let sequence = self.free(&state).unwrap_or(state.next);
         let (number_of_slot, slot) = self.board.slot_of(sequence);
         let size = Desk::size(indices).unwrap_or(usize::MAX);
@@ -351,13 +360,11 @@ impl Consumer {
         let failure = self.failure(slot);
         let number = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Acquire) as usize;
         let (result, len) = (number(&slot.result), number(&slot.result_len));
-        let placed = slot.placed.load(Ordering::Acquire) == 1;
-        let slab = placed.then(|| (number(&slot.slab), number(&slot.slab_len)));
         let (rows, layout) = (
             slot.rows.load(Ordering::Relaxed) as usize,
             slot.layout.load(Ordering::Relaxed),
         );
-        let lent = self.retire(slot, batch, slab);
+        let (lent, slab) = self.retire(slot, batch);
         match failure {
             Some(failure) => Err((failure, lent)),
             None => Ok(Taken {
@@ -396,10 +403,12 @@ impl Consumer {
         })
     }
 
-    /// Frees a slot, and its desk. What else its batch has is lent.
-    fn retire(self: &Arc<Self>, slot: &Slot, batch: Begun, slab: Option<(usize, usize)>) -> Lent {
+    /// Frees a slot, and its desk. What else its batch has is lent; returns where its slab lies, too.
+    fn retire(self: &Arc<Self>, slot: &Slot, batch: Begun) -> (Lent, Option<(usize, usize)>) {
         let mut state = self.lock();
+        // From here on nobody gets a slab for it.
         state.waiting.retain(|&(sequence, ..)| sequence != batch);
+        let slab = self.board.slab_of(slot);
         let desk = Extent {
             offset: slot.desk.load(Ordering::Relaxed) as usize,
             len: slot.desk_len.load(Ordering::Relaxed) as usize,
@@ -409,7 +418,7 @@ impl Consumer {
         let spilled = self.board.spilled(slot);
         let spilled_bytes = spilled.iter().map(|piece| piece.len).sum();
         pieces.extend(spilled);
-        self.learn_tail(slot, slab, spilled_bytes);
+        self.board.learn_size(slot, slab, spilled_bytes);
         let mut counted = std::mem::take(&mut state.counted[self.board.slot_of(batch).0]);
         if let Some((_, len)) = slab.filter(|_| counted.slab && counted.bytes == 0) {
             // A maker has got it.
@@ -417,33 +426,12 @@ impl Consumer {
             state.bytes += len;
         }
         slot.stage.store(stage::EMPTY, Ordering::Release);
-        Lent {
+        let lent = Lent {
             consumer: self.clone(),
             pieces,
             counted,
-        }
-    }
-
-    /// Learns how much a row takes behind the rows of its slab.
-    fn learn_tail(&self, slot: &Slot, slab: Option<(usize, usize)>, spilled: usize) {
-        let rows = slot.rows.load(Ordering::Relaxed) as usize;
-        let Some((offset, len)) = slab.filter(|_| rows > 0) else {
-            return;
         };
-        let tail = &self.board.header().tail;
-        let before = tail.load(Ordering::Relaxed) as usize;
-        let unused = (offset + len).saturating_sub(slot.free.load(Ordering::Relaxed) as usize);
-        let used = match spilled {
-            0 => (before * rows).saturating_sub(unused) / rows,
-            more => before + more.div_ceil(rows),
-        };
-        // It grows at once, and shrinks slowly.
-        let now = if used > before {
-            used
-        } else {
-            before - (before - used) / 16
-        };
-        tail.store(now as u64, Ordering::Relaxed);
+        (lent, slab)
     }
 
     /// Gives batches up that were begun: nobody claims rows of them any more. They are ready once the workers that have

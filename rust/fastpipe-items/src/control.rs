@@ -31,7 +31,8 @@ pub(crate) struct Header {
     /// Whose turn it is to tell of a layout: a maker's number and 1; 0 for nobody's.
     pub(crate) telling: AtomicU32,
     pub(crate) told: [Told; LAYOUTS],
-    /// Bytes behind the rows of a slab that a row takes, on average.
+    /// Bytes behind the rows of a slab that a row takes, on average; of batches that are made in one piece, bytes of a
+    /// batch.
     pub(crate) tail: AtomicU64,
     pub(crate) work: Work,
     pub(crate) joins: Joins,

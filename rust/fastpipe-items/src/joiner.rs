@@ -104,6 +104,7 @@ impl Board {
     pub fn finish_whole(&self, slot: usize) {
         let at = &self.slots()[slot];
         at.left.store(0, Ordering::Release);
+        self.note_whole_size(at);
         self.set_ready(at);
     }
 }

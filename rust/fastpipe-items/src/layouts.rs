@@ -108,9 +108,4 @@ impl Board {
         };
         self.tell(self.makers(), 0, description.len(), write).map(|_| ())
     }
-
-    /// Bytes behind the rows of a slab that a row takes, on average.
-    pub fn tail(&self) -> usize {
-        self.header().tail.load(Ordering::Relaxed) as usize
-    }
 }

@@ -33,6 +33,7 @@ mod layouts;
 mod maker;
 mod plan;
 mod record;
+mod sizes;
 
 pub use board::{Board, Joining, Options};
 pub use clock::nanos;

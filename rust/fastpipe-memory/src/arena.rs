@@ -243,25 +243,27 @@ struct Pieces {
     places: Vec<Extent>,
 }
 
-/// A free piece is not used for less than this fraction of its size.
-const LARGEST_WASTE: usize = 4;
-
 impl Pieces {
-    /// Takes out free pieces that a piece of `len` bytes replaces, the oldest first: as many bytes, so that memory
-    /// doesn't grow where batches become a little larger. Much smaller ones serve other ends. None of them fits.
-    fn outgrown(&mut self, len: usize) -> Vec<Extent> {
-        let mut bytes = 0;
-        let free = std::mem::take(&mut self.free);
-        let (gone, free): (Vec<_>, Vec<_>) = free.into_iter().partition(|piece| {
-            let goes = bytes < len && piece.len >= len / LARGEST_WASTE;
-            bytes += if goes { piece.len } else { 0 };
-            goes
-        });
-        self.free = free;
+    /// Takes free pieces out that are too small for so many bytes, the largest first, until they have as many: else
+    /// they would be kept beside the new one, in vain if what is taken has grown.
+    fn take_outgrown(&mut self, len: usize) -> Vec<Extent> {
+        let (mut gone, mut bytes) = (Vec::new(), 0);
+        while bytes < len {
+            let smaller = self.free.iter().enumerate().filter(|(_, piece)| piece.len < len);
+            let Some((number, _)) = smaller.max_by_key(|(_, piece)| piece.len) else {
+                break;
+            };
+            let piece = self.free.remove(number);
+            bytes += piece.len;
+            gone.push(piece);
+        }
         self.free_bytes -= bytes;
         gone
     }
 }
+
+/// A free piece is not used for less than this fraction of its size.
+const LARGEST_WASTE: usize = 4;
 
 impl Recycler {
     /// Takes pieces of this arena.
@@ -306,9 +308,9 @@ impl Recycler {
             .iter()
             .position(fits)
             .map(|number| state.places.swap_remove(number));
-        let gone = state.outgrown(len);
+        let outgrown = state.take_outgrown(len);
         drop(state);
-        self.forget(gone);
+        self.forget(outgrown);
         let again = |error| match self.release() {
             0 => Err(error),
             _ => Ok(()),
@@ -434,21 +436,22 @@ mod tests {
     }
 
     #[test]
-    fn larger_pieces_replace_free_ones() {
+    fn pieces_that_have_become_too_small_are_not_kept_beside_larger_ones() {
         let page = page_size();
         let recycler = Recycler::new(Arc::new(arena(100)));
-        recycler.keep_at_least(28 * page);
-        let mut pieces: Vec<_> = (0..3).map(|_| recycler.take(8 * page).unwrap()).collect();
-        let desk = recycler.take(page).unwrap();
-        recycler.put(desk);
-        for round in 0..6 {
-            recycler.put(pieces.remove(0));
-            pieces.push(recycler.take(10 * page).unwrap());
-            let held = recycler.arena().held() as usize / page;
-            assert!(held <= 1 + 3 * 10, "round {round}: {held} pages");
-        }
-        assert!(pieces.iter().all(|piece| piece.len == 10 * page));
-        assert_eq!(recycler.take(page).unwrap(), desk, "a small one stays");
+        recycler.keep_at_least(30 * page);
+        let small: Vec<_> = (0..3).map(|_| recycler.take(8 * page).unwrap()).collect();
+        let tiny = recycler.take(page).unwrap();
+        small.iter().for_each(|&piece| recycler.put(piece));
+        recycler.put(tiny);
+        let large: Vec<_> = (0..3).map(|_| recycler.take(9 * page).unwrap()).collect();
+        assert_eq!(recycler.arena().held(), 27 * page as u64);
+        large.iter().for_each(|&piece| recycler.put(piece));
+        assert!(
+            large.contains(&recycler.take(8 * page).unwrap()),
+            "they serve for the smaller ones"
+        );
+        assert_eq!(recycler.arena().held(), 27 * page as u64);
     }
 
     #[test]

@@ -150,13 +150,28 @@ impl Cursor {
         self.before + self.taken == 0
     }
 
+    /// Whether its rank's batches are those of the whole epoch, from the first: [`Cursor::seek`] finds the same ones.
+    pub fn is_plain(&self) -> bool {
+        self.before == 0 && self.deal.is_whole()
+    }
+
+    /// This rank's batches since the state that it goes on from, or since the start of the epoch.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Passes over so many of this rank's batches.
+    pub fn pass_over(&mut self, steps: u64) {
+        self.taken = self.taken.saturating_add(steps);
+    }
+
     /// Goes to a step of an epoch of which nothing was dealt before.
     ///
     /// # Errors
     ///
     /// [`PlanError`](crate::PlanError) if there is no memory for the order of the units.
     pub fn seek(&mut self, step: u64) -> Result<()> {
-        if self.before > 0 || !self.deal.is_whole() {
+        if !self.is_plain() {
             *self = self.order.epoch(self.epoch)?;
         }
         self.taken = step;

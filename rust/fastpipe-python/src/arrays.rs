@@ -115,6 +115,11 @@ impl Memory {
         })
     }
 
+    /// The memory of a batch that is sent.
+    pub(crate) fn of_all(slabs: Vec<Slab>) -> Self {
+        Memory { slabs }
+    }
+
     /// The memory of a single array.
     pub(crate) fn of(slab: Slab) -> Self {
         Memory { slabs: vec![slab] }

@@ -15,6 +15,7 @@ use pyo3::types::PyCapsule;
 use crate::arrays::array;
 use crate::arrow_export::arrow_schema;
 use crate::errors::IntoPy;
+use crate::remote::columns_text;
 
 /// A data set: units of rows. Its subclasses know what they are units of.
 #[pyclass(frozen, subclass, module = "fastpipe._fastpipe")]
@@ -22,6 +23,8 @@ pub(crate) struct Data {
     source: Arc<dyn Source>,
     /// Makes the source of a pass, where each pass has its own.
     begin: Option<Begin>,
+    /// Has the batches of a pass brought, where others make them.
+    remote: Option<Py<PyAny>>,
     /// Units before large ones were cut; `None` if none was.
     uncut: Option<u64>,
     rows: OnceLock<Arc<Units>>,
@@ -46,6 +49,7 @@ impl Data {
         Data {
             source,
             begin: None,
+            remote: None,
             uncut: None,
             rows: OnceLock::new(),
             memory: Mutex::default(),
@@ -59,6 +63,20 @@ impl Data {
             uncut: Some(uncut),
             ..Data::new(source)
         }
+    }
+
+    /// Of batches that others make, which `start` has brought.
+    pub(crate) fn remote(source: Arc<dyn Source>, uncut: Option<u64>, start: Py<PyAny>) -> Self {
+        Data {
+            remote: Some(start),
+            uncut,
+            ..Data::new(source)
+        }
+    }
+
+    /// What has the batches of a pass brought, where others make them.
+    pub(crate) fn bringer(&self) -> Option<&Py<PyAny>> {
+        self.remote.as_ref()
     }
 
     /// The source of a new pass; with `csr` its sparse columns are in that layout.
@@ -129,6 +147,24 @@ impl Data {
         arrow_schema(py, self.source.columns(), padded, metadata)
     }
 
+    /// Its columns as text, for others; with `csr` sparse columns in that layout, None if there are none or the source
+    /// has no such layout.
+    #[pyo3(signature = (*, csr=false))]
+    fn columns_text(&self, csr: bool) -> Option<String> {
+        columns_text(&*self.source, csr)
+    }
+
+    /// Why its units can't be read in any order; None if they can.
+    fn in_sequence(&self) -> Option<String> {
+        self.source.check_random().err().map(|error| error.reason().to_string())
+    }
+
+    /// Units before large ones were cut; None if none was.
+    #[getter]
+    fn uncut(&self) -> Option<u64> {
+        self.uncut
+    }
+
     /// Where stretches of units that cost about the same begin and end, at most `count`, with the rows of each.
     fn stretches(&self, py: Python<'_>, count: u64) -> Vec<(u64, u64, u64)> {
         py.detach(|| {
@@ -149,6 +185,10 @@ impl Data {
     /// The units from one up to another as a data set.
     fn stretch(slf: &Bound<'_, Self>, start: u64, end: u64) -> PyResult<Py<Data>> {
         let (py, whole) = (slf.py(), slf.get());
+        if whole.remote.is_some() {
+            let reason = "batches that others make can't be had of a part of their data; let them serve a reader of it";
+            return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
+        }
         let source: Arc<dyn Source> = Arc::new(Stretch::new(whole.source.clone(), start..end));
         let (units, all) = (source.units(), whole.source.units().max(1));
         let mut data = Data::new(source);

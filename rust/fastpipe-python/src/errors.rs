@@ -75,6 +75,14 @@ impl Raised {
         }
     }
 
+    /// What didn't come of reading a unit here.
+    pub(crate) fn elsewhere(py: Python<'_>, raised: PyErr) -> Self {
+        Raised {
+            noted: AtomicBool::new(true),
+            ..Raised::new(py, raised)
+        }
+    }
+
     /// The exception, for whoever keeps it from now on.
     pub(crate) fn take(&self) -> Option<Py<PyAny>> {
         self.exception.lock().unwrap_or_else(PoisonError::into_inner).take()

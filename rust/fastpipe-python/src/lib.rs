@@ -32,8 +32,10 @@ mod pass_memory;
 mod preparation;
 mod raw;
 mod rebatch;
+mod remote;
 mod shared_slabs;
 mod stats;
+mod supply;
 mod tables;
 mod tensorflow;
 mod units;
@@ -93,6 +95,8 @@ mod _fastpipe {
     use super::preparation::{compress_interactions, core_of, keep_positives, number_ids};
     #[pymodule_export]
     use super::rebatch::RowBuffer;
+    #[pymodule_export]
+    use super::remote::{BatchFeed, IncomingBatch, RemoteDataset};
     #[pymodule_export]
     use super::shared_slabs::{BorrowedMemory, SharedArena, SharedSlabs};
     #[pymodule_export]

@@ -17,6 +17,8 @@ use crate::data::Data;
 use crate::errors::IntoPy;
 use crate::pass::{Origin, Pass};
 use crate::pass_memory::PassMemory;
+use crate::remote::{BatchFeed, request};
+use crate::supply::Supply;
 
 /// A window, a pool or a buffer of no given size has this many batches, or as many rows as this many average units
 /// have.
@@ -154,6 +156,10 @@ impl Order {
             },
             in_step: in_step.unwrap_or(world_size).max(1),
         };
+        if rows.is_some() && data.get().bringer().is_some() {
+            let reason = "rows can't be had from servers by their numbers; take them where the data is, and serve that";
+            return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
+        }
         let rows = rows
             .map(|rows| taken(&rows.as_array().to_vec(), units.total()))
             .transpose()?;
@@ -267,10 +273,13 @@ impl Order {
         self.resumed(py, &progress.into(), None).map(drop)
     }
 
-    /// A pass of the batches `start` to `stop` of an epoch, which needn't read those before. Both the order and the
+    /// A pass of the batches `start` to `stop` of an epoch, which needn't read those before; of what is left behind a
+    /// state, counted from there, if there is one. Both the order and the
     /// batches may take `memory_limit`, the order alone if it is one batch; without one the order may take half of the
     /// memory of the machine, or of the control group if that has less.
-    #[pyo3(signature = (epoch, start, stop, *, num_threads, sharers, prefetch, memory_limit))]
+    #[pyo3(signature = (
+        epoch, start, stop, *, num_threads, sharers, prefetch, memory_limit, progress=None, csr=false
+    ))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn batches(
         &self,
@@ -282,15 +291,34 @@ impl Order {
         sharers: usize,
         prefetch: Option<usize>,
         memory_limit: Option<u64>,
+        progress: Option<Progress>,
+        csr: bool,
     ) -> PyResult<Pass> {
         let last = stop
             .checked_sub(1)
             .filter(|&last| last >= start)
             .ok_or_else(|| PyValueError::new_err("there is no batch in an empty range"))?;
         self.check_step(last)?;
-        check_order(&self.order, memory_limit, start > 0).py(py)?;
-        let mut cursor = self.order.epoch(epoch).map_err(unplanned).py(py)?;
-        py.detach(|| cursor.seek(start)).map_err(unplanned).py(py)?;
+        let cursor = match progress {
+            None => {
+                check_order(&self.order, memory_limit, start > 0).py(py)?;
+                let mut cursor = self.order.epoch(epoch).map_err(unplanned).py(py)?;
+                py.detach(|| cursor.seek(start)).map_err(unplanned).py(py)?;
+                cursor
+            }
+            Some(progress) => {
+                let mut cursor = self.resumed(py, &progress.into(), memory_limit)?;
+                if last >= cursor.left() {
+                    let reason = format!(
+                        "{} batches are left of the epoch, there is no batch {last}",
+                        cursor.left()
+                    );
+                    return Err(PyIndexError::new_err(reason));
+                }
+                cursor.pass_over(start);
+                cursor
+            }
+        };
         let number = stop - start;
         let options = Options {
             num_threads,
@@ -301,7 +329,7 @@ impl Order {
             end_epoch: None,
             limit: Some(number),
         };
-        self.pass(py, cursor, options, Some(number), State::default(), None, false)
+        self.pass(py, cursor, options, Some(number), State::default(), None, csr)
     }
 
     /// Unit and record of a row of a batch. Of the order, not of the batch, `memory_limit` is what it may take.
@@ -397,7 +425,7 @@ impl Order {
     fn pass(
         &self,
         py: Python<'_>,
-        cursor: Cursor,
+        mut cursor: Cursor,
         options: Options,
         total: Option<u64>,
         state: State,
@@ -406,16 +434,45 @@ impl Order {
     ) -> PyResult<Pass> {
         let data = self.data.get();
         let (begun, memory) = (data.begin(py, csr)?, memory.unwrap_or_else(|| data.memory()));
-        let stream = py
-            .detach(|| Stream::start(begun.source.clone(), cursor, options, memory.clone()))
-            .py(py)?;
+        let supply = match data.bringer() {
+            None => {
+                let start = || Stream::start(begun.source.clone(), cursor, options, memory.clone());
+                Supply::Engine(py.detach(start).py(py)?)
+            }
+            Some(bringer) => {
+                let total = match (total, options.limit) {
+                    (None, limit) => limit,
+                    (total, _) => total,
+                };
+                let size = self.order.settings().batch_size;
+                let feed = BatchFeed::new(begun.source.clone(), memory.clone(), size, options.memory_limit);
+                let supply = Supply::Remote(feed.feed().clone());
+                if let Some(total) = total {
+                    feed.feed().end(total);
+                }
+                let plain = cursor.is_plain();
+                let numbers = [
+                    cursor.current_epoch(),
+                    if plain { cursor.taken() } else { 0 },
+                    cursor.left(),
+                    self.order.steps(),
+                ];
+                let progress = match plain {
+                    true => None,
+                    false => Some(Progress::from(&py.detach(|| cursor.state()).map_err(unplanned).py(py)?)),
+                };
+                let request = request(py, numbers, progress, total, csr, &options, self.order.settings())?;
+                bringer.call1(py, (feed, request))?;
+                supply
+            }
+        };
         let padded = self.order.settings().uneven == Uneven::Pad;
         let origin = Origin {
             order: self.order.clone(),
             options,
             memory,
         };
-        Pass::new(py, stream, begun, padded, total, origin, state)
+        Pass::new(py, supply, begun, padded, total, origin, state)
     }
 }
 

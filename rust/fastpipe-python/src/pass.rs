@@ -4,17 +4,19 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Source};
-use fastpipe_engine::{Batch, Memory, Options, Poll, Stream, Watch, unplanned};
+use fastpipe_engine::{Batch, Memory as Kept, Options, Poll, Stream, unplanned};
 use fastpipe_order::{Order, Rest, State};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
-use crate::arrays::to_dict;
+use crate::arrays::{Memory, to_dict};
 use crate::data::{Begun, Lease};
 use crate::errors::{guarded, lost, raised_of, to_py};
 use crate::order::Progress;
+use crate::remote::sent;
 use crate::stats;
+use crate::supply::{Look, Supply, Task};
 
 /// How long a wait for a batch may keep Ctrl-C waiting.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -23,7 +25,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Position {
     seen: Arc<Seen>,
-    watch: Watch,
+    look: Look,
     running: Weak<Running>,
 }
 
@@ -57,7 +59,7 @@ impl Position {
 
 /// A pass under way. Its threads end when it is dropped.
 pub(crate) struct Running {
-    stream: Stream,
+    supply: Supply,
     source: Arc<dyn Source>,
     /// Dropped behind the stream, which waits for its threads when it is; or when there is nothing more to read.
     lease: Mutex<Option<Lease>>,
@@ -71,11 +73,11 @@ pub(crate) struct Running {
 pub(crate) struct Origin {
     pub(crate) order: Arc<Order>,
     pub(crate) options: Options,
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) memory: Arc<Kept>,
 }
 
 impl Running {
-    fn new(stream: Stream, begun: Begun, origin: Origin, state: State) -> Arc<Self> {
+    fn new(supply: Supply, begun: Begun, origin: Origin, state: State) -> Arc<Self> {
         let delivered = Delivered {
             batches: 0,
             last: 0,
@@ -86,7 +88,7 @@ impl Running {
             state: Mutex::new(delivered),
         });
         Arc::new(Running {
-            stream,
+            supply,
             source: begun.source,
             lease: Mutex::new(begun.lease),
             origin,
@@ -99,6 +101,11 @@ impl Running {
     /// unit. Of a rest that is a whole epoch, this pass has to be one of that epoch alone. Also the rest of that pass.
     pub(crate) fn without(&self, rest: &Rest, unit: u64) -> Result<(Arc<Running>, Rest), Error> {
         let Origin { order, options, memory } = &self.origin;
+        if matches!(self.supply, Supply::Remote(_)) {
+            let reason = "batches that others make can't be had without one of their units; let the reader that is \
+                          served leave out what can't be read";
+            return Err(Error::new(ErrorKind::Unsupported, reason));
+        }
         // All but the last one are of one size, and nothing fails behind the last.
         let rows = self.seen.lock().batches * u64::from(order.settings().batch_size);
         let rest = rest.behind(order, rows, unit).map_err(unplanned)?;
@@ -114,7 +121,7 @@ impl Running {
             source: self.source.clone(),
             lease: self.lease.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
-        Ok((Running::new(stream, begun, origin, state), rest))
+        Ok((Running::new(Supply::Engine(stream), begun, origin, state), rest))
     }
 
     /// The epoch of the batch behind those that the consumer has got.
@@ -124,7 +131,7 @@ impl Running {
 
     /// Looks for the next batch, waiting for a moment. An error ends the pass, and its threads. Without the GIL.
     pub(crate) fn poll(&self) -> Result<Poll, Error> {
-        self.stream.poll(PATIENCE).map_err(|error| match self.closed_by.get() {
+        self.supply.poll(PATIENCE).map_err(|error| match self.closed_by.get() {
             Some(by) if error.kind() == ErrorKind::Closed => Error::new(ErrorKind::Closed, by.as_str()),
             _ => error,
         })
@@ -135,13 +142,13 @@ impl Running {
         if let Some(by) = by {
             self.closed_by.get_or_init(|| by);
         }
-        self.stream.close();
+        self.supply.close();
         self.release();
     }
 
     /// Ends the pass with an error and waits for its threads. Without the GIL.
     fn fail(&self, error: Error) {
-        self.stream.fail(error);
+        self.supply.fail(error);
         self.release();
     }
 
@@ -217,17 +224,14 @@ impl Position {
 
     /// What the pass has done, and where its time went; None in a process that was forked from the pass's.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let stats = py.detach(|| self.watch.stats());
+        let stats = py.detach(|| self.look.stats());
         stats.map(|stats| stats::to_dict(py, &stats)).transpose()
     }
 
     /// Every task that was done, if they were recorded: what, for which batch, by which thread, and when it started,
     /// when it ended, and how long it was expected to take, in nanoseconds.
-    fn tasks(&self) -> Vec<(&'static str, u64, u32, u64, u64, u64)> {
-        let (spans, work) = (self.watch.spans().into_iter(), self.watch.work());
-        spans
-            .map(|s| (s.activity.name(work), s.batch, s.thread, s.start, s.end, s.expected))
-            .collect()
+    fn tasks(&self) -> Vec<Task> {
+        self.look.tasks()
     }
 
     /// What is left behind the last batch that the consumer has got.
@@ -254,18 +258,18 @@ impl Pass {
     /// Makes an iterator of a pass that starts with `state` and has `total` batches.
     pub(crate) fn new(
         py: Python<'_>,
-        stream: Stream,
+        supply: Supply,
         begun: Begun,
         padded: bool,
         total: Option<u64>,
         origin: Origin,
         state: State,
     ) -> PyResult<Self> {
-        let watch = stream.watch();
-        let running = Running::new(stream, begun, origin, state);
+        let look = supply.look();
+        let running = Running::new(supply, begun, origin, state);
         let position = Position {
             seen: running.seen.clone(),
-            watch,
+            look,
             running: Arc::downgrade(&running),
         };
         Ok(Pass {
@@ -301,12 +305,30 @@ impl Pass {
         py: Python<'_>,
         make: impl FnOnce(&[ColumnSpec], Batch) -> PyResult<T>,
     ) -> PyResult<Option<T>> {
+        self.drawn(py, |batch| std::mem::take(&mut batch.about.after), make)
+    }
+
+    /// The next batch with what is left behind it, for whoever hands it over elsewhere.
+    pub(crate) fn draw_whole<T>(
+        &self,
+        py: Python<'_>,
+        make: impl FnOnce(&[ColumnSpec], Batch) -> PyResult<T>,
+    ) -> PyResult<Option<T>> {
+        self.drawn(py, |batch| batch.about.after.clone(), make)
+    }
+
+    fn drawn<T>(
+        &self,
+        py: Python<'_>,
+        after: impl FnOnce(&mut Batch) -> State,
+        make: impl FnOnce(&[ColumnSpec], Batch) -> PyResult<T>,
+    ) -> PyResult<Option<T>> {
         let Some(running) = &self.running else { return Ok(None) };
         loop {
             let polled = py.detach(|| running.poll());
             match polled.map_err(|error| self.failed(py, running, &error))? {
                 Poll::Ready(number, mut batch) => {
-                    let after = std::mem::take(&mut batch.about.after);
+                    let after = after(&mut batch);
                     let made = guarded(py, || make(running.columns(), *batch));
                     // The batch is lost, so those behind it aren't handed out.
                     let made = made.inspect_err(|error| {
@@ -350,6 +372,13 @@ impl Pass {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         self.draw(py, |columns, batch| to_dict(py, columns, batch, self.padded))
+    }
+
+    /// The next batch for whoever sends it: what is said of it, with checksums if these are wanted, and its memory.
+    /// None if there is none.
+    #[pyo3(signature = (*, sums))]
+    fn next_sent<'py>(&self, py: Python<'py>, sums: bool) -> PyResult<Option<(Bound<'py, PyBytes>, Memory)>> {
+        self.draw_whole(py, |_, batch| sent(py, batch, sums))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -59,7 +59,7 @@ impl ItemConsumer {
             most,
         };
         let memory = as_much_as_can_be(|space| match shared {
-            true => SharedMemory::create(space),
+            true => for_processes(space),
             false => SharedMemory::private(space),
         })?;
         Ok(ItemConsumer {
@@ -84,12 +84,14 @@ impl ItemConsumer {
         self.consumer.can_begin()
     }
 
-    /// Whether one more batch like that, of so many rows, is within the slack.
+    /// Whether one more batch like that, of so many rows, is within the slack. Without a layout it is one that a worker
+    /// makes in one piece; before the first of these is made, there is no slack.
     fn has_slack(&self, layout: Option<PyRef<'_, ItemLayout>>, rows: usize) -> PyResult<bool> {
-        let bytes = layout.map_or(Ok(1 << 20), |layout| layout.plan(rows).map(|plan| plan.end))?;
-        Ok(self
-            .consumer
-            .has_slack(bytes.saturating_add(rows.saturating_mul(self.board().tail()))))
+        let bytes = layout
+            .map(|layout| layout.plan(rows).map(|plan| plan.end))
+            .transpose()?
+            .map(|end| end.saturating_add(rows.saturating_mul(self.board().tail())));
+        Ok(self.consumer.has_slack(bytes))
     }
 
     /// Begins a batch of these indices: a list. `pickle` makes bytes of one that isn't all numbers. Returns the batch.
@@ -241,6 +243,25 @@ impl ItemConsumer {
     fn views<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         self.board().views().iter().map(|view| told(py, view)).collect()
     }
+}
+
+/// Memory in common of so many bytes of address space. A worker maps it beside what it has from this process, and both
+/// need some of what is allowed them (`ulimit -v`) for other things.
+fn for_processes(space: usize) -> std::io::Result<SharedMemory> {
+    let memory = SharedMemory::create(space)?;
+    #[cfg(target_os = "linux")]
+    {
+        let again = || {
+            SharedMemory::open(
+                memory
+                    .file()
+                    .ok_or(std::io::ErrorKind::Unsupported)?
+                    .try_clone_to_owned()?,
+            )
+        };
+        let _others = [again()?, again()?, again()?];
+    }
+    Ok(memory)
 }
 
 /// What `take` returns.

@@ -18,7 +18,7 @@ use pyo3::types::PyList;
 const TRIED: u32 = 16;
 
 /// Stands for the row of an item where a batch as a whole is made.
-const BATCH: u32 = u32::MAX;
+pub(super) const BATCH: u32 = u32::MAX;
 
 /// Which item is being made, for whoever asks for its seed.
 #[derive(Debug, Default)]
@@ -115,17 +115,21 @@ type Told = (Py<PyAny>, u64, Vec<(usize, usize)>);
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemGenerators {
     all: Vec<Generator>,
+    /// Called before an item is made once more; `None` for nothing.
+    again: Option<Py<PyAny>>,
     tried: AtomicU32,
 }
 
 #[pymethods]
 impl ItemGenerators {
     /// Each is a function that seeds it, the number (of four) of its seed among those of an item, and address and
-    /// length of parts of its state that change with each draw, or none if nobody knows.
+    /// length of parts of its state that change with each draw, or none if nobody knows. `again` is called before an
+    /// item is made once more.
     ///
     /// The caller promises that the parts can be read as long as the process lives.
     #[new]
-    fn new(all: Vec<Told>) -> PyResult<Self> {
+    #[pyo3(signature = (all, again=None))]
+    fn new(all: Vec<Told>, again: Option<Py<PyAny>>) -> PyResult<Self> {
         let generator = |(seed, which, watched): Told| {
             let part = |&(address, len): &(usize, usize)| match (address, len) {
                 (1.., 4 | 8) => Ok(Part {
@@ -145,6 +149,7 @@ impl ItemGenerators {
         };
         Ok(ItemGenerators {
             all: all.into_iter().map(generator).collect::<PyResult<_>>()?,
+            again,
             tried: AtomicU32::new(0),
         })
     }
@@ -266,6 +271,9 @@ impl ItemGenerators {
             }
             // It drew from a generator that wasn't seeded for it: once more, with the generator seeded.
             drop(made);
+            if let Some(again) = &self.again {
+                again.call0(py)?;
+            }
         }
     }
 }

@@ -4,6 +4,7 @@ use fastpipe_items::{Claim, nanos};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
+use super::generators::BATCH;
 use super::worker::{ItemWorker, Loop};
 
 /// A claim of all rows of a batch, and whether their indices are numbers.
@@ -22,7 +23,7 @@ impl<'py> Loop<'_, 'py> {
     ) -> PyResult<()> {
         let board = &self.worker.board;
         let found = self.indices(py, claim).and_then(|numbers| {
-            self.worker.current.set(claim.seed, claim.number, 0);
+            self.worker.current.set(claim.seed, claim.number, BATCH);
             // Its slab is for what is made of it.
             board.clear(claim.slot);
             run(self, WholeClaim { claim, numbers })
@@ -68,6 +69,7 @@ impl<'py> Loop<'_, 'py> {
             last = now;
         }
         board.note_pace(last.saturating_sub(begun) / u64::from(claim.rows));
+        self.worker.current.set(claim.seed, claim.number, BATCH);
         let found = self
             .helper
             .join_own

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList};
 
 use super::consumer::ItemConsumer;
-use super::generators::Current;
+use super::generators::{BATCH, Current};
 use super::helper::Helper;
 use super::layout::ItemLayout;
 use super::place::Row;
@@ -423,6 +423,7 @@ impl<'py> Loop<'_, 'py> {
     fn join_since(&mut self, py: Python<'py>, claim: &Claim, begun: u64) -> PyResult<()> {
         let board = &self.worker.board;
         self.room.get().turn_to(claim);
+        self.worker.current.set(claim.seed, claim.number, BATCH);
         let layout = board
             .known_layout(claim.slot)
             .map(|number| self.layout(py, number))

@@ -1,0 +1,24 @@
+"""The data service: batches that are made elsewhere, on Arrow Flight (extra `arrow`).
+
+`Server` serves readers, `connect` makes a reader of what is served.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastpipe.service._connect import connect
+
+if TYPE_CHECKING:
+    from fastpipe.service._server import Server
+
+__all__ = ["Server", "connect"]
+
+
+def __getattr__(name: str) -> Any:
+    # Flight is loaded when it is first asked for.
+    if name == "Server":
+        from fastpipe.service._server import Server
+
+        return Server
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,105 @@
+"""`fastpipe serve`: a server of the readers that a Python file defines."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fastpipe.errors import FastpipeError
+from fastpipe.reader import Reader
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command `serve`."""
+    serve = commands.add_parser("serve", help="serve the batches of readers to other processes and machines")
+    serve.add_argument(
+        "config",
+        type=Path,
+        metavar="FILE",
+        help="Python file that defines readers as variables; one that is called `reader` is the default",
+    )
+    serve.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at; by default this machine alone can connect"
+    )
+    serve.add_argument("--port", type=int, default=8815, help="port to listen at, 0 for one that is free (8815)")
+    serve.add_argument("--token-file", type=Path, metavar="FILE", help="file of the token that clients must know")
+    serve.add_argument(
+        "--tls", type=Path, nargs=2, metavar=("CERTIFICATE", "KEY"), help="PEM files, for encrypted connections"
+    )
+    serve.add_argument("--client-ca", type=Path, metavar="FILE", help="PEM file: who must have signed the clients'")
+    serve.add_argument("--max-passes", type=int, default=16, metavar="N", help="passes open at once (16)")
+    serve.add_argument("--keep", default="128MiB", metavar="SIZE", help="batches kept for other clients (128MiB)")
+    serve.add_argument("--verbose", action="store_true", help="say who connects, and what goes wrong")
+    serve.set_defaults(run=_serve)
+
+
+def _readers(config: Path) -> dict[str, Reader]:
+    """The readers that a file defines: its variables that are one, `reader` as the default."""
+    if not config.is_file():
+        raise FastpipeError(f"there is no file {str(config)!r} that defines readers")
+    found = {name: value for name, value in runpy.run_path(str(config)).items() if isinstance(value, Reader)}
+    if not found:
+        raise FastpipeError(
+            f"{str(config)!r} defines no reader: let it say, say, reader = fastpipe.read_avro('data/*.avro',"
+            " batch_size=1024)"
+        )
+    if "reader" in found:
+        found["default"] = found.pop("reader")
+    elif len(found) == 1:
+        found = {"default": next(iter(found.values()))}
+    return found
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from fastpipe._columns.arrow_schema import require_pyarrow
+
+    require_pyarrow()
+    from fastpipe.service._server import Server
+
+    logging.basicConfig(
+        level=logging.INFO if arguments.verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    options: dict[str, Any] = {}
+    if arguments.token_file is not None:
+        options["token"] = arguments.token_file.read_text("utf-8").strip()
+    if arguments.tls is not None:
+        options["tls"] = tuple(arguments.tls)
+    try:
+        server = Server(
+            _readers(arguments.config),
+            host=arguments.host,
+            port=arguments.port,
+            client_ca=arguments.client_ca,
+            max_passes=arguments.max_passes,
+            keep=arguments.keep,
+            **options,
+        )
+    except (OSError, ValueError) as error:
+        if isinstance(error, FastpipeError):
+            raise
+        print(f"fastpipe: {error}", file=sys.stderr)
+        return 2
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    print(f"serving {', '.join(sorted(server.names))} at {server.url}", flush=True)
+    try:
+        server.wait()
+    except KeyboardInterrupt:
+        if not server.stop():
+            # Whoever doesn't take what was sent would keep the process.
+            sys.stdout.flush()
+            os._exit(0)
+    return 0

@@ -1,0 +1,163 @@
+"""`connect`: a reader whose batches servers make."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, SupportsIndex
+from urllib.parse import urlsplit
+
+from fastpipe._columns.arrow_schema import require_pyarrow
+from fastpipe._ordering import LARGEST_WORLD, within
+from fastpipe._running import Running
+from fastpipe.errors import ServiceError
+from fastpipe.reader import Reader
+from fastpipe.service._settings import Options
+
+if TYPE_CHECKING:
+    from fastpipe.service._remote_data import Description
+
+__all__ = ["connect"]
+
+_SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
+_PAUSE = 0.1
+
+
+def connect(
+    urls: str | Sequence[str],
+    reader: str = "default",
+    *,
+    rank: SupportsIndex | None = None,
+    world_size: SupportsIndex | None = None,
+    seed: SupportsIndex | None = None,
+    epochs: SupportsIndex | None = 1,
+    prefetch: SupportsIndex | None = None,
+    memory_limit: SupportsIndex | str | None = None,
+    progress: bool = False,
+    token: str | None = None,
+    ca: str | Path | None = None,
+    certificate: tuple[str | Path, str | Path] | None = None,
+    timeout: float = 30.0,
+    fallback: Reader | None = None,
+) -> Reader:
+    """A reader whose batches are made by servers (`fastpipe serve`, `Reader.serve`; extra `arrow`).
+
+    It is a `Reader` as any other: its batches are bit for bit those of the reader that is served, in every order, for
+    every rank, from every state; its states load there, and the other way round. Several servers of the same data share
+    the work: each makes as many batches as it can. Any server can make any batch, so one that dies loses nothing, and
+    one that comes back is used again.
+
+    Args:
+        urls: of one or several servers, `grpc://host:port`, or `grpc+tls://host:port`.
+        reader: its name at the servers.
+        rank: of this reader; with `world_size`.
+        world_size: number of ranks; by default as the served reader has it.
+        seed: another one than the served reader's.
+        epochs: epochs a pass; None for passes without end.
+        prefetch: batches to have ahead; None for as many as have 32 MiB, 2 to 256.
+        memory_limit: bytes that these may take, or a size such as `"512MB"`; None for no limit.
+        progress: whether passes show a progress bar (extra `progress`).
+        token: that the servers want.
+        ca: file of certificates, PEM, one of which has signed those of the servers; None for those of the system.
+        certificate: files of the client's certificate chain and private key, PEM, where servers ask for them.
+        timeout: seconds within which a server must answer; and for which a pass goes on when no server does, before it
+            ends in a `ServiceError`.
+        fallback: a reader of the same data in this process: it makes the batches when no server is left.
+
+    Returns:
+        The reader. `prefetch` and `memory_limit` are of this side; a served reader has its own.
+
+    Raises:
+        ServiceError: if no server answers within the time, or none has such a reader.
+        ImportError: if pyarrow isn't installed.
+        UnsupportedError: if the fallback has other data or specs.
+        ValueError: for values out of range, and URLs that are none.
+
+    Example:
+        >>> import fastpipe
+        >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024, shuffle=True, seed=7)
+        >>> with reader.serve() as server:
+        ...     remote = fastpipe.connect(server.url)
+        ...     labels = [batch["label"] for batch in remote]
+        >>> all((a == b["label"]).all() for a, b in zip(labels, reader))
+        True
+    """
+    require_pyarrow()
+    from fastpipe.service._remote_data import RemoteData, check_fallback
+
+    given = [urls] if isinstance(urls, str) else list(urls)
+    if not given:
+        raise ValueError("urls is empty: name at least one server")
+    for url in given:
+        _check(url)
+    if (rank is None) != (world_size is None):
+        raise ValueError("give rank and world_size together")
+    if not 0 < timeout <= 86_400:
+        raise ValueError(f"timeout is up to 86400 seconds, not {timeout}")
+    options = Options(
+        token=token,
+        ca=None if ca is None else Path(ca).read_bytes(),
+        certificate=None
+        if certificate is None
+        else (Path(certificate[0]).read_bytes(), Path(certificate[1]).read_bytes()),
+        timeout=float(timeout),
+    )
+    running = Running.checked(num_threads=None, prefetch=prefetch, memory_limit=memory_limit)
+    description = _described(given, reader, options)
+    if fallback is not None:
+        check_fallback(fallback, description)
+    data = RemoteData(reader, description, given, options, float(timeout), fallback)
+    ordering = description.ordering
+    if world_size is not None and rank is not None:
+        world = within("world_size", world_size, 1, LARGEST_WORLD)
+        ordering = replace(ordering, rank=within("rank", rank, 0, world - 1), world_size=world)
+    if seed is not None:
+        ordering = replace(ordering, seed=within("seed", seed, 0, 2**64 - 1), seed_given=True)
+    return Reader(data, ordering=ordering, running=running, progress=progress, epochs=epochs)._warned()
+
+
+def _both(chain: str | Path, key: str | Path) -> tuple[bytes, bytes]:
+    return Path(chain).read_bytes(), Path(key).read_bytes()
+
+
+def _check(url: str) -> None:
+    try:
+        found = urlsplit(url)
+        whole = found.scheme in _SCHEMES and found.hostname is not None and found.port is not None
+    except (ValueError, AttributeError, TypeError):
+        whole = False
+    if not whole:
+        raise ValueError(f"a server's URL is grpc://host:port or grpc+tls://host:port, not {url!r:.200}")
+
+
+def _described(urls: list[str], reader: str, options: Options) -> Description:
+    """What the first server says that answers."""
+    from fastpipe.service._connection import Connection
+    from fastpipe.service._remote_data import Description
+
+    end = time.monotonic() + options.timeout
+    while True:
+        errors = []
+        for url in urls:
+            connection = Connection(url, options)
+            try:
+                told = connection.ask("describe", {"reader": reader})
+                if len(told) != 2:
+                    raise ServiceError(f"{url} is no server of fastpipe")
+                return Description(told[0], told[1], url)
+            except ServiceError as error:
+                errors.append(error)
+            finally:
+                connection.close()
+        # A server that starts may come; one that refuses won't do otherwise.
+        if time.monotonic() + _PAUSE > end or not any(_may_come(error) for error in errors):
+            raise ServiceError("; ".join(map(str, errors))) from errors[0]
+        time.sleep(_PAUSE)
+
+
+def _may_come(error: ServiceError) -> bool:
+    import pyarrow.flight as flight
+
+    return isinstance(error.__cause__, (flight.FlightUnavailableError, flight.FlightTimedOutError))

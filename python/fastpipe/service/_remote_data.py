@@ -1,0 +1,243 @@
+"""A data set whose batches servers make."""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastpipe import _fastpipe
+from fastpipe._columns.arrow_schema import decoded_features
+from fastpipe._data import Words
+from fastpipe._ordering import Ordering
+from fastpipe._passes import passes_of
+from fastpipe._reader_passes import ReaderParts, ReaderPasses
+from fastpipe._state import VERSION as STATES
+from fastpipe.errors import FastpipeError, ServiceError, UnsupportedError
+from fastpipe.service._connection import Connection
+from fastpipe.service._settings import Options
+from fastpipe.service._transfer import Request, Transfer
+from fastpipe.service._wire import VERSION, Ticket, ordering_of
+
+if TYPE_CHECKING:
+    from fastpipe.reader import Reader
+
+__all__ = ["Description", "RemoteData", "check_fallback"]
+
+
+class Description:
+    """What a server says of a reader; checked, and fit to be pickled.
+
+    Args:
+        told: the JSON text.
+        rows: rows of each unit, as bytes of uint32.
+        url: of the server.
+
+    Raises:
+        ServiceError: if it is something else, or of another version of fastpipe.
+    """
+
+    def __init__(self, told: bytes, rows: bytes, url: str) -> None:
+        self._args = told, rows, url
+        try:
+            found = json.loads(told)
+            if found.get("version") != VERSION:
+                raise ServiceError(
+                    f"{url} speaks version {found.get('version')!r:.20} of the service, this fastpipe {VERSION}; let"
+                    " both be of one version"
+                )
+            self.rows = np.frombuffer(rows, np.uint32)
+            self.fingerprints = {int(version): dict(of) for version, of in found["fingerprints"].items()}
+            self.columns, self.csr = str(found["columns"]), found["csr"]
+            self.features = decoded_features(str(found["features"]))
+            self.symbols = {str(name): [str(one) for one in of] for name, of in found["symbols"].items()}
+            self.files = [str(file) for file in found["files"]]
+            words = found["words"]
+            self.words = Words(
+                units=str(words["units"]),
+                advice=MappingProxyType({str(work): str(text) for work, text in words["advice"].items()}),
+                bound=MappingProxyType({str(work): str(text) for work, text in words["bound"].items()}),
+                other_digest=str(words["other_digest"]),
+            )
+            self.uncut = None if found["uncut"] is None else int(found["uncut"])
+            self.in_sequence = None if found["in_sequence"] is None else str(found["in_sequence"])
+            self.ordering: Ordering = ordering_of(found["order"])
+            self.epochs = None if found["epochs"] is None else int(found["epochs"])
+            self.text = str(found["text"])
+            if STATES not in self.fingerprints or not isinstance(self.csr, (str, type(None))):
+                raise ValueError("entries are missing")
+        except FastpipeError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+            raise ServiceError(f"{url} describes its reader in a way that can't be read: {error!r:.300}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Description, self._args
+
+
+class RemoteData:
+    """A data set whose batches servers make: the `Data` of `connect`. It can be pickled, and connects anew.
+
+    Args:
+        name: of the reader, at the servers.
+        description: what a server says of it.
+        urls: of the servers.
+        options: how to connect.
+        patience: seconds for which a pass goes on when no server answers.
+        fallback: a reader of the same data in this process; None if there is none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        description: Description,
+        urls: list[str],
+        options: Options,
+        patience: float,
+        fallback: Reader | None,
+    ) -> None:
+        self._args = name, description, urls, options, patience, fallback
+        self._description = description
+        self._connections = [Connection(url, options) for url in urls]
+        self.features = description.features
+        self.files = description.files
+        self.symbols = description.symbols
+        self.words = description.words
+        self._name = name
+        parts = None if fallback is None else parts_of(fallback)
+        bringing = _Bringing(name, description.fingerprints[STATES], self._connections, patience, options, parts)
+        self.handle: _fastpipe.Data = _fastpipe.RemoteDataset(
+            description.columns,
+            description.csr,
+            description.rows,
+            uncut=description.uncut,
+            in_sequence=description.in_sequence,
+            start=bringing.start,
+        )
+
+    def fingerprint(self, version: int = STATES) -> dict[str, Any]:
+        """That of the data set at the servers."""
+        return dict(self._description.fingerprints[version])
+
+    def place(self, unit: int, record: int) -> tuple[Any, ...]:
+        """Where a row comes from, as the server says."""
+        request = {"reader": self._name, "unit": unit, "record": record}
+        failed: ServiceError | None = None
+        for connection in self._connections:
+            try:
+                found = json.loads(connection.ask("place", request)[0])
+                fields: dict[str, Any] = found["fields"]
+                kind = namedtuple(str(found["kind"]), list(fields))  # type: ignore[misc]  # noqa: PYI024
+                return kind(**fields)
+            except ServiceError as error:
+                failed = error
+            except (ValueError, TypeError, KeyError, IndexError) as error:
+                failed = ServiceError(f"{connection.url} sent a place that can't be read: {error!r:.200}")
+        raise failed or ServiceError("there is no server")
+
+    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
+        """Nothing: nothing is decoded here."""
+        return 0.0, []
+
+    def default_window(self, batch_size: int) -> int | None:
+        """The servers' default."""
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteData, self._args
+
+    def __str__(self) -> str:
+        return f"{self._description.text} at {', '.join(connection.url for connection in self._connections)}"
+
+
+class _Bringing:
+    """Has the batches of passes brought; what the data set's handle knows of the servers.
+
+    It doesn't have the data set, which has its handle.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: dict[str, Any],
+        connections: list[Connection],
+        patience: float,
+        options: Options,
+        fallback: ReaderParts | None,
+    ) -> None:
+        self._name, self._data = name, data
+        self._connections, self._patience, self._options = connections, patience, options
+        self._fallback = fallback
+
+    def start(self, feed: _fastpipe.BatchFeed, request: dict[str, Any]) -> None:
+        """Starts to bring the batches of a pass."""
+        for connection in self._connections:
+            connection.check()
+        wanted = Request(**request)
+        if wanted.total == 0:
+            return
+        order = dict(wanted.order)
+        ordering = ordering_of(order)
+        if ordering.shuffle == "sequential":
+            group = 1
+        else:
+            group = max(1, int(order["shuffle_buffer"]) // ordering.batch_size // ordering.world_size)
+
+        def ticket(epoch: int, progress: dict[str, Any] | None, start: int, stop: int, until: int, csr: bool) -> Ticket:
+            return Ticket(self._name, self._data, order, epoch, progress, start, stop, until, csr)
+
+        def make(epoch: int, progress: dict[str, Any] | None, start: int, stop: int, csr: bool) -> _fastpipe.Pass:
+            assert self._fallback is not None
+            running = self._fallback.running
+            return ordering.of(self._fallback.data.handle).batches(
+                epoch,
+                start,
+                stop,
+                num_threads=running.num_threads,
+                sharers=running.sharers,
+                prefetch=running.prefetch,
+                memory_limit=running.memory_limit,
+                progress=progress,
+                csr=csr,
+            )
+
+        Transfer(
+            feed,
+            wanted,
+            self._connections,
+            ticket,
+            group,
+            self._patience,
+            self._options.timeout,
+            make if self._fallback is not None else None,
+        ).start()
+
+
+def parts_of(reader: Reader) -> ReaderParts:
+    """What a reader is made of.
+
+    Raises:
+        TypeError: if it is none that reads a data set itself.
+    """
+    passes = passes_of(reader)
+    if not isinstance(passes, ReaderPasses):
+        raise TypeError(f"the fallback is a Reader, as fastpipe.read_avro makes one, not {type(reader).__name__}")
+    return passes.parts
+
+
+def check_fallback(fallback: Reader, description: Description) -> None:
+    """Whether a reader is of the data that servers have.
+
+    Raises:
+        UnsupportedError: if it isn't; it says what to do.
+    """
+    data = parts_of(fallback).data
+    if data.fingerprint() != description.fingerprints[STATES]:
+        raise UnsupportedError(
+            "the fallback reads other data than the servers: give a reader of the same files, with the same specs"
+        )
+    if data.handle.columns_text() != description.columns:
+        raise UnsupportedError("the fallback has other columns than the servers: give the same specs")

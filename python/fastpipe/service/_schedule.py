@@ -1,0 +1,153 @@
+"""Which server makes which batches: decided here, without threads or sockets, so that it can be simulated.
+
+Batches are numbered from the first of a pass. A server that is free takes the next *stretch* of them that nobody has
+taken: so one that is twice as fast takes twice as many. Stretches are as long as takes `_TURN` seconds at the
+server's rate, and a server alone takes all. Nothing is begun that lies further ahead of the consumer than there is
+room for. When the consumer waits for a batch, and whoever was to bring it is late, a server that is free brings it,
+too: the first one counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Schedule", "Stretch"]
+
+# Seconds of work that a server takes at once: many times what a request costs, and few enough to wait for.
+_TURN = 0.1
+# A batch is late when it takes this many times as long as batches of its server do, and at least this long, in seconds.
+_LATE, _LEAST_LATE = 4.0, 0.25
+_SMOOTHING = 0.3
+
+
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """Batches that a server has taken.
+
+    Attributes:
+        next: the one that it brings next.
+        stop: behind the last of them.
+        since: when it began to bring that, in seconds.
+        again: whether others were to bring them, and are late.
+    """
+
+    server: int
+    next: int
+    stop: int
+    since: float
+    again: bool = False
+
+
+@dataclass(slots=True)
+class _Server:
+    """What is known of a server: seconds a batch, None as long as none has come."""
+
+    pace: float | None = None
+    usable: bool = True
+
+
+class Schedule:
+    """Deals batches out to servers.
+
+    Args:
+        servers: how many there are.
+        total: batches of the pass; None if it has no end.
+        first_epoch: batches of its first epoch: no stretch goes on into the next one.
+        epoch: batches of each further epoch.
+        group: batches that are cheaper to make together: longer stretches end with them.
+    """
+
+    def __init__(self, servers: int, total: int | None, first_epoch: int, epoch: int, group: int = 1) -> None:
+        self._servers = [_Server() for _ in range(servers)]
+        self._total = total
+        self._first, self._epoch = first_epoch, max(epoch, 1)
+        self._group = max(group, 1)
+        # The first batch that nobody has taken, and stretches that came back.
+        self._next = 0
+        self._back: list[tuple[int, int]] = []
+        self._taken: list[Stretch] = []
+
+    def boundary(self, number: int) -> int:
+        """Behind the last batch of the epoch that a batch is of."""
+        if number < self._first:
+            return self._first
+        return self._first + ((number - self._first) // self._epoch + 1) * self._epoch
+
+    def set_usable(self, server: int, usable: bool) -> None:
+        """Whether a server answers."""
+        self._servers[server].usable = usable
+
+    def take(self, server: int, now: float, wanted: int, ahead: int, *, waiting: bool) -> Stretch | None:
+        """The stretch that a free server is to bring; None if there is nothing to do just now.
+
+        Args:
+            server: which one.
+            now: seconds, of any clock that doesn't go back.
+            wanted: the batch that the consumer takes next.
+            ahead: how many of them there is room for.
+            waiting: whether the consumer waits for it.
+        """
+        alone = sum(one.usable for one in self._servers) <= 1
+        if self._back:
+            self._back.sort()
+            start, stop = self._back.pop(0)
+            return self._give(server, now, start, stop, alone=alone)
+        start = max(self._next, wanted)
+        if (self._total is None or start < self._total) and start < wanted + ahead:
+            stop = self.boundary(start) if self._total is None else min(self.boundary(start), self._total)
+            if not alone:
+                stop = min(stop, max(start + 1, wanted + ahead))
+            self._next = start
+            stretch = self._give(server, now, start, stop, alone=alone)
+            self._next = stretch.stop
+            return stretch
+        return self._hedge(server, now, wanted) if waiting else None
+
+    def _give(self, server: int, now: float, start: int, stop: int, *, alone: bool) -> Stretch:
+        if not alone:
+            pace = self._servers[server].pace
+            length = 1 if pace is None else max(1, int(_TURN / max(pace, 1e-9)))
+            end = start + length
+            if length >= self._group:
+                end -= end % self._group
+            if end < stop and start < end:
+                if stop <= self._next:
+                    self._back.append((end, stop))
+                stop = end
+        stretch = Stretch(server, start, stop, now)
+        self._taken.append(stretch)
+        return stretch
+
+    def _hedge(self, server: int, now: float, wanted: int) -> Stretch | None:
+        """The batch that the consumer waits for, if whoever was to bring it is late."""
+        found = [one for one in self._taken if one.next <= wanted < one.stop]
+        if not found or any(one.server == server or one.again for one in found):
+            return None
+        late = found[0]
+        pace = self._servers[late.server].pace or 0.0
+        if now - late.since < max(_LEAST_LATE, _LATE * pace):
+            return None
+        own = self._servers[server].pace
+        length = 1 if own is None else max(1, int(_TURN / max(own, 1e-9)))
+        stretch = Stretch(server, wanted, min(late.stop, wanted + length), now, again=True)
+        self._taken.append(stretch)
+        return stretch
+
+    def brought(self, stretch: Stretch, now: float, *, waited: float = 0.0) -> None:
+        """A server has brought the next batch of a stretch; `waited` seconds of that it had to wait for room."""
+        server = self._servers[stretch.server]
+        took = max(now - stretch.since - waited, 0.0)
+        server.pace = took if server.pace is None else server.pace + _SMOOTHING * (took - server.pace)
+        stretch.next += 1
+        stretch.since = now
+
+    def done(self, stretch: Stretch) -> None:
+        """A server has ended with a stretch: what it hasn't brought is to be brought by others."""
+        self._taken.remove(stretch)
+        if stretch.next < stretch.stop and not stretch.again:
+            self._back.append((stretch.next, stretch.stop))
+
+    @property
+    def finished(self) -> bool:
+        """Whether all batches were brought."""
+        return self._total is not None and self._next >= self._total and not self._back and not self._taken

@@ -1,0 +1,153 @@
+"""A reader that a server has: what clients are told of it, and passes in the orders that they ask for."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe import _fastpipe
+from fastpipe._columns.arrow_schema import encoded_features
+from fastpipe._passes import Passes, passes_of
+from fastpipe._reader_passes import ReaderPasses
+from fastpipe._state import VERSION as STATES
+from fastpipe.errors import StateError, UnsupportedError
+from fastpipe.reader import Reader
+from fastpipe.rebatch import Rebatcher
+from fastpipe.service._wire import VERSION, Ticket, order_of, ordering_of
+
+__all__ = ["Served"]
+
+# Orders that are kept: one may take memory for each unit of the data set.
+_MOST_ORDERS = 16
+
+
+def _without_folders(text: str, files: list[str]) -> str:
+    return PurePath(files[0]).name if len(files) == 1 and text == files[0] else text
+
+
+class Served:
+    """A reader that a server has.
+
+    Args:
+        name: by which clients ask for it.
+        reader: with its defaults.
+
+    Raises:
+        TypeError: if it is no reader.
+        UnsupportedError: if it is one whose batches can't be asked for by their step.
+    """
+
+    def __init__(self, name: str, reader: Reader) -> None:
+        passes = getattr(reader, "_passes", None)
+        if not isinstance(passes, ReaderPasses):
+            if not isinstance(reader, (Passes, Rebatcher)):
+                passes_of(reader)
+            raise UnsupportedError(
+                f"{reader!r} can't be served, only what reads a data set itself; serve that, and let the client make"
+                " of its batches what this makes of them: fastpipe.rebatch(fastpipe.connect(...), ...)"
+            )
+        parts = passes.parts
+        if parts.ordering.rows is not None:
+            raise UnsupportedError("a reader of given rows can't be served; serve the whole, and let the client take")
+        self.name = name
+        self._parts = parts
+        self._data = parts.data
+        self._orders: OrderedDict[str, _fastpipe.Order] = OrderedDict()
+        self._lock = threading.Lock()
+        self._fingerprint = self._data.fingerprint()
+
+    def description(self) -> dict[str, Any]:
+        """What a client is told first, fit for JSON. Of files their names, without folders."""
+        parts, data = self._parts, self._data
+        words = data.words
+        return {
+            "version": VERSION,
+            "reader": self.name,
+            "fingerprints": {str(version): data.fingerprint(version) for version in range(1, STATES + 1)},
+            "columns": data.handle.columns_text(),
+            "csr": data.handle.columns_text(csr=True),
+            "features": encoded_features(data.features),
+            "symbols": {name: list(symbols) for name, symbols in data.symbols.items()},
+            "files": [PurePath(file).name for file in data.files],
+            "words": {
+                "units": words.units,
+                "advice": dict(words.advice),
+                "bound": dict(words.bound),
+                "other_digest": words.other_digest,
+            },
+            "uncut": data.handle.uncut,
+            "in_sequence": data.handle.in_sequence(),
+            "order": order_of(parts.ordering, parts.order.shuffle_buffer),
+            "epochs": parts.epochs,
+            "text": _without_folders(str(data), data.files),
+        }
+
+    def unit_rows(self) -> npt.NDArray[np.uint32]:
+        """Rows of each unit, uint32 `[units]`."""
+        return self._data.handle.unit_rows()
+
+    def place(self, unit: int, record: int) -> dict[str, Any]:
+        """Where a row comes from: the name of the place's class, and its fields."""
+        place = self._data.place(unit, record)
+        fields: dict[str, Any] = place._asdict()  # type: ignore[attr-defined]
+        known = (str, int, float, bool, type(None))
+        return {
+            "kind": type(place).__name__,
+            "fields": {name: value if isinstance(value, known) else str(value) for name, value in fields.items()},
+        }
+
+    def check(self, ticket: Ticket) -> None:
+        """Whether a ticket is of this data set.
+
+        Raises:
+            StateError: if it isn't; it says what differs.
+        """
+        if ticket.data == self._fingerprint:
+            return
+        here = self._fingerprint
+        differing = [
+            f"{name} is {here[name]!r} here, and was {ticket.data.get(name)!r:.100}"
+            for name in here
+            if name != "digest" and ticket.data.get(name) != here[name]
+        ]
+        raise StateError(
+            f"this server has other data: {'; '.join(differing) or self._data.words.other_digest}; connect anew"
+        )
+
+    def order(self, ticket: Ticket) -> _fastpipe.Order:
+        """The order that a ticket asks for.
+
+        Raises:
+            ValueError: if there is none such.
+            FastpipeError: if it can't be made.
+        """
+        key = json.dumps(ticket.order, sort_keys=True)
+        with self._lock:
+            found = self._orders.get(key)
+            if found is None:
+                found = self._orders[key] = ordering_of(ticket.order).of(self._data.handle)
+                if len(self._orders) > _MOST_ORDERS:
+                    self._orders.popitem(last=False)
+            self._orders.move_to_end(key)
+        return found
+
+    def begin(self, ticket: Ticket, order: _fastpipe.Order, step: int, stop: int) -> _fastpipe.Pass:
+        """Begins a pass at a step, counted as a ticket counts, up to another one."""
+        running = self._parts.running
+        return order.batches(
+            ticket.epoch,
+            step,
+            stop,
+            num_threads=running.num_threads,
+            sharers=running.sharers,
+            prefetch=running.prefetch,
+            memory_limit=running.memory_limit,
+            progress=ticket.progress,
+            csr=ticket.csr,
+        )

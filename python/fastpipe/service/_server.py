@@ -1,0 +1,283 @@
+"""A server of batches on Arrow Flight."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from fastpipe._running import memory_size
+from fastpipe.reader import Reader
+from fastpipe.service._metrics import Metrics
+from fastpipe.service._served import Served
+from fastpipe.service._streams import Streams
+from fastpipe.service._wire import Ticket, error_bytes, messages, schema
+
+__all__ = ["Server", "listening"]
+
+log = logging.getLogger("fastpipe.service")
+
+LOOPBACK = "127.0.0.1"
+_LARGEST_REQUEST = 1 << 16
+_TICK = 0.2
+_ACTIONS = {
+    "describe": "what a reader yields, and the rows of its units",
+    "place": "where a row comes from",
+    "health": "whether the server takes requests",
+    "metrics": "what it has done, as Prometheus reads it",
+}
+
+
+class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Lets nobody in without the token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
+        given = [value for name, values in headers.items() if name.lower() == "authorization" for value in values]
+        if not any(hmac.compare_digest(value.encode(), self._expected) for value in given):
+            raise flight.FlightUnauthenticatedError("this server wants a token: connect(..., token=...)")
+
+
+class _Flight(flight.FlightServerBase):  # type: ignore[misc]
+    def __init__(self, server: Server, location: str, options: dict[str, Any]) -> None:
+        self._server = server
+        super().__init__(location, **options)
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        return flight.GeneratorStream(schema(), self._server._answer(context, ticket.ticket))
+
+    def do_action(self, context: Any, action: Any) -> Iterator[Any]:
+        body = b"" if action.body is None else action.body.to_pybytes()
+        return iter(self._server._act(action.type, body))
+
+    def list_actions(self, context: Any) -> list[Any]:
+        return [flight.ActionType(name, text) for name, text in _ACTIONS.items()]
+
+
+class Server:
+    """Serves the batches of readers to others, who `fastpipe.connect` to it (extra `arrow`).
+
+    Whoever connects chooses which of these readers, and the order, epoch and steps of its batches; never files or code.
+    The server keeps nothing that couldn't be asked for again: so it may be stopped, restarted or added at any time.
+    Clients that ask for the same steps at about the same time share their decoding.
+
+    Args:
+        readers: a reader, or a dict from name to reader; a single one is called `"default"`. Their arguments are what
+            clients get that ask for nothing else; `num_threads`, `prefetch` and `memory_limit` hold for each pass.
+        host: the address to listen at. By default only processes of this machine can connect.
+        port: 0 for any that is free, see `port`.
+        token: what clients must know; None lets everybody in who can connect.
+        tls: files of a certificate chain and of its private key, PEM; None for no encryption.
+        client_ca: file of certificates, PEM, one of which must have signed the client's; needs `tls`.
+        max_passes: passes that are open at once, over all clients.
+        keep: bytes of batches, or a size such as `"128MiB"`, that are kept for other clients that ask for them.
+
+    Raises:
+        ImportError: if pyarrow isn't installed.
+        OSError: if it can't listen there.
+        UnsupportedError: if a reader can't be served.
+        ValueError: if an argument is out of range, or `client_ca` comes without `tls`.
+
+    Example:
+        >>> import fastpipe
+        >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024, shuffle=True, seed=7)
+        >>> with fastpipe.service.Server(reader) as server:
+        ...     remote = fastpipe.connect(server.url)
+        ...     sum(len(batch["label"]) for batch in remote)
+        6144
+    """
+
+    def __init__(
+        self,
+        readers: Reader | Mapping[str, Reader],
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        token: str | None = None,
+        tls: tuple[str | Path, str | Path] | None = None,
+        client_ca: str | Path | None = None,
+        max_passes: int = 16,
+        keep: int | str = "128MiB",
+    ) -> None:
+        named = readers if isinstance(readers, Mapping) else {"default": readers}
+        if not named:
+            raise ValueError("there is no reader to serve")
+        if client_ca is not None and tls is None:
+            raise ValueError("client_ca checks certificates of clients, which needs tls=(certificate, key)")
+        if max_passes < 1:
+            raise ValueError(f"max_passes is at least 1, not {max_passes}")
+        self._served = {name: Served(name, reader) for name, reader in named.items()}
+        self._streams = Streams(max_passes, memory_size("keep", keep))
+        self._metrics = Metrics(self._streams)
+        self._ending = threading.Event()
+        self._stopping = threading.Lock()
+        self._shutdown: threading.Thread | None = None
+        options: dict[str, Any] = {}
+        if tls is not None:
+            chain, key = (Path(file).read_bytes() for file in tls)
+            options["tls_certificates"] = [(chain, key)]
+        if client_ca is not None:
+            options |= {"verify_client": True, "root_certificates": Path(client_ca).read_bytes()}
+        if token is not None:
+            options["middleware"] = {"token": _Token(token)}
+        self._scheme = "grpc" if tls is None else "grpc+tls"
+        self._host = host
+        shown = f"[{host}]" if ":" in host else host
+        try:
+            self._flight = _Flight(self, f"{self._scheme}://{shown}:{port}", options)
+        except pa.ArrowException as error:
+            raise OSError(f"can't listen at {shown}:{port}: {error}") from error
+        self._shown = shown
+        log.info("listening at %s, serving %s", self.url, ", ".join(self._served))
+
+    @property
+    def port(self) -> int:
+        """The port that it listens at."""
+        found: int = self._flight.port
+        return found
+
+    @property
+    def url(self) -> str:
+        """What to connect to from this machine."""
+        host = {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(self._host, self._shown)
+        return f"{self._scheme}://{host}:{self.port}"
+
+    @property
+    def names(self) -> list[str]:
+        """Of the readers."""
+        return list(self._served)
+
+    def stats(self) -> dict[str, int]:
+        """What it has done so far, and what is open now.
+
+        Returns:
+            A dict of numbers: `requests`, `batches` and `bytes` that were sent, `errors` that were told, `decoded`
+            batches and the `begun` passes that they are of, `kept_hits`: batches that another client's request had
+            decoded; `clients`, `streams`, `passes` and `kept_bytes` there are now.
+        """
+        return self._metrics.numbers()
+
+    def wait(self) -> None:
+        """Waits until it is stopped. Ctrl-C ends the waiting."""
+        while not self._ending.wait(_TICK):
+            pass
+
+    def stop(self, grace: float = 5.0) -> bool:
+        """Ends all passes and connections. Clients go on with other servers, if they have any. Twice does no harm.
+
+        Args:
+            grace: seconds to wait for clients that don't take what was sent to them.
+
+        Returns:
+            Whether all connections have ended. Those that haven't end with the process, or when their client goes.
+        """
+        self._ending.set()
+        self._streams.close()
+        with self._stopping:
+            if self._shutdown is None:
+                # It waits for clients, for as long as they like.
+                self._shutdown = threading.Thread(target=self._flight.shutdown, name="fastpipe-stop", daemon=True)
+                self._shutdown.start()
+        self._shutdown.join(grace)
+        ended = not self._shutdown.is_alive()
+        log.info("stopped" if ended else "stopped; some clients don't take what was sent to them")
+        return ended
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<fastpipe.service.Server at {self.url} of {', '.join(self._served)}>"
+
+    # Requests.
+
+    def _find(self, name: str) -> Served:
+        found = self._served.get(name)
+        if found is None:
+            raise flight.FlightServerError(
+                f"there is no reader {name!r:.100} here, only {', '.join(sorted(self._served))}"
+            )
+        return found
+
+    def _act(self, action: str, body: bytes) -> list[bytes]:
+        if action not in _ACTIONS:
+            raise NotImplementedError(f"there is no action {action!r:.100}, only {', '.join(_ACTIONS)}")
+        if action == "health":
+            return [b'{"serving": true}']
+        if action == "metrics":
+            return [self._metrics.text().encode()]
+        if len(body) > _LARGEST_REQUEST:
+            raise flight.FlightServerError(f"a request has {_LARGEST_REQUEST} bytes at most")
+        try:
+            request = json.loads(body)
+            served = self._find(str(request["reader"]))
+            if action == "describe":
+                return [json.dumps(served.description()).encode(), served.unit_rows().tobytes()]
+            place = served.place(int(request["unit"]), int(request["record"]))
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError, LookupError) as error:
+            raise flight.FlightServerError(f"a request that can't be read: {error!r:.300}") from None
+        return [json.dumps(place).encode()]
+
+    def _answer(self, context: Any, data: bytes) -> Iterator[Any]:
+        empty = pa.RecordBatch.from_arrays([pa.array([b""], pa.large_binary())], schema=schema())
+        peer = context.peer()
+        with self._metrics.client():
+            try:
+                yield from self._batches(context, Ticket.read(data))
+            except InterruptedError:
+                raise flight.FlightCancelledError("the server is stopping, or the client has gone") from None
+            except Exception as error:  # Whatever it is, the client is told, and the server goes on.
+                self._metrics.errors += 1
+                log.warning("%s: %s: %s", peer, type(error).__name__, error)
+                yield empty, error_bytes(error)
+
+    def _batches(self, context: Any, ticket: Ticket) -> Iterator[Any]:
+        served = self._find(ticket.reader)
+        served.check(ticket)
+        order = served.order(ticket)
+        key = (ticket.reader, ticket.epoch, ticket.csr, json.dumps([ticket.order, ticket.progress], sort_keys=True))
+
+        def wanted() -> bool:
+            return not (self._ending.is_set() or context.is_cancelled())
+
+        def begin(step: int) -> Any:
+            return served.begin(ticket, order, step, max(step + 1, ticket.until))
+
+        for step in range(ticket.start, ticket.stop):
+            sent = self._streams.get(key, step, begin, wanted)
+            yield from messages(sent.header, sent.slabs)
+            self._metrics.sent(sent.nbytes)
+
+
+def listening(readers: Reader | Mapping[str, Reader], url: str, options: dict[str, Any]) -> Server:
+    """A server at an URL.
+
+    Raises:
+        ValueError: if that is none, or says something else of encryption than the options do.
+    """
+    try:
+        found = urlsplit(url)
+        host, port = found.hostname, 0 if found.port is None else found.port
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"a server listens at grpc://host:port, not {url!r:.200}: {error}") from None
+    if found.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or host is None:
+        raise ValueError(f"a server listens at grpc://host:port, not {url!r:.200}")
+    if (found.scheme == "grpc+tls") != (options.get("tls") is not None):
+        raise ValueError("grpc+tls://... and tls=(certificate, key) go together")
+    return Server(readers, host=host, port=port, **options)

@@ -1,0 +1,244 @@
+"""What servers and clients say to each other, as bytes: tickets, batches, errors. Nothing here is ever unpickled.
+
+A ticket asks for the batches `start` to `stop` of an epoch, in an order; it is JSON. The answer is a stream of Arrow
+record batches of one binary column: the bytes of a batch's slabs, as they are, cut where it suits the transport. The
+first message of each batch has the batch's header in its metadata (`rust/fastpipe-wire`). An error comes in their
+place, as JSON in the metadata of an empty message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from fastpipe import errors
+from fastpipe._ordering import LARGEST_BATCH, LARGEST_WORLD, Ordering, within
+from fastpipe._state import LARGEST_EPOCH
+from fastpipe.errors import FastpipeError, ServiceError, StateError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "LARGEST_TICKET",
+    "Ticket",
+    "as_error",
+    "error_bytes",
+    "messages",
+    "order_of",
+    "ordering_of",
+    "schema",
+]
+
+VERSION = 1
+LARGEST_TICKET = 1 << 20
+"""Bytes: the places of an epoch that many ranks have shared."""
+
+_ERROR = b"fpe1"
+_LARGEST_NUMBER = 2**63 - 1
+# What is sent at once: measured, larger ones are slower, since they leave the cache before they are sent.
+_PIECE = 512 << 10
+# Smaller stretches of memory are copied together: a message costs as much as copying this.
+_SMALL = 128 << 10
+
+# Errors of the data are raised by the client as they were at the server; all others are said to be the server's.
+_OF_DATA = (
+    "LimitError",
+    "MalformedFileError",
+    "NullValueError",
+    "SchemaError",
+    "ShapeError",
+    "StateError",
+    "UnsupportedError",
+    "ValueRangeError",
+)
+_LOCATION = ("path", "unit", "block", "offset", "record", "feature", "reason")
+
+
+def order_of(ordering: Ordering, shuffle_buffer: int) -> dict[str, Any]:
+    """An ordering as JSON, its buffer as the order has found it."""
+    order = {name: value for name, value in asdict(ordering).items() if name != "rows"}
+    return order | {"shuffle_buffer": shuffle_buffer}
+
+
+def ordering_of(order: Any) -> Ordering:
+    """An ordering from what `order_of` has made of one.
+
+    Raises:
+        ValueError: if it is something else.
+        TypeError: the same.
+    """
+    if not isinstance(order, dict) or set(order) != _ORDER:
+        raise ValueError(f"an order has the entries {', '.join(sorted(_ORDER))}")
+    if order["shuffle"] not in ("sequential", "window", "block", "buffer", "sample", "bootstrap"):
+        raise ValueError(f"there is no order {order['shuffle']!r:.100}")
+    if order["shard_by"] not in ("window", "block", "batch") or order["uneven"] not in ("drop", "pad", "allow"):
+        raise ValueError("shard_by or uneven is none that there is")
+    if not isinstance(order["drop_last"], bool) or not isinstance(order["seed_given"], bool):
+        raise ValueError("drop_last and seed_given are true or false")
+    world = within("world_size", order["world_size"], 1, LARGEST_WORLD)
+    in_step = order["in_step"]
+    return Ordering(
+        shuffle=order["shuffle"],
+        shuffle_buffer=within("shuffle_buffer", order["shuffle_buffer"], 1, 2**32),
+        seed=within("seed", order["seed"], 0, 2**64 - 1),
+        seed_given=order["seed_given"],
+        batch_size=within("batch_size", order["batch_size"], 1, LARGEST_BATCH),
+        drop_last=order["drop_last"],
+        rank=within("rank", order["rank"], 0, world - 1),
+        world_size=world,
+        shard_by=order["shard_by"],
+        uneven=order["uneven"],
+        in_step=None if in_step is None else within("in_step", in_step, 1, LARGEST_WORLD),
+        skipped=within("skipped", order["skipped"], 0, _LARGEST_NUMBER),
+    )
+
+
+_ORDER = {
+    "shuffle",
+    "shuffle_buffer",
+    "seed",
+    "seed_given",
+    "batch_size",
+    "drop_last",
+    "rank",
+    "world_size",
+    "shard_by",
+    "uneven",
+    "in_step",
+    "skipped",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Batches that a client asks for.
+
+    Attributes:
+        reader: the name under which the server has it.
+        data: what tells the data set from others.
+        order: as `order_of` makes it.
+        epoch: of the batches.
+        progress: from where they are counted; None for the start of the epoch.
+        start: the first of them.
+        stop: behind the last of them.
+        until: behind the last one that the client may go on to ask for, which the server may decode ahead.
+        csr: whether sparse columns are laid out as Arrow's are.
+    """
+
+    reader: str
+    data: dict[str, Any]
+    order: dict[str, Any]
+    epoch: int
+    progress: dict[str, Any] | None
+    start: int
+    stop: int
+    until: int
+    csr: bool
+
+    def write(self) -> bytes:
+        """The ticket as bytes."""
+        return json.dumps({"version": VERSION} | asdict(self)).encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """A ticket from bytes.
+
+        Raises:
+            ValueError: if they are none.
+        """
+        if len(data) > LARGEST_TICKET:
+            raise ValueError(f"a ticket has {LARGEST_TICKET} bytes at most, this one {len(data)}")
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"a ticket is JSON: {str(error)[:200]}") from None
+        if not isinstance(found, dict) or found.pop("version", None) != VERSION:
+            raise ValueError(f"a ticket is of version {VERSION}; let servers and clients have one version of fastpipe")
+        if set(found) != set(cls.__slots__):
+            raise ValueError(f"a ticket has the entries {', '.join(cls.__slots__)}")
+        if not isinstance(found["reader"], str) or not isinstance(found["data"], dict):
+            raise ValueError("the reader of a ticket is a name, its data a dict")
+        if not (found["progress"] is None or isinstance(found["progress"], dict)):
+            raise ValueError("the progress of a ticket is a dict, or null")
+        if not isinstance(found["csr"], bool):
+            raise ValueError("csr is true or false")
+        try:
+            stop = within("stop", found["stop"], 1, _LARGEST_NUMBER)
+            within("start", found["start"], 0, stop - 1)
+            within("until", found["until"], stop, _LARGEST_NUMBER)
+            within("epoch", found["epoch"], 0, LARGEST_EPOCH)
+            ordering_of(found["order"])
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        return cls(**found)
+
+
+def schema() -> pa.Schema:
+    """Of what a server sends."""
+    import pyarrow as pa
+
+    return pa.schema([pa.field("batch", pa.large_binary(), nullable=False)])
+
+
+def _message(parts: list[np.ndarray]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    data = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.uint8)
+    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
+    column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(data)])
+    return pa.RecordBatch.from_arrays([column], schema=schema())
+
+
+def messages(header: bytes, slabs: list[np.ndarray]) -> Iterator[tuple[pa.RecordBatch, bytes | None]]:
+    """The messages of a batch. The memory isn't copied, but for small stretches."""
+    metadata: bytes | None = header
+    small: list[np.ndarray] = []
+    held = 0
+    for slab in slabs:
+        for start in range(0, len(slab), _PIECE):
+            piece = slab[start : start + _PIECE]
+            if small and held + len(piece) > _PIECE:
+                yield _message(small), metadata
+                metadata, small, held = None, [], 0
+            if len(piece) >= _SMALL and not small:
+                yield _message([piece]), metadata
+                metadata = None
+            else:
+                small.append(piece)
+                held += len(piece)
+    if small or metadata is not None:
+        yield _message(small), metadata
+
+
+def error_bytes(error: Exception) -> bytes:
+    """An error, for the metadata of a message. What it says, and where; never its traceback."""
+    name = type(error).__name__
+    said: dict[str, Any] = {"error": name if isinstance(error, FastpipeError) else "FastpipeError"}
+    said["message"] = str(error) if isinstance(error, FastpipeError) else f"{name}: {error}"
+    if isinstance(error, FastpipeError):
+        said |= {part: getattr(error, part) for part in _LOCATION}
+    return _ERROR + json.dumps(said).encode()
+
+
+def as_error(metadata: bytes, server: str) -> FastpipeError | None:
+    """The error that is said in a message's metadata; None if it is none. Those of a server are `ServiceError`s."""
+    if not metadata.startswith(_ERROR):
+        return None
+    try:
+        said = json.loads(metadata[len(_ERROR) :])
+        name, message = str(said["error"]), str(said["message"])
+        location = {part: said.get(part) for part in _LOCATION}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ServiceError(f"{server} sent an error that can't be read")
+    if name == "StateError":
+        return StateError(f"{server}: {message}")
+    if name in _OF_DATA:
+        found: FastpipeError = getattr(errors, name)(message, **location)
+        found.add_note(f"raised by {server}")
+        return found
+    return ServiceError(f"{server}: {message}")

@@ -1,0 +1,370 @@
+//! A data set whose batches others make: what a pass over it receives, and what is sent of a batch.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fastpipe_batch::{
+    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Fetched, Pass as Reading, Row, Sink, Source, Unit, UnitInfo,
+    Unpicked, Work,
+};
+use fastpipe_engine::{Batch, Memory, Options};
+use fastpipe_order::{Kind, Settings, ShardBy, Uneven};
+use fastpipe_wire::{Feed, Header, Receiving, check, read_columns, write_columns};
+use numpy::PyReadonlyArray1;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::arrays;
+use crate::data::Data;
+use crate::errors::{IntoPy, Raised};
+use crate::pass::Pass;
+
+/// Batches that are kept for whoever reads a batch after the other, and for those that arrive.
+const KEPT: u64 = 8;
+
+/// The units of a data set that others have: their numbers of rows, which is all that orders are made of.
+struct Remote {
+    columns: Arc<[ColumnSpec]>,
+    /// With sparse columns in the layout of Arrow.
+    csr: Option<Arc<[ColumnSpec]>>,
+    rows: Arc<[u32]>,
+    /// Why units can't be read in any order, if they can't.
+    in_sequence: Option<Arc<str>>,
+    classes: [Arc<str>; 1],
+}
+
+fn elsewhere() -> Error {
+    Error::new(ErrorKind::Internal, "units that others have were to be read here")
+}
+
+impl Source for Remote {
+    fn columns(&self) -> &[ColumnSpec] {
+        &self.columns
+    }
+
+    fn in_csr(&self) -> Result<Option<Arc<dyn Source>>, Error> {
+        if !self.columns.iter().any(ColumnSpec::is_coo) {
+            return Ok(None);
+        }
+        let Some(columns) = self.csr.clone() else {
+            let reason = "the server has sparse columns only as coordinates";
+            return Err(Error::new(ErrorKind::Unsupported, reason));
+        };
+        Ok(Some(Arc::new(Remote {
+            columns,
+            csr: None,
+            rows: self.rows.clone(),
+            in_sequence: self.in_sequence.clone(),
+            classes: self.classes.clone(),
+        })))
+    }
+
+    fn units(&self) -> u64 {
+        self.rows.len() as u64
+    }
+
+    fn describe(&self, unit: u64) -> UnitInfo {
+        let rows = usize::try_from(unit).ok().and_then(|unit| self.rows.get(unit));
+        UnitInfo {
+            rows: rows.copied().unwrap_or_default(),
+            range: None::<ByteRange>,
+            class: 0,
+            apart: false,
+            held: None,
+        }
+    }
+
+    fn classes(&self) -> &[Arc<str>] {
+        &self.classes
+    }
+
+    fn work(&self) -> Work {
+        Work {
+            open: "receiving",
+            place: "checking",
+        }
+    }
+
+    fn locations(&self) -> &[Arc<str>] {
+        &[]
+    }
+
+    fn check_random(&self) -> Result<(), Error> {
+        match &self.in_sequence {
+            None => Ok(()),
+            Some(reason) => Err(Error::new(ErrorKind::Unsupported, &**reason)),
+        }
+    }
+
+    fn open(&self, _: u64, _: Reading, _: Fetched, _: &BufferPool) -> Result<Box<dyn Unit>, Error> {
+        Err(elsewhere())
+    }
+
+    fn pick(&self, _: &[&dyn Unit], _: &[Row], slots: Range<usize>, _: &mut Sink<'_>) -> Result<(), Unpicked> {
+        Err(Unpicked {
+            slot: slots.start,
+            error: elsewhere(),
+        })
+    }
+
+    fn locate(&self, _: u64, error: Error) -> Error {
+        error
+    }
+}
+
+/// A data set whose batches others make.
+#[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
+pub(crate) struct RemoteDataset;
+
+#[pymethods]
+impl RemoteDataset {
+    /// `columns` and `csr` are what `Data.columns_text` of the data set elsewhere says, `rows` those of its units, and
+    /// `uncut` how many these were before large ones were cut. `start(feed, request)` has the batches of a pass brought
+    /// to its feed; it must not have the data set.
+    #[new]
+    #[pyo3(signature = (columns, csr, rows, *, uncut, in_sequence, start))]
+    fn new(
+        py: Python<'_>,
+        columns: &str,
+        csr: Option<&str>,
+        rows: PyReadonlyArray1<'_, u32>,
+        uncut: Option<u64>,
+        in_sequence: Option<&str>,
+        start: Py<PyAny>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let read = |text: &str| read_columns(text).map(Arc::from).py(py);
+        let source = Remote {
+            columns: read(columns)?,
+            csr: csr.map(read).transpose()?,
+            rows: rows.as_array().to_vec().into(),
+            in_sequence: in_sequence.map(Arc::from),
+            classes: [Arc::from("received")],
+        };
+        let data = Data::remote(Arc::new(source), uncut, start);
+        Ok(PyClassInitializer::from(data).add_subclass(RemoteDataset))
+    }
+}
+
+/// Where those who bring the batches of a pass put them. Batches are counted from the first of the pass.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct BatchFeed {
+    feed: Arc<Feed>,
+    source: Arc<dyn Source>,
+    memory: Arc<Memory>,
+    most_rows: usize,
+    most_bytes: usize,
+}
+
+impl BatchFeed {
+    pub(crate) fn new(source: Arc<dyn Source>, memory: Arc<Memory>, most_rows: u32, most_bytes: Option<u64>) -> Self {
+        memory.keep_batches(KEPT);
+        BatchFeed {
+            feed: Arc::default(),
+            source,
+            memory,
+            most_rows: most_rows as usize,
+            most_bytes: most_bytes.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX)),
+        }
+    }
+
+    pub(crate) fn feed(&self) -> &Arc<Feed> {
+        &self.feed
+    }
+}
+
+#[pymethods]
+impl BatchFeed {
+    /// Makes room for a batch, the header of which came: its bytes follow.
+    fn receive(&self, py: Python<'_>, header: &[u8]) -> PyResult<IncomingBatch> {
+        let header = Header::read(header).py(py)?;
+        let (epoch, step) = (header.about.epoch, header.about.step);
+        let nbytes = header.bytes();
+        let room = py.detach(|| Receiving::new(header, self.most_bytes, self.memory.slabs()));
+        Ok(IncomingBatch {
+            epoch,
+            step,
+            nbytes,
+            receiving: Mutex::new(Some(room.py(py)?)),
+        })
+    }
+
+    /// Takes a batch that has come whole, and is checked. False if it isn't wanted: it came before, or nobody waits for
+    /// it any more.
+    fn put(&self, py: Python<'_>, number: u64, batch: &IncomingBatch) -> PyResult<bool> {
+        let taken = batch.lock().take();
+        let received = taken.ok_or_else(|| PyValueError::new_err("the batch was put already"))?;
+        let checked: Result<bool, Error> = py.detach(|| {
+            let batch = received.finish()?;
+            check(self.source.columns(), &batch, self.most_rows)?;
+            Ok(self.feed.put(number, Box::new(batch)))
+        });
+        checked.py(py)
+    }
+
+    /// Draws the next batch of a pass in this process, and takes it. None if there are no more.
+    fn put_next(&self, py: Python<'_>, number: u64, batches: &Pass) -> PyResult<Option<bool>> {
+        batches.draw_whole(py, |_, batch| Ok(self.feed.put(number, Box::new(batch))))
+    }
+
+    /// Whether a batch is wanted still, and hasn't come.
+    fn wants(&self, number: u64) -> bool {
+        self.feed.wants(number)
+    }
+
+    /// There are no batches from this one on.
+    fn end(&self, number: u64) {
+        self.feed.end(number);
+    }
+
+    /// A batch can't be had: what is raised in its place.
+    fn fail(&self, py: Python<'_>, number: u64, exception: Bound<'_, PyAny>) {
+        let reason = exception.to_string();
+        let raised = Raised::elsewhere(py, PyErr::from_value(exception));
+        let error = Error::new(ErrorKind::Raised, reason).with_cause(Arc::new(raised));
+        self.feed.fail(number, error);
+    }
+
+    /// Waits until the consumer has taken more than `next` batches, waits for one that isn't there, or wants no more;
+    /// at most so many seconds.
+    fn wait(&self, py: Python<'_>, next: u64, seconds: f64) {
+        let wait = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        py.detach(|| self.feed.wait(next, wait));
+    }
+
+    /// The number of the next batch that is handed over, how many wait, whether a consumer waits for one, and whether
+    /// no more are wanted.
+    fn look(&self) -> (u64, u64, bool, bool) {
+        let seen = self.feed.look();
+        (seen.next, seen.ready, seen.waiting > 0.0, seen.over)
+    }
+}
+
+/// A batch of which some has come.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct IncomingBatch {
+    epoch: u64,
+    step: u64,
+    nbytes: usize,
+    receiving: Mutex<Option<Receiving>>,
+}
+
+impl IncomingBatch {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Receiving>> {
+        self.receiving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl IncomingBatch {
+    /// The epoch that it says it is of.
+    #[getter]
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The step that it says it is.
+    #[getter]
+    fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Its bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.nbytes
+    }
+
+    /// Copies the bytes that come next, uint8, and adds them to the checksum. True when all have come.
+    fn add(&self, py: Python<'_>, bytes: PyReadonlyArray1<'_, u8>) -> PyResult<bool> {
+        let bytes = bytes.as_slice()?;
+        let added: Result<bool, Error> = py.detach(|| {
+            let mut receiving = self.lock();
+            let receiving = receiving.as_mut().ok_or_else(elsewhere)?;
+            receiving.put(bytes)?;
+            Ok(receiving.is_whole())
+        });
+        added.py(py)
+    }
+
+    /// Whether all bytes have come.
+    #[getter]
+    fn whole(&self) -> bool {
+        self.lock().as_ref().is_some_and(Receiving::is_whole)
+    }
+}
+
+/// What is said of a batch, and its memory, for whoever sends it.
+pub(crate) fn sent<'py>(py: Python<'py>, batch: Batch, sums: bool) -> PyResult<(Bound<'py, PyBytes>, arrays::Memory)> {
+    let header = py.detach(|| Header::of(&batch, sums).write());
+    Ok((PyBytes::new(py, &header), arrays::Memory::of_all(batch.slabs)))
+}
+
+/// Columns as text: with `csr` sparse ones in that layout; `None` if there are none, or the source has no such layout.
+pub(crate) fn columns_text(source: &dyn Source, csr: bool) -> Option<String> {
+    if !csr {
+        return Some(write_columns(source.columns()));
+    }
+    let source = source.in_csr().ok().flatten()?;
+    Some(write_columns(source.columns()))
+}
+
+/// The arguments of an order, by their names in Python.
+fn order<'py>(py: Python<'py>, settings: &Settings) -> PyResult<Bound<'py, PyDict>> {
+    let (kind, skipped) = match settings.kind {
+        Kind::Sequential => ("sequential", 0),
+        Kind::Window => ("window", 0),
+        Kind::Block => ("block", 0),
+        Kind::Buffer => ("buffer", 0),
+        Kind::Sample { skipped, replace } => (if replace { "bootstrap" } else { "sample" }, skipped),
+    };
+    let order = PyDict::new(py);
+    order.set_item("shuffle", kind)?;
+    order.set_item("shuffle_buffer", settings.shuffle_buffer)?;
+    order.set_item("seed", settings.seed)?;
+    order.set_item("seed_given", true)?;
+    order.set_item("batch_size", settings.batch_size)?;
+    order.set_item("drop_last", settings.drop_last)?;
+    order.set_item("rank", settings.rank)?;
+    order.set_item("world_size", settings.ranks)?;
+    let shard_by = match settings.shard_by {
+        ShardBy::Window => "window",
+        ShardBy::Unit => "block",
+        ShardBy::Batch => "batch",
+    };
+    order.set_item("shard_by", shard_by)?;
+    let uneven = match settings.uneven {
+        Uneven::Drop => "drop",
+        Uneven::Pad => "pad",
+        Uneven::Allow => "allow",
+    };
+    order.set_item("uneven", uneven)?;
+    order.set_item("in_step", settings.in_step)?;
+    order.set_item("skipped", skipped)?;
+    Ok(order)
+}
+
+/// What those who bring the batches of a pass are told of it.
+pub(crate) fn request<'py>(
+    py: Python<'py>,
+    [epoch, step, left, steps]: [u64; 4],
+    progress: Option<crate::order::Progress>,
+    total: Option<u64>,
+    csr: bool,
+    options: &Options,
+    settings: &Settings,
+) -> PyResult<Bound<'py, PyDict>> {
+    let request = PyDict::new(py);
+    request.set_item("order", order(py, settings)?)?;
+    request.set_item("epoch", epoch)?;
+    request.set_item("step", step)?;
+    request.set_item("left", left)?;
+    request.set_item("steps", steps)?;
+    request.set_item("progress", progress)?;
+    request.set_item("total", total)?;
+    request.set_item("csr", csr)?;
+    request.set_item("prefetch", options.prefetch)?;
+    request.set_item("memory_limit", options.memory_limit)?;
+    Ok(request)
+}

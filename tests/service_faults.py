@@ -1,0 +1,156 @@
+"""Servers in processes of their own, and a network that fails: what tests of the data service are run against."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["Proxy", "ServerProcess", "free_port"]
+
+
+def free_port() -> int:
+    """A port that is free just now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+class ServerProcess:
+    """`fastpipe serve FILE`, at one port, started again and again."""
+
+    def __init__(self, config: Path) -> None:
+        self.config, self.port = config, free_port()
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"grpc://127.0.0.1:{self.port}"
+
+    def start(self, config: Path | None = None) -> None:
+        command = [sys.executable, "-m", "fastpipe", "serve", str(config or self.config), "--port", str(self.port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    def wait(self) -> None:
+        """Until it listens."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        assert "serving" in self.process.stdout.readline()
+
+    def send(self, number: int) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.kill(self.process.pid, number)
+
+    def end(self, number: int = signal.SIGKILL) -> int | None:
+        """Ends it, and returns its exit status."""
+        if self.process is None:
+            return None
+        self.send(number)
+        self.send(signal.SIGCONT)
+        status = self.process.wait(20)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process = None
+        return status
+
+
+class Proxy:
+    """A network between a client and a server, which fails as it is told.
+
+    Args:
+        port: of the server.
+
+    Attributes:
+        port: to connect to.
+        delay: seconds before each piece is passed on.
+        cut_after: bytes to the client after which a connection is cut; None for never.
+        corrupt_at: bytes to the client after which one byte is changed; None for never.
+        silent_after: bytes to the client after which nothing comes any more, though the connection stays.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._server = port
+        self.delay = 0.0
+        self.cut_after: int | None = None
+        self.corrupt_at: int | None = None
+        self.silent_after: int | None = None
+        self.faults = 0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        self._open: list[socket.socket] = []
+        self._ended = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"grpc://127.0.0.1:{self.port}"
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+                server = socket.create_connection(("127.0.0.1", self._server))
+            except OSError:
+                if self._ended:
+                    return
+                continue
+            self._open += [client, server]
+            threading.Thread(target=self._pass_on, args=(client, server, False), daemon=True).start()
+            threading.Thread(target=self._pass_on, args=(server, client, True), daemon=True).start()
+
+    def _pass_on(self, here: socket.socket, there: socket.socket, to_client: bool) -> None:
+        passed = 0
+        try:
+            while data := here.recv(1 << 16):
+                time.sleep(self.delay)
+                if to_client:
+                    data = self._faulty(data, passed)
+                    passed += len(data)
+                there.sendall(data)
+        except (OSError, EOFError):
+            pass
+        for one in (here, there):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _faulty(self, data: bytes, passed: int) -> bytes:
+        end = passed + len(data)
+        if self.cut_after is not None and end > self.cut_after:
+            self.faults += 1
+            raise EOFError
+        if self.corrupt_at is not None and passed <= self.corrupt_at < end:
+            self.faults += 1
+            at = self.corrupt_at - passed
+            self.corrupt_at = None
+            return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+        if self.silent_after is not None and end > self.silent_after:
+            self.faults += 1
+            while not self._ended and self.silent_after is not None:
+                time.sleep(0.02)
+            raise EOFError
+        return data
+
+    def close(self) -> None:
+        self._ended = True
+        self._listening.close()
+        for one in self._open:
+            one.close()
+
+
+@contextmanager
+def through(port: int) -> Iterator[Proxy]:
+    """A network to a server."""
+    proxy = Proxy(port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

@@ -1,0 +1,401 @@
+"""The same batches, bit by bit, whoever makes them: any number of workers, processes or threads, fork or spawn, batch
+workers or none, workers that are kept or not, and in a pass that goes on where another one has stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from apart import apart
+from fastpipe.errors import StateError
+from fastpipe.torch import DataLoader
+from loader_data import (
+    FORKED,
+    IN_PROCESS,
+    SHARED,
+    SPAWNED,
+    THREADS,
+    AtOnce,
+    Augmented,
+    Numbers,
+    OwnGenerators,
+    assert_same,
+    copied,
+    drawn_from_all,
+    same,
+    with_noise,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+
+COUNTS = (1, 2, 3, 5)
+BY_FORKS = [FORKED | {"num_workers": count} for count in COUNTS]
+BY_THREADS = [THREADS | {"num_workers": count} for count in COUNTS]
+# Each process that is spawned imports torch, which takes seconds: one epoch by two of them is enough.
+BY_SPAWNING = SPAWNED | {"num_workers": 2, "persistent_workers": True}
+
+
+def generator(seed: int = 7) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def epochs(loader: Any, count: int) -> list[Any]:
+    return [[copied(batch) for batch in loader] for _ in range(count)]
+
+
+def all_same(loaders: Iterator[tuple[Any, Any]], count: int = 2) -> None:
+    """Sees to it that all loaders have the same batches in so many epochs. Each has its arguments beside it."""
+    expected = None
+    for arguments, loader in loaders:
+        found = epochs(loader, count)
+        assert not same(found[0], found[1]), "it isn't random"
+        if expected is None:
+            expected = found
+        assert same(found, expected), arguments
+
+
+@apart
+def test_items_that_draw_from_the_processs_generators_are_the_same() -> None:
+    """Shuffled by torch's generator, or by one of the loader's."""
+    for own in (False, True):
+
+        def loaders(own: bool = own) -> Iterator[tuple[Any, Any]]:
+            for way in [IN_PROCESS, *BY_FORKS]:
+                torch.manual_seed(3)
+                arguments = way | {"generator": generator()} if own else way
+                yield way, DataLoader(Augmented(40), 4, shuffle=True, **arguments)
+
+        all_same(loaders())
+
+
+@apart
+def test_items_that_draw_from_their_own_generators_are_the_same() -> None:
+    def loaders() -> Iterator[tuple[Any, Any]]:
+        for way in BY_FORKS + BY_THREADS:
+            yield way, DataLoader(OwnGenerators(40), 4, shuffle=True, generator=generator(), **way)
+
+    all_same(loaders())
+
+
+class LateDraws(OwnGenerators):
+    """Draws from the worker's generators, and from the process's from an item on, when nobody expects it any more."""
+
+    def __getitem__(self, index: int) -> Any:
+        found = super().__getitem__(index)
+        return found, torch.rand(2) if index >= 30 else torch.zeros(2)
+
+
+@apart
+def test_items_that_are_made_once_more_are_the_same() -> None:
+    def loaders() -> Iterator[tuple[Any, Any]]:
+        for way in BY_FORKS:
+            yield way, DataLoader(LateDraws(60), 4, generator=generator(), **way)
+
+    all_same(loaders())
+
+
+@apart
+def test_workers_that_are_kept_make_the_same_whatever_their_number() -> None:
+    def loaders(dataset: Any, ways: list[dict[str, Any]]) -> Iterator[tuple[Any, Any]]:
+        for way in ways:
+            yield way, DataLoader(dataset, 4, shuffle=True, generator=generator(), **(way | kept))
+
+    kept = {"persistent_workers": True}
+    all_same(loaders(Augmented(30), [*BY_FORKS, BY_SPAWNING]), 3)
+    all_same(loaders(OwnGenerators(30), BY_FORKS + BY_THREADS), 3)
+
+
+class Slowly(Augmented):
+    """Items that take so long that batches are made by several, and collated by others."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(SHARED)
+        return super().__getitem__(index)
+
+
+def noise_of_rng(items: list[Any]) -> Any:
+    """A `collate_fn` that draws from the generators of the worker's info."""
+    rng: Any = torch.utils.data.get_worker_info().rng  # type: ignore[union-attr]
+    drawn = rng.random_generator.random(), rng.numpy_generator.random(), torch.rand(2, generator=rng.torch_generator)
+    return items, drawn
+
+
+@apart
+def test_batches_of_batch_workers_are_the_same() -> None:
+    def loaders(dataset: Any) -> Iterator[tuple[Any, Any]]:
+        for way, joiners in [(IN_PROCESS, 0), *itertools.product(BY_FORKS, (0, 1, 3))]:
+            arguments = way | {"num_batch_workers": joiners, "generator": generator(), "shuffle": True}
+            yield arguments, DataLoader(dataset, 4, collate_fn=with_noise, **arguments)
+
+    # Some that one worker makes and collates, and some that several do.
+    all_same(loaders(Augmented(24)))
+    all_same(loaders(Slowly(16)))
+
+
+@apart
+def test_batches_that_draw_from_their_own_generators_are_the_same() -> None:
+    def loaders() -> Iterator[tuple[Any, Any]]:
+        for way, joiners in itertools.product(BY_FORKS[:3] + BY_THREADS[:3], (0, 1, 3)):
+            arguments = way | {"num_batch_workers": joiners, "generator": generator()}
+            yield arguments, DataLoader(OwnGenerators(24), 4, collate_fn=noise_of_rng, **arguments)
+
+    all_same(loaders())
+
+
+class WholeNoise(AtOnce):
+    """Items of a batch that are asked for at once, and draw."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [drawn_from_all(index) for index in indices]
+
+
+@apart
+def test_batches_that_are_asked_for_at_once_are_the_same() -> None:
+    def loaders(batch_size: int | None, dataset: Any) -> Iterator[tuple[Any, Any]]:
+        for way in [IN_PROCESS, *BY_FORKS]:
+            yield way, DataLoader(dataset, batch_size, generator=generator(), **way)
+
+    all_same(loaders(5, WholeNoise(24)))
+    all_same(loaders(None, Augmented(20)))
+
+
+@apart(most=110)
+def test_any_arrangement_makes_the_same() -> None:
+    """Items that draw from some generators, from some item on."""
+    any_arrangement()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+@given(
+    count=st.integers(1, 60),
+    batch=st.integers(1, 9),
+    names=st.lists(st.sampled_from(("python", "numpy", "torch")), unique=True),
+    first=st.integers(0, 40),
+    workers=st.sampled_from(COUNTS),
+    options=st.fixed_dictionaries(
+        {
+            "shuffle": st.booleans(),
+            "drop_last": st.booleans(),
+            "prefetch_factor": st.integers(1, 5),
+            "persistent_workers": st.booleans(),
+        }
+    ),
+    joiners=st.none() | st.integers(0, 3),
+)
+def any_arrangement(
+    count: int,
+    batch: int,
+    names: Sequence[str],
+    first: int,
+    workers: int,
+    options: dict[str, Any],
+    joiners: int | None,
+) -> None:
+    more: dict[str, Any] = {} if joiners is None else {"collate_fn": with_noise}
+    alone = {name: options[name] for name in ("shuffle", "drop_last")} | more
+    dataset = Augmented(count, names, first)
+    expected = list(DataLoader(dataset, batch, generator=generator(), **alone))
+    if joiners is not None:
+        more["num_batch_workers"] = joiners
+    forked = FORKED | {"num_workers": workers} | options | more
+    assert_same(list(DataLoader(dataset, batch, generator=generator(), **forked)), expected)
+
+
+class Counts(torch.utils.data.Sampler[int]):
+    """A sampler with states of its own."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.next = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        while self.next < self.count:
+            self.next += 1
+            yield (self.next * 7) % self.count
+        self.next = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next = state["next"]
+
+
+class Uneven(torch.utils.data.Sampler[list[int]]):
+    """Batches of several sizes, in an order that is drawn from torch's generator."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(28).tolist()
+        for size in range(1, 8):
+            yield [order.pop() for _ in range(size)]
+
+
+ORDERS: dict[str, Any] = {
+    "in sequence": lambda: {"batch_size": 4},
+    "shuffled": lambda: {"batch_size": 4, "shuffle": True},
+    "by its generator": lambda: {"batch_size": 5, "shuffle": True, "generator": generator(), "drop_last": True},
+    "a sampler with states": lambda: {"batch_size": 4, "sampler": Counts(28)},
+    "its batches": lambda: {"batch_sampler": Uneven()},
+    "no batches": lambda: {"batch_size": None, "shuffle": True},
+}
+
+
+def stored(state: dict[str, Any]) -> Any:
+    """A state as it is read from a file."""
+    return json.loads(json.dumps(state))
+
+
+# How the pass that is stopped is read, and the one that goes on.
+OTHERS = [(IN_PROCESS, 2), (FORKED, 0), (FORKED, 3), (FORKED | {"persistent_workers": True}, 1)]
+
+
+@apart(most=120)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_pass_goes_on_from_each_step(order: str) -> None:
+    def loader(way: dict[str, Any]) -> Any:
+        return DataLoader(Augmented(28), **ORDERS[order](), **way)
+
+    def other(way: dict[str, Any], workers: int) -> dict[str, Any]:
+        return FORKED | {"num_workers": workers} if workers else IN_PROCESS
+
+    torch.manual_seed(11)
+    expected = epochs(loader(IN_PROCESS), 1)[0]
+    for way, workers in OTHERS:
+        torch.manual_seed(11)
+        first = loader(way)
+        batches = iter(first)
+        states = [stored(first.state_dict())]
+        for batch, wanted in zip(batches, expected, strict=True):
+            assert_same(batch, wanted)
+            states.append(stored(first.state_dict()))
+        for step, state in enumerate(states):
+            torch.manual_seed(99)
+            second = loader(other(way, workers))
+            second.load_state_dict(state)
+            assert_same(second.state_dict(), state)
+            assert_same(list(second), expected[step:])
+
+
+@apart
+def test_a_pass_goes_on_from_each_step_with_threads_and_batch_workers() -> None:
+    def loader(way: dict[str, Any], joiners: int) -> Any:
+        arguments = way | {"num_batch_workers": joiners, "collate_fn": noise_of_rng, "shuffle": True}
+        return DataLoader(OwnGenerators(20), 4, generator=generator(), **arguments)
+
+    expected = epochs(loader(THREADS, 1), 2)
+    ways = itertools.cycle([(THREADS | {"num_workers": 3}, 2), (FORKED, 0), (FORKED | {"num_workers": 3}, 2)])
+    for way, joiners in [(THREADS, 1), (FORKED, 2)]:
+        first = loader(way, joiners)
+        for step, (_, (other, more)) in enumerate(zip(first, ways, strict=False), 1):
+            second = loader(other, more)
+            second.load_state_dict(stored(first.state_dict()))
+            assert_same(list(second), expected[0][step:])
+            assert_same(list(second), expected[1])
+
+
+@apart
+def test_later_epochs_are_those_of_the_pass_that_was_not_stopped() -> None:
+    """Each epoch draws from the loader's generator, or is that of workers that are kept."""
+    for kept in (False, True):
+        way = FORKED | {"persistent_workers": kept}
+
+        def loader(way: dict[str, Any] = way) -> Any:
+            return DataLoader(Augmented(16), 4, shuffle=True, generator=generator(), **way)
+
+        expected = epochs(loader(), 4)
+        for epoch, step in itertools.product((0, 1, 2), (0, 1, 3)):
+            first = loader()
+            for _ in range(epoch):
+                list(first)
+            batches = iter(first)
+            for _ in range(step):
+                next(batches)
+            second = loader(way | {"num_workers": 1})
+            second.load_state_dict(stored(first.state_dict()))
+            found = [[copied(batch) for batch in second] for _ in range(epoch, 4)]
+            assert_same(found, [expected[epoch][step:], *expected[epoch + 1 :]])
+
+
+@apart
+def test_a_state_between_passes_is_that_of_the_next_one() -> None:
+    for kept, own in itertools.product((False, True), (False, True)):
+        way = FORKED | {"persistent_workers": kept}
+
+        def loader(way: dict[str, Any] = way, own: bool = own) -> Any:
+            return DataLoader(Augmented(12), 4, shuffle=True, generator=generator() if own else None, **way)
+
+        torch.manual_seed(5)
+        first = loader()
+        states, found = [stored(first.state_dict())], []
+        for _ in range(3):
+            found.append([copied(batch) for batch in first])
+            states.append(stored(first.state_dict()))
+        for epoch, state in enumerate(states[:3]):
+            torch.manual_seed(6)
+            second = loader(way | {"num_workers": 3})
+            second.load_state_dict(state)
+            assert_same([copied(batch) for batch in second], found[epoch])
+            if kept or own:
+                assert_same([[copied(batch) for batch in second] for _ in found[epoch + 1 :]], found[epoch + 1 :])
+
+
+@apart
+def test_a_pass_in_any_order_goes_on_with_what_it_has_not_had() -> None:
+    def loader(workers: int) -> Any:
+        way = FORKED | {"num_workers": workers, "in_order": False, "prefetch_factor": 3}
+        return DataLoader(Slowly(40), 2, **way)
+
+    expected = {int(batch["index"][0]): batch for batch in DataLoader(Slowly(40), 2, **IN_PROCESS)}
+    torch.manual_seed(1)
+    expected = {int(batch["index"][0]): batch for batch in loader(1)}
+    for step in (0, 1, 5, 13, 19):
+        torch.manual_seed(1)
+        first = loader(3)
+        batches = iter(first)
+        had = [copied(next(batches)) for _ in range(step)]
+        second = loader(2)
+        second.load_state_dict(stored(first.state_dict()))
+        del batches
+        found = {int(batch["index"][0]): batch for batch in [*had, *second]}
+        assert len(found) == len(had) + 20 - step
+        assert_same(dict(sorted(found.items())), dict(sorted(expected.items())))
+
+
+@apart
+def test_states_of_others_are_refused() -> None:
+    loader = DataLoader(Numbers(9), 2, **FORKED)
+    next(iter(loader))
+    state = loader.state_dict()
+    for wrong, said in [
+        ({}, "this is no state"),
+        (state | {"kind": "rows"}, "this is no state"),
+        ({"_snapshot": {}}, "torchdata"),
+        (state | {"version": 9}, "version 9"),
+        (state | {"batch_size": [3, False]}, "batches of"),
+    ]:
+        with pytest.raises(StateError, match=said):
+            loader.load_state_dict(wrong)
+    # Nothing has changed.
+    assert loader.state_dict() == state
+    for said, more in [("generators", {"generator": generator()}), ("shuffles", {})]:
+        shuffled: Any = DataLoader(Numbers(9), 2, shuffle=True, **more)
+        next(iter(shuffled))
+        loader.load_state_dict(shuffled.state_dict())
+        with pytest.raises(StateError, match=said):
+            list(loader)

@@ -1,0 +1,281 @@
+"""What anybody may send to a server, and what a server may send: typed refusals, and the server stays up."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastpipe
+import fastpipe.service
+from fastpipe import _fastpipe
+from fastpipe._passes import passes_of
+from fastpipe._reader_passes import ReaderPasses
+from fastpipe.service._wire import Ticket, as_error, messages, ordering_of
+from processes import outputs, run
+
+pa = pytest.importorskip("pyarrow")
+flight = pytest.importorskip("pyarrow.flight")
+
+TICKETS = int(os.environ.get("FASTPIPE_TICKETS", "2000"))
+ROWS = 2000
+
+
+def read(**options: Any) -> fastpipe.Reader:
+    arrays = {"id": np.arange(ROWS), "x": np.random.default_rng(3).random((ROWS, 5), "float32")}
+    return fastpipe.from_arrays(arrays, **{"batch_size": 64, "shuffle": True, "seed": 7} | options)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[fastpipe.service.Server]:
+    with read().serve() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def ticket(server: fastpipe.service.Server) -> dict[str, Any]:
+    """A ticket that is answered."""
+    client = flight.FlightClient(server.url)
+    described = json.loads(
+        next(iter(client.do_action(flight.Action("describe", b'{"reader": "default"}')))).body.to_pybytes()
+    )
+    return {
+        "version": 1,
+        "reader": "default",
+        "data": described["fingerprints"]["2"],
+        "order": described["order"],
+        "epoch": 0,
+        "progress": None,
+        "start": 0,
+        "stop": 2,
+        "until": 2,
+        "csr": False,
+    }
+
+
+def answer(client: Any, data: bytes) -> list[Any]:
+    """The metadata of what comes."""
+    stream = client.do_get(flight.Ticket(data), flight.FlightCallOptions(timeout=20))
+    return [None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes() for chunk in stream]
+
+
+def test_a_ticket_is_answered(server: fastpipe.service.Server, ticket: dict[str, Any]) -> None:
+    found = answer(flight.FlightClient(server.url), json.dumps(ticket).encode())
+    assert [header[:4] for header in found] == [b"fpb1", b"fpb1"]
+
+
+NUMBERS = [None, True, -1, 0, 1, 2**31, 2**62, 2**63, 2**64, 10**30, 1.5]
+VALUES = [*NUMBERS, "", "x", "../../etc/passwd", [], [1], {}, {"a": 1}]
+
+
+def mutated(ticket: dict[str, Any], draw: random.Random) -> bytes:
+    """A ticket with entries that are wrong, missing or too many; or bytes that are none."""
+    kind = draw.randrange(10)
+    if kind == 0:
+        return draw.randbytes(draw.randrange(200))
+    text = json.dumps(ticket).encode()
+    if kind == 1:
+        at = draw.randrange(len(text))
+        return text[:at] + draw.randbytes(draw.randrange(1, 5)) + text[at + draw.randrange(3) :]
+    if kind == 2:
+        return b"[" * draw.randrange(1, 100_000)
+    changed = json.loads(text)
+    of = draw.choice([changed, changed, changed["order"]])
+    for _ in range(draw.randrange(1, 3)):
+        name = draw.choice([*of, "more"])
+        if draw.random() < 0.2:
+            of.pop(name, None)
+        else:
+            of[name] = draw.choice(VALUES)
+    if draw.random() < 0.2:
+        progress = {"epoch": 0, "world_size": 1, "step": 3, "taken": 3, "next": 0, "open": [], "late": [], "places": []}
+        progress[draw.choice(list(progress))] = draw.choice(VALUES)
+        changed["progress"] = progress
+    return json.dumps(changed).encode()
+
+
+def test_tickets_are_answered_or_refused(server: fastpipe.service.Server, ticket: dict[str, Any]) -> None:
+    client, draw = flight.FlightClient(server.url), random.Random(5)
+    good = json.dumps(ticket).encode()
+    refused = 0
+    for _ in range(TICKETS):
+        data = mutated(ticket, draw)
+        found = answer(client, data)
+        refused += any(header is not None and header[:4] == b"fpe1" for header in found)
+        for header in found:
+            assert header is None or header[:4] == b"fpb1" or isinstance(as_error(header, "a server"), Exception)
+    assert refused > TICKETS // 2
+    assert len(answer(client, good)) == 2
+
+
+def test_requests_that_are_none(server: fastpipe.service.Server) -> None:
+    client = flight.FlightClient(server.url)
+    with pytest.raises((pa.ArrowNotImplementedError, NotImplementedError), match="no action 'shell', only describe"):
+        list(client.do_action(flight.Action("shell", b"{}")))
+    for action, body in [
+        ("describe", b""),
+        ("describe", b"{}"),
+        ("describe", b"[" * 50_000),
+        ("describe", b"x" * (1 << 17)),
+        ("describe", b'{"reader": "../x"}'),
+        ("place", b'{"reader": "default", "unit": -1, "record": 0}'),
+        ("place", b'{"reader": "default", "unit": 1e99, "record": 0}'),
+        ("place", b'{"reader": "default", "unit": 10000000, "record": 0}'),
+    ]:
+        with pytest.raises(flight.FlightError, match=r"request|no reader"):
+            list(client.do_action(flight.Action(action, body)))
+    assert json.loads(next(iter(client.do_action(flight.Action("health", b"")))).body.to_pybytes()) == {"serving": True}
+    metrics = next(iter(client.do_action(flight.Action("metrics", b"")))).body.to_pybytes().decode()
+    assert "\nfastpipe_service_batches_total " in metrics
+    assert all(line.startswith(("#", "fastpipe_service_")) for line in metrics.splitlines())
+    with pytest.raises((pa.ArrowException, NotImplementedError)):
+        list(client.list_flights())
+    assert len({action.type for action in client.list_actions()}) == 4
+
+
+@given(st.binary(max_size=300))
+def test_bytes_that_are_no_ticket(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"ticket|order|between|integer"):
+        Ticket.read(data)
+
+
+@given(st.dictionaries(st.text(max_size=9), st.integers() | st.text(max_size=5) | st.none()))
+def test_dicts_that_are_no_order(order: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        ordering_of(order)
+
+
+ORDER = {
+    "shuffle": "sequential",
+    "shuffle_buffer": 5,
+    "seed": 1,
+    "seed_given": True,
+    "batch_size": 5,
+    "drop_last": False,
+    "rank": 0,
+    "world_size": 1,
+    "shard_by": "window",
+    "uneven": "drop",
+    "in_step": None,
+    "skipped": 0,
+}
+
+
+def feed() -> Any:
+    """Where the batches of a pass over 10 rows are to be put."""
+    feeds: list[Any] = []
+    passes = passes_of(fastpipe.from_arrays({"id": np.arange(10)}, batch_size=5))
+    assert isinstance(passes, ReaderPasses)
+    columns = passes.parts.data.handle.columns_text()
+    assert columns is not None
+    rows = np.array([10], np.uint32)
+    dataset = _fastpipe.RemoteDataset(
+        columns, None, rows, uncut=None, in_sequence=None, start=lambda feed, request: feeds.append(feed)
+    )
+    found = ordering_of(ORDER).of(dataset)
+    started = found.batches(0, 0, 2, num_threads=None, sharers=1, prefetch=None, memory_limit=None)
+    return feeds[0], started
+
+
+@given(st.binary(max_size=200))
+def test_headers_that_are_none(header: bytes) -> None:
+    put, _ = feed()
+    for data in (header, b"fpb1" + header):
+        with pytest.raises(fastpipe.MalformedFileError, match="header"):
+            put.receive(data)
+
+
+def test_batches_that_do_not_fit_are_refused() -> None:
+    """A server that sends another data set's batches, whole and with the right checksums."""
+    put, started = feed()
+    wrong = fastpipe.from_arrays({"y": np.arange(10, dtype="float32")}, batch_size=5)
+    drawn = passes_of(wrong).start_in_engine().next_sent(sums=True)
+    assert drawn is not None
+    header, memory = drawn
+    incoming = put.receive(header)
+    for array, _ in memory.pieces():
+        incoming.add(array)
+    assert incoming.whole
+    with pytest.raises(fastpipe.MalformedFileError, match="feature 'id'"):
+        put.put(0, incoming)
+    with pytest.raises(ValueError, match="already"):
+        put.put(0, incoming)
+    put.fail(0, fastpipe.ServiceError("gone"))
+    with pytest.raises(fastpipe.ServiceError, match="gone"):
+        next(started)
+
+
+@given(st.lists(st.integers(0, 3 << 19), max_size=4), st.binary(min_size=1, max_size=40))
+def test_messages_hold_what_slabs_hold(sizes: list[int], header: bytes) -> None:
+    slabs = [np.arange(size, dtype=np.uint8) for size in sizes]
+    found = list(messages(header, slabs))
+    assert [metadata for _, metadata in found] == [header] + [None] * (len(found) - 1)
+    sent = b"".join(batch.column(0)[0].as_py() for batch, _ in found)
+    assert sent == b"".join(slab.tobytes() for slab in slabs)
+    assert all(batch.nbytes <= (1 << 20) + 16 for batch, _ in found)
+
+
+def test_many_connections_and_slow_readers(server: fastpipe.service.Server, ticket: dict[str, Any]) -> None:
+    # Connections that say nothing.
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
+    # Streams that are begun and not read.
+    slow = [flight.FlightClient(server.url).do_get(flight.Ticket(json.dumps(ticket).encode())) for _ in range(50)]
+    found = [batch["id"].tolist() for batch in fastpipe.connect(server.url)]
+    assert found == [batch["id"].tolist() for batch in read()]
+    for stream in slow:
+        stream.cancel()
+    for one in silent:
+        one.close()
+
+
+def test_a_slow_reader_costs_bounded_memory() -> None:
+    arrays = {"x": np.zeros((40_000, 1000), "float32")}
+    with fastpipe.from_arrays(arrays, batch_size=256, shuffle=True, seed=1).serve(keep="8MiB") as server:
+        remote = fastpipe.connect(server.url, prefetch=2)
+        batches = iter(remote)
+        next(batches)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        time.sleep(1.0)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "KiB, of 160 MB of data"
+        assert server.stats()["batches"] < 40
+
+
+def test_two_threads_draw_from_a_pass(server: fastpipe.service.Server) -> None:
+    batches = iter(fastpipe.connect(server.url))
+    found: list[list[int]] = []
+    draw = lambda: found.extend(batch["id"].tolist() for batch in batches)  # noqa: E731
+    threads = [threading.Thread(target=draw) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted(batch["id"].tolist() for batch in read())
+
+
+def test_a_forked_child_is_told(server: fastpipe.service.Server) -> None:
+    script = """
+        import os, sys, fastpipe
+        remote = fastpipe.connect(sys.argv[1])
+        assert len(list(remote)) == 32
+        if (child := os.fork()) == 0:
+            try:
+                next(iter(remote))
+            except fastpipe.ServiceError as error:
+                os._exit(7 if "forked" in str(error) else 8)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert len(list(remote)) == 32
+        print("both")
+    """
+    assert outputs(run(script, server.url)) == ["both\n"]

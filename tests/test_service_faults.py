@@ -1,0 +1,178 @@
+"""Servers that are killed, stopped or replaced, and networks that fail: each batch comes once and in order."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastpipe
+from service_faults import ServerProcess, through
+
+pytest.importorskip("pyarrow.flight")
+
+RUNS = int(os.environ.get("FASTPIPE_SERVICE_RUNS", "4"))
+ROWS = 30_000
+
+CONFIG = """
+import numpy as np
+import fastpipe
+
+arrays = {{"id": np.arange({rows}), "x": np.random.default_rng({seed}).random(({rows}, 16), "float32")}}
+reader = fastpipe.from_arrays(arrays, batch_size=64, shuffle=True, seed=7)
+"""
+
+
+def arrays(seed: int = 1) -> dict[str, Any]:
+    return {"id": np.arange(ROWS), "x": np.random.default_rng(seed).random((ROWS, 16), "float32")}
+
+
+def read() -> fastpipe.Reader:
+    return fastpipe.from_arrays(arrays(), batch_size=64, shuffle=True, seed=7)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[bytes]:
+    return [batch["id"].tobytes() + batch["x"].tobytes() for batch in read()]
+
+
+def same(batch: dict[str, Any]) -> bytes:
+    return batch["id"].tobytes() + batch["x"].tobytes()
+
+
+def slowly(batches: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    for batch in batches:
+        yield same(batch)
+        time.sleep(0.015)
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Of the data, and of other data."""
+    folder = tmp_path_factory.mktemp("configs")
+    ours, other = folder / "ours.py", folder / "other.py"
+    ours.write_text(CONFIG.format(rows=ROWS, seed=1))
+    other.write_text(CONFIG.format(rows=ROWS, seed=2))
+    return ours, other
+
+
+@pytest.fixture
+def servers(configs: tuple[Path, Path]) -> Iterator[list[ServerProcess]]:
+    found = [ServerProcess(configs[0]) for _ in range(3)]
+    for server in found:
+        server.start()
+    for server in found:
+        server.wait()
+    yield found
+    for server in found:
+        server.end()
+
+
+def fail_by_chance(servers: list[ServerProcess], draw: random.Random, end: threading.Event) -> None:
+    """Kills, stops and restarts servers, until the end; one may be left without any for a moment."""
+    while not end.wait(draw.uniform(0.05, 0.5)):
+        server = draw.choice(servers)
+        what = draw.choice(["kill", "stop", "terminate", "restart"])
+        if what == "stop":
+            server.send(signal.SIGSTOP)
+            end.wait(draw.uniform(0.1, 1.0))
+            server.send(signal.SIGCONT)
+        elif what == "restart" and server.process is None:
+            server.start()
+        elif what != "restart" and server.process is not None:
+            server.end(signal.SIGKILL if what == "kill" else signal.SIGTERM)
+            server.start()
+
+
+@pytest.mark.timeout(120 + 60 * RUNS)
+@pytest.mark.parametrize("first", range(0, RUNS, 10))
+def test_servers_that_fail_by_chance(servers: list[ServerProcess], expected: list[bytes], first: int) -> None:
+    for run in range(first, min(first + 10, RUNS)):
+        draw = random.Random(run)
+        remote = fastpipe.connect([server.url for server in servers], prefetch=8, timeout=20)
+        end = threading.Event()
+        failing = threading.Thread(target=fail_by_chance, args=(servers, draw, end))
+        failing.start()
+        try:
+            found = []
+            for batch in remote:
+                found.append(same(batch))
+                time.sleep(draw.uniform(0, 0.01))
+        finally:
+            end.set()
+            failing.join()
+        assert found == expected, f"run {run}"
+        for server in servers:
+            if server.process is None:
+                server.start()
+
+
+def test_a_server_with_other_data_is_an_error(
+    servers: list[ServerProcess], configs: tuple[Path, Path], expected: list[bytes]
+) -> None:
+    remote = fastpipe.connect([server.url for server in servers], prefetch=4, timeout=20)
+    batches = iter(remote)
+    found = [same(next(batches))]
+    servers[1].end()
+    servers[1].start(configs[1])
+    servers[1].wait()
+    with pytest.raises(fastpipe.StateError, match="other"):
+        found.extend(slowly(batches))
+    assert found == expected[: len(found)]
+
+
+def test_a_server_ends_by_sigterm_and_says_nothing_of_it(configs: tuple[Path, Path]) -> None:
+    server = ServerProcess(configs[0])
+    server.start()
+    server.wait()
+    next(iter(fastpipe.connect(server.url)))
+    assert server.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("fault", ["delay", "cut", "corrupt", "silent"])
+def test_networks_that_fail(fault: str, expected: list[bytes]) -> None:
+    with read().serve() as server, through(server.port) as network, through(server.port) as sound:
+        urls = [network.url, sound.url]
+        if fault == "delay":
+            network.delay = 0.02
+        elif fault == "cut":
+            network.cut_after = 300_000
+        elif fault == "corrupt":
+            network.corrupt_at = 200_000
+        else:
+            network.silent_after = 100_000
+        found = []
+        for batch in fastpipe.connect(urls, prefetch=8, timeout=15):
+            found.append(same(batch))
+            time.sleep(0.001)
+        assert found == expected
+        assert fault == "delay" or network.faults > 0
+
+
+@pytest.mark.parametrize("at", [5_000, 60_000, 61_007, 150_003])
+def test_a_network_alone_that_changes_bytes(at: int, expected: list[bytes]) -> None:
+    with read().serve() as server, through(server.port) as network:
+        remote = fastpipe.connect(network.url, prefetch=8, timeout=15)
+        network.corrupt_at = at
+        assert [same(batch) for batch in remote] == expected
+        assert network.faults == 1
+
+
+def test_a_network_that_falls_silent_is_an_error_within_the_time(expected: list[bytes]) -> None:
+    with read().serve() as server, through(server.port) as network:
+        remote = fastpipe.connect(network.url, prefetch=2, timeout=1.5)
+        network.silent_after = 50_000
+        found: list[bytes] = []
+        begun = time.monotonic()
+        with pytest.raises(fastpipe.ServiceError, match="127"):
+            found.extend(slowly(remote))
+        assert time.monotonic() - begun < 15
+        assert found == expected[: len(found)]
