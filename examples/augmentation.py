@@ -3,7 +3,7 @@
     python examples/augmentation.py                           # trains; the loader is fastpipe's, with two workers
     python examples/augmentation.py --loader torch            # the same with torch's
     python examples/augmentation.py --check                   # are images the same, whatever the number of workers?
-    python examples/augmentation.py --memory memory.png --size 256 --batch-size 32
+    python examples/augmentation.py --memory memory.png --size 256 --batch-size 64 --epochs 1
                                                               # draws memory over time: 1 to 16 workers, both loaders
 
 The digits are scikit-learn's, of 8 x 8 pixels. Each is enlarged, rotated, distorted elastically and blurred by noise
