@@ -139,7 +139,7 @@ class Answer:
 
     def text(self) -> str:
         """As JSON."""
-        # Named tuples are arrays there. `asdict` would copy each of them, which takes a third of an exchange.
+        # Named tuples are arrays there; `asdict` would copy each of them first.
         return json.dumps(vars(self), separators=(",", ":"))
 
     @classmethod
