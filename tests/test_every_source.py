@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 import fastpipe
-from every_source import ROWS, Make, digests, order
+from every_source import ROWS, Make, digests, make, order
+
+# The fixture that makes readers of each source.
+__all__ = ["make"]
 
 
 @order

@@ -215,6 +215,7 @@ PUBLIC = [
     "rank",
     "read_partition",
     "seed",
+    "serve",
     "set_epoch",
     "shard",
     "shuffle_buffer",
