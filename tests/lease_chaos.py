@@ -80,7 +80,9 @@ def lock(url: str) -> Outage:
         command = [sys.executable, "-c", _LOCK, url.removeprefix("sqlite:///")]
         processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         assert processes[-1].stdout is not None
-        assert processes[-1].stdout.readline() == "locked\n"
+        if processes[-1].stdout.readline() != "locked\n":
+            end()
+            raise AssertionError("the file couldn't be locked")
 
     def end() -> None:
         processes[-1].kill()
@@ -182,6 +184,12 @@ class Run:
         self._workers.append(_Worker(slot, name, process))
 
     def _lose_database(self, outage: Outage) -> None:
+        if _is_locked(self.request["url"]):
+            # By a worker that is stopped: nothing would continue it while the outage waits for the lock.
+            self.did["stop with the lock"] += 1
+            for worker in self._workers:
+                worker.send(signal.SIGCONT)
+                worker.wakes = None
         outage.begin()
         went = time.time()
         try:
