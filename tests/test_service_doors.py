@@ -22,7 +22,7 @@ import fastpipe.service
 from fastpipe import _fastpipe
 from fastpipe._passes import passes_of
 from fastpipe._reader_passes import ReaderPasses
-from fastpipe.service._wire import Ticket, apart, as_error, messages, ordering_of, together
+from fastpipe.service._wire import Ticket, as_error, messages, ordering_of
 from processes import outputs, run
 
 pa = pytest.importorskip("pyarrow")
@@ -72,7 +72,7 @@ def answer(client: Any, data: bytes) -> list[Any]:
 
 def test_a_ticket_is_answered(server: fastpipe.service.Server, ticket: dict[str, Any]) -> None:
     found = answer(flight.FlightClient(server.url), json.dumps(ticket).encode())
-    assert [header[:4] for header in found] == [b"fpb1", b"fpb1"]
+    assert [said[:8] for said in found] == [b"fpg1\1\0\0\0", b"fpg1\1\0\0\0"]
 
 
 NUMBERS = [None, True, -1, 0, 1, 2**31, 2**62, 2**63, 2**64, 10**30, 1.5]
@@ -188,32 +188,60 @@ def feed() -> Any:
     return feeds[0], started
 
 
-@given(st.binary(max_size=200))
-def test_headers_that_are_none(header: bytes) -> None:
+NOTHING = np.empty(0, np.uint8)
+
+
+@given(st.binary(max_size=200), st.integers(0, 300))
+def test_what_is_said_of_batches_that_are_none(said: bytes, count: int) -> None:
     put, _ = feed()
-    for data in (header, b"fpb1" + header):
-        with pytest.raises(fastpipe.MalformedFileError, match="header"):
-            put.receive(data)
+    for data in (said, b"fpg1" + said, b"fpg1" + count.to_bytes(4, "little") + said, b"fpg1\1\0\0\0\4\0\0\0fpb1"):
+        if data == b"fpg1" + bytes(4):
+            continue
+        with pytest.raises(fastpipe.MalformedFileError, match="can't be read"):
+            put.receive(0, 2, 0, 0).take(data, NOTHING)
+    with pytest.raises(fastpipe.MalformedFileError, match="belong to no batch"):
+        put.receive(0, 2, 0, 0).take(None, np.zeros(1, np.uint8))
+
+
+def sent(reader: fastpipe.Reader) -> tuple[bytes, np.ndarray]:
+    """The first two batches of a reader, as one message."""
+    drawn = passes_of(reader).start_in_engine().next_sent(most=1 << 20, patience=10.0)
+    assert drawn is not None
+    assert drawn.count == 2
+    said, pieces = drawn.part(0, 2)
+    assert drawn.nbytes == sum(map(len, pieces))
+    with pytest.raises(IndexError, match="2 batches"):
+        drawn.part(1, 3)
+    return said, np.concatenate(pieces)
 
 
 def test_batches_that_do_not_fit_are_refused() -> None:
     """A server that sends another data set's batches, whole and with the right checksums."""
     put, started = feed()
-    wrong = fastpipe.from_arrays({"y": np.arange(10, dtype="float32")}, batch_size=5)
-    drawn = passes_of(wrong).start_in_engine().next_sent(sums=True)
-    assert drawn is not None
-    header, memory = drawn
-    incoming = put.receive(header)
-    for array, _ in memory.pieces():
-        incoming.add(array)
-    assert incoming.whole
+    incoming = put.receive(0, 2, 0, 0)
     with pytest.raises(fastpipe.MalformedFileError, match="feature 'id'"):
-        put.put(0, incoming)
-    with pytest.raises(ValueError, match="already"):
-        put.put(0, incoming)
+        incoming.take(*sent(fastpipe.from_arrays({"y": np.arange(10, dtype="float32")}, batch_size=5)))
+    assert incoming.next == 0
     put.fail(0, fastpipe.ServiceError("gone"))
     with pytest.raises(fastpipe.ServiceError, match="gone"):
         next(started)
+
+
+def test_batches_that_were_not_asked_for_are_refused() -> None:
+    put, started = feed()
+    said, data = sent(fastpipe.from_arrays({"id": np.arange(10)}, batch_size=5))
+    for next_, stop, epoch, step in [(0, 1, 0, 0), (0, 2, 1, 0), (0, 2, 0, 1)]:
+        with pytest.raises(fastpipe.MalformedFileError, match="wasn't asked for"):
+            put.receive(next_, stop, epoch, step).take(said, data)
+    with pytest.raises(fastpipe.MalformedFileError, match="checksum"):
+        put.receive(0, 2, 0, 0).take(said, data ^ 1)
+    incoming = put.receive(0, 2, 0, 0)
+    incoming.take(said, data[:50])
+    assert (incoming.next, incoming.largest) == (1, 40)
+    with pytest.raises(fastpipe.MalformedFileError, match="before another was whole"):
+        incoming.take(said, data)
+    incoming.take(None, data[50:])
+    assert [batch["id"].tolist() for batch in started] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
 @given(st.lists(st.integers(0, 3 << 19), max_size=4), st.binary(min_size=1, max_size=40))
@@ -224,37 +252,6 @@ def test_messages_hold_what_slabs_hold(sizes: list[int], header: bytes) -> None:
     sent = b"".join(batch.column(0)[0].as_py() for batch, _ in found)
     assert sent == b"".join(slab.tobytes() for slab in slabs)
     assert all(batch.nbytes <= (1 << 20) + 16 for batch, _ in found)
-
-
-@given(
-    st.lists(st.tuples(st.binary(min_size=4, max_size=20), st.lists(st.binary(max_size=50), max_size=3)), min_size=1)
-)
-def test_small_batches_come_together(batches: list[tuple[bytes, list[bytes]]]) -> None:
-    sent = [(b"fpb1" + header, [np.frombuffer(slab, np.uint8) for slab in slabs]) for header, slabs in batches]
-    message, metadata = together(sent)
-    data = np.frombuffer(message.column(0)[0].as_buffer(), np.uint8)
-    found = apart(metadata, data)
-    expected = [(header, b"".join(slab.tobytes() for slab in slabs)) for header, slabs in sent]
-    if len(sent) == 1:
-        assert found is None
-        found = [(metadata, data)]
-    assert found is not None
-    assert [(header, part.tobytes()) for header, part in found] == expected
-    if len(sent) > 1:
-        for cut in range(4, len(metadata), 7):
-            with pytest.raises(ValueError, match=r"more|buffer"):
-                apart(metadata[:cut], data)
-
-
-@given(st.binary(max_size=60), st.integers(0, 60))
-def test_messages_of_small_batches_that_are_none(metadata: bytes, size: int) -> None:
-    data = np.zeros(size, np.uint8)
-    try:
-        found = apart(b"fpg1" + metadata, data)
-    except ValueError:
-        return
-    assert found is not None
-    assert sum(len(part) for _, part in found) == size
 
 
 def test_many_connections_and_slow_readers(server: fastpipe.service.Server, ticket: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ from fastpipe.interactions import HeldOut, Interactions, PointLocation, read_int
 from fastpipe.leases import EpochStatus, LeaseWorker, Ledger, LedgerStatus, StepOfEpoch, WorkerStatus
 from fastpipe.reader import Reader
 from fastpipe.rebatch import Rebatcher, rebatch
-from fastpipe.service import connect
+from fastpipe.service import LocalService, connect
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
 from fastpipe.sql import SqlPartition, SqlPlan, partition_sql, read_sql
 from fastpipe.tables import RowLocation, from_arrays, from_arrow
@@ -95,6 +95,7 @@ __all__ = [
     "LedgerError",
     "LedgerStatus",
     "LimitError",
+    "LocalService",
     "Location",
     "MalformedFileError",
     "Masked",

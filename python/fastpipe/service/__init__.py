@@ -1,6 +1,7 @@
-"""The data service: batches that are made elsewhere, on Arrow Flight (extra `arrow`).
+"""The data service: batches that are made elsewhere.
 
-`Server` serves readers, `connect` makes a reader of what is served.
+`Server` serves readers on Arrow Flight (extra `arrow`), `connect` makes a reader of what is served. `LocalService` does
+both within this machine, by memory in common.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastpipe.service._connect import connect
+from fastpipe.service._local import LocalService
 
 if TYPE_CHECKING:
     from fastpipe.service._server import Server
 
-__all__ = ["Server", "connect"]
+__all__ = ["LocalService", "Server", "connect"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, SupportsIndex
 from urllib.parse import urlsplit
@@ -17,9 +17,9 @@ from fastpipe.reader import Reader
 from fastpipe.service._settings import Options
 
 if TYPE_CHECKING:
-    from fastpipe.service._remote_data import Description
+    from fastpipe.service._remote_data import Description, RemoteData
 
-__all__ = ["connect"]
+__all__ = ["Asked", "check_timeout", "connect"]
 
 _SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
 _PAUSE = 0.1
@@ -92,34 +92,73 @@ def connect(
         raise ValueError("urls is empty: name at least one server")
     for url in given:
         _check(url)
-    if (rank is None) != (world_size is None):
-        raise ValueError("give rank and world_size together")
-    if not 0 < timeout <= 86_400:
-        raise ValueError(f"timeout is up to 86400 seconds, not {timeout}")
+    asked = Asked(rank, world_size, seed, epochs, progress)
     options = Options(
         token=token,
         ca=None if ca is None else Path(ca).read_bytes(),
         certificate=None
         if certificate is None
         else (Path(certificate[0]).read_bytes(), Path(certificate[1]).read_bytes()),
-        timeout=float(timeout),
+        timeout=check_timeout(timeout),
     )
     running = Running.checked(num_threads=None, prefetch=prefetch, memory_limit=memory_limit)
     description = _described(given, reader, options)
     if fallback is not None:
         check_fallback(fallback, description)
-    data = RemoteData(reader, description, given, options, float(timeout), fallback)
-    ordering = description.ordering
-    if world_size is not None and rank is not None:
-        world = within("world_size", world_size, 1, LARGEST_WORLD)
-        ordering = replace(ordering, rank=within("rank", rank, 0, world - 1), world_size=world)
-    if seed is not None:
-        ordering = replace(ordering, seed=within("seed", seed, 0, 2**64 - 1), seed_given=True)
-    return Reader(data, ordering=ordering, running=running, progress=progress, epochs=epochs)._warned()
+    data = RemoteData(reader, description, given, options, options.timeout, fallback)
+    return asked.reader(data, description, running)
 
 
-def _both(chain: str | Path, key: str | Path) -> tuple[bytes, bytes]:
-    return Path(chain).read_bytes(), Path(key).read_bytes()
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of a remote reader.
+
+    Args:
+        rank: of it; with `world_size`.
+        world_size: number of ranks; None for those of the served reader.
+        seed: None for the served reader's.
+        epochs: epochs a pass; None for passes without end.
+        progress: whether passes show a progress bar.
+
+    Raises:
+        ValueError: if one is out of range, or comes without the other.
+    """
+
+    rank: SupportsIndex | None
+    world_size: SupportsIndex | None
+    seed: SupportsIndex | None
+    epochs: SupportsIndex | None
+    progress: bool
+
+    def __post_init__(self) -> None:
+        if (self.rank is None) != (self.world_size is None):
+            raise ValueError("give rank and world_size together")
+
+    def reader(self, data: RemoteData, description: Description, running: Running) -> Reader:
+        """A reader of remote data, which is so described.
+
+        Raises:
+            ValueError: if what is asked for is out of range.
+        """
+        ordering = description.ordering
+        if self.world_size is not None and self.rank is not None:
+            world = within("world_size", self.world_size, 1, LARGEST_WORLD)
+            ordering = replace(ordering, rank=within("rank", self.rank, 0, world - 1), world_size=world)
+        if self.seed is not None:
+            ordering = replace(ordering, seed=within("seed", self.seed, 0, 2**64 - 1), seed_given=True)
+        made = Reader(data, ordering=ordering, running=running, progress=self.progress, epochs=self.epochs)
+        return made._warned()
+
+
+def check_timeout(timeout: float) -> float:
+    """Seconds within which servers must answer.
+
+    Raises:
+        ValueError: if it is none, or more than a day.
+    """
+    if not 0 < timeout <= 86_400:
+        raise ValueError(f"timeout is up to 86400 seconds, not {timeout}")
+    return float(timeout)
 
 
 def _check(url: str) -> None:

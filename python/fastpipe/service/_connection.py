@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +16,19 @@ from fastpipe.errors import ServiceError
 from fastpipe.service._settings import Options
 from fastpipe.service._wire import Ticket, as_error
 
+if TYPE_CHECKING:
+    from fastpipe import _fastpipe
+
 __all__ = ["Answer", "Connection"]
 
 
-# A server that has vanished without a word is missed after a while.
-_KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
+_CHANNEL = [
+    # A server that has vanished without a word is missed after a while.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Frames of HTTP/2 have 16 KiB otherwise, each of each of which costs both sides: a fifth of the rate.
+    ("grpc.http2.max_frame_size", 128 << 10),
+]
 
 # Of the process that has first connected.
 _PROCESS_OF_GRPC: list[int] = []
@@ -33,6 +41,8 @@ class Connection:
         url: `grpc://host:port`, or `grpc+tls://host:port`.
         options: how to connect.
     """
+
+    ahead = 32 << 20
 
     def __init__(self, url: str, options: Options) -> None:
         self.url = url
@@ -66,7 +76,7 @@ class Connection:
                     secure["tls_root_certs"] = self._options.ca
                 if self._options.certificate is not None:
                     secure["cert_chain"], secure["private_key"] = self._options.certificate
-                self._client = flight.FlightClient(self.url, generic_options=_KEEPALIVE, **secure)
+                self._client = flight.FlightClient(self.url, generic_options=_CHANNEL, **secure)
             return self._client
 
     def _call(self, timeout: float | None) -> Any:
@@ -110,14 +120,35 @@ class Connection:
             client.close()
 
 
+class _Bytes(NamedTuple):
+    """A message.
+
+    Attributes:
+        said: what is said of batches, if some begin.
+        data: bytes of them, uint8.
+    """
+
+    said: bytes | None
+    data: np.ndarray
+
+    @property
+    def begins(self) -> bool:
+        """Whether batches begin with it."""
+        return self.said is not None
+
+    def into(self, incoming: _fastpipe.IncomingBatches) -> None:
+        """Copies the bytes, and hands over the batches that are whole."""
+        incoming.take(self.said, self.data)
+
+
 class Answer:
     """The messages of a stream of batches. Another thread may cancel it."""
 
     def __init__(self, url: str, reader: Any) -> None:
         self._url, self._reader = url, reader
 
-    def __iter__(self) -> Iterator[tuple[bytes | None, np.ndarray]]:
-        """The header of a batch, if one begins, and bytes of it, uint8.
+    def __iter__(self) -> Iterator[_Bytes]:
+        """What has come.
 
         Raises:
             FastpipeError: what the server tells.
@@ -127,7 +158,7 @@ class Answer:
             try:
                 chunk = self._reader.read_chunk()
                 metadata = None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
-                data = np.frombuffer(chunk.data.column(0)[0].as_buffer(), np.uint8)
+                data = _bytes_of(chunk.data)
             except StopIteration:
                 return
             except (pa.ArrowException, OSError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -136,11 +167,32 @@ class Answer:
                 told = as_error(metadata, self._url)
                 if told is not None:
                     raise told
-            yield metadata, data
+            yield _Bytes(metadata, data)
 
     def cancel(self) -> None:
         """No more messages are wanted."""
         self._reader.cancel()
+
+    def close(self) -> None:
+        """Lets go of it."""
+        self.cancel()
+
+
+def _bytes_of(batch: pa.RecordBatch) -> np.ndarray:
+    """The bytes of a message, uint8, where they lie: Arrow's own scalars are copies.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    column = batch.column(0)
+    if batch.num_columns != 1 or len(column) != 1 or column.type != pa.large_binary() or column.offset:
+        raise ValueError("a message isn't one stretch of bytes")
+    _, offsets, data = column.buffers()
+    start, stop = np.frombuffer(offsets, np.int64, 2)
+    found = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    if not 0 <= start <= stop <= len(found):
+        raise ValueError("a message says of more bytes than it has")
+    return found[start:stop]
 
 
 def _told(error: BaseException) -> str:

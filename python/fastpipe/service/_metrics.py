@@ -50,10 +50,10 @@ class Metrics:
             with self._lock:
                 self._clients -= 1
 
-    def sent(self, nbytes: int) -> None:
-        """A batch was sent."""
+    def sent(self, count: int, nbytes: int) -> None:
+        """Batches were sent."""
         with self._lock:
-            self._batches += 1
+            self._batches += count
             self._bytes += nbytes
 
     def numbers(self) -> dict[str, int]:

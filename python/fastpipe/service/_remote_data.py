@@ -17,9 +17,10 @@ from fastpipe._passes import passes_of
 from fastpipe._reader_passes import ReaderParts, ReaderPasses
 from fastpipe._state import VERSION as STATES
 from fastpipe.errors import FastpipeError, ServiceError, UnsupportedError
-from fastpipe.service._connection import Connection
+from fastpipe.service._local_connection import SCHEME, LocalConnection
 from fastpipe.service._settings import Options
 from fastpipe.service._transfer import Request, Transfer
+from fastpipe.service._transport import Connection
 from fastpipe.service._wire import VERSION, Ticket, ordering_of
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class RemoteData:
     ) -> None:
         self._args = name, description, urls, options, patience, fallback
         self._description = description
-        self._connections = [Connection(url, options) for url in urls]
+        self._connections = [_connection(url, options) for url in urls]
         self.features = description.features
         self.files = description.files
         self.symbols = description.symbols
@@ -214,6 +215,15 @@ class _Bringing:
             self._options.timeout,
             make if self._fallback is not None else None,
         ).start()
+
+
+def _connection(url: str, options: Options) -> Connection:
+    if url.startswith(SCHEME):
+        return LocalConnection(url)
+    # Flight is loaded when it is needed.
+    from fastpipe.service._connection import Connection as OverNetwork
+
+    return OverNetwork(url, options)
 
 
 def parts_of(reader: Reader) -> ReaderParts:

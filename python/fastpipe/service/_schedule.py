@@ -128,12 +128,12 @@ class Schedule:
         self._taken.append(stretch)
         return stretch
 
-    def brought(self, stretch: Stretch, now: float, *, waited: float = 0.0) -> None:
-        """A server has brought the next batch of a stretch; `waited` seconds of that it had to wait for room."""
+    def brought(self, stretch: Stretch, now: float, count: int = 1, *, waited: float = 0.0) -> None:
+        """A server has brought the next batches of a stretch; `waited` seconds of that it had to wait for room."""
         server = self._servers[stretch.server]
-        took = max(now - stretch.since - waited, 0.0)
+        took = max(now - stretch.since - waited, 0.0) / count
         server.pace = took if server.pace is None else server.pace + _SMOOTHING * (took - server.pace)
-        stretch.next += 1
+        stretch.next += count
         stretch.since = now
 
     def done(self, stretch: Stretch) -> None:

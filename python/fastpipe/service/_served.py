@@ -25,6 +25,8 @@ __all__ = ["Served"]
 
 # Orders that are kept: one may take memory for each unit of the data set.
 _MOST_ORDERS = 16
+# Batches that whoever maps the memory of a pass has at once.
+_HELD = 8
 
 
 def _without_folders(text: str, files: list[str]) -> str:
@@ -137,7 +139,18 @@ class Served:
             self._orders.move_to_end(key)
         return found
 
-    def begin(self, ticket: Ticket, order: _fastpipe.Order, step: int, stop: int) -> _fastpipe.Pass:
+    def shared_memory(self, slabs: _fastpipe.SharedSlabs) -> _fastpipe.PassMemory:
+        """Memory for passes, in that which other processes map."""
+        return _fastpipe.PassMemory.shared(self._data.handle, slabs, _HELD)
+
+    def begin(
+        self,
+        ticket: Ticket,
+        order: _fastpipe.Order,
+        step: int,
+        stop: int,
+        memory: _fastpipe.PassMemory | None = None,
+    ) -> _fastpipe.Pass:
         """Begins a pass at a step, counted as a ticket counts, up to another one."""
         running = self._parts.running
         return order.batches(
@@ -149,5 +162,6 @@ class Served:
             prefetch=running.prefetch,
             memory_limit=running.memory_limit,
             progress=ticket.progress,
+            memory=memory,
             csr=ticket.csr,
         )

@@ -6,7 +6,6 @@ import hmac
 import json
 import logging
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,12 +16,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from fastpipe._running import memory_size
-from fastpipe.errors import FastpipeError
 from fastpipe.reader import Reader
 from fastpipe.service._metrics import Metrics
 from fastpipe.service._served import Served
 from fastpipe.service._streams import Streams
-from fastpipe.service._wire import TOGETHER, Ticket, error_bytes, messages, schema, together
+from fastpipe.service._wire import Ticket, error_bytes, messages, schema
 
 __all__ = ["Server", "listening"]
 
@@ -31,8 +29,6 @@ log = logging.getLogger("fastpipe.service")
 LOOPBACK = "127.0.0.1"
 _LARGEST_REQUEST = 1 << 16
 _TICK = 0.2
-# Seconds for which a small batch may wait for others that are sent with it.
-_HELD_BACK = 0.002
 _ACTIONS = {
     "describe": "what a reader yields, and the rows of its units",
     "place": "where a row comes from",
@@ -263,33 +259,13 @@ class Server:
         def begin(step: int) -> Any:
             return served.begin(ticket, order, step, max(step + 1, ticket.until))
 
-        group: list[tuple[bytes, list[Any]]] = []
-        held, since = 0, 0.0
-        for step in range(ticket.start, ticket.stop):
-            try:
-                sent = self._streams.get(key, step, begin, wanted)
-            except FastpipeError:
-                # Those in front of what can't be read count.
-                if group:
-                    yield together(group)
-                raise
-            self._metrics.sent(sent.nbytes)
-            if sent.nbytes > TOGETHER // 2:
-                if group:
-                    yield together(group)
-                    group, held = [], 0
-                yield from messages(sent.header, sent.slabs)
-                continue
-            if not group:
-                since = time.monotonic()
-            group.append((sent.header, sent.slabs))
-            held += sent.nbytes
-            # The first one is awaited, and so is what takes long to make.
-            if held > TOGETHER // 2 or step == ticket.start or time.monotonic() - since > _HELD_BACK:
-                yield together(group)
-                group, held = [], 0
-        if group:
-            yield together(group)
+        step = ticket.start
+        while step < ticket.stop:
+            drawn = self._streams.get(key, step, ticket.stop, begin, wanted, now=step == ticket.start)
+            said, pieces, end = drawn.part(step, ticket.stop)
+            self._metrics.sent(end - step, sum(map(len, pieces)))
+            yield from messages(said, pieces)
+            step = end
 
 
 def listening(readers: Reader | Mapping[str, Reader], url: str, options: dict[str, Any]) -> Server:

@@ -1,15 +1,15 @@
 """Batches at a server, decoded once for all who ask for the same steps.
 
-A *stream* is the batches of an epoch in an order. It has *passes*, each of which yields one step after the other and
-decodes ahead; steps that were drawn are kept for a while. Whoever asks for a step gets a kept one, or draws from the
-pass that comes to it soonest; a new pass begins where none does. So clients that share a stream share its decoding, and
-one that comes back for what follows finds it decoded. Nothing here can't be made anew from a ticket.
+A *stream* is the batches of an epoch in an order. It has *passes*, each of which yields one step after the other, small
+ones several at once, and decodes ahead; what was drawn is kept for a while. Whoever asks for a step gets what is kept,
+or draws from the pass that comes to it soonest; a new pass begins where none does. So clients that share a stream share
+its decoding, and one that comes back for what follows finds it decoded. Nothing here can't be made anew from a ticket.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fastpipe import _fastpipe
 
-__all__ = ["Counts", "Sent", "Streams"]
+__all__ = ["Counts", "Drawn", "Streams"]
 
 Begin: TypeAlias = "Callable[[int], _fastpipe.Pass]"
 """Begins a pass at a step, to the end of the epoch."""
@@ -27,15 +27,34 @@ Begin: TypeAlias = "Callable[[int], _fastpipe.Pass]"
 # Steps that a pass may be behind: rather than begin another one, whoever asks draws those between, too.
 _NEAR = 16
 _PATIENCE = 0.2
+TOGETHER = 512 << 10
+"""Bytes of small batches that are drawn, and sent, together."""
+# Seconds for which a small batch may wait for others that are sent with it.
+_PATIENCE_TOGETHER = 0.002
 
 
-@dataclass(slots=True)
-class Sent:
-    """A batch as it is sent: its header and its memory, uint8."""
+@dataclass(slots=True, eq=False)
+class Drawn:
+    """Batches of a stream that were drawn together.
 
-    header: bytes
-    slabs: list[np.ndarray]
-    nbytes: int
+    Attributes:
+        first: the step of the first of them.
+        sent: what there is to send.
+    """
+
+    first: int
+    sent: _fastpipe.Sent
+
+    @property
+    def end(self) -> int:
+        """The step behind the last of them."""
+        return self.first + self.sent.count
+
+    def part(self, start: int, stop: int) -> tuple[bytes, list[np.ndarray], int]:
+        """Those of the steps `start` to `stop`: what is said of them, their memory, and the step behind them."""
+        end = min(self.end, stop)
+        said, pieces = self.sent.part(start - self.first, end - self.first)
+        return said, pieces, end
 
 
 @dataclass(slots=True)
@@ -49,8 +68,11 @@ class Counts:
 
 @dataclass(slots=True)
 class _Pass:
+    """A pass over a stream, or one that is to begin; the step that it comes to next, and what it has drawn last."""
+
     batches: _fastpipe.Pass | None
     next: int
+    last: Drawn | None = None
     busy: bool = False
     used: int = 0
 
@@ -58,7 +80,7 @@ class _Pass:
 @dataclass(slots=True)
 class _Stream:
     passes: list[_Pass] = field(default_factory=list)
-    kept: dict[int, Sent] = field(default_factory=dict)
+    kept: dict[int, Drawn] = field(default_factory=dict)
 
 
 class Streams:
@@ -72,8 +94,8 @@ class Streams:
     def __init__(self, most_passes: int, keep: int) -> None:
         self._most, self._keep = most_passes, keep
         self._streams: dict[Any, _Stream] = {}
-        # Of all streams, from the one that was drawn first.
-        self._drawn: OrderedDict[tuple[Any, int], int] = OrderedDict()
+        # Of all streams, from what was drawn first.
+        self._drawn: deque[tuple[Any, Drawn]] = deque()
         self._held = 0
         self._clock = 0
         self._changed = threading.Condition()
@@ -81,14 +103,18 @@ class Streams:
         self._closed = False
         self.counts = Counts()
 
-    def get(self, key: Any, step: int, begin: Begin, wanted: Callable[[], bool]) -> Sent:
-        """The batch of a step.
+    def get(
+        self, key: Any, step: int, stop: int, begin: Begin, wanted: Callable[[], bool], *, now: bool = False
+    ) -> Drawn:
+        """Batches of which one is that of a step.
 
         Args:
             key: of the stream.
             step: which batch.
+            stop: behind the last one that is asked for.
             begin: begins a pass of this stream.
             wanted: whether whoever asks is still there.
+            now: whether it is awaited more than those behind it.
 
         Raises:
             FastpipeError: what the pass raises.
@@ -99,9 +125,9 @@ class Streams:
                 if self._closed or not wanted():
                     raise InterruptedError
                 stream = self._streams.setdefault(key, _Stream())
-                found = stream.kept.get(step)
+                found = stream.kept.get(step) or _last(stream, step)
                 if found is not None:
-                    self.counts.kept_hits += 1
+                    self.counts.kept_hits += min(found.end, stop) - step
                     return found
                 near = [one for one in stream.passes if one.next <= step < one.next + _NEAR]
                 one = max(near, key=lambda one: one.next, default=None)
@@ -115,12 +141,12 @@ class Streams:
                 one.busy = True
                 self._clock += 1
                 one.used = self._clock
-            drawn = self._draw(key, stream, one, begin)
-            if drawn is not None and drawn[0] == step:
-                return drawn[1]
+            drawn = self._draw(key, stream, one, begin, 0.0 if now else _PATIENCE_TOGETHER)
+            if drawn is not None and drawn.first <= step < drawn.end:
+                return drawn
 
-    def _draw(self, key: Any, stream: _Stream, one: _Pass, begin: Begin) -> tuple[int, Sent] | None:
-        """Draws the next step of a pass, which is busy until then."""
+    def _draw(self, key: Any, stream: _Stream, one: _Pass, begin: Begin, patience: float) -> Drawn | None:
+        """Draws what comes next of a pass, which is busy until then."""
         try:
             batches = one.batches
             if batches is None:
@@ -128,37 +154,38 @@ class Streams:
                     self._make_room()
                     batches = one.batches = begin(one.next)
                     self.counts.passes += 1
-            drawn = batches.next_sent(sums=True)
+            sent = batches.next_sent(most=TOGETHER, patience=patience)
         except BaseException:
             self._drop(stream, one)
             raise
-        if drawn is None:
+        if sent is None:
             self._drop(stream, one)
             return None
-        header, memory = drawn
-        sent = Sent(header, [array for array, _ in memory.pieces()], memory.nbytes)
         with self._changed:
-            number = one.next
-            one.next += 1
+            drawn = one.last = Drawn(one.next, sent)
+            one.next = drawn.end
             one.busy = False
-            self.counts.decoded += 1
-            self._keep_batch(key, stream, number, sent)
+            self.counts.decoded += sent.count
+            self._keep_drawn(key, stream, drawn)
             self._changed.notify_all()
-        return number, sent
+        if batches.position.delivered == batches.total:
+            self._drop(stream, one)
+        return drawn
 
-    def _keep_batch(self, key: Any, stream: _Stream, number: int, sent: Sent) -> None:
-        if sent.nbytes > self._keep or self._closed:
+    def _keep_drawn(self, key: Any, stream: _Stream, drawn: Drawn) -> None:
+        if drawn.sent.nbytes > self._keep or self._closed:
             return
-        # Two passes may come to the same step.
-        self._held -= self._drawn.pop((key, number), 0)
-        stream.kept[number] = sent
-        self._drawn[key, number] = sent.nbytes
-        self._held += sent.nbytes
+        stream.kept.update((step, drawn) for step in range(drawn.first, drawn.end))
+        self._drawn.append((key, drawn))
+        self._held += drawn.sent.nbytes
         while self._held > self._keep:
-            (of, first), nbytes = self._drawn.popitem(last=False)
-            self._held -= nbytes
+            of, oldest = self._drawn.popleft()
+            self._held -= oldest.sent.nbytes
             other = self._streams[of]
-            del other.kept[first]
+            for step in range(oldest.first, oldest.end):
+                # Two passes may come to the same step.
+                if other.kept.get(step) is oldest:
+                    del other.kept[step]
             if not other.kept and not other.passes and of != key:
                 del self._streams[of]
 
@@ -207,3 +234,9 @@ class Streams:
         for one in passes:
             if one.batches is not None:
                 one.batches.close()
+
+
+def _last(stream: _Stream, step: int) -> Drawn | None:
+    """What a pass has drawn last, if that has a step: too much of it to be kept, say."""
+    lasts = (one.last for one in stream.passes)
+    return next((last for last in lasts if last is not None and last.first <= step < last.end), None)

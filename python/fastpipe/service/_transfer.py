@@ -5,18 +5,16 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastpipe.errors import FastpipeError, MalformedFileError, OutOfMemoryError, PassClosedError, ServiceError
-from fastpipe.service._connection import Answer, Connection
 from fastpipe.service._schedule import Schedule, Stretch
-from fastpipe.service._wire import Ticket, apart
+from fastpipe.service._transport import Answer, Connection
+from fastpipe.service._wire import Ticket
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from fastpipe import _fastpipe
 
 __all__ = ["Request", "Transfer"]
@@ -24,8 +22,7 @@ __all__ = ["Request", "Transfer"]
 _Make: TypeAlias = "Callable[[int, dict[str, Any] | None, int, int, bool], _fastpipe.Pass]"
 """Begins a pass in this process: of epoch, progress, start, stop, and layout."""
 
-# Batches that are asked for ahead of the consumer: as many as have this many bytes.
-_AHEAD_BYTES = 32 << 20
+# Batches that are asked for ahead of the consumer, whatever their size.
 _LEAST_AHEAD, _MOST_AHEAD = 2, 256
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _TICK = 0.1
@@ -88,19 +85,6 @@ class _Worker:
     def busy(self) -> bool:
         """Whether it is bringing something."""
         return self.stretch is not None and not self.abandoned
-
-
-def _taken_apart(answer: Answer, url: str) -> Iterator[tuple[bytes | None, np.ndarray]]:
-    """The messages of a stream, those of several batches as one for each."""
-    for metadata, data in answer:
-        try:
-            several = None if metadata is None else apart(metadata, data)
-        except ValueError as error:
-            raise ServiceError(f"{url} sent a message that can't be read: {error}") from None
-        if several is None:
-            yield metadata, data
-        else:
-            yield from several
 
 
 class Transfer:
@@ -206,7 +190,7 @@ class Transfer:
     @property
     def _ahead(self) -> int:
         limit = self._request.memory_limit
-        most = _AHEAD_BYTES if limit is None else limit // 2
+        most = min(connection.ahead for connection in self._connections) if limit is None else limit // 2
         ahead = min(max(most // self._largest, _LEAST_AHEAD), _MOST_AHEAD)
         prefetch = self._request.prefetch
         return ahead if prefetch is None else max(1, min(prefetch, ahead) if limit is not None else prefetch)
@@ -270,60 +254,39 @@ class Transfer:
                 if worker.abandoned:
                     return
                 worker.answer, worker.heard = answer, time.monotonic()
-            self._receive(worker, stretch, answer, (epoch, None if progress is not None else start - stretch.next))
+            self._receive(worker, stretch, answer, (epoch, None if progress is not None else start))
         finally:
             worker.answer = None
-            answer.cancel()
+            answer.close()
 
     def _receive(self, worker: _Worker, stretch: Stretch, answer: Answer, place: tuple[int, int | None]) -> None:
-        epoch, offset = place
-        incoming: _fastpipe.IncomingBatch | None = None
+        incoming = self._feed.receive(stretch.next, stretch.stop, *place)
         waited = 0.0
-        url = self._connections[worker.server].url
-        for header, data in _taken_apart(answer, url):
-            if header is not None:
-                if incoming is not None or stretch.next >= stretch.stop:
-                    raise ServiceError(f"{url} sent a batch that doesn't belong here")
+        for message in answer:
+            if message.begins:
                 # It is kept waiting, which is as good as being heard.
                 worker.heard = float("inf")
-                waited = self._wait_for_room(stretch)
-                incoming = self._received(url, header)
-                self._largest = max(self._largest, incoming.nbytes)
-                if incoming.epoch != epoch or (offset is not None and incoming.step != stretch.next + offset):
-                    found = f"batch {incoming.step} of epoch {incoming.epoch}"
-                    raise ServiceError(f"{url} sent {found}, which it wasn't asked for")
-            worker.heard = time.monotonic()
-            if incoming is None:
-                raise ServiceError(f"{url} sent bytes that belong to no batch")
-            if self._added(url, stretch.next, incoming, data):
-                incoming = None
-                with self._lock:
-                    self._schedule.brought(stretch, time.monotonic(), waited=waited)
-                    self._failing = None
-                    self._errors.pop(worker.server, None)
-                if stretch.next >= stretch.stop:
-                    return
-                if not self._feed.wants(stretch.next) and stretch.again:
-                    return
-        if stretch.next < stretch.stop:
-            raise ServiceError(f"{url} ended too early")
-
-    def _received(self, url: str, header: bytes) -> _fastpipe.IncomingBatch:
-        try:
-            return self._feed.receive(header)
-        except MalformedFileError as error:
-            raise ServiceError(f"{url}: {error}") from error
-
-    def _added(self, url: str, number: int, incoming: _fastpipe.IncomingBatch, data: np.ndarray) -> bool:
-        """Adds bytes to a batch. Whether it is whole, and was put into the feed."""
-        try:
-            if not incoming.add(data):
-                return False
-            self._feed.put(number, incoming)
-        except MalformedFileError as error:
-            # What was damaged on its way is asked for again, and what doesn't fit the columns is the server's fault.
-            raise ServiceError(f"{url}: {error}") from error
-        return True
+                waited += self._wait_for_room(stretch)
+            now = worker.heard = time.monotonic()
+            try:
+                message.into(incoming)
+            except MalformedFileError as error:
+                # Damaged on its way, it is asked for again; what doesn't fit the columns is the server's fault.
+                raise ServiceError(f"{self._connections[worker.server].url}: {error}") from error
+            finally:
+                came = incoming.next - stretch.next
+                if came:
+                    self._largest = max(self._largest, incoming.largest)
+                    with self._lock:
+                        self._schedule.brought(stretch, now, came, waited=waited)
+                        self._failing = None
+                        self._errors.pop(worker.server, None)
+                    waited = 0.0
+            if stretch.next >= stretch.stop:
+                return
+            if stretch.again and not self._feed.wants(stretch.next):
+                return
+        raise ServiceError(f"{self._connections[worker.server].url} ended too early")
 
     def _wait_for_room(self, stretch: Stretch) -> float:
         """Waits until the consumer is near enough. Returns the seconds that it took."""
@@ -332,9 +295,10 @@ class Transfer:
             wanted, _, _, over = self._feed.look()
             if over:
                 raise PassClosedError("the pass is over")
-            if stretch.next < wanted + self._ahead:
+            ahead = self._ahead
+            if stretch.next < wanted + ahead:
                 return time.monotonic() - begun
-            self._feed.wait(wanted, _TICK)
+            self._feed.wait(stretch.next - ahead, _TICK)
 
     def _make_here(self, make: _Make) -> None:
         """Makes all batches that are still missing in this process."""

@@ -1,16 +1,14 @@
 """What servers and clients say to each other, as bytes: tickets, batches, errors. Nothing here is ever unpickled.
 
 A ticket asks for the batches `start` to `stop` of an epoch, in an order; it is JSON. The answer is a stream of Arrow
-record batches of one binary column: the bytes of a batch's slabs, as they are, cut where it suits the transport. The
-first message of each batch has the batch's header in its metadata (`rust/fastpipe-wire`). Small batches come together:
-their metadata is a mark, their number, the lengths of each one's header and bytes, and the headers. An error comes in
-place of a batch, as JSON in the metadata of an empty message.
+record batches of one binary column: the bytes of batches' slabs, as they are, cut where it suits the transport. The
+first message of a batch, or of small ones that are sent together, says in its metadata what they are
+(`rust/fastpipe-wire`). An error comes in place of a batch, as JSON in the metadata of an empty message.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -27,31 +25,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LARGEST_TICKET",
-    "TOGETHER",
     "Ticket",
-    "apart",
     "as_error",
     "error_bytes",
     "messages",
     "order_of",
     "ordering_of",
     "schema",
-    "together",
 ]
 
 VERSION = 1
 LARGEST_TICKET = 1 << 20
 """Bytes: the places of an epoch that many ranks have shared."""
 
-_ERROR, _GROUP = b"fpe1", b"fpg1"
-_COUNT, _LENGTHS = struct.Struct("<I"), struct.Struct("<IQ")
+_ERROR = b"fpe1"
 _LARGEST_NUMBER = 2**63 - 1
 # What is sent at once: measured, larger ones are slower, since they leave the cache before they are sent.
-_PIECE = 512 << 10
+_MESSAGE = 512 << 10
 # Smaller stretches of memory are copied together: a message costs as much as copying this.
 _SMALL = 128 << 10
-TOGETHER = 256 << 10
-"""Bytes of small batches that are sent together."""
 
 # Errors of the data are raised by the client as they were at the server; all others are said to be the server's.
 _OF_DATA = (
@@ -202,62 +194,25 @@ def _message(parts: list[np.ndarray]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column], schema=schema())
 
 
-def messages(header: bytes, slabs: list[np.ndarray]) -> Iterator[tuple[pa.RecordBatch, bytes | None]]:
-    """The messages of a batch. The memory isn't copied, but for small stretches."""
-    metadata: bytes | None = header
+def messages(said: bytes, pieces: list[np.ndarray]) -> Iterator[tuple[pa.RecordBatch, bytes | None]]:
+    """The messages of batches that are sent together. The memory isn't copied, but for small pieces."""
+    metadata: bytes | None = said
     small: list[np.ndarray] = []
     held = 0
-    for slab in slabs:
-        for start in range(0, len(slab), _PIECE):
-            piece = slab[start : start + _PIECE]
-            if small and held + len(piece) > _PIECE:
+    for piece in pieces:
+        for start in range(0, len(piece), _MESSAGE):
+            part = piece[start : start + _MESSAGE]
+            if small and held + len(part) > _MESSAGE:
                 yield _message(small), metadata
                 metadata, small, held = None, [], 0
-            if len(piece) >= _SMALL and not small:
-                yield _message([piece]), metadata
+            if len(part) >= _SMALL and not small:
+                yield _message([part]), metadata
                 metadata = None
             else:
-                small.append(piece)
-                held += len(piece)
+                small.append(part)
+                held += len(part)
     if small or metadata is not None:
         yield _message(small), metadata
-
-
-def together(batches: list[tuple[bytes, list[np.ndarray]]]) -> tuple[pa.RecordBatch, bytes]:
-    """The message of small batches: of their headers and slabs."""
-    if len(batches) == 1:
-        header, slabs = batches[0]
-        return _message(slabs), header
-    lengths = [(len(header), sum(map(len, slabs))) for header, slabs in batches]
-    front = _GROUP + _COUNT.pack(len(batches)) + b"".join(_LENGTHS.pack(*of) for of in lengths)
-    headers = b"".join(header for header, _ in batches)
-    return _message([slab for _, slabs in batches for slab in slabs]), front + headers
-
-
-def apart(metadata: bytes, data: np.ndarray) -> list[tuple[bytes, np.ndarray]] | None:
-    """The headers and bytes of batches that came together; None if it is none such message.
-
-    Raises:
-        ValueError: if it was cut or damaged.
-    """
-    if not metadata.startswith(_GROUP):
-        return None
-    try:
-        (count,) = _COUNT.unpack_from(metadata, len(_GROUP))
-        at = len(_GROUP) + _COUNT.size
-        if count * _LENGTHS.size > len(metadata) - at:
-            raise ValueError("it says of more batches than it can have")
-        lengths = [_LENGTHS.unpack_from(metadata, at + number * _LENGTHS.size) for number in range(count)]
-    except struct.error as error:
-        raise ValueError(str(error)) from None
-    at += count * _LENGTHS.size
-    found, start = [], 0
-    for header, nbytes in lengths:
-        found.append((metadata[at : at + header], data[start : start + nbytes]))
-        at, start = at + header, start + nbytes
-    if at != len(metadata) or start != len(data):
-        raise ValueError("it has more or fewer bytes than it says")
-    return found
 
 
 def error_bytes(error: Exception) -> bytes:

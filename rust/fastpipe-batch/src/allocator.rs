@@ -10,9 +10,10 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use fastpipe_memory::{Lender, Refused};
+use fastpipe_memory::{Borrowed, Lender, Refused};
 
 use crate::error::{Error, ErrorKind};
+use crate::slab::Slab;
 
 /// Where slabs get their memory from.
 pub trait SlabAllocator: Send + Sync {
@@ -109,4 +110,12 @@ impl SlabAllocator for SharedSlabs {
         // read it once it is lent, and don't write to it while this process does.
         Ok(unsafe { Region::initialised(start, piece.len(), piece) })
     }
+}
+
+/// A slab that another process has lent. `None` if there is none such.
+pub fn borrowed(piece: Borrowed) -> Option<Slab> {
+    let (start, len) = (piece.start()?, piece.len());
+    // SAFETY: so many bytes are mapped, and were written by whoever lent them; until the piece is dropped, nobody else
+    // writes to them.
+    Slab::of(unsafe { Region::initialised(start, len, piece) })
 }

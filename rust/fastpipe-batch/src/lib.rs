@@ -39,7 +39,7 @@ mod stretch;
 mod vocabulary;
 mod writer;
 
-pub use allocator::{Region, SharedSlabs, SlabAllocator};
+pub use allocator::{Region, SharedSlabs, SlabAllocator, borrowed};
 pub use buffers::{Buffer, BufferPool, Reuse};
 pub use cells::{Cells, Columns};
 pub use dtype::{DType, Leaf, TimeUnit};

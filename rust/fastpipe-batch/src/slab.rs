@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::allocator::SlabAllocator;
+use crate::allocator::{Region, SlabAllocator};
 use crate::buffers::Reuse;
 use crate::error::{Error, ErrorKind};
 use crate::owned::{ALIGNMENT, Carver, Memory};
@@ -32,6 +32,21 @@ pub struct Slab {
 }
 
 impl Slab {
+    /// All bytes of a region, of no pool: the region is given back when it is dropped. `None` if it doesn't begin at a
+    /// multiple of [`ALIGNMENT`](crate::ALIGNMENT).
+    pub fn of(region: Region) -> Option<Slab> {
+        let len = region.len();
+        Some(Slab {
+            memory: Some(Memory::of(region)?),
+            len,
+            pool: Weak::new(),
+            process: std::process::id(),
+            lent: true,
+            taker: this_thread(),
+            away: AtomicBool::new(false),
+        })
+    }
+
     /// Says that a consumer has it from now on: it no longer counts as used by the engine.
     pub fn lend(&mut self) {
         if let (false, Some(memory), Some(pool)) = (self.lent, &self.memory, self.pool.upgrade()) {

@@ -65,7 +65,7 @@ impl Memory {
 
     /// The slabs, uint8, and where each begins in a stretch of memory with room for all of them: what copies a batch
     /// elsewhere copies these.
-    fn pieces<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<(Bound<'py, PyUntypedArray>, usize)>> {
+    pub(crate) fn pieces<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<(Bound<'py, PyUntypedArray>, usize)>> {
         let bytes = dtype::<u8>(slf.py());
         // SAFETY: this many initialised bytes, which stay where they are until `slf`, the base of the array, dies.
         // Other arrays over them are views of the same memory, as NumPy's own are.

@@ -33,6 +33,7 @@ mod preparation;
 mod raw;
 mod rebatch;
 mod remote;
+mod sent;
 mod shared_slabs;
 mod stats;
 mod supply;
@@ -96,7 +97,9 @@ mod _fastpipe {
     #[pymodule_export]
     use super::rebatch::RowBuffer;
     #[pymodule_export]
-    use super::remote::{BatchFeed, IncomingBatch, RemoteDataset};
+    use super::remote::{BatchFeed, IncomingBatches, RemoteDataset};
+    #[pymodule_export]
+    use super::sent::Sent;
     #[pymodule_export]
     use super::shared_slabs::{BorrowedMemory, SharedArena, SharedSlabs};
     #[pymodule_export]

@@ -274,11 +274,11 @@ impl Order {
     }
 
     /// A pass of the batches `start` to `stop` of an epoch, which needn't read those before; of what is left behind a
-    /// state, counted from there, if there is one. Both the order and the
-    /// batches may take `memory_limit`, the order alone if it is one batch; without one the order may take half of the
+    /// state, counted from there, if there is one. `memory` is what they lie in, instead of the data set's own. Both the
+    /// order and the batches may take `memory_limit`, the order alone if it is one batch; without one the order may take half of the
     /// memory of the machine, or of the control group if that has less.
     #[pyo3(signature = (
-        epoch, start, stop, *, num_threads, sharers, prefetch, memory_limit, progress=None, csr=false
+        epoch, start, stop, *, num_threads, sharers, prefetch, memory_limit, progress=None, memory=None, csr=false
     ))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn batches(
@@ -292,6 +292,7 @@ impl Order {
         prefetch: Option<usize>,
         memory_limit: Option<u64>,
         progress: Option<Progress>,
+        memory: Option<&Bound<'_, PassMemory>>,
         csr: bool,
     ) -> PyResult<Pass> {
         let last = stop
@@ -329,7 +330,8 @@ impl Order {
             end_epoch: None,
             limit: Some(number),
         };
-        self.pass(py, cursor, options, Some(number), State::default(), None, csr)
+        let memory = memory.map(|m| m.get().of(py, self.data.get().source())).transpose()?;
+        self.pass(py, cursor, options, Some(number), State::default(), memory, csr)
     }
 
     /// Unit and record of a row of a batch. Of the order, not of the batch, `memory_limit` is what it may take.

@@ -3,18 +3,19 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Source};
+use fastpipe_batch::{ColumnSpec, Error, ErrorKind, SlabPool, Source};
 use fastpipe_engine::{Batch, Memory as Kept, Options, Poll, Stream, unplanned};
 use fastpipe_order::{Order, Rest, State};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyDict;
 
-use crate::arrays::{Memory, to_dict};
+use crate::arrays::to_dict;
 use crate::data::{Begun, Lease};
 use crate::errors::{guarded, lost, raised_of, to_py};
 use crate::order::Progress;
-use crate::remote::sent;
+use crate::sent::{self, Lent, Sent};
+use crate::shared_slabs::SharedSlabs;
 use crate::stats;
 use crate::supply::{Look, Supply, Task};
 
@@ -131,7 +132,12 @@ impl Running {
 
     /// Looks for the next batch, waiting for a moment. An error ends the pass, and its threads. Without the GIL.
     pub(crate) fn poll(&self) -> Result<Poll, Error> {
-        self.supply.poll(PATIENCE).map_err(|error| match self.closed_by.get() {
+        self.poll_for(PATIENCE)
+    }
+
+    /// Looks for the next batch, waiting at most so long.
+    pub(crate) fn poll_for(&self, wait: Duration) -> Result<Poll, Error> {
+        self.supply.poll(wait).map_err(|error| match self.closed_by.get() {
             Some(by) if error.kind() == ErrorKind::Closed => Error::new(ErrorKind::Closed, by.as_str()),
             _ => error,
         })
@@ -252,6 +258,12 @@ pub(crate) struct Pass {
     /// What a user's code raised and ended the pass with. It is here, where Python's garbage collector sees it: its
     /// traceback may have frames that have the pass.
     raised: Mutex<Option<Py<PyAny>>>,
+    /// For batches that are sent together.
+    sending: OnceLock<Arc<SlabPool>>,
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
 impl Pass {
@@ -278,6 +290,7 @@ impl Pass {
             total,
             position: Py::new(py, position)?,
             raised: Mutex::new(None),
+            sending: OnceLock::new(),
         })
     }
 
@@ -374,11 +387,27 @@ impl Pass {
         self.draw(py, |columns, batch| to_dict(py, columns, batch, self.padded))
     }
 
-    /// The next batch for whoever sends it: what is said of it, with checksums if these are wanted, and its memory.
-    /// None if there is none.
-    #[pyo3(signature = (*, sums))]
-    fn next_sent<'py>(&self, py: Python<'py>, sums: bool) -> PyResult<Option<(Bound<'py, PyBytes>, Memory)>> {
-        self.draw_whole(py, |_, batch| sent(py, batch, sums))
+    /// The next batches for whoever sends them, at least one: as many as have `most` bytes together, and are there
+    /// within `patience` seconds. None if there are no more.
+    #[pyo3(signature = (*, most, patience))]
+    fn next_sent(&self, py: Python<'_>, most: usize, patience: f64) -> PyResult<Option<Sent>> {
+        let Some(running) = &self.running else { return Ok(None) };
+        let pool = self.sending.get_or_init(sent::pool);
+        sent::next_sent(py, self, running, pool, most, seconds(patience))
+    }
+
+    /// The next batches, lent to another process from the memory that it maps: what is said of them, and the offset and
+    /// the length of each piece. None if there are no more.
+    #[pyo3(signature = (slabs, *, most, patience))]
+    fn next_lent<'py>(
+        &self,
+        py: Python<'py>,
+        slabs: &SharedSlabs,
+        most: usize,
+        patience: f64,
+    ) -> PyResult<Option<Lent<'py>>> {
+        let Some(running) = &self.running else { return Ok(None) };
+        sent::next_lent(py, self, running, slabs, most, seconds(patience))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -5,21 +5,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fastpipe_batch::{
-    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Fetched, Pass as Reading, Row, Sink, Source, Unit, UnitInfo,
-    Unpicked, Work,
+    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Fetched, Pass as Reading, Row, Sink, SlabPool, Source, Unit,
+    UnitInfo, Unpicked, Work,
 };
 use fastpipe_engine::{Batch, Memory, Options};
 use fastpipe_order::{Kind, Settings, ShardBy, Uneven};
-use fastpipe_wire::{Feed, Header, Receiving, check, read_columns, write_columns};
+use fastpipe_wire::{Arrivals, Feed, Wanted, check, read_columns, write_columns};
 use numpy::PyReadonlyArray1;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyDict;
 
-use crate::arrays;
 use crate::data::Data;
 use crate::errors::{IntoPy, Raised};
 use crate::pass::Pass;
+use crate::sent::read_pieces;
+use crate::shared_slabs::SharedArena;
 
 /// Batches that are kept for whoever reads a batch after the other, and for those that arrive.
 const KEPT: u64 = 8;
@@ -176,31 +176,22 @@ impl BatchFeed {
 
 #[pymethods]
 impl BatchFeed {
-    /// Makes room for a batch, the header of which came: its bytes follow.
-    fn receive(&self, py: Python<'_>, header: &[u8]) -> PyResult<IncomingBatch> {
-        let header = Header::read(header).py(py)?;
-        let (epoch, step) = (header.about.epoch, header.about.step);
-        let nbytes = header.bytes();
-        let room = py.detach(|| Receiving::new(header, self.most_bytes, self.memory.slabs()));
-        Ok(IncomingBatch {
+    /// Takes batches that somebody was asked for: those from `next` to `stop`, without it, of an epoch, the first of
+    /// which says it is that step; None where that isn't known.
+    fn receive(&self, next: u64, stop: u64, epoch: u64, step: Option<u64>) -> IncomingBatches {
+        let wanted = Wanted {
+            next,
+            stop,
             epoch,
             step,
-            nbytes,
-            receiving: Mutex::new(Some(room.py(py)?)),
-        })
-    }
-
-    /// Takes a batch that has come whole, and is checked. False if it isn't wanted: it came before, or nobody waits for
-    /// it any more.
-    fn put(&self, py: Python<'_>, number: u64, batch: &IncomingBatch) -> PyResult<bool> {
-        let taken = batch.lock().take();
-        let received = taken.ok_or_else(|| PyValueError::new_err("the batch was put already"))?;
-        let checked: Result<bool, Error> = py.detach(|| {
-            let batch = received.finish()?;
-            check(self.source.columns(), &batch, self.most_rows)?;
-            Ok(self.feed.put(number, Box::new(batch)))
-        });
-        checked.py(py)
+            most: self.most_bytes,
+        };
+        IncomingBatches {
+            arrivals: Mutex::new(Arrivals::new(wanted, self.memory.slabs().clone())),
+            feed: self.feed.clone(),
+            source: self.source.clone(),
+            most_rows: self.most_rows,
+        }
     }
 
     /// Draws the next batch of a pass in this process, and takes it. None if there are no more.
@@ -241,64 +232,74 @@ impl BatchFeed {
     }
 }
 
-/// A batch of which some has come.
+/// Batches that somebody was asked for, as they come.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
-pub(crate) struct IncomingBatch {
-    epoch: u64,
-    step: u64,
-    nbytes: usize,
-    receiving: Mutex<Option<Receiving>>,
+pub(crate) struct IncomingBatches {
+    arrivals: Mutex<Arrivals>,
+    feed: Arc<Feed>,
+    source: Arc<dyn Source>,
+    most_rows: usize,
 }
 
-impl IncomingBatch {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Receiving>> {
-        self.receiving.lock().unwrap_or_else(PoisonError::into_inner)
+impl IncomingBatches {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Arrivals> {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands over a batch that is whole.
+    fn put(&self, number: u64, batch: Batch) -> Result<(), Error> {
+        check(self.source.columns(), &batch, self.most_rows)?;
+        self.feed.put(number, Box::new(batch));
+        Ok(())
     }
 }
 
 #[pymethods]
-impl IncomingBatch {
-    /// The epoch that it says it is of.
+impl IncomingBatches {
+    /// The number of the batch that comes next; behind the last one, that behind it.
     #[getter]
-    fn epoch(&self) -> u64 {
-        self.epoch
+    fn next(&self) -> u64 {
+        self.lock().next()
     }
 
-    /// The step that it says it is.
+    /// Bytes of the largest batch that was announced.
     #[getter]
-    fn step(&self) -> u64 {
-        self.step
+    fn largest(&self) -> usize {
+        self.lock().largest()
     }
 
-    /// Its bytes.
-    #[getter]
-    fn nbytes(&self) -> usize {
-        self.nbytes
-    }
-
-    /// Copies the bytes that come next, uint8, and adds them to the checksum. True when all have come.
-    fn add(&self, py: Python<'_>, bytes: PyReadonlyArray1<'_, u8>) -> PyResult<bool> {
+    /// Takes what comes next: what is said of batches, if some begin, and bytes, uint8, which are copied. Those that
+    /// are whole are put into the feed.
+    fn take(&self, py: Python<'_>, said: Option<&[u8]>, bytes: PyReadonlyArray1<'_, u8>) -> PyResult<()> {
         let bytes = bytes.as_slice()?;
-        let added: Result<bool, Error> = py.detach(|| {
-            let mut receiving = self.lock();
-            let receiving = receiving.as_mut().ok_or_else(elsewhere)?;
-            receiving.put(bytes)?;
-            Ok(receiving.is_whole())
+        let taken = py.detach(|| {
+            let mut arrivals = self.lock();
+            said.map_or(Ok(()), |said| arrivals.announce(said))?;
+            arrivals.take(bytes, |number, batch| self.put(number, batch))
         });
-        added.py(py)
+        taken.py(py)
     }
 
-    /// Whether all bytes have come.
-    #[getter]
-    fn whole(&self) -> bool {
-        self.lock().as_ref().is_some_and(Receiving::is_whole)
+    /// Takes batches that were lent from another process's memory, which is mapped here: what is said of them, and the
+    /// offset and the length of each piece.
+    fn borrow(&self, py: Python<'_>, said: &[u8], memory: &SharedArena, pieces: &[u8]) -> PyResult<()> {
+        let taken = py.detach(|| {
+            let pieces = read_pieces(pieces)?.into_iter();
+            let borrowed: Vec<_> = pieces
+                .map(|(offset, len)| memory.borrowed(offset, len))
+                .collect::<Result<_, _>>()?;
+            let mut borrowed = borrowed.into_iter();
+            let empty = SlabPool::new(0);
+            let mut arrivals = self.lock();
+            arrivals.announce(said)?;
+            let slab = |len| match len {
+                0 => empty.take(0),
+                _ => borrowed.next().ok_or_else(elsewhere),
+            };
+            arrivals.take_lent(slab, |number, batch| self.put(number, batch))
+        });
+        taken.py(py)
     }
-}
-
-/// What is said of a batch, and its memory, for whoever sends it.
-pub(crate) fn sent<'py>(py: Python<'py>, batch: Batch, sums: bool) -> PyResult<(Bound<'py, PyBytes>, arrays::Memory)> {
-    let header = py.detach(|| Header::of(&batch, sums).write());
-    Ok((PyBytes::new(py, &header), arrays::Memory::of_all(batch.slabs)))
 }
 
 /// Columns as text: with `csr` sparse ones in that layout; `None` if there are none, or the source has no such layout.

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use fastpipe_batch::{Error, ErrorKind, Slab, borrowed};
 use fastpipe_memory::{Arena, Borrowed, Lender, SharedMemory};
 use numpy::{PyUntypedArray, dtype};
 use pyo3::exceptions::PyValueError;
@@ -49,6 +50,11 @@ impl SharedSlabs {
     #[getter]
     fn file(&self) -> Option<i32> {
         number(self.lender.arena())
+    }
+
+    /// Keeps at least so many bytes of free pieces.
+    fn keep(&self, bytes: usize) {
+        self.lender.keep_at_least(bytes);
     }
 
     /// Pieces that others have, and this process has let go of.
@@ -107,6 +113,14 @@ impl SharedArena {
         Ok(BorrowedMemory {
             pieces: borrowed.collect::<PyResult<_>>()?,
         })
+    }
+}
+
+impl SharedArena {
+    /// A piece as a slab.
+    pub(crate) fn borrowed(&self, offset: usize, len: usize) -> Result<Slab, Error> {
+        let piece = Borrowed::new(&self.arena, offset, len).and_then(borrowed);
+        piece.ok_or_else(|| Error::new(ErrorKind::Malformed, "a batch lies in memory that wasn't lent"))
     }
 }
 

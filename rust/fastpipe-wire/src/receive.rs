@@ -84,6 +84,12 @@ impl Receiving {
         Ok(())
     }
 
+    /// Bytes that are still to come.
+    pub fn missing(&self) -> usize {
+        let left = self.header.lens.get(self.slab..).unwrap_or_default();
+        left.iter().sum::<usize>() - self.filled
+    }
+
     /// Whether all of it has come.
     pub fn is_whole(&self) -> bool {
         self.slab == self.slabs.len()
@@ -159,6 +165,7 @@ mod tests {
                         break;
                     }
                     assert!(!receiving.is_whole());
+                    assert_eq!(receiving.missing(), rest.len());
                     let (now, later) = rest.split_at((*cut).min(rest.len()));
                     receiving.put(now)?;
                     rest = later;

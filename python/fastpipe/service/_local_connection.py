@@ -1,0 +1,216 @@
+"""A connection to a local server."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from fastpipe import _fastpipe
+from fastpipe.errors import ServiceError
+from fastpipe.service._local_wire import ASK, BATCHES, SEEN, Frame, read_frame, send_frame
+from fastpipe.service._wire import Ticket, as_error
+
+__all__ = ["SCHEME", "Link", "LocalConnection", "checked"]
+
+SCHEME = "local:"
+
+# The servers of this process, by URL; a forked child may use those that there were.
+_links: dict[str, Link] = {}
+
+
+class Link:
+    """What a program has of its local server: the socket, and the memory.
+
+    Args:
+        url: of the server.
+        control: by which sockets of requests are handed over.
+        process: the server's.
+    """
+
+    def __init__(self, url: str, control: socket.socket, process: int) -> None:
+        self.url = url
+        self._control: socket.socket | None = control
+        self._lock = threading.Lock()
+        self.process = process
+        self.memory: _fastpipe.SharedArena | None = None
+        _links[url] = self
+
+    def request(self, kind: bytes) -> socket.socket:
+        """The socket of a new request.
+
+        Raises:
+            ServiceError: if there is no server any more.
+        """
+        with self._lock:
+            if self._control is None:
+                raise ServiceError("the local service is closed")
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    socket.send_fds(self._control, [kind], [theirs.fileno()])
+                except BaseException as error:
+                    ours.close()
+                    if isinstance(error, OSError):
+                        raise self.gone() from error
+                    raise
+        return ours
+
+    def gone(self) -> ServiceError:
+        """What is raised where the server should have answered."""
+        return ServiceError(f"the local server (pid {self.process}) has ended; start another LocalService")
+
+    def close(self) -> None:
+        """Ends the server: its socket closes. Batches keep what they need of the memory."""
+        _links.pop(self.url, None)
+        self.memory = None
+        with self._lock:
+            control, self._control = self._control, None
+        if control is not None:
+            control.close()
+
+
+class LocalConnection:
+    """A connection to the local server of an URL."""
+
+    ahead = 8 << 20
+    """Bytes of batches that are asked for ahead of the consumer: the memory that is used again stays in the cache."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalConnection, (self.url,)
+
+    def check(self) -> None:
+        """Whether there is such a server.
+
+        Raises:
+            ServiceError: if it was closed, or is another process's.
+        """
+        self._link()
+
+    def _link(self) -> Link:
+        found = _links.get(self.url)
+        if found is None:
+            raise ServiceError(
+                "the local service is closed, or another process's: its readers work in the process that has started"
+                " it, and in those that this forks; others connect to reader.serve()"
+            )
+        return found
+
+    def ask(self, action: str, request: dict[str, Any]) -> list[bytes]:
+        """What the server answers to a request.
+
+        Raises:
+            FastpipeError: what it tells.
+            ServiceError: if it doesn't answer.
+        """
+        del action
+        link = self._link()
+        with link.request(ASK) as connection, connection.makefile("rb") as file:
+            send_frame(connection, Frame(b"r", json.dumps(request).encode()))
+            frame = read_frame(file)
+        return [checked(frame, link).said]
+
+    def batches(self, ticket: Ticket) -> LocalAnswer:
+        """Asks for batches.
+
+        Raises:
+            ServiceError: if there is no server.
+        """
+        link = self._link()
+        connection = link.request(BATCHES)
+        try:
+            send_frame(connection, Frame(b"r", ticket.write()))
+        except OSError as error:
+            connection.close()
+            raise link.gone() from error
+        return LocalAnswer(link, connection)
+
+    def forget(self) -> None:
+        """Nothing: each request has a socket of its own."""
+
+    def close(self) -> None:
+        """Nothing: it is the service's."""
+
+
+def checked(frame: Frame | None, link: Link) -> Frame:
+    """A frame that is no error.
+
+    Raises:
+        FastpipeError: if it is one, or there is none.
+    """
+    if frame is None:
+        raise link.gone()
+    told = as_error(frame.said, "the local server") if frame.kind == b"e" else None
+    if told is not None:
+        raise told
+    return frame
+
+
+class Lent:
+    """Batches that a local server has lent."""
+
+    begins = True
+
+    def __init__(self, frame: Frame, memory: _fastpipe.SharedArena, connection: socket.socket) -> None:
+        self._frame, self._memory, self._connection = frame, memory, connection
+
+    def into(self, incoming: _fastpipe.IncomingBatches) -> None:
+        """Borrows them.
+
+        Raises:
+            MalformedFileError: if they aren't lent, or don't fit.
+        """
+        try:
+            incoming.borrow(self._frame.said, self._memory, self._frame.places)
+        finally:
+            # A server that has ended is missed when the next frame is read.
+            with suppress(OSError):
+                self._connection.send(SEEN)
+
+
+class LocalAnswer:
+    """What comes from a local server. Another thread may cancel it."""
+
+    def __init__(self, link: Link, connection: socket.socket) -> None:
+        self._link, self._connection = link, connection
+        self._file = connection.makefile("rb")
+
+    def __iter__(self) -> Iterator[Lent]:
+        """The batches that come next.
+
+        Raises:
+            FastpipeError: what the server tells.
+            ServiceError: if it has ended.
+        """
+        memory = self._link.memory
+        try:
+            if memory is None:
+                raise self._link.gone()
+            while True:
+                try:
+                    frame = read_frame(self._file)
+                except (OSError, ValueError) as error:
+                    raise self._link.gone() from error
+                frame = checked(frame, self._link)
+                if frame.kind == b".":
+                    return
+                yield Lent(frame, memory, self._connection)
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """No more batches are wanted."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Lets go of it."""
+        self.cancel()
+        self._file.close()
+        self._connection.close()

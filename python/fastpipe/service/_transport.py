@@ -1,0 +1,80 @@
+"""What carries batches from a server: the network (`_connection`), or memory in common (`_local_connection`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from fastpipe import _fastpipe
+    from fastpipe.service._wire import Ticket
+
+__all__ = ["Answer", "Connection", "Message"]
+
+
+class Message(Protocol):
+    """What has come at once."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether batches begin with it, which the consumer must have room for."""
+
+    def into(self, incoming: _fastpipe.IncomingBatches) -> None:
+        """Hands over the batches that are whole with it.
+
+        Raises:
+            MalformedFileError: if it is damaged, or isn't what was asked for.
+            FastpipeError: if there is no memory for them.
+        """
+
+
+class Answer(Protocol):
+    """What comes from a server. Another thread may cancel it."""
+
+    def __iter__(self) -> Iterator[Message]:
+        """The messages.
+
+        Raises:
+            FastpipeError: what the server tells.
+            ServiceError: if the connection breaks.
+        """
+
+    def cancel(self) -> None:
+        """No more messages are wanted. Whoever waits for one hears that there are none."""
+
+    def close(self) -> None:
+        """Lets go of it; called by the thread that iterates."""
+
+
+class Connection(Protocol):
+    """A way to a server, used by several threads."""
+
+    url: str
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of batches that are asked for ahead of the consumer."""
+
+    def check(self) -> None:
+        """Whether this process can connect.
+
+        Raises:
+            ServiceError: if it can't.
+        """
+
+    def ask(self, action: str, request: dict[str, Any]) -> list[bytes]:
+        """What a server answers to a request.
+
+        Raises:
+            ServiceError: if it doesn't.
+        """
+
+    def batches(self, ticket: Ticket) -> Answer:
+        """Asks for batches.
+
+        Raises:
+            ServiceError: if the server doesn't answer.
+        """
+
+    def forget(self) -> None:
+        """Lets the next request connect anew; whoever waits for this one goes on waiting."""

@@ -1,0 +1,255 @@
+//! The batches that somebody was asked for, as they come.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use fastpipe_batch::{Error, ErrorKind, Result, Slab, SlabPool};
+use fastpipe_engine::Batch;
+
+use crate::group::read_group;
+use crate::header::Header;
+use crate::receive::{Receiving, in_common};
+
+/// Batches that somebody was asked for: those of a pass from `next` to `stop`, without it.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// The number of the first of them.
+    pub next: u64,
+    /// That behind the last.
+    pub stop: u64,
+    /// Their epoch.
+    pub epoch: u64,
+    /// The step that the first of them says it is; `None` where that isn't known.
+    pub step: Option<u64>,
+    /// Bytes that one may have.
+    pub most: usize,
+}
+
+/// Batches that somebody was asked for, of which some have come.
+pub struct Arrivals {
+    wanted: Wanted,
+    pool: Arc<SlabPool>,
+    /// Those that were announced, and haven't begun to come.
+    announced: VecDeque<Header>,
+    coming: Option<Receiving>,
+    largest: usize,
+}
+
+impl Arrivals {
+    /// Waits for batches, and puts them in slabs of a pool.
+    pub fn new(wanted: Wanted, pool: Arc<SlabPool>) -> Self {
+        Arrivals {
+            wanted,
+            pool,
+            announced: VecDeque::new(),
+            coming: None,
+            largest: 0,
+        }
+    }
+
+    /// The number of the batch that comes next; behind the last, that behind it.
+    pub fn next(&self) -> u64 {
+        self.wanted.next
+    }
+
+    /// Bytes of the largest batch that was announced.
+    pub fn largest(&self) -> usize {
+        self.largest
+    }
+
+    /// What is said of the batches that come next.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Malformed`] if that can't be read, or they aren't those that were asked for.
+    pub fn announce(&mut self, said: &[u8]) -> Result<()> {
+        let headers = read_group(said)?;
+        if self.coming.is_some() || !self.announced.is_empty() {
+            return Err(wrong("it sent a batch before another was whole"));
+        }
+        for (number, header) in (self.wanted.next..).zip(&headers) {
+            let about = &header.about;
+            let step = self.wanted.step.map(|step| step + (number - self.wanted.next));
+            let asked_for = about.epoch == self.wanted.epoch && step.is_none_or(|step| step == about.step);
+            if number >= self.wanted.stop || !asked_for {
+                let (step, epoch) = (about.step, about.epoch);
+                return Err(wrong(&format!(
+                    "it sent batch {step} of epoch {epoch}, which it wasn't asked for"
+                )));
+            }
+            self.largest = self.largest.max(header.bytes());
+        }
+        self.announced.extend(headers);
+        Ok(())
+    }
+
+    /// Takes the bytes that come next, and hands over the batches that are whole with them, each with its number.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Malformed`] if they are no batch's, or not what was sent; what the pool says, and `put`.
+    pub fn take(&mut self, mut bytes: &[u8], mut put: impl FnMut(u64, Batch) -> Result<()>) -> Result<()> {
+        loop {
+            if self.coming.is_none()
+                && let Some(header) = self.announced.pop_front()
+            {
+                self.coming = Some(Receiving::new(header, self.wanted.most, &self.pool)?);
+            }
+            let Some(coming) = &mut self.coming else {
+                return match bytes.is_empty() {
+                    true => Ok(()),
+                    false => Err(wrong("it sent bytes that belong to no batch")),
+                };
+            };
+            let (now, later) = bytes.split_at(bytes.len().min(coming.missing()));
+            coming.put(now)?;
+            bytes = later;
+            if !coming.is_whole() {
+                return Ok(());
+            }
+            if let Some(whole) = self.coming.take() {
+                self.arrived(whole.finish()?, &mut put)?;
+            }
+        }
+    }
+
+    /// Takes all that was announced from memory in common: `slab` borrows the next piece of that, of so many bytes.
+    ///
+    /// # Errors
+    /// What `slab` and `put` say.
+    pub fn take_lent(
+        &mut self,
+        mut slab: impl FnMut(usize) -> Result<Slab>,
+        mut put: impl FnMut(u64, Batch) -> Result<()>,
+    ) -> Result<()> {
+        // Before any is handed over: so that all are given back, whatever happens.
+        let mut batches = Vec::new();
+        for header in self.announced.drain(..) {
+            let slabs = header.lens.iter().map(|&len| slab(len)).collect::<Result<_>>()?;
+            batches.push(in_common(header, slabs)?);
+        }
+        batches.into_iter().try_for_each(|batch| self.arrived(batch, &mut put))
+    }
+
+    fn arrived(&mut self, batch: Batch, put: &mut impl FnMut(u64, Batch) -> Result<()>) -> Result<()> {
+        put(self.wanted.next, batch)?;
+        self.wanted.next += 1;
+        self.wanted.step = self.wanted.step.map(|step| step + 1);
+        Ok(())
+    }
+}
+
+#[cold]
+fn wrong(why: &str) -> Error {
+    Error::new(ErrorKind::Malformed, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use fastpipe_engine::About;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::group::write_group;
+
+    const EPOCH: u64 = 3;
+
+    fn slab(bytes: &[u8]) -> Slab {
+        let mut slab = SlabPool::new(0).take(bytes.len()).unwrap();
+        slab.bytes_mut().copy_from_slice(bytes);
+        slab
+    }
+
+    fn batch(step: u64, bytes: &[u8]) -> Batch {
+        Batch {
+            about: About {
+                epoch: EPOCH,
+                step,
+                ..About::default()
+            },
+            slabs: vec![slab(bytes), slab(&[])],
+            parts: Vec::new(),
+            dense_shapes: Vec::new(),
+        }
+    }
+
+    fn said(batches: &[Batch], sums: bool) -> Vec<u8> {
+        let headers: Vec<_> = batches.iter().map(|batch| Header::of(batch, sums).write()).collect();
+        write_group(headers.iter().map(Vec::as_slice))
+    }
+
+    fn arrivals(next: u64, stop: u64) -> Arrivals {
+        let wanted = Wanted {
+            next,
+            stop,
+            epoch: EPOCH,
+            step: Some(10 + next),
+            most: 1000,
+        };
+        Arrivals::new(wanted, SlabPool::new(0))
+    }
+
+    proptest! {
+        /// In groups, each of which comes in stretches of any length.
+        #[test]
+        fn batches_arrive_however_they_are_cut(
+            groups in vec(vec(vec(any::<u8>(), 0..50), 1..4), 1..4), cuts in vec(1usize..60, 1..9), lent in any::<bool>(),
+        ) {
+            let all: Vec<_> = groups.concat();
+            let mut arrivals = arrivals(5, 5 + all.len() as u64);
+            let mut found = Vec::new();
+            let mut cuts = cuts.iter().cycle();
+            let mut put = |number, batch: Batch| {
+                assert_eq!(batch.about.step, number + 10);
+                found.push((number, batch.slabs[0].bytes().to_vec()));
+                Ok(())
+            };
+            for group in &groups {
+                let batches: Vec<_> = (arrivals.next() + 10..).zip(group).map(|(step, bytes)| batch(step, bytes)).collect();
+                arrivals.announce(&said(&batches, !lent)).unwrap();
+                if lent {
+                    let mut slabs = batches.into_iter().flat_map(|batch| batch.slabs);
+                    arrivals.take_lent(|_| Ok(slabs.next().unwrap()), &mut put).unwrap();
+                    continue;
+                }
+                let mut rest = &group.concat()[..];
+                loop {
+                    let (now, later) = rest.split_at(rest.len().min(*cuts.next().unwrap()));
+                    arrivals.take(now, &mut put).unwrap();
+                    rest = later;
+                    if rest.is_empty() {
+                        break;
+                    }
+                }
+                prop_assert!(arrivals.take(&[1], &mut put).is_err());
+            }
+            prop_assert_eq!(found, (5..).zip(all).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn what_was_not_asked_for_is_refused() {
+        let refused = |said: &[u8]| arrivals(0, 1).announce(said).unwrap_err().kind();
+        assert_eq!(refused(b"something"), ErrorKind::Malformed);
+        assert_eq!(refused(&said(&[batch(11, b"")], true)), ErrorKind::Malformed);
+        assert_eq!(
+            refused(&said(&[batch(10, b""), batch(11, b"")], true)),
+            ErrorKind::Malformed
+        );
+        let mut other = batch(10, b"");
+        other.about.epoch += 1;
+        assert_eq!(refused(&said(&[other], true)), ErrorKind::Malformed);
+        // One behind the other.
+        let mut arrivals = arrivals(0, 2);
+        arrivals.announce(&said(&[batch(10, b"12")], true)).unwrap();
+        arrivals.take(b"1", |_, _| panic!("it isn't whole")).unwrap();
+        assert!(arrivals.announce(&said(&[batch(11, b"")], true)).is_err());
+        // Without checksums, or too large.
+        let mut arrivals = super::tests::arrivals(0, 2);
+        arrivals.announce(&said(&[batch(10, b"12")], false)).unwrap();
+        assert!(arrivals.take(b"12", |_, _| Ok(())).is_err());
+        let mut arrivals = super::tests::arrivals(0, 2);
+        arrivals.announce(&said(&[batch(10, &[0; 1001])], true)).unwrap();
+        assert_eq!(arrivals.largest(), 1001);
+        assert_eq!(arrivals.take(&[0], |_, _| Ok(())).unwrap_err().kind(), ErrorKind::Limit);
+    }
+}
