@@ -56,7 +56,7 @@ def connect(
         world_size: number of ranks; by default as the served reader has it.
         seed: another one than the served reader's.
         epochs: epochs a pass; None for passes without end.
-        prefetch: batches to have ahead; None for as many as have 32 MiB, 2 to 256.
+        prefetch: batches to have ahead; None for as many as have 32 MiB, at least two of each server, at most 256.
         memory_limit: bytes that these may take, or a size such as `"512MB"`; None for no limit.
         progress: whether passes show a progress bar (extra `progress`).
         token: that the servers want.
