@@ -19,7 +19,7 @@ from fastpipe.service._settings import Options
 if TYPE_CHECKING:
     from fastpipe.service._remote_data import Description
 
-__all__ = ["connect"]
+__all__ = ["check_url", "connect"]
 
 _SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
 _PAUSE = 0.1
@@ -91,7 +91,7 @@ def connect(
     if not given:
         raise ValueError("urls is empty: name at least one server")
     for url in given:
-        _check(url)
+        check_url(url)
     if (rank is None) != (world_size is None):
         raise ValueError("give rank and world_size together")
     if not 0 < timeout <= 86_400:
@@ -122,7 +122,12 @@ def _both(chain: str | Path, key: str | Path) -> tuple[bytes, bytes]:
     return Path(chain).read_bytes(), Path(key).read_bytes()
 
 
-def _check(url: str) -> None:
+def check_url(url: str) -> None:
+    """Whether this is the URL of a server.
+
+    Raises:
+        ValueError: if it is none; it says what one looks like.
+    """
     try:
         found = urlsplit(url)
         whole = found.scheme in _SCHEMES and found.hostname is not None and found.port is not None
