@@ -3,9 +3,10 @@
 Each has the data decoded and in memory, and what suits it best:
 
 * tf.data service: dispatcher and worker in a process of their own; no compression, messages by gRPC, as many requests
-  outstanding as it likes, `prefetch(AUTOTUNE)`. Each epoch is of a job of its own, or what was fetched ahead would count
-  as read in no time; starting a job, up to its first batch, isn't timed. Twice: `tfdata` makes batches of shuffled rows,
-  as the service does; `tfdata-ready` has whole batches as the elements of its data set, and does nothing but send them.
+  outstanding as it likes, `prefetch(AUTOTUNE)`. Each epoch is of a job of its own, or what was fetched ahead would
+  count as read in no time; starting a job, up to its first batch, isn't timed. Twice: `tfdata` makes batches of
+  shuffled rows, as the service does; `tfdata-ready` has whole batches as the elements of its data set, and does nothing
+  but send them.
 * Ray Data: a materialized data set in the object store of this machine, in blocks of whole batches, as Arrow; read with
   several batches prefetched, without shuffling. Its blocks are mapped, not carried: it yields NumPy views of them where
   it can. It needs pandas.
