@@ -26,11 +26,13 @@ import numpy as np
 BATCH = 1024
 # Rows of which tf.data shuffles; blocks of Ray's data set, and batches that it prefetches.
 SHUFFLED = 16_384
+# Batches of shuffled rows that are read of tf.data: an epoch would take minutes.
+MOST = 100
 BLOCKS, PREFETCH = 16, 8
 
 Arrays = dict[str, Any]
 Way = Callable[[], Callable[[], int]]
-"""Prepares to read an epoch, which isn't timed; what it returns reads it, and returns its rows."""
+"""Prepares to read an epoch, which isn't timed; what it returns reads it, or some of it, and returns the rows."""
 Peer = Callable[[str], Way]
 """The way to read a table."""
 
@@ -94,6 +96,8 @@ def tf_data(command: list[str], tables: dict[str, Arrays]) -> Iterator[dict[str,
                 data_transfer_protocol="grpc",
             )
             number = len(next(iter(arrays.values()))) // BATCH
+            if made_of == "rows":
+                number = min(number, MOST)
 
             def prepared() -> Callable[[], int]:
                 batches = iter(dataset.prefetch(tf.data.AUTOTUNE).as_numpy_iterator())
@@ -116,7 +120,8 @@ def ray_data(tables: dict[str, Arrays]) -> Iterator[Peer]:
     import pyarrow as pa
     import ray
 
-    ray.init(include_dashboard=False, log_to_driver=False, object_store_memory=2 << 30, logging_level="ERROR")
+    # Not a cluster that happens to run here.
+    ray.init("local", include_dashboard=False, log_to_driver=False, object_store_memory=2 << 30, logging_level="ERROR")
     try:
         ray.data.DataContext.get_current().enable_progress_bars = False
 
