@@ -1,24 +1,28 @@
 """Measures batches that a server makes, beside what carries them and what others carry them with.
 
-All take turns in one run, over loopback, with the server in a process of its own:
+All take turns in one run, over loopback, with the server in a process of its own. Parts (`--parts`):
 
-* `local`: the reader in the consumer's process;
 * `flight`: a bare Flight `do_get` of the same batches as record batches, held in the server's memory;
-* `service`: `fastpipe.connect` to a server of the reader.
+* `tfdata`: tf.data service;
+* `ray`: Ray Data's `iter_batches` (`service_peers.py` has both);
+* `three`: whether three servers make what three make alone, with batches that cost time (`service_three.py`).
 
-Two tables: (a) 14 columns of 4 bytes, (b) 256 floats. Batches of 1,024 rows, in a shuffled order; the server has its
-data in memory, so that it is the service that is measured. `first` is how soon the first batch is there, from
-`connect`.
+Beside the first three stand `service`, `fastpipe.connect` to a server of the reader, and `local`, the reader in the
+consumer's process. Two tables: (a) 14 columns of 4 bytes, (b) 256 floats. Batches of 1,024 rows, in a shuffled order;
+the server has its data in memory, so that it is the service that is measured. The first batch is timed from `connect`.
+A part whose framework isn't installed is said to be skipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,7 +31,18 @@ import numpy as np
 
 import fastpipe
 import kept
+import service_peers
+import service_three
 
+# And what each needs.
+PARTS = {
+    "flight": ["pyarrow"],
+    "tfdata": ["tensorflow"],
+    "ray": ["ray", "pandas", "pyarrow"],
+    "three": ["pyarrow"],
+}
+# What is wanted of the service: at least so many times as fast.
+WANTED = {"flight": 0.7, "tfdata": 5.0, "tfdata-ready": 5.0, "ray": 5.0}
 ROWS = {"a": 2_000_000, "b": 200_000}
 ROUNDS = 7
 
@@ -78,53 +93,85 @@ def started(command: list[str]) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline()
 
 
-def measure(quick: bool) -> dict[str, Any]:
-    """Megabytes a second of each, by table, and milliseconds to the first batch."""
+def served(config: Path) -> tuple[subprocess.Popen[str], str]:
+    """`fastpipe serve`, and its URL."""
+    process, said = started([sys.executable, "-m", "fastpipe", "serve", str(config), "--port", "0"])
+    return process, said.split()[-1]
+
+
+def measure(parts: list[str], quick: bool) -> dict[str, Any]:
+    """Megabytes a second of each, by table, milliseconds to the first batch, and what `three` says."""
+    tables = {kind: arrays(kind, quick) for kind in ROWS}
+    again = [sys.executable, __file__, *(["--quick"] if quick else [])]
+    with TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        found: dict[str, Any] = {}
+        if set(parts) & WANTED.keys():
+            config = Path(folder) / "readers.py"
+            config.write_text(CONFIG.format(folder=str(Path(__file__).parent), quick=quick))
+            process, url = served(config)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            peers: dict[str, service_peers.Peer] = {}
+            if "flight" in parts:
+                peers["flight"] = stack.enter_context(_flight([*again, "--bare"]))
+            if "tfdata" in parts:
+                peers |= stack.enter_context(service_peers.tf_data([*again, "--tf-data"], tables))
+            if "ray" in parts:
+                peers["ray"] = stack.enter_context(service_peers.ray_data(tables))
+            for kind in ROWS:
+                found[kind] = _measure(kind, url, tables[kind], {name: peer(kind) for name, peer in peers.items()})
+        if "three" in parts:
+            found["three"] = service_three.measure(Path(folder), served, 2 if quick else 5)
+        return found
+
+
+@contextlib.contextmanager
+def _flight(command: list[str]) -> Iterator[service_peers.Peer]:
+    """The bare Flight server."""
     import pyarrow.flight as flight
 
-    with TemporaryDirectory() as folder:
-        config = Path(folder) / "readers.py"
-        config.write_text(CONFIG.format(folder=str(Path(__file__).parent), quick=quick))
-        ours, said = started([sys.executable, "-m", "fastpipe", "serve", str(config), "--port", "0"])
-        url = said.split()[-1]
-        theirs, port = started([sys.executable, __file__, "--bare", *(["--quick"] if quick else [])])
-        try:
-            client = flight.FlightClient(f"grpc://127.0.0.1:{port.strip()}")
-            return {kind: _measure(kind, url, client, quick) for kind in ROWS}
-        finally:
-            for process in (ours, theirs):
-                process.kill()
-                process.wait()
+    process, port = started(command)
+    try:
+        client = flight.FlightClient(f"grpc://127.0.0.1:{port.strip()}")
+
+        def peer(kind: str) -> service_peers.Way:
+            def read() -> int:
+                stream = client.do_get(flight.Ticket(kind.encode()))
+                return sum(chunk.data.num_rows for chunk in stream)
+
+            return lambda: read
+
+        yield peer
+    finally:
+        process.kill()
+        process.wait()
 
 
-def _measure(kind: str, url: str, client: Any, quick: bool) -> dict[str, Any]:
-    import pyarrow.flight as flight
+def _measure(kind: str, url: str, table: dict[str, Any], peers: dict[str, service_peers.Way]) -> dict[str, Any]:
+    row = sum(array.nbytes // len(array) for array in table.values())
 
-    local = reader(kind, quick)
-    remote = fastpipe.connect(url, kind)
-    nbytes = sum(array.nbytes for array in arrays(kind, quick).values())
-
-    def flight_get() -> None:
-        stream = client.do_get(flight.Ticket(kind.encode()))
-        rows = sum(chunk.data.num_rows for chunk in stream)
-        assert rows == local.num_rows
-
-    def read(from_: fastpipe.Reader) -> Callable[[], None]:
-        def run() -> None:
+    def read(from_: fastpipe.Reader) -> service_peers.Way:
+        def run() -> int:
             from_.set_epoch(0)
-            rows = sum(len(next(iter(batch.values()))) for batch in from_)
-            assert rows == local.num_rows
+            return sum(len(next(iter(batch.values()))) for batch in from_)
 
-        return run
+        return lambda: run
 
-    ways = {"local": read(local), "flight": flight_get, "service": read(remote)}
+    local = fastpipe.from_arrays(table, batch_size=1024, shuffle=True, seed=7)
+    ways = {"local": read(local), "service": read(fastpipe.connect(url, kind))} | peers
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for round_ in range(ROUNDS + 1):
-        for name, run in ways.items():
+        for name, way in ways.items():
+            run = way()
             begun = time.perf_counter()
-            run()
+            rows = run()
+            took = time.perf_counter() - begun
+            # Lets go of what an iteration still fetches.
+            del run
+            most = service_peers.MOST * 1024 if name == "tfdata" else local.num_rows
+            assert min(most, local.num_rows) - rows < 1024, f"{name} has read {rows} rows"
             if round_:
-                rates[name].append(nbytes / (time.perf_counter() - begun) / 1e6)
+                rates[name].append(rows * row / took / 1e6)
     first = []
     for _ in range(ROUNDS):
         begun = time.perf_counter()
@@ -132,31 +179,61 @@ def _measure(kind: str, url: str, client: Any, quick: bool) -> dict[str, Any]:
         next(batches)
         first.append((time.perf_counter() - begun) * 1e3)
         del batches
-    ratios = [service / bare for service, bare in zip(rates["service"], rates["flight"], strict=True)]
+    ratios = {
+        name: [ours / theirs for ours, theirs in zip(rates["service"], rates[name], strict=True)] for name in ways
+    }
     return {
         "MB/s": {name: statistics.median(found) for name, found in rates.items()},
-        "service over flight": [min(ratios), statistics.median(ratios), max(ratios)],
+        "service over": {
+            name: [min(found), statistics.median(found), max(found)]
+            for name, found in ratios.items()
+            if name != "service"
+        },
         "first, ms": statistics.median(first),
     }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Prints what was measured."""
+    for kind in ROWS:
+        if kind not in found:
+            continue
+        rates = found[kind]["MB/s"]
+        print(f"({kind}) service: {rates['service']:.0f} MB/s; first batch after {found[kind]['first, ms']:.1f} ms")
+        for name, (least, median, most) in found[kind]["service over"].items():
+            line = (
+                f"    {name:12} {rates[name]:6.0f} MB/s; the service {median:.2f} times it ({least:.2f} to {most:.2f})"
+            )
+            if name in WANTED:
+                line += f", wanted {WANTED[name]:g}: {'met' if median >= WANTED[name] else 'MISSED'}"
+            print(line)
+    if "three" in found:
+        print(service_three.table(found["three"]))
 
 
 def main() -> None:
     """Measures, prints and keeps."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--bare", action="store_true", help="be the bare Flight server")
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--tf-data", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
     arguments = parser.parse_args()
     if arguments.bare:
         bare(arguments.quick)
         return
-    found = measure(arguments.quick)
-    print(f"{'table':6} {'local MB/s':>11} {'flight':>8} {'service':>8}  service over flight  {'first ms':>9}")
-    for kind, of in found.items():
-        rates, (least, median, most) = of["MB/s"], of["service over flight"]
-        print(
-            f"({kind})    {rates['local']:11.0f} {rates['flight']:8.0f} {rates['service']:8.0f}"
-            f"  {median:.2f} ({least:.2f} to {most:.2f})  {of['first, ms']:12.1f}"
-        )
+    if arguments.tf_data:
+        service_peers.serve_tf_data({kind: arrays(kind, arguments.quick) for kind in ROWS})
+        return
+    parts = arguments.parts.split(",")
+    if unknown := set(parts) - PARTS.keys():
+        parser.error(f"no part is called {', '.join(sorted(unknown))}, only {', '.join(PARTS)}")
+    for part in list(parts):
+        if missing := [name for name in PARTS[part] if importlib.util.find_spec(name) is None]:
+            print(f"{part}: SKIPPED, {' and '.join(missing)} isn't installed")
+            parts.remove(part)
+    found = measure(parts, arguments.quick)
+    show(found)
     kept.save("service", found, {"fastpipe-data": fastpipe.__version__}, arguments.quick)
 
 

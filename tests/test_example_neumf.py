@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,10 +47,10 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(folder: Path, *options: str) -> tuple[int, str]:
+def run(folder: Path, *options: str, example: Path = EXAMPLE) -> tuple[int, str]:
     """Always as a program of its own: Torch's optimizers load Triton, which aborts a process that TensorFlow is in."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(EXAMPLE), str(folder), *options]
+    command = [sys.executable, str(example), str(folder), *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout + done.stderr
 
@@ -70,6 +71,28 @@ def test_it_learns_and_draws(tmp_path: Path, ratings: Path) -> None:
     assert history[-1]["hit_rate"] > 0.13
     assert history[-1]["ndcg"] < history[-1]["hit_rate"]
     assert (tmp_path / "metrics.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_through_the_service(tmp_path: Path, ratings: Path) -> None:
+    """A server prepares meanwhile, the loss is a local reader's, and TensorFlow reads the same batches."""
+    pytest.importorskip("pyarrow.flight")
+    example = EXAMPLE.with_name("neumf_service.py")
+    options = ["--tf"] if importlib.util.find_spec("tensorflow") is not None else []
+    status, said = run(tmp_path, "--data", str(ratings), "--epochs", "2", "--check", *options, example=example)
+    assert status == 0, said
+    assert re.search(r"first batch came after \d+\.\d\d s: \d+% of the preparation was overlapped", said)
+    assert "a local reader: the same loss and metrics" in said
+    assert not options or "points of an epoch, the same ones" in said
+    ((history,),) = metrics(tmp_path).values()
+    assert [row["epoch"] for row in history] == [1, 2]
+
+
+def test_a_server_that_can_not_prepare_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow.flight")
+    status, said = run(tmp_path, "--data", "missing.data", example=EXAMPLE.with_name("neumf_service.py"))
+    assert status == 1
+    assert "missing.data" in said
+    assert "the server has ended before it served" in said
 
 
 def test_its_check_compares_both_feeds(tmp_path: Path, ratings: Path) -> None:

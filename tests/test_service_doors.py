@@ -114,7 +114,7 @@ def test_tickets_are_answered_or_refused(server: fastpipe.service.Server, ticket
         found = answer(client, data)
         refused += any(header is not None and header[:4] == b"fpe1" for header in found)
         for header in found:
-            assert header is None or header[:4] == b"fpb1" or isinstance(as_error(header, "a server"), Exception)
+            assert header is None or header[:4] == b"fpg1" or isinstance(as_error(header, "a server"), Exception)
     assert refused > TICKETS // 2
     assert len(answer(client, good)) == 2
 

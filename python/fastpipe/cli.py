@@ -1,4 +1,4 @@
-"""The command line: `fastpipe demo`, `inspect`, `head`, `index`, `convert`, `bench`, `ledger` and `serve`."""
+"""The command line: `fastpipe demo`, `inspect`, `head`, `index`, `convert`, `bench`, `ledger`, `serve` and `health`."""
 
 from __future__ import annotations
 

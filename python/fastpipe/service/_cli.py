@@ -1,4 +1,4 @@
-"""`fastpipe serve`: a server of the readers that a Python file defines."""
+"""`fastpipe serve`, a server of the readers that a Python file defines, and `fastpipe health`, which asks one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fastpipe.errors import FastpipeError
+from fastpipe.errors import FastpipeError, ServiceError
 from fastpipe.reader import Reader
 
 __all__ = ["add_command"]
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command `serve`."""
+    """Adds the commands `serve` and `health`."""
     serve = commands.add_parser("serve", help="serve the batches of readers to other processes and machines")
     serve.add_argument(
         "config",
@@ -40,6 +40,30 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     serve.add_argument("--keep", default="128MiB", metavar="SIZE", help="batches kept for other clients (128MiB)")
     serve.add_argument("--verbose", action="store_true", help="say who connects, and what goes wrong")
     serve.set_defaults(run=_serve)
+
+    health = commands.add_parser("health", help="ask a server whether it takes requests; exits with 1 if it doesn't")
+    health.add_argument("url", metavar="URL", help="grpc://host:port, or grpc+tls://host:port")
+    health.add_argument("--token-file", type=Path, metavar="FILE", help="file of the token that the server wants")
+    health.add_argument("--ca", type=Path, metavar="FILE", help="PEM file: who has signed the server's certificate")
+    health.add_argument(
+        "--certificate", type=Path, nargs=2, metavar=("CERTIFICATE", "KEY"), help="PEM files of the client"
+    )
+    health.add_argument("--timeout", type=_seconds, default=5.0, metavar="SECONDS", help="to wait for its answer (5)")
+    health.set_defaults(run=_health)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of seconds above 0")
+    return found
+
+
+def _token(file: Path | None) -> str | None:
+    return None if file is None else file.read_text("utf-8").strip()
 
 
 def _readers(config: Path) -> dict[str, Reader]:
@@ -71,7 +95,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     )
     options: dict[str, Any] = {}
     if arguments.token_file is not None:
-        options["token"] = arguments.token_file.read_text("utf-8").strip()
+        options["token"] = _token(arguments.token_file)
     if arguments.tls is not None:
         options["tls"] = tuple(arguments.tls)
     try:
@@ -91,15 +115,48 @@ def _serve(arguments: argparse.Namespace) -> int:
         return 2
 
     def stop(number: int, frame: FrameType | None) -> None:
+        # Once is enough: another one would interrupt the ending.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)
-    print(f"serving {', '.join(sorted(server.names))} at {server.url}", flush=True)
     try:
+        signal.signal(signal.SIGTERM, stop)
+        print(f"serving {', '.join(sorted(server.names))} at {server.url}", flush=True)
         server.wait()
     except KeyboardInterrupt:
         if not server.stop():
             # Whoever doesn't take what was sent would keep the process.
             sys.stdout.flush()
             os._exit(0)
+    return 0
+
+
+def _health(arguments: argparse.Namespace) -> int:
+    from fastpipe._columns.arrow_schema import require_pyarrow
+
+    require_pyarrow()
+    from fastpipe.service._connect import check_url
+    from fastpipe.service._connection import Connection
+    from fastpipe.service._settings import Options
+
+    try:
+        check_url(arguments.url)
+    except ValueError as error:
+        print(f"fastpipe health: {error}", file=sys.stderr)
+        return 2
+    shown = arguments.certificate
+    options = Options(
+        token=_token(arguments.token_file),
+        ca=None if arguments.ca is None else arguments.ca.read_bytes(),
+        certificate=None if shown is None else (shown[0].read_bytes(), shown[1].read_bytes()),
+        timeout=arguments.timeout,
+    )
+    connection = Connection(arguments.url, options)
+    try:
+        told = connection.ask("health", {})
+    finally:
+        connection.close()
+    if told != [b'{"serving": true}']:
+        raise ServiceError(f"{arguments.url} is no server of fastpipe that takes requests")
+    print(f"{arguments.url} takes requests")
     return 0

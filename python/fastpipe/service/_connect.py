@@ -19,7 +19,7 @@ from fastpipe.service._settings import Options
 if TYPE_CHECKING:
     from fastpipe.service._remote_data import Description, RemoteData
 
-__all__ = ["Asked", "check_timeout", "connect"]
+__all__ = ["Asked", "check_timeout", "check_url", "connect"]
 
 _SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
 _PAUSE = 0.1
@@ -56,7 +56,7 @@ def connect(
         world_size: number of ranks; by default as the served reader has it.
         seed: another one than the served reader's.
         epochs: epochs a pass; None for passes without end.
-        prefetch: batches to have ahead; None for as many as have 32 MiB, 2 to 256.
+        prefetch: batches to have ahead; None for as many as have 32 MiB, at least two of each server, at most 256.
         memory_limit: bytes that these may take, or a size such as `"512MB"`; None for no limit.
         progress: whether passes show a progress bar (extra `progress`).
         token: that the servers want.
@@ -91,7 +91,7 @@ def connect(
     if not given:
         raise ValueError("urls is empty: name at least one server")
     for url in given:
-        _check(url)
+        check_url(url)
     asked = Asked(rank, world_size, seed, epochs, progress)
     options = Options(
         token=token,
@@ -161,7 +161,12 @@ def check_timeout(timeout: float) -> float:
     return float(timeout)
 
 
-def _check(url: str) -> None:
+def check_url(url: str) -> None:
+    """Whether this is the URL of a server.
+
+    Raises:
+        ValueError: if it is none; it says what one looks like.
+    """
     try:
         found = urlsplit(url)
         whole = found.scheme in _SCHEMES and found.hostname is not None and found.port is not None

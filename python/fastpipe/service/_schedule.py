@@ -2,9 +2,9 @@
 
 Batches are numbered from the first of a pass. A server that is free takes the next *stretch* of them that nobody has
 taken: so one that is twice as fast takes twice as many. Stretches are as long as takes `_TURN` seconds at the
-server's rate, and a server alone takes all. Nothing is begun that lies further ahead of the consumer than there is
-room for. When the consumer waits for a batch, and whoever was to bring it is late, a server that is free brings it,
-too: the first one counts.
+server's rate, but no longer than a server's share of the room, or others would find none; a server alone takes all.
+Nothing is begun that lies further ahead of the consumer than there is room for. When the consumer waits for a batch,
+and whoever was to bring it is late, a server that is free brings it, too: the first one counts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Schedule:
         total: batches of the pass; None if it has no end.
         first_epoch: batches of its first epoch: no stretch goes on into the next one.
         epoch: batches of each further epoch.
-        group: batches that are cheaper to make together: longer stretches end with them.
+        group: batches that are cheaper to make together: stretches end with them.
     """
 
     def __init__(self, servers: int, total: int | None, first_epoch: int, epoch: int, group: int = 1) -> None:
@@ -65,6 +65,8 @@ class Schedule:
         self._next = 0
         self._back: list[tuple[int, int]] = []
         self._taken: list[Stretch] = []
+        # A batch, and when it will be late: nobody needs to look for it before.
+        self._not_late = (-1, 0.0)
 
     def boundary(self, number: int) -> int:
         """Behind the last batch of the epoch that a batch is of."""
@@ -86,25 +88,32 @@ class Schedule:
         if self._back:
             self._back.sort()
             start, stop = self._back.pop(0)
-            return self._give(server, now, start, stop, alone=alone)
+            return self._give(server, now, start, stop, self._share(ahead))
         start = max(self._next, wanted)
         if (self._total is None or start < self._total) and start < wanted + ahead:
             stop = self.boundary(start) if self._total is None else min(self.boundary(start), self._total)
             if not alone:
                 stop = min(stop, max(start + 1, wanted + ahead))
             self._next = start
-            stretch = self._give(server, now, start, stop, alone=alone)
+            stretch = self._give(server, now, start, stop, self._share(ahead))
             self._next = stretch.stop
             return stretch
         return self._hedge(server, now, wanted) if waiting else None
 
-    def _give(self, server: int, now: float, start: int, stop: int, *, alone: bool) -> Stretch:
-        if not alone:
+    def _share(self, ahead: int) -> int:
+        """Batches that a stretch may have, so that all others find room, too."""
+        return max(1, ahead // len(self._servers))
+
+    def _give(self, server: int, now: float, start: int, stop: int, most: int) -> Stretch:
+        if len(self._servers) > 1:
             pace = self._servers[server].pace
-            length = 1 if pace is None else max(1, int(_TURN / max(pace, 1e-9)))
+            length = 1 if pace is None else min(max(1, int(_TURN / max(pace, 1e-9))), most)
             end = start + length
             if length >= self._group:
                 end -= end % self._group
+            else:
+                # Or what two groups are made of would be read for a few batches of each.
+                end = min(end, start - start % self._group + self._group)
             if end < stop and start < end:
                 if stop <= self._next:
                     self._back.append((end, stop))
@@ -115,12 +124,16 @@ class Schedule:
 
     def _hedge(self, server: int, now: float, wanted: int) -> Stretch | None:
         """The batch that the consumer waits for, if whoever was to bring it is late."""
+        if self._not_late[0] == wanted and now < self._not_late[1]:
+            return None
         found = [one for one in self._taken if one.next <= wanted < one.stop]
         if not found or any(one.server == server or one.again for one in found):
             return None
         late = found[0]
         pace = self._servers[late.server].pace or 0.0
-        if now - late.since < max(_LEAST_LATE, _LATE * pace):
+        when = late.since + max(_LEAST_LATE, _LATE * pace)
+        if now < when:
+            self._not_late = wanted, when
             return None
         own = self._servers[server].pace
         length = 1 if own is None else max(1, int(_TURN / max(own, 1e-9)))

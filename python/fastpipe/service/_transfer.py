@@ -191,7 +191,9 @@ class Transfer:
     def _ahead(self) -> int:
         limit = self._request.memory_limit
         most = min(connection.ahead for connection in self._connections) if limit is None else limit // 2
-        ahead = min(max(most // self._largest, _LEAST_AHEAD), _MOST_AHEAD)
+        # Or servers would have nothing to do, unless a limit says so.
+        least = _LEAST_AHEAD * (len(self._connections) if limit is None else 1)
+        ahead = min(max(most // self._largest, least), _MOST_AHEAD)
         prefetch = self._request.prefetch
         return ahead if prefetch is None else max(1, min(prefetch, ahead) if limit is not None else prefetch)
 

@@ -274,9 +274,9 @@ impl Order {
     }
 
     /// A pass of the batches `start` to `stop` of an epoch, which needn't read those before; of what is left behind a
-    /// state, counted from there, if there is one. `memory` is what they lie in, instead of the data set's own. Both the
-    /// order and the batches may take `memory_limit`, the order alone if it is one batch; without one the order may take half of the
-    /// memory of the machine, or of the control group if that has less.
+    /// state, counted from there, if there is one. `memory` is what they lie in, instead of the data set's own. Order
+    /// and batches may take `memory_limit` together, the order alone if it is one batch; without one the order may take
+    /// half of the memory of the machine, or of the control group if that has less.
     #[pyo3(signature = (
         epoch, start, stop, *, num_threads, sharers, prefetch, memory_limit, progress=None, memory=None, csr=false
     ))]
@@ -442,10 +442,7 @@ impl Order {
                 Supply::Engine(py.detach(start).py(py)?)
             }
             Some(bringer) => {
-                let total = match (total, options.limit) {
-                    (None, limit) => limit,
-                    (total, _) => total,
-                };
+                let total = total.or(options.limit);
                 let size = self.order.settings().batch_size;
                 let feed = BatchFeed::new(begun.source.clone(), memory.clone(), size, options.memory_limit);
                 let supply = Supply::Remote(feed.feed().clone());

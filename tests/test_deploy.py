@@ -1,0 +1,144 @@
+"""What `deploy/` says is so: its commands parse, its names agree, its paths are there. Nothing is built or run."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastpipe
+from fastpipe import cli
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).parents[1]
+IMAGE = (ROOT / "deploy/Dockerfile").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def manifest() -> dict[str, Any]:
+    """What is in the manifest, by its kind: one of each."""
+    found = list(yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text("utf-8")))
+    kinds = {one["kind"]: one for one in found}
+    assert sorted(kinds) == sorted(one["kind"] for one in found)
+    assert kinds.keys() == {"ConfigMap", "Service", "StatefulSet", "PodDisruptionBudget"}
+    return kinds
+
+
+@pytest.fixture(scope="module")
+def pod(manifest: dict[str, Any]) -> Any:
+    return manifest["StatefulSet"]["spec"]["template"]["spec"]
+
+
+@pytest.fixture(scope="module")
+def container(pod: Any) -> Any:
+    (found,) = pod["containers"]
+    return found
+
+
+def instructions(name: str) -> list[str]:
+    """The arguments of an instruction, wherever it is in the Dockerfile."""
+    whole = IMAGE.replace("\\\n", "")
+    return re.findall(rf"^{name} (.+)$", whole, re.MULTILINE)
+
+
+def test_what_the_image_copies_is_there() -> None:
+    copied = [source for line in instructions("COPY") for source in line.split()[:-1]]
+    assert set(copied) >= {"Cargo.toml", "Cargo.lock", "pyproject.toml", "rust", "python"}
+    assert all((ROOT / source).exists() for source in copied)
+    # Whatever is copied isn't ignored, and all else is.
+    ignored = (ROOT / "deploy/Dockerfile.dockerignore").read_text("utf-8").splitlines()
+    assert "*" in ignored
+    assert {line[1:] for line in ignored if line.startswith("!")} == set(copied)
+
+
+def test_the_image_has_what_is_said_of_it() -> None:
+    build, run = instructions("FROM")
+    assert build.startswith("rust:")
+    assert run.startswith("python:3.12-slim")
+    assert re.search(r"-slim-\w+", build.split()[0]).group() == re.search(r"-slim-\w+", run).group()  # type: ignore[union-attr]
+    assert "[arrow]" in IMAGE
+    (user,) = instructions("USER")
+    assert int(user) > 0, "Kubernetes only believes numbers not to be root's"
+    version = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text("utf-8"), re.MULTILINE)
+    assert version is not None
+    assert f"image: fastpipe:{version[1]}" in (ROOT / "deploy/kubernetes.yaml").read_text("utf-8")
+
+
+def test_the_commands_are_real_ones(container: Any) -> None:
+    (entry,), (default,) = (json.loads(line) for line in instructions("ENTRYPOINT")), instructions("CMD")
+    assert entry[0] == "fastpipe"
+    parser = cli._parser()
+    assert parser.parse_args([*entry[1:], *json.loads(default)]).host == "0.0.0.0"
+    serve = parser.parse_args([*entry[1:], *container["args"]])
+    assert (serve.host, serve.port) == ("0.0.0.0", container["ports"][0]["containerPort"])
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        command = container[probe]["exec"]["command"]
+        assert command[0] == "fastpipe"
+        health = parser.parse_args(command[1:])
+        assert health.run.__name__ == "_health"
+        assert health.url == f"grpc+tls://localhost:{serve.port}"
+        assert health.token_file == serve.token_file
+        assert health.timeout < container[probe]["timeoutSeconds"]
+        assert health.ca.parent == serve.tls[0].parent
+    assert int(instructions("EXPOSE")[0]) == serve.port
+
+
+def test_the_commands_of_comments_are_real_ones() -> None:
+    text = (ROOT / "deploy/kubernetes.yaml").read_text("utf-8") + IMAGE
+    commands = [shlex.split(line) for line in re.findall(r"^#     (.+)$", text, re.MULTILINE)]
+    assert {words[0] for words in commands} == {"docker", "kubectl"}
+    secrets = {words[4] for words in commands if words[:4] == ["kubectl", "create", "secret", "generic"]}
+    assert secrets == {"fastpipe-token", "fastpipe-tls"}
+    (built,) = [words for words in commands if words[:2] == ["docker", "build"]]
+    assert (ROOT / built[built.index("-f") + 1]).exists()
+
+
+def test_files_are_where_volumes_are(manifest: dict[str, Any], pod: Any, container: Any) -> None:
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert mounts.keys() == volumes.keys()
+    serve = cli._parser().parse_args(["serve", *container["args"]])
+    assert str(serve.token_file.parent) == mounts["token"]
+    assert {str(file.parent) for file in serve.tls} == {mounts["tls"]}
+    config = manifest["ConfigMap"]
+    assert volumes["readers"]["configMap"]["name"] == config["metadata"]["name"]
+    assert serve.config == Path(mounts["readers"], *config["data"])
+    assert f'"{mounts["data"]}/' in config["data"]["readers.py"]
+
+
+def test_the_readers_are_real_ones(manifest: dict[str, Any]) -> None:
+    tree = ast.parse(manifest["ConfigMap"]["data"]["readers.py"])
+    (call,) = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert ast.unparse(call.func) == "fastpipe.read_avro"
+    signature = inspect.signature(fastpipe.read_avro)
+    options = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg is not None}
+    known = set(signature.parameters) | set(fastpipe.Options.__annotations__)
+    assert options.keys() <= known
+
+
+def test_names_and_labels_agree(manifest: dict[str, Any]) -> None:
+    servers, service = manifest["StatefulSet"]["spec"], manifest["Service"]["spec"]
+    labels = servers["template"]["metadata"]["labels"]
+    assert service["clusterIP"] == "None"
+    assert servers["serviceName"] == manifest["Service"]["metadata"]["name"]
+    assert service["selector"] == labels
+    assert servers["selector"]["matchLabels"] == labels
+    assert manifest["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_memory_is_enough(manifest: dict[str, Any], container: Any) -> None:
+    from fastpipe._running import memory_size
+
+    serve = cli._parser().parse_args(["serve", *container["args"]])
+    found = re.search(r'memory_limit="(.+?)"', manifest["ConfigMap"]["data"]["readers.py"])
+    assert found is not None
+    passes = serve.max_passes * (memory_size("memory_limit", found[1]) or 0)
+    most = memory_size("memory", container["resources"]["limits"]["memory"] + "B")
+    assert passes + (memory_size("keep", serve.keep) or 0) + (1 << 30) <= (most or 0)

@@ -1,0 +1,103 @@
+"""`fastpipe serve` and `fastpipe health` as whoever runs them sees them: signals, and exit statuses."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastpipe
+from fastpipe import cli
+from service_faults import ServerProcess, free_port
+
+pytest.importorskip("pyarrow.flight")
+
+CONFIG = """
+import numpy as np
+import fastpipe
+
+reader = fastpipe.from_arrays({"id": np.arange(5000)}, batch_size=64, shuffle=True, seed=7)
+"""
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[ServerProcess]:
+    config = tmp_path / "readers.py"
+    config.write_text(CONFIG)
+    found = ServerProcess(config)
+    found.start()
+    found.wait()
+    yield found
+    found.end()
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.01, 0.1])
+def test_several_sigterms_are_as_one(process: ServerProcess, pause: float) -> None:
+    # One that has begun, and isn't drawn to its end.
+    batches = iter(fastpipe.connect(process.url, prefetch=2))
+    next(batches)
+    for _ in range(5):
+        process.send(signal.SIGTERM)
+        time.sleep(pause)
+    assert process.end(signal.SIGTERM) == 0
+
+
+def read() -> fastpipe.Reader:
+    return fastpipe.from_arrays({"id": np.arange(100)}, batch_size=10)
+
+
+def health(*arguments: object) -> int:
+    return cli.main(["health", *map(str, arguments)])
+
+
+def test_health_of_a_process(process: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    assert health(process.url) == 0
+    assert capsys.readouterr().out == f"{process.url} takes requests\n"
+    process.end()
+    assert health(process.url, "--timeout", "2") == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"fastpipe: {process.url}: ")
+    assert err.count("\n") == 1
+
+
+def test_a_stopped_process_is_not_healthy(process: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    process.send(signal.SIGSTOP)
+    begun = time.monotonic()
+    assert health(process.url, "--timeout", "0.5") == 1
+    assert time.monotonic() - begun < 3
+    assert process.url in capsys.readouterr().err
+    process.send(signal.SIGCONT)
+    assert health(process.url) == 0
+
+
+def test_health_with_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token = tmp_path / "token"
+    token.write_text("open sesame\n")
+    with read().serve(token="open sesame") as server:
+        assert health(server.url, "--token-file", token) == 0
+        assert health(server.url) == 1
+        assert "token" in capsys.readouterr().err
+        assert health(server.url, "--token-file", tmp_path / "none") == 1
+        assert "none" in capsys.readouterr().err
+
+
+def test_health_of_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert health("http://a:1") == 2
+    assert "grpc://host:port" in capsys.readouterr().err
+    for seconds in ("0", "nan", "soon"):
+        with pytest.raises(SystemExit) as exit_:
+            health("grpc://a:1", "--timeout", seconds)
+        assert exit_.value.code == 2
+
+
+def test_a_name_that_nobody_has_yet_is_no_hindrance() -> None:
+    """Clients may name servers that are to come."""
+    with read().serve() as server:
+        urls = ["grpc://fastpipe-9.invalid:8815", server.url, f"grpc://127.0.0.1:{free_port()}"]
+        found = [batch["id"].tolist() for batch in fastpipe.connect(urls, timeout=10)]
+    assert found == [batch["id"].tolist() for batch in read()]
