@@ -1,6 +1,6 @@
 """The data service: batches that are made elsewhere, on Arrow Flight (extra `arrow`).
 
-`Server` serves readers, `connect` makes a reader of what is served.
+`Server` serves readers, `connect` makes a reader of what is served; a `Directory` lists servers that come and go.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastpipe.service._connect import connect
+from fastpipe.service._settings import Directory
 
 if TYPE_CHECKING:
     from fastpipe.service._server import Server
 
-__all__ = ["Server", "connect"]
+__all__ = ["Directory", "Server", "connect"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from fastpipe.errors import ServiceError
 from fastpipe.service._settings import Options
 from fastpipe.service._wire import Ticket, as_error
 
-__all__ = ["Answer", "Connection"]
+__all__ = ["Answer", "Connection", "check_process"]
 
 
 # A server that has vanished without a word is missed after a while.
@@ -24,6 +24,20 @@ _KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 
 
 # Of the process that has first connected.
 _PROCESS_OF_GRPC: list[int] = []
+
+
+def check_process() -> None:
+    """Whether this process can connect.
+
+    Raises:
+        ServiceError: if it can't.
+    """
+    # Threads and sockets of gRPC don't come along when a process forks, and it can't begin anew in the child.
+    if _PROCESS_OF_GRPC and _PROCESS_OF_GRPC[0] != os.getpid():
+        raise ServiceError(
+            "this process was forked from one that had connected to a server, which gRPC doesn't survive; start"
+            " processes by spawn or forkserver, or connect in the child first"
+        )
 
 
 class Connection:
@@ -43,21 +57,8 @@ class Connection:
     def __reduce__(self) -> tuple[Any, ...]:
         return Connection, (self.url, self._options)
 
-    def check(self) -> None:
-        """Whether this process can connect.
-
-        Raises:
-            ServiceError: if it can't.
-        """
-        # Threads and sockets of gRPC don't come along when a process forks, and it can't begin anew in the child.
-        if _PROCESS_OF_GRPC and _PROCESS_OF_GRPC[0] != os.getpid():
-            raise ServiceError(
-                "this process was forked from one that had connected to a server, which gRPC doesn't survive; start"
-                " processes by spawn or forkserver, or connect in the child first"
-            )
-
     def _connected(self) -> Any:
-        self.check()
+        check_process()
         with self._lock:
             if self._client is None:
                 _PROCESS_OF_GRPC[:] = [os.getpid()]
