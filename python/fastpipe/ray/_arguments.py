@@ -13,7 +13,7 @@ from fastpipe.errors import UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.rebatch import Rebatcher
 
-__all__ = ["at_least", "take_share_of_processors", "whole_reader"]
+__all__ = ["at_least", "shipped", "take_share_of_processors", "whole_reader"]
 
 
 def at_least(name: str, value: SupportsIndex, least: int) -> int:
@@ -42,6 +42,23 @@ def whole_reader(reader: Any, what: str, instead: str) -> Passes:
         kind = type(reader).__name__
         raise UnsupportedError(f"{what} takes a Reader, as fastpipe.read_avro makes one, not {kind}: {instead}")
     return passes_of(reader)
+
+
+def shipped(readers: Any) -> Any:
+    """A reference to readers: Ray ships them once to each machine, not with each task.
+
+    Raises:
+        TypeError: if they can't be pickled.
+        UnsupportedError: if they hold Arrow data that Ray can't pickle.
+    """
+    try:
+        return ray.put(readers)
+    except ValueError as error:
+        # Of Arrow's types Ray has its own list.
+        raise UnsupportedError(
+            f"Ray can't pickle {readers!r}: {error}; cast such columns of the table, write it to a file and read that,"
+            " or set RAY_DISABLE_CUSTOM_ARROW_DATA_SERIALIZATION=1 before Ray starts"
+        ) from error
 
 
 def take_share_of_processors(passes: Passes) -> None:

@@ -52,8 +52,8 @@ def dataset(
     Raises:
         ImportError: if Ray Data or pyarrow isn't installed.
         TypeError: if it is no reader, or can't be pickled.
-        UnsupportedError: if the reader has loaded a state, or isn't a `Reader` itself, but makes other batches of
-            one's.
+        UnsupportedError: if the reader has loaded a state, isn't a `Reader` itself, but makes other batches of one's,
+            or holds data that Ray can't pickle.
         ValueError: if a number is out of range, or Arrow has no such name or size.
 
     Example:

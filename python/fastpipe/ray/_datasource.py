@@ -12,7 +12,7 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
 from fastpipe._passes import passes_of
-from fastpipe.ray._arguments import take_share_of_processors
+from fastpipe.ray._arguments import shipped, take_share_of_processors
 from fastpipe.reader import Reader
 
 __all__ = ["FastpipeDatasource"]
@@ -45,8 +45,7 @@ class FastpipeDatasource(Datasource):  # type: ignore[misc]
         schema: pa.Schema,
     ) -> None:
         super().__init__()
-        # A reference, so that Ray ships it once to each machine, not with each task.
-        self._reader = ray.put(reader)
+        self._reader = shipped(reader)
         self._epoch, self._ends, self._batch_size = epoch, ends, batch_size
         self._rows, self._row_bytes, self._schema = rows, row_bytes, schema
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self, SupportsIndex
 import ray
 
 from fastpipe.errors import ServiceError
-from fastpipe.ray._arguments import at_least
+from fastpipe.ray._arguments import at_least, shipped
 from fastpipe.ray._server_actors import NAMESPACE, DirectoryActor, RayDirectory, ServerActor
 from fastpipe.reader import Reader
 from fastpipe.service import connect
@@ -125,7 +125,7 @@ def serve(
     Raises:
         ImportError: if pyarrow isn't installed.
         TypeError: if an argument is of the wrong type, or a reader can't be pickled.
-        UnsupportedError: if a reader can't be served; it says what to do.
+        UnsupportedError: if a reader can't be served, or Ray can't pickle its data; it says what to do.
         ValueError: if a number is out of range.
 
     Example:
@@ -166,8 +166,7 @@ class Service:
         given = {"num_cpus": 1, "scheduling_strategy": "SPREAD"} | dict(actor_options or {})
         # Its methods are answered while it serves; a server that dies is replaced by another actor, elsewhere.
         self._actor = ray.remote(ServerActor).options(**given, max_concurrency=4, max_restarts=0)
-        # A reference, so that Ray ships it once to each machine.
-        self._task = (ray.put(reader), self.token, options)
+        self._task = (shipped(reader), self.token, options)
         self._prefix = f"server-{secrets.token_hex(3)}"
         name = f"{self._prefix}-directory"
         directory = ray.remote(DirectoryActor).options(
@@ -204,7 +203,14 @@ class Service:
             ServiceError: if the service is closed, too many servers have died, or none serves within `timeout`.
         """
         self._check_open()
-        return connect(self._directory, reader, token=self.token, **options)
+        try:
+            return connect(self._directory, reader, token=self.token, **options)
+        except ServiceError as error:
+            status = self.status()
+            if status.running or not status.pending:
+                raise
+            waiting = f"{len(status.pending)} servers wait for Ray to start them: `ray status` shows what it lacks"
+            raise ServiceError(f"{error}; {waiting}") from error
 
     def scale(self, num_servers: SupportsIndex | tuple[SupportsIndex, SupportsIndex] | str) -> None:
         """Changes how many servers there are. Clients leave those that are too many before these stop.
@@ -398,7 +404,8 @@ class Service:
         """Replaces a server, but for too many."""
         if server.leave is not None or self._closed or self._failure:
             return
-        told = str(getattr(error, "cause", None) or error).strip()
+        # What Ray says of how processes end behind the first line is long, and in its logs.
+        told = str(getattr(error, "cause", None) or error).strip().split("\n", 1)[0]
         what = "died" if server.url is not None else "did not start"
         if self._restarts >= self._max_restarts:
             self._failure = (
@@ -458,7 +465,10 @@ def _check(readers: Reader | Mapping[str, Reader], options: Mapping[str, Any]) -
     require_pyarrow()
     from fastpipe.service._served import Served
 
-    for name, reader in (readers if isinstance(readers, Mapping) else {"default": readers}).items():
+    named = readers if isinstance(readers, Mapping) else {"default": readers}
+    if not named:
+        raise ValueError("there is no reader to serve")
+    for name, reader in named.items():
         Served(name, reader)
     known = {"tls", "client_ca", "max_passes", "keep"}
     for name in options:
