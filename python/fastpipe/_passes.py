@@ -260,6 +260,10 @@ class Passes(ABC):
             raise UnsupportedError(f"{self!r} can't say how many batches an epoch has")
         return len(self) // self.epochs
 
+    def limit_threads(self, most: int) -> None:
+        """Takes so many threads from now on, unless told how many to take."""
+        raise UnsupportedError(f"{self!r} has no threads of its own")
+
     @property
     def together(self) -> int:
         """Batches that are made together, as of a window of the shuffle: stretches of so many cost least."""

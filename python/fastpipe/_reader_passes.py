@@ -174,6 +174,11 @@ class ReaderPasses(Passes):
     def shared_memory(self, slabs: _fastpipe.SharedSlabs, held: int) -> _fastpipe.PassMemory:
         return _fastpipe.PassMemory.shared(self._reader._data.handle, slabs, held)
 
+    def limit_threads(self, most: int) -> None:
+        running = self._reader._running
+        if running.num_threads is None:
+            self._reader._running = replace(running, num_threads=most)
+
     @property
     def together(self) -> int:
         buffer = self._reader.shuffle_buffer

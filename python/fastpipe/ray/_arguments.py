@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 from typing import Any, SupportsIndex
 
 import ray
@@ -13,7 +13,7 @@ from fastpipe.errors import UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.rebatch import Rebatcher
 
-__all__ = ["at_least", "shipped", "take_share_of_processors", "whole_reader"]
+__all__ = ["at_least", "shipped", "take_given_processors", "whole_reader"]
 
 
 def at_least(name: str, value: SupportsIndex, least: int) -> int:
@@ -61,8 +61,8 @@ def shipped(readers: Any) -> Any:
         ) from error
 
 
-def take_share_of_processors(passes: Passes) -> None:
+def take_given_processors(passes: Passes) -> None:
     """Lets a reader have as many threads as Ray has given CPUs to this process, unless it says how many itself."""
     given = ray.get_runtime_context().get_assigned_resources().get("CPU", 0.0)
     if given > 0:
-        passes.share_processors(max(1, int((os.cpu_count() or 1) / max(given, 1.0))))
+        passes.limit_threads(math.ceil(given))

@@ -75,7 +75,10 @@ def dataset(
             " iterate over this one"
         )
     require_pyarrow()
-    import ray.data
+    try:
+        import ray.data
+    except ImportError as error:
+        raise ImportError("fastpipe.ray.dataset needs Ray Data: pip install 'fastpipe-data[ray]'") from error
 
     from fastpipe.ray._datasource import FastpipeDatasource
 

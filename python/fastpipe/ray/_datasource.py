@@ -12,7 +12,7 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
 from fastpipe._passes import passes_of
-from fastpipe.ray._arguments import shipped, take_share_of_processors
+from fastpipe.ray._arguments import shipped, take_given_processors
 from fastpipe.reader import Reader
 
 __all__ = ["FastpipeDatasource"]
@@ -75,7 +75,7 @@ def _read(reference: Any, epoch: int, start: int, stop: int, schema: pa.Schema) 
         yield schema.empty_table()
         return
     passes = passes_of(ray.get(reference))
-    take_share_of_processors(passes)
+    take_given_processors(passes)
     held: list[pa.RecordBatch] = []
     nbytes = 0
     for batch in passes.record_batches(epoch, start, stop):

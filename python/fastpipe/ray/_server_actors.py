@@ -10,7 +10,7 @@ import ray
 
 from fastpipe._passes import passes_of
 from fastpipe.errors import ServiceError
-from fastpipe.ray._arguments import take_share_of_processors
+from fastpipe.ray._arguments import take_given_processors
 from fastpipe.reader import Reader
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ServerActor:
         from fastpipe.service import Server
 
         for reader in readers.values() if isinstance(readers, Mapping) else [readers]:
-            take_share_of_processors(passes_of(reader))
+            take_given_processors(passes_of(reader))
         self._server = Server(readers, host=ray.util.get_node_ip_address(), port=0, token=token, **options)
         return self._server.url
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, SupportsIndex
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fastpipe.errors import ServiceError
 from fastpipe.ray._arguments import at_least, shipped
@@ -75,8 +76,10 @@ class _Server:
         actor: Ray's handle.
         awaited: known to Ray once the server serves; then, once it has ended.
         url: None until it serves.
-        asked: what it was asked for its numbers with, and when; None if it wasn't.
-        numbers: the last ones, and when they came.
+        asked: what it was asked for its numbers with; None if it wasn't.
+        ask_at: when it is to be asked for them.
+        numbers: the last ones.
+        heard: when these came, or it began to serve.
         share: its last seconds, as `Look.of` takes them.
         leave: when it is told to stop; None as long as it is to stay.
         told: whether it was.
@@ -86,8 +89,10 @@ class _Server:
     actor: Any
     awaited: Any
     url: str | None = None
-    asked: tuple[Any, float] | None = None
-    numbers: tuple[dict[str, float], float] | None = None
+    asked: Any = None
+    ask_at: float = 0.0
+    numbers: dict[str, float] | None = None
+    heard: float = 0.0
     share: tuple[float, float, float] | None = None
     leave: float | None = None
     told: bool = False
@@ -169,8 +174,10 @@ class Service:
         self._task = (shipped(reader), self.token, options)
         self._prefix = f"server-{secrets.token_hex(3)}"
         name = f"{self._prefix}-directory"
+        # With this process, whose actors end with it.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         directory = ray.remote(DirectoryActor).options(
-            name=name, namespace=NAMESPACE, num_cpus=0, max_restarts=-1, max_task_retries=-1
+            name=name, namespace=NAMESPACE, num_cpus=0, max_restarts=-1, scheduling_strategy=here
         )
         self._directory_actor = directory.remote()
         self._directory = RayDirectory(name)
@@ -331,7 +338,7 @@ class Service:
     def _look_around(self) -> None:
         with self._lock:
             awaited = {server.awaited: server for server in self._servers}
-            asked = {server.asked[0]: server for server in self._servers if server.asked is not None}
+            asked = {server.asked: server for server in self._servers if server.asked is not None}
         references = [*awaited, *asked]
         known: list[Any] = []
         if references:
@@ -363,6 +370,11 @@ class Service:
         try:
             url: str | None = ray.get(server.awaited)
         except ray.exceptions.RayError as error:
+            if server.url is not None and isinstance(error, ray.exceptions.ActorUnavailableError):
+                # The network hiccups, or Ray doesn't know yet that the actor is dead. If it stays so, it is silent.
+                time.sleep(_TICK)
+                server.awaited = server.actor.wait.remote()
+                return
             self._end(server)
             self._died(server, error)
             return
@@ -370,6 +382,7 @@ class Service:
             self._end(server)
             return
         server.url, server.awaited = url, server.actor.wait.remote()
+        server.heard = time.monotonic()
         self._unserved = 0
         _log.info("the server %s serves at %s", server.name, url)
 
@@ -379,12 +392,11 @@ class Service:
         try:
             numbers: dict[str, float] = ray.get(reference)
         except ray.exceptions.RayError:
-            return  # `awaited` tells of it, too.
+            return  # If it is dead, `awaited` tells of it, too.
         if server.numbers is not None:
-            before, then = server.numbers
-            waited, held = (numbers[name] - before[name] for name in ("making_seconds", "held_back_seconds"))
-            server.share = waited, held, now - then
-        server.numbers = numbers, now
+            waited, held = (numbers[name] - server.numbers[name] for name in ("making_seconds", "held_back_seconds"))
+            server.share = waited, held, now - server.heard
+        server.numbers, server.heard = numbers, now
 
     def _look_at(self, server: _Server, now: float) -> None:
         if server.url is None:
@@ -392,10 +404,9 @@ class Service:
         if server.leave is not None and now >= server.leave and not server.told:
             server.told = True
             server.actor.stop.remote(_GRACE)
-        if server.asked is None:
-            if server.numbers is None or now >= server.numbers[1] + _LOOK:
-                server.asked = server.actor.stats.remote(), now
-        elif now >= server.asked[1] + _HUNG:
+        if server.asked is None and now >= server.ask_at:
+            server.asked, server.ask_at = server.actor.stats.remote(), now + _LOOK
+        if now >= server.heard + _HUNG:
             self._end(server)
             if server.leave is None:
                 self._died(server, ServiceError(f"it has said nothing for {_HUNG:g} seconds"))

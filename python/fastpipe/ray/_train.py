@@ -42,7 +42,10 @@ def shard(reader: Reader) -> Reader:
         "shard",
         "shard that, and make of its batches what this makes of them: rebatch(shard(reader), ...)",
     )
-    import ray.train
+    try:
+        import ray.train
+    except ImportError as error:
+        raise ImportError("fastpipe.ray.shard needs Ray Train: pip install 'fastpipe-data[ray]'") from error
 
     context = ray.train.get_context()
     share = passes.share(context.get_world_size(), context.get_world_rank()).origin
