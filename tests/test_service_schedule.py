@@ -113,3 +113,62 @@ def test_each_batch_is_brought(servers: int, total: int, epoch: int, ahead: int,
     draw = random.Random(seed)
     schedule = Schedule(servers, total, min(epoch, total), epoch, group=draw.randint(1, 9))
     assert simulated(schedule, servers, total, ahead, lambda server, now: draw.choice([0.0001, 0.01, 0.3])) >= 0
+
+
+def test_a_server_that_comes_takes_what_one_alone_has_taken() -> None:
+    schedule = Schedule(1, 100, 100, 100)
+    alone = schedule.take(0, 0.0, 0, 10, waiting=False)
+    assert alone is not None
+    assert (alone.next, alone.stop) == (0, 100)
+    schedule.brought(alone, 0.05)
+    schedule.add(1)
+    assert alone.stop == 3, "a turn takes two batches"
+    other = schedule.take(1, 0.05, 1, 10, waiting=False)
+    assert other is not None
+    assert (other.next, other.stop) == (3, 4)
+    assert schedule.take(1, 0.05, 1, 2, waiting=False) is None, "there is no room"
+    schedule.remove(0)
+    schedule.done(alone)
+    rest = schedule.take(1, 0.05, 1, 10, waiting=False)
+    assert rest is not None
+    assert (rest.next, rest.stop) == (1, 3)
+
+
+@given(st.integers(1, 120), st.integers(1, 40), st.integers(1, 64), st.integers(0, 2**32))
+def test_each_batch_is_brought_while_servers_come_and_go(total: int, epoch: int, ahead: int, seed: int) -> None:
+    draw = random.Random(seed)
+    servers, known = list(range(draw.randint(0, 3))), 10
+    schedule = Schedule(len(servers), total, min(epoch, total), epoch, group=draw.randint(1, 9))
+    at: dict[int, Stretch] = {}
+    came: set[int] = set()
+    now, wanted = 0.0, 0
+    while wanted < total:
+        now += draw.choice([0.001, 0.3])
+        if draw.random() < 0.2 or not servers:
+            servers.append(known)
+            schedule.add(known)
+            known += 1
+        if servers and draw.random() < 0.2:
+            gone = servers.pop(draw.randrange(len(servers)))
+            schedule.remove(gone)
+            if gone in at and draw.random() < 0.8:
+                schedule.done(at.pop(gone))
+        for server in draw.sample(list(at), len(at)):
+            # Those that have gone may bring a batch that was on its way, and no more.
+            stretch = at[server]
+            if server in servers or draw.random() < 0.5:
+                came.add(stretch.next)
+                schedule.brought(stretch, now)
+            if stretch.next >= stretch.stop or server not in servers:
+                schedule.done(at.pop(server))
+        for server in servers:
+            if server not in at:
+                stretch = schedule.take(server, now, wanted, ahead, waiting=wanted not in came)
+                if stretch is not None:
+                    assert stretch.next < stretch.stop
+                    at[server] = stretch
+        while wanted in came:
+            wanted += 1
+    while at:
+        schedule.done(at.popitem()[1])
+    assert came == set(range(total))

@@ -10,10 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from fastpipe._columns.arrow_schema import schema_of
 from fastpipe.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
 
     from fastpipe import _fastpipe
     from fastpipe._state import State
@@ -258,6 +260,15 @@ class Passes(ABC):
             raise UnsupportedError(f"{self!r} can't say how many batches an epoch has")
         return len(self) // self.epochs
 
+    def limit_threads(self, most: int) -> None:
+        """Takes so many threads from now on, unless told how many to take."""
+        raise UnsupportedError(f"{self!r} has no threads of its own")
+
+    @property
+    def together(self) -> int:
+        """Batches that are made together, as of a window of the shuffle: stretches of so many cost least."""
+        return 1
+
     @property
     def drawn(self) -> bool:
         """Whether the order follows from a seed that was drawn: the same in another process has another one."""
@@ -272,6 +283,34 @@ class Passes(ABC):
             ValueError: if there is none among them.
         """
         raise UnsupportedError(f"{self!r} can't begin at any batch")
+
+    def record_batches(self, epoch: int, start: int, stop: int) -> pa.RecordBatchReader:
+        """The same batches as Arrow has them; see `Reader.to_reader`.
+
+        Raises:
+            ImportError: if pyarrow isn't installed.
+            IndexError: if the epoch doesn't have them all.
+            UnsupportedError: if these can't begin anywhere.
+            ValueError: if there is none among them, or Arrow has no such name or size.
+        """
+        raise UnsupportedError(f"{self!r} can't begin at any batch")
+
+    def arrow_schema(self) -> pa.Schema:
+        """The schema of all batches as Arrow has them.
+
+        Raises:
+            ImportError: if pyarrow isn't installed.
+            ValueError: if Arrow has no such name or size.
+        """
+        return schema_of(self.features, valid=self.uneven == "pad")
+
+    def rows_of(self, epoch: int, step: int) -> int:
+        """The rows of a batch, which isn't read for it.
+
+        Raises:
+            UnsupportedError: if these don't know.
+        """
+        raise UnsupportedError(f"{self!r} can't say how many rows a batch has")
 
     def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> _fastpipe.PassMemory | None:
         """Memory of one's own for batches, of which this many may be held; None if these don't choose their memory."""

@@ -14,6 +14,7 @@ from fastpipe._progress import Counter
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
 
     from fastpipe._data import Data
     from fastpipe._ordering import Ordering
@@ -173,13 +174,31 @@ class ReaderPasses(Passes):
     def shared_memory(self, slabs: _fastpipe.SharedSlabs, held: int) -> _fastpipe.PassMemory:
         return _fastpipe.PassMemory.shared(self._reader._data.handle, slabs, held)
 
+    def limit_threads(self, most: int) -> None:
+        running = self._reader._running
+        if running.num_threads is None:
+            self._reader._running = replace(running, num_threads=most)
+
+    @property
+    def together(self) -> int:
+        buffer = self._reader.shuffle_buffer
+        return (
+            1
+            if buffer is None or self._reader._ordering.is_sample
+            else max(1, buffer // self.batch_size // self.world_size)
+        )
+
     @property
     def steps(self) -> int:
         return self._reader._order.steps
 
     def batches(self, epoch: int, start: int, stop: int) -> Started:
+        started = self._stretch(epoch, start, stop, csr=False)
+        return Started(started, started.position, started.close)
+
+    def _stretch(self, epoch: int, start: int, stop: int, *, csr: bool) -> _fastpipe.Pass:
         running = self._reader._running
-        started = self._reader._order.batches(
+        return self._reader._order.batches(
             epoch,
             start,
             stop,
@@ -187,23 +206,32 @@ class ReaderPasses(Passes):
             sharers=running.sharers,
             prefetch=running.prefetch,
             memory_limit=running.memory_limit,
+            csr=csr,
         )
-        return Started(started, started.position, started.close)
+
+    def record_batches(self, epoch: int, start: int, stop: int) -> pa.RecordBatchReader:
+        return arrow_streams(self._reader, partial(self._stretch, epoch, start, stop, csr=True)).record_batches()
+
+    def rows_of(self, epoch: int, step: int) -> int:
+        units, _ = self._reader._order.rows(epoch, step)
+        return len(units)
 
     def start_in_engine(self) -> _fastpipe.Pass:
         return self._reader._start()
 
 
-def arrow_streams(reader: Reader) -> ArrowStreams:
-    """The Arrow streams of a reader."""
+def arrow_streams(reader: Reader, start: Callable[[], _fastpipe.Pass] | None = None) -> ArrowStreams:
+    """The Arrow streams of a reader: of its passes, or of what is started instead, without a progress bar."""
 
     def counter(started: _fastpipe.Pass) -> Counter | None:
-        return Counter(total=started.total, batch_size=reader.batch_size) if reader._progress else None
+        return (
+            Counter(total=started.total, batch_size=reader.batch_size) if reader._progress and start is None else None
+        )
 
     return ArrowStreams(
         features=reader.features,
         padded=reader._ordering.uneven == "pad",
         schema=reader._data.handle.arrow_schema,
-        start=partial(reader._start, csr=True),
+        start=partial(reader._start, csr=True) if start is None else start,
         counter=counter,
     )

@@ -1,7 +1,7 @@
 """The data service: batches that are made elsewhere.
 
-`Server` serves readers on Arrow Flight (extra `arrow`), `connect` makes a reader of what is served. `LocalService` does
-both within this machine, by memory in common.
+`Server` serves readers on Arrow Flight (extra `arrow`), `connect` makes a reader of what is served; a `Directory` lists
+servers that come and go. `LocalService` does both within this machine, by memory in common.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from fastpipe.service._connect import connect
 from fastpipe.service._local import LocalService
+from fastpipe.service._settings import Directory
 
 if TYPE_CHECKING:
     from fastpipe.service._server import Server
 
-__all__ = ["LocalService", "Server", "connect"]
+__all__ = ["Directory", "LocalService", "Server", "connect"]
 
 
 def __getattr__(name: str) -> Any:

@@ -135,12 +135,12 @@ def _health(arguments: argparse.Namespace) -> int:
     from fastpipe._columns.arrow_schema import require_pyarrow
 
     require_pyarrow()
-    from fastpipe.service._connect import check_url
     from fastpipe.service._connection import Connection
+    from fastpipe.service._directory import checked_url
     from fastpipe.service._settings import Options
 
     try:
-        check_url(arguments.url)
+        checked_url(arguments.url)
     except ValueError as error:
         print(f"fastpipe health: {error}", file=sys.stderr)
         return 2

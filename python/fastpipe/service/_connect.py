@@ -7,26 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, SupportsIndex
-from urllib.parse import urlsplit
 
 from fastpipe._columns.arrow_schema import require_pyarrow
 from fastpipe._ordering import LARGEST_WORLD, within
 from fastpipe._running import Running
 from fastpipe.errors import ServiceError
 from fastpipe.reader import Reader
-from fastpipe.service._settings import Options
+from fastpipe.service._settings import Directory, Options
 
 if TYPE_CHECKING:
     from fastpipe.service._remote_data import Description, RemoteData
 
-__all__ = ["Asked", "check_timeout", "check_url", "connect"]
+__all__ = ["Asked", "check_timeout", "connect"]
 
-_SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
 _PAUSE = 0.1
 
 
 def connect(
-    urls: str | Sequence[str],
+    urls: str | Sequence[str] | Directory,
     reader: str = "default",
     *,
     rank: SupportsIndex | None = None,
@@ -50,7 +48,8 @@ def connect(
     one that comes back is used again.
 
     Args:
-        urls: of one or several servers, `grpc://host:port`, or `grpc+tls://host:port`.
+        urls: of one or several servers, `grpc://host:port`, or `grpc+tls://host:port`; or a
+            `fastpipe.service.Directory`, which lists them while they come and go.
         reader: its name at the servers.
         rank: of this reader; with `world_size`.
         world_size: number of ranks; by default as the served reader has it.
@@ -85,13 +84,16 @@ def connect(
         True
     """
     require_pyarrow()
+    from fastpipe.service._directory import Fixed, Servers, checked_url
     from fastpipe.service._remote_data import RemoteData, check_fallback
 
-    given = [urls] if isinstance(urls, str) else list(urls)
-    if not given:
-        raise ValueError("urls is empty: name at least one server")
-    for url in given:
-        check_url(url)
+    if isinstance(urls, Directory):
+        directory: Directory = urls
+    else:
+        given = [checked_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not given:
+            raise ValueError("urls is empty: name at least one server")
+        directory = Fixed(given)
     asked = Asked(rank, world_size, seed, epochs, progress)
     options = Options(
         token=token,
@@ -102,10 +104,10 @@ def connect(
         timeout=check_timeout(timeout),
     )
     running = Running.checked(num_threads=None, prefetch=prefetch, memory_limit=memory_limit)
-    description = _described(given, reader, options)
+    description, known = _described(directory, reader, options)
     if fallback is not None:
         check_fallback(fallback, description)
-    data = RemoteData(reader, description, given, options, options.timeout, fallback)
+    data = RemoteData(reader, description, Servers(directory, options, known), options.timeout, fallback)
     return asked.reader(data, description, running)
 
 
@@ -161,42 +163,32 @@ def check_timeout(timeout: float) -> float:
     return float(timeout)
 
 
-def check_url(url: str) -> None:
-    """Whether this is the URL of a server.
-
-    Raises:
-        ValueError: if it is none; it says what one looks like.
-    """
-    try:
-        found = urlsplit(url)
-        whole = found.scheme in _SCHEMES and found.hostname is not None and found.port is not None
-    except (ValueError, AttributeError, TypeError):
-        whole = False
-    if not whole:
-        raise ValueError(f"a server's URL is grpc://host:port or grpc+tls://host:port, not {url!r:.200}")
-
-
-def _described(urls: list[str], reader: str, options: Options) -> Description:
-    """What the first server says that answers."""
+def _described(directory: Directory, reader: str, options: Options) -> tuple[Description, list[str]]:
+    """What the first server says that answers, and the servers that there are."""
     from fastpipe.service._connection import Connection
+    from fastpipe.service._directory import Fixed, checked_url
     from fastpipe.service._remote_data import Description
 
     end = time.monotonic() + options.timeout
     while True:
         errors = []
+        urls = [checked_url(url) for url in directory.urls()]
         for url in urls:
             connection = Connection(url, options)
             try:
                 told = connection.ask("describe", {"reader": reader})
                 if len(told) != 2:
                     raise ServiceError(f"{url} is no server of fastpipe")
-                return Description(told[0], told[1], url)
+                return Description(told[0], told[1], url), urls
             except ServiceError as error:
                 errors.append(error)
             finally:
                 connection.close()
+        if not errors:
+            errors = [ServiceError(f"the directory has listed no server for {options.timeout:g} seconds")]
         # A server that starts may come; one that refuses won't do otherwise.
-        if time.monotonic() + _PAUSE > end or not any(_may_come(error) for error in errors):
+        comes = not urls or not isinstance(directory, Fixed) or any(_may_come(error) for error in errors)
+        if time.monotonic() + _PAUSE > end or not comes:
             raise ServiceError("; ".join(map(str, errors))) from errors[0]
         time.sleep(_PAUSE)
 

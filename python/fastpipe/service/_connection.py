@@ -26,7 +26,7 @@ _CHANNEL = [
     # A server that has vanished without a word is missed after a while.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Frames of HTTP/2 have 16 KiB otherwise, each of each of which costs both sides: a fifth of the rate.
+    # Frames of HTTP/2 have 16 KiB otherwise, each of which costs both sides: a fifth of the rate.
     ("grpc.http2.max_frame_size", 128 << 10),
 ]
 

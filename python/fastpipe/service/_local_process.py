@@ -18,6 +18,7 @@ from fastpipe._running import Running
 from fastpipe.errors import FastpipeError, ServiceError
 from fastpipe.reader import Reader
 from fastpipe.service._connect import Asked
+from fastpipe.service._directory import Fixed, Servers
 from fastpipe.service._local_connection import SCHEME, Link, checked
 from fastpipe.service._local_wire import INIT, Frame, read_frame, send_frame
 from fastpipe.service._remote_data import Description, RemoteData, check_fallback
@@ -86,7 +87,8 @@ class LocalProcess:
         if fallback is not None:
             check_fallback(fallback, self._description)
         # Where it has ended, nobody comes in its place.
-        data = RemoteData("default", self._description, [self._link.url], Options(timeout=timeout), 0.0, fallback)
+        url, options = self._link.url, Options(timeout=timeout)
+        data = RemoteData("default", self._description, Servers(Fixed([url]), options, [url]), 0.0, fallback)
         return asked.reader(data, self._description, running)
 
     def _introduced(self, prepared: bytes, pickled: bytes, timeout: float) -> Description:

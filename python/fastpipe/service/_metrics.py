@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from fastpipe.service._streams import Streams
 
@@ -22,6 +24,8 @@ _TOLD = {
     "streams": ("gauge", "Orders and epochs that are being read."),
     "passes": ("gauge", "Passes that are open."),
     "kept_bytes": ("gauge", "Bytes of batches that are kept."),
+    "making_seconds": ("counter", "Seconds that requests have waited for batches being made, over all requests."),
+    "held_back_seconds": ("counter", "Seconds that batches have waited for clients to take them, over all requests."),
 }
 
 
@@ -37,6 +41,10 @@ class Metrics:
         self._lock = threading.Lock()
         self._requests = self._clients = self._batches = self._bytes = 0
         self.errors = 0
+        # Requests that wait just now: for a batch, or for their client; seconds of these so far, and until when.
+        self._waiting = {"making": 0, "held_back": 0}
+        self._seconds = dict.fromkeys(self._waiting, 0.0)
+        self._until = time.monotonic()
 
     @contextmanager
     def client(self) -> Iterator[None]:
@@ -56,11 +64,39 @@ class Metrics:
             self._batches += count
             self._bytes += nbytes
 
-    def numbers(self) -> dict[str, int]:
+    def timed(self, messages: Iterator[Any]) -> Iterator[Any]:
+        """The same messages: of their time, what passes until there is one, and until it was taken."""
+        self._wait(making=1)
+        try:
+            for message in messages:
+                self._wait(making=-1, held_back=1)
+                try:
+                    yield message
+                finally:
+                    self._wait(making=1, held_back=-1)
+        finally:
+            self._wait(making=-1)
+
+    def _wait(self, **change: int) -> None:
+        """So many requests more or fewer wait from now on."""
+        with self._lock:
+            self._count_seconds()
+            for kind, number in change.items():
+                self._waiting[kind] += number
+
+    def _count_seconds(self) -> None:
+        """Counts up to now, so that waits show that haven't ended."""
+        now = time.monotonic()
+        for kind, number in self._waiting.items():
+            self._seconds[kind] += number * (now - self._until)
+        self._until = now
+
+    def numbers(self) -> dict[str, float]:
         """All of them, by name."""
         counts = self._streams.counts
         with self._lock:
-            found = {
+            self._count_seconds()
+            found: dict[str, float] = {
                 "requests": self._requests,
                 "batches": self._batches,
                 "bytes": self._bytes,
@@ -69,6 +105,7 @@ class Metrics:
                 "begun": counts.passes,
                 "kept_hits": counts.kept_hits,
                 "clients": self._clients,
+                **{f"{kind}_seconds": seconds for kind, seconds in self._seconds.items()},
             }
         return found | self._streams.look()
 

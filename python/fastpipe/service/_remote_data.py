@@ -17,10 +17,8 @@ from fastpipe._passes import passes_of
 from fastpipe._reader_passes import ReaderParts, ReaderPasses
 from fastpipe._state import VERSION as STATES
 from fastpipe.errors import FastpipeError, ServiceError, UnsupportedError
-from fastpipe.service._local_connection import SCHEME, LocalConnection
-from fastpipe.service._settings import Options
+from fastpipe.service._directory import Servers
 from fastpipe.service._transfer import Request, Transfer
-from fastpipe.service._transport import Connection
 from fastpipe.service._wire import VERSION, Ticket, ordering_of
 
 if TYPE_CHECKING:
@@ -85,8 +83,7 @@ class RemoteData:
     Args:
         name: of the reader, at the servers.
         description: what a server says of it.
-        urls: of the servers.
-        options: how to connect.
+        servers: that make them.
         patience: seconds for which a pass goes on when no server answers.
         fallback: a reader of the same data in this process; None if there is none.
     """
@@ -95,21 +92,20 @@ class RemoteData:
         self,
         name: str,
         description: Description,
-        urls: list[str],
-        options: Options,
+        servers: Servers,
         patience: float,
         fallback: Reader | None,
     ) -> None:
-        self._args = name, description, urls, options, patience, fallback
+        self._args = name, description, servers, patience, fallback
         self._description = description
-        self._connections = [_connection(url, options) for url in urls]
+        self._servers = servers
         self.features = description.features
         self.files = description.files
         self.symbols = description.symbols
         self.words = description.words
         self._name = name
         parts = None if fallback is None else parts_of(fallback)
-        bringing = _Bringing(name, description.fingerprints[STATES], self._connections, patience, options, parts)
+        bringing = _Bringing(name, description.fingerprints[STATES], servers, patience, parts)
         self.handle: _fastpipe.Data = _fastpipe.RemoteDataset(
             description.columns,
             description.csr,
@@ -127,7 +123,7 @@ class RemoteData:
         """Where a row comes from, as the server says."""
         request = {"reader": self._name, "unit": unit, "record": record}
         failed: ServiceError | None = None
-        for connection in self._connections:
+        for connection in self._servers.any():
             try:
                 found = json.loads(connection.ask("place", request)[0])
                 fields: dict[str, Any] = found["fields"]
@@ -137,7 +133,8 @@ class RemoteData:
                 failed = error
             except (ValueError, TypeError, KeyError, IndexError) as error:
                 failed = ServiceError(f"{connection.url} sent a place that can't be read: {error!r:.200}")
-        raise failed or ServiceError("there is no server")
+        assert failed is not None
+        raise failed
 
     def column_times(self) -> tuple[float, list[tuple[str, float]]]:
         """Nothing: nothing is decoded here."""
@@ -151,7 +148,7 @@ class RemoteData:
         return RemoteData, self._args
 
     def __str__(self) -> str:
-        return f"{self._description.text} at {', '.join(connection.url for connection in self._connections)}"
+        return f"{self._description.text} at {self._servers}"
 
 
 class _Bringing:
@@ -164,18 +161,17 @@ class _Bringing:
         self,
         name: str,
         data: dict[str, Any],
-        connections: list[Connection],
+        servers: Servers,
         patience: float,
-        options: Options,
         fallback: ReaderParts | None,
     ) -> None:
         self._name, self._data = name, data
-        self._connections, self._patience, self._options = connections, patience, options
+        self._servers, self._patience = servers, patience
         self._fallback = fallback
 
     def start(self, feed: _fastpipe.BatchFeed, request: dict[str, Any]) -> None:
         """Starts to bring the batches of a pass."""
-        for connection in self._connections:
+        for connection in self._servers.known():
             connection.check()
         wanted = Request(**request)
         if wanted.total == 0:
@@ -208,22 +204,13 @@ class _Bringing:
         Transfer(
             feed,
             wanted,
-            self._connections,
+            self._servers,
             ticket,
             group,
             self._patience,
-            self._options.timeout,
+            self._servers.options.timeout,
             make if self._fallback is not None else None,
         ).start()
-
-
-def _connection(url: str, options: Options) -> Connection:
-    if url.startswith(SCHEME):
-        return LocalConnection(url)
-    # Flight is loaded when it is needed.
-    from fastpipe.service._connection import Connection as OverNetwork
-
-    return OverNetwork(url, options)
 
 
 def parts_of(reader: Reader) -> ReaderParts:

@@ -2,9 +2,10 @@
 
 Batches are numbered from the first of a pass. A server that is free takes the next *stretch* of them that nobody has
 taken: so one that is twice as fast takes twice as many. Stretches are as long as takes `_TURN` seconds at the
-server's rate, but no longer than a server's share of the room, or others would find none; a server alone takes all.
-Nothing is begun that lies further ahead of the consumer than there is room for. When the consumer waits for a batch,
-and whoever was to bring it is late, a server that is free brings it, too: the first one counts.
+server's rate, but no longer than a server's share of the room, or others would find none; a server alone takes all,
+until another one comes: servers may come and go at any time. Nothing is begun that lies further ahead of the consumer
+than there is room for. When the consumer waits for a batch, and whoever was to bring it is late, a server that is free
+brings it, too: the first one counts.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Schedule:
     """Deals batches out to servers.
 
     Args:
-        servers: how many there are.
+        servers: how many there are to begin with; they are numbered from 0.
         total: batches of the pass; None if it has no end.
         first_epoch: batches of its first epoch: no stretch goes on into the next one.
         epoch: batches of each further epoch.
@@ -57,7 +58,7 @@ class Schedule:
     """
 
     def __init__(self, servers: int, total: int | None, first_epoch: int, epoch: int, group: int = 1) -> None:
-        self._servers = [_Server() for _ in range(servers)]
+        self._servers = {server: _Server() for server in range(servers)}
         self._total = total
         self._first, self._epoch = first_epoch, max(epoch, 1)
         self._group = max(group, 1)
@@ -67,6 +68,29 @@ class Schedule:
         self._taken: list[Stretch] = []
         # A batch, and when it will be late: nobody needs to look for it before.
         self._not_late = (-1, 0.0)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one server."""
+        return len(self._servers) == 1
+
+    def add(self, server: int) -> None:
+        """A server has come, under a number that none has had. One that was alone leaves it the rest of its stretch."""
+        self._servers[server] = _Server()
+        for stretch in self._taken:
+            # Behind the batch that is on its way.
+            cut = stretch.next + self._length(self._servers.get(stretch.server))
+            if stretch.again or cut >= stretch.stop:
+                continue
+            if stretch.stop == self._next:
+                self._next = cut
+            else:
+                self._back.append((cut, stretch.stop))
+            stretch.stop = cut
+
+    def remove(self, server: int) -> None:
+        """A server has gone. What it has taken is `done` as ever, when nobody waits for it any more."""
+        del self._servers[server]
 
     def boundary(self, number: int) -> int:
         """Behind the last batch of the epoch that a batch is of."""
@@ -84,7 +108,7 @@ class Schedule:
             ahead: how many of them there is room for.
             waiting: whether the consumer waits for it.
         """
-        alone = len(self._servers) == 1
+        alone = self.alone
         if self._back:
             self._back.sort()
             start, stop = self._back.pop(0)
@@ -102,12 +126,11 @@ class Schedule:
 
     def _share(self, ahead: int) -> int:
         """Batches that a stretch may have, so that all others find room, too."""
-        return max(1, ahead // len(self._servers))
+        return max(1, ahead // max(len(self._servers), 1))
 
     def _give(self, server: int, now: float, start: int, stop: int, most: int) -> Stretch:
-        if len(self._servers) > 1:
-            pace = self._servers[server].pace
-            length = 1 if pace is None else min(max(1, int(_TURN / max(pace, 1e-9))), most)
+        if not self.alone:
+            length = min(self._length(self._servers.get(server)), most)
             end = start + length
             if length >= self._group:
                 end -= end % self._group
@@ -122,6 +145,13 @@ class Schedule:
         self._taken.append(stretch)
         return stretch
 
+    @staticmethod
+    def _length(server: _Server | None) -> int:
+        """Batches of a turn."""
+        if server is None or server.pace is None:
+            return 1
+        return max(1, int(_TURN / max(server.pace, 1e-9)))
+
     def _hedge(self, server: int, now: float, wanted: int) -> Stretch | None:
         """The batch that the consumer waits for, if whoever was to bring it is late."""
         if self._not_late[0] == wanted and now < self._not_late[1]:
@@ -130,22 +160,23 @@ class Schedule:
         if not found or any(one.server == server or one.again for one in found):
             return None
         late = found[0]
-        pace = self._servers[late.server].pace or 0.0
+        of = self._servers.get(late.server)
+        pace = 0.0 if of is None or of.pace is None else of.pace
         when = late.since + max(_LEAST_LATE, _LATE * pace)
         if now < when:
             self._not_late = wanted, when
             return None
-        own = self._servers[server].pace
-        length = 1 if own is None else max(1, int(_TURN / max(own, 1e-9)))
+        length = self._length(self._servers.get(server))
         stretch = Stretch(server, wanted, min(late.stop, wanted + length), now, again=True)
         self._taken.append(stretch)
         return stretch
 
     def brought(self, stretch: Stretch, now: float, count: int = 1, *, waited: float = 0.0) -> None:
         """A server has brought the next batches of a stretch; `waited` seconds of that it had to wait for room."""
-        server = self._servers[stretch.server]
-        took = max(now - stretch.since - waited, 0.0) / count
-        server.pace = took if server.pace is None else server.pace + _SMOOTHING * (took - server.pace)
+        server = self._servers.get(stretch.server)
+        if server is not None:
+            took = max(now - stretch.since - waited, 0.0) / count
+            server.pace = took if server.pace is None else server.pace + _SMOOTHING * (took - server.pace)
         stretch.next += count
         stretch.since = now
 

@@ -158,13 +158,15 @@ class Server:
         """Of the readers."""
         return list(self._served)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         """What it has done so far, and what is open now.
 
         Returns:
             A dict of numbers: `requests`, `batches` and `bytes` that were sent, `errors` that were told, `decoded`
             batches and the `begun` passes that they are of, `kept_hits`: batches that another client's request had
-            decoded; `clients`, `streams`, `passes` and `kept_bytes` there are now.
+            decoded; `clients`, `streams`, `passes` and `kept_bytes` there are now. `making_seconds` is how long
+            requests have waited for batches being made, and `held_back_seconds` how long batches have waited for
+            clients to take them; each request counts by itself.
         """
         return self._metrics.numbers()
 
@@ -239,7 +241,7 @@ class Server:
         peer = context.peer()
         with self._metrics.client():
             try:
-                yield from self._batches(context, Ticket.read(data))
+                yield from self._metrics.timed(self._batches(context, Ticket.read(data)))
             except InterruptedError:
                 raise flight.FlightCancelledError("the server is stopping, or the client has gone") from None
             except Exception as error:  # Whatever it is, the client is told, and the server goes on.

@@ -1,10 +1,12 @@
-"""How a client connects."""
+"""How a client connects, and to whom."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Options"]
+__all__ = ["Directory", "Options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +24,19 @@ class Options:
     ca: bytes | None = field(default=None, repr=False)
     certificate: tuple[bytes, bytes] | None = field(default=None, repr=False)
     timeout: float = 30.0
+
+
+@runtime_checkable
+class Directory(Protocol):
+    """Says which servers there are just now. `fastpipe.connect` takes one in place of URLs.
+
+    While a pass runs it is asked about once a second, in a thread of its own: servers that it has come to list are
+    used from then on, and those that it doesn't list any more are left. It is pickled along with the reader.
+    """
+
+    def urls(self) -> Sequence[str]:
+        """The URL of each server, in any order; none if there is none just now.
+
+        Whatever it raises, passes go on with the servers that it has listed last. The message is told where no server
+        answers for too long.
+        """

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastpipe.errors import FastpipeError, MalformedFileError, OutOfMemoryError, PassClosedError, ServiceError
+from fastpipe.service._directory import Servers
 from fastpipe.service._schedule import Schedule, Stretch
 from fastpipe.service._transport import Answer, Connection
 from fastpipe.service._wire import Ticket
@@ -72,7 +73,7 @@ class _Worker:
         stretch: what it is bringing; None if nothing.
         answer: what comes from the server; None as long as that hasn't answered.
         heard: when something last came, or was asked for.
-        abandoned: whether another thread has taken its place.
+        abandoned: whether nobody waits for it any more: another thread has taken its place, or the server has gone.
     """
 
     server: int
@@ -93,7 +94,7 @@ class Transfer:
     Args:
         feed: where they are put.
         request: which ones.
-        connections: to servers.
+        servers: that make them.
         ticket: makes tickets: of epoch, progress, start, stop, until, and layout.
         group: batches that are cheaper to make together.
         patience: seconds for which it goes on when no server answers.
@@ -105,7 +106,7 @@ class Transfer:
         self,
         feed: _fastpipe.BatchFeed,
         request: Request,
-        connections: list[Connection],
+        servers: Servers,
         ticket: Callable[[int, dict[str, Any] | None, int, int, int, bool], Ticket],
         group: int,
         patience: float,
@@ -113,22 +114,58 @@ class Transfer:
         fallback: _Make | None,
     ) -> None:
         self._feed, self._request, self._ticket = feed, request, ticket
-        self._connections = connections
+        self._servers = servers
+        # By their numbers, which aren't given again; those that have gone stay, for threads that are about to end.
+        self._connections: dict[int, Connection] = {}
         self._patience, self._timeout, self._fallback = patience, timeout, fallback
-        self._schedule = Schedule(len(connections), request.total, request.left, request.steps, group)
+        self._schedule = Schedule(0, request.total, request.left, request.steps, group)
         self._lock = threading.Lock()
         self._errors: dict[int, FastpipeError] = {}
         # Since when no server has brought anything, once one has failed.
         self._failing: float | None = None
         self._workers: dict[int, _Worker] = {}
         self._largest = 1
+        # Bytes of batches that are asked for ahead of the consumer.
+        self._room = 1
         self._given_up = False
 
     def start(self) -> None:
         """Starts the threads. They end with the pass."""
-        for server in range(len(self._connections)):
-            self._begin(server)
+        self._update()
         threading.Thread(target=self._watch, name="fastpipe-watch", daemon=True).start()
+
+    def _update(self) -> None:
+        """Takes servers that have come, and leaves those that have gone."""
+        known = self._servers.known()
+        with self._lock:
+            self._room = min((connection.ahead for connection in known), default=self._room)
+            come = [one for one in known if not any(self._connections[number] is one for number in self._workers)]
+            gone = [worker for number, worker in self._workers.items() if self._connections[number] not in known]
+            for worker in gone:
+                self._schedule.remove(worker.server)
+                del self._workers[worker.server]
+                self._errors.pop(worker.server, None)
+                if worker.answer is None:
+                    # It can't be told to stop.
+                    self._abandon(worker)
+            begun = range(len(self._connections), len(self._connections) + len(come))
+            for number, connection in zip(begun, come, strict=True):
+                self._connections[number] = connection
+                self._schedule.add(number)
+            if not known and self._failing is None:
+                self._failing = time.monotonic()
+        for worker in gone:
+            answer = worker.answer
+            if answer is not None:
+                answer.cancel()
+        for number in begun:
+            self._begin(number)
+
+    def _abandon(self, worker: _Worker) -> None:
+        """Lets others make what a thread was to bring, whatever becomes of that."""
+        if worker.stretch is not None and not worker.abandoned:
+            self._schedule.done(worker.stretch)
+        worker.abandoned = True
 
     def _begin(self, server: int) -> None:
         worker = _Worker(server)
@@ -147,10 +184,12 @@ class Transfer:
                 # One that waits for an answer can't be told to stop: another thread takes its place.
                 for worker in late:
                     if worker.answer is None and worker.stretch is not None:
-                        worker.abandoned = True
-                        self._schedule.done(worker.stretch)
+                        self._abandon(worker)
                         url = self._connections[worker.server].url
                         self._failed(worker.server, ServiceError(f"{url} has not answered for {self._timeout:g} s"))
+                if any(worker.busy and worker.heard == float("inf") for worker in workers):
+                    # A server has answered: it is the consumer who is waited for.
+                    self._failing = None
                 give_up = self._failing is not None and now - self._failing >= self._patience and not finished
                 self._given_up |= give_up
             for worker in workers if over else late:
@@ -165,6 +204,7 @@ class Transfer:
                 if worker.abandoned:
                     self._connections[worker.server].forget()
                     self._begin(worker.server)
+            self._update()
             self._feed.wait(wanted, _TICK)
             time.sleep(_TICK / 10)
 
@@ -180,7 +220,9 @@ class Transfer:
             self._make_here(self._fallback)
             return
         with self._lock:
-            told = "; ".join(str(self._errors[server]) for server in sorted(self._errors))
+            told = "; ".join(
+                filter(None, [*(str(self._errors[server]) for server in sorted(self._errors)), self._servers.why()])
+            )
             cause = next(iter(self._errors.values()), None)
         gone = ServiceError(f"no server has answered for {self._patience:g} seconds: {told}")
         gone.__cause__ = cause
@@ -190,9 +232,9 @@ class Transfer:
     @property
     def _ahead(self) -> int:
         limit = self._request.memory_limit
-        most = min(connection.ahead for connection in self._connections) if limit is None else limit // 2
+        most = self._room if limit is None else limit // 2
         # Or servers would have nothing to do, unless a limit says so.
-        least = _LEAST_AHEAD * (len(self._connections) if limit is None else 1)
+        least = _LEAST_AHEAD * (max(len(self._workers), 1) if limit is None else 1)
         ahead = min(max(most // self._largest, least), _MOST_AHEAD)
         prefetch = self._request.prefetch
         return ahead if prefetch is None else max(1, min(prefetch, ahead) if limit is not None else prefetch)
@@ -204,7 +246,7 @@ class Transfer:
             if over:
                 return
             with self._lock:
-                if self._given_up or self._schedule.finished:
+                if self._given_up or self._schedule.finished or server not in self._workers:
                     return
                 stretch = self._schedule.take(server, time.monotonic(), wanted, self._ahead, waiting=waiting)
                 worker.stretch = stretch
@@ -230,6 +272,8 @@ class Transfer:
                     return
                 worker.stretch = None
                 self._schedule.done(stretch)
+                if server not in self._workers:
+                    return
                 if failed is not None:
                     self._failed(server, failed)
             if failed is None:
@@ -248,7 +292,7 @@ class Transfer:
     def _bring(self, worker: _Worker, stretch: Stretch) -> None:
         epoch, start, progress = self._request.place(stretch.next)
         stop = start + stretch.stop - stretch.next
-        until = stop if len(self._connections) > 1 else start + self._schedule.boundary(stretch.next) - stretch.next
+        until = stop if not self._schedule.alone else start + self._schedule.boundary(stretch.next) - stretch.next
         ticket = self._ticket(epoch, progress, start, stop, until, self._request.csr)
         answer = self._connections[worker.server].batches(ticket)
         try:

@@ -14,13 +14,7 @@ Ray moves an actor, or a machine goes: what it hadn't committed is done by anoth
 
 from __future__ import annotations
 
-try:
-    import ray
-except ImportError as error:
-    raise ImportError("fastpipe.ray needs Ray: pip install 'fastpipe-data[ray]'") from error
-
 import logging
-import operator
 import secrets
 import threading
 import time
@@ -28,9 +22,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+import ray
+
 from fastpipe._passes import passes_of
-from fastpipe._ray_actors import Collector, Outcome, Result, Worker
 from fastpipe.errors import WorkerError
+from fastpipe.ray._arguments import at_least
+from fastpipe.ray._lease_actors import Collector, Outcome, Result, Worker
 from fastpipe.reader import Reader
 
 __all__ = ["LeaseWorkers", "PoolStatus", "Result"]
@@ -130,9 +127,9 @@ class LeaseWorkers:
         passes_of(reader)
         if not callable(consume):
             raise TypeError(f"consume is a function of a batch, or a class of such, not {type(consume).__name__}")
-        self._wanted = _at_least("num_workers", num_workers, 1)
-        self._max_restarts = _at_least("max_restarts", max_restarts, 0)
-        limit = _at_least("max_results", max_results, 1)
+        self._wanted = at_least("num_workers", num_workers, 1)
+        self._max_restarts = at_least("max_restarts", max_restarts, 0)
+        limit = at_least("max_results", max_results, 1)
         if "worker" in lease:
             raise TypeError("LeaseWorkers names its workers itself: leave `worker` out")
         # One at a time runs; the second thread tells it to stop.
@@ -164,7 +161,7 @@ class LeaseWorkers:
             ValueError: if it is less.
             WorkerError: if a worker has failed.
         """
-        wanted = _at_least("num_workers", num_workers, 1)
+        wanted = at_least("num_workers", num_workers, 1)
         with self._lock:
             self._check()
             self._wanted = wanted
@@ -328,13 +325,6 @@ class LeaseWorkers:
     def __repr__(self) -> str:
         pending, running, stopping, *_ = self.status()
         return f"LeaseWorkers({len(running)} running, {len(pending)} pending, {len(stopping)} stopping)"
-
-
-def _at_least(name: str, value: Any, least: int) -> int:
-    number = operator.index(value)
-    if number < least:
-        raise ValueError(f"{name} is at least {least}, not {number}")
-    return number
 
 
 def _failure(name: str, outcome: Outcome) -> BaseException:

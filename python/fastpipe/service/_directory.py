@@ -1,0 +1,137 @@
+"""Which servers there are: a fixed list of URLs, or whoever keeps one that changes while passes run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastpipe.errors import ServiceError
+from fastpipe.service._local_connection import SCHEME, LocalConnection
+from fastpipe.service._settings import Directory, Options
+from fastpipe.service._transport import Connection
+
+__all__ = ["Fixed", "Servers", "checked_url"]
+
+_SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
+# Seconds between two questions to a directory.
+_PAUSE = 1.0
+
+
+class Fixed:
+    """A directory that always lists the same servers.
+
+    Args:
+        urls: of these.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = tuple(urls)
+
+    def urls(self) -> Sequence[str]:
+        """All of them."""
+        return self._urls
+
+
+def checked_url(url: Any) -> str:
+    """The URL of a server.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    try:
+        found = urlsplit(url)
+        whole = found.scheme in _SCHEMES and found.hostname is not None and found.port is not None
+    except (ValueError, AttributeError, TypeError):
+        whole = False
+    if not whole:
+        raise ValueError(f"a server's URL is grpc://host:port or grpc+tls://host:port, not {url!r:.200}")
+    return str(url)
+
+
+def _connection(url: str, options: Options) -> Connection:
+    if url.startswith(SCHEME):
+        return LocalConnection(url)
+    # Flight is loaded when it is needed.
+    from fastpipe.service._connection import Connection as OverNetwork
+
+    return OverNetwork(url, options)
+
+
+class Servers:
+    """Connections to the servers that a directory lists. It can be pickled, with what was listed last.
+
+    Args:
+        directory: that lists them.
+        options: how to connect.
+        known: URLs that it has listed.
+    """
+
+    def __init__(self, directory: Directory, options: Options, known: Sequence[str]) -> None:
+        self._directory, self._options = directory, options
+        self._changes = not isinstance(directory, Fixed)
+        self._lock = threading.Lock()
+        self._connections = {url: _connection(url, options) for url in dict.fromkeys(known)}
+        self._asked = 0.0
+        self._asking = False
+        self._error: Exception | None = None
+
+    @property
+    def options(self) -> Options:
+        """How to connect."""
+        return self._options
+
+    def known(self) -> list[Connection]:
+        """Connections to those that were listed last. Never waits: if that was long ago, a thread asks again."""
+        with self._lock:
+            ask = self._changes and not self._asking and time.monotonic() >= self._asked + _PAUSE
+            self._asking |= ask
+            found = list(self._connections.values())
+        if ask:
+            threading.Thread(target=self._ask, name="fastpipe-directory", daemon=True).start()
+        return found
+
+    def _ask(self) -> None:
+        urls: list[str] | None = None
+        error: Exception | None = None
+        try:
+            urls = [checked_url(url) for url in self._directory.urls()]
+        except Exception as raised:  # Somebody else's code: whatever it is, what was listed last holds.
+            error = raised
+        with self._lock:
+            if urls is not None:
+                self._connections = {
+                    url: self._connections.get(url) or _connection(url, self._options) for url in dict.fromkeys(urls)
+                }
+            self._error = error
+            self._asked = time.monotonic()
+            self._asking = False
+
+    def why(self) -> str:
+        """What the directory says of it if it lists no server, or can't."""
+        with self._lock:
+            error, listed = self._error, bool(self._connections)
+        if error is not None:
+            return f"the directory of servers: {str(error) or type(error).__name__}"
+        return "" if listed else "the directory lists no server"
+
+    def any(self) -> list[Connection]:
+        """As `known`, but there is one.
+
+        Raises:
+            ServiceError: if there is none.
+        """
+        found = self.known()
+        if not found:
+            raise ServiceError(f"there is no server just now: {self.why()}")
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with self._lock:
+            return Servers, (self._directory, self._options, list(self._connections))
+
+    def __str__(self) -> str:
+        with self._lock:
+            return ", ".join(self._connections) or "no server just now"
