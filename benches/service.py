@@ -5,10 +5,11 @@ All take turns in one run, over loopback, with the server in a process of its ow
 * `flight`: a bare Flight `do_get` of the same batches as record batches, held in the server's memory;
 * `tfdata`: tf.data service;
 * `ray`: Ray Data's `iter_batches` (`service_peers.py` has both);
+* `shared`: a `LocalService` beside local reading (`service_shared.py`);
 * `three`: whether three servers make what three make alone, with batches that cost time (`service_three.py`).
 
-Beside the first three stand `service`, `fastpipe.connect` to a server of the reader; `shared`, a `LocalService` of it;
-and `local`, the reader in the consumer's process. Two tables: (a) 14 columns of 4 bytes, (b) 256 floats. Batches of
+Beside the first three stand `service`, `fastpipe.connect` to a server of the reader, and `local`, the reader in the
+consumer's process. Two tables: (a) 14 columns of 4 bytes, (b) 256 floats. Batches of
 1,024 rows, each pass another epoch; the server has its data in memory, and reads them as they stand, so that it is the
 service that is measured: `--shuffle` shuffles them, for which a random row costs 14 misses of the cache in (a). The
 first batch is timed from `connect`. A part whose framework isn't installed is said to be skipped.
@@ -33,6 +34,7 @@ import numpy as np
 import fastpipe
 import kept
 import service_peers
+import service_shared
 import service_three
 
 # And what each needs.
@@ -40,12 +42,11 @@ PARTS = {
     "flight": ["pyarrow"],
     "tfdata": ["tensorflow"],
     "ray": ["ray", "pandas", "pyarrow"],
+    "shared": [],
     "three": ["pyarrow"],
 }
 # What is wanted of the service: at least so many times as fast.
 WANTED = {"flight": 0.8, "tfdata": 5.0, "tfdata-ready": 5.0, "ray": 5.0}
-# And of `shared`, beside `local`.
-SHARED = 0.9
 ROWS = {"a": 2_000_000, "b": 200_000}
 ROUNDS = 7
 
@@ -123,9 +124,10 @@ def measure(parts: list[str], quick: bool, shuffle: bool) -> dict[str, Any]:
                 peers["ray"] = stack.enter_context(service_peers.ray_data(tables))
             for kind in ROWS:
                 local = reader(kind, quick, shuffle)
-                with fastpipe.LocalService(local) as shared:
-                    ways = {name: peer(kind) for name, peer in peers.items()}
-                    found[kind] = _measure(kind, url, tables[kind], local, shared, ways)
+                ways = {name: peer(kind) for name, peer in peers.items()}
+                found[kind] = _measure(kind, url, tables[kind], local, ways)
+        if "shared" in parts:
+            found["shared"] = service_shared.measure(ROUNDS, quick)
         if "three" in parts:
             found["three"] = service_three.measure(Path(folder), served, 2 if quick else 5)
         return found
@@ -158,7 +160,6 @@ def _measure(
     url: str,
     table: dict[str, Any],
     local: fastpipe.Reader,
-    shared: fastpipe.Reader,
     peers: dict[str, service_peers.Way],
 ) -> dict[str, Any]:
     row = sum(array.nbytes // len(array) for array in table.values())
@@ -169,7 +170,7 @@ def _measure(
 
         return lambda: run
 
-    ways = {"local": read(local), "shared": read(shared), "service": read(fastpipe.connect(url, kind))} | peers
+    ways = {"local": read(local), "service": read(fastpipe.connect(url, kind))} | peers
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for round_ in range(ROUNDS + 1):
         for name, way in ways.items():
@@ -197,8 +198,7 @@ def _measure(
 
     return {
         "MB/s": {name: statistics.median(found) for name, found in rates.items()},
-        "service over": {name: over("service", name) for name in ways if name not in ("service", "shared")},
-        "shared over local": over("shared", "local"),
+        "service over": {name: over("service", name) for name in ways if name != "service"},
         "first, ms": statistics.median(first),
     }
 
@@ -214,9 +214,6 @@ def show(found: dict[str, Any]) -> None:
             continue
         rates = found[kind]["MB/s"]
         print(f"({kind}) service: {rates['service']:.0f} MB/s; first batch after {found[kind]['first, ms']:.1f} ms")
-        least, median, most = found[kind]["shared over local"]
-        told = f"{median:.2f} times local ({least:.2f} to {most:.2f})"
-        print(f"    shared       {rates['shared']:6.0f} MB/s; {told}, wanted {SHARED}: {_met(median, SHARED)}")
         for name, (least, median, most) in found[kind]["service over"].items():
             line = (
                 f"    {name:12} {rates[name]:6.0f} MB/s; the service {median:.2f} times it ({least:.2f} to {most:.2f})"
@@ -224,6 +221,8 @@ def show(found: dict[str, Any]) -> None:
             if name in WANTED:
                 line += f", wanted {WANTED[name]:g}: {_met(median, WANTED[name])}"
             print(line)
+    if "shared" in found:
+        print(service_shared.table(found["shared"]))
     if "three" in found:
         print(service_three.table(found["three"]))
 

@@ -70,9 +70,15 @@ def answer(client: Any, data: bytes) -> list[Any]:
     return [None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes() for chunk in stream]
 
 
+def batches(found: list[Any]) -> int:
+    """How many there are in the messages."""
+    assert all(said.startswith(b"fpg1") for said in found)
+    return sum(int.from_bytes(said[4:8], "little") for said in found)
+
+
 def test_a_ticket_is_answered(server: fastpipe.service.Server, ticket: dict[str, Any]) -> None:
     found = answer(flight.FlightClient(server.url), json.dumps(ticket).encode())
-    assert [said[:8] for said in found] == [b"fpg1\1\0\0\0", b"fpg1\1\0\0\0"]
+    assert batches(found) == 2
 
 
 NUMBERS = [None, True, -1, 0, 1, 2**31, 2**62, 2**63, 2**64, 10**30, 1.5]
@@ -116,7 +122,7 @@ def test_tickets_are_answered_or_refused(server: fastpipe.service.Server, ticket
         for header in found:
             assert header is None or header[:4] == b"fpg1" or isinstance(as_error(header, "a server"), Exception)
     assert refused > TICKETS // 2
-    assert len(answer(client, good)) == 2
+    assert batches(answer(client, good)) == 2
 
 
 def test_requests_that_are_none(server: fastpipe.service.Server) -> None:

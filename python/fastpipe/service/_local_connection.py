@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from fastpipe import _fastpipe
-from fastpipe.errors import ServiceError
+from fastpipe.errors import PassClosedError, ServiceError
 from fastpipe.service._local_wire import ASK, BATCHES, SEEN, Frame, read_frame, send_frame
 from fastpipe.service._wire import Ticket, as_error
 
@@ -165,13 +165,14 @@ class Lent:
 
         Raises:
             MalformedFileError: if they aren't lent, or don't fit.
+            PassClosedError: if they aren't wanted any more.
         """
+        # First, since the server takes back what it doesn't hear of: if it can't be told, it has that already.
         try:
-            incoming.borrow(self._frame.said, self._memory, self._frame.places)
-        finally:
-            # A server that has ended is missed when the next frame is read.
-            with suppress(OSError):
-                self._connection.send(SEEN)
+            self._connection.send(SEEN)
+        except OSError as error:
+            raise PassClosedError("the request has ended") from error
+        incoming.borrow(self._frame.said, self._memory, self._frame.places)
 
 
 class LocalAnswer:

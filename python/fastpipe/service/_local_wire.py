@@ -2,8 +2,8 @@
 
 The program has one socket to its server, by which it hands over others: one for each request, which begins with a
 letter. The request follows as one frame, and the answer is frames: each has a kind, what is said of batches, and the
-places of their memory. The program answers each frame of batches with a byte, once it has borrowed what was lent: the
-server waits for that, and takes back what nobody has borrowed.
+places of their memory. The program answers each frame of batches with a byte, before it borrows what was lent: the
+server waits for that, and takes back what it has heard nothing of.
 """
 
 from __future__ import annotations
