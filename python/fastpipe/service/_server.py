@@ -263,7 +263,9 @@ class Server:
 
         step = ticket.start
         while step < ticket.stop:
-            drawn = self._streams.get(key, step, ticket.stop, begin, wanted, now=step == ticket.start)
+            drawn = self._streams.get(
+                key, step, ticket.stop, begin, wanted, client=context.peer(), now=step == ticket.start
+            )
             said, pieces, end = drawn.part(step, ticket.stop)
             self._metrics.sent(end - step, sum(map(len, pieces)))
             yield from messages(said, pieces)

@@ -29,6 +29,9 @@ _NEAR = 16
 _PATIENCE = 0.2
 TOGETHER = 512 << 10
 """Bytes of small batches that are drawn, and sent, together."""
+# Bytes that are kept as long as no two clients read one stream: memory that is used again at once stays in the cache.
+# One that comes later and lies further behind reads on its own until it has caught up.
+_ALONE = 8 << 20
 # Seconds for which a small batch may wait for others that are sent with it.
 _PATIENCE_TOGETHER = 0.002
 
@@ -79,6 +82,7 @@ class _Pass:
 
 @dataclass(slots=True)
 class _Stream:
+    client: str
     passes: list[_Pass] = field(default_factory=list)
     kept: dict[int, Drawn] = field(default_factory=dict)
 
@@ -88,7 +92,7 @@ class Streams:
 
     Args:
         most_passes: passes that are open at once; the one that was used longest ago ends for a new one.
-        keep: bytes of batches that are kept for others who may ask for them.
+        keep: bytes of batches that are kept for others who may ask for them, once several clients read a stream.
     """
 
     def __init__(self, most_passes: int, keep: int) -> None:
@@ -97,6 +101,8 @@ class Streams:
         # Of all streams, from what was drawn first.
         self._drawn: deque[tuple[Any, Drawn]] = deque()
         self._held = 0
+        # Whether several clients have read one stream.
+        self._shared = False
         self._clock = 0
         self._changed = threading.Condition()
         self._beginning = threading.Lock()
@@ -104,7 +110,15 @@ class Streams:
         self.counts = Counts()
 
     def get(
-        self, key: Any, step: int, stop: int, begin: Begin, wanted: Callable[[], bool], *, now: bool = False
+        self,
+        key: Any,
+        step: int,
+        stop: int,
+        begin: Begin,
+        wanted: Callable[[], bool],
+        *,
+        client: str = "",
+        now: bool = False,
     ) -> Drawn:
         """Batches of which one is that of a step.
 
@@ -114,6 +128,7 @@ class Streams:
             stop: behind the last one that is asked for.
             begin: begins a pass of this stream.
             wanted: whether whoever asks is still there.
+            client: who that is.
             now: whether it is awaited more than those behind it.
 
         Raises:
@@ -124,7 +139,8 @@ class Streams:
             with self._changed:
                 if self._closed or not wanted():
                     raise InterruptedError
-                stream = self._streams.setdefault(key, _Stream())
+                stream = self._streams.setdefault(key, _Stream(client))
+                self._shared |= stream.client != client
                 found = stream.kept.get(step) or _last(stream, step)
                 if found is not None:
                     self.counts.kept_hits += min(found.end, stop) - step
@@ -173,12 +189,13 @@ class Streams:
         return drawn
 
     def _keep_drawn(self, key: Any, stream: _Stream, drawn: Drawn) -> None:
-        if drawn.sent.nbytes > self._keep or self._closed:
+        most = self._keep if self._shared else min(self._keep, _ALONE)
+        if drawn.sent.nbytes > most or self._closed:
             return
         stream.kept.update((step, drawn) for step in range(drawn.first, drawn.end))
         self._drawn.append((key, drawn))
         self._held += drawn.sent.nbytes
-        while self._held > self._keep:
+        while self._held > most:
             of, oldest = self._drawn.popleft()
             self._held -= oldest.sent.nbytes
             other = self._streams[of]
