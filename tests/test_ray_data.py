@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -51,7 +52,11 @@ def cluster() -> Iterator[None]:
         runtime_env={"env_vars": paths},
     )
     ray.data.DataContext.get_current().enable_progress_bars = False
+    # Ray Train takes Ctrl-C for its own, and keeps it: a later test's would start another Ray.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     ray.shutdown()
     cluster.shutdown()
     environment.undo()
