@@ -184,18 +184,22 @@ def train(config: dict[str, Any]) -> None:
             reader.load_state_dict(json.loads((Path(folder) / "state.json").read_text()))
     share = fastpipe.ray.shard(reader)
     rows: list[int] = []
+
+    def keep(rows: list[int]) -> None:
+        path = Path(config["rows"]) / f"{share.rank}-of-{share.world_size}"
+        path.write_text("".join(f"{row}\n" for row in rows))
+
     for step, batch in enumerate(share, 1):
         rows += batch["id"].tolist()
         if config["fails"] and step == 5:
+            # Before the others are told: when one fails, Ray ends the rest.
+            keep(rows)
             with tempfile.TemporaryDirectory() as folder:
                 (Path(folder) / "state.json").write_text(json.dumps(share.state_dict()))
                 made = ray.train.Checkpoint.from_directory(folder) if share.rank == 0 else None
                 ray.train.report({"step": step}, checkpoint=made)
-            break
-    path = Path(config["rows"]) / f"{share.rank}-of-{share.world_size}"
-    path.write_text("".join(f"{row}\n" for row in rows))
-    if config["fails"]:
-        raise RuntimeError("a machine went")
+            raise RuntimeError("a machine went")
+    keep(rows)
 
 
 def test_a_training_run_goes_on_with_another_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
