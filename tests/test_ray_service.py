@@ -214,7 +214,7 @@ def test_a_reader_of_a_service_goes_to_tasks_until_that_is_closed() -> None:
 def test_servers_that_die_too_often_are_an_error_that_says_so() -> None:
     with fastpipe.ray.serve(read(), num_servers=1, max_restarts=1, actor_options=LIGHT) as service:
         eventually(lambda: service.status().running)
-        remote = service.connect(prefetch=2, timeout=3)
+        remote = service.connect(prefetch=2, timeout=10)
         batches = iter(remote)
         found = [next(batches)]
         kill(service)
@@ -222,7 +222,7 @@ def test_servers_that_die_too_often_are_an_error_that_says_so() -> None:
         found.append(next(batches))
         name = kill(service)
         with pytest.raises(
-            ServiceError, match=rf"for 3 seconds: .*the server {name} died, and 1 have been replaced .*max_restarts=1"
+            ServiceError, match=rf"for 10 seconds: .*the server {name} died, and 1 have been replaced .*max_restarts=1"
         ):
             found.extend(batches)
         assert ids(found) == ids(read())[: len(found)]
