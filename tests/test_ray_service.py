@@ -92,7 +92,7 @@ def test_an_actor_is_killed_in_an_epoch_and_two_are_added(caplog: pytest.LogCapt
     ):
         eventually(lambda: len(service.status().running) == 2)
         first = dict(service.status().running)
-        remote = service.connect(prefetch=4, epochs=2)
+        remote = service.connect(prefetch=4, epochs=5)
         found, killed = [], ""
         for number, batch in enumerate(remote):
             found.append(batch["id"].tolist())
@@ -107,7 +107,7 @@ def test_an_actor_is_killed_in_an_epoch_and_two_are_added(caplog: pytest.LogCapt
                 assert killed not in service.status().running
         status = service.status()
         stats = [ray.get(server.actor.stats.remote()) for server in service._servers]
-    assert found == ids(read(epochs=2))
+    assert found == ids(read(epochs=5))
     assert status.restarts == 1
     assert len({*first.values(), *status.running.values()}) == 5, "each has a port of its own"
     assert sum(one["batches"] > 0 for one in stats) >= 2, "those that came have made batches"
