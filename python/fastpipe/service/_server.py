@@ -81,7 +81,8 @@ class Server:
         tls: files of a certificate chain and of its private key, PEM; None for no encryption.
         client_ca: file of certificates, PEM, one of which must have signed the client's; needs `tls`.
         max_passes: passes that are open at once, over all clients.
-        keep: bytes of batches, or a size such as `"128MiB"`, that are kept for other clients that ask for them.
+        keep: bytes of batches, or a size such as `"128MiB"`, that are kept for other clients that ask for them; 8 MiB
+            of these until two clients have read one stream.
 
     Raises:
         ImportError: if pyarrow isn't installed.
