@@ -472,14 +472,13 @@ def play_death(number: int) -> float:
         ready, _, _ = select.select([program._pipe], [], [], LONGEST)
         assert ready, f"death {number}: nothing begins: {run}"
         started = os.read(program._pipe, 4 * (run.makers + (run.joiners or 0)))
-        comes = imports and (number < 4 or chance.random() < 0.5)
-        if comes:
+        if imports and (number < 4 or chance.random() < 0.5):
             assert select.select([program._pipe], [], [], LONGEST)[0], f"death {number}: no batch comes: {run}"
             # One worker may make all of a batch while another one imports torch still.
             soon = SOON if run.makers == 1 and (run.joiners or 0) <= 1 else IMPORTS
         time.sleep(run.at)
-        if chance.random() < 0.25 and run.method != "thread" and (comes or not imports) and not by_thread:
-            # One that can't hear of anything. (Python's own start of a process hears of nothing then.)
+        if chance.random() < 0.25 and run.method != "thread" and soon == SOON and not by_thread:
+            # One that can't hear of anything. (In Python's own start of a process it would stay so for good.)
             stopped = int.from_bytes(started[:4], "little")
             try:
                 os.kill(stopped, signal.SIGSTOP)
