@@ -6,6 +6,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, SupportsIndex
 
+from fastpipe._columns.arrow_schema import require_pyarrow
 from fastpipe._running import Running
 from fastpipe.errors import ServiceError, UnsupportedError
 from fastpipe.reader import Reader
@@ -18,7 +19,9 @@ __all__ = ["LocalService"]
 
 
 class LocalService:
-    """Makes the batches of a reader in another process of this machine, and hands them over without a copy (Linux).
+    """Makes the batches of a reader in another process of this machine, and hands them over without a copy.
+
+    Linux alone has what it needs; the extra `arrow` is needed, too.
 
     What decoding costs, its threads and its Python (sources and functions of yours) are out of the way of the process
     that trains. Batches lie in memory that both processes have mapped; it is used again when the last array over them
@@ -41,6 +44,7 @@ class LocalService:
         fallback: whether this process makes the batches when the server has ended, instead of a `ServiceError`.
 
     Raises:
+        ImportError: if pyarrow isn't installed.
         UnsupportedError: if the reader can't be served, or the system isn't Linux.
         ValueError: if an argument is out of range.
 
@@ -68,6 +72,8 @@ class LocalService:
     ) -> None:
         if sys.platform != "linux":
             raise UnsupportedError("LocalService shares memory by means of Linux; use reader.serve() on other systems")
+        # In which the features are told.
+        require_pyarrow()
         from fastpipe.service._served import Served
 
         self._asked = Asked(rank, world_size, seed, epochs, progress)
