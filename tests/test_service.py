@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import re
@@ -102,6 +103,17 @@ def test_ranks_that_change_within_an_epoch(arrays: dict[str, Any], shuffle: bool
             begun = ids([next(theirs) for _ in range(3)])
             remote.load_state_dict(remote.state_dict())
             assert begun + ids(remote) == whole
+
+
+@pytest.mark.parametrize("asked", [{}, {"epochs": 1}, {"epochs": None}])
+def test_epochs_are_those_of_the_served_reader_unless_others_are_asked_for(
+    arrays: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    with read(arrays, epochs=2).serve() as server:
+        remote = fastpipe.connect(server.url, **asked)
+        expected = ids(itertools.islice(read(arrays, **{"epochs": 2} | asked), 200))
+        assert ids(itertools.islice(remote, 200)) == expected
+        assert len(expected) == {1: 79, None: 200}.get(asked.get("epochs", 2), 158)
 
 
 def test_batches_by_step_and_places(make: Make) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from fastpipe._columns.arrow_schema import require_pyarrow
 from fastpipe._ordering import LARGEST_WORLD, within
@@ -30,7 +30,7 @@ def connect(
     rank: SupportsIndex | None = None,
     world_size: SupportsIndex | None = None,
     seed: SupportsIndex | None = None,
-    epochs: SupportsIndex | None = 1,
+    epochs: SupportsIndex | Literal["served"] | None = "served",
     prefetch: SupportsIndex | None = None,
     memory_limit: SupportsIndex | str | None = None,
     progress: bool = False,
@@ -54,7 +54,7 @@ def connect(
         rank: of this reader; with `world_size`.
         world_size: number of ranks; by default as the served reader has it.
         seed: another one than the served reader's.
-        epochs: epochs a pass; None for passes without end.
+        epochs: epochs a pass; None for passes without end; `"served"` for as many as the served reader has.
         prefetch: batches to have ahead; None for as many as have 32 MiB, at least two of each server, at most 256.
         memory_limit: bytes that these may take, or a size such as `"512MB"`; None for no limit.
         progress: whether passes show a progress bar (extra `progress`).
@@ -119,7 +119,7 @@ class Asked:
         rank: of it; with `world_size`.
         world_size: number of ranks; None for those of the served reader.
         seed: None for the served reader's.
-        epochs: epochs a pass; None for passes without end.
+        epochs: epochs a pass; None for passes without end; "served" for as many as the served reader has.
         progress: whether passes show a progress bar.
 
     Raises:
@@ -129,7 +129,7 @@ class Asked:
     rank: SupportsIndex | None
     world_size: SupportsIndex | None
     seed: SupportsIndex | None
-    epochs: SupportsIndex | None
+    epochs: SupportsIndex | Literal["served"] | None
     progress: bool
 
     def __post_init__(self) -> None:
@@ -148,7 +148,8 @@ class Asked:
             ordering = replace(ordering, rank=within("rank", self.rank, 0, world - 1), world_size=world)
         if self.seed is not None:
             ordering = replace(ordering, seed=within("seed", self.seed, 0, 2**64 - 1), seed_given=True)
-        made = Reader(data, ordering=ordering, running=running, progress=self.progress, epochs=self.epochs)
+        epochs = description.epochs if self.epochs == "served" else self.epochs
+        made = Reader(data, ordering=ordering, running=running, progress=self.progress, epochs=epochs)
         return made._warned()
 
 

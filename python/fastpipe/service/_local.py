@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from fastpipe._columns.arrow_schema import require_pyarrow
 from fastpipe._running import Running
@@ -35,7 +35,7 @@ class LocalService:
         rank: of the reader here; with `world_size`. By default as `reader` has it, and so for what follows.
         world_size: number of ranks.
         seed: another one than the reader's.
-        epochs: epochs a pass; None for passes without end.
+        epochs: epochs a pass; None for passes without end; `"served"` for as many as the reader has.
         prefetch: batches to have ahead here; None for as many as have 8 MiB, 2 to 256.
         memory_limit: bytes that these may take, or a size such as `"512MB"`; None for no limit. What the server has
             ahead is limited by the reader's own arguments.
@@ -63,7 +63,7 @@ class LocalService:
         rank: SupportsIndex | None = None,
         world_size: SupportsIndex | None = None,
         seed: SupportsIndex | None = None,
-        epochs: SupportsIndex | None = 1,
+        epochs: SupportsIndex | Literal["served"] | None = "served",
         prefetch: SupportsIndex | None = None,
         memory_limit: SupportsIndex | str | None = None,
         progress: bool = False,
