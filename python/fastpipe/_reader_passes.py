@@ -197,17 +197,7 @@ class ReaderPasses(Passes):
         return Started(started, started.position, started.close)
 
     def _stretch(self, epoch: int, start: int, stop: int, *, csr: bool) -> _fastpipe.Pass:
-        running = self._reader._running
-        return self._reader._order.batches(
-            epoch,
-            start,
-            stop,
-            num_threads=running.num_threads,
-            sharers=running.sharers,
-            prefetch=running.prefetch,
-            memory_limit=running.memory_limit,
-            csr=csr,
-        )
+        return self._reader._order.batches(epoch, start, stop, **self._reader._running.of_pass, csr=csr)
 
     def record_batches(self, epoch: int, start: int, stop: int) -> pa.RecordBatchReader:
         return arrow_streams(self._reader, partial(self._stretch, epoch, start, stop, csr=True)).record_batches()

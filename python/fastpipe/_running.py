@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal, Self, SupportsIndex
+from typing import Literal, Self, SupportsIndex, TypedDict
 
 from fastpipe._ordering import integer, within
 
-__all__ = ["Running", "memory_size"]
+__all__ = ["PassOptions", "Running", "memory_size"]
 
 _UNITS = {"": 1, "B": 1} | {
     prefix + suffix: base ** (power + 1)
@@ -18,6 +18,15 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
 _NAMES = {name.lower(): size for name, size in _UNITS.items()}
+
+
+class PassOptions(TypedDict):
+    """What a pass is started with, see `Running`."""
+
+    num_threads: int | None
+    sharers: int
+    prefetch: int | None
+    memory_limit: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,16 @@ class Running:
             prefetch=None if prefetch is None else _prefetch(prefetch),
             memory_limit=None if memory_limit is None else memory_size("memory_limit", memory_limit),
         )
+
+    @property
+    def of_pass(self) -> PassOptions:
+        """What a pass is started with."""
+        return {
+            "num_threads": self.num_threads,
+            "sharers": self.sharers,
+            "prefetch": self.prefetch,
+            "memory_limit": self.memory_limit,
+        }
 
 
 def _prefetch(prefetch: SupportsIndex) -> int:

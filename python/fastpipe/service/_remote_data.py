@@ -188,15 +188,11 @@ class _Bringing:
 
         def make(epoch: int, progress: dict[str, Any] | None, start: int, stop: int, csr: bool) -> _fastpipe.Pass:
             assert self._fallback is not None
-            running = self._fallback.running
             return ordering.of(self._fallback.data.handle).batches(
                 epoch,
                 start,
                 stop,
-                num_threads=running.num_threads,
-                sharers=running.sharers,
-                prefetch=running.prefetch,
-                memory_limit=running.memory_limit,
+                **self._fallback.running.of_pass,
                 progress=progress,
                 csr=csr,
             )

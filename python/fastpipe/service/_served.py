@@ -152,15 +152,11 @@ class Served:
         memory: _fastpipe.PassMemory | None = None,
     ) -> _fastpipe.Pass:
         """Begins a pass at a step, counted as a ticket counts, up to another one."""
-        running = self._parts.running
         return order.batches(
             ticket.epoch,
             step,
             stop,
-            num_threads=running.num_threads,
-            sharers=running.sharers,
-            prefetch=running.prefetch,
-            memory_limit=running.memory_limit,
+            **self._parts.running.of_pass,
             progress=ticket.progress,
             memory=memory,
             csr=ticket.csr,
