@@ -3,18 +3,21 @@
     python examples/recommender.py run/                      # makes data, trains, draws run/loss.png
     python examples/recommender.py run/ --stop-after 60      # stops there, like a run that is killed
     python examples/recommender.py run/                      # resumes from its last checkpoint
+    python examples/recommender.py run/ --service            # the same, with batches that another process makes
     torchrun --nproc-per-node 2 examples/recommender.py two/ # on two ranks; resume on three, if you like
 
-The loss of a resumed run is that of a run that nobody disturbed, bit for bit on one rank. With other numbers of ranks
-each row is still seen once an epoch; batches are averaged over as many as there are ranks.
+The loss of a resumed run is that of a run that nobody disturbed, bit for bit on one rank, whoever makes the batches.
+With other numbers of ranks each row is still seen once an epoch; batches are averaged over as many as there are ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,18 +112,32 @@ def prepare(path: Path, rank: int, world: int) -> None:
         dist.barrier()
 
 
-def train(folder: Path, *, epochs: int, every: int, stop_after: int | None) -> None:
+@contextlib.contextmanager
+def reading(path: Path, epochs: int, *, service: bool) -> Iterator[fastpipe.Reader]:
+    """The reader of the data; with the service another process of this machine makes its batches."""
+    reader = fastpipe.read_avro(path, features=FEATURES, batch_size=512, shuffle=True, seed=7, epochs=epochs)
+    if not service:
+        yield reader
+        return
+    with fastpipe.LocalService(reader) as remote:
+        yield remote
+
+
+def train(folder: Path, *, epochs: int, every: int, stop_after: int | None, service: bool) -> None:
     """Trains from the last checkpoint in the folder, or from the start, and keeps a checkpoint now and then."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
         dist.init_process_group("gloo")
     prepare(folder / "impressions.avro", rank, world)
+    with reading(folder / "impressions.avro", epochs, service=service) as reader:
+        learn(reader, folder, rank, world, every=every, stop_after=stop_after)
+
+
+def learn(reader: fastpipe.Reader, folder: Path, rank: int, world: int, *, every: int, stop_after: int | None) -> None:
+    """Trains a rank's share."""
     torch.manual_seed(7)
     model: nn.Module = Recommender()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    reader = fastpipe.read_avro(
-        folder / "impressions.avro", features=FEATURES, batch_size=512, shuffle=True, seed=7, epochs=epochs
-    )
     data = fastpipe.torch.IterableDataset(reader, sparse="bag")
     losses: list[float] = []
     checkpoint = folder / "checkpoint.pt"
@@ -192,9 +209,16 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps; default: %(default)s")
     parser.add_argument("--stop-after", type=int, help="steps, as if the run were killed there")
+    parser.add_argument("--service", action="store_true", help="let another process of this machine make the batches")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    train(arguments.folder, epochs=arguments.epochs, every=arguments.checkpoint_every, stop_after=arguments.stop_after)
+    train(
+        arguments.folder,
+        epochs=arguments.epochs,
+        every=arguments.checkpoint_every,
+        stop_after=arguments.stop_after,
+        service=arguments.service,
+    )
     leave()
 
 
