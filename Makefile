@@ -50,7 +50,7 @@ print("\n".join(found))
 endef
 export REQUIREMENTS
 
-.PHONY: help demo test test-rust test-python soak fuzz bench lint lint-rust lint-python msrv licenses build deps clean
+.PHONY: help demo test test-rust build-rust-tests test-python soak fuzz bench lint lint-rust lint-python msrv licenses build deps clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # Cargo uses every core by itself, and two runs of pip in one environment get in each other's way.
@@ -67,6 +67,10 @@ test: test-rust test-python ## run all tests
 test-rust:
 	$(CARGO) test $(CARGO_FLAGS) $(PURE)
 
+# What test-rust compiles.
+build-rust-tests:
+	$(CARGO) test $(CARGO_FLAGS) $(PURE) --no-run
+
 # `rewrite` copies an Avro file with another library's writer. The same packages as in test-rust, and so the same
 # features: it is built already.
 test-python: $(STAMPS)/test $(STAMPS)/extension
@@ -77,12 +81,12 @@ test-python: $(STAMPS)/test $(STAMPS)/extension
 soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: negatives, mutated files, running out of memory, a new source
 	FASTPIPE_NEGATIVES=1000000000 FASTPIPE_MUTATIONS=200000 FASTPIPE_OOM_RUNS=200 FASTPIPE_TOY=1 \
 	FASTPIPE_SQL_QUERIES=500 FASTPIPE_CSV_FILES=10000 FASTPIPE_CSV_MEGABYTES=1000 FASTPIPE_NUMBERS=10000000 FASTPIPE_LEASE_RUNS=200 \
-	FASTPIPE_SERVICE_RUNS=200 FASTPIPE_TICKETS=1000000 FASTPIPE_SCALING_SECONDS=20 \
+	FASTPIPE_SERVICE_RUNS=200 FASTPIPE_TICKETS=1000000 FASTPIPE_CONNECTIONS=1000 FASTPIPE_SCALING_SECONDS=20 \
 	FASTPIPE_LOADER_RUNS=500 \
 	$(BIN)/python -m pytest -s \
 	    tests/test_negatives.py tests/test_mutations.py tests/test_out_of_memory.py tests/test_new_source.py \
 	    tests/test_csv.py tests/test_csv_soak.py tests/test_sql_queries.py tests/test_leases_chaos.py \
-	    tests/test_loader_chaos.py tests/test_service_doors.py tests/test_service_faults.py \
+	    tests/test_loader_chaos.py tests/test_service_doors.py tests/test_service_crowd.py tests/test_service_faults.py \
 	    tests/test_service_scaling.py $(PYTEST_ARGS)
 
 # Two globals of libdeflate have one name in two of its files, which is no fault.
@@ -100,7 +104,7 @@ lint: lint-rust lint-python ## check formatting, lints, types, stubs and documen
 lint-rust: $(STAMPS)/venv
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
-	$(CARGO) clippy --locked --manifest-path rust/fuzz/Cargo.toml --target-dir $(TARGET)/fuzz -- -D warnings
+	$(CARGO) clippy --locked --manifest-path rust/fuzz/Cargo.toml --target-dir $(TARGET) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(CARGO_FLAGS) --workspace --no-deps
 
 # The tests' requirements too: types of libraries that aren't there go unchecked.

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fastavro
 import hypothesis
@@ -102,3 +103,9 @@ def _no_garbage_for_others() -> Iterator[None]:
     """What exceptions of a file's tests have kept by their tracebacks, passes and their threads, ends with the file."""
     yield
     gc.collect()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, sched: Any) -> None:
+    """Names a test that ended its process, by its time limit for example, at once: the whole run may yet be stopped."""
+    sched.config.pluginmanager.get_plugin("terminalreporter").write_line(f"\n{crashitem} ended the process that ran it")
