@@ -17,6 +17,7 @@ from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
 from fastpipe.errors import OutOfMemoryError, PassClosedError, WorkerError
 from fastpipe.loading import _messages
 from fastpipe.loading._collation import is_default
+from fastpipe.loading._handed import Handed
 from fastpipe.loading._in_process import Here
 from fastpipe.loading._order import Order
 from fastpipe.loading._pass import Pass, ahead_of, fetch_of
@@ -130,6 +131,10 @@ class WithWorkers(Pass):
         given = loader.num_batch_workers
         return ahead_of(loader) if given is None else int(given)
 
+    @property
+    def _handed(self) -> Handed | None:
+        return None if self._workers_of_pass is None else self._workers_of_pass.handed
+
     def _most(self, held: int) -> int:
         """Bytes that batches may take."""
         if self._limit is not None:
@@ -181,6 +186,8 @@ class WithWorkers(Pass):
                 self._look_after()
             self._consumer.take(batch)
         self._begun.clear()
+        if self._handed is not None:
+            self._handed.clear()
 
     # Begin.
 
@@ -345,7 +352,10 @@ class WithWorkers(Pass):
                 raise _no_memory(wanted, held, most, number_of_error, self._limit is not None)
         memory, rows, number, slab, result = taken
         if result is not None:
-            return _messages.read(memory, *result)
+            offset, length = result
+            if self._handed is not None and self._handed.has(length):
+                return self._handed.take(memory, offset)
+            return _messages.read(memory, offset, length)
         if rows == 0:
             # Nobody has made anything of it.
             return self._here.batch(batch, [], self.progress.seed)

@@ -24,6 +24,7 @@ from fastpipe._fastpipe import ItemBatch, ItemConsumer, ItemRoom, ItemWorker, en
 from fastpipe.errors import WorkerError
 from fastpipe.loading import _messages, _structure
 from fastpipe.loading._collation import collate, collate_privately, is_default
+from fastpipe.loading._handed import Handed
 from fastpipe.loading._info import ItemWorkerInfo, set_in_process, set_in_thread
 from fastpipe.loading._seeds import Seeding
 
@@ -69,9 +70,9 @@ class Task(NamedTuple):
 class _Helper:
     """What `ItemWorker` asks Python to do."""
 
-    def __init__(self, task: Task, worker: ItemWorker, where: str, generators: Any) -> None:
+    def __init__(self, task: Task, worker: ItemWorker, where: str, handed: Handed | None) -> None:
         self.dataset = task.dataset
-        self.generators = generators
+        self.generators: Any = None
         self.layout = lambda description: _structure.Layout(description).rows
         self.pack = _messages.message
         self.indices = pickle.loads
@@ -79,6 +80,7 @@ class _Helper:
         self.join_whole = None if task.fetch == "items" else self._join_whole
         self._collate = collate if self.default else task.collate_fn
         self._fetch = fetcher(task.dataset, task.fetch, self._collate)
+        self._handed = handed
         self._where = where
         self._worker = worker
 
@@ -103,10 +105,16 @@ class _Helper:
         return _messages.message_of_batch(made, batch, room)
 
     def join_own(self, items: list[Any], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
-        return _messages.message(self._seeded(self._collate, items, seed, number), room)
+        return self._alone(self._seeded(self._collate, items, seed, number), room)
 
     def _join_whole(self, indices: list[Any], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
-        return _messages.message(self._seeded(self._fetch, indices, seed, number), room)
+        return self._alone(self._seeded(self._fetch, indices, seed, number), room)
+
+    def _alone(self, made: Any, room: ItemRoom) -> tuple[int, int]:
+        """Writes what was made of items that nobody else has."""
+        if self._handed is not None and self._handed.suits(made):
+            return self._handed.message(made, room)
+        return _messages.message(made, room)
 
     def _seeded(self, function: Callable[[Any], Any], argument: Any, seed: int, number: int) -> Any:
         if self.generators is None:
@@ -217,13 +225,13 @@ def _watch_program() -> None:
     threading.Thread(target=watch, name="fastpipe-watch", daemon=True).start()
 
 
-def work_in_thread(consumer: ItemConsumer, task: Task, number: int, joins: bool) -> None:
-    """What a worker's thread does. As `work`."""
+def work_in_thread(consumer: ItemConsumer, task: Task, number: int, joins: bool, handed: Handed) -> None:
+    """What a worker's thread does. As `work`; `handed` takes the batches that it makes alone."""
     collate_privately()
     worker = ItemWorker(consumer, number, joins=joins)
     ordinal = number + task.num_workers if joins else number
     set_in_thread(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "thread", task.base_seed + ordinal))
-    helper = _Helper(task, worker, f"in DataLoader worker thread {number}", None)
+    helper = _Helper(task, worker, f"in DataLoader worker thread {number}", handed)
     try:
         if task.worker_init_fn is not None:
             task.worker_init_fn(ordinal)

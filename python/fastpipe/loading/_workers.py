@@ -19,6 +19,7 @@ import torch.multiprocessing
 
 from fastpipe._fastpipe import ItemConsumer
 from fastpipe.errors import WorkerError
+from fastpipe.loading._handed import Handed
 from fastpipe.loading._seeds import watched
 from fastpipe.loading._worker import SharedFile, Task, work, work_in_thread
 
@@ -48,6 +49,9 @@ class Workers:
         makers: how many make items.
         joiners: how many make batches of items.
         context: of multiprocessing, for processes; None for threads.
+
+    Attributes:
+        handed: batches that threads have made alone; None for processes.
     """
 
     def __init__(self, consumer: ItemConsumer, task: Task, makers: int, joiners: int, context: Any) -> None:
@@ -57,17 +61,18 @@ class Workers:
         # Since when a worker is stopped, and when that was last seen.
         self._stopped: dict[int, tuple[float, float]] = {}
         self.threads = context is None
+        self.handed = Handed() if self.threads else None
         self.makers: list[Worker] = []
         self.joiners: list[Worker] = []
         _started.add(self)
-        if not self.threads:
+        if self.handed is None:
             # Those that are forked needn't look for it.
             watched()
         places = [(number, False) for number in range(makers)] + [(number, True) for number in range(joiners)]
         try:
             for number, joins in places:
-                if context is None:
-                    worker = self._thread(task, number, joins)
+                if self.handed is not None:
+                    worker = self._thread(task, number, joins, self.handed)
                 else:
                     worker = self._started(context, task, number, joins)
                 (self.joiners if joins else self.makers).append(worker)
@@ -75,10 +80,10 @@ class Workers:
             self.end(at_once=True)
             raise
 
-    def _thread(self, task: Task, number: int, joins: bool) -> threading.Thread:
+    def _thread(self, task: Task, number: int, joins: bool, handed: Handed) -> threading.Thread:
         thread = threading.Thread(
             target=work_in_thread,
-            args=(self._consumer, task, number, joins),
+            args=(self._consumer, task, number, joins, handed),
             name=f"fastpipe-{'joiner' if joins else 'maker'}-{number}",
             daemon=True,
         )

@@ -254,9 +254,7 @@ impl Consumer {
         let work = &self.board.header().work;
         work.begun.store(sequence + 1, Ordering::Release);
         work.changed.fetch_add(1, Ordering::SeqCst);
-        if work.waiting.load(Ordering::SeqCst) > 0 {
-            futex::wake_all(&work.changed);
-        }
+        self.board.wake_makers(rows);
         drop(state);
         if rows == 0 {
             // Nobody will finish its last row.

@@ -101,6 +101,9 @@ impl Board {
                 .compare_exchange_weak(claim, next, Ordering::AcqRel, Ordering::Acquire)
             {
                 Ok(_) => {
+                    if end < rows && self.takes_batches() {
+                        self.wake_makers(1);
+                    }
                     return Some(Claim {
                         slot: number,
                         turn,
@@ -128,6 +131,27 @@ impl Board {
             each => u32::try_from(CLAIM_NANOS / each).unwrap_or(u32::MAX),
         };
         by_time.clamp(1, rows.div_ceil(self.makers().max(1) as u32))
+    }
+
+    /// Whether a worker may claim all rows of a batch.
+    fn takes_batches(&self) -> bool {
+        self.joining() != Joining::InPlace || self.header().whole.load(Ordering::Relaxed) != 0
+    }
+
+    /// Wakes the makers that wait, as many as there is something to do for in so many rows.
+    ///
+    /// Where one of them makes a batch of small items alone, sixteen that are woken for it cost more than the batch.
+    /// One that leaves rows to others wakes the next: items may have become slow since.
+    pub(crate) fn wake_makers(&self, rows: u32) {
+        let work = &self.header().work;
+        if rows == 0 || work.waiting.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        if self.takes_batches() {
+            futex::wake(&work.changed, rows.div_ceil(self.at_once(rows)));
+        } else {
+            futex::wake_all(&work.changed);
+        }
     }
 
     /// Waits until there may be rows to be made, or workers are to end; at most so long.

@@ -13,6 +13,11 @@ pub fn wake_all(number: &AtomicU32) {
     system::wake(number, i32::MAX.unsigned_abs());
 }
 
+/// Wakes at most so many of those who wait for the number, which was changed before.
+pub fn wake(number: &AtomicU32, most: u32) {
+    system::wake(number, most);
+}
+
 /// Wakes one of those who wait for the number, which was changed before.
 pub fn wake_one(number: &AtomicU32) {
     system::wake(number, 1);
