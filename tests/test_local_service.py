@@ -22,6 +22,7 @@ import fastpipe
 import samples
 from apart import apart, wait_until
 from every_source import Make, digests, make, order
+from processes import outputs, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
 
@@ -356,3 +357,38 @@ def test_a_reader_that_cannot_be_made_there(tmp_path: Path) -> None:
     Path(data.paths[0]).unlink()
     with pytest.raises(fastpipe.FastpipeError, match=Path(data.paths[0]).name):
         fastpipe.LocalService(reader).start()
+
+
+LIMITED = """
+    import resource, sys
+    import numpy as np, psutil
+    import fastpipe, pyarrow
+
+    arrays = {"id": np.arange(200_000), "x": np.zeros((200_000, 20), "float32")}
+    reader = fastpipe.from_arrays(arrays, batch_size=4096, shuffle=True, seed=1)
+    kind, allowed = getattr(resource, sys.argv[1]), int(sys.argv[2]) << 20
+    if kind == resource.RLIMIT_AS:
+        allowed += psutil.Process().memory_info().vms
+    resource.setrlimit(kind, (allowed, resource.RLIM_INFINITY))
+    try:
+        with fastpipe.LocalService(reader, timeout=20) as remote:
+            assert sum(len(batch["id"]) for batch in remote) == 200_000
+        print("read")
+    except (MemoryError, fastpipe.ServiceError) as error:
+        assert str(error) or type(error) is MemoryError
+        print("refused")
+"""
+
+
+@pytest.mark.parametrize("allowed", [20, 60, 150, 300, 600, 1500, 5000])
+def test_every_limit_of_memory(allowed: int) -> None:
+    """Both processes have it: what they can't do is an error, nothing hangs, and nobody dies of it."""
+    (said,) = outputs(run(LIMITED, "RLIMIT_AS", str(allowed)))
+    assert said in ("read\n", "refused\n")
+    assert allowed < 5000 or said == "read\n"
+
+
+@pytest.mark.parametrize("allowed", [1, 10, 100])
+def test_every_limit_of_files(allowed: int) -> None:
+    (said,) = outputs(run(LIMITED, "RLIMIT_FSIZE", str(allowed)))
+    assert said == ("read\n" if allowed == 100 else "refused\n")

@@ -132,6 +132,8 @@ def _pickled(reader: Any) -> tuple[bytes, bytes]:
     """How the process is to be prepared, and the reader."""
     try:
         pickled = pickle.dumps(reader, pickle.HIGHEST_PROTOCOL)
+    except MemoryError:
+        raise
     except Exception as error:
         raise TypeError(f"a LocalService needs a reader that can be pickled: {error}") from error
     prepared: dict[str, Any] = spawn.get_preparation_data("fastpipe")

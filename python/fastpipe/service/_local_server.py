@@ -129,12 +129,16 @@ def _begun(connection: socket.socket) -> _Local | None:
             spawn.prepare(pickle.loads(prepared.said))
             local = _Local(pickle.loads(pickled.said))
             description = json.dumps(local.served.description()).encode()
-            socket.send_fds(connection, [b"f"], [local.file])
-            send_frame(connection, Frame(b"r", description, local.served.unit_rows().tobytes()))
+            told = Frame(b"r", description, local.served.unit_rows().tobytes())
         except Exception as error:
-            connection.send(b"e")
+            with suppress(OSError):
+                connection.send(b"e")
             _tell(connection, error)
             return None
+        # If the program is there no more, this process ends, too.
+        with suppress(OSError):
+            socket.send_fds(connection, [b"f"], [local.file])
+            send_frame(connection, told)
         return local
 
 

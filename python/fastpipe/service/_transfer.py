@@ -224,7 +224,9 @@ class Transfer:
                 filter(None, [*(str(self._errors[server]) for server in sorted(self._errors)), self._servers.why()])
             )
             cause = next(iter(self._errors.values()), None)
-        gone = ServiceError(f"no server has answered for {self._patience:g} seconds: {told}")
+        # One that nobody will come in the place of isn't waited for.
+        waited = f"no server has answered for {self._patience:g} seconds: " if self._patience else ""
+        gone = ServiceError(f"{waited}{told}")
         gone.__cause__ = cause
         wanted, *_ = self._feed.look()
         self._feed.fail(wanted, gone)

@@ -18,11 +18,14 @@ const SPACE: usize = 1 << 42;
 /// Bytes below which address space is too small to be of use.
 const LEAST_SPACE: usize = 16 << 20;
 
-/// Memory in common, as much of it as address space and files allow.
+/// Memory in common, as much of it as files and half of the address space allow: the rest is for all else.
 pub(crate) fn as_much_as_can_be(make: impl Fn(usize) -> std::io::Result<SharedMemory>) -> PyResult<SharedMemory> {
     let mut space = SPACE;
     loop {
-        match make(space) {
+        let found = make(space);
+        let limited = space < SPACE && space > LEAST_SPACE;
+        match found {
+            Ok(_) if limited && SharedMemory::private(space).is_err() => space /= 2,
             Ok(memory) => return Ok(memory),
             Err(_) if space > LEAST_SPACE => space /= 2,
             Err(error) => return Err(error.into()),
