@@ -125,6 +125,14 @@ def test_tickets_are_answered_or_refused(server: fastpipe.service.Server, ticket
     assert batches(answer(client, good)) == 2
 
 
+def test_large_tickets_are_refused(server: fastpipe.service.Server, ticket: dict[str, Any]) -> None:
+    client = flight.FlightClient(server.url)
+    for size in (1 << 20, 1 << 25):
+        (refused,) = answer(client, json.dumps(ticket).encode() + b" " * size)
+        assert "a ticket has 1048576 bytes at most" in str(as_error(refused, "a server"))
+    assert batches(answer(client, json.dumps(ticket).encode())) == 2
+
+
 def test_requests_that_are_none(server: fastpipe.service.Server) -> None:
     client = flight.FlightClient(server.url)
     with pytest.raises((pa.ArrowNotImplementedError, NotImplementedError), match="no action 'shell', only describe"):
