@@ -105,6 +105,31 @@ def _no_garbage_for_others() -> Iterator[None]:
     gc.collect()
 
 
+# Files that take longest. They come first: else one of them would run alone in the end.
+LONG = (
+    "test_torch_loading",
+    "test_atds_differential",
+    "test_hostile_container",
+    "test_ray",
+    "test_ray_service",
+    "test_ray_data",
+    "test_tf",
+    "test_atds",
+    "test_csv_compressed",
+    "test_example_recommender",
+    "test_example_neumf",
+    "test_service_faults",
+    "test_avro_resolution_oracle",
+    "test_bench_cli",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Lets the files that take longest come first."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, sched: Any) -> None:
     """Names a test that ended its process, by its time limit for example, at once: the whole run may yet be stopped."""
