@@ -201,7 +201,7 @@ def memory(arguments: argparse.Namespace) -> None:
     for name, number in tqdm([(name, number) for name in LOADERS for number in numbers], desc="runs"):
         given = {"--loader": name, "--workers": number, "--size": arguments.size, "--images": arguments.images}
         given |= {"--batch-size": arguments.batch_size, "--epochs": arguments.epochs}
-        words = [str(word) for pair in given.items() for word in pair]
+        words = [str(word) for pair in given.items() if pair[1] is not None for word in pair]
         begin, curve = time.perf_counter(), []
         program = subprocess.Popen([sys.executable, __file__, "--feed", *words])
         while program.poll() is None:
