@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import resource
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,17 +113,25 @@ def mutated(ticket: dict[str, Any], draw: random.Random) -> bytes:
     return json.dumps(changed).encode()
 
 
-def test_tickets_are_answered_or_refused(server: fastpipe.service.Server, ticket: dict[str, Any]) -> None:
+@pytest.mark.timeout(300 + TICKETS // 200)
+def test_tickets_are_answered_or_refused(
+    server: fastpipe.service.Server, ticket: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    # pytest would keep each refusal that is logged, and its ticket.
+    caplog.set_level(logging.CRITICAL, "fastpipe.service")
     client, draw = flight.FlightClient(server.url), random.Random(5)
     good = json.dumps(ticket).encode()
-    refused = 0
-    for _ in range(TICKETS):
+    refused, process = 0, psutil.Process()
+    for number in range(TICKETS):
+        if number == min(1000, TICKETS // 2):
+            before = process.memory_info().rss
         data = mutated(ticket, draw)
         found = answer(client, data)
         refused += any(header is not None and header[:4] == b"fpe1" for header in found)
         for header in found:
             assert header is None or header[:4] == b"fpg1" or isinstance(as_error(header, "a server"), Exception)
     assert refused > TICKETS // 2
+    assert process.memory_info().rss - before < 100 << 20
     assert batches(answer(client, good)) == 2
 
 
