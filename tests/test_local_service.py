@@ -374,8 +374,11 @@ LIMITED = """
         with fastpipe.LocalService(reader, timeout=20) as remote:
             assert sum(len(batch["id"]) for batch in remote) == 200_000
         print("read")
-    except (MemoryError, fastpipe.ServiceError) as error:
-        assert str(error) or type(error) is MemoryError
+    except (MemoryError, fastpipe.ServiceError):
+        print("refused")
+    except (OSError, ImportError, RuntimeError) as error:
+        # What Python says when it has no memory for a process, a module or a thread.
+        assert any(word in str(error) for word in ("memory", "map", "thread")), error
         print("refused")
 """
 
