@@ -42,6 +42,8 @@ def cluster() -> Iterator[None]:
     here = str(Path(__file__).parent)
     paths = {"PYTHONPATH": os.pathsep.join([here, *sys.path])}
     ray.init(
+        # Another test may have a cluster on this machine.
+        address="local",
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
@@ -319,7 +321,7 @@ def test_ctrl_c_ends_the_pool(tmp_path: Path) -> None:
         import fastpipe
         import fastpipe.ray
 
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         reader = fastpipe.from_arrays({"id": np.arange(100_000)}, batch_size=1)
 
         def slow(batch):
