@@ -105,7 +105,7 @@ def _no_garbage_for_others() -> Iterator[None]:
     gc.collect()
 
 
-# Files that take longest. They come first: else one of them would run alone in the end.
+# The slowest files run first, so that none of them runs alone at the end.
 LONG = (
     "test_torch_loading",
     "test_atds_differential",
@@ -126,11 +126,11 @@ LONG = (
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Lets the files that take longest come first."""
+    """Puts the slowest files first."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, sched: Any) -> None:
-    """Names a test that ended its process, by its time limit for example, at once: the whole run may yet be stopped."""
-    sched.config.pluginmanager.get_plugin("terminalreporter").write_line(f"\n{crashitem} ended the process that ran it")
+    """Names at once a test that killed its process, as its timeout does: the run may be stopped before its summary."""
+    sched.config.pluginmanager.get_plugin("terminalreporter").write_line(f"\n{crashitem} killed its process")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["Proxy", "ServerProcess", "free_port"]
+__all__ = ["Proxy", "ServerProcess", "free_port", "serving"]
 
 
 def free_port() -> int:
@@ -60,6 +60,20 @@ class ServerProcess:
         self.process.stdout.close()
         self.process = None
         return status
+
+
+@contextmanager
+def serving(text: str, folder: Path) -> Iterator[ServerProcess]:
+    """A server of the readers that a configuration of this text defines."""
+    config = folder / "readers.py"
+    config.write_text(text)
+    server = ServerProcess(config)
+    server.start()
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.end()
 
 
 class Proxy:

@@ -325,9 +325,7 @@ def test_states_resume_at_every_step(in_one_piece: dict[str, Path]) -> None:
         again = pickle.loads(pickle.dumps(reader))
         for step, state in enumerate(states):
             again.load_state_dict(state)
-            # From some states the whole rest, from all the next batches.
-            end = None if step % 8 == 0 or step == len(expected) else 3
-            assert [shown(batch) for batch in itertools.islice(again, end)] == expected[step:][:end]
+            assert [shown(batch) for batch in again] == expected[step:]
         for step in (len(expected) - 1, 0, 3, 4):
             assert shown(reader.batch_at(step, epoch=0)) == expected[step]
 

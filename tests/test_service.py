@@ -116,6 +116,12 @@ def test_epochs_are_those_of_the_served_reader_unless_others_are_asked_for(
         assert len(expected) == {1: 79, None: 200}.get(asked.get("epochs", 2), 158)
 
 
+@pytest.mark.parametrize("epochs", [0, -1, 2**31, 1.5, "2", "all", b"served"])
+def test_epochs_that_are_none(arrays: dict[str, Any], epochs: Any) -> None:
+    with read(arrays).serve() as server, pytest.raises((TypeError, ValueError), match="epochs"):
+        fastpipe.connect(server.url, epochs=epochs)
+
+
 def test_batches_by_step_and_places(make: Make) -> None:
     reader = make(batch_size=32, shuffle=True, seed=3)
     with reader.serve() as server:

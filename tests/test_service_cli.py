@@ -12,7 +12,7 @@ import pytest
 
 import fastpipe
 from fastpipe import cli
-from service_faults import ServerProcess, free_port
+from service_faults import ServerProcess, free_port, serving
 
 pytest.importorskip("pyarrow.flight")
 
@@ -26,13 +26,8 @@ reader = fastpipe.from_arrays({"id": np.arange(5000)}, batch_size=64, shuffle=Tr
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[ServerProcess]:
-    config = tmp_path / "readers.py"
-    config.write_text(CONFIG)
-    found = ServerProcess(config)
-    found.start()
-    found.wait()
-    yield found
-    found.end()
+    with serving(CONFIG, tmp_path) as found:
+        yield found
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.01, 0.1])

@@ -1,4 +1,4 @@
-"""A crowd at one server: connections that say nothing, and clients that don't read what they have asked for."""
+"""Many connections to one server: some send nothing, others request batches and never read them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import pytest
 
 import fastpipe
 from apart import wait_until
-from service_faults import ServerProcess
+from service_faults import ServerProcess, serving
 
 flight = pytest.importorskip("pyarrow.flight")
 
 CONNECTIONS = int(os.environ.get("FASTPIPE_CONNECTIONS", "200"))
-# Streams that are begun and not read: fewer, since each is a connection and a thread of the server's.
+# Streams that nobody reads. There are fewer, since each takes a thread of the server.
 READERS = CONNECTIONS * 3 // 10
+BATCHES = 235
 MiB = 1 << 20
 
 CONFIG = """
@@ -35,26 +36,21 @@ reader = fastpipe.from_arrays(arrays, batch_size=128, shuffle=True, seed=7)
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    config = tmp_path / "crowd.py"
-    config.write_text(CONFIG)
-    found = ServerProcess(config)
-    found.start()
-    found.wait()
-    yield found
-    found.end()
+    with serving(CONFIG, tmp_path) as found:
+        yield found
 
 
 def client_of(server: ServerProcess) -> Any:
-    """A client with a connection of its own; those of one process share one otherwise."""
+    """A client with its own connection. By default, the clients of a process share one."""
     return flight.FlightClient(server.url, generic_options=[("grpc.use_local_subchannel_pool", 1)])
 
 
 def ticket(client: Any, seed: int) -> Any:
-    """Of a whole epoch, shuffled so."""
+    """For all batches of an epoch with this seed."""
     answer = next(iter(client.do_action(flight.Action("describe", b'{"reader": "default"}'))))
     about = json.loads(answer.body.to_pybytes())
     said = {"version": 1, "reader": "default", "data": about["fingerprints"]["2"], "epoch": 0, "progress": None}
-    said |= {"order": about["order"] | {"seed": seed}, "start": 0, "stop": 234, "until": 234, "csr": False}
+    said |= {"order": about["order"] | {"seed": seed}, "start": 0, "stop": BATCHES, "until": BATCHES, "csr": False}
     return flight.Ticket(json.dumps(said).encode())
 
 
@@ -64,32 +60,32 @@ def test_a_crowd_costs_bounded_memory_and_keeps_nobody_out(server: ServerProcess
     process = psutil.Process(server.process.pid)
     remote = fastpipe.connect(server.url, timeout=60)
     expected = [batch["id"].tolist() for batch in remote]
-    assert len(expected) == 235
+    assert len(expected) == BATCHES
     before = process.memory_info().rss
 
     with ExitStack() as open_:
         for _ in range(CONNECTIONS):
             open_.enter_context(socket.create_connection(("127.0.0.1", server.port)))
         clients = [open_.enter_context(client_of(server)) for _ in range(READERS)]
-        # Half of them one order, the others each another: some 60 MB, of which each has taken one batch.
+        # Every second stream has the same order. An epoch has 60 MB.
         streams = [client.do_get(ticket(client, 7 if number % 2 else number)) for number, client in enumerate(clients)]
         for stream in streams[:8]:
             assert len(stream.read_chunk().data) == 1
         assert wait_until(lambda: len(process.net_connections()) > CONNECTIONS + READERS, 30)
 
-        # Whoever does read isn't kept waiting by them.
+        # A client that reads gets its batches all the same.
         remote.set_epoch(0)
         assert [batch["id"].tolist() for batch in remote] == expected
         most = process.memory_info().rss - before
-        # What is kept for other clients, 16 passes at most, and a message and a thread for each stream.
+        # Batches that are kept, 16 passes, and for each stream a thread and a message.
         assert most < (320 + 1.5 * READERS) * MiB, f"{most >> 20} MiB"
         for stream in streams:
             stream.cancel()
 
-        # A connection lasts as long as its client.
+        # Streams and clients keep their connections open.
         del stream, streams, clients
 
-    # The crowd has gone, and so has what it took.
+    # The crowd has gone, and the server serves as before.
     assert wait_until(lambda: len(process.net_connections()) < 20, 60)
     remote.set_epoch(0)
     assert [batch["id"].tolist() for batch in remote] == expected

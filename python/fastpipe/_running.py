@@ -21,7 +21,7 @@ _NAMES = {name.lower(): size for name, size in _UNITS.items()}
 
 
 class PassOptions(TypedDict):
-    """What a pass is started with, see `Running`."""
+    """The options of a pass, see `Running`."""
 
     num_threads: int | None
     sharers: int
@@ -73,7 +73,7 @@ class Running:
 
     @property
     def of_pass(self) -> PassOptions:
-        """What a pass is started with."""
+        """The options of each pass."""
         return {
             "num_threads": self.num_threads,
             "sharers": self.sharers,

@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from fastpipe._fastpipe import ItemBatch, ItemMemory, ItemRoom
 
-__all__ = ["message", "message_of_batch", "read"]
+__all__ = ["message", "message_of_batch", "read", "storable"]
 
 # The bytes of smaller arrays are part of the pickle.
 _SMALL = 256
@@ -33,7 +33,7 @@ _HEAD = np.dtype([("pieces", "<u8")])
 _PIECE = np.dtype([("offset", "<u8"), ("len", "<u8"), ("tensor", "<u8")])
 
 
-def _storable(tensor: torch.Tensor) -> bool:
+def storable(tensor: torch.Tensor) -> bool:
     """Whether a tensor is its elements in this process's memory, and nothing more."""
     return (
         type(tensor) is torch.Tensor
@@ -128,19 +128,19 @@ class _Pickler(ForkingPickler):
             return item.__reduce_ex__(5)
         if isinstance(item, torch.Tensor):
             return self._of_tensor(item)
-        if isinstance(item, torch.TypedStorage) and item.device.type == "cpu":
+        if isinstance(item, torch.TypedStorage) and item._untyped_storage.device.type == "cpu":
             return _storage_of, (self._storage(item._untyped_storage), item.dtype)
         if isinstance(item, torch.UntypedStorage) and item.device.type == "cpu":
             return _storage_of, (self._storage(item), None)
         return NotImplemented
 
     def _of_tensor(self, item: torch.Tensor) -> Any:
-        if _storable(item):
+        if storable(item):
             return self._elements(item)
         if item.is_conj() or item.is_neg():
             # torch would forget it.
             plain = item.resolve_conj().resolve_neg()
-            return self._elements(plain) if _storable(plain) else NotImplemented
+            return self._elements(plain) if storable(plain) else NotImplemented
         if type(item) is torch.Tensor:
             return _reduced_plain(item)
         return NotImplemented if type(item) in self.dispatch_table else _reduced(item)

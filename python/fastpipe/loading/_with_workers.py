@@ -17,11 +17,11 @@ from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
 from fastpipe.errors import OutOfMemoryError, PassClosedError, WorkerError
 from fastpipe.loading import _messages
 from fastpipe.loading._collation import is_default
-from fastpipe.loading._handed import Handed
 from fastpipe.loading._in_process import Here
 from fastpipe.loading._order import Order
 from fastpipe.loading._pass import Pass, ahead_of, fetch_of
 from fastpipe.loading._structure import Layout
+from fastpipe.loading._thread_batches import ThreadBatches
 from fastpipe.loading._worker import Task
 from fastpipe.loading._workers import Workers, context_of
 
@@ -132,8 +132,8 @@ class WithWorkers(Pass):
         return ahead_of(loader) if given is None else int(given)
 
     @property
-    def _handed(self) -> Handed | None:
-        return None if self._workers_of_pass is None else self._workers_of_pass.handed
+    def _thread_batches(self) -> ThreadBatches | None:
+        return None if self._workers_of_pass is None else self._workers_of_pass.batches
 
     def _most(self, held: int) -> int:
         """Bytes that batches may take."""
@@ -186,8 +186,8 @@ class WithWorkers(Pass):
                 self._look_after()
             self._consumer.take(batch)
         self._begun.clear()
-        if self._handed is not None:
-            self._handed.clear()
+        if self._thread_batches is not None:
+            self._thread_batches.clear()
 
     # Begin.
 
@@ -352,10 +352,8 @@ class WithWorkers(Pass):
                 raise _no_memory(wanted, held, most, number_of_error, self._limit is not None)
         memory, rows, number, slab, result = taken
         if result is not None:
-            offset, length = result
-            if self._handed is not None and self._handed.has(length):
-                return self._handed.take(memory, offset)
-            return _messages.read(memory, offset, length)
+            read = _messages.read if self._thread_batches is None else self._thread_batches.read
+            return read(memory, *result)
         if rows == 0:
             # Nobody has made anything of it.
             return self._here.batch(batch, [], self.progress.seed)

@@ -24,9 +24,9 @@ from fastpipe._fastpipe import ItemBatch, ItemConsumer, ItemRoom, ItemWorker, en
 from fastpipe.errors import WorkerError
 from fastpipe.loading import _messages, _structure
 from fastpipe.loading._collation import collate, collate_privately, is_default
-from fastpipe.loading._handed import Handed
 from fastpipe.loading._info import ItemWorkerInfo, set_in_process, set_in_thread
 from fastpipe.loading._seeds import Seeding
+from fastpipe.loading._thread_batches import ThreadBatches
 
 __all__ = ["SharedFile", "Task", "work", "work_in_thread"]
 
@@ -70,7 +70,7 @@ class Task(NamedTuple):
 class _Helper:
     """What `ItemWorker` asks Python to do."""
 
-    def __init__(self, task: Task, worker: ItemWorker, where: str, handed: Handed | None) -> None:
+    def __init__(self, task: Task, worker: ItemWorker, where: str, batches: ThreadBatches | None) -> None:
         self.dataset = task.dataset
         self.generators: Any = None
         self.layout = lambda description: _structure.Layout(description).rows
@@ -80,7 +80,8 @@ class _Helper:
         self.join_whole = None if task.fetch == "items" else self._join_whole
         self._collate = collate if self.default else task.collate_fn
         self._fetch = fetcher(task.dataset, task.fetch, self._collate)
-        self._handed = handed
+        # Writes what was made of items that no other worker has.
+        self._own_message = _messages.message if batches is None else batches.message
         self._where = where
         self._worker = worker
 
@@ -105,16 +106,10 @@ class _Helper:
         return _messages.message_of_batch(made, batch, room)
 
     def join_own(self, items: list[Any], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
-        return self._alone(self._seeded(self._collate, items, seed, number), room)
+        return self._own_message(self._seeded(self._collate, items, seed, number), room)
 
     def _join_whole(self, indices: list[Any], room: ItemRoom, seed: int, number: int) -> tuple[int, int]:
-        return self._alone(self._seeded(self._fetch, indices, seed, number), room)
-
-    def _alone(self, made: Any, room: ItemRoom) -> tuple[int, int]:
-        """Writes what was made of items that nobody else has."""
-        if self._handed is not None and self._handed.suits(made):
-            return self._handed.message(made, room)
-        return _messages.message(made, room)
+        return self._own_message(self._seeded(self._fetch, indices, seed, number), room)
 
     def _seeded(self, function: Callable[[Any], Any], argument: Any, seed: int, number: int) -> Any:
         if self.generators is None:
@@ -225,13 +220,13 @@ def _watch_program() -> None:
     threading.Thread(target=watch, name="fastpipe-watch", daemon=True).start()
 
 
-def work_in_thread(consumer: ItemConsumer, task: Task, number: int, joins: bool, handed: Handed) -> None:
-    """What a worker's thread does. As `work`; `handed` takes the batches that it makes alone."""
+def work_in_thread(consumer: ItemConsumer, task: Task, number: int, joins: bool, batches: ThreadBatches) -> None:
+    """What a worker's thread does. As `work`; `batches` has those that it makes by itself."""
     collate_privately()
     worker = ItemWorker(consumer, number, joins=joins)
     ordinal = number + task.num_workers if joins else number
     set_in_thread(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "thread", task.base_seed + ordinal))
-    helper = _Helper(task, worker, f"in DataLoader worker thread {number}", handed)
+    helper = _Helper(task, worker, f"in DataLoader worker thread {number}", batches)
     try:
         if task.worker_init_fn is not None:
             task.worker_init_fn(ordinal)

@@ -19,8 +19,8 @@ import torch.multiprocessing
 
 from fastpipe._fastpipe import ItemConsumer
 from fastpipe.errors import WorkerError
-from fastpipe.loading._handed import Handed
 from fastpipe.loading._seeds import watched
+from fastpipe.loading._thread_batches import ThreadBatches
 from fastpipe.loading._worker import SharedFile, Task, work, work_in_thread
 
 __all__ = ["Workers"]
@@ -51,7 +51,7 @@ class Workers:
         context: of multiprocessing, for processes; None for threads.
 
     Attributes:
-        handed: batches that threads have made alone; None for processes.
+        batches: in flight from threads to the consumer; None for processes.
     """
 
     def __init__(self, consumer: ItemConsumer, task: Task, makers: int, joiners: int, context: Any) -> None:
@@ -61,18 +61,18 @@ class Workers:
         # Since when a worker is stopped, and when that was last seen.
         self._stopped: dict[int, tuple[float, float]] = {}
         self.threads = context is None
-        self.handed = Handed() if self.threads else None
+        self.batches = ThreadBatches() if self.threads else None
         self.makers: list[Worker] = []
         self.joiners: list[Worker] = []
         _started.add(self)
-        if self.handed is None:
+        if not self.threads:
             # Those that are forked needn't look for it.
             watched()
         places = [(number, False) for number in range(makers)] + [(number, True) for number in range(joiners)]
         try:
             for number, joins in places:
-                if self.handed is not None:
-                    worker = self._thread(task, number, joins, self.handed)
+                if self.batches is not None:
+                    worker = self._thread(task, number, joins, self.batches)
                 else:
                     worker = self._started(context, task, number, joins)
                 (self.joiners if joins else self.makers).append(worker)
@@ -80,10 +80,10 @@ class Workers:
             self.end(at_once=True)
             raise
 
-    def _thread(self, task: Task, number: int, joins: bool, handed: Handed) -> threading.Thread:
+    def _thread(self, task: Task, number: int, joins: bool, batches: ThreadBatches) -> threading.Thread:
         thread = threading.Thread(
             target=work_in_thread,
-            args=(self._consumer, task, number, joins, handed),
+            args=(self._consumer, task, number, joins, batches),
             name=f"fastpipe-{'joiner' if joins else 'maker'}-{number}",
             daemon=True,
         )

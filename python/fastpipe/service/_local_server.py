@@ -135,7 +135,7 @@ def _begun(connection: socket.socket) -> _Local | None:
                 connection.send(b"e")
             _tell(connection, error)
             return None
-        # If the program is there no more, this process ends, too.
+        # A program that has ended doesn't read this; then this process ends too.
         with suppress(OSError):
             socket.send_fds(connection, [b"f"], [local.file])
             send_frame(connection, told)

@@ -224,7 +224,7 @@ class Transfer:
                 filter(None, [*(str(self._errors[server]) for server in sorted(self._errors)), self._servers.why()])
             )
             cause = next(iter(self._errors.values()), None)
-        # One that nobody will come in the place of isn't waited for.
+        # Without patience nothing was waited for: no other server replaces a local one.
         waited = f"no server has answered for {self._patience:g} seconds: " if self._patience else ""
         gone = ServiceError(f"{waited}{told}")
         gone.__cause__ = cause

@@ -101,7 +101,7 @@ impl Board {
                 .compare_exchange_weak(claim, next, Ordering::AcqRel, Ordering::Acquire)
             {
                 Ok(_) => {
-                    if end < rows && self.takes_batches() {
+                    if end < rows && self.claims_whole_batches() {
                         self.wake_makers(1);
                     }
                     return Some(Claim {
@@ -133,21 +133,21 @@ impl Board {
         by_time.clamp(1, rows.div_ceil(self.makers().max(1) as u32))
     }
 
-    /// Whether a worker may claim all rows of a batch.
-    fn takes_batches(&self) -> bool {
+    /// Whether one maker may claim a whole batch.
+    fn claims_whole_batches(&self) -> bool {
         self.joining() != Joining::InPlace || self.header().whole.load(Ordering::Relaxed) != 0
     }
 
-    /// Wakes the makers that wait, as many as there is something to do for in so many rows.
+    /// Wakes as many waiting makers as can claim some of these rows.
     ///
-    /// Where one of them makes a batch of small items alone, sixteen that are woken for it cost more than the batch.
-    /// One that leaves rows to others wakes the next: items may have become slow since.
+    /// One maker makes a whole batch of small items, and waking fifteen others would cost more than the batch. A maker
+    /// that leaves rows unclaimed wakes the next one, since items may have become slow in between.
     pub(crate) fn wake_makers(&self, rows: u32) {
         let work = &self.header().work;
         if rows == 0 || work.waiting.load(Ordering::SeqCst) == 0 {
             return;
         }
-        if self.takes_batches() {
+        if self.claims_whole_batches() {
             futex::wake(&work.changed, rows.div_ceil(self.at_once(rows)));
         } else {
             futex::wake_all(&work.changed);

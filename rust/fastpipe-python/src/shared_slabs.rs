@@ -18,19 +18,22 @@ const SPACE: usize = 1 << 42;
 /// Bytes below which address space is too small to be of use.
 const LEAST_SPACE: usize = 16 << 20;
 
-/// Memory in common, as much of it as files and half of the address space allow: the rest is for all else.
+/// The largest memory in common that a file and half of a limited address space allow. The other half is for
+/// everything else.
 pub(crate) fn as_much_as_can_be(make: impl Fn(usize) -> std::io::Result<SharedMemory>) -> PyResult<SharedMemory> {
     let mut space = SPACE;
     loop {
-        let found = make(space);
-        let limited = space < SPACE && space > LEAST_SPACE;
-        match found {
-            Ok(_) if limited && SharedMemory::private(space).is_err() => space /= 2,
-            Ok(memory) => return Ok(memory),
-            Err(_) if space > LEAST_SPACE => space /= 2,
-            Err(error) => return Err(error.into()),
+        match make(space) {
+            Ok(memory) if space == SPACE || space <= LEAST_SPACE || leaves_as_much(space) => return Ok(memory),
+            Err(error) if space <= LEAST_SPACE => return Err(error.into()),
+            _ => space /= 2,
         }
     }
+}
+
+/// Whether the process can map as much again.
+fn leaves_as_much(space: usize) -> bool {
+    SharedMemory::private(space).is_ok()
 }
 
 /// The memory of a process that makes batches for others.

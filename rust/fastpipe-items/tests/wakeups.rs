@@ -1,0 +1,114 @@
+//! How many of the waiting makers are woken for a batch.
+#![cfg(all(target_os = "linux", not(miri)))]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use fastpipe_items::{Board, Consumer, Indices, Joining, Options};
+use fastpipe_memory::SharedMemory;
+
+const MAKERS: usize = 3;
+const ROWS: [i64; 32] = [7; 32];
+/// Nobody wakes by itself within this time.
+const LONG: Duration = Duration::from_secs(60);
+/// Within which a maker would have woken that must not.
+const QUIET: Duration = Duration::from_millis(200);
+
+fn until(what: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !what() {
+        assert!(Instant::now() < deadline, "it doesn't happen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Lets makers wait, and calls `play` with a count of those that have been woken.
+fn waiting(joining: Joining, whole: bool, play: impl FnOnce(&Consumer, &Board, &dyn Fn(usize))) {
+    let options = Options {
+        makers: MAKERS,
+        joiners: 0,
+        slots: 8,
+        joining,
+        whole,
+        most: 1 << 30,
+    };
+    let consumer = Consumer::new(SharedMemory::create(1 << 30).unwrap(), &options, 4, 1 << 20).unwrap();
+    let woken = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let board = consumer.board();
+        for me in 0..MAKERS {
+            let woken = &woken;
+            scope.spawn(move || {
+                board.wait_for_work(me, LONG);
+                woken.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        until(|| consumer.idle() == MAKERS);
+        // Counted as waiting, they may not sleep yet.
+        std::thread::sleep(QUIET);
+        play(&consumer, board, &|expected| {
+            until(|| woken.load(Ordering::SeqCst) >= expected);
+            std::thread::sleep(QUIET);
+            assert_eq!(woken.load(Ordering::SeqCst), expected);
+        });
+        board.stop();
+    });
+}
+
+fn begin(consumer: &Consumer, number: u64) {
+    consumer.begin(number, 5, &Indices::Numbers(&ROWS), None).unwrap();
+}
+
+#[test]
+fn a_batch_that_one_maker_makes_wakes_one() {
+    for (joining, whole) in [(Joining::ByMakers, false), (Joining::InPlace, true)] {
+        waiting(joining, whole, |consumer, board, woken| {
+            board.note_pace(1000);
+            begin(consumer, 0);
+            woken(1);
+            let claim = board.claim().unwrap();
+            assert_eq!((claim.first, claim.end), (0, 32));
+            woken(1);
+            begin(consumer, 1);
+            woken(2);
+        });
+    }
+}
+
+#[test]
+fn a_maker_that_leaves_rows_wakes_the_next() {
+    waiting(Joining::ByMakers, false, |consumer, board, woken| {
+        board.note_pace(1000);
+        begin(consumer, 0);
+        woken(1);
+        // Items have become slow.
+        board.note_pace(1 << 40);
+        for expected in [2, 3] {
+            let claim = board.claim().unwrap();
+            assert_eq!(claim.end - claim.first, 1);
+            woken(expected);
+        }
+    });
+}
+
+#[test]
+fn a_batch_that_all_makers_share_wakes_all() {
+    waiting(Joining::InPlace, false, |consumer, _, woken| {
+        begin(consumer, 0);
+        woken(MAKERS);
+    });
+    // Nobody knows yet how long an item takes.
+    waiting(Joining::ByMakers, false, |consumer, _, woken| {
+        begin(consumer, 0);
+        woken(MAKERS);
+    });
+}
+
+#[test]
+fn an_empty_batch_wakes_nobody() {
+    waiting(Joining::ByMakers, false, |consumer, board, woken| {
+        board.note_pace(1000);
+        consumer.begin(0, 5, &Indices::Numbers(&[]), None).unwrap();
+        woken(0);
+    });
+}
