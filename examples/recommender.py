@@ -114,12 +114,14 @@ def prepare(path: Path, rank: int, world: int) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path, epochs: int, *, service: bool) -> Iterator[fastpipe.Reader]:
-    """The reader of the data; with the service another process of this machine makes its batches."""
+    """The reader of the data. With `service`, another process of this machine makes its batches."""
     reader = fastpipe.read_avro(path, features=FEATURES, batch_size=512, shuffle=True, seed=7, epochs=epochs)
     if not service:
         yield reader
         return
-    with fastpipe.LocalService(reader) as remote:
+    local = fastpipe.LocalService(reader)
+    with local as remote:
+        print(f"batches come from {local}")
         yield remote
 
 

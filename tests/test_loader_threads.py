@@ -136,20 +136,18 @@ def test_threads_pickle_no_small_batches(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @apart
-def test_batches_that_nobody_takes_are_not_kept() -> None:
-    rows = [np.arange(row, row + 50) for row in range(12)]
-    made = weakref.WeakSet[Any]()
-
-    def kept(items: list[Any]) -> Any:
-        found = [torch.tensor(item) for item in items]
-        made.update(found)
-        return found
-
-    loader = DataLoader(Items(rows), 2, collate_fn=kept, persistent_workers=True, **THREADS)
+def test_batches_that_nobody_takes_are_dropped() -> None:
+    rows = [np.arange(row, row + 50) for row in range(40)]
+    loader = DataLoader(Rows(rows), 2, collate_fn=listed, persistent_workers=True, prefetch_factor=8, **THREADS)
+    next(iter(loader))
+    batches = loader._iterator._thread_batches
+    gone, copies = weakref.ref(batches), batches._copies
     for _ in range(5):
-        list(loader)
+        assert wait_until(lambda: len(copies) > 2)
+        assert len(list(loader)) == 20
+        assert not copies
         next(iter(loader))
-    iter(loader)
-    del loader
+    assert loader._iterator._thread_batches is batches
+    del loader, batches
     gc.collect()
-    assert wait_until(lambda: not len(made))
+    assert wait_until(lambda: gone() is None)

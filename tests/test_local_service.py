@@ -420,6 +420,25 @@ def test_every_limit_of_memory(allowed: int) -> None:
     assert allowed < 600 or said == "read\n"
 
 
+def test_memory_in_common_leaves_half_of_a_limited_address_space() -> None:
+    script = """
+        import mmap, resource
+        import psutil
+        from fastpipe._fastpipe import SharedSlabs
+
+        for megabytes in range(100, 1200, 20):
+            space = megabytes << 20
+            before = psutil.Process().memory_info().vms
+            resource.setrlimit(resource.RLIMIT_AS, (before + space, resource.RLIM_INFINITY))
+            slabs = SharedSlabs(1 << 40)
+            assert psutil.Process().memory_info().vms - before > space // 8
+            mmap.mmap(-1, space // 2 - (1 << 20)).close()
+            del slabs
+        print("half is left")
+    """
+    assert outputs(run(script)) == ["half is left\n"]
+
+
 @pytest.mark.parametrize("allowed", [1, 10, 100])
 def test_every_limit_of_files(allowed: int) -> None:
     (said,) = outputs(run(LIMITED, "RLIMIT_FSIZE", str(allowed)))
