@@ -256,7 +256,7 @@ def test_row_groups_are_never_held_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
 ) -> None:
     monkeypatch.undo()
-    rows, width = 60_000, 256
+    rows, width = 120_000, 256
     values = np.random.default_rng(1).random(rows * width, "float32")
     table = pa.table(
         {
@@ -273,8 +273,8 @@ def test_row_groups_are_never_held_as_a_whole(
         for step, batch in enumerate(reader):
             most = max(most, pa.total_allocated_bytes())
             assert np.array_equal(batch["x"], values[1000 * step : 1000 * step + 1000])
-    # Slices that are read ahead, and what pyarrow itself takes.
-    assert most - before < values.nbytes * 0.85
+    # Slices that are read ahead, as many as a slow consumer lets be, and what pyarrow itself takes: 63 MB.
+    assert most - before < values.nbytes * 0.65
 
 
 def test_row_groups_are_resumed_at_every_step(tmp_path: Path) -> None:
