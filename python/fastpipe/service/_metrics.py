@@ -20,6 +20,7 @@ _TOLD = {
     "decoded": ("counter", "Batches decoded."),
     "begun": ("counter", "Passes begun."),
     "kept_hits": ("counter", "Batches sent that were decoded for another request."),
+    "closed": ("counter", "Connections that were closed because they sent what belongs to no request."),
     "clients": ("gauge", "Streams of batches that are being sent."),
     "streams": ("gauge", "Orders and epochs that are being read."),
     "passes": ("gauge", "Passes that are open."),
@@ -40,7 +41,7 @@ class Metrics:
         self._streams = streams
         self._lock = threading.Lock()
         self._requests = self._clients = self._batches = self._bytes = 0
-        self.errors = 0
+        self.errors = self._closed = 0
         # Requests that wait just now: for a batch, or for their client; seconds of these so far, and until when.
         self._waiting = {"making": 0, "held_back": 0}
         self._seconds = dict.fromkeys(self._waiting, 0.0)
@@ -57,6 +58,11 @@ class Metrics:
         finally:
             with self._lock:
                 self._clients -= 1
+
+    def closed_one(self) -> None:
+        """A connection was closed, because of what it sent."""
+        with self._lock:
+            self._closed += 1
 
     def sent(self, count: int, nbytes: int) -> None:
         """Batches were sent."""
@@ -104,6 +110,7 @@ class Metrics:
                 "decoded": counts.decoded,
                 "begun": counts.passes,
                 "kept_hits": counts.kept_hits,
+                "closed": self._closed,
                 "clients": self._clients,
                 **{f"{kind}_seconds": seconds for kind, seconds in self._seconds.items()},
             }

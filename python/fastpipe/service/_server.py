@@ -17,6 +17,7 @@ import pyarrow.flight as flight
 
 from fastpipe._running import memory_size
 from fastpipe.reader import Reader
+from fastpipe.service._intake import INTAKE
 from fastpipe.service._metrics import Metrics
 from fastpipe.service._served import Served
 from fastpipe.service._streams import Streams
@@ -55,13 +56,17 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(location, **options)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        return flight.GeneratorStream(schema(), self._server._answer(context, ticket.ticket))
+        data = ticket.ticket
+        INTAKE.begun(context.peer(), len(data))
+        return flight.GeneratorStream(schema(), self._server._answer(context, data))
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
         body = b"" if action.body is None else action.body.to_pybytes()
+        INTAKE.begun(context.peer(), len(action.type) + len(body))
         return iter(self._server._act(action.type, body))
 
     def list_actions(self, context: Any) -> list[Any]:
+        INTAKE.begun(context.peer(), 0)
         return [flight.ActionType(name, text) for name, text in _ACTIONS.items()]
 
 
@@ -140,6 +145,7 @@ class Server:
         except pa.ArrowException as error:
             raise OSError(f"can't listen at {shown}:{port}: {error}") from error
         self._shown = shown
+        INTAKE.watch(self.port, self._metrics.closed_one)
         log.info("listening at %s, serving %s", self.url, ", ".join(self._served))
 
     @property
@@ -165,7 +171,7 @@ class Server:
         Returns:
             A dict of numbers: `requests`, `batches` and `bytes` that were sent, `errors` that were told, `decoded`
             batches and the `begun` passes that they are of, `kept_hits`: batches that another client's request had
-            decoded; `clients`, `streams`, `passes` and `kept_bytes` there are now. `making_seconds` is how long
+            decoded; `closed`: connections that sent what belongs to no request; `clients`, `streams`, `passes` and `kept_bytes` there are now. `making_seconds` is how long
             requests have waited for batches being made, and `held_back_seconds` how long batches have waited for
             clients to take them; each request counts by itself.
         """
@@ -194,6 +200,7 @@ class Server:
                 self._shutdown.start()
         self._shutdown.join(grace)
         ended = not self._shutdown.is_alive()
+        INTAKE.leave(self.port, self._metrics.closed_one)
         log.info("stopped" if ended else "stopped; some clients don't take what was sent to them")
         return ended
 

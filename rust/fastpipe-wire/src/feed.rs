@@ -231,7 +231,9 @@ impl Feed {
     /// Waits until more than `next` batches were taken, a consumer waits for one that isn't there, or no more are
     /// wanted.
     pub fn wait(&self, next: u64, wait: Duration) {
-        let idle = |state: &mut State| state.next <= next && state.waits.is_none() && !state.is_over();
+        // Once its batch is there, a consumer doesn't wait any more, though it may not have woken yet.
+        let waits = |state: &State| state.waits.is_some() && !state.has_next();
+        let idle = |state: &mut State| state.next <= next && !waits(state) && !state.is_over();
         drop(self.changed.wait_timeout_while(self.lock(), wait, idle));
     }
 
@@ -333,6 +335,20 @@ mod tests {
     }
 
     #[test]
+    fn a_consumer_whose_batch_is_there_waits_no_more() {
+        let feed = Feed::default();
+        assert!(matches!(feed.poll(NOW), Ok(Poll::Pending)));
+        feed.wait(0, LONG);
+        feed.put(0, batch(0));
+        // The consumer hasn't woken yet, and until it has there is nothing to hurry for.
+        let (start, short) = (Instant::now(), Duration::from_millis(50));
+        feed.wait(0, short);
+        assert!(start.elapsed() >= short);
+        assert!(matches!(feed.poll(NOW), Ok(Poll::Ready(0, _))));
+        feed.wait(0, LONG);
+    }
+
+    #[test]
     fn whoever_waits_is_woken() {
         let feed = Arc::new(Feed::default());
         let (maker, look) = (feed.clone(), feed.clone());
@@ -349,6 +365,7 @@ mod tests {
         assert!(matches!(feed.poll(LONG), Ok(Poll::Ready(0, _))));
         let closed = loop {
             match feed.poll(LONG) {
+                Ok(Poll::Pending) => panic!("it wasn't closed"),
                 Ok(_) => continue,
                 Err(error) => break error,
             }
