@@ -44,6 +44,29 @@ def plain_values() -> Iterator[None]:
     readers.update(saved)
 
 
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority, and certificates that it has signed: of the server, and of a client."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl isn't there")
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj")
+    for authority in ("ca", "stranger"):
+        openssl(
+            *new, f"/CN={authority}", "-x509", "-keyout", f"{authority}.key", "-out", f"{authority}.pem", "-days", "2"
+        )
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    for name in ("server", "client"):
+        openssl(*new, f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def rewriter() -> Iterator[Callable[..., str]]:
     """Copies a file with the apache-avro crate, which resolves it to a reader's schema if it is given one.

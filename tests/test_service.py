@@ -6,8 +6,6 @@ import itertools
 import json
 import pickle
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -315,29 +313,6 @@ def test_a_token_is_wanted(arrays: dict[str, Any]) -> None:
             with pytest.raises(fastpipe.ServiceError, match="token"):
                 fastpipe.connect(server.url, token=wrong, timeout=1)
         assert ids(fastpipe.connect(server.url, token="open sesame")) == ids(read(arrays))
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority, and certificates that it has signed: of the server, and of a client."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl isn't there")
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj")
-    for authority in ("ca", "stranger"):
-        openssl(
-            *new, f"/CN={authority}", "-x509", "-keyout", f"{authority}.key", "-out", f"{authority}.pem", "-days", "2"
-        )
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
-    for name in ("server", "client"):
-        openssl(*new, f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
-    return folder
 
 
 def test_encrypted_connections(arrays: dict[str, Any], certificates: Path) -> None:

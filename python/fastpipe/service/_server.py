@@ -171,8 +171,9 @@ class Server:
         Returns:
             A dict of numbers: `requests`, `batches` and `bytes` that were sent, `errors` that were told, `decoded`
             batches and the `begun` passes that they are of, `kept_hits`: batches that another client's request had
-            decoded; `closed`: connections that sent what belongs to no request; `clients`, `streams`, `passes` and `kept_bytes` there are now. `making_seconds` is how long
-            requests have waited for batches being made, and `held_back_seconds` how long batches have waited for
+            decoded, `closed`: connections that sent more than requests have (Linux only); `clients`, `streams`,
+            `passes` and `kept_bytes` there are now. `making_seconds` is how long requests have waited for batches being
+            made, and `held_back_seconds` how long batches have waited for
             clients to take them; each request counts by itself.
         """
         return self._metrics.numbers()

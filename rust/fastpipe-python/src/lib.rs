@@ -22,6 +22,7 @@ mod errors;
 mod features;
 mod file;
 mod index;
+mod intake;
 mod interactions;
 mod items;
 mod lookups;
@@ -75,6 +76,8 @@ mod _fastpipe {
     use super::file::ContainerFile;
     #[pymodule_export]
     use super::index::index_file;
+    #[pymodule_export]
+    use super::intake::Intake;
     #[pymodule_export]
     use super::interactions::{InteractionsDataset, Positives};
     #[pymodule_export]

@@ -1,0 +1,100 @@
+"""What clients may send to a server that no request has begun with.
+
+gRPC receives a request whole, up to 2 GiB of it, before it calls the server, and Arrow's server in Python can't set a
+limit. So connections that sent much more than requests have begun with are closed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+from fastpipe import _fastpipe
+
+__all__ = ["INTAKE", "Intake"]
+
+log = logging.getLogger("fastpipe.service")
+
+# Bytes that one connection, and all of them, may have sent without a request that they belong to. The largest ticket
+# has 1 MiB; what is larger than that, and not much, is refused by name.
+_EACH, _TOGETHER = 8 << 20, 64 << 20
+_TICK = 1.0
+
+
+class Intake:
+    """Looks at the connections of all servers of this process, for as long as there are any, and tells what was closed.
+
+    Only Linux counts what a connection has received; elsewhere nothing is closed.
+
+    Args:
+        each: bytes that a connection may be ahead of its requests.
+        together: bytes that all connections may be.
+    """
+
+    def __init__(self, each: int = _EACH, together: int = _TOGETHER) -> None:
+        self._limits = each, together
+        self._forget()
+        if hasattr(os, "register_at_fork"):
+            # A child has its parent's connections, and nothing to say of them.
+            os.register_at_fork(after_in_child=self._forget)
+        # Its thread must have ended when Python does.
+        atexit.register(self._end)
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._intake = _fastpipe.Intake(*self._limits)
+        self._watched: dict[int, list[Callable[[], None]]] = {}
+        self._thread: threading.Thread | None = None
+
+    def watch(self, port: int, closed: Callable[[], None]) -> None:
+        """Looks at connections to this port from now on, and calls `closed` for each that it closes."""
+        if sys.platform != "linux":
+            return
+        with self._lock:
+            self._intake.watch(port)
+            self._watched.setdefault(port, []).append(closed)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="fastpipe-closed", daemon=True)
+                self._thread.start()
+
+    def leave(self, port: int, closed: Callable[[], None]) -> None:
+        """Looks at it no more. Twice does no harm."""
+        with self._lock:
+            callbacks = self._watched.get(port, [])
+            if closed not in callbacks:
+                return
+            callbacks.remove(closed)
+            if not callbacks:
+                del self._watched[port]
+            self._intake.leave(port)
+            if self._watched or self._thread is None:
+                return
+            # It ends by itself, without this lock.
+            thread, self._thread = self._thread, None
+        thread.join()
+
+    def _end(self) -> None:
+        for port, callbacks in list(self._watched.items()):
+            for closed in list(callbacks):
+                self.leave(port, closed)
+
+    def begun(self, peer: str, size: int) -> None:
+        """A request of this peer has begun, whose body has this size."""
+        self._intake.begun(peer, size)
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while self._thread is me:
+            for peer, port, ahead in self._intake.closed(_TICK):
+                log.warning("%s: closed its connection, which sent %d bytes that belong to no request", peer, ahead)
+                with self._lock:
+                    callbacks = list(self._watched.get(port, ()))
+                for closed in callbacks:
+                    closed()
+
+
+INTAKE = Intake()

@@ -1,0 +1,181 @@
+//! The connections of this process, and what the kernel has counted of each.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FileType;
+use rustix::process::{Resource, getrlimit};
+
+use crate::ledger::{Account, Counts, Ledger};
+use crate::{Closed, Peer};
+
+/// `tcpi_bytes_acked` and `tcpi_bytes_received` are the last two of so many words of Linux's `struct tcp_info`.
+const WORDS: usize = 17;
+
+#[derive(Debug)]
+struct Connection {
+    descriptor: RawFd,
+    peer: SocketAddr,
+    port: u16,
+    account: Account,
+}
+
+impl Connection {
+    /// None for what leads to none of these ports.
+    fn new(stream: &TcpStream, ports: &[u16]) -> Option<Self> {
+        let port = stream.local_addr().ok()?.port();
+        if !ports.contains(&port) {
+            return None;
+        }
+        let peer = stream.peer_addr().ok()?;
+        Some(Self {
+            descriptor: stream.as_raw_fd(),
+            peer,
+            port,
+            account: Account::default(),
+        })
+    }
+
+    fn peer(&self) -> Peer {
+        (self.peer.ip().to_canonical(), self.peer.port())
+    }
+}
+
+/// All sockets, by their number, which no other has while one is open. None for what isn't a connection to a port that
+/// is watched.
+#[derive(Debug, Default)]
+pub(crate) struct Connections {
+    sockets: HashMap<u64, Option<Connection>>,
+    last: Option<Instant>,
+}
+
+impl Connections {
+    /// Counts what has come since it looked last. `more` says that a port is new.
+    pub(crate) fn look(&mut self, ports: &[u16], more: bool, begun: &Ledger) {
+        let now = Instant::now();
+        let since = self.last.map_or(Duration::ZERO, |last| now - last);
+        self.last = Some(now);
+        let mut before = std::mem::take(&mut self.sockets);
+        if more {
+            before.retain(|_, known| known.is_some());
+        }
+        for descriptor in descriptors() {
+            let stream = borrowed(descriptor);
+            let Some(number) = socket_number(&stream) else { continue };
+            let mut known = before
+                .remove(&number)
+                .unwrap_or_else(|| Connection::new(&stream, ports));
+            if let Some(connection) = &mut known {
+                // Without counts it was closed meanwhile, or has never been a connection of TCP.
+                let Ok(counts) = counts(&stream) else { continue };
+                connection.descriptor = descriptor;
+                connection.account.look(counts, begun.of(&connection.peer()), since);
+            }
+            self.sockets.insert(number, known);
+        }
+    }
+
+    /// How far all are ahead.
+    pub(crate) fn ahead(&self) -> u64 {
+        self.sockets
+            .values()
+            .flatten()
+            .map(|connection| connection.account.ahead)
+            .sum()
+    }
+
+    /// Closes those that are too far ahead, the furthest first.
+    pub(crate) fn close(&mut self, each: u64, together: u64) -> Vec<Closed> {
+        let mut sum = self.ahead();
+        if sum <= each.min(together) {
+            return Vec::new();
+        }
+        let mut furthest: Vec<(u64, &mut Connection)> = self
+            .sockets
+            .iter_mut()
+            .filter_map(|(&number, known)| Some((number, known.as_mut()?)))
+            .collect();
+        furthest.sort_unstable_by_key(|(_, connection)| std::cmp::Reverse(connection.account.ahead));
+        let mut closed = Vec::new();
+        for (number, connection) in furthest {
+            let ahead = connection.account.ahead;
+            if ahead <= each && sum <= together {
+                break;
+            }
+            sum -= ahead;
+            connection.account.ahead = 0;
+            let stream = borrowed(connection.descriptor);
+            if socket_number(&stream) == Some(number) && reset(&stream).is_ok() {
+                closed.push(Closed {
+                    peer: connection.peer,
+                    port: connection.port,
+                    ahead,
+                });
+            }
+        }
+        closed
+    }
+}
+
+/// Of this process, and perhaps numbers that are of none.
+fn descriptors() -> Vec<RawFd> {
+    match std::fs::read_dir("/proc/self/fd") {
+        Ok(entries) => entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect(),
+        // To list them takes one more: so nearly all are taken that there may be, and those are the lowest.
+        Err(_) => {
+            let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+            (0..RawFd::try_from(limit.min(1 << 20)).unwrap_or(1 << 20)).collect()
+        }
+    }
+}
+
+/// A socket that somebody else owns, and may close at any time.
+fn borrowed(descriptor: RawFd) -> ManuallyDrop<TcpStream> {
+    // SAFETY: it isn't closed here, and nothing is read from it or written to it. If its owner closes it meanwhile, or
+    // it never was a socket, or by now is another one, then each call either fails, or says something of that other
+    // one, or, once in a blue moon, closes a connection whose client connects again; memory is never touched.
+    ManuallyDrop::new(unsafe { TcpStream::from_raw_fd(descriptor) })
+}
+
+/// None if it is something else.
+fn socket_number(stream: &TcpStream) -> Option<u64> {
+    let about = rustix::fs::fstat(stream).ok()?;
+    (FileType::from_raw_mode(about.st_mode) == FileType::Socket).then_some(about.st_ino)
+}
+
+fn counts(stream: &TcpStream) -> io::Result<Counts> {
+    let mut words = [0_u64; WORDS];
+    let mut size = libc::socklen_t::try_from(size_of_val(&words)).expect("it is small");
+    // SAFETY: `words` has `size` bytes, any of which may be anything, and the kernel writes no more than these.
+    let status = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            words.as_mut_ptr().cast(),
+            &raw mut size,
+        )
+    };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Counts {
+        acked: words[WORDS - 2],
+        received: words[WORDS - 1],
+    })
+}
+
+/// Ends it, so that its owner sees its end, and its other end that nothing more is wanted.
+fn reset(stream: &TcpStream) -> io::Result<()> {
+    // The other end is told when the owner closes it. Without this it might wait for minutes to send more.
+    rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO))?;
+    stream.shutdown(Shutdown::Both)
+}
