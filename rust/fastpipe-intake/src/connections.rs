@@ -67,6 +67,9 @@ impl Connections {
         for descriptor in descriptors() {
             let stream = borrowed(descriptor);
             let Some(number) = socket_number(&stream) else { continue };
+            if self.sockets.contains_key(&number) {
+                continue; // Another descriptor of it.
+            }
             let mut known = before
                 .remove(&number)
                 .unwrap_or_else(|| Connection::new(&stream, ports));

@@ -87,6 +87,8 @@ fn requests_keep_connections_open() {
     let intake = Intake::new(MIB, 100 * MIB);
     let (listener, _) = listening(&intake);
     let mut ends = connected(&listener);
+    // Another descriptor of it changes nothing.
+    let _again = ends.0.try_clone().unwrap();
     let peer = name(ends.1.local_addr().unwrap());
     for _ in 0..20 {
         for _ in 0..4 {
