@@ -324,15 +324,15 @@ def test_timeout_is_for_workers(way: str) -> None:
         with pytest.raises((ValueError, AssertionError), match="timeout"):
             iter(DataLoader(Numbers(3), timeout=1, **IN_PROCESS))
         return
-    loader = DataLoader(Slow(4, {1: 1.0}), timeout=0.3, **WAYS[way])
+    loader = DataLoader(Slow(4, {1: 2.5}), timeout=0.3, **WAYS[way])
     batches = iter(loader)
     assert next(batches).item() == 0
     begin_of_wait = time.monotonic()
-    with pytest.raises(WorkerError, match=r"timed out after 0.3 seconds.*row 0 of batch 1, index 1, for 0\.\d s"):
+    with pytest.raises(WorkerError, match=r"timed out after 0.3 seconds.*row 0 of batch 1, index 1, for [012]\.\d s"):
         next(batches)
-    assert 0.25 < time.monotonic() - begin_of_wait < 1
+    assert 0.25 < time.monotonic() - begin_of_wait < 2.5
     # It may be waited for again.
-    time.sleep(1)
+    time.sleep(2.5)
     assert [batch.item() for batch in batches] == [1, 2, 3]
 
 
@@ -441,8 +441,8 @@ def test_batches_begin_with_the_least_loaded() -> None:
     """Rows of one batch are made by both workers at once, so one slow item doesn't hold up the others."""
     for way in (FORKED, THREADS):
         begin_of_pass = time.monotonic()
-        list(DataLoader(Slow(8, {}, 0.1), 8, **way))
-        assert time.monotonic() - begin_of_pass < 0.7
+        list(DataLoader(Slow(8, {}, 0.3), 8, **way))
+        assert time.monotonic() - begin_of_pass < 2.3
 
 
 @apart
