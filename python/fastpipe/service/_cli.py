@@ -38,7 +38,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     serve.add_argument("--client-ca", type=Path, metavar="FILE", help="PEM file: who must have signed the clients'")
     serve.add_argument("--max-passes", type=int, default=16, metavar="N", help="passes open at once (16)")
     serve.add_argument("--keep", default="128MiB", metavar="SIZE", help="batches kept for other clients (128MiB)")
-    serve.add_argument("--verbose", action="store_true", help="say who connects, and what goes wrong")
+    serve.add_argument("--verbose", action="store_true", help="log each request, too, not only what goes wrong")
+    serve.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="text, or JSON: an object on each line (text)",
+    )
     serve.set_defaults(run=_serve)
 
     health = commands.add_parser("health", help="ask a server whether it takes requests; exits with 1 if it doesn't")
@@ -87,12 +93,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     from fastpipe._columns.arrow_schema import require_pyarrow
 
     require_pyarrow()
+    from fastpipe.service._logs import JsonLines
     from fastpipe.service._server import Server
 
-    logging.basicConfig(
-        level=logging.INFO if arguments.verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    logs = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.setFormatter(JsonLines() if arguments.log_format == "json" else text)
+    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, handlers=[logs])
     options: dict[str, Any] = {}
     if arguments.token_file is not None:
         options["token"] = _token(arguments.token_file)

@@ -14,10 +14,9 @@ import threading
 from collections.abc import Callable
 
 from fastpipe import _fastpipe
+from fastpipe.service._logs import say
 
 __all__ = ["INTAKE", "Intake"]
-
-log = logging.getLogger("fastpipe.service")
 
 # Bytes that one connection, and all of them, may have sent without a request that they belong to. The largest ticket
 # has 1 MiB; what is larger than that, and not much, is refused by name.
@@ -90,7 +89,8 @@ class Intake:
         me = threading.current_thread()
         while self._thread is me:
             for peer, port, ahead in self._intake.closed(_TICK):
-                log.warning("%s: closed its connection, which sent %d bytes that belong to no request", peer, ahead)
+                text = "%(peer)s: closed its connection, which sent %(bytes)d bytes that belong to no request"
+                say(logging.WARNING, "closed", text, peer=peer, bytes=ahead)
                 with self._lock:
                     callbacks = list(self._watched.get(port, ()))
                 for closed in callbacks:

@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,14 +19,13 @@ import pyarrow.flight as flight
 from fastpipe._running import memory_size
 from fastpipe.reader import Reader
 from fastpipe.service._intake import INTAKE
+from fastpipe.service._logs import RequestLog, say
 from fastpipe.service._metrics import Metrics
 from fastpipe.service._served import Served
 from fastpipe.service._streams import Streams
 from fastpipe.service._wire import Ticket, error_bytes, messages, schema
 
 __all__ = ["Server", "listening"]
-
-log = logging.getLogger("fastpipe.service")
 
 LOOPBACK = "127.0.0.1"
 _LARGEST_REQUEST = 1 << 16
@@ -47,6 +47,7 @@ class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
         given = [value for name, values in headers.items() if name.lower() == "authorization" for value in values]
         if not any(hmac.compare_digest(value.encode(), self._expected) for value in given):
+            say(logging.WARNING, "unauthenticated", "refused a client that doesn't know the token")
             raise flight.FlightUnauthenticatedError("this server wants a token: connect(..., token=...)")
 
 
@@ -63,7 +64,12 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
         body = b"" if action.body is None else action.body.to_pybytes()
         INTAKE.begun(context.peer(), len(action.type) + len(body))
-        return iter(self._server._act(action.type, body))
+        try:
+            return iter(self._server._act(action.type, body))
+        except Exception as error:
+            fields = {"peer": context.peer(), "error": type(error).__name__, "reason": str(error)}
+            say(logging.WARNING, "error", "%(peer)s: %(error)s: %(reason)s", **fields)
+            raise
 
     def list_actions(self, context: Any) -> list[Any]:
         INTAKE.begun(context.peer(), 0)
@@ -146,7 +152,8 @@ class Server:
             raise OSError(f"can't listen at {shown}:{port}: {error}") from error
         self._shown = shown
         INTAKE.watch(self.port, self._metrics.closed_one)
-        log.info("listening at %s, serving %s", self.url, ", ".join(self._served))
+        text = "listening at %(url)s, serving %(readers)s"
+        say(logging.INFO, "listening", text, url=self.url, readers=sorted(self._served))
 
     @property
     def port(self) -> int:
@@ -202,7 +209,8 @@ class Server:
         self._shutdown.join(grace)
         ended = not self._shutdown.is_alive()
         INTAKE.leave(self.port, self._metrics.closed_one)
-        log.info("stopped" if ended else "stopped; some clients don't take what was sent to them")
+        text = "stopped" if ended else "stopped; some clients don't take what was sent to them"
+        say(logging.INFO, "stopped", text, ended=ended)
         return ended
 
     def __enter__(self) -> Self:
@@ -247,18 +255,21 @@ class Server:
 
     def _answer(self, context: Any, data: bytes) -> Iterator[Any]:
         empty = pa.RecordBatch.from_arrays([pa.array([b""], pa.large_binary())], schema=schema())
-        peer = context.peer()
-        with self._metrics.client():
+        request = RequestLog(context.peer())
+        with self._metrics.client(), closing(request):
             try:
-                yield from self._metrics.timed(self._batches(context, Ticket.read(data)))
+                yield from self._metrics.timed(self._batches(context, Ticket.read(data), request))
+                request.ends("sent")
             except InterruptedError:
+                request.ends("cancelled")
                 raise flight.FlightCancelledError("the server is stopping, or the client has gone") from None
             except Exception as error:  # Whatever it is, the client is told, and the server goes on.
                 self._metrics.errors += 1
-                log.warning("%s: %s: %s", peer, type(error).__name__, error)
+                request.fails(error)
                 yield empty, error_bytes(error)
 
-    def _batches(self, context: Any, ticket: Ticket) -> Iterator[Any]:
+    def _batches(self, context: Any, ticket: Ticket, request: RequestLog) -> Iterator[Any]:
+        request.asks(ticket)
         served = self._find(ticket.reader)
         served.check(ticket)
         order = served.order(ticket)
@@ -276,7 +287,9 @@ class Server:
                 key, step, ticket.stop, begin, wanted, client=context.peer(), now=step == ticket.start
             )
             said, pieces, end = drawn.part(step, ticket.stop)
-            self._metrics.sent(end - step, sum(map(len, pieces)))
+            nbytes = sum(map(len, pieces))
+            self._metrics.sent(end - step, nbytes)
+            request.sent(end - step, nbytes)
             yield from messages(said, pieces)
             step = end
 
