@@ -69,8 +69,8 @@ struct Said {
 }
 
 impl Intake {
-    /// Closes connections that are more than `each` bytes ahead of their requests, and those that are furthest ahead while
-    /// all are by more than `together`.
+    /// Closes connections that are more than `each` bytes ahead of their requests, and those that are furthest ahead
+    /// while all are by more than `together`.
     #[must_use]
     pub fn new(each: u64, together: u64) -> Self {
         Self(Arc::new(Shared {
@@ -124,8 +124,8 @@ impl Intake {
         }
     }
 
-    /// Connections that were closed, and weren't told of yet: waits until there are any, no port is left, or the time is
-    /// over.
+    /// Connections that were closed, and weren't told of yet: waits until there are any, no port is left, or the time
+    /// is over.
     #[must_use]
     pub fn closed(&self, patience: Duration) -> Vec<Closed> {
         let nothing = |said: &mut Said| said.closed.is_empty() && !said.ports.is_empty();
