@@ -96,6 +96,8 @@ class Proxy:
         self.cut_after: int | None = None
         self.corrupt_at: int | None = None
         self.silent_after: int | None = None
+        # What is changed once, of what a client sends.
+        self.change_request: tuple[bytes, bytes] | None = None
         self.faults = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
@@ -128,6 +130,10 @@ class Proxy:
                 if to_client:
                     data = self._faulty(data, passed)
                     passed += len(data)
+                elif self.change_request is not None and self.change_request[0] in data:
+                    data = data.replace(*self.change_request, 1)
+                    self.change_request = None
+                    self.faults += 1
                 there.sendall(data)
         except (OSError, EOFError):
             pass

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import fastpipe
 import fastpipe.service
+from apart import wait_until
 from fastpipe import _fastpipe
 from fastpipe._passes import passes_of
 from fastpipe._reader_passes import ReaderPasses
@@ -143,6 +144,22 @@ def test_large_tickets_are_refused(server: fastpipe.service.Server, ticket: dict
         (refused,) = answer(client, json.dumps(ticket).encode() + b" " * size)
         assert "a ticket has 1048576 bytes at most" in str(as_error(refused, "a server"))
     assert batches(answer(client, json.dumps(ticket).encode())) == 2
+
+
+def test_refused_tickets_leave_nothing(ticket: dict[str, Any]) -> None:
+    with read().serve(keep=1) as server:
+        client = flight.FlightClient(server.url)
+        for step in range(30):
+            # Steps behind the end, and a progress that none has.
+            (told,) = answer(
+                client, json.dumps(ticket | {"start": 10**6, "stop": 10**6 + 1, "until": 10**9, "epoch": step}).encode()
+            )
+            assert told.startswith(b"fpe1")
+            (told,) = answer(client, json.dumps(ticket | {"progress": {"epoch": step, "more": "x" * 1000}}).encode())
+            assert told.startswith(b"fpe1")
+        # What is read to its end, and isn't kept.
+        assert len(list(fastpipe.connect(server.url))) == 32
+        assert wait_until(lambda: server.stats()["streams"] == server.stats()["passes"] == 0, 20)
 
 
 def test_requests_that_are_none(server: fastpipe.service.Server) -> None:

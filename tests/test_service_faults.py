@@ -166,6 +166,18 @@ def test_a_network_alone_that_changes_bytes(at: int, expected: list[bytes]) -> N
         assert network.faults == 1
 
 
+@pytest.mark.parametrize(
+    ("sent", "came"),
+    [(b'"seed": 7', b'"seed": 6'), (b"fps1", b"fpx1"), (b"fps1", b"{ps1"), (b'"start"', b'"staRt"'), (b"{", b"[")],
+)
+def test_a_network_that_changes_requests(sent: bytes, came: bytes, expected: list[bytes]) -> None:
+    with read().serve() as server, through(server.port) as network:
+        remote = fastpipe.connect(network.url, prefetch=8, timeout=15)
+        network.change_request = (sent, came)
+        assert [same(batch) for batch in remote] == expected
+        assert network.faults == 1
+
+
 def test_a_network_that_falls_silent_is_an_error_within_the_time(expected: list[bytes]) -> None:
     with read().serve() as server, through(server.port) as network:
         remote = fastpipe.connect(network.url, prefetch=2, timeout=1.5)

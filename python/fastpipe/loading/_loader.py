@@ -170,7 +170,11 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             self.in_order = in_order
         self.num_batch_workers = _whole("num_batch_workers", num_batch_workers, 0)
         self.memory_limit = _whole("memory_limit", memory_limit, 1)
-        self.worker_method = _default_method() if worker_method is None else _method(worker_method)
+        if worker_method is None:
+            # Who says how processes start wants processes.
+            self.worker_method = _default_method() if multiprocessing_context is None else "multiprocessing"
+        else:
+            self.worker_method = _method(worker_method)
         self.snapshot_every_n_steps = snapshot_every_n_steps
         if num_workers and self.worker_method == "multiprocessing" and sys.platform != "linux":
             raise UnsupportedError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pyarrow.flight as flight
 
 from fastpipe.errors import ServiceError
 from fastpipe.service._settings import Options
-from fastpipe.service._wire import Ticket, as_error
+from fastpipe.service._wire import Ticket, as_error, sealed
 
 if TYPE_CHECKING:
     from fastpipe import _fastpipe
@@ -90,7 +89,7 @@ class Connection:
             ServiceError: if it doesn't.
         """
         try:
-            call = flight.Action(action, json.dumps(request).encode())
+            call = flight.Action(action, sealed(request))
             answers = self._connected().do_action(call, self._call(self._options.timeout))
             return [answer.body.to_pybytes() for answer in answers]
         except (pa.ArrowException, OSError, ValueError) as error:

@@ -23,7 +23,7 @@ from fastpipe.service._logs import RequestLog, say
 from fastpipe.service._metrics import Metrics
 from fastpipe.service._served import Served
 from fastpipe.service._streams import Streams
-from fastpipe.service._wire import Ticket, error_bytes, messages, schema
+from fastpipe.service._wire import DamagedError, Ticket, error_bytes, messages, schema, unsealed
 
 __all__ = ["Server", "listening"]
 
@@ -244,7 +244,7 @@ class Server:
         if len(body) > _LARGEST_REQUEST:
             raise flight.FlightServerError(f"a request has {_LARGEST_REQUEST} bytes at most")
         try:
-            request = json.loads(body)
+            request = json.loads(unsealed(body))
             served = self._find(str(request["reader"]))
             if action == "describe":
                 return [json.dumps(served.description()).encode(), served.unit_rows().tobytes()]
@@ -263,6 +263,10 @@ class Server:
             except InterruptedError:
                 request.ends("cancelled")
                 raise flight.FlightCancelledError("the server is stopping, or the client has gone") from None
+            except DamagedError as error:
+                # As if its connection had failed: the client asks again.
+                request.fails(error)
+                raise flight.FlightInternalError(str(error)) from None
             except Exception as error:  # Whatever it is, the client is told, and the server goes on.
                 self._metrics.errors += 1
                 request.fails(error)

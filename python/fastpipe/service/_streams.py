@@ -82,6 +82,7 @@ class _Pass:
 
 @dataclass(slots=True)
 class _Stream:
+    key: Any
     client: str
     passes: list[_Pass] = field(default_factory=list)
     kept: dict[int, Drawn] = field(default_factory=dict)
@@ -139,7 +140,7 @@ class Streams:
             with self._changed:
                 if self._closed or not wanted():
                     raise InterruptedError
-                stream = self._streams.setdefault(key, _Stream(client))
+                stream = self._streams.setdefault(key, _Stream(key, client))
                 self._shared |= stream.client != client
                 found = stream.kept.get(step) or _last(stream, step)
                 if found is not None:
@@ -190,7 +191,7 @@ class Streams:
 
     def _keep_drawn(self, key: Any, stream: _Stream, drawn: Drawn) -> None:
         most = self._keep if self._shared else min(self._keep, _ALONE)
-        if drawn.sent.nbytes > most or self._closed:
+        if drawn.sent.nbytes > most or self._closed or self._streams.get(key) is not stream:
             return
         stream.kept.update((step, drawn) for step in range(drawn.first, drawn.end))
         self._drawn.append((key, drawn))
@@ -203,13 +204,19 @@ class Streams:
                 # Two passes may come to the same step.
                 if other.kept.get(step) is oldest:
                     del other.kept[step]
-            if not other.kept and not other.passes and of != key:
-                del self._streams[of]
+            if of != key:
+                self._forget(other)
+
+    def _forget(self, stream: _Stream) -> None:
+        """Forgets a stream of which nothing is left. What asks for it again begins anew."""
+        if not stream.kept and not stream.passes and self._streams.get(stream.key) is stream:
+            del self._streams[stream.key]
 
     def _drop(self, stream: _Stream, one: _Pass) -> None:
         with self._changed:
             if one in stream.passes:
                 stream.passes.remove(one)
+            self._forget(stream)
             self._changed.notify_all()
         if one.batches is not None:
             one.batches.close()

@@ -1,14 +1,17 @@
 """What servers and clients say to each other, as bytes: tickets, batches, errors. Nothing here is ever unpickled.
 
-A ticket asks for the batches `start` to `stop` of an epoch, in an order; it is JSON. The answer is a stream of Arrow
-record batches of one binary column: the bytes of batches' slabs, as they are, cut where it suits the transport. The
-first message of a batch, or of small ones that are sent together, says in its metadata what they are
-(`rust/fastpipe-wire`). An error comes in place of a batch, as JSON in the metadata of an empty message.
+A ticket asks for the batches `start` to `stop` of an epoch, in an order; it is JSON behind a checksum, since one that is
+changed on its way would bring other batches. The answer is a stream of Arrow record batches of one binary column: the
+bytes of batches' slabs, as they are, cut where it suits the transport. The first message of a batch, or of small ones
+that are sent together, says in its metadata what they are (`rust/fastpipe-wire`). An error comes in place of a batch, as
+JSON in the metadata of an empty message.
 """
 
 from __future__ import annotations
 
 import json
+import operator
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LARGEST_TICKET",
+    "DamagedError",
     "Ticket",
     "as_error",
     "error_bytes",
@@ -32,6 +36,8 @@ __all__ = [
     "order_of",
     "ordering_of",
     "schema",
+    "sealed",
+    "unsealed",
 ]
 
 VERSION = 1
@@ -98,6 +104,33 @@ def ordering_of(order: Any) -> Ordering:
     )
 
 
+_SEAL = b"fps1"
+
+
+class DamagedError(ValueError):
+    """A request that was changed on its way."""
+
+
+def sealed(request: dict[str, Any]) -> bytes:
+    """A request as bytes: its JSON behind a checksum."""
+    text = json.dumps(request).encode()
+    return _SEAL + zlib.crc32(text).to_bytes(4, "little") + text
+
+
+def unsealed(data: bytes) -> bytes:
+    """The JSON of a request. What doesn't begin with the seal, or nearly, is JSON without a checksum.
+
+    Raises:
+        DamagedError: if it isn't what was sent.
+    """
+    if sum(map(operator.eq, data, _SEAL)) < len(_SEAL) - 1:
+        return data
+    text = data[8:]
+    if data[:4] != _SEAL or data[4:8] != zlib.crc32(text).to_bytes(4, "little"):
+        raise DamagedError("a ticket, or another request, was changed on its way: its checksum differs")
+    return text
+
+
 _ORDER = {
     "shuffle",
     "shuffle_buffer",
@@ -142,19 +175,22 @@ class Ticket:
 
     def write(self) -> bytes:
         """The ticket as bytes."""
-        return json.dumps({"version": VERSION} | asdict(self)).encode()
+        return sealed({"version": VERSION} | asdict(self))
 
     @classmethod
     def read(cls, data: bytes) -> Self:
         """A ticket from bytes.
 
         Raises:
+            DamagedError: if they were changed on their way.
             ValueError: if they are none.
         """
         if len(data) > LARGEST_TICKET:
             raise ValueError(f"a ticket has {LARGEST_TICKET} bytes at most, this one {len(data)}")
         try:
-            found = json.loads(data)
+            found = json.loads(unsealed(data))
+        except DamagedError:
+            raise
         except (ValueError, RecursionError) as error:
             raise ValueError(f"a ticket is JSON: {str(error)[:200]}") from None
         if not isinstance(found, dict) or found.pop("version", None) != VERSION:
