@@ -1,10 +1,10 @@
 """What servers and clients say to each other, as bytes: tickets, batches, errors. Nothing here is ever unpickled.
 
-A ticket asks for the batches `start` to `stop` of an epoch, in an order; it is JSON behind a checksum, since one that is
-changed on its way would bring other batches. The answer is a stream of Arrow record batches of one binary column: the
-bytes of batches' slabs, as they are, cut where it suits the transport. The first message of a batch, or of small ones
-that are sent together, says in its metadata what they are (`rust/fastpipe-wire`). An error comes in place of a batch, as
-JSON in the metadata of an empty message.
+A ticket asks for the batches `start` to `stop` of an epoch, in an order; it is JSON behind a checksum, since one that
+is changed on its way would bring other batches. The answer is a stream of Arrow record batches of one binary column:
+the bytes of batches' slabs, as they are, cut where it suits the transport. The first message of a batch, or of small
+ones that are sent together, says in its metadata what they are (`rust/fastpipe-wire`). An error comes in place of a
+batch, as JSON in the metadata of an empty message.
 """
 
 from __future__ import annotations
