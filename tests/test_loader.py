@@ -444,7 +444,7 @@ def test_data_pipes_are_read_by_torch() -> None:
 @apart
 def test_memory_is_pinned_only_where_there_is_an_accelerator() -> None:
     if torch.accelerator.is_available():
-        pytest.skip("there is an accelerator: see test_loader_cuda.py")
+        pytest.skip("there is an accelerator")
     for way in WAYS.values():
         loader = DataLoader(Squares(4), batch_size=2, pin_memory=True, **way)
         with pytest.warns(UserWarning, match="no accelerator is found"):
