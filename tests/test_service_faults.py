@@ -178,6 +178,14 @@ def test_a_network_that_changes_requests(sent: bytes, came: bytes, expected: lis
         assert network.faults == 1
 
 
+@pytest.mark.parametrize(("sent", "came"), [(b'"reader": "default"', b'"reader": "defaulu"'), (b"fps1", b"fps2")])
+def test_a_network_that_changes_what_is_asked_first(sent: bytes, came: bytes, expected: list[bytes]) -> None:
+    with read().serve() as server, through(server.port) as network:
+        network.change_request = (sent, came)
+        assert [same(batch) for batch in fastpipe.connect(network.url, timeout=15)] == expected
+        assert network.faults == 1
+
+
 def test_a_network_that_falls_silent_is_an_error_within_the_time(expected: list[bytes]) -> None:
     with read().serve() as server, through(server.port) as network:
         remote = fastpipe.connect(network.url, prefetch=2, timeout=1.5)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -20,7 +21,7 @@ from apart import wait_until
 from fastpipe.service._intake import INTAKE
 from fastpipe.service._wire import as_error
 from processes import outputs, run
-from service_faults import ServerProcess, serving
+from service_faults import ServerProcess, free_port, serving
 
 flight = pytest.importorskip("pyarrow.flight")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a connection has received")
@@ -197,9 +198,24 @@ def test_a_forked_child_looks_at_nothing() -> None:
 
 def test_what_is_no_peer_harms_nothing() -> None:
     with fastpipe.service.Server(read()) as server:
-        for peer in ("", "unix:/tmp/x", "ipv4:1.2.3.4", "ipv4:1.2.3.4:99999", "\0", "ipv6:%5B"):
+        for peer in ("", "unix:x:1", "ipv4:1.2.3.4", "ipv4:1.2.3.4:99999", "\0", "ipv6:%5B"):
             INTAKE.begun(peer, 1 << 62)
         with pytest.raises(OverflowError):
             INTAKE.begun("ipv4:1.2.3.4:5", -1)
+        cut_off(client_of(server.url), 50 * MiB)
+        assert wait_until(lambda: server.stats()["closed"] == 1, 10)
+
+
+def test_a_server_that_cannot_be_looked_after_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="can't start"):
+            fastpipe.service.Server(read(), port=port)
+    assert not INTAKE._watched
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    assert wait_until(lambda: "fastpipe-intake" not in threads(), 10)
+    with fastpipe.service.Server(read(), port=port) as server:
         cut_off(client_of(server.url), 50 * MiB)
         assert wait_until(lambda: server.stats()["closed"] == 1, 10)

@@ -55,10 +55,15 @@ class Intake:
             return
         with self._lock:
             self._intake.watch(port)
-            self._watched.setdefault(port, []).append(closed)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="fastpipe-closed", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except BaseException:
+                    self._thread = None
+                    self._intake.leave(port)
+                    raise
+            self._watched.setdefault(port, []).append(closed)
 
     def leave(self, port: int, closed: Callable[[], None]) -> None:
         """Looks at it no more. Twice does no harm."""

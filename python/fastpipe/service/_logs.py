@@ -10,7 +10,7 @@ from typing import Any
 
 from fastpipe.service._wire import Ticket
 
-__all__ = ["JsonLines", "RequestLog", "log", "say"]
+__all__ = ["JsonLines", "RequestLog", "log", "say", "say_error"]
 
 log = logging.getLogger("fastpipe.service")
 
@@ -21,6 +21,12 @@ def say(level: int, event: str, text: str, **fields: Any) -> None:
         # Without any, logging would take an empty dict for one that isn't named.
         named = (fields,) if fields else ()
         log.log(level, text, *named, extra={"fastpipe": {"event": event, **fields}})
+
+
+def say_error(error: Exception, **fields: Any) -> None:
+    """Logs an error that a peer is told."""
+    fields |= {"error": type(error).__name__, "reason": str(error)}
+    say(logging.WARNING, "error", "%(peer)s: %(error)s: %(reason)s", **fields)
 
 
 class JsonLines(logging.Formatter):
@@ -76,8 +82,7 @@ class RequestLog:
     def fails(self, error: Exception) -> None:
         """It ends in an error, which is told at once."""
         self._outcome = "error"
-        fields = self._fields | {"error": type(error).__name__, "reason": str(error)}
-        say(logging.WARNING, "error", "%(peer)s: %(error)s: %(reason)s", **fields)
+        say_error(error, **self._fields)
 
     def close(self) -> None:
         """It has ended."""

@@ -19,7 +19,7 @@ import pyarrow.flight as flight
 from fastpipe._running import memory_size
 from fastpipe.reader import Reader
 from fastpipe.service._intake import INTAKE
-from fastpipe.service._logs import RequestLog, say
+from fastpipe.service._logs import RequestLog, say, say_error
 from fastpipe.service._metrics import Metrics
 from fastpipe.service._served import Served
 from fastpipe.service._streams import Streams
@@ -67,8 +67,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         try:
             return iter(self._server._act(action.type, body))
         except Exception as error:
-            fields = {"peer": context.peer(), "error": type(error).__name__, "reason": str(error)}
-            say(logging.WARNING, "error", "%(peer)s: %(error)s: %(reason)s", **fields)
+            say_error(error, peer=context.peer())
             raise
 
     def list_actions(self, context: Any) -> list[Any]:
@@ -151,7 +150,11 @@ class Server:
         except pa.ArrowException as error:
             raise OSError(f"can't listen at {shown}:{port}: {error}") from error
         self._shown = shown
-        INTAKE.watch(self.port, self._metrics.closed_one)
+        try:
+            INTAKE.watch(self.port, self._metrics.closed_one)
+        except BaseException:
+            self._flight.shutdown()
+            raise
         text = "listening at %(url)s, serving %(readers)s"
         say(logging.INFO, "listening", text, url=self.url, readers=sorted(self._served))
 
@@ -249,6 +252,8 @@ class Server:
             if action == "describe":
                 return [json.dumps(served.description()).encode(), served.unit_rows().tobytes()]
             place = served.place(int(request["unit"]), int(request["record"]))
+        except DamagedError as error:
+            raise flight.FlightUnavailableError(str(error)) from None
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError, LookupError) as error:
             raise flight.FlightServerError(f"a request that can't be read: {error!r:.300}") from None
         return [json.dumps(place).encode()]
@@ -265,8 +270,9 @@ class Server:
                 raise flight.FlightCancelledError("the server is stopping, or the client has gone") from None
             except DamagedError as error:
                 # As if its connection had failed: the client asks again.
+                self._metrics.errors += 1
                 request.fails(error)
-                raise flight.FlightInternalError(str(error)) from None
+                raise flight.FlightUnavailableError(str(error)) from None
             except Exception as error:  # Whatever it is, the client is told, and the server goes on.
                 self._metrics.errors += 1
                 request.fails(error)

@@ -100,7 +100,7 @@ class Streams:
         self._most, self._keep = most_passes, keep
         self._streams: dict[Any, _Stream] = {}
         # Of all streams, from what was drawn first.
-        self._drawn: deque[tuple[Any, Drawn]] = deque()
+        self._drawn: deque[tuple[_Stream, Drawn]] = deque()
         self._held = 0
         # Whether several clients have read one stream.
         self._shared = False
@@ -158,11 +158,11 @@ class Streams:
                 one.busy = True
                 self._clock += 1
                 one.used = self._clock
-            drawn = self._draw(key, stream, one, begin, 0.0 if now else _PATIENCE_TOGETHER)
+            drawn = self._draw(stream, one, begin, 0.0 if now else _PATIENCE_TOGETHER)
             if drawn is not None and drawn.first <= step < drawn.end:
                 return drawn
 
-    def _draw(self, key: Any, stream: _Stream, one: _Pass, begin: Begin, patience: float) -> Drawn | None:
+    def _draw(self, stream: _Stream, one: _Pass, begin: Begin, patience: float) -> Drawn | None:
         """Draws what comes next of a pass, which is busy until then."""
         try:
             batches = one.batches
@@ -183,29 +183,27 @@ class Streams:
             one.next = drawn.end
             one.busy = False
             self.counts.decoded += sent.count
-            self._keep_drawn(key, stream, drawn)
+            self._keep_drawn(stream, drawn)
             self._changed.notify_all()
         if batches.position.delivered == batches.total:
             self._drop(stream, one)
         return drawn
 
-    def _keep_drawn(self, key: Any, stream: _Stream, drawn: Drawn) -> None:
+    def _keep_drawn(self, stream: _Stream, drawn: Drawn) -> None:
         most = self._keep if self._shared else min(self._keep, _ALONE)
-        if drawn.sent.nbytes > most or self._closed or self._streams.get(key) is not stream:
+        if drawn.sent.nbytes > most or self._closed:
             return
         stream.kept.update((step, drawn) for step in range(drawn.first, drawn.end))
-        self._drawn.append((key, drawn))
+        self._drawn.append((stream, drawn))
         self._held += drawn.sent.nbytes
         while self._held > most:
-            of, oldest = self._drawn.popleft()
+            other, oldest = self._drawn.popleft()
             self._held -= oldest.sent.nbytes
-            other = self._streams[of]
             for step in range(oldest.first, oldest.end):
                 # Two passes may come to the same step.
                 if other.kept.get(step) is oldest:
                     del other.kept[step]
-            if of != key:
-                self._forget(other)
+            self._forget(other)
 
     def _forget(self, stream: _Stream) -> None:
         """Forgets a stream of which nothing is left. What asks for it again begins anew."""
