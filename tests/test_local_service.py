@@ -144,12 +144,17 @@ def test_empty_batches_and_large_ones() -> None:
 # What goes wrong.
 
 
+def damaged(folder: Path) -> fastpipe.Reader:
+    """Of a file that is whole, and one that isn't."""
+    data = samples.write(folder, [[20] * 6, [20] * 6])
+    changed = bytearray(Path(data.paths[1]).read_bytes())
+    changed[-40] ^= 0xFF
+    Path(data.paths[1]).write_bytes(changed)
+    return data.read(batch_size=32)
+
+
 def test_errors_of_data_stand_where_they_do_locally(tmp_path: Path) -> None:
-    data = samples.write(tmp_path, [[20] * 6, [20] * 6])
-    damaged = bytearray(Path(data.paths[1]).read_bytes())
-    damaged[-40] ^= 0xFF
-    Path(data.paths[1]).write_bytes(damaged)
-    reader = data.read(batch_size=32)
+    reader = damaged(tmp_path)
 
     def ended(of: fastpipe.Reader) -> tuple[list[str], str, Any]:
         got = []
@@ -252,6 +257,31 @@ def descriptors() -> int:
 def names() -> list[str]:
     """Of this process's threads."""
     return sorted(thread.name for thread in threading.enumerate())
+
+
+def mapped() -> int:
+    """Stretches of address space as large as those that have a server's memory."""
+    found = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    return sum(int(end, 16) - int(start, 16) >= 1 << 34 for start, end in found)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_passes_that_end_in_errors_keep_no_memory(tmp_path: Path, fallback: bool) -> None:
+    reader = damaged(tmp_path)
+    gc.collect()
+    before = mapped()
+    for _ in range(5):
+        service = fastpipe.LocalService(reader, fallback=fallback)
+        with service as remote:
+            assert mapped() > before
+            if fallback:
+                server_of(service).kill()
+            with pytest.raises(fastpipe.MalformedFileError):
+                list(remote)
+        del remote, service
+    gc.collect()
+    # What the fallback replaced may be kept until there is another pass.
+    assert wait_until(lambda: mapped() <= before + fallback, SOON), mapped()
 
 
 def test_nothing_is_left() -> None:

@@ -229,7 +229,19 @@ class Transfer:
         gone = ServiceError(f"{waited}{told}")
         gone.__cause__ = cause
         wanted, *_ = self._feed.look()
-        self._feed.fail(wanted, gone)
+        self._fail(wanted, gone)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        """Puts a server's error in the place of a batch.
+
+        The feed keeps it. The frames of its traceback would keep the feed, and what connections have mapped, in a cycle
+        through Rust, which the garbage collector doesn't see.
+        """
+        part: BaseException | None = error
+        while part is not None:
+            part.__traceback__ = None
+            part = part.__cause__ or part.__context__
+        self._feed.fail(number, error)
 
     @property
     def _ahead(self) -> int:
@@ -283,7 +295,7 @@ class Transfer:
                 continue
             if not isinstance(failed, (ServiceError, OutOfMemoryError)):
                 # Of the data: each server would say the same.
-                self._feed.fail(stretch.next, failed)
+                self._fail(stretch.next, failed)
                 return
             if stretch.next > before:
                 pause = _FIRST_PAUSE
@@ -371,4 +383,8 @@ class Transfer:
                     else:
                         number += 1
         except Exception as error:  # As above.
-            self._feed.fail(number, error)
+            # Whoever wrote the source sees where it failed; frames of this file would keep the feed, see `_fail`.
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+                trace = trace.tb_next
+            self._feed.fail(number, error.with_traceback(trace))
