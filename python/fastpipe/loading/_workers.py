@@ -125,6 +125,11 @@ class Workers:
     def all(self) -> list[Worker]:
         return self.makers + self.joiners
 
+    @property
+    def names(self) -> list[str]:
+        """Of all workers, as errors and `explain` call them."""
+        return [_name(worker) for worker in self.all]
+
     def check(self, *, waiting: bool) -> None:
         """Looks after the workers.
 

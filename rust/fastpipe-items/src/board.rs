@@ -5,6 +5,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread::available_parallelism;
 
 use fastpipe_memory::{Arena, HEAD, SharedMemory, futex};
 
@@ -68,6 +69,8 @@ impl Board {
         header.joiners.store(joiners as u32, Ordering::Relaxed);
         header.slots.store(slots as u32, Ordering::Relaxed);
         header.whole.store(u32::from(options.whole), Ordering::Relaxed);
+        let processors = available_parallelism().map_or(1, |number| number.get() as u32);
+        header.processors.store(processors, Ordering::Relaxed);
         header.joining.store(options.joining as u32, Ordering::Release);
         Ok(board)
     }

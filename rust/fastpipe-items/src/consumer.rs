@@ -178,7 +178,17 @@ impl Consumer {
         let begun = self.board.slots().iter().filter(on_the_way).count();
         // Those that were begun before there was a layout aren't counted yet.
         let beyond = (begun + 1).saturating_sub(self.ahead).saturating_mul(bytes);
-        beyond <= self.slack && self.allows(&state, bytes, true)
+        // Those that wait for their slabs will have them first; and rows may take more than batches before them.
+        let waiting = state.waiting.iter().map(|&(_, bytes, _)| bytes).sum::<usize>();
+        let fits = self.fits(waiting.saturating_add(bytes.saturating_mul(2)));
+        beyond <= self.slack && fits && self.allows(&state, bytes, true)
+    }
+
+    /// Whether there is so much memory, as far as the limit says.
+    fn fits(&self, bytes: usize) -> bool {
+        let arena = self.board.arena();
+        let in_use = arena.held().saturating_sub(self.recycler.free_bytes() as u64);
+        in_use.saturating_add(bytes as u64) <= arena.most()
     }
 
     /// Whether a slab of so many bytes may be taken: there are no more than the batches ahead and one that the consumer
@@ -263,15 +273,16 @@ impl Consumer {
         Ok(sequence)
     }
 
-    /// Gets slabs for batches that wait for theirs: as many as may be on their way; up to and with `needed` in any
-    /// case.
+    /// Gets slabs for batches that wait for theirs: as many as may be on their way, and as there is memory for; up to and
+    /// with `needed` in any case.
     ///
     /// # Errors
     ///
     /// [`Refused`] if there is no memory for one. Its slot says so too.
     fn place(&self, state: &mut Pending, needed: Option<Begun>) -> Result<(), Refused> {
         while let Some(&(sequence, bytes, for_rows)) = state.waiting.front() {
-            if !self.allows(state, bytes, false) && needed.is_none_or(|needed| sequence > needed) {
+            let may_have_it = self.allows(state, bytes, false) && self.fits(bytes);
+            if !may_have_it && needed.is_none_or(|needed| sequence > needed) {
                 break;
             }
             state.waiting.pop_front();

@@ -7,6 +7,7 @@ use std::mem::size_of;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use crate::pace::Pace;
 use crate::record::Record;
 
 /// Layouts of items that a loader may have; see `layouts.rs`.
@@ -22,6 +23,8 @@ pub(crate) struct Header {
     pub(crate) joining: AtomicU32,
     /// 1 if all rows of a batch are claimed at once.
     pub(crate) whole: AtomicU32,
+    /// That the program may use.
+    pub(crate) processors: AtomicU32,
     /// 1 once workers shall end.
     pub(crate) stop: AtomicU32,
     /// The number of the layout that batches begin with; 0 while there is none.
@@ -57,8 +60,7 @@ pub(crate) struct Work {
     pub(crate) first: AtomicU64,
     /// Behind the last batch that was begun.
     pub(crate) begun: AtomicU64,
-    /// Nanoseconds that an item takes, on average.
-    pub(crate) item_nanos: AtomicU64,
+    pub(crate) pace: Pace,
 }
 
 /// What joiners look at.

@@ -9,6 +9,7 @@ use crate::board::Board;
 use crate::clock::nanos;
 use crate::control::{Slot, stage};
 use crate::maker::Claim;
+use crate::pace::JoinTimer;
 use crate::record::{Activity, NO_INDEX};
 
 impl Board {
@@ -44,6 +45,7 @@ impl Board {
             first: 0,
             end: rows,
             rows,
+            whole: false,
         }
     }
 
@@ -93,10 +95,10 @@ impl Board {
         at.result_len.store(len as u64, Ordering::Relaxed);
     }
 
-    /// A worker has joined a batch since then: it has noted where what it made of it lies, or that it failed, as if its
-    /// first row had.
-    pub fn joined(&self, worker: usize, slot: usize, begun: u64) {
-        self.record(worker).joined(nanos().saturating_sub(begun));
+    /// A worker has joined a batch: it has noted where what it made of it lies, or that it failed, as if its first row
+    /// had.
+    pub fn joined(&self, worker: usize, slot: usize, timer: &JoinTimer) {
+        self.note_joining(worker, timer);
         self.set_ready(&self.slots()[slot]);
     }
 

@@ -29,6 +29,8 @@ pub struct Claim {
     pub end: u32,
     /// Rows of the batch.
     pub rows: u32,
+    /// Whether the worker makes the batch of its rows, too.
+    pub whole: bool,
 }
 
 /// What is to be done behind the last row of a claim.
@@ -47,13 +49,6 @@ pub struct Written {
     next: u64,
     end: u64,
 }
-
-/// Nanoseconds that rows claimed at once may take together. A claim costs less than a thousandth of it.
-const CLAIM_NANOS: u64 = 200_000;
-
-/// Nanoseconds in which one worker makes all rows of a batch that is to be joined, and joins it: that takes less than
-/// to write them for somebody else.
-const WHOLE_NANOS: u64 = 2_000_000;
 
 /// How long a worker waits before it looks whether it is to end.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -92,7 +87,8 @@ impl Board {
             if its_turn != turn || first >= rows {
                 return None;
             }
-            let end = first + self.at_once(rows - first);
+            let (at_once, whole) = self.at_once(rows - first);
+            let end = first + at_once;
             let next = u64::from(turn) << 32 | u64::from(end);
             // Nobody begins another batch in the slot while this one has rows to be claimed: so what was read of the
             // slot is of this batch, if its number is still the same.
@@ -112,25 +108,12 @@ impl Board {
                         first,
                         end,
                         rows,
+                        whole: whole && (first, end) == (0, rows),
                     });
                 }
                 Err(now) => claim = now,
             }
         }
-    }
-
-    /// How many of so many rows a worker claims at once: fewer towards the end of a batch, and only one where items
-    /// take long.
-    fn at_once(&self, rows: u32) -> u32 {
-        let each = self.header().work.item_nanos.load(Ordering::Relaxed);
-        let joins = self.joining() != Joining::InPlace;
-        let by_time = match each {
-            _ if self.header().whole.load(Ordering::Relaxed) != 0 => return rows,
-            each if joins && each > 0 && each.saturating_mul(rows.into()) <= WHOLE_NANOS => return rows,
-            0 => 1,
-            each => u32::try_from(CLAIM_NANOS / each).unwrap_or(u32::MAX),
-        };
-        by_time.clamp(1, rows.div_ceil(self.makers().max(1) as u32))
     }
 
     /// Whether one maker may claim a whole batch.
@@ -148,7 +131,7 @@ impl Board {
             return;
         }
         if self.claims_whole_batches() {
-            futex::wake(&work.changed, rows.div_ceil(self.at_once(rows)));
+            futex::wake(&work.changed, rows.div_ceil(self.at_once(rows).0));
         } else {
             futex::wake_all(&work.changed);
         }
@@ -202,29 +185,6 @@ impl Board {
     #[inline]
     pub fn end_item(&self, maker: usize, taken: u64) {
         self.record(maker).made(taken);
-    }
-
-    /// Notes how long the items of a claim took each, which says how many are claimed at once.
-    pub fn note_pace(&self, nanos: u64) {
-        let pace = &self.header().work.item_nanos;
-        let before = pace.load(Ordering::Relaxed);
-        // Several may write at once: then one of them counts.
-        let now = if before == 0 {
-            nanos
-        } else {
-            before - before / 4 + nanos / 4
-        };
-        pace.store(now.max(1), Ordering::Relaxed);
-    }
-
-    /// A worker has written rows, in this time.
-    pub fn note_placing(&self, maker: usize, nanos: u64) {
-        self.record(maker).placed(nanos);
-    }
-
-    /// A worker has made a batch of items, in this time.
-    pub fn note_joining(&self, worker: usize, nanos: u64) {
-        self.record(worker).joined(nanos);
     }
 
     /// A worker has ended.

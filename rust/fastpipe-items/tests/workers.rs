@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fastpipe_items::{
-    Board, Claim, Consumer, Done, Failure, Indices, Joining, Options, RowKind, SlabPlan, State, Taken, Written, nanos,
+    Board, Claim, Consumer, Done, Failure, Indices, JoinTimer, Joining, Options, RowKind, SlabPlan, State, Taken, Written, nanos,
 };
 use fastpipe_memory::SharedMemory;
 use proptest::prelude::*;
@@ -131,7 +131,7 @@ fn join(board: &Board, worker: usize, claim: &Claim, written: &mut Written) {
     // SAFETY: the room is the joiner's.
     unsafe { bytes(board, at, 8) }.copy_from_slice(&sum.to_le_bytes());
     board.set_result(claim.slot, (at, 8));
-    board.joined(worker, claim.slot, nanos());
+    board.joined(worker, claim.slot, &JoinTimer::start());
 }
 
 fn joiner(board: &Board, me: usize) {
@@ -377,6 +377,44 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
 }
 
 #[test]
+fn batches_ahead_wait_for_memory_that_others_have() {
+    let plan = SlabPlan::new(&[ROW], 1000).unwrap();
+    let slab = 1 << 20;
+    let options = Options {
+        makers: 1,
+        joiners: 0,
+        slots: 8,
+        joining: Joining::InPlace,
+        whole: false,
+        // Three slabs, and what is small.
+        most: 7 * slab / 2,
+    };
+    let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 6, 1 << 30).unwrap();
+    let board = consumer.board();
+    board.tell(0, 0, 6, |_| ()).unwrap();
+    let indices: Vec<i64> = (0..1000).collect();
+    for number in 0..6 {
+        let known = Some((1, slab as usize, plan.end));
+        consumer.begin(number, 0, &Indices::Numbers(&indices), known).unwrap();
+    }
+    assert!(!consumer.has_slack(Some(slab as usize)));
+    let work = Work {
+        joining: Joining::InPlace,
+        fails: 0,
+        odd: 0,
+        slow: 0,
+    };
+    let (made, mut written) = (AtomicU64::new(0), Written::default());
+    for number in 0..6 {
+        consumer.need(number);
+        while consumer.state(number) != State::Ready {
+            make(board, 0, work, &board.claim().unwrap(), &mut written, &made);
+        }
+        drop(consumer.take(number).unwrap());
+    }
+}
+
+#[test]
 fn too_little_memory_is_told_with_sizes() {
     let options = Options {
         makers: 1,
@@ -395,6 +433,7 @@ fn too_little_memory_is_told_with_sizes() {
             board.tell(0, 0, 6, |_| ()).unwrap();
         }
         consumer.begin(0, 0, &Indices::Numbers(&indices), slab).unwrap();
+        consumer.need(0);
         while let Some(claim) = board.claim() {
             if !known {
                 board.layout_of(claim.slot, 1);

@@ -26,6 +26,8 @@ pub(crate) struct Current {
     seed: AtomicU64,
     number: AtomicU64,
     row: AtomicU64,
+    /// Items so far: two in a row may have the same numbers, in two passes.
+    count: AtomicU64,
 }
 
 impl Current {
@@ -33,6 +35,13 @@ impl Current {
         self.seed.store(seed, Ordering::Relaxed);
         self.number.store(number, Ordering::Relaxed);
         self.row.store(row.into(), Ordering::Relaxed);
+        self.count
+            .store(self.count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Tells items from each other.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 
     /// A seed for the item. Each `which` of four has another.

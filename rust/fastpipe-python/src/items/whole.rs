@@ -70,11 +70,12 @@ impl<'py> Loop<'_, 'py> {
         }
         board.note_pace(last.saturating_sub(begun) / u64::from(claim.rows));
         self.worker.current.set(claim.seed, claim.number, BATCH);
+        let timer = board.begin_joining(self.worker.number);
         let found = self
             .helper
             .join_own
             .call1((items, &self.room, claim.seed, claim.number));
-        board.note_joining(self.worker.number, nanos().saturating_sub(last));
+        board.note_joining(self.worker.number, &timer);
         found?.extract()
     }
 }

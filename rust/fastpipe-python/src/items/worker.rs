@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fastpipe_items::{Board, Claim, Done, Indices, Joining, RowKind, nanos};
+use fastpipe_items::{Board, Claim, Done, Indices, JoinTimer, RowKind, nanos};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList};
@@ -104,7 +104,7 @@ impl ItemWorker {
                         room.get().turn_to(&claim);
                         let found = fail.call1((&error, &room))?.extract()?;
                         self.board.set_row(claim.slot, 0, RowKind::Failed, found);
-                        self.board.joined(self.at(), claim.slot, nanos());
+                        self.board.joined(self.at(), claim.slot, &JoinTimer::start());
                     }
                     None => py.detach(|| self.board.wait_for_joins(self.number, PATIENCE)),
                 }
@@ -127,6 +127,12 @@ impl ItemWorker {
     /// The seed of the item that is being made, of 63 bits: which of four.
     fn seed(&self, which: u64) -> u64 {
         self.current.seed(which)
+    }
+
+    /// A number that no other item that this worker makes has.
+    #[getter]
+    fn item(&self) -> u64 {
+        self.current.count()
     }
 }
 
@@ -181,17 +187,17 @@ impl<'py> Loop<'_, 'py> {
         if let Some(join) = self.helper.join_whole.clone() {
             return self.whole(py, claim, |this, whole| this.join_indices(whole, &join));
         }
-        if board.joining() != Joining::InPlace && (claim.first, claim.end) == (0, claim.rows) && claim.rows > 1 {
+        if claim.whole && claim.rows > 1 {
             // Nobody else needs the items.
             return self.whole(py, claim, Self::join_own);
         }
         let done = self
             .rows(py, claim)
             .or_else(|error| self.fail(py, claim, claim.first, error));
-        let begun = nanos();
+        let timer = JoinTimer::start();
         if let Done::Join(slot) = board.finish(self.worker.number, claim.slot, claim.end - claim.first) {
             let batch = board.batch_of(slot);
-            self.join_since(py, &batch, begun)?;
+            self.join_since(py, &batch, &timer)?;
         }
         done
     }
@@ -221,7 +227,7 @@ impl<'py> Loop<'_, 'py> {
             placing += begun.saturating_sub(between);
             row += 1;
         }
-        board.note_placing(*number, placing);
+        board.note_placing(*number, placing, made);
         if let Some(each) = begun.saturating_sub(first).checked_div(made) {
             board.note_pace(each);
         }
@@ -416,11 +422,11 @@ impl<'py> Loop<'_, 'py> {
     }
 
     fn join(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
-        self.join_since(py, claim, nanos())
+        self.join_since(py, claim, &JoinTimer::start())
     }
 
     /// Makes a batch of its items.
-    fn join_since(&mut self, py: Python<'py>, claim: &Claim, begun: u64) -> PyResult<()> {
+    fn join_since(&mut self, py: Python<'py>, claim: &Claim, timer: &JoinTimer) -> PyResult<()> {
         let board = &self.worker.board;
         self.room.get().turn_to(claim);
         self.worker.current.set(claim.seed, claim.number, BATCH);
@@ -439,7 +445,7 @@ impl<'py> Loop<'_, 'py> {
             }
             Err(error) => self.fail(py, claim, 0, error),
         };
-        board.joined(self.worker.at(), claim.slot, begun);
+        board.joined(self.worker.at(), claim.slot, timer);
         done
     }
 }

@@ -1,0 +1,234 @@
+//! How long items and batches take, and what follows: whether one maker makes and joins a whole batch, or makers write
+//! rows that joiners read.
+//!
+//! Writing rows for somebody else costs a copy of each. So cheap batches are made and joined by one maker. But where
+//! joining takes long, makers alone would do it while joiners idle; then the batch is split.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::board::{Board, Joining};
+use crate::clock::{busy_nanos, nanos};
+use crate::record::Activity;
+
+/// Nanoseconds that rows claimed at once may take together. A claim costs less than a thousandth of it.
+const CLAIM_NANOS: u64 = 200_000;
+
+/// Nanoseconds in which one worker makes all rows of a batch that is to be joined, and joins it: that takes less than
+/// to write them for somebody else.
+const WHOLE_NANOS: u64 = 2_000_000;
+
+/// How many times as fast batches must be when they are split, in quarters: estimates are rough.
+const GAIN: u64 = 5;
+
+/// Averages, in nanoseconds; 0 while nothing is known.
+#[repr(C)]
+pub(crate) struct Pace {
+    /// Of an item.
+    item: AtomicU64,
+    /// Of writing an item to its row.
+    placing: AtomicU64,
+    /// Of joining a batch.
+    joining: AtomicU64,
+    /// Of the processor's time in it.
+    joining_busy: AtomicU64,
+}
+
+/// What a decision depends on: nanoseconds, and numbers of workers.
+#[derive(Clone, Copy, Debug)]
+struct Costs {
+    rows: u64,
+    item: u64,
+    placing: u64,
+    joining: u64,
+    joining_busy: u64,
+    makers: u64,
+    joiners: u64,
+    processors: u64,
+}
+
+impl Costs {
+    /// Whether batches are made faster if makers write rows, and joiners join them, than if makers do both.
+    ///
+    /// Either way the processors must do all the work, and each group of workers its part.
+    fn split_is_faster(&self) -> bool {
+        let items = self.rows.saturating_mul(self.item);
+        let copies = self.rows.saturating_mul(self.placing);
+        let whole = items
+            .saturating_add(self.joining)
+            .div_ceil(self.makers)
+            .max(items.saturating_add(self.joining_busy).div_ceil(self.processors));
+        let split = items
+            .saturating_add(copies)
+            .div_ceil(self.makers)
+            .max(self.joining.div_ceil(self.joiners))
+            .max(items.saturating_add(copies).saturating_add(self.joining_busy).div_ceil(self.processors));
+        split.saturating_mul(GAIN) < whole.saturating_mul(4)
+    }
+}
+
+/// Since when a worker joins a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct JoinTimer {
+    begun: u64,
+    busy: u64,
+}
+
+impl JoinTimer {
+    /// Starts now.
+    pub fn start() -> Self {
+        JoinTimer {
+            begun: nanos(),
+            busy: busy_nanos(),
+        }
+    }
+}
+
+impl Board {
+    /// How many of so many rows a worker claims at once: fewer towards the end of a batch, and only one where items
+    /// take long. Whether it makes the batch of them, too, if they are all.
+    pub(crate) fn at_once(&self, rows: u32) -> (u32, bool) {
+        if self.header().whole.load(Ordering::Relaxed) != 0 {
+            return (rows, true);
+        }
+        let each = self.header().work.pace.item.load(Ordering::Relaxed);
+        let is_cheap = each > 0 && each.saturating_mul(rows.into()) <= WHOLE_NANOS;
+        if is_cheap && self.joining() != Joining::InPlace && !self.splits(each, rows.into()) {
+            return (rows, true);
+        }
+        let by_time = match each {
+            0 => 1,
+            each => u32::try_from(CLAIM_NANOS / each).unwrap_or(u32::MAX),
+        };
+        (by_time.clamp(1, rows.div_ceil(self.makers().max(1) as u32)), false)
+    }
+
+    /// Whether joiners shall join batches of so many cheap items.
+    fn splits(&self, item: u64, rows: u64) -> bool {
+        let pace = &self.header().work.pace;
+        let joining = pace.joining.load(Ordering::Relaxed);
+        if self.joiners() == 0 || rows.saturating_mul(item).saturating_add(joining) <= WHOLE_NANOS {
+            return false;
+        }
+        let costs = Costs {
+            rows,
+            item,
+            placing: pace.placing.load(Ordering::Relaxed),
+            joining,
+            joining_busy: pace.joining_busy.load(Ordering::Relaxed).min(joining),
+            makers: self.makers().max(1) as u64,
+            joiners: self.joiners() as u64,
+            processors: u64::from(self.header().processors.load(Ordering::Relaxed)).max(1),
+        };
+        costs.split_is_faster()
+    }
+
+    /// Notes how long the items of a claim took each, which says how many are claimed at once.
+    pub fn note_pace(&self, nanos: u64) {
+        average(&self.header().work.pace.item, nanos);
+    }
+
+    /// A worker has written so many rows, in this time.
+    pub fn note_placing(&self, maker: usize, nanos: u64, rows: u64) {
+        self.record(maker).placed(nanos);
+        if let Some(each) = nanos.checked_div(rows) {
+            average(&self.header().work.pace.placing, each);
+        }
+    }
+
+    /// A worker that has made all items of a batch begins to join them.
+    pub fn begin_joining(&self, worker: usize) -> JoinTimer {
+        let timer = JoinTimer::start();
+        self.record(worker).turn_to(Activity::Joining, timer.begun);
+        timer
+    }
+
+    /// A worker has joined a batch.
+    pub fn note_joining(&self, worker: usize, timer: &JoinTimer) {
+        let taken = nanos().saturating_sub(timer.begun);
+        self.record(worker).joined(taken);
+        let pace = &self.header().work.pace;
+        average(&pace.joining, taken);
+        average(&pace.joining_busy, busy_nanos().saturating_sub(timer.busy));
+    }
+}
+
+/// Several may write at once: then one of them counts.
+fn average(number: &AtomicU64, nanos: u64) {
+    let before = number.load(Ordering::Relaxed);
+    let now = if before == 0 {
+        nanos
+    } else {
+        before - before / 4 + nanos / 4
+    };
+    number.store(now.max(1), Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MICRO: u64 = 1_000;
+    const MILLI: u64 = 1_000_000;
+
+    const CHEAP: Costs = Costs {
+        rows: 32,
+        item: MICRO,
+        placing: MICRO,
+        joining: 20 * MILLI,
+        joining_busy: 20 * MILLI,
+        makers: 2,
+        joiners: 2,
+        processors: 16,
+    };
+
+    #[test]
+    fn joiners_join_what_makers_would_be_slower_at() {
+        // As many makers as joiners: nothing is gained.
+        assert!(!CHEAP.split_is_faster());
+        let many = Costs { joiners: 6, ..CHEAP };
+        assert!(many.split_is_faster());
+        let few = Costs { makers: 1, ..CHEAP };
+        assert!(few.split_is_faster());
+    }
+
+    #[test]
+    fn processors_that_are_busy_gain_nothing() {
+        let many = Costs {
+            joiners: 6,
+            processors: 2,
+            ..CHEAP
+        };
+        assert!(!many.split_is_faster());
+        // While joining waits for something else, they aren't.
+        let waits = Costs {
+            joining_busy: MILLI,
+            ..many
+        };
+        assert!(waits.split_is_faster());
+    }
+
+    #[test]
+    fn rows_that_are_dear_to_copy_stay_where_they_are() {
+        let large = Costs {
+            joiners: 6,
+            placing: MILLI,
+            ..CHEAP
+        };
+        assert!(!large.split_is_faster());
+    }
+
+    #[test]
+    fn no_number_overflows() {
+        let huge = Costs {
+            rows: u64::from(u32::MAX),
+            item: u64::MAX / 8,
+            placing: u64::MAX,
+            joining: u64::MAX / 2,
+            joining_busy: u64::MAX / 2,
+            makers: 1,
+            joiners: 1,
+            processors: 1,
+        };
+        assert!(!huge.split_is_faster());
+    }
+}

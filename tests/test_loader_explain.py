@@ -1,0 +1,178 @@
+"""What a loader's `explain` says: of passes that are over, that go on, and that are held up."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from apart import apart, wait_until
+from fastpipe.errors import WorkerError
+from fastpipe.torch import DataLoader
+from loader_data import FORKED, THREADS, WORKERS, Items, Numbers, Slow
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+
+workers = pytest.mark.parametrize("way", WORKERS)
+
+
+def slowly(items: list[Any]) -> Any:
+    time.sleep(0.04)
+    return items
+
+
+@apart
+@workers
+def test_it_says_what_limits_a_pass(way: str) -> None:
+    loader = DataLoader(Slow(40, {7: 0.1}, 0.01), 4, **WORKERS[way])
+    assert loader.explain() == "No pass has begun: explain() describes the last one."
+    for _ in loader:
+        pass
+    said = loader.explain()
+    assert said.startswith("item-bound: the consumer waits ")
+    assert re.search(r"Of the workers' time: making items \d+%", said)
+    assert re.search(r"40 items took [\d.]+ ms each", said)
+    assert re.search(r"The slowest: index 7 \(\d{3,}\.\d ms\)", said)
+    quick = DataLoader(Numbers(40), 4, **WORKERS[way])
+    for _ in quick:
+        time.sleep(0.02)
+    assert quick.explain().startswith("consumer-bound")
+
+
+@apart
+@workers
+@pytest.mark.parametrize(
+    ("joiners", "advice"),
+    [(1, "more num_batch_workers help"), (0, "item workers collate; num_batch_workers=1 or more do it beside them")],
+)
+def test_it_names_collation_whoever_does_it(way: str, joiners: int, advice: str) -> None:
+    loader = DataLoader(Slow(40, {}, 0.002), 4, collate_fn=slowly, num_batch_workers=joiners, **WORKERS[way])
+    for _ in loader:
+        pass
+    assert re.match(rf"collation-bound: the consumer waits \d+% of the time.*{advice}", loader.explain())
+
+
+@apart
+def test_it_names_copying() -> None:
+    item = torch.zeros(1 << 20)
+    loader = DataLoader(Items([item] * 60), 4, **FORKED)
+    for _ in loader:
+        pass
+    assert loader.explain().startswith(("copy-bound: ", "start-bound: "))
+    kept = DataLoader(Items([item] * 60), 4, **FORKED, persistent_workers=True)
+    for _ in range(2):
+        for _ in kept:
+            pass
+    assert kept.explain().startswith("copy-bound: ")
+
+
+@apart
+def test_it_names_the_start_of_workers() -> None:
+    def late(number: int) -> None:
+        time.sleep(0.5)
+
+    loader = DataLoader(Numbers(8), 4, worker_init_fn=late, **FORKED)
+    for _ in loader:
+        pass
+    assert loader.explain().startswith("start-bound: ")
+    kept = DataLoader(Slow(20, {}, 0.01), 4, worker_init_fn=late, persistent_workers=True, **FORKED)
+    for _ in range(2):
+        for _ in kept:
+            pass
+        assert re.search(r"^20 items took \d\d\.\d+ ms each", kept.explain(), re.MULTILINE)
+    assert kept.explain().startswith("item-bound: ")
+
+
+@apart
+@workers
+def test_pauses_between_passes_are_nobodys(way: str) -> None:
+    """Workers that are kept have an account for each pass."""
+    loader = DataLoader(Slow(20, {}, 0.01), 4, persistent_workers=True, **WORKERS[way])
+    for _ in range(3):
+        for _ in loader:
+            pass
+        time.sleep(0.5)
+    said = loader.explain()
+    assert said.startswith("item-bound: ")
+    assert "\n20 items took " in said
+
+
+@contextmanager
+def reading(loader: DataLoader[Any]) -> Iterator[list[Any]]:
+    """Another thread reads, and may be held up."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(loader))
+    thread.start()
+    try:
+        yield found
+    finally:
+        thread.join()
+
+
+@apart
+@workers
+def test_it_explains_a_stall_while_it_lasts(way: str) -> None:
+    loader = DataLoader(Slow(12, {5: 4.0}, 0.0), 4, **WORKERS[way])
+    with reading(loader) as found:
+        assert wait_until(lambda: "stalled" in loader.explain())
+        first, second, *_ = loader.explain().splitlines()
+    assert re.fullmatch(r"stalled: the consumer has waited \d\.\d s for batch 1: one of its items is missing\.", first)
+    assert re.fullmatch(r"\S+ has been making index 5, row 1 of batch 1, for \d\.\d s\.", second)
+    assert re.search(r"The slowest: index 5 \(\d{4,}\.\d ms\)", loader.explain())
+    assert "stalled" not in loader.explain()
+    assert len(found) == 3
+
+
+def stuck(items: list[Any]) -> Any:
+    time.sleep(4 if 4 in items else 0)
+    return items
+
+
+@apart
+@workers
+@pytest.mark.parametrize("joiners", [0, 2])
+def test_it_explains_collation_that_stalls(way: str, joiners: int) -> None:
+    loader = DataLoader(Numbers(12), 4, collate_fn=stuck, num_batch_workers=joiners, **WORKERS[way])
+    with reading(loader):
+        assert wait_until(lambda: "stalled" in loader.explain())
+        said = loader.explain()
+    assert re.search(r"^\S+ has been collating batch 1 for \d\.\d s\.$", said, re.MULTILINE)
+
+
+@apart
+def test_it_explains_after_a_timeout() -> None:
+    loader = DataLoader(Slow(8, {5: 60.0}, 0.0), 4, timeout=1.2, **FORKED)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(WorkerError, match="timed out"):
+        next(batches)
+    said = loader.explain()
+    assert re.search(r"has been making index 5, row 1 of batch 1, for \d\.\d s\.", said)
+    assert re.search(r"The slowest: index 5 \(\d{4,}\.\d ms so far\)", said)
+
+
+@apart
+def test_passes_without_workers_are_explained() -> None:
+    loader = DataLoader(Slow(8, {}, 0.01), 4)
+    for _ in loader:
+        pass
+    assert re.match(r"item-bound: the program makes batches itself, which takes \d+% of the time", loader.explain())
+    for _ in (quick := DataLoader(Numbers(8), 4)):
+        time.sleep(0.01)
+    assert quick.explain().startswith("consumer-bound: making batches takes ")
+
+
+@apart
+def test_an_account_keeps_no_workers_and_no_memory() -> None:
+    loader = DataLoader(Numbers(8), 4, **THREADS)
+    for _ in loader:
+        break
+    assert wait_until(lambda: not [thread for thread in threading.enumerate() if "fastpipe" in thread.name])
+    assert "items took" in loader.explain()
