@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -185,9 +186,10 @@ def test_workers_of_a_loader_that_are_spawned_connect_anew() -> None:
     assert outputs(run(script)) == ["the same\n"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
 @apart
 def test_workers_of_a_loader_that_are_forked_are_told() -> None:
-    """gRPC doesn't survive a fork; a local service does."""
+    """A connection of gRPC doesn't survive a fork; one to a local service does."""
     from torch.utils.data import DataLoader
 
     import fastpipe.torch

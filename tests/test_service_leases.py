@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +129,7 @@ def test_a_remote_reader_without_a_seed_is_refused(url: str) -> None:
             assert dict(used(worker)) == expected(read())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
 def test_a_worker_on_a_local_service(url: str) -> None:
     with fastpipe.LocalService(read(), prefetch=2) as remote, remote.lease(url, worker="one", stretch=7) as worker:
         assert dict(used(worker)) == expected(read())
