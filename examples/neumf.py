@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -108,18 +108,17 @@ def fed_by_fastpipe(data: fastpipe.Interactions, seed: int) -> Iterable[dict[str
 def train(
     data: fastpipe.Interactions,
     batches: Iterable[dict[str, torch.Tensor]],
-    candidates: fastpipe.Candidates,
+    candidates: Callable[[], fastpipe.Candidates],
     *,
     epochs: int,
     seed: int,
     title: str,
 ) -> list[dict[str, Any]]:
-    """Trains a model and says after each epoch how it does."""
+    """Trains a model and says after each epoch how it does on candidates, which are called for then."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(seed)
     model = NeuMF(data.num_users, data.num_items).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    held_out = torch.from_numpy(candidates.users)[:, None].to(device), torch.from_numpy(candidates.items).to(device)
     steps = math.ceil(data.num_positives * (1 + NEGATIVES) / BATCH)
     history: list[dict[str, Any]] = []
     with tqdm(total=epochs * steps, unit="step", desc=title) as bar:
@@ -133,15 +132,16 @@ def train(
                 optimizer.step()
                 loss_sum += loss.detach()
                 bar.update()
+            ranked = candidates()
             with torch.no_grad():
-                users, items = held_out
+                users, items = (torch.from_numpy(ids).to(device) for ids in (ranked.users[:, None], ranked.items))
                 scores = model(users.expand_as(items), items).cpu()
             history.append(
                 {
                     "epoch": epoch + 1,
                     "loss": loss_sum.item() / steps,
-                    "hit_rate": fastpipe.hit_rate(candidates, scores, 10),
-                    "ndcg": fastpipe.ndcg(candidates, scores, 10),
+                    "hit_rate": fastpipe.hit_rate(ranked, scores, 10),
+                    "ndcg": fastpipe.ndcg(ranked, scores, 10),
                 }
             )
             bar.set_postfix({key: f"{value:.4f}" for key, value in history[-1].items() if key != "epoch"})
@@ -204,7 +204,14 @@ def main() -> None:
     for name in chosen:
         feed = feeds[name]
         histories[name] = [
-            train(data, feed(data, seed), candidates, epochs=arguments.epochs, seed=seed, title=f"{name}, seed {seed}")
+            train(
+                data,
+                feed(data, seed),
+                lambda: candidates,
+                epochs=arguments.epochs,
+                seed=seed,
+                title=f"{name}, seed {seed}",
+            )
             for seed in seeds
         ]
     (arguments.folder / "metrics.json").write_text(json.dumps(histories, indent=1))

@@ -1,18 +1,21 @@
-"""Trains NeuMF through the data service: a server prepares the data while this process loads Torch and its model.
+"""Trains NeuMF through the data service: training begins while the server still prepares.
 
     python examples/neumf_service.py run/           # fetches the data, starts a server, trains
     python examples/neumf_service.py run/ --check   # and trains from a local reader, too: the same loss, bit for bit
     python examples/neumf_service.py run/ --tf      # and lets TensorFlow read an epoch from the same server
 
-The server gives users and movies their numbers, holds the latest movie of each user out, writes what is needed to
-evaluate, and samples the negatives. It says when it has begun to serve, and this process when it had its model, and its
-first batch: how much of the preparation cost no time. Model and training are those of neumf.py.
+The server numbers users and movies, and holds the latest movie of each user out, while this process loads Torch and its
+model. Then it serves, and training begins: batches come as the server makes them, with negatives that it samples anew
+in each epoch, and what the model is evaluated on is drawn while the first epoch trains. Everything comes through the
+service, so the server may be another machine. What was done when is printed, by this process's clock and by the
+server's log. Model and training are those of neumf.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import json
 import subprocess
@@ -20,64 +23,135 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+import fastpipe
+
 # Torch isn't imported here: the server is to begin before, and TensorFlow to be in a process of its own.
 
 READERS = """
-import numpy as np
+import pyarrow as pa
 import fastpipe
 
 data, held_out = fastpipe.Interactions.from_movielens({ratings!r}).leave_one_out()
-candidates = fastpipe.evaluation_candidates(data, held_out, {candidates}, seed=1)
-np.savez(
-    {prepared!r},
-    sizes=[data.num_users, data.num_items, data.num_positives],
-    users=candidates.users,
-    items=candidates.items,
-    valid=candidates.valid,
-)
+
+
+class Drawn:
+    # One unit, which is made when a client asks for it.
+    rows = [len(held_out.users)]
+    schema = pa.schema(
+        [
+            pa.field("users", pa.int32(), nullable=False),
+            pa.field("items", pa.list_(pa.field("item", pa.int32(), nullable=False), {ranked}), nullable=False),
+            pa.field("valid", pa.list_(pa.field("item", pa.bool_(), nullable=False), {ranked}), nullable=False),
+        ]
+    )
+
+    def read(self, unit):
+        found = fastpipe.evaluation_candidates(data, held_out, {ranked} - 1, seed=1)
+        columns = [pa.array(found.users)]
+        for values, field in zip((found.items, found.valid), list(self.schema)[1:]):
+            columns.append(pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), type=field.type))
+        return pa.table(columns, schema=self.schema)
+
+    def fingerprint(self):
+        return "candidates of " + {ratings!r}
+
+
 reader = fastpipe.read_interactions(data, negatives={negatives}, batch_size={batch}, seed={seed}, item_dtype="int32")
+candidates = fastpipe.read_units(Drawn(), batch_size=Drawn.rows[0])
+sizes = {{"users": [data.num_users], "items": [data.num_items], "positives": [data.num_positives]}}
+sizes = fastpipe.from_arrow(pa.table(sizes), batch_size=1)
 """
 
 
 class Served:
-    """A server in a process of its own.
+    """A server in a process of its own, and what it has logged.
 
     Attributes:
         url: where it is, once it serves.
-        seconds: that it took from its start until it served.
     """
 
     def __init__(self, config: Path) -> None:
-        self._begun = time.perf_counter()
+        command = [sys.executable, "-m", "fastpipe", "serve", str(config), "--port", "0"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fastpipe", "serve", str(config), "--port", "0"], stdout=subprocess.PIPE, text=True
+            [*command, "--verbose", "--log-format", "json"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        self.url, self.seconds = "", 0.0
-        self._listening = threading.Thread(target=self._listen, daemon=True)
-        self._listening.start()
+        self.url = ""
+        self._times: dict[tuple[str, str], float] = {}
+        self._changed = threading.Condition()
+        self._log = threading.Thread(target=self._follow, daemon=True)
+        self._log.start()
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        self.seconds = time.perf_counter() - self._begun
-        self.url = line.split()[-1] if line.startswith("serving") else ""
+    def _follow(self) -> None:
+        """Reads its log to the end. What is no line of that is an error, which is passed on."""
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            told = json.loads(line) if line.startswith("{") else {}
+            if told.get("level") != "info":
+                sys.stderr.write(line)
+                continue
+            event = told["event"], told.get("reader", "")
+            with self._changed:
+                self._times.setdefault(event, datetime.fromisoformat(told["time"]).timestamp())
+                self.url = told.get("url", self.url)
+                self._changed.notify_all()
+        with self._changed:
+            self._times.setdefault(("stopped", ""), time.time())
+            self._changed.notify_all()
 
-    def wait(self) -> None:
-        """Until it serves."""
-        self._listening.join()
-        if not self.url:
-            sys.exit("the server has ended before it served; it says why above")
+    def when(self, event: str, reader: str = "") -> float:
+        """The time at which it first logged an event; waits for that."""
+        with self._changed:
+            self._changed.wait_for(lambda: (event, reader) in self._times or ("stopped", "") in self._times)
+            if (event, reader) not in self._times:
+                sys.exit("the server has ended; it says why above")
+            return self._times[event, reader]
 
     def stop(self) -> None:
         """Ends it."""
         self._process.terminate()
         self._process.wait()
+        self._log.join()
+
+
+class Streamed:
+    """A server's batches as tensors; an iteration is an epoch.
+
+    Attributes:
+        first_step: the time at which the first step of training was done.
+    """
+
+    def __init__(self, url: str) -> None:
+        import fastpipe.torch
+
+        self._batches = fastpipe.torch.IterableDataset(fastpipe.connect(url))
+        self._candidates = fastpipe.connect(url, "candidates")
+        self._asked: Iterator[dict[str, Any]] | None = None
+        self.first_step = 0.0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self._batches:
+            yield batch
+            if self._asked is None:
+                self.first_step = time.time()
+                # Nobody waits for it here: the server draws them while the epoch goes on.
+                self._asked = iter(self._candidates)
+
+    @functools.cached_property
+    def candidates(self) -> fastpipe.Candidates:
+        """What the model is evaluated on, once it has trained."""
+        assert self._asked is not None
+        (drawn,) = self._asked
+        return fastpipe.Candidates(drawn["users"], drawn["items"], drawn["valid"])
 
 
 @contextlib.contextmanager
@@ -152,43 +226,40 @@ def main() -> None:
 
 def train(folder: Path, ratings: Path, arguments: argparse.Namespace) -> None:
     """Starts the server, builds the model meanwhile, trains, and checks what it is asked to."""
-    config, prepared = folder / "readers.py", folder / "prepared.npz"
-    prepared.unlink(missing_ok=True)
+    config = folder / "readers.py"
     # As in neumf.py, which isn't there yet; `--check` would tell.
-    sizes = {"negatives": 4, "candidates": 99, "batch": 1024}
-    config.write_text(READERS.format(ratings=str(ratings), prepared=str(prepared), seed=arguments.seed, **sizes))
-    begun = time.perf_counter()
+    sizes = {"negatives": 4, "ranked": 1 + 99, "batch": 1024}
+    config.write_text(READERS.format(ratings=str(ratings), seed=arguments.seed, **sizes))
+    begun = time.time()
     with served(config) as server:
         import neumf
 
-        import fastpipe.torch
-
         warm_up(neumf)
-        ready = time.perf_counter() - begun
-        server.wait()
-        remote = fastpipe.connect(server.url)
-        next(iter(remote))
-        first = time.perf_counter() - begun
-        overlapped = min(ready, server.seconds) / server.seconds
-        print(
-            f"the server has prepared for {server.seconds:.2f} s, Torch and its model for {ready:.2f} s, and the first"
-            f" batch came after {first:.2f} s: {overlapped:.0%} of the preparation was overlapped"
-        )
-        with np.load(prepared) as found:
-            users, items, positives = (int(size) for size in found["sizes"])
-            data: Any = SimpleNamespace(num_users=users, num_items=items, num_positives=positives)
-            candidates = fastpipe.Candidates(found["users"], found["items"], found["valid"])
-        remote.set_epoch(0)
+        ready, serving = time.time(), server.when("listening")
+        batches = Streamed(server.url)
+        (sizes_there,) = fastpipe.connect(server.url, "sizes")
+        data: Any = SimpleNamespace(**{f"num_{name}": int(size[0]) for name, size in sizes_there.items()})
         of = {"epochs": arguments.epochs, "seed": arguments.seed}
-        batches = fastpipe.torch.IterableDataset(remote)
-        history = neumf.train(data, batches, candidates, **of, title="from the server")
+        history = neumf.train(data, batches, lambda: batches.candidates, **of, title="from the server")
+        for when, what in sorted(
+            [
+                (serving, "the server serves"),
+                (ready, "Torch and its model are loaded"),
+                (batches.first_step, "the first step of training is done"),
+                (server.when("request", "default"), "the server has sampled and sent the first epoch"),
+                (server.when("request", "candidates"), "the server has drawn what the model is evaluated on"),
+            ]
+        ):
+            print(f"{when - begun:6.3f} s: {what}")
         (folder / "metrics.json").write_text(json.dumps({"served": [history]}, indent=1))
         for epoch in history:
             print(f"epoch {epoch['epoch']}: loss {epoch['loss']:.4f}, HR@10 {epoch['hit_rate']:.4f}")
         failed = False
         if arguments.check:
-            local, _ = fastpipe.Interactions.from_movielens(ratings).leave_one_out()
-            here = neumf.train(local, neumf.fed_by_fastpipe(local, arguments.seed), candidates, **of, title="from here")
+            local, held_out = fastpipe.Interactions.from_movielens(ratings).leave_one_out()
+            candidates = fastpipe.evaluation_candidates(local, held_out, neumf.CANDIDATES, seed=1)
+            feed = neumf.fed_by_fastpipe(local, arguments.seed)
+            here = neumf.train(local, feed, lambda: candidates, **of, title="from here")
             failed |= here != history
             print("a local reader: " + ("the same loss and metrics" if here == history else f"DIFFERS: {here}"))
         if arguments.tf:

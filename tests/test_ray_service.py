@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -182,6 +183,49 @@ def test_servers_become_more_where_consumers_wait_and_fewer_where_none_do(
         batches.close()  # type: ignore[attr-defined]
     assert "2 servers instead of 1: consumers wait" in caplog.text
     assert "1 servers instead of 2: one less would do" in caplog.text
+
+
+def test_by_default_there_are_as_many_as_consumers_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_service, "_LOOK", 0.2)
+    reader = fastpipe.read_units(Slow(), batch_size=10, num_threads=1, prefetch=1, num_fetches=1)
+    with fastpipe.ray.serve(reader, num_servers="auto", actor_options=LIGHT) as service:
+        eventually(lambda: service.status().running)
+        assert service.status().wanted == 1
+        batches = iter(service.connect(prefetch=8))
+        begun = []
+        while service.status().wanted == 1:
+            begun.append(next(batches))
+        # Nobody draws from now on.
+        eventually(lambda: len(service.status().running) >= 2)
+        eventually(lambda: service.status().wanted == 1 and len(service.status().running) == 1)
+        begun += [next(batches) for _ in range(3)]
+        assert ids(begun) == np.arange(10 * len(begun)).reshape(-1, 10).tolist()
+        batches.close()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def signed(certificates: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate of servers at this node's address, and its key."""
+    (tmp_path / "names").write_text(f"subjectAltName=IP:{ray.util.get_node_ip_address()}")
+    sign = ["openssl", "x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-set_serial", "7"]
+    sign += ["-days", "2", "-extfile", tmp_path / "names", "-out", tmp_path / "server.pem"]
+    subprocess.run(sign, cwd=certificates, check=True, capture_output=True)
+    return tmp_path / "server.pem", certificates / "server.key"
+
+
+def test_encrypted_services_let_in_who_has_a_certificate(certificates: Path, signed: tuple[Path, Path]) -> None:
+    ca = certificates / "ca.pem"
+    client = (certificates / "client.pem", certificates / "client.key")
+    with fastpipe.ray.serve(read(), num_servers=1, tls=signed, client_ca=ca, actor_options=LIGHT) as service:
+        assert ids(service.connect(ca=ca, certificate=client)) == ids(read())
+        assert all(url.startswith("grpc+tls://") for url in service.urls)
+        (shares,) = ray.get([steps_in_a_task.remote(service.connect(ca=ca, certificate=client), 1)])
+        assert shares == ids(read().shard(2, 1))
+        for wrong in ({"ca": ca}, {"ca": certificates / "stranger.pem", "certificate": client}, {}):
+            with pytest.raises(ServiceError, match=r"grpc\+tls://"):
+                service.connect(**wrong, timeout=1)
+        with pytest.raises(ServiceError, match="token"):
+            fastpipe.connect(service.urls, ca=ca, certificate=client, timeout=1)
 
 
 @ray.remote(num_cpus=0)

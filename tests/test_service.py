@@ -132,6 +132,23 @@ def test_batches_by_step_and_places(make: Make) -> None:
         assert (type(there).__name__, len(there)) == (type(here).__name__, len(here))
 
 
+def test_arrays_are_views_of_what_was_received(arrays: dict[str, Any]) -> None:
+    """The columns of a batch lie beside each other, as they came: none of them was made from something else."""
+    with read(arrays).serve() as server:
+        batch = next(iter(fastpipe.connect(server.url)))
+        spans = sorted((array.ctypes.data, array.ctypes.data + array.nbytes) for array in batch.values())
+        assert not any(array.flags.owndata for array in batch.values())
+        assert spans[-1][1] - spans[0][0] <= sum(array.nbytes for array in batch.values()) + 128
+        assert len({id(_root(array)) for array in batch.values()}) == 1
+
+
+def _root(array: Any) -> Any:
+    """Whose memory an array has."""
+    while isinstance(array, np.ndarray) and array.base is not None:
+        array = array.base
+    return array
+
+
 def test_arrow_shards_and_epochs(arrays: dict[str, Any]) -> None:
     import pyarrow as pa
 

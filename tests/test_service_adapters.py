@@ -1,0 +1,222 @@
+"""Frameworks' adapters on remote readers: their batches and states are those of the local reader, step by step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import fastpipe
+import samples
+from apart import apart
+from processes import outputs, run
+from samples import SHUFFLES, Data, order_of
+
+pytest.importorskip("pyarrow.flight")
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+# JAX has no strings.
+NUMBERS = {name: samples.FEATURES[name] for name in ("id", "vector", "items", "score", "terms")}
+CSR = NUMBERS | {"terms": fastpipe.SparseSpec((8,), "float32", layout="csr")}
+
+
+class Started(NamedTuple):
+    """A pass of an adapter.
+
+    Attributes:
+        elements: its batches, each as NumPy arrays in a fixed order.
+        state: the state behind the last of them.
+    """
+
+    elements: Iterator[list[np.ndarray]]
+    state: Callable[[], Any]
+
+
+def started_by_jax(reader: fastpipe.Reader, state: Any = None) -> Started:
+    jax = pytest.importorskip("jax")
+    fpjax = pytest.importorskip("fastpipe.jax")
+    batches = fpjax.iterator(reader)
+    if state is not None:
+        batches.set_state(state)
+    return Started(([np.asarray(leaf) for leaf in jax.tree.leaves(batch)] for batch in batches), batches.get_state)
+
+
+def of_tensors(batch: Any) -> list[np.ndarray]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    found: list[np.ndarray] = []
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, torch.Tensor) and leaf.is_sparse:
+            found += [leaf._indices().numpy(), leaf._values().numpy(), np.array(leaf.shape)]
+        else:
+            found.append(leaf.numpy() if isinstance(leaf, torch.Tensor) else np.array(leaf))
+    return found
+
+
+def started_by_torch(reader: fastpipe.Reader, state: Any = None, *, by: str = "") -> Started:
+    torch_data = pytest.importorskip("torch.utils.data")
+    fptorch = pytest.importorskip("fastpipe.torch")
+    dataset = fptorch.IterableDataset(reader)
+    batches, keeps = dataset, dataset
+    if by == "torch":
+        batches = torch_data.DataLoader(dataset, batch_size=None)
+    elif by == "fastpipe":
+        batches = fptorch.DataLoader(dataset, batch_size=None)
+    elif by == "torchdata":
+        batches = keeps = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader(
+            dataset, batch_size=None
+        )
+    if state is not None:
+        keeps.load_state_dict(state)
+    return Started(map(of_tensors, batches), keeps.state_dict)
+
+
+def started_by_tensorflow(reader: fastpipe.Reader, state: Any = None) -> Started:
+    tf = pytest.importorskip("tensorflow", exc_type=ImportError)
+    fptf = pytest.importorskip("fastpipe.tf")
+    if state is not None:
+        reader.load_state_dict(state)
+    flat = lambda batch: [part.numpy() for part in tf.nest.flatten(batch, expand_composites=True)]  # noqa: E731
+    return Started(map(flat, fptf.dataset(reader)), reader.state_dict)
+
+
+ADAPTERS: dict[str, Callable[..., Started]] = {
+    "jax": started_by_jax,
+    "torch": started_by_torch,
+    "torch's loader": lambda *args: started_by_torch(*args, by="torch"),
+    "torchdata's loader": lambda *args: started_by_torch(*args, by="torchdata"),
+    "fastpipe's loader": lambda *args: started_by_torch(*args, by="fastpipe"),
+    "tensorflow": started_by_tensorflow,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """59 rows in two files."""
+    return samples.write(tmp_path_factory.mktemp("adapters"), [samples.blocks_of(40), samples.blocks_of(19, (6, 0, 2))])
+
+
+def texts(elements: Any) -> list[str]:
+    """Equal for equal elements: dtypes, shapes and values."""
+    return [
+        json.dumps([[str(part.dtype), part.shape, part.astype(str).tolist()] for part in element])
+        for element in elements
+    ]
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("start", ADAPTERS.values(), ids=ADAPTERS)
+def test_batches_and_states_are_the_local_ones_at_every_step(
+    data: Data, start: Callable[..., Started], shuffle: bool | str
+) -> None:
+    def local() -> fastpipe.Reader:
+        return data.read(features=NUMBERS, **order_of(shuffle))
+
+    with local().serve() as server:
+        whole = texts(start(local()).elements)
+        assert len(whole) == 9
+        here, there = start(local()), start(fastpipe.connect(server.url))
+        for step in range(4):
+            assert texts([next(there.elements)]) == texts([next(here.elements)]) == [whole[step]]
+            state = there.state()
+            assert json.loads(json.dumps(state)) == json.loads(json.dumps(here.state()))
+            for reader in (local(), fastpipe.connect(server.url)):
+                assert texts(start(reader, state).elements) == whole[step + 1 :]
+        assert texts(there.elements) == whole[4:]
+
+
+@pytest.mark.parametrize("start", ADAPTERS.values(), ids=ADAPTERS)
+@pytest.mark.parametrize("features", [CSR, samples.FEATURES], ids=["csr", "strings"])
+def test_every_form_of_batch_and_every_epoch(
+    data: Data, start: Callable[..., Started], features: dict[str, Any]
+) -> None:
+    if start is started_by_jax:
+        features = {name: spec for name, spec in features.items() if name in NUMBERS}
+    options = {"features": features, **order_of(True)}
+    with data.read(**options).serve() as server:
+        remote, local = fastpipe.connect(server.url), data.read(**options)
+        if start is started_by_tensorflow and features is CSR:
+            for reader in (remote, local):
+                with pytest.raises(ValueError, match='read it with layout="coo"'):
+                    start(reader)
+            return
+        epochs = [(texts(start(remote).elements), texts(start(local).elements)) for _ in range(2)]
+    assert all(there == here for there, here in epochs)
+
+
+def test_xgboost_trains_to_the_same_model(data: Data) -> None:
+    xgboost = pytest.importorskip("xgboost")
+    fpxgboost = pytest.importorskip("fastpipe.xgboost")
+    features = {name: NUMBERS[name] for name in ("id", "vector", "score")}
+
+    def trained(reader: fastpipe.Reader) -> bytes:
+        matrix = xgboost.QuantileDMatrix(fpxgboost.DataIter(reader, label="id"), max_bin=16)
+        return bytes(xgboost.train({"tree_method": "hist", "max_bin": 16, "seed": 1}, matrix, 3).save_raw())
+
+    reader = data.read(features=features, **order_of(True))
+    with reader.serve() as server:
+        assert trained(fastpipe.connect(server.url)) == trained(reader)
+
+
+def test_workers_of_a_loader_that_are_spawned_connect_anew() -> None:
+    pytest.importorskip("torch")
+    script = """
+        import numpy as np
+        from torch.utils.data import DataLoader
+        import fastpipe, fastpipe.torch
+
+        def main():
+            reader = fastpipe.from_arrays({"id": np.arange(500)}, batch_size=10, shuffle=True, seed=7)
+            with reader.serve() as server:
+                dataset = fastpipe.torch.IterableDataset(fastpipe.connect(server.url))
+                loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+                found = [batch["id"].tolist() for batch in loader]
+                assert found == [batch["id"].tolist() for batch in reader]
+            print("the same")
+
+        if __name__ == "__main__":
+            main()
+    """
+    assert outputs(run(script)) == ["the same\n"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
+@apart
+def test_workers_of_a_loader_that_are_forked_are_told() -> None:
+    """A connection of gRPC doesn't survive a fork; one to a local service does."""
+    from torch.utils.data import DataLoader
+
+    import fastpipe.torch
+
+    reader = fastpipe.from_arrays({"id": np.arange(500)}, batch_size=10, shuffle=True, seed=7)
+    expected = sorted(batch["id"].tolist() for batch in reader)
+    reader.set_epoch(0)
+
+    def loaded(remote: fastpipe.Reader) -> Any:
+        dataset = fastpipe.torch.IterableDataset(remote)
+        return DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+
+    with fastpipe.LocalService(reader) as remote:
+        assert sorted(batch["id"].tolist() for batch in loaded(remote)) == expected
+    with reader.serve() as server, pytest.raises(fastpipe.ServiceError, match="spawn or forkserver"):
+        list(loaded(fastpipe.connect(server.url)))
+
+
+def test_rebatched_batches_go_on_to_frameworks(data: Data) -> None:
+    """A remote reader is rebatched at the client."""
+    pytest.importorskip("torch")
+    fptorch = pytest.importorskip("fastpipe.torch")
+    options = {"features": NUMBERS, **order_of(True)}
+    with data.read(**options).serve() as server:
+        there, here = (
+            [fptorch.tensors(batch) for batch in fastpipe.rebatch(of, batch_size=16, shuffle_buffer=32, seed=3)]
+            for of in (fastpipe.connect(server.url), data.read(**options))
+        )
+    assert len(there) == 4
+    assert texts(map(of_tensors, there)) == texts(map(of_tensors, here))
