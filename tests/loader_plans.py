@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from fastpipe.torch import DataLoader
 
@@ -139,7 +139,10 @@ class Chancy(Dataset[Any]):
         return self.count
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(random.expovariate(1 / self.seconds))
+        # Threads share the process's generator with the program: they have one of their own.
+        info: Any = get_worker_info()
+        chance: Any = random.Random(index) if info.worker_method == "thread" else random
+        time.sleep(chance.expovariate(1 / self.seconds))
         if index == self.index:
             noted(self.note)
             if self.dies and index % 2:
