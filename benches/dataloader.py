@@ -11,8 +11,9 @@ Four parts, named by `--parts`:
 * `memory`: the peak of shared and of private memory for 1 to 16 workers, see `dataloader_memory.py`.
 
 What was measured is kept; `--show` prints it as tables for RESULTS.md and draws the picture. `--methods` and
-`--workers` choose pieces of the grid, which takes some 35 minutes. To start by `spawn` takes seconds, since each worker
-imports torch: so that is measured with two workers, and with default collation with eight. `QUICK=1` takes a part.
+`--workers` choose pieces of the grid, which takes about an hour. Each spawned worker imports torch, which takes two
+seconds of a core: with 8 and 16 of them only default collation is measured. Those of a fork server start at once, since
+the server has imported torch before. `QUICK=1` takes a part.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ def save(part: str, entries: dict[str, Any], quick: bool) -> None:
 
 # The grid.
 
+METHODS = ("fork", "forkserver", "spawn", "thread")
+SPAWNED_MOST = 4
+"""Spawned workers with which each way to collate is measured."""
+
 
 class Cell(NamedTuple):
     """A cell of the grid."""
@@ -78,13 +83,16 @@ class Cell(NamedTuple):
 
 
 def cells(methods: list[str], workers: list[int]) -> Iterator[Cell]:
-    """The grid. Without workers nothing is started, so that is one method."""
+    """The grid. Without workers nothing is started, so that is one method.
+
+    Left out are many spawned workers with a `collate_fn`: to start them for one cell takes up to a minute.
+    """
     for method in methods:
         for number in workers:
             for collation in items.COLLATIONS:
                 if number == 0 and method != methods[0]:
                     continue
-                if method == "spawn" and number != 2 and (number, collation) != (8, "default"):
+                if method == "spawn" and number > SPAWNED_MOST and collation != "default":
                     continue
                 for kind in WANTED:
                     for size in items.SIZES:
@@ -252,8 +260,9 @@ def main() -> int:
     """Runs the parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="grid,first,slow,memory")
-    parser.add_argument("--methods", default="fork,thread" if loads.QUICK else "fork,spawn,thread", help="of the grid")
-    parser.add_argument("--workers", default="0,2" if loads.QUICK else "0,1,2,4,8,16", help="of the grid")
+    methods = "fork,thread" if loads.QUICK else ",".join(METHODS)
+    parser.add_argument("--methods", default=methods, help="of the grid; %(default)s")
+    parser.add_argument("--workers", default="0,2" if loads.QUICK else "0,1,2,4,8,16", help="of the grid; %(default)s")
     parser.add_argument("--show", action="store_true", help="measure nothing: print what is kept, draw the picture")
     arguments = parser.parse_args()
     bounds, quick = loads.Bounds(), loads.QUICK

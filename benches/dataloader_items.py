@@ -5,6 +5,7 @@ It imports no more than it needs: workers that are spawned import it, too.
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 import warnings
 from collections.abc import Callable
@@ -119,12 +120,15 @@ def loader(who: str, dataset: Dataset[Any], method: str, workers: int, collation
     Args:
         who: "torch" or "fastpipe".
         dataset: what it loads.
-        method: "fork", "spawn", or "thread"; torch, which has no threads, forks then.
+        method: "fork", "forkserver", "spawn", or "thread"; torch, which has no threads, forks then. The fork server
+            imports what workers need before it forks the first one, as programs that use it would have it do.
         workers: how many make items; 0 for none.
         collation: one of `COLLATIONS`.
         **more: arguments of both.
     """
     if workers:
+        if method == "forkserver":
+            multiprocessing.set_forkserver_preload(["fastpipe.torch"])
         if method != "thread":
             more["multiprocessing_context"] = method
         elif who == "fastpipe":

@@ -16,6 +16,7 @@ MiB = 1 << 20
 METHODS = {
     "none": "Without workers",
     "fork": "Forked workers",
+    "forkserver": "Workers of a fork server, which has imported torch",
     "spawn": "Spawned workers",
     "thread": "Threads (torch's workers are forked)",
 }
@@ -54,7 +55,7 @@ def least(entries: dict[str, Any]) -> list[str]:
             found = {}
             for name, entry in entries.items():
                 cell = name.split(",")
-                if cell[2:] == ["default", kind, size] and cell[0] in ("fork", "spawn"):
+                if cell[2:] == ["default", kind, size] and cell[0] in ("fork", "forkserver", "spawn"):
                     found[cell[0], int(cell[1])] = entry
             if ("fork", 2) not in found:
                 continue

@@ -52,6 +52,14 @@ class Growing(Large):
         return np.full(self.nbytes if index < self.count // 2 else self.nbytes * 5 // 4, index % 251, np.uint8)
 
 
+class Ragged(Large):
+    """Arrays that differ in shape: of one or two dimensions, and 20 to 100 % of so many bytes."""
+
+    def __getitem__(self, index: int) -> Any:
+        found = np.full(self.nbytes * (20 + index * 37 % 81) // 200 * 2, index % 251, np.uint8)
+        return found.reshape(2, -1) if index % 3 == 0 else found
+
+
 def peak(batches: Any, away: float) -> int:
     """Bytes that are committed at most while a pass is read."""
     file = batches._consumer.file
@@ -84,15 +92,24 @@ KINDS: dict[str, tuple[Callable[[], Any], int | None, int, dict[str, Any]]] = {
     "collated": (lambda: Large(128, MB), 16, 16 * MB, {"collate_fn": listed}),
     # Where sizes change, items lie beside slabs that are too small for them.
     "larger and larger": (lambda: Growing(160, 2 * MB), 16, 56 * MB, {"collate_fn": listed, "num_batch_workers": 0}),
+    "ragged": (lambda: Ragged(160, 2 * MB), 16, 21 * MB, {"collate_fn": listed}),
+    "ragged, by few": (lambda: Ragged(160, 2 * MB), 16, 21 * MB, {"collate_fn": listed, "num_batch_workers": 0}),
 }
 
 
+# A batch gets room for as many rows of one item as it has, and what lies beside rows is counted once for each batch
+# that was begun before it was known. That is more than is promised.
+MORE = pytest.mark.xfail(reason="items that differ in shape take more", strict=False)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[MORE] if kind.startswith("ragged") else []) for kind in KINDS]
+)
 @apart
-@pytest.mark.parametrize("kind", KINDS)
 def test_memory_is_that_of_the_batches_ahead_for_any_number_of_workers(kind: str) -> None:
     make, size, nbytes, more = KINDS[kind]
-    for workers, ahead, away in [(1, 2, 0.0), (4, 2, 0.0), (8, 2, 0.0), (8, 1, 0.01), (4, 4, 0.0)]:
-        for way in (FORKED, THREADS) if workers == 8 else (FORKED,):
+    for workers, ahead, away in [(1, 2, 0.0), (4, 2, 0.0), (8, 1, 0.01), (4, 4, 0.0), (16, 2, 0.0)]:
+        for way in (FORKED, THREADS) if workers in (8, 16) else (FORKED,):
             arguments = way | {"num_workers": workers, "prefetch_factor": ahead} | more
             found = peak(iter(DataLoader(make(), size, **arguments)), away)
             assert found <= (ahead + 1) * nbytes + BESIDE, f"{workers} workers, {ahead} ahead: {found:,} bytes"

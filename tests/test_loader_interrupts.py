@@ -1,0 +1,210 @@
+"""Ctrl-C in a program with a loader: as from a terminal it goes to all of the program's processes at once.
+
+The program gets a KeyboardInterrupt and decides what comes of it. Its workers say nothing, and end with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from apart import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+
+HERE = Path(__file__).parent
+
+# Seconds that a program may take to import torch, or to end.
+MOST = 60.0
+
+PROGRAM = """
+import json, multiprocessing, os, signal, sys, time, warnings
+
+# A shell that runs tests in its background has them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", message="This DataLoader will create")
+# So that what is left of its semaphores can be told from other programs'.
+multiprocessing.current_process()._config["semprefix"] = f"/fastpipe-test-{os.getpid()}"
+request = json.loads(sys.argv[1])
+import loader_data
+from fastpipe.torch import DataLoader
+
+class Says(loader_data.Numbers):
+    def __getitem__(self, index):
+        if index == request["slow"]:
+            print("slow", flush=True)
+            time.sleep(request["seconds"])
+        return super().__getitem__(index)
+
+def main():
+    way = getattr(loader_data, request["way"]) | request["more"]
+    if request["collates"]:
+        way |= {"collate_fn": loader_data.listed, "num_batch_workers": 1}
+    loader = DataLoader(Says(40), 2, **way)
+    batches = iter(loader)
+    print(json.dumps([getattr(worker, "pid", 0) for worker in batches._workers_of_pass.all]), flush=True)
+    found = []
+    while True:
+        try:
+            batch = next(batches)
+            found.append(int(batch[0]))
+            if len(found) == request["busy"]:
+                print("slow", flush=True)
+                time.sleep(600)
+        except KeyboardInterrupt:
+            if not request["goes_on"]:
+                raise
+            print("interrupted", flush=True)
+        except StopIteration:
+            break
+    print(json.dumps(found), flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+class Program:
+    """A program with a loader, in a session of its own.
+
+    Args:
+        folder: for its script.
+        way: the name of a way to load in loader_data.py.
+        slow: the item that takes long; it says so as it begins. None for none.
+        seconds: that it takes.
+        busy: the number of batches after which the program is busy for long; it says so, too. None for none.
+        goes_on: whether it goes on behind an interrupt.
+        collates: whether there is a batch worker.
+        more: arguments of the loader.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        way: str,
+        *,
+        slow: int | None = None,
+        seconds: float = 600.0,
+        busy: int | None = None,
+        goes_on: bool = False,
+        collates: bool = False,
+        more: dict[str, Any] | None = None,
+    ) -> None:
+        request = {"way": way, "slow": slow, "seconds": seconds, "busy": busy, "goes_on": goes_on}
+        request |= {"collates": collates, "more": more or {}}
+        script = folder / "program.py"
+        script.write_text(PROGRAM)
+        paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        self._before = {path.name for path in Path("/dev/shm").iterdir()}
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), json.dumps(request)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": paths},
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.workers: list[int] = [pid for pid in json.loads(self.process.stdout.readline() or "[]") if pid]
+
+    def press(self) -> None:
+        """Presses Ctrl-C as soon as the program waits for its slow item, or is busy."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "slow\n"
+        time.sleep(0.3)
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def ended(self) -> tuple[str, str]:
+        """What it prints until it ends: output and errors. Nothing must be left of it."""
+        try:
+            printed = self.process.communicate(timeout=MOST)
+            assert wait_until(lambda: not self._left(), 10.0), f"processes are left: {self._left()}"
+            assert wait_until(lambda: not self._in_shm(), 10.0), f"left in /dev/shm: {self._in_shm()}"
+        finally:
+            for process in self._left():
+                process.kill()
+            self.process.kill()
+            self.process.wait()
+        return printed
+
+    def _left(self) -> list[psutil.Process]:
+        """The processes of its session that live, but for itself."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found += [process] * (process.pid != self.process.pid)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        return found
+
+    def _in_shm(self) -> set[str]:
+        """What it has left in /dev/shm: other programs have files there, too."""
+        mine = [str(pid) for pid in (self.process.pid, *self.workers)]
+        names = {path.name for path in Path("/dev/shm").iterdir()} - self._before
+        return {name for name in names if any(pid in name for pid in mine)}
+
+
+# By what workers, whether some collate, how many processes they are, and further arguments.
+WORKERS: dict[str, tuple[str, bool, int, dict[str, Any]]] = {
+    "processes": ("FORKED", False, 2, {}),
+    "processes that are kept": ("FORKED", True, 3, {"persistent_workers": True}),
+    "processes of a server": ("SERVED", False, 1, {"num_workers": 1}),
+    "threads": ("THREADS", False, 0, {}),
+    "threads that are kept": ("THREADS", True, 0, {"persistent_workers": True}),
+}
+CASES = [
+    ("processes", "in the loader"),
+    ("processes that are kept", "in the loop"),
+    ("processes of a server", "in the loader"),
+    ("threads", "in the loop"),
+    ("threads that are kept", "in the loader"),
+]
+
+
+@pytest.mark.parametrize(("way", "where"), CASES)
+def test_ctrl_c_ends_the_program_and_its_workers_without_a_word(way: str, where: str, tmp_path: Path) -> None:
+    name, collates, processes, more = WORKERS[way]
+    # Threads can't be ended while they make an item.
+    seconds = 3.0 if name == "THREADS" else 600.0
+    at: dict[str, int] = {"slow": 6} if where == "in the loader" else {"busy": 3}
+    program = Program(tmp_path, name, seconds=seconds, collates=collates, more=more, **at)
+    assert len(program.workers) == processes
+    program.press()
+    begin = time.monotonic()
+    printed, errors = program.ended()
+    assert time.monotonic() - begin < 30
+    # As Python ends a program by default.
+    assert program.process.returncode == -signal.SIGINT
+    assert printed == ""
+    # One traceback, of the program's main thread, and nothing else.
+    lines = errors.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "KeyboardInterrupt"
+    assert all(line.startswith("  ") for line in lines[1:-1]), errors
+    assert re.search(r"line \d+, in main\n", errors)
+
+
+@pytest.mark.parametrize("way", ["processes that are kept", "threads"])
+def test_a_program_that_catches_it_goes_on_where_it_was(way: str, tmp_path: Path) -> None:
+    """Workers don't heed it, so no batch is lost."""
+    name, collates, _, more = WORKERS[way]
+    program = Program(tmp_path, name, slow=6, seconds=1.5, goes_on=True, collates=collates, more=more)
+    program.press()
+    printed, errors = program.ended()
+    interrupted, found = printed.splitlines()
+    assert interrupted == "interrupted"
+    assert json.loads(found) == list(range(0, 40, 2))
+    assert errors == ""
+    assert program.process.returncode == 0

@@ -1,0 +1,127 @@
+"""`pin_memory`, as it can be seen without an accelerator.
+
+torch's loader pins nothing unless there is one. So these tests say there is, by the one function that it asks, and have
+batches whose classes pin themselves: what is done with such a batch is torch's code and ours, and no tensor is pinned.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from apart import apart
+from fastpipe.torch import DataLoader
+from loader_data import FORKED, IN_PROCESS, THREADS, Items, outcomes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+
+WAYS: dict[str, dict[str, Any]] = {"alone": IN_PROCESS, "fork": FORKED, "thread": THREADS}
+ways = pytest.mark.parametrize("way", WAYS)
+
+
+class Page:
+    """A value that can be pinned. It knows who did that, and how often."""
+
+    def __init__(self, value: Any, pinned: tuple[tuple[int, int], ...] = ()) -> None:
+        self.value = value
+        self.pinned = pinned
+
+    def pin_memory(self) -> Page:
+        # In place of this one, as a tensor's.
+        return Page(self.value, (*self.pinned, (os.getpid(), threading.get_ident())))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Page) and (self.value, self.pinned) == (other.value, other.pinned)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Two(NamedTuple):
+    """A batch of two parts."""
+
+    page: Any
+    name: Any
+
+
+class Refuses(Page):
+    """Can't be pinned."""
+
+    def pin_memory(self) -> Page:
+        raise ValueError(f"no page for {self.value}")
+
+
+def collated_page(items: list[Any]) -> Page:
+    return Page([item.value for item in items])
+
+
+def nested(items: list[Any]) -> Any:
+    values = [item.value for item in items]
+    return {"page": Page(values), "more": [Page(values[0]), "text", values[-1]], "two": Two(Page(0), "name")}
+
+
+def refused(items: list[Any]) -> Page:
+    kind = Refuses if items[0].value == 2 else Page
+    return kind([item.value for item in items])
+
+
+def loaded(make: Any, way: dict[str, Any], **more: Any) -> list[Any]:
+    """The batches of six pages, or what they raise."""
+    return outcomes(iter(make(Items([Page(row) for row in range(6)]), pin_memory=True, **more, **way)))
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "custom": lambda: {"batch_size": 2, "collate_fn": collated_page},
+    "custom, by the workers that make items": lambda: {
+        "batch_size": 2,
+        "collate_fn": collated_page,
+        "num_batch_workers": 0,
+    },
+    "custom, nested": lambda: {"batch_size": 2, "collate_fn": nested},
+    "default, of a registered class": lambda: {"batch_size": 2},
+    "default, one by one": lambda: {"batch_size": None},
+    "one that can't be": lambda: {"batch_size": 2, "collate_fn": refused},
+}
+
+
+@apart
+@ways
+@pytest.mark.parametrize("case", CASES)
+def test_batches_that_pin_themselves_are_pinned_by_the_program(way: str, case: str) -> None:
+    torch.accelerator.is_available = lambda: True
+    default_collate_fn_map[Page] = lambda batch, *, collate_fn_map=None: collated_page(batch)
+    arguments = CASES[case]()
+    expected = loaded(torch.utils.data.DataLoader, IN_PROCESS, **_torchs(arguments))
+    found = loaded(DataLoader, WAYS[way], **arguments)
+    # Equal to what torch's loader has without workers: pinned once each, here, by this thread.
+    assert found == expected
+    me = ((os.getpid(), threading.get_ident()),)
+    pinned = list(_pages(found))
+    assert len(pinned) == {"custom, nested": 9, "default, one by one": 6, "one that can't be": 2}.get(case, 3)
+    assert all(page.pinned == me for page in pinned)
+    if case == "one that can't be":
+        assert found[1] is ValueError
+    # Nothing of it is left for a loader that isn't to pin.
+    plain = DataLoader(Items([Page(row) for row in range(6)]), **arguments, **WAYS[way])
+    assert all(page.pinned == () for page in _pages(list(plain)))
+
+
+def _torchs(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name != "num_batch_workers"}
+
+
+def _pages(value: Any) -> Iterator[Page]:
+    """The pages of a batch, or of several."""
+    if isinstance(value, Page):
+        yield value
+    elif isinstance(value, dict):
+        yield from _pages(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _pages(each)
