@@ -443,3 +443,15 @@ def test_items_are_not_changed() -> None:
             for batch in DataLoader(Items(items), batch_size=2, **way, **more):
                 (batch["a"] if isinstance(batch, dict) else batch[0]["a"]).fill_(7) if isinstance(batch, dict) else None
     assert_same(items, before)
+
+
+def tagged(items: list[Any]) -> Any:
+    return torch.tensor(items).as_subclass(Tagged)
+
+
+@apart
+@pytest.mark.parametrize("way", WORKERS)
+def test_batches_of_a_derived_class_come_without_warnings(way: str) -> None:
+    """Workers' warnings are errors here, and torch's storages of such tensors warn whoever asks them for their size."""
+    found = list(DataLoader(Items([1, 2, 3]), 3, collate_fn=tagged, **WORKERS[way]))
+    assert_same(found, [torch.tensor([1, 2, 3]).as_subclass(Tagged)])

@@ -4,8 +4,10 @@ iteration goes on behind it; and what stands at the edges: nothing, one item, ma
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
+import signal
 import sys
 import threading
 import traceback
@@ -397,3 +399,27 @@ def test_any_object_may_be_a_batch(way: str) -> None:
 
 def iter_of(items: list[Any]) -> Any:
     return range(len(items))
+
+
+class Ends(Numbers):
+    """An item ends its process."""
+
+    def __init__(self, count: int, number: int) -> None:
+        super().__init__(count)
+        self.number = number
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            os.kill(os.getpid(), self.number)
+        return super().__getitem__(index)
+
+
+@apart
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT], ids=str)
+def test_a_signal_is_told_in_torchs_words(number: int) -> None:
+    with pytest.raises(
+        WorkerError,
+        match=rf"DataLoader worker \(pid \d+\) is killed by signal: {signal.strsignal(number)}: \S+ was killed by"
+        rf" {signal.Signals(number).name} while making row 1 of batch 2, index 5",
+    ):
+        list(DataLoader(Ends(8, number), 2, **FORKED))

@@ -51,15 +51,15 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     seeds, which follow from `generator` (or torch's own), the epoch, and the item's place in it. That is done only
     where items draw from them: should a data set begin to draw after its first 16 items, an item is made once more.
     What `worker_init_fn` seeds counts: items' seeds follow from it, too. In threads, which share these generators with
-    the program, items draw from `torch.utils.data.get_worker_info().rng`, or from generators that they seed with
-    `get_worker_info().seed`, which is that of the item, in processes too. Without workers the program's generators are
-    left as they were.
+    the program, items draw from `fastpipe.torch.item_rng()`, which is the same in processes and without workers.
+    Without workers the program's generators are left as they were.
 
     **Collation.** Items of numbers, text, NumPy arrays and tensors, in dicts, lists, tuples, named tuples and data
     classes of these, are a batch as they lie, if all have the same shapes and `collate_fn` isn't given. Others are
     collated by the worker that makes the last item of a batch, and with `collate_fn` by a batch worker, which sees
-    items in the memory where they lie. (Where all items of a batch take less than two milliseconds, one worker makes
-    and collates them, which is faster.) What `collate_fn` keeps of its items beyond its call stays valid.
+    items in the memory where they lie. (Where all items of a batch take less than two milliseconds, one item worker
+    makes and collates them, unless batch workers are faster.) What `collate_fn` keeps of its items beyond its call
+    stays valid.
 
     **States.** `state_dict` resumes between any two batches, with any number of workers, batch workers and threads. It
     counts what was yielded. Samplers with a `state_dict`, of their own or of their iterators, keep theirs; others are

@@ -72,7 +72,9 @@ def _reduced(tensor: Any) -> Any:
         case (outer, (inner, kind, (storage, _, size, _, *more), *state)) if inner in _REBUILT and tensor.is_cpu:
             if tensor.is_conj() or tensor.is_neg():
                 return reduced
-            if tensor.nbytes >= storage.nbytes() // 2 and inner is torch._utils._rebuild_tensor_v2:
+            # Typed storages warn whoever asks them that they are going to go.
+            whole = getattr(storage, "_untyped_storage", storage).nbytes()
+            if tensor.nbytes >= whole // 2 and inner is torch._utils._rebuild_tensor_v2:
                 return reduced
             plain = tensor.as_subclass(torch.Tensor).detach().clone(memory_format=torch.contiguous_format)
             dtype = plain.dtype if inner is torch._utils._rebuild_tensor_v2 else torch.uint8

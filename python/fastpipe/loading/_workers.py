@@ -165,6 +165,10 @@ class Workers:
             who = f"DataLoader worker thread(s) {', '.join(worker.name for worker in lost)}"
         else:
             who = f"DataLoader worker (pid(s) {', '.join(str(worker.pid) for worker in lost)})"
+        if not self.threads and len(lost) == 1 and (lost[0].exitcode or 0) < 0:
+            # In torch's words, which programs look for.
+            number = -lost[0].exitcode
+            who, what = f"DataLoader worker (pid {lost[0].pid})", f"is killed by signal: {signal.strsignal(number)}"
         self.end(at_once=True)
         raise WorkerError(f"{who} {what}: {'; '.join(doing)}", worker=_name(lost[0]))
 

@@ -245,6 +245,7 @@ impl Consumer {
             // Makers get none where the consumer will.
             (&slot.slab, u64::from(slab.is_some())),
             (&slot.slab_len, 0),
+            (&slot.slab_rows, 0),
             (&slot.free, 0),
             (&slot.spill, 0),
             (&slot.result, 0),

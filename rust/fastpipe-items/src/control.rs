@@ -106,6 +106,8 @@ pub(crate) struct Slot {
     /// 0 while there is none, 1 while a maker gets one.
     pub(crate) slab: AtomicU64,
     pub(crate) slab_len: AtomicU64,
+    /// Bytes of the slab that are for rows; the rest is for what has no place in them.
+    pub(crate) slab_rows: AtomicU64,
     /// Where the free rest of the slab begins.
     pub(crate) free: AtomicU64,
     /// The last of the pieces that the slab was too small for; each begins with the one before it.

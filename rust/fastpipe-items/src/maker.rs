@@ -403,6 +403,7 @@ impl Board {
 /// Notes where a slab lies, of which the first `size` bytes are for rows.
 pub(crate) fn set_slab(slot: &Slot, offset: u64, len: u64, size: usize) {
     slot.slab_len.store(len, Ordering::Relaxed);
+    slot.slab_rows.store(size as u64, Ordering::Relaxed);
     slot.free
         .store(aligned(offset + size as u64).unwrap_or(u64::MAX), Ordering::Relaxed);
     slot.slab.store(offset, Ordering::Release);

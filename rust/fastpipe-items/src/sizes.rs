@@ -48,14 +48,13 @@ impl Board {
             used_of_slab(slot, slab) + spilled
         } else {
             let rows = slot.rows.load(Ordering::Relaxed) as usize;
-            let Some((_, len)) = slab.filter(|_| rows > 0) else {
+            if slab.is_none() || rows == 0 {
                 return;
-            };
-            let unused = len - used_of_slab(slot, slab);
-            match spilled {
-                0 => (before * rows).saturating_sub(unused) / rows,
-                more => before + more.div_ceil(rows),
             }
+            // Whatever rest its slab was given when it was begun: others may have been learned of meanwhile.
+            let for_rows = slot.slab_rows.load(Ordering::Relaxed) as usize;
+            let beyond = used_of_slab(slot, slab).saturating_sub(for_rows);
+            beyond.saturating_add(spilled).div_ceil(rows)
         };
         // It grows at once, and shrinks slowly.
         let now = if used > before {
