@@ -88,6 +88,7 @@ class Proxy:
         cut_after: bytes to the client after which a connection is cut; None for never.
         corrupt_at: bytes to the client after which one byte is changed; None for never.
         silent_after: bytes to the client after which nothing comes any more, though the connection stays.
+        silent_most: connections that fall silent; None for all.
     """
 
     def __init__(self, port: int) -> None:
@@ -96,8 +97,10 @@ class Proxy:
         self.cut_after: int | None = None
         self.corrupt_at: int | None = None
         self.silent_after: int | None = None
-        # What is changed once, of what a client sends.
+        self.silent_most: int | None = None
+        # What is changed once, of what a client sends, and of what it is sent.
         self.change_request: tuple[bytes, bytes] | None = None
+        self.change_answer: tuple[bytes, bytes] | None = None
         self.faults = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
@@ -143,6 +146,10 @@ class Proxy:
             one.close()
 
     def _faulty(self, data: bytes, passed: int) -> bytes:
+        if self.change_answer is not None and self.change_answer[0] in data:
+            data = data.replace(*self.change_answer, 1)
+            self.change_answer = None
+            self.faults += 1
         end = passed + len(data)
         if self.cut_after is not None and end > self.cut_after:
             self.faults += 1
@@ -152,8 +159,9 @@ class Proxy:
             at = self.corrupt_at - passed
             self.corrupt_at = None
             return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
-        if self.silent_after is not None and end > self.silent_after:
+        if self.silent_after is not None and end > self.silent_after and self.silent_most != 0:
             self.faults += 1
+            self.silent_most = None if self.silent_most is None else self.silent_most - 1
             while not self._ended and self.silent_after is not None:
                 time.sleep(0.02)
             raise EOFError
