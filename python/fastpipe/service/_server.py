@@ -71,7 +71,10 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             say_error(error, peer=context.peer())
             if isinstance(error, FastpipeError):
                 return iter(summed([error_bytes(error)]))
-            raise
+            if isinstance(error, flight.FlightError):
+                raise
+            # Arrow would send the traceback of anything else, and with it where files of this machine are.
+            raise flight.FlightServerError(f"{type(error).__name__}: {error}") from None
 
     def list_actions(self, context: Any) -> list[Any]:
         INTAKE.begun(context.peer(), 0)
@@ -242,7 +245,7 @@ class Server:
 
     def _act(self, action: str, body: bytes) -> list[bytes]:
         if action not in _ACTIONS:
-            raise NotImplementedError(f"there is no action {action!r:.100}, only {', '.join(_ACTIONS)}")
+            raise flight.FlightServerError(f"there is no action {action!r:.100}, only {', '.join(_ACTIONS)}")
         if action == "health":
             return [b'{"serving": true}']
         if action == "metrics":
