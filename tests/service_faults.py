@@ -27,9 +27,11 @@ def free_port() -> int:
 class ServerProcess:
     """`fastpipe serve FILE`, at one port, started again and again."""
 
-    def __init__(self, config: Path) -> None:
+    def __init__(self, config: Path, *arguments: str) -> None:
         self.config, self.port = config, free_port()
+        self._arguments = arguments
         self.process: subprocess.Popen[str] | None = None
+        self._listens = False
 
     @property
     def url(self) -> str:
@@ -37,13 +39,18 @@ class ServerProcess:
 
     def start(self, config: Path | None = None) -> None:
         command = [sys.executable, "-m", "fastpipe", "serve", str(config or self.config), "--port", str(self.port)]
+        command += self._arguments
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._listens = False
 
     def wait(self) -> None:
         """Until it listens."""
+        if self._listens:
+            return
         assert self.process is not None
         assert self.process.stdout is not None
         assert "serving" in self.process.stdout.readline()
+        self._listens = True
 
     def send(self, number: int) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -87,7 +94,9 @@ class Proxy:
         delay: seconds before each piece is passed on.
         cut_after: bytes to the client after which a connection is cut; None for never.
         corrupt_at: bytes to the client after which one byte is changed; None for never.
+        corrupt_request_at: the same, of what a client sends.
         silent_after: bytes to the client after which nothing comes any more, though the connection stays.
+        silent_most: connections that fall silent; None for all.
     """
 
     def __init__(self, port: int) -> None:
@@ -95,9 +104,14 @@ class Proxy:
         self.delay = 0.0
         self.cut_after: int | None = None
         self.corrupt_at: int | None = None
+        self.corrupt_request_at: int | None = None
         self.silent_after: int | None = None
-        # What is changed once, of what a client sends.
+        self.silent_most: int | None = None
+        # What is changed once, of what a client sends, and of what it is sent.
         self.change_request: tuple[bytes, bytes] | None = None
+        self.change_answer: tuple[bytes, bytes] | None = None
+        # What clients have sent, if somebody wants to know.
+        self.sent: bytearray | None = None
         self.faults = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
@@ -113,10 +127,14 @@ class Proxy:
         while True:
             try:
                 client, _ = self._listening.accept()
-                server = socket.create_connection(("127.0.0.1", self._server))
             except OSError:
                 if self._ended:
                     return
+                continue
+            try:
+                server = socket.create_connection(("127.0.0.1", self._server))
+            except OSError:
+                client.close()
                 continue
             self._open += [client, server]
             threading.Thread(target=self._pass_on, args=(client, server, False), daemon=True).start()
@@ -127,9 +145,16 @@ class Proxy:
         try:
             while data := here.recv(1 << 16):
                 time.sleep(self.delay)
+                passed += len(data)
+                if self.sent is not None and not to_client:
+                    self.sent += data
+                at = None if self.corrupt_request_at is None else self.corrupt_request_at - passed + len(data)
                 if to_client:
-                    data = self._faulty(data, passed)
-                    passed += len(data)
+                    data = self._faulty(data, passed - len(data))
+                elif at is not None and 0 <= at < len(data):
+                    data = _changed(data, at)
+                    self.corrupt_request_at = None
+                    self.faults += 1
                 elif self.change_request is not None and self.change_request[0] in data:
                     data = data.replace(*self.change_request, 1)
                     self.change_request = None
@@ -143,6 +168,10 @@ class Proxy:
             one.close()
 
     def _faulty(self, data: bytes, passed: int) -> bytes:
+        if self.change_answer is not None and self.change_answer[0] in data:
+            data = data.replace(*self.change_answer, 1)
+            self.change_answer = None
+            self.faults += 1
         end = passed + len(data)
         if self.cut_after is not None and end > self.cut_after:
             self.faults += 1
@@ -151,19 +180,29 @@ class Proxy:
             self.faults += 1
             at = self.corrupt_at - passed
             self.corrupt_at = None
-            return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
-        if self.silent_after is not None and end > self.silent_after:
+            return _changed(data, at)
+        if self.silent_after is not None and end > self.silent_after and self.silent_most != 0:
             self.faults += 1
+            self.silent_most = None if self.silent_most is None else self.silent_most - 1
             while not self._ended and self.silent_after is not None:
                 time.sleep(0.02)
             raise EOFError
         return data
+
+    def heal(self) -> None:
+        """Nothing fails any more. What had fallen silent is cut."""
+        self.delay = 0.0
+        self.cut_after = self.corrupt_at = self.corrupt_request_at = self.silent_after = None
 
     def close(self) -> None:
         self._ended = True
         self._listening.close()
         for one in self._open:
             one.close()
+
+
+def _changed(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
 
 
 @contextmanager

@@ -164,8 +164,9 @@ def test_refused_tickets_leave_nothing(ticket: dict[str, Any]) -> None:
 
 def test_requests_that_are_none(server: fastpipe.service.Server) -> None:
     client = flight.FlightClient(server.url)
-    with pytest.raises((pa.ArrowNotImplementedError, NotImplementedError), match="no action 'shell', only describe"):
+    with pytest.raises(flight.FlightServerError, match="no action 'shell', only describe") as raised:
         list(client.do_action(flight.Action("shell", b"{}")))
+    assert "Traceback" not in str(raised.value)
     for action, body in [
         ("describe", b""),
         ("describe", b"{}"),

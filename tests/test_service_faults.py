@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import random
 import signal
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,7 +16,6 @@ from service_faults import ServerProcess, through
 
 pytest.importorskip("pyarrow.flight")
 
-RUNS = int(os.environ.get("FASTPIPE_SERVICE_RUNS", "4"))
 ROWS = 30_000
 
 CONFIG = """
@@ -74,45 +70,6 @@ def servers(configs: tuple[Path, Path]) -> Iterator[list[ServerProcess]]:
     yield found
     for server in found:
         server.end()
-
-
-def fail_by_chance(servers: list[ServerProcess], draw: random.Random, end: threading.Event) -> None:
-    """Kills, stops and restarts servers, until the end; one may be left without any for a moment."""
-    while not end.wait(draw.uniform(0.05, 0.5)):
-        server = draw.choice(servers)
-        what = draw.choice(["kill", "stop", "terminate", "restart"])
-        if what == "stop":
-            server.send(signal.SIGSTOP)
-            end.wait(draw.uniform(0.1, 1.0))
-            server.send(signal.SIGCONT)
-        elif what == "restart" and server.process is None:
-            server.start()
-        elif what != "restart" and server.process is not None:
-            server.end(signal.SIGKILL if what == "kill" else signal.SIGTERM)
-            server.start()
-
-
-@pytest.mark.timeout(120 + 60 * RUNS)
-@pytest.mark.parametrize("first", range(0, RUNS, 10))
-def test_servers_that_fail_by_chance(servers: list[ServerProcess], expected: list[bytes], first: int) -> None:
-    for run in range(first, min(first + 10, RUNS)):
-        draw = random.Random(run)
-        remote = fastpipe.connect([server.url for server in servers], prefetch=8, timeout=20)
-        end = threading.Event()
-        failing = threading.Thread(target=fail_by_chance, args=(servers, draw, end))
-        failing.start()
-        try:
-            found = []
-            for batch in remote:
-                found.append(same(batch))
-                time.sleep(draw.uniform(0, 0.01))
-        finally:
-            end.set()
-            failing.join()
-        assert found == expected, f"run {run}"
-        for server in servers:
-            if server.process is None:
-                server.start()
 
 
 def test_a_server_with_other_data_is_an_error(
@@ -184,15 +141,3 @@ def test_a_network_that_changes_what_is_asked_first(sent: bytes, came: bytes, ex
         network.change_request = (sent, came)
         assert [same(batch) for batch in fastpipe.connect(network.url, timeout=15)] == expected
         assert network.faults == 1
-
-
-def test_a_network_that_falls_silent_is_an_error_within_the_time(expected: list[bytes]) -> None:
-    with read().serve() as server, through(server.port) as network:
-        remote = fastpipe.connect(network.url, prefetch=2, timeout=1.5)
-        network.silent_after = 50_000
-        found: list[bytes] = []
-        begun = time.monotonic()
-        with pytest.raises(fastpipe.ServiceError, match="127"):
-            found.extend(slowly(remote))
-        assert time.monotonic() - begun < 15
-        assert found == expected[: len(found)]

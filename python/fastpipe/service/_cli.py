@@ -160,7 +160,7 @@ def _health(arguments: argparse.Namespace) -> int:
     )
     connection = Connection(arguments.url, options)
     try:
-        told = connection.ask("health", {})
+        told = connection.ask("health", {}, arguments.timeout)
     finally:
         connection.close()
     if told != [b'{"serving": true}']:

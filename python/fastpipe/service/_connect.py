@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from fastpipe._columns.arrow_schema import require_pyarrow
-from fastpipe._ordering import LARGEST_WORLD, within
+from fastpipe._ordering import LARGEST_WORLD, Ordering, within
 from fastpipe._running import Running
-from fastpipe.errors import ServiceError
+from fastpipe.errors import ServiceError, UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.service._settings import Directory, Options
 
 if TYPE_CHECKING:
     from fastpipe.service._remote_data import Description, RemoteData
+    from fastpipe.service._transport import Connection as Transport
 
 __all__ = ["Asked", "check_timeout", "connect"]
-
-_PAUSE = 0.1
 
 
 def connect(
@@ -61,9 +59,12 @@ def connect(
         token: that the servers want.
         ca: file of certificates, PEM, one of which has signed those of the servers; None for those of the system.
         certificate: files of the client's certificate chain and private key, PEM, where servers ask for them.
-        timeout: seconds within which a server must answer; and for which a pass goes on when no server does, before it
-            ends in a `ServiceError`.
-        fallback: a reader of the same data in this process: it makes the batches when no server is left.
+        timeout: seconds within which a server must answer, or send something when it was asked for batches. If none
+            does for that long, passes end in a `ServiceError`, and so do `batch_at`, `locate` and this call.
+        fallback: a reader of the same data and the same order in this process. It makes the batches when no server
+            does for `timeout` seconds, or at once where none was there when one was last needed; servers that come back
+            make them again. With it, this call waits for servers that hang alone, not for those that aren't there: if
+            none answers, order, seed and epochs are the fallback's.
 
     Returns:
         The reader. `prefetch` and `memory_limit` are of this side; a served reader has its own.
@@ -71,7 +72,7 @@ def connect(
     Raises:
         ServiceError: if no server answers within the time, or none has such a reader.
         ImportError: if pyarrow isn't installed.
-        UnsupportedError: if the fallback has other data or specs.
+        UnsupportedError: if the fallback has other data, specs or order than the servers, or can't be served itself.
         ValueError: for values out of range, and URLs that are none.
 
     Example:
@@ -85,7 +86,7 @@ def connect(
     """
     require_pyarrow()
     from fastpipe.service._directory import Fixed, Servers, checked_url
-    from fastpipe.service._remote_data import RemoteData, check_fallback
+    from fastpipe.service._remote_data import Description, RemoteData, check_fallback
 
     if isinstance(urls, Directory):
         directory: Directory = urls
@@ -104,10 +105,12 @@ def connect(
         timeout=check_timeout(timeout),
     )
     running = Running.checked(num_threads=None, prefetch=prefetch, memory_limit=memory_limit)
-    description, known = _described(directory, reader, options)
+    description, known, absent = _described(directory, reader, options, fallback)
     if fallback is not None:
         check_fallback(fallback, description)
-    data = RemoteData(reader, description, Servers(directory, options, known), options.timeout, fallback)
+        asked.check_order(description, Description.of(reader, fallback))
+    servers = Servers(directory, options, known, absent=absent)
+    data = RemoteData(reader, description, servers, options.timeout, fallback)
     return asked.reader(data, description, running)
 
 
@@ -142,15 +145,46 @@ class Asked:
         Raises:
             ValueError: if what is asked for is out of range.
         """
+        ordering = self._ordering(description)
+        made = Reader(
+            data, ordering=ordering, running=running, progress=self.progress, epochs=self._epochs(description)
+        )
+        return made._warned()
+
+    def check_order(self, served: Description, fallback: Description) -> None:
+        """Whether a fallback has the order that servers have, as far as nothing else is asked for.
+
+        Without servers its order holds. So which ones answer must not matter.
+
+        Raises:
+            UnsupportedError: if it has another one; it says what differs.
+        """
+        theirs, ours = asdict(self._ordering(served)), asdict(self._ordering(fallback))
+        theirs["epochs"], ours["epochs"] = self._epochs(served), self._epochs(fallback)
+        if not (theirs["seed_given"] and ours["seed_given"]):
+            # One that was drawn differs from server to server, too.
+            ours["seed"] = theirs["seed"]
+        ours["seed_given"] = theirs["seed_given"]
+        differing = [
+            f"{name} is {ours[name]!r}, and {theirs[name]!r} there" for name in ours if ours[name] != theirs[name]
+        ]
+        if differing:
+            raise UnsupportedError(
+                f"the fallback has another order than the servers: {'; '.join(differing)}; make it with the same"
+                " arguments, since its order holds where no server answers"
+            )
+
+    def _epochs(self, description: Description) -> SupportsIndex | None:
+        return description.epochs if self.epochs == "served" else self.epochs
+
+    def _ordering(self, description: Description) -> Ordering:
         ordering = description.ordering
         if self.world_size is not None and self.rank is not None:
             world = within("world_size", self.world_size, 1, LARGEST_WORLD)
             ordering = replace(ordering, rank=within("rank", self.rank, 0, world - 1), world_size=world)
         if self.seed is not None:
             ordering = replace(ordering, seed=within("seed", self.seed, 0, 2**64 - 1), seed_given=True)
-        epochs = description.epochs if self.epochs == "served" else self.epochs
-        made = Reader(data, ordering=ordering, running=running, progress=self.progress, epochs=epochs)
-        return made._warned()
+        return ordering
 
 
 def check_timeout(timeout: float) -> float:
@@ -164,37 +198,34 @@ def check_timeout(timeout: float) -> float:
     return float(timeout)
 
 
-def _described(directory: Directory, reader: str, options: Options) -> tuple[Description, list[str]]:
-    """What the first server says that answers, and the servers that there are."""
+def _described(
+    directory: Directory, reader: str, options: Options, fallback: Reader | None
+) -> tuple[Description, list[str], bool]:
+    """What a reader is, the servers that there are, and whether none of them has said so, but the fallback."""
+    from fastpipe.service._asking import NoAnswerError, Question
     from fastpipe.service._connection import Connection
     from fastpipe.service._directory import Fixed, checked_url
     from fastpipe.service._remote_data import Description
 
-    end = time.monotonic() + options.timeout
-    while True:
-        errors = []
-        urls = [checked_url(url) for url in directory.urls()]
+    connections: dict[str, Connection] = {}
+
+    def listed() -> list[Connection]:
+        urls = dict.fromkeys(checked_url(url) for url in directory.urls())
         for url in urls:
-            connection = Connection(url, options)
-            try:
-                told = connection.ask("describe", {"reader": reader})
-                if len(told) != 2:
-                    raise ServiceError(f"{url} is no server of fastpipe")
-                return Description(told[0], told[1], url), urls
-            except ServiceError as error:
-                errors.append(error)
-            finally:
-                connection.close()
-        if not errors:
-            errors = [ServiceError(f"the directory has listed no server for {options.timeout:g} seconds")]
-        # A server that starts may come; one that refuses won't do otherwise.
-        comes = not urls or not isinstance(directory, Fixed) or any(_may_come(error) for error in errors)
-        if time.monotonic() + _PAUSE > end or not comes:
-            raise ServiceError("; ".join(map(str, errors))) from errors[0]
-        time.sleep(_PAUSE)
+            connections.setdefault(url, Connection(url, options))
+        return [connections[url] for url in urls]
 
+    def read(told: list[bytes], connection: Transport) -> Description:
+        if len(told) != 2:
+            raise ServiceError(f"{connection.url} is no server of fastpipe")
+        return Description(told[0], told[1], connection.url)
 
-def _may_come(error: ServiceError) -> bool:
-    import pyarrow.flight as flight
-
-    return isinstance(error.__cause__, (flight.FlightUnavailableError, flight.FlightTimedOutError))
+    question = Question("describe", {"reader": reader}, read, options.timeout)
+    try:
+        # A server that starts may come; one that refuses won't do otherwise. Who has a fallback need not wait for it.
+        come, again = not isinstance(directory, Fixed) and fallback is None, fallback is None
+        return question.answer(listed, come=come, again=again), list(connections), False
+    except NoAnswerError as none:
+        if fallback is None or not none.passes:
+            raise none.error from none.error.__cause__
+    return Description.of(reader, fallback), list(connections), True

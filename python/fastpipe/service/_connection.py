@@ -13,21 +13,32 @@ import pyarrow.flight as flight
 
 from fastpipe.errors import ServiceError
 from fastpipe.service._settings import Options
-from fastpipe.service._wire import Ticket, as_error, sealed
+from fastpipe.service._wire import DamagedError, Ticket, as_error, intact, sealed
 
 if TYPE_CHECKING:
     from fastpipe import _fastpipe
 
 __all__ = ["Answer", "Connection"]
 
-
+# A connection that has broken without a word is missed while there is time to make another one: gRPC asks for a sign
+# of life after this part of the timeout, and waits for it for as long again. A server that is merely slow gives one.
+_SIGN_OF_LIFE, _LATEST_SIGN = 0.25, 15.0
+_SIGNS = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
 _CHANNEL = [
-    # A server that has vanished without a word is missed after a while.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     # Frames of HTTP/2 have 16 KiB otherwise, each of which costs both sides: a fifth of the rate.
     ("grpc.http2.max_frame_size", 128 << 10),
 ]
+
+# Actions that others than this client ask for, too: their answers have no checksum.
+_PLAIN = ("health", "metrics")
+# What becomes of requests to servers that aren't there, end, or hang, and of bytes that are changed on their way.
+_PASSING = (
+    flight.FlightUnavailableError,
+    flight.FlightTimedOutError,
+    flight.FlightInternalError,
+    flight.FlightCancelledError,
+    DamagedError,
+)
 
 # Of the process that has first connected.
 _PROCESS_OF_GRPC: list[int] = []
@@ -75,25 +86,38 @@ class Connection:
                     secure["tls_root_certs"] = self._options.ca
                 if self._options.certificate is not None:
                     secure["cert_chain"], secure["private_key"] = self._options.certificate
-                self._client = flight.FlightClient(self.url, generic_options=_CHANNEL, **secure)
+                seconds = min(self._options.timeout * _SIGN_OF_LIFE, _LATEST_SIGN)
+                signs = [(name, max(int(seconds * 1000), 1)) for name in _SIGNS]
+                self._client = flight.FlightClient(self.url, generic_options=_CHANNEL + signs, **secure)
             return self._client
 
     def _call(self, timeout: float | None) -> Any:
         headers = [] if self._options.token is None else [(b"authorization", f"Bearer {self._options.token}".encode())]
         return flight.FlightCallOptions(timeout=timeout, headers=headers)
 
-    def ask(self, action: str, request: dict[str, Any]) -> list[bytes]:
+    def ask(self, action: str, request: dict[str, Any], seconds: float) -> list[bytes]:
         """What a server answers to a request.
 
         Raises:
-            ServiceError: if it doesn't.
+            FastpipeError: what it tells.
+            ServiceError: if it doesn't answer within the time.
         """
         try:
             call = flight.Action(action, sealed(request))
-            answers = self._connected().do_action(call, self._call(self._options.timeout))
-            return [answer.body.to_pybytes() for answer in answers]
+            answers = self._connected().do_action(call, self._call(seconds))
+            parts = [answer.body.to_pybytes() for answer in answers]
+            if action not in _PLAIN:
+                parts = intact(parts)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise ServiceError(f"{self.url}: {_told(error)}") from error
+        told = as_error(parts[0], self.url) if parts else None
+        if told is not None:
+            raise told
+        return parts
+
+    def passes(self, error: ServiceError) -> bool:
+        """Whether the server may answer another time."""
+        return isinstance(error.__cause__, _PASSING)
 
     def batches(self, ticket: Ticket) -> Answer:
         """Asks for batches.

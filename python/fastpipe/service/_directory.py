@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastpipe.errors import ServiceError
 from fastpipe.service._local_connection import SCHEME, LocalConnection
 from fastpipe.service._settings import Directory, Options
 from fastpipe.service._transport import Connection
@@ -67,9 +67,11 @@ class Servers:
         directory: that lists them.
         options: how to connect.
         known: URLs that it has listed.
+        absent: whether none of them was there when one was last needed; whoever finds out sets the attribute.
     """
 
-    def __init__(self, directory: Directory, options: Options, known: Sequence[str]) -> None:
+    def __init__(self, directory: Directory, options: Options, known: Sequence[str], *, absent: bool = False) -> None:
+        self.absent = absent
         self._directory, self._options = directory, options
         self._changes = not isinstance(directory, Fixed)
         self._lock = threading.Lock()
@@ -117,20 +119,14 @@ class Servers:
             return f"the directory of servers: {str(error) or type(error).__name__}"
         return "" if listed else "the directory lists no server"
 
-    def any(self) -> list[Connection]:
-        """As `known`, but there is one.
-
-        Raises:
-            ServiceError: if there is none.
-        """
-        found = self.known()
-        if not found:
-            raise ServiceError(f"there is no server just now: {self.why()}")
-        return found
+    @property
+    def changes(self) -> bool:
+        """Whether others may be listed later."""
+        return self._changes
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self._lock:
-            return Servers, (self._directory, self._options, list(self._connections))
+            return partial(Servers, absent=self.absent), (self._directory, self._options, list(self._connections))
 
     def __str__(self) -> str:
         with self._lock:

@@ -102,19 +102,30 @@ class LocalConnection:
             )
         return found
 
-    def ask(self, action: str, request: dict[str, Any]) -> list[bytes]:
+    def ask(self, action: str, request: dict[str, Any], seconds: float) -> list[bytes]:
         """What the server answers to a request.
 
         Raises:
             FastpipeError: what it tells.
-            ServiceError: if it doesn't answer.
+            ServiceError: if it doesn't answer within the time.
         """
-        del action
         link = self._link()
-        with link.request(ASK) as connection, connection.makefile("rb") as file:
-            send_frame(connection, Frame(b"r", json.dumps(request).encode()))
-            frame = read_frame(file)
+        with link.request(ASK) as connection:
+            connection.settimeout(seconds)
+            try:
+                with connection.makefile("rb") as file:
+                    send_frame(connection, Frame(b"r", json.dumps({"action": action} | request).encode()))
+                    frame = read_frame(file)
+            except TimeoutError as error:
+                text = f"the local server (pid {link.process}) has not answered for {seconds:g} seconds"
+                raise ServiceError(text) from error
+            except OSError as error:
+                raise link.gone() from error
         return [checked(frame, link).said]
+
+    def passes(self, error: ServiceError) -> bool:
+        """Whether the server may answer another time: where it has ended, nobody comes in its place."""
+        return isinstance(error.__cause__, TimeoutError)
 
     def batches(self, ticket: Ticket) -> LocalAnswer:
         """Asks for batches.

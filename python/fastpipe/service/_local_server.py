@@ -52,8 +52,11 @@ class _Local:
         self.memory = self.served.shared_memory(self.slabs)
 
     def ask(self, frame: Frame) -> bytes:
-        """The answer to where a row comes from."""
+        """The answer to whether it is there, or to where a row comes from."""
         request = json.loads(frame.said)
+        if request["action"] == "health":
+            return b'{"serving": true}'
+        self.served.check(request["data"])
         return json.dumps(self.served.place(int(request["unit"]), int(request["record"]))).encode()
 
     def batches(self, connection: socket.socket, file: Any, frame: Frame) -> None:
@@ -61,7 +64,7 @@ class _Local:
         unseen: deque[bytes] = deque()
         try:
             ticket = Ticket.read(frame.said)
-            self.served.check(ticket)
+            self.served.check(ticket.data)
             order = self.served.order(ticket)
             batches = self.served.begin(ticket, order, ticket.start, ticket.stop, self.memory)
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import namedtuple
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -17,12 +17,15 @@ from fastpipe._passes import passes_of
 from fastpipe._reader_passes import ReaderParts, ReaderPasses
 from fastpipe._state import VERSION as STATES
 from fastpipe.errors import FastpipeError, ServiceError, UnsupportedError
+from fastpipe.service._asking import NoAnswerError, Question
 from fastpipe.service._directory import Servers
-from fastpipe.service._transfer import Request, Transfer
+from fastpipe.service._request import Request
+from fastpipe.service._transfer import Transfer
 from fastpipe.service._wire import VERSION, Ticket, ordering_of
 
 if TYPE_CHECKING:
     from fastpipe.reader import Reader
+    from fastpipe.service._transport import Connection
 
 __all__ = ["Description", "RemoteData", "check_fallback"]
 
@@ -73,6 +76,19 @@ class Description:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
             raise ServiceError(f"{url} describes its reader in a way that can't be read: {error!r:.300}") from error
 
+    @classmethod
+    def of(cls, name: str, reader: Reader) -> Self:
+        """What a server would say of a reader of this process.
+
+        Raises:
+            TypeError: if it is no reader.
+            UnsupportedError: if it can't be served.
+        """
+        from fastpipe.service._served import Served
+
+        served = Served(name, reader)
+        return cls(json.dumps(served.description()).encode(), served.unit_rows().tobytes(), "the fallback")
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Description, self._args
 
@@ -104,8 +120,8 @@ class RemoteData:
         self.symbols = description.symbols
         self.words = description.words
         self._name = name
-        parts = None if fallback is None else parts_of(fallback)
-        bringing = _Bringing(name, description.fingerprints[STATES], servers, patience, parts)
+        self._fallback = None if fallback is None else parts_of(fallback)
+        bringing = _Bringing(name, description.fingerprints[STATES], servers, patience, self._fallback)
         self.handle: _fastpipe.Data = _fastpipe.RemoteDataset(
             description.columns,
             description.csr,
@@ -120,21 +136,24 @@ class RemoteData:
         return dict(self._description.fingerprints[version])
 
     def place(self, unit: int, record: int) -> tuple[Any, ...]:
-        """Where a row comes from, as the server says."""
-        request = {"reader": self._name, "unit": unit, "record": record}
-        failed: ServiceError | None = None
-        for connection in self._servers.any():
-            try:
-                found = json.loads(connection.ask("place", request)[0])
-                fields: dict[str, Any] = found["fields"]
-                kind = namedtuple(str(found["kind"]), list(fields))  # type: ignore[misc]  # noqa: PYI024
-                return kind(**fields)
-            except ServiceError as error:
-                failed = error
-            except (ValueError, TypeError, KeyError, IndexError) as error:
-                failed = ServiceError(f"{connection.url} sent a place that can't be read: {error!r:.200}")
-        assert failed is not None
-        raise failed
+        """Where a row comes from, as a server says, or the fallback.
+
+        Raises:
+            ServiceError: if no server answers within the time.
+            StateError: if one has other data.
+        """
+        servers, fallback = self._servers, self._fallback
+        if fallback is not None and servers.absent:
+            return fallback.data.place(unit, record)
+        request = {"reader": self._name, "data": self.fingerprint(), "unit": unit, "record": record}
+        question = Question("place", request, _place, servers.options.timeout)
+        try:
+            return question.answer(servers.known, come=servers.changes, why=servers.why)
+        except NoAnswerError as none:
+            if fallback is None:
+                raise none.error from none.error.__cause__
+        servers.absent = True
+        return fallback.data.place(unit, record)
 
     def column_times(self) -> tuple[float, list[tuple[str, float]]]:
         """Nothing: nothing is decoded here."""
@@ -149,6 +168,21 @@ class RemoteData:
 
     def __str__(self) -> str:
         return f"{self._description.text} at {self._servers}"
+
+
+def _place(told: list[bytes], connection: Connection) -> tuple[Any, ...]:
+    """The place that a server has sent.
+
+    Raises:
+        ServiceError: if it is none.
+    """
+    try:
+        found = json.loads(told[0])
+        fields: dict[str, Any] = found["fields"]
+        kind = namedtuple(str(found["kind"]), list(fields))  # type: ignore[misc]  # noqa: PYI024
+        return kind(**fields)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise ServiceError(f"{connection.url} sent a place that can't be read: {error!r:.200}") from error
 
 
 class _Bringing:
@@ -186,13 +220,15 @@ class _Bringing:
         def ticket(epoch: int, progress: dict[str, Any] | None, start: int, stop: int, until: int, csr: bool) -> Ticket:
             return Ticket(self._name, self._data, order, epoch, progress, start, stop, until, csr)
 
+        here = self._fallback
+
         def make(epoch: int, progress: dict[str, Any] | None, start: int, stop: int, csr: bool) -> _fastpipe.Pass:
-            assert self._fallback is not None
-            return ordering.of(self._fallback.data.handle).batches(
+            assert here is not None
+            return ordering.of(here.data.handle).batches(
                 epoch,
                 start,
                 stop,
-                **self._fallback.running.of_pass,
+                **here.running.of_pass,
                 progress=progress,
                 csr=csr,
             )
@@ -205,7 +241,7 @@ class _Bringing:
             group,
             self._patience,
             self._servers.options.timeout,
-            make if self._fallback is not None else None,
+            make if here is not None else None,
         ).start()
 
 

@@ -109,8 +109,8 @@ class Schedule:
             waiting: whether the consumer waits for it.
         """
         alone = self.alone
-        if self._back:
-            self._back.sort()
+        self._back.sort()
+        if self._back and self._back[0][0] < wanted + ahead:
             start, stop = self._back.pop(0)
             return self._give(server, now, start, stop, self._share(ahead))
         start = max(self._next, wanted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -104,19 +105,22 @@ class Served:
             "fields": {name: value if isinstance(value, known) else str(value) for name, value in fields.items()},
         }
 
-    def check(self, ticket: Ticket) -> None:
-        """Whether a ticket is of this data set.
+    def check(self, data: Mapping[str, Any]) -> None:
+        """Whether a request is for this data set.
+
+        Args:
+            data: the fingerprint that it has.
 
         Raises:
             StateError: if it isn't; it says what differs.
         """
-        if ticket.data == self._fingerprint:
+        if data == self._fingerprint:
             return
         here = self._fingerprint
         differing = [
-            f"{name} is {here[name]!r} here, and was {ticket.data.get(name)!r:.100}"
+            f"{name} is {here[name]!r} here, and was {data.get(name)!r:.100}"
             for name in here
-            if name != "digest" and ticket.data.get(name) != here[name]
+            if name != "digest" and data.get(name) != here[name]
         ]
         raise StateError(
             f"this server has other data: {'; '.join(differing) or self._data.words.other_digest}; connect anew"

@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from fastpipe._running import memory_size
+from fastpipe.errors import FastpipeError
 from fastpipe.reader import Reader
 from fastpipe.service._intake import INTAKE
 from fastpipe.service._logs import RequestLog, say, say_error
 from fastpipe.service._metrics import Metrics
 from fastpipe.service._served import Served
 from fastpipe.service._streams import Streams
-from fastpipe.service._wire import DamagedError, Ticket, error_bytes, messages, schema, unsealed
+from fastpipe.service._wire import DamagedError, Ticket, error_bytes, messages, schema, summed, unsealed
 
 __all__ = ["Server", "listening"]
 
@@ -68,7 +69,12 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             return iter(self._server._act(action.type, body))
         except Exception as error:
             say_error(error, peer=context.peer())
-            raise
+            if isinstance(error, FastpipeError):
+                return iter(summed([error_bytes(error)]))
+            if isinstance(error, flight.FlightError):
+                raise
+            # Arrow would send the traceback of anything else, and with it where files of this machine are.
+            raise flight.FlightServerError(f"{type(error).__name__}: {error}") from None
 
     def list_actions(self, context: Any) -> list[Any]:
         INTAKE.begun(context.peer(), 0)
@@ -239,7 +245,7 @@ class Server:
 
     def _act(self, action: str, body: bytes) -> list[bytes]:
         if action not in _ACTIONS:
-            raise NotImplementedError(f"there is no action {action!r:.100}, only {', '.join(_ACTIONS)}")
+            raise flight.FlightServerError(f"there is no action {action!r:.100}, only {', '.join(_ACTIONS)}")
         if action == "health":
             return [b'{"serving": true}']
         if action == "metrics":
@@ -250,13 +256,16 @@ class Server:
             request = json.loads(unsealed(body))
             served = self._find(str(request["reader"]))
             if action == "describe":
-                return [json.dumps(served.description()).encode(), served.unit_rows().tobytes()]
+                return summed([json.dumps(served.description()).encode(), served.unit_rows().tobytes()])
+            served.check(dict(request["data"]))
             place = served.place(int(request["unit"]), int(request["record"]))
+        except FastpipeError:
+            raise
         except DamagedError as error:
             raise flight.FlightUnavailableError(str(error)) from None
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError, LookupError) as error:
             raise flight.FlightServerError(f"a request that can't be read: {error!r:.300}") from None
-        return [json.dumps(place).encode()]
+        return summed([json.dumps(place).encode()])
 
     def _answer(self, context: Any, data: bytes) -> Iterator[Any]:
         empty = pa.RecordBatch.from_arrays([pa.array([b""], pa.large_binary())], schema=schema())
@@ -281,7 +290,7 @@ class Server:
     def _batches(self, context: Any, ticket: Ticket, request: RequestLog) -> Iterator[Any]:
         request.asks(ticket)
         served = self._find(ticket.reader)
-        served.check(ticket)
+        served.check(ticket.data)
         order = served.order(ticket)
         key = (ticket.reader, ticket.epoch, ticket.csr, json.dumps([ticket.order, ticket.progress], sort_keys=True))
 

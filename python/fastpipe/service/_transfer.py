@@ -1,4 +1,17 @@
-"""Brings the batches of a pass from servers: a thread for each of them, which puts what comes into the pass's feed."""
+"""Brings the batches of a pass from servers: a thread for each of them, which puts what comes into the pass's feed.
+
+A server hangs that was asked for batches, or has begun to send some, and then sends nothing for `timeout` seconds: as
+long as that is not over, it is merely slow. Others make what it was to bring, and it is asked again.
+
+The pass itself ends when no server brings anything for `patience` seconds. They are counted from when a server was last
+heard of, but not from before the first of the requests that have failed or hang: a consumer may take its time. An
+answer without batches counts once, until that server has brought something: one that fails again and again behind each
+of its answers would keep the pass waiting for ever.
+
+With a fallback the pass doesn't end: a thread makes the batches here, as if it were another server. Servers are then
+asked whether they are there before they are given anything to make, with growing pauses. The first one that brings a
+batch takes over.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +20,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import FastpipeError, MalformedFileError, OutOfMemoryError, PassClosedError, ServiceError
 from fastpipe.service._directory import Servers
+from fastpipe.service._fallback import Fallback, Make
+from fastpipe.service._request import Request
 from fastpipe.service._schedule import Schedule, Stretch
 from fastpipe.service._transport import Answer, Connection
 from fastpipe.service._wire import Ticket
@@ -18,51 +33,13 @@ from fastpipe.service._wire import Ticket
 if TYPE_CHECKING:
     from fastpipe import _fastpipe
 
-__all__ = ["Request", "Transfer"]
-
-_Make: TypeAlias = "Callable[[int, dict[str, Any] | None, int, int, bool], _fastpipe.Pass]"
-"""Begins a pass in this process: of epoch, progress, start, stop, and layout."""
+__all__ = ["Transfer"]
 
 # Batches that are asked for ahead of the consumer, whatever their size.
 _LEAST_AHEAD, _MOST_AHEAD = 2, 256
+_AHEAD_HERE = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _TICK = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The batches of a pass: what the extension module asks for.
-
-    Attributes:
-        order: the arguments of the order, as `order_of` has them.
-        epoch: of the first one.
-        step: the number of the first one, counted as tickets do.
-        left: batches of that epoch.
-        steps: batches of each further epoch.
-        progress: from where the first epoch's are counted; None for its start.
-        total: batches of the pass; None if it has no end.
-        csr: whether sparse columns are laid out as Arrow's are.
-        prefetch: how many to have ahead; None for what fits.
-        memory_limit: bytes for those.
-    """
-
-    order: dict[str, Any]
-    epoch: int
-    step: int
-    left: int
-    steps: int
-    progress: dict[str, Any] | None
-    total: int | None
-    csr: bool
-    prefetch: int | None
-    memory_limit: int | None
-
-    def place(self, number: int) -> tuple[int, int, dict[str, Any] | None]:
-        """Epoch, step and progress that a ticket has for a batch of the pass."""
-        if number < self.left:
-            return self.epoch, self.step + number, self.progress
-        epochs, step = divmod(number - self.left, max(self.steps, 1))
-        return self.epoch + 1 + epochs, step, None
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +49,8 @@ class _Worker:
     Attributes:
         stretch: what it is bringing; None if nothing.
         answer: what comes from the server; None as long as that hasn't answered.
-        heard: when something last came, or was asked for.
+        heard: when something last came, or was asked for; infinite while it is kept waiting for the consumer.
+        answered: whether the server has answered what was asked for last.
         abandoned: whether nobody waits for it any more: another thread has taken its place, or the server has gone.
     """
 
@@ -80,6 +58,7 @@ class _Worker:
     stretch: Stretch | None = None
     answer: Answer | None = None
     heard: float = 0.0
+    answered: bool = False
     abandoned: bool = False
 
     @property
@@ -111,7 +90,7 @@ class Transfer:
         group: int,
         patience: float,
         timeout: float,
-        fallback: _Make | None,
+        fallback: Make | None,
     ) -> None:
         self._feed, self._request, self._ticket = feed, request, ticket
         self._servers = servers
@@ -121,8 +100,15 @@ class Transfer:
         self._schedule = Schedule(0, request.total, request.left, request.steps, group)
         self._lock = threading.Lock()
         self._errors: dict[int, FastpipeError] = {}
-        # Since when no server has brought anything, once one has failed.
+        # When a server last brought something, or was kept waiting; and since when none has, once one has failed.
+        self._heard = 0.0
         self._failing: float | None = None
+        # Those that have answered since they last brought something, and failed, or have hung.
+        self._vain: set[int] = set()
+        # As what the schedule knows the fallback, while it makes the batches; and servers that are there meanwhile.
+        self._here: int | None = None
+        self._engaged = 0
+        self._there: set[int] = set()
         self._workers: dict[int, _Worker] = {}
         self._largest = 1
         # Bytes of batches that are asked for ahead of the consumer.
@@ -131,6 +117,8 @@ class Transfer:
 
     def start(self) -> None:
         """Starts the threads. They end with the pass."""
+        if self._fallback is not None and self._servers.absent:
+            self._engage(self._fallback)
         self._update()
         threading.Thread(target=self._watch, name="fastpipe-watch", daemon=True).start()
 
@@ -181,23 +169,33 @@ class Transfer:
                 workers = list(self._workers.values())
                 finished = self._given_up or (self._schedule.finished and not any(worker.busy for worker in workers))
                 late = [worker for worker in workers if worker.busy and worker.heard < now - self._timeout]
-                # One that waits for an answer can't be told to stop: another thread takes its place.
-                for worker in late:
-                    if worker.answer is None and worker.stretch is not None:
-                        self._abandon(worker)
-                        url = self._connections[worker.server].url
-                        self._failed(worker.server, ServiceError(f"{url} has not answered for {self._timeout:g} s"))
                 if any(worker.busy and worker.heard == float("inf") for worker in workers):
                     # A server has answered: it is the consumer who is waited for.
-                    self._failing = None
-                give_up = self._failing is not None and now - self._failing >= self._patience and not finished
-                self._given_up |= give_up
+                    self._failing, self._heard = None, now
+                # One that waits for an answer can't be told to stop: another thread takes its place.
+                for worker in late:
+                    self._vain.add(worker.server)
+                    if worker.answer is None:
+                        self._abandon(worker)
+                        url = self._connections[worker.server].url
+                        self._failed(worker, ServiceError(f"{url} has not answered for {self._timeout:g} s"))
+                give_up = self._here is None and not finished and self._silent(now) >= self._patience
+                if give_up and self._fallback is not None:
+                    # Nobody waits for what servers were to bring.
+                    late = [worker for worker in workers if worker.busy]
+                    for worker in late:
+                        if worker.answer is None:
+                            self._abandon(worker)
+                self._given_up |= give_up and self._fallback is None
             for worker in workers if over else late:
-                if worker.answer is not None:
-                    worker.answer.cancel()
+                answer = worker.answer
+                if answer is not None:
+                    answer.cancel()
             if over or finished:
                 return
-            if give_up:
+            if give_up and self._fallback is not None:
+                self._engage(self._fallback)
+            elif give_up:
                 self._give_up()
                 return
             for worker in late:
@@ -208,18 +206,51 @@ class Transfer:
             self._feed.wait(wanted, _TICK)
             time.sleep(_TICK / 10)
 
-    def _failed(self, server: int, error: FastpipeError) -> None:
-        """Notes that a server has failed."""
-        self._errors[server] = error
+    def _silent(self, now: float) -> float:
+        """Seconds for which no server has been heard of, if one has failed."""
         if self._failing is None:
-            self._failing = time.monotonic()
+            return -1.0
+        # Only what has been answered: a server that has stopped is connected to, and asked, by its system alone.
+        heard = [
+            worker.heard
+            for worker in self._workers.values()
+            if worker.busy and worker.answer is not None and worker.server not in self._vain
+        ]
+        return now - max(self._failing, *heard) if heard else now - self._failing
+
+    def _failed(self, worker: _Worker, error: FastpipeError) -> None:
+        """Notes that a server has failed."""
+        if self._patience or worker.server not in self._errors:
+            # Of what fails in no time the first error says why.
+            self._errors[worker.server] = error
+        self._there.discard(worker.server)
+        if worker.answered:
+            self._vain.add(worker.server)
+        if self._failing is None:
+            # Others that were asked may hang.
+            asked = [other.heard for other in self._workers.values() if other.busy]
+            self._failing = max(self._heard, min(time.monotonic(), worker.heard, *asked))
+
+    def _engage(self, make: Make) -> None:
+        """Lets batches be made here, until servers bring some."""
+        with self._lock:
+            self._servers.absent = True
+            self._there.clear()
+            # Under a number that is no server's.
+            self._engaged -= 1
+            here = self._here = self._engaged
+            self._schedule.add(here)
+        fallback = Fallback(self._feed, self._request, self._schedule.boundary, make)
+        threading.Thread(target=self._make_here, args=(here, fallback), name="fastpipe-here", daemon=True).start()
 
     def _give_up(self) -> None:
-        """No server answers: makes the batches here, or says so."""
-        if self._fallback is not None:
-            self._make_here(self._fallback)
-            return
+        """No server answers: says so."""
         with self._lock:
+            now = time.monotonic()
+            for worker in self._workers.values():
+                if worker.busy:
+                    url, silent = self._connections[worker.server].url, now - worker.heard
+                    self._errors.setdefault(worker.server, ServiceError(f"{url} has not answered for {silent:.2g} s"))
             told = "; ".join(
                 filter(None, [*(str(self._errors[server]) for server in sorted(self._errors)), self._servers.why()])
             )
@@ -253,6 +284,13 @@ class Transfer:
         prefetch = self._request.prefetch
         return ahead if prefetch is None else max(1, min(prefetch, ahead) if limit is not None else prefetch)
 
+    @property
+    def _ahead_here(self) -> int:
+        """Of batches that are made here, how many wait for the consumer: their pass reads ahead by itself."""
+        if self._request.prefetch is not None:
+            return self._ahead
+        return _LEAST_AHEAD if self._request.memory_limit is not None else _AHEAD_HERE
+
     def _serve(self, worker: _Worker) -> None:
         server, pause = worker.server, _FIRST_PAUSE
         while True:
@@ -262,46 +300,66 @@ class Transfer:
             with self._lock:
                 if self._given_up or self._schedule.finished or server not in self._workers:
                     return
-                stretch = self._schedule.take(server, time.monotonic(), wanted, self._ahead, waiting=waiting)
+                unknown = self._here is not None and server not in self._there
+                stretch = None
+                if not unknown:
+                    stretch = self._schedule.take(server, time.monotonic(), wanted, self._ahead, waiting=waiting)
                 worker.stretch = stretch
-                worker.heard = time.monotonic()
-            if stretch is None:
-                self._feed.wait(wanted, _TICK)
-                if waiting:
-                    time.sleep(_TICK / 10)
+                worker.heard, worker.answered = time.monotonic(), False
+            if stretch is None and not unknown:
+                self._rest(wanted, waiting)
                 continue
-            before = stretch.next
-            failed: FastpipeError | None = None
-            try:
-                self._bring(worker, stretch)
-            except PassClosedError:
-                failed = None
-            except FastpipeError as error:
-                failed = error
-            except Exception as error:  # A thread that dies silently would leave the consumer waiting.
-                failed = ServiceError(f"{self._connections[server].url}: {type(error).__name__}: {error}")
-                failed.__cause__ = error
+            before = wanted if stretch is None else stretch.next
+            failed = self._tried(worker, stretch)
+            came = stretch is not None and stretch.next > before
             with self._lock:
                 if worker.abandoned:
                     return
                 worker.stretch = None
-                self._schedule.done(stretch)
+                if stretch is not None:
+                    self._schedule.done(stretch)
                 if server not in self._workers:
                     return
                 if failed is not None:
-                    self._failed(server, failed)
-            if failed is None:
+                    self._failed(worker, failed)
+                elif unknown:
+                    self._there.add(server)
+                    self._servers.absent = False
+            if came or (failed is None and not unknown):
                 pause = _FIRST_PAUSE
+            if failed is None:
                 continue
             if not isinstance(failed, (ServiceError, OutOfMemoryError)):
                 # Of the data: each server would say the same.
-                self._fail(stretch.next, failed)
+                self._fail(before if stretch is None else stretch.next, failed)
                 return
-            if stretch.next > before:
-                pause = _FIRST_PAUSE
             # The jitter keeps clients of a server that comes back from asking all at once.
             time.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _rest(self, wanted: int, waiting: bool) -> None:
+        """There is nothing to do just now."""
+        self._feed.wait(wanted, _TICK)
+        if waiting and self._feed.look()[0] == wanted:
+            time.sleep(_TICK / 10)
+
+    def _tried(self, worker: _Worker, stretch: Stretch | None) -> FastpipeError | None:
+        """Has a stretch brought, or asks whether the server is there. Returns what goes wrong."""
+        connection = self._connections[worker.server]
+        try:
+            if stretch is None:
+                connection.ask("health", {}, self._timeout)
+            else:
+                self._bring(worker, stretch)
+        except PassClosedError:
+            return None
+        except FastpipeError as error:
+            return error
+        except Exception as error:  # A thread that dies silently would leave the consumer waiting.
+            failed = ServiceError(f"{connection.url}: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            return failed
+        return None
 
     def _bring(self, worker: _Worker, stretch: Stretch) -> None:
         epoch, start, progress = self._request.place(stretch.next)
@@ -313,7 +371,7 @@ class Transfer:
             with self._lock:
                 if worker.abandoned:
                     return
-                worker.answer, worker.heard = answer, time.monotonic()
+                worker.answer, worker.answered, worker.heard = answer, True, time.monotonic()
             self._receive(worker, stretch, answer, (epoch, None if progress is not None else start))
         finally:
             worker.answer = None
@@ -339,14 +397,24 @@ class Transfer:
                     self._largest = max(self._largest, incoming.largest)
                     with self._lock:
                         self._schedule.brought(stretch, now, came, waited=waited)
-                        self._failing = None
-                        self._errors.pop(worker.server, None)
+                        self._brings(worker, now)
                     waited = 0.0
             if stretch.next >= stretch.stop:
                 return
             if stretch.again and not self._feed.wants(stretch.next):
                 return
         raise ServiceError(f"{self._connections[worker.server].url} ended too early")
+
+    def _brings(self, worker: _Worker, now: float) -> None:
+        """A server has brought something: all is well."""
+        self._failing, self._heard = None, now
+        self._errors.pop(worker.server, None)
+        self._vain.discard(worker.server)
+        worker.answered = False
+        self._servers.absent = False
+        if self._here is not None:
+            self._schedule.remove(self._here)
+            self._here = None
 
     def _wait_for_room(self, stretch: Stretch) -> float:
         """Waits until the consumer is near enough. Returns the seconds that it took."""
@@ -360,31 +428,39 @@ class Transfer:
                 return time.monotonic() - begun
             self._feed.wait(stretch.next - ahead, _TICK)
 
-    def _make_here(self, make: _Make) -> None:
-        """Makes all batches that are still missing in this process."""
-        number, *_ = self._feed.look()
+    def _make_here(self, here: int, fallback: Fallback) -> None:
+        """Makes batches in this process, until a server brings some."""
+        stretch: Stretch | None = None
+        wanted, *_ = self._feed.look()
         try:
             while True:
-                epoch, start, progress = self._request.place(number)
-                stop = self._schedule.boundary(number)
-                if self._request.total is not None:
-                    stop = min(stop, self._request.total)
-                if number >= stop:
-                    return
-                made = make(epoch, progress, start, start + stop - number, self._request.csr)
-                while number < stop:
-                    wanted, _, _, over = self._feed.look()
-                    if over:
+                wanted, _, waiting, over = self._feed.look()
+                with self._lock:
+                    if stretch is not None and (here != self._here or stretch.next >= stretch.stop):
+                        self._schedule.done(stretch)
+                        stretch = None
+                    if over or here != self._here or self._schedule.finished:
                         return
-                    if number >= wanted + self._ahead:
-                        self._feed.wait(wanted, _TICK)
-                    elif self._feed.put_next(number, made) is None:
-                        raise ServiceError("the fallback has fewer batches than the servers")
-                    else:
-                        number += 1
+                    ahead = self._ahead_here
+                    if stretch is None:
+                        stretch = self._schedule.take(here, time.monotonic(), wanted, ahead, waiting=waiting)
+                    elif stretch.next >= wanted + ahead:
+                        # There may be something that the consumer waits for.
+                        self._schedule.done(stretch)
+                        stretch = None
+                if stretch is None:
+                    self._rest(wanted, waiting)
+                    continue
+                begun = time.monotonic()
+                fallback.put(stretch.next)
+                with self._lock:
+                    stretch.since = begun
+                    self._schedule.brought(stretch, time.monotonic())
         except Exception as error:  # As above.
-            # Whoever wrote the source sees where it failed; frames of this file would keep the feed, see `_fail`.
+            # Whoever wrote the source sees where it failed; frames of these files would keep the feed, see `_fail`.
             trace = error.__traceback__
-            while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, Fallback.file):
                 trace = trace.tb_next
-            self._feed.fail(number, error.with_traceback(trace))
+            self._feed.fail(wanted if stretch is None else stretch.next, error.with_traceback(trace))
+        finally:
+            fallback.close()

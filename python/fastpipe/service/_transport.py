@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from fastpipe import _fastpipe
+    from fastpipe.errors import ServiceError
     from fastpipe.service._wire import Ticket
 
 __all__ = ["Answer", "Connection", "Message"]
@@ -62,12 +63,16 @@ class Connection(Protocol):
             ServiceError: if it can't.
         """
 
-    def ask(self, action: str, request: dict[str, Any]) -> list[bytes]:
+    def ask(self, action: str, request: dict[str, Any], seconds: float) -> list[bytes]:
         """What a server answers to a request.
 
         Raises:
-            ServiceError: if it doesn't.
+            FastpipeError: what it tells.
+            ServiceError: if it doesn't answer within the time.
         """
+
+    def passes(self, error: ServiceError) -> bool:
+        """Whether a server that has failed so may answer another time."""
 
     def batches(self, ticket: Ticket) -> Answer:
         """Asks for batches.

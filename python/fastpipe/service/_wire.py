@@ -32,11 +32,13 @@ __all__ = [
     "Ticket",
     "as_error",
     "error_bytes",
+    "intact",
     "messages",
     "order_of",
     "ordering_of",
     "schema",
     "sealed",
+    "summed",
     "unsealed",
 ]
 
@@ -108,7 +110,7 @@ _SEAL = b"fps1"
 
 
 class DamagedError(ValueError):
-    """A request that was changed on its way."""
+    """A request, or an answer to one, that was changed on its way."""
 
 
 def sealed(request: dict[str, Any]) -> bytes:
@@ -129,6 +131,34 @@ def unsealed(data: bytes) -> bytes:
     if data[:4] != _SEAL or data[4:8] != zlib.crc32(text).to_bytes(4, "little"):
         raise DamagedError("a ticket, or another request, was changed on its way: its checksum differs")
     return text
+
+
+def summed(parts: list[bytes]) -> list[bytes]:
+    """An answer to a request that isn't for batches: its parts, and a checksum as the last one."""
+    return [*parts, _checksum(parts)]
+
+
+def intact(parts: list[bytes]) -> list[bytes]:
+    """The parts of an answer, without its checksum.
+
+    Raises:
+        DamagedError: if they aren't what was sent.
+        ValueError: if they have none.
+    """
+    *rest, checksum = parts or [b""]
+    if len(checksum) != 4:
+        raise ValueError("its answer has no checksum: this is no server of fastpipe, or one of another version")
+    if checksum != _checksum(rest):
+        raise DamagedError("an answer was changed on its way: its checksum differs")
+    return rest
+
+
+def _checksum(parts: list[bytes]) -> bytes:
+    checksum = 0
+    for part in parts:
+        # Of their lengths, too: a byte that wanders from one to the next makes a difference.
+        checksum = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), checksum))
+    return checksum.to_bytes(4, "little")
 
 
 _ORDER = {
