@@ -23,6 +23,7 @@ from apart import apart
 from fastpipe.errors import WorkerError
 from fastpipe.torch import DataLoader
 from loader_data import (
+    FORKED,
     SHARED,
     WAYS,
     WORKERS,
