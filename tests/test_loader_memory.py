@@ -97,14 +97,7 @@ KINDS: dict[str, tuple[Callable[[], Any], int | None, int, dict[str, Any]]] = {
 }
 
 
-# A batch gets room for as many rows of one item as it has, and what lies beside rows is counted once for each batch
-# that was begun before it was known. That is more than is promised.
-MORE = pytest.mark.xfail(reason="items that differ in shape take more", strict=False)
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[MORE] if kind.startswith("ragged") else []) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", KINDS)
 @apart
 def test_memory_is_that_of_the_batches_ahead_for_any_number_of_workers(kind: str) -> None:
     make, size, nbytes, more = KINDS[kind]

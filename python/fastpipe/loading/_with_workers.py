@@ -301,7 +301,11 @@ class WithWorkers(Pass):
             (number, error), self._trouble = self._trouble, None
             if number is not None:
                 self.progress.give(number)
-            raise error
+            try:
+                raise error
+            finally:
+                # Its traceback has this frame, and would keep the pass.
+                del error
 
     def _ready_place(self) -> int | None:
         """Where among those begun the batch stands that can be taken."""
