@@ -311,6 +311,8 @@ class Transfer:
                 continue
             before = wanted if stretch is None else stretch.next
             failed = self._tried(worker, stretch)
+            # Of the data: each server would say the same.
+            final = failed is not None and not isinstance(failed, (ServiceError, OutOfMemoryError))
             came = stretch is not None and stretch.next > before
             with self._lock:
                 if worker.abandoned:
@@ -320,17 +322,16 @@ class Transfer:
                     self._schedule.done(stretch)
                 if server not in self._workers:
                     return
-                if failed is not None:
+                if failed is not None and not final:
                     self._failed(worker, failed)
-                elif unknown:
+                elif unknown and not final:
                     self._there.add(server)
                     self._servers.absent = False
             if came or (failed is None and not unknown):
                 pause = _FIRST_PAUSE
             if failed is None:
                 continue
-            if not isinstance(failed, (ServiceError, OutOfMemoryError)):
-                # Of the data: each server would say the same.
+            if final:
                 self._fail(before if stretch is None else stretch.next, failed)
                 return
             # The jitter keeps clients of a server that comes back from asking all at once.
