@@ -281,18 +281,27 @@ def messages(said: bytes, pieces: list[np.ndarray]) -> Iterator[tuple[pa.RecordB
         yield _message(small), metadata
 
 
+# What the code of a source of one's own raises: it would do so again, at any server.
+_OF_CODE = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+
+
 def error_bytes(error: Exception) -> bytes:
     """An error, for the metadata of a message. What it says, and where; never its traceback."""
     name = type(error).__name__
     said: dict[str, Any] = {"error": name if isinstance(error, FastpipeError) else "FastpipeError"}
     said["message"] = str(error) if isinstance(error, FastpipeError) else f"{name}: {error}"
+    said["again"] = not isinstance(error, _OF_CODE)
     if isinstance(error, FastpipeError):
         said |= {part: getattr(error, part) for part in _LOCATION}
     return _ERROR + json.dumps(said).encode()
 
 
 def as_error(metadata: bytes, server: str) -> FastpipeError | None:
-    """The error that is said in a message's metadata; None if it is none. Those of a server are `ServiceError`s."""
+    """The error that is said in a message's metadata; None if it is none.
+
+    Those of a server are `ServiceError`s, and those of a source's own code, which no other server would do without,
+    `FastpipeError`s.
+    """
     if not metadata.startswith(_ERROR):
         return None
     try:
@@ -307,4 +316,6 @@ def as_error(metadata: bytes, server: str) -> FastpipeError | None:
         found: FastpipeError = getattr(errors, name)(message, **location)
         found.add_note(f"raised by {server}")
         return found
+    if said.get("again") is False:
+        return FastpipeError(f"{server}: {message}")
     return ServiceError(f"{server}: {message}")
