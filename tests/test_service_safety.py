@@ -145,6 +145,18 @@ def test_a_wrong_token_is_refused(guarded: str, certificates: Path, token: str |
         fastpipe.connect(guarded, **shown(certificates, token=token), timeout=0.5)
 
 
+@pytest.mark.parametrize(
+    ("token", "error"),
+    [("sésame", ValueError), ("open\nsesame", ValueError), ("\0", ValueError), (b"open", TypeError), (7, TypeError)],
+)
+def test_tokens_that_no_header_can_hold_are_refused_at_once(token: Any, error: type[Exception]) -> None:
+    reader = fastpipe.from_arrays({"x": np.arange(3)}, batch_size=1)
+    for start in (lambda: fastpipe.connect("grpc://127.0.0.1:1", token=token), lambda: reader.serve(token=token)):
+        with pytest.raises(error, match="token") as raised:
+            start()
+        assert "sesame" not in str(raised.value)
+
+
 def test_batches_need_the_token_too_not_only_the_first_request(guarded: str, certificates: Path) -> None:
     secure: dict[str, Any] = {
         "tls_root_certs": (certificates / "ca.pem").read_bytes(),

@@ -23,6 +23,7 @@ from fastpipe.service._intake import INTAKE
 from fastpipe.service._logs import RequestLog, say, say_error
 from fastpipe.service._metrics import Metrics
 from fastpipe.service._served import Served
+from fastpipe.service._settings import checked_token
 from fastpipe.service._streams import Streams
 from fastpipe.service._wire import DamagedError, Ticket, error_bytes, messages, schema, summed, unsealed
 
@@ -146,6 +147,7 @@ class Server:
             options["tls_certificates"] = [(chain, key)]
         if client_ca is not None:
             options |= {"verify_client": True, "root_certificates": Path(client_ca).read_bytes()}
+        token = checked_token(token)
         if token is not None:
             options["middleware"] = {"token": _Token(token)}
         self._scheme = "grpc" if tls is None else "grpc+tls"

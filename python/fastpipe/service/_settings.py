@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Directory", "Options"]
+__all__ = ["Directory", "Options", "checked_token"]
+
+_TOKEN = re.compile(r"[ -~]*")
+
+
+def checked_token(token: str | None) -> str | None:
+    """A token, which travels in a header of HTTP.
+
+    Raises:
+        TypeError: if it is no text.
+        ValueError: if a header can't hold it. The message doesn't tell it.
+    """
+    if token is None:
+        return None
+    if not isinstance(token, str):
+        raise TypeError(f"token is text, not {type(token).__name__}")
+    if not _TOKEN.fullmatch(token):
+        raise ValueError("token has characters other than the printable ones of ASCII, which no header can hold")
+    return token
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +43,9 @@ class Options:
     ca: bytes | None = field(default=None, repr=False)
     certificate: tuple[bytes, bytes] | None = field(default=None, repr=False)
     timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        checked_token(self.token)
 
 
 @runtime_checkable
