@@ -172,7 +172,13 @@ class Draws:
     _passes = 0
 
     def __init__(self) -> None:
-        self._watched = dict(zip(("random", "numpy.random", "torch"), watched(), strict=True))
+        names = ("random", "numpy.random", "torch")
+        numbers = {4: ctypes.c_uint32, 8: ctypes.c_uint64}
+        self._watched = [
+            (name, numbers[length].from_address(address))
+            for name, found in zip(names, watched(), strict=True)
+            for address, length in found
+        ]
         self.see()
 
     @classmethod
@@ -180,19 +186,16 @@ class Draws:
         """A pass draws its seed, or makes items with generators that it puts back."""
         cls._passes += 1
 
-    def _look(self) -> dict[str, list[bytes]]:
-        pairs = self._watched.items()
-        return {name: [ctypes.string_at(address, length) for address, length in found] for name, found in pairs}
-
     def see(self) -> None:
         """What was drawn before doesn't count."""
-        self._seen, self._passes_seen = self._look(), Draws._passes
+        self._seen, self._passes_seen = [number.value for _, number in self._watched], Draws._passes
 
     def drawn(self) -> list[str]:
         """The modules from whose generators numbers were drawn since."""
         if self._passes_seen != Draws._passes:
             return []
-        return [name for name, found in self._look().items() if found != self._seen[name]]
+        pairs = zip(self._watched, self._seen, strict=True)
+        return list(dict.fromkeys(name for (name, number), seen in pairs if number.value != seen))
 
 
 class ItemRng:

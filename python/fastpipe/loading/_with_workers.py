@@ -319,15 +319,16 @@ class WithWorkers(Pass):
         if place is not None:
             return place
         begin = time.monotonic()
-        if self._draws is not None:
-            self._draws.see()
+        draws = None if self._known.drawn else self._draws
+        if draws is not None:
+            draws.see()
         self._awaited = self._begun[0]
         try:
             return self._wait_since(begin)
         finally:
             self._awaited = None
-            if self._draws is not None and not self._known.drawn:
-                self._warn_of(self._draws.drawn())
+            if draws is not None:
+                self._warn_of(draws.drawn())
 
     def _warn_of(self, drawn: list[str]) -> None:
         """Says once that items of threads aren't reproducible."""
