@@ -7,9 +7,11 @@ import inspect
 import json
 import re
 import shlex
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fastpipe
@@ -78,7 +80,7 @@ def test_the_commands_are_real_ones(container: Any) -> None:
     assert parser.parse_args([*entry[1:], *json.loads(default)]).host == "0.0.0.0"
     serve = parser.parse_args([*entry[1:], *container["args"]])
     assert (serve.host, serve.port) == ("0.0.0.0", container["ports"][0]["containerPort"])
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+    for probe in ("startupProbe", "livenessProbe"):
         command = container[probe]["exec"]["command"]
         assert command[0] == "fastpipe"
         health = parser.parse_args(command[1:])
@@ -87,7 +89,20 @@ def test_the_commands_are_real_ones(container: Any) -> None:
         assert health.token_file == serve.token_file
         assert health.timeout < container[probe]["timeoutSeconds"]
         assert health.ca.parent == serve.tls[0].parent
-    assert int(instructions("EXPOSE")[0]) == serve.port
+    assert list(map(int, instructions("EXPOSE")[0].split())) == [serve.port, serve.metrics_port]
+
+
+def test_metrics_are_where_others_look_for_them(manifest: dict[str, Any], container: Any) -> None:
+    port = cli._parser().parse_args(["serve", *container["args"]]).metrics_port
+    assert {"name": "metrics", "containerPort": port} in container["ports"]
+    about = manifest["StatefulSet"]["spec"]["template"]["metadata"]["annotations"]
+    assert about == {"prometheus.io/scrape": "true", "prometheus.io/port": str(port), "prometheus.io/path": "/metrics"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    pytest.importorskip("pyarrow.flight")
+    with fastpipe.from_arrays({"id": np.arange(2)}, batch_size=1).serve(metrics_port=0) as server:
+        for path in (about["prometheus.io/path"], container["readinessProbe"]["httpGet"]["path"]):
+            with urllib.request.urlopen(f"{server.metrics_url}{path}", timeout=20) as answer:
+                assert answer.status == 200
 
 
 def test_the_commands_of_comments_are_real_ones() -> None:

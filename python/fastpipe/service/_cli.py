@@ -38,6 +38,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     serve.add_argument("--client-ca", type=Path, metavar="FILE", help="PEM file: who must have signed the clients'")
     serve.add_argument("--max-passes", type=int, default=16, metavar="N", help="passes open at once (16)")
     serve.add_argument("--keep", default="128MiB", metavar="SIZE", help="batches kept for other clients (128MiB)")
+    serve.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="N",
+        help="port of /metrics for Prometheus and /healthz for probes, over HTTP; 0 for one that is free",
+    )
+    serve.add_argument("--metrics-host", metavar="HOST", help="address of that; by default as --host says")
     serve.add_argument("--verbose", action="store_true", help="log each request, too, not only what goes wrong")
     serve.add_argument(
         "--log-format",
@@ -113,6 +120,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             client_ca=arguments.client_ca,
             max_passes=arguments.max_passes,
             keep=arguments.keep,
+            metrics_port=arguments.metrics_port,
+            metrics_host=arguments.metrics_host,
             **options,
         )
     except (OSError, ValueError) as error:
@@ -128,7 +137,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     try:
         signal.signal(signal.SIGTERM, stop)
-        print(f"serving {', '.join(sorted(server.names))} at {server.url}", flush=True)
+        metrics = "" if server.metrics_url is None else f", metrics at {server.metrics_url}/metrics"
+        print(f"serving {', '.join(sorted(server.names))} at {server.url}{metrics}", flush=True)
         server.wait()
     except KeyboardInterrupt:
         if not server.stop():

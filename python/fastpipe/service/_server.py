@@ -16,12 +16,14 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from fastpipe._ordering import within
 from fastpipe._running import memory_size
 from fastpipe.errors import FastpipeError
 from fastpipe.reader import Reader
 from fastpipe.service._intake import INTAKE
 from fastpipe.service._logs import RequestLog, say, say_error
 from fastpipe.service._metrics import Metrics
+from fastpipe.service._metrics_http import MetricsEndpoint, shown
 from fastpipe.service._served import Served
 from fastpipe.service._settings import checked_token
 from fastpipe.service._streams import Streams
@@ -100,12 +102,17 @@ class Server:
         max_passes: passes that are open at once, over all clients.
         keep: bytes of batches, or a size such as `"128MiB"`, that are kept for other clients that ask for them; 8 MiB
             of these until two clients have read one stream.
+        metrics_port: a port for HTTP, 0 for any that is free, see `metrics_url`: `/metrics` has what Prometheus reads,
+            `/healthz` says whether the server takes requests (200, or 503 while it stops). Neither asks for a token,
+            nor is encrypted: they tell numbers only. None for no such port.
+        metrics_host: the address of that; None for `host`.
 
     Raises:
         ImportError: if pyarrow isn't installed.
         OSError: if it can't listen there.
         UnsupportedError: if a reader can't be served.
-        ValueError: if an argument is out of range, or `client_ca` comes without `tls`.
+        ValueError: if an argument is out of range, `client_ca` comes without `tls`, or `metrics_host` without
+            `metrics_port`.
 
     Example:
         >>> import fastpipe
@@ -127,6 +134,8 @@ class Server:
         client_ca: str | Path | None = None,
         max_passes: int = 16,
         keep: int | str = "128MiB",
+        metrics_port: int | None = None,
+        metrics_host: str | None = None,
     ) -> None:
         named = readers if isinstance(readers, Mapping) else {"default": readers}
         if not named:
@@ -135,6 +144,10 @@ class Server:
             raise ValueError("client_ca checks certificates of clients, which needs tls=(certificate, key)")
         if max_passes < 1:
             raise ValueError(f"max_passes is at least 1, not {max_passes}")
+        if metrics_host is not None and metrics_port is None:
+            raise ValueError("metrics_host is where metrics_port listens: give that, too")
+        if metrics_port is not None:
+            metrics_port = within("metrics_port", metrics_port, 0, 65_535)
         self._served = {name: Served(name, reader) for name, reader in named.items()}
         self._streams = Streams(max_passes, memory_size("keep", keep))
         self._metrics = Metrics(self._streams)
@@ -152,15 +165,19 @@ class Server:
             options["middleware"] = {"token": _Token(token)}
         self._scheme = "grpc" if tls is None else "grpc+tls"
         self._host = host
-        shown = f"[{host}]" if ":" in host else host
         try:
-            self._flight = _Flight(self, f"{self._scheme}://{shown}:{port}", options)
+            self._flight = _Flight(self, f"{self._scheme}://{shown(host)}:{port}", options)
         except pa.ArrowException as error:
-            raise OSError(f"can't listen at {shown}:{port}: {error}") from error
-        self._shown = shown
+            raise OSError(f"can't listen at {shown(host)}:{port}: {error}") from error
+        self._endpoint: MetricsEndpoint | None = None
         try:
+            if metrics_port is not None:
+                where = host if metrics_host is None else metrics_host
+                self._endpoint = MetricsEndpoint(where, metrics_port, self._metrics.text, self._serving)
             INTAKE.watch(self.port, self._metrics.closed_one)
         except BaseException:
+            if self._endpoint is not None:
+                self._endpoint.close()
             self._flight.shutdown()
             raise
         text = "listening at %(url)s, serving %(readers)s"
@@ -175,8 +192,14 @@ class Server:
     @property
     def url(self) -> str:
         """What to connect to from this machine."""
-        host = {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(self._host, self._shown)
-        return f"{self._scheme}://{host}:{self.port}"
+        return f"{self._scheme}://{_from_here(self._host)}:{self.port}"
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where `/metrics` and `/healthz` are, from this machine; None without a `metrics_port`."""
+        if self._endpoint is None:
+            return None
+        return f"http://{_from_here(self._endpoint.host)}:{self._endpoint.port}"
 
     @property
     def names(self) -> list[str]:
@@ -220,6 +243,8 @@ class Server:
         self._shutdown.join(grace)
         ended = not self._shutdown.is_alive()
         INTAKE.leave(self.port, self._metrics.closed_one)
+        if self._endpoint is not None:
+            self._endpoint.close()
         text = "stopped" if ended else "stopped; some clients don't take what was sent to them"
         say(logging.INFO, "stopped", text, ended=ended)
         return ended
@@ -236,6 +261,10 @@ class Server:
         return f"<fastpipe.service.Server at {self.url} of {', '.join(self._served)}>"
 
     # Requests.
+
+    def _serving(self) -> bool:
+        """Whether it takes requests."""
+        return not self._ending.is_set()
 
     def _find(self, name: str) -> Served:
         found = self._served.get(name)
@@ -313,6 +342,11 @@ class Server:
             request.sent(end - step, nbytes)
             yield from messages(said, pieces)
             step = end
+
+
+def _from_here(host: str) -> str:
+    """An address that a server listens at, as clients of this machine write it in an URL."""
+    return {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(host, shown(host))
 
 
 def listening(readers: Reader | Mapping[str, Reader], url: str, options: dict[str, Any]) -> Server:

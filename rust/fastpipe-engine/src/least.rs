@@ -31,8 +31,8 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
     let sums = Sums::of(given, costs, units);
     let classes = 0..given.source().classes().len() as u32;
     let rows = u64::from(settings.batch_size).min(sums.rows as u64);
-    // One that each thread makes, and one that waits for the consumer.
-    let batches = given.threads() as u64 + 1;
+    // One that each thread makes, and one that waits for the consumer; or all, if they are fewer.
+    let batches = (given.threads() as u64 + 1).min(given.options().limit.unwrap_or(u64::MAX).max(1));
     let rows_bytes = classes.map(|class| room.rows_bytes(rows, costs.arena_bytes(class, rows)));
     let batch = batches.saturating_mul(rows_bytes.max().unwrap_or(0));
     // The units of this many rows, and the list of these.
@@ -58,14 +58,18 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
     if least <= limit {
         return Ok(());
     }
+    let made = match batches {
+        1 => format!("a batch of {rows} rows"),
+        _ => format!(
+            "{batches} batches of {rows} rows ({} being made, and one that waits)",
+            batches - 1
+        ),
+    };
     let mut reason = format!(
-        "memory_limit is {}, and this takes at least {}: {} for {batches} batches of {} rows ({} being made, and one that \
-         waits) and {} for ",
+        "memory_limit is {}, and this takes at least {}: {} for {made} and {} for ",
         at_most(limit),
         at_least(least),
         at_least(batch),
-        settings.batch_size,
-        given.threads(),
         at_least(needed)
     );
     match settings.kind {
@@ -79,7 +83,7 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
             reason += &would_fit(fits);
         }
     }
-    reason.push_str(match given.threads() {
+    reason.push_str(match batches.min(given.threads() as u64) {
         1 => ". A smaller batch_size needs less",
         _ => ". A smaller batch_size or fewer threads (num_threads) need less",
     });

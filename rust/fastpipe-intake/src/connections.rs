@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
 use rustix::process::{Resource, getrlimit};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::ledger::{Account, Counts, Ledger};
 use crate::{Closed, Peer};
@@ -123,6 +124,15 @@ impl Connections {
         }
         closed
     }
+}
+
+/// How long this thread has run so far: others that have its processor meanwhile don't count.
+pub(crate) fn time_of_thread() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
 }
 
 /// Of this process, and perhaps numbers that are of none.

@@ -1,7 +1,14 @@
 //! Where the kernel doesn't count what a connection has received: nothing is looked at, and nothing closed.
 
+use std::time::Duration;
+
 use crate::Closed;
 use crate::ledger::Ledger;
+
+/// Looking takes no time.
+pub(crate) fn time_of_thread() -> Duration {
+    Duration::ZERO
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Connections;

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind};
 use fastpipe_engine::{Memory, Options, Stream, check_order, check_state, unplanned};
+use fastpipe_memory::machine_memory;
 use fastpipe_order::{
     BatchPlan, Cursor, Kind, Left, Open, Place, PlanError, Settings, ShardBy, State, StateError, Uneven,
 };
@@ -276,9 +277,11 @@ impl Order {
     /// A pass of the batches `start` to `stop` of an epoch, which needn't read those before; of what is left behind a
     /// state, counted from there, if there is one. `memory` is what they lie in, instead of the data set's own. Order
     /// and batches may take `memory_limit` together, the order alone if it is one batch; without one the order may take
-    /// half of the memory of the machine, or of the control group if that has less.
+    /// half of the memory of the machine, or of the control group if that has less. Where somebody else has chosen the
+    /// order (`bounded`), a single batch is held to the limit, too, and without one to that half.
     #[pyo3(signature = (
-        epoch, start, stop, *, num_threads, sharers, prefetch, memory_limit, progress=None, memory=None, csr=false
+        epoch, start, stop, *, num_threads, sharers, prefetch, memory_limit, progress=None, memory=None, csr=false,
+        bounded=false
     ))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn batches(
@@ -294,7 +297,10 @@ impl Order {
         progress: Option<Progress>,
         memory: Option<&Bound<'_, PassMemory>>,
         csr: bool,
+        bounded: bool,
     ) -> PyResult<Pass> {
+        let half_of_machine = machine_memory().filter(|_| bounded).map(|bytes| bytes / 2);
+        let memory_limit = memory_limit.or(half_of_machine);
         let last = stop
             .checked_sub(1)
             .filter(|&last| last >= start)
@@ -325,7 +331,7 @@ impl Order {
             num_threads,
             sharers,
             prefetch,
-            memory_limit: memory_limit.filter(|_| number > 1),
+            memory_limit: memory_limit.filter(|_| bounded || number > 1),
             record_tasks: false,
             end_epoch: None,
             limit: Some(number),
