@@ -25,11 +25,10 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """`fastpipe serve FILE`, at one port, started again and again."""
+    """`fastpipe serve FILE`, at one port, started again and again, with further arguments."""
 
     def __init__(self, config: Path, *arguments: str) -> None:
-        self.config, self.port = config, free_port()
-        self._arguments = arguments
+        self.config, self.port, self.arguments = config, free_port(), arguments
         self.process: subprocess.Popen[str] | None = None
         self._listens = False
 
@@ -39,7 +38,7 @@ class ServerProcess:
 
     def start(self, config: Path | None = None) -> None:
         command = [sys.executable, "-m", "fastpipe", "serve", str(config or self.config), "--port", str(self.port)]
-        command += self._arguments
+        command += self.arguments
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self._listens = False
 
@@ -70,11 +69,11 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(text: str, folder: Path) -> Iterator[ServerProcess]:
-    """A server of the readers that a configuration of this text defines."""
+def serving(text: str, folder: Path, *arguments: str) -> Iterator[ServerProcess]:
+    """A server of the readers that a configuration of this text defines, with further arguments."""
     config = folder / "readers.py"
     config.write_text(text)
-    server = ServerProcess(config)
+    server = ServerProcess(config, *arguments)
     server.start()
     try:
         server.wait()

@@ -150,10 +150,13 @@ def test_names_and_labels_agree(manifest: dict[str, Any]) -> None:
 
 def test_memory_is_enough(manifest: dict[str, Any], container: Any) -> None:
     from fastpipe._running import memory_size
+    from fastpipe.service._bounds import Shares
 
     serve = cli._parser().parse_args(["serve", *container["args"]])
     found = re.search(r'memory_limit="(.+?)"', manifest["ConfigMap"]["data"]["readers.py"])
     assert found is not None
-    passes = serve.max_passes * (memory_size("memory_limit", found[1]) or 0)
+    limit, keep, own = (memory_size("size", size) for size in (serve.memory_limit, serve.keep, found[1]))
+    # Readers have what they ask for.
+    assert Shares.of(limit, keep, serve.max_passes).limit(own) == own
     most = memory_size("memory", container["resources"]["limits"]["memory"] + "B")
-    assert passes + (memory_size("keep", serve.keep) or 0) + (1 << 30) <= (most or 0)
+    assert limit + (1 << 30) <= most

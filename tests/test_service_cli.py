@@ -41,6 +41,20 @@ def test_several_sigterms_are_as_one(process: ServerProcess, pause: float) -> No
     assert process.end(signal.SIGTERM) == 0
 
 
+def test_bounds_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "readers.py"
+    config.write_text(CONFIG)
+    for options, status, told in [
+        (["--memory-limit", "much"], 2, "fastpipe: memory_limit must be a number of bytes or a size"),
+        (["--memory-limit", "1MiB"], 2, "nothing is left for 16 passes; raise memory_limit, or lower keep"),
+        (["--memory-limit", "129MiB", "--max-passes", "1000"], 1, "doesn't fit its share of the server's memory_limit"),
+        (["--max-requests", "0"], 2, "fastpipe: max_requests "),
+        (["--metrics-port", "70000"], 2, "fastpipe: metrics_port "),
+    ]:
+        assert cli.main(["serve", str(config), "--port", "0", *options]) == status
+        assert told in capsys.readouterr().err
+
+
 def read() -> fastpipe.Reader:
     return fastpipe.from_arrays({"id": np.arange(100)}, batch_size=10)
 

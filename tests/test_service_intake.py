@@ -7,7 +7,9 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,7 +20,7 @@ import pytest
 
 import fastpipe
 from apart import wait_until
-from fastpipe.service._intake import INTAKE
+from fastpipe.service._intake import INTAKE, Arrived
 from fastpipe.service._wire import as_error
 from processes import outputs, run
 from service_faults import ServerProcess, free_port, serving
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux coun
 
 MiB = 1 << 20
 # As in the product: so many bytes of a connection that belong to no request.
-EACH = 8 * MiB
+EACH = 2 * MiB
 
 CONFIG = """
 import numpy as np
@@ -99,6 +101,45 @@ def test_huge_requests_take_little_memory(process: ServerProcess) -> None:
     assert "\nfastpipe_service_closed_total 6\n" in metrics.decode()
 
 
+@pytest.mark.parametrize(("count", "size"), [(20, 7 * MiB), (60, 3 * MiB // 2)])
+def test_many_large_requests_at_once_take_little_memory(process: ServerProcess, count: int, size: int) -> None:
+    assert process.process is not None
+    watched = psutil.Process(process.process.pid)
+    assert len(list(fastpipe.connect(process.url))) == 200
+    clients = [client_of(process.url) for _ in range(count)]
+    for client in clients:
+        client.wait_for_available()
+    before = most = watched.memory_info().rss
+
+    def send(client: Any) -> None:
+        # Some are refused by name, and what is too much is cut off.
+        with suppress(flight.FlightUnavailableError):
+            assert "a ticket has 1048576 bytes at most" in refused(client, size)
+
+    threads = [threading.Thread(target=send, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        most = max(most, watched.memory_info().rss)
+        time.sleep(0.003)
+    # Each is in memory four times when it begins: that would be 560 MiB, and 360 MiB.
+    assert most - before < 350 * MiB, f"{(most - before) >> 20} MiB"
+    assert len(list(fastpipe.connect(process.url))) == 200
+
+
+def test_requests_count_until_they_have_begun() -> None:
+    told: list[int] = []
+    arrived = Arrived(lambda: told.append(5))
+    assert told == []
+    arrived.begun()
+    arrived.begun()
+    del arrived
+    assert told == [5]
+    # Nobody has asked what is in it, and its client has gone.
+    Arrived(lambda: told.append(7))
+    assert told == [5, 7]
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::", "localhost"])
 def test_requests_that_begin_keep_a_connection(host: str, caplog: pytest.LogCaptureFixture) -> None:
     if ":" in host and not socket.has_ipv6:
@@ -108,10 +149,11 @@ def test_requests_that_begin_keep_a_connection(host: str, caplog: pytest.LogCapt
         client = client_of(server.url)
         # Each is refused by name, and is no more than a ticket may have by much. Together they are more than a
         # connection may send that no request begins with.
-        for _ in range(3 * EACH // (2 * MiB)):
-            assert "a ticket has 1048576 bytes at most" in refused(client, 2 * MiB)
-        body = b" " * (2 * MiB)
-        for _ in range(EACH // MiB):
+        size = 3 * MiB // 2
+        for _ in range(3 * EACH // size):
+            assert "a ticket has 1048576 bytes at most" in refused(client, size)
+        body = b" " * size
+        for _ in range(3 * EACH // size):
             with pytest.raises(flight.FlightError, match="a request has 65536 bytes at most"):
                 list(client.do_action(flight.Action("describe", body)))
         assert server.stats()["closed"] == 0

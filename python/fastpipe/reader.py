@@ -385,8 +385,8 @@ class Reader(Lookups, Shares):
         Args:
             url: to listen at: `grpc://host:port`. By default only processes of this machine can connect, at any port
                 that is free.
-            **options: of `fastpipe.service.Server`: `token`, `tls`, `client_ca`, `max_passes`, `keep`, `metrics_port`,
-                `metrics_host`.
+            **options: of `fastpipe.service.Server`: `token`, `tls`, `client_ca`, `max_passes`, `keep`,
+                `memory_limit`, `max_requests`, `metrics_port`, `metrics_host`.
 
         Returns:
             The server, which runs until its `stop` is called, or its `with` block ends.

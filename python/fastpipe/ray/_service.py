@@ -122,7 +122,8 @@ def serve(
             it has CPUs, unless the reader was told how many.
         max_restarts: servers that may die, or not start, and be replaced. After that, none is started any more.
         token: that clients must know; None for one that is drawn.
-        **options: further arguments of `fastpipe.service.Server`: `tls`, `client_ca`, `max_passes`, `keep`.
+        **options: further arguments of `fastpipe.service.Server`: `tls`, `client_ca`, `max_passes`, `keep`,
+            `memory_limit`, `max_requests`.
 
     Returns:
         The service. Leave it by `with`, or `close()` it: its servers end then.
@@ -481,7 +482,7 @@ def _check(readers: Reader | Mapping[str, Reader], options: Mapping[str, Any]) -
         raise ValueError("there is no reader to serve")
     for name, reader in named.items():
         Served(name, reader)
-    known = {"tls", "client_ca", "max_passes", "keep"}
+    known = {"tls", "client_ca", "max_passes", "keep", "memory_limit", "max_requests"}
     for name in options:
         if name not in known:
             placed = "Ray chooses where servers listen" if name in ("host", "port") else "a server has no such argument"

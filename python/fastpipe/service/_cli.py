@@ -39,6 +39,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     serve.add_argument("--max-passes", type=int, default=16, metavar="N", help="passes open at once (16)")
     serve.add_argument("--keep", default="128MiB", metavar="SIZE", help="batches kept for other clients (128MiB)")
     serve.add_argument(
+        "--memory-limit", metavar="SIZE", help="for all passes and batches together, such as 4GiB (no limit)"
+    )
+    serve.add_argument("--max-requests", type=int, default=512, metavar="N", help="requests answered at once (512)")
+    serve.add_argument(
         "--metrics-port",
         type=int,
         metavar="N",
@@ -120,6 +124,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             client_ca=arguments.client_ca,
             max_passes=arguments.max_passes,
             keep=arguments.keep,
+            memory_limit=arguments.memory_limit,
+            max_requests=arguments.max_requests,
             metrics_port=arguments.metrics_port,
             metrics_host=arguments.metrics_host,
             **options,

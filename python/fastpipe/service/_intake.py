@@ -16,12 +16,35 @@ from collections.abc import Callable
 from fastpipe import _fastpipe
 from fastpipe.service._logs import say
 
-__all__ = ["INTAKE", "Intake"]
+__all__ = ["INTAKE", "Arrived", "Intake"]
 
 # Bytes that one connection, and all of them, may have sent without a request that they belong to. The largest ticket
-# has 1 MiB; what is larger than that, and not much, is refused by name.
-_EACH, _TOGETHER = 8 << 20, 64 << 20
+# has 1 MiB; what is larger than that, and not much, is refused by name. What is received is copied three times before
+# Python has it.
+_EACH, _TOGETHER = 2 << 20, 32 << 20
 _TICK = 1.0
+
+
+class Arrived:
+    """A request that has arrived. Its bytes count as those of none until it has begun, or nobody has it any more.
+
+    So that many large ones are counted for as long as they wait for their turn, and until they have been refused.
+
+    Args:
+        begun: tells that it has.
+    """
+
+    def __init__(self, begun: Callable[[], None]) -> None:
+        self._begun: Callable[[], None] | None = begun
+
+    def begun(self) -> None:
+        """It has begun. Twice does no harm."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun()
+
+    def __del__(self) -> None:
+        self.begun()
 
 
 class Intake:
@@ -89,6 +112,10 @@ class Intake:
     def begun(self, peer: str, size: int) -> None:
         """A request of this peer has begun, whose body has this size."""
         self._intake.begun(peer, size)
+
+    def arrived(self, peer: str, size: int) -> Arrived:
+        """A request of this peer has arrived, whose body has this size."""
+        return Arrived(lambda: self.begun(peer, size))
 
     def _run(self) -> None:
         me = threading.current_thread()

@@ -20,11 +20,13 @@ _TOLD = {
     "decoded": ("counter", "Batches decoded."),
     "begun": ("counter", "Passes begun."),
     "kept_hits": ("counter", "Batches sent that were decoded for another request."),
+    "refused": ("counter", "Requests refused since the server was busy."),
     "closed": ("counter", "Connections that were closed because they sent what belongs to no request."),
     "clients": ("gauge", "Streams of batches that are being sent."),
     "streams": ("gauge", "Orders and epochs that are being read."),
     "passes": ("gauge", "Passes that are open."),
     "kept_bytes": ("gauge", "Bytes of batches that are kept."),
+    "batch_bytes": ("gauge", "Bytes of batches that are in memory: kept, or being sent."),
     "making_seconds": ("counter", "Seconds that requests have waited for batches being made, over all requests."),
     "held_back_seconds": ("counter", "Seconds that batches have waited for clients to take them, over all requests."),
 }
@@ -41,7 +43,7 @@ class Metrics:
         self._streams = streams
         self._lock = threading.Lock()
         self._requests = self._clients = self._batches = self._bytes = 0
-        self.errors = self._closed = 0
+        self.errors = self._closed = self._refused = 0
         # Requests that wait just now: for a batch, or for their client; seconds of these so far, and until when.
         self._waiting = {"making": 0, "held_back": 0}
         self._seconds = dict.fromkeys(self._waiting, 0.0)
@@ -58,6 +60,11 @@ class Metrics:
         finally:
             with self._lock:
                 self._clients -= 1
+
+    def refused_one(self) -> None:
+        """A request was refused, since there was too much to do."""
+        with self._lock:
+            self._refused += 1
 
     def closed_one(self) -> None:
         """A connection was closed, because of what it sent."""
@@ -110,6 +117,7 @@ class Metrics:
                 "decoded": counts.decoded,
                 "begun": counts.passes,
                 "kept_hits": counts.kept_hits,
+                "refused": self._refused,
                 "closed": self._closed,
                 "clients": self._clients,
                 **{f"{kind}_seconds": seconds for kind, seconds in self._seconds.items()},

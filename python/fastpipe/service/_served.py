@@ -16,10 +16,12 @@ from fastpipe import _fastpipe
 from fastpipe._columns.arrow_schema import encoded_features
 from fastpipe._passes import Passes, passes_of
 from fastpipe._reader_passes import ReaderPasses
+from fastpipe._running import PassOptions
 from fastpipe._state import VERSION as STATES
-from fastpipe.errors import StateError, UnsupportedError
+from fastpipe.errors import LimitError, StateError, UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.rebatch import Rebatcher
+from fastpipe.service._bounds import Shares
 from fastpipe.service._wire import VERSION, Ticket, order_of, ordering_of
 
 __all__ = ["Served"]
@@ -40,13 +42,18 @@ class Served:
     Args:
         name: by which clients ask for it.
         reader: with its defaults.
+        shares: what passes may take of a server's memory; None for what the reader says.
+
+    Attributes:
+        limit: bytes that each pass may take; None for no limit.
 
     Raises:
+        LimitError: if a pass in the reader's own order takes more than its share.
         TypeError: if it is no reader.
         UnsupportedError: if it is one whose batches can't be asked for by their step.
     """
 
-    def __init__(self, name: str, reader: Reader) -> None:
+    def __init__(self, name: str, reader: Reader, shares: Shares | None = None) -> None:
         passes = getattr(reader, "_passes", None)
         if not isinstance(passes, ReaderPasses):
             if not isinstance(reader, (Passes, Rebatcher)):
@@ -64,6 +71,30 @@ class Served:
         self._orders: OrderedDict[str, _fastpipe.Order] = OrderedDict()
         self._lock = threading.Lock()
         self._fingerprint = self._data.fingerprint()
+        own = parts.running.memory_limit
+        self._shared = shares is not None
+        self.limit = own if shares is None else shares.limit(own)
+        if self._shared:
+            self._check_share()
+
+    def _check_share(self) -> None:
+        """Whether a pass fits its share: so that this is known before anybody asks."""
+        order = self._parts.order
+        if not order.steps:
+            return
+        try:
+            order.batches(0, 0, order.steps, **self._options, bounded=True).close()
+        except LimitError as error:
+            raise LimitError(
+                f"a pass of the reader {self.name!r} doesn't fit its share of the server's memory_limit; raise that, or"
+                f" lower keep or max_passes. Of a pass: {error}"
+            ) from error
+
+    @property
+    def _options(self) -> PassOptions:
+        found = self._parts.running.of_pass
+        found["memory_limit"] = self.limit
+        return found
 
     def description(self) -> dict[str, Any]:
         """What a client is told first, fit for JSON. Of files their names, without folders."""
@@ -160,8 +191,16 @@ class Served:
             ticket.epoch,
             step,
             stop,
-            **self._parts.running.of_pass,
+            **self._options,
             progress=ticket.progress,
             memory=memory,
             csr=ticket.csr,
+            bounded=self._shared or self._asks_more(ticket),
+        )
+
+    def _asks_more(self, ticket: Ticket) -> bool:
+        """Whether an order may take more than the reader's own, which whoever serves it has chosen."""
+        own, order = order_of(self._parts.ordering, self._parts.order.shuffle_buffer), ticket.order
+        return order["shuffle"] != own["shuffle"] or any(
+            order[name] > own[name] for name in ("batch_size", "shuffle_buffer")
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,13 +21,14 @@ from fastpipe._ordering import within
 from fastpipe._running import memory_size
 from fastpipe.errors import FastpipeError
 from fastpipe.reader import Reader
-from fastpipe.service._intake import INTAKE
+from fastpipe.service._bounds import Admission, BusyError, Shares
+from fastpipe.service._intake import INTAKE, Arrived
 from fastpipe.service._logs import RequestLog, say, say_error
 from fastpipe.service._metrics import Metrics
 from fastpipe.service._metrics_http import MetricsEndpoint, shown
 from fastpipe.service._served import Served
 from fastpipe.service._settings import checked_token
-from fastpipe.service._streams import Streams
+from fastpipe.service._streams import Need, Streams
 from fastpipe.service._wire import DamagedError, Ticket, error_bytes, messages, schema, summed, unsealed
 
 __all__ = ["Server", "listening"]
@@ -62,22 +64,27 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         data = ticket.ticket
-        INTAKE.begun(context.peer(), len(data))
-        return flight.GeneratorStream(schema(), self._server._answer(context, data))
+        arrived = INTAKE.arrived(context.peer(), len(data))
+        return flight.GeneratorStream(schema(), self._server._answer(context, data, arrived))
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
+        peer = context.peer()
         body = b"" if action.body is None else action.body.to_pybytes()
-        INTAKE.begun(context.peer(), len(action.type) + len(body))
         try:
             return iter(self._server._act(action.type, body))
+        except BusyError as error:
+            self._server._metrics.refused_one()
+            raise flight.FlightUnavailableError(str(error)) from None
         except Exception as error:
-            say_error(error, peer=context.peer())
+            say_error(error, peer=peer)
             if isinstance(error, FastpipeError):
                 return iter(summed([error_bytes(error)]))
             if isinstance(error, flight.FlightError):
                 raise
             # Arrow would send the traceback of anything else, and with it where files of this machine are.
             raise flight.FlightServerError(f"{type(error).__name__}: {error}") from None
+        finally:
+            INTAKE.begun(peer, len(action.type) + len(body))
 
     def list_actions(self, context: Any) -> list[Any]:
         INTAKE.begun(context.peer(), 0)
@@ -102,6 +109,12 @@ class Server:
         max_passes: passes that are open at once, over all clients.
         keep: bytes of batches, or a size such as `"128MiB"`, that are kept for other clients that ask for them; 8 MiB
             of these until two clients have read one stream.
+        memory_limit: bytes, or a size such as `"4GiB"`, that batches may take, over all clients: those that are kept
+            (`keep`), a quarter of the rest for those that are being sent, and the others for passes. A pass has the
+            limit of its reader, if that fits, or what is left for each of `max_passes`; where the limits of more passes
+            don't fit, fewer are open. Python, gRPC and what readers have in memory come on top. None for no such limit.
+        max_requests: requests that are answered at once. Clients that ask for more are told that the server is busy;
+            they ask other servers, and again after a while.
         metrics_port: a port for HTTP, 0 for any that is free, see `metrics_url`: `/metrics` has what Prometheus reads,
             `/healthz` says whether the server takes requests (200, or 503 while it stops). Neither asks for a token,
             nor is encrypted: they tell numbers only. None for no such port.
@@ -110,9 +123,10 @@ class Server:
     Raises:
         ImportError: if pyarrow isn't installed.
         OSError: if it can't listen there.
+        LimitError: if a pass of a reader takes more than the memory limit leaves for it.
         UnsupportedError: if a reader can't be served.
-        ValueError: if an argument is out of range, `client_ca` comes without `tls`, or `metrics_host` without
-            `metrics_port`.
+        ValueError: if an argument is out of range, `memory_limit` leaves nothing for passes, `client_ca` comes without
+            `tls`, or `metrics_host` without `metrics_port`.
 
     Example:
         >>> import fastpipe
@@ -134,6 +148,8 @@ class Server:
         client_ca: str | Path | None = None,
         max_passes: int = 16,
         keep: int | str = "128MiB",
+        memory_limit: int | str | None = None,
+        max_requests: int = 512,
         metrics_port: int | None = None,
         metrics_host: str | None = None,
     ) -> None:
@@ -148,8 +164,13 @@ class Server:
             raise ValueError("metrics_host is where metrics_port listens: give that, too")
         if metrics_port is not None:
             metrics_port = within("metrics_port", metrics_port, 0, 65_535)
-        self._served = {name: Served(name, reader) for name, reader in named.items()}
-        self._streams = Streams(max_passes, memory_size("keep", keep))
+        kept = memory_size("keep", keep)
+        shares = (
+            None if memory_limit is None else Shares.of(memory_size("memory_limit", memory_limit), kept, max_passes)
+        )
+        self._admission = Admission(within("max_requests", max_requests, 1, 1 << 20))
+        self._served = {name: Served(name, reader, shares) for name, reader in named.items()}
+        self._streams = Streams(max_passes, kept, shares)
         self._metrics = Metrics(self._streams)
         self._ending = threading.Event()
         self._stopping = threading.Lock()
@@ -212,10 +233,11 @@ class Server:
         Returns:
             A dict of numbers: `requests`, `batches` and `bytes` that were sent, `errors` that were told, `decoded`
             batches and the `begun` passes that they are of, `kept_hits`: batches that another client's request had
-            decoded, `closed`: connections that sent more than requests have (Linux only); `clients`, `streams`,
-            `passes` and `kept_bytes` there are now. `making_seconds` is how long requests have waited for batches being
-            made, and `held_back_seconds` how long batches have waited for
-            clients to take them; each request counts by itself.
+            decoded, `refused`: requests that were, since the server was busy, `closed`: connections that sent more than
+            requests have (Linux only); `clients`, `streams`, `passes` and `kept_bytes` there are now, and `batch_bytes`
+            of all batches that were made and are still in memory. `making_seconds` is how long requests have waited
+            for batches being made, and `held_back_seconds` how long batches have waited for clients to take them; each
+            request counts by itself.
         """
         return self._metrics.numbers()
 
@@ -284,12 +306,13 @@ class Server:
         if len(body) > _LARGEST_REQUEST:
             raise flight.FlightServerError(f"a request has {_LARGEST_REQUEST} bytes at most")
         try:
-            request = json.loads(unsealed(body))
-            served = self._find(str(request["reader"]))
-            if action == "describe":
-                return summed([json.dumps(served.description()).encode(), served.unit_rows().tobytes()])
-            served.check(dict(request["data"]))
-            place = served.place(int(request["unit"]), int(request["record"]))
+            with self._admission.request(len(body)):
+                request = json.loads(unsealed(body))
+                served = self._find(str(request["reader"]))
+                if action == "describe":
+                    return summed([json.dumps(served.description()).encode(), served.unit_rows().tobytes()])
+                served.check(dict(request["data"]))
+                place = served.place(int(request["unit"]), int(request["record"]))
         except FastpipeError:
             raise
         except DamagedError as error:
@@ -298,13 +321,22 @@ class Server:
             raise flight.FlightServerError(f"a request that can't be read: {error!r:.300}") from None
         return summed([json.dumps(place).encode()])
 
-    def _answer(self, context: Any, data: bytes) -> Iterator[Any]:
+    def _answer(self, context: Any, data: bytes, arrived: Arrived) -> Iterator[Any]:
         empty = pa.RecordBatch.from_arrays([pa.array([b""], pa.large_binary())], schema=schema())
         request = RequestLog(context.peer())
-        with self._metrics.client(), closing(request):
+        with self._metrics.client(), closing(request), ExitStack() as admitted:
             try:
-                yield from self._metrics.timed(self._batches(context, Ticket.read(data), request))
+                admitted.enter_context(self._admission.request(len(data)))
+                ticket = Ticket.read(data)
+                del data
+                arrived.begun()
+                yield from self._metrics.timed(self._batches(context, ticket, request))
                 request.ends("sent")
+            except BusyError as error:
+                # As if it weren't there: the client asks another server, or again after a while.
+                self._metrics.refused_one()
+                request.ends("refused")
+                raise flight.FlightUnavailableError(str(error)) from None
             except InterruptedError:
                 request.ends("cancelled")
                 raise flight.FlightCancelledError("the server is stopping, or the client has gone") from None
@@ -323,7 +355,11 @@ class Server:
         served = self._find(ticket.reader)
         served.check(ticket.data)
         order = served.order(ticket)
-        key = (ticket.reader, ticket.epoch, ticket.csr, json.dumps([ticket.order, ticket.progress], sort_keys=True))
+        # Its digest, since there may be long lists in it.
+        of = json.dumps([ticket.order, ticket.progress], sort_keys=True).encode()
+        key = (ticket.reader, ticket.epoch, ticket.csr, hashlib.blake2b(of).digest())
+
+        need = Need(ticket.reader, ticket.order["batch_size"], served.limit or 0)
 
         def wanted() -> bool:
             return not (self._ending.is_set() or context.is_cancelled())
@@ -334,7 +370,14 @@ class Server:
         step = ticket.start
         while step < ticket.stop:
             drawn = self._streams.get(
-                key, step, ticket.stop, begin, wanted, client=context.peer(), now=step == ticket.start
+                key,
+                step,
+                ticket.stop,
+                begin,
+                wanted,
+                client=context.peer(),
+                now=step == ticket.start,
+                need=need,
             )
             said, pieces, end = drawn.part(step, ticket.stop)
             nbytes = sum(map(len, pieces))
@@ -342,6 +385,8 @@ class Server:
             request.sent(end - step, nbytes)
             yield from messages(said, pieces)
             step = end
+            # Or there would be two of them while it waits for the next.
+            del drawn, pieces
 
 
 def _from_here(host: str) -> str:

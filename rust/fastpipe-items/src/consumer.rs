@@ -274,8 +274,8 @@ impl Consumer {
         Ok(sequence)
     }
 
-    /// Gets slabs for batches that wait for theirs: as many as may be on their way, and as there is memory for; up to and
-    /// with `needed` in any case.
+    /// Gets slabs for batches that wait for theirs: as many as may be on their way, and as there is memory for; up to
+    /// and with `needed` in any case.
     ///
     /// # Errors
     ///

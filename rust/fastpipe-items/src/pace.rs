@@ -61,7 +61,12 @@ impl Costs {
             .saturating_add(copies)
             .div_ceil(self.makers)
             .max(self.joining.div_ceil(self.joiners))
-            .max(items.saturating_add(copies).saturating_add(self.joining_busy).div_ceil(self.processors));
+            .max(
+                items
+                    .saturating_add(copies)
+                    .saturating_add(self.joining_busy)
+                    .div_ceil(self.processors),
+            );
         split.saturating_mul(GAIN) < whole.saturating_mul(4)
     }
 }

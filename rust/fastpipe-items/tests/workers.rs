@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fastpipe_items::{
-    Board, Claim, Consumer, Done, Failure, Indices, JoinTimer, Joining, Options, RowKind, SlabPlan, State, Taken, Written, nanos,
+    Board, Claim, Consumer, Done, Failure, Indices, JoinTimer, Joining, Options, RowKind, SlabPlan, State, Taken,
+    Written, nanos,
 };
 use fastpipe_memory::SharedMemory;
 use proptest::prelude::*;

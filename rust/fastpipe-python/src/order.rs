@@ -12,8 +12,7 @@ use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::arrays::VALID;
-use crate::arrays::array;
+use crate::arrays::{VALID, array};
 use crate::data::Data;
 use crate::errors::IntoPy;
 use crate::pass::{Origin, Pass};
@@ -21,8 +20,7 @@ use crate::pass_memory::PassMemory;
 use crate::remote::{BatchFeed, request};
 use crate::supply::Supply;
 
-/// A window, a pool or a buffer of no given size has this many batches, or as many rows as this many average units
-/// have.
+/// A window, a pool or a buffer of no given size has this many batches, or the rows of this many average units.
 const DEFAULT_BATCHES: u64 = 16;
 const DEFAULT_UNITS: u64 = 64;
 
@@ -274,11 +272,10 @@ impl Order {
         self.resumed(py, &progress.into(), None).map(drop)
     }
 
-    /// A pass of the batches `start` to `stop` of an epoch, which needn't read those before; of what is left behind a
-    /// state, counted from there, if there is one. `memory` is what they lie in, instead of the data set's own. Order
-    /// and batches may take `memory_limit` together, the order alone if it is one batch; without one the order may take
-    /// half of the memory of the machine, or of the control group if that has less. Where somebody else has chosen the
-    /// order (`bounded`), a single batch is held to the limit, too, and without one to that half.
+    /// A pass of the batches `start` to `stop` of an epoch, or of what is left behind a state (`progress`), counted from
+    /// there. `memory` is what they lie in, instead of the data set's own. Order and batches may take `memory_limit`
+    /// together, by default half of the machine's memory; a single batch is held to it only if somebody else has chosen
+    /// the order (`bounded`).
     #[pyo3(signature = (
         epoch, start, stop, *, num_threads, sharers, prefetch, memory_limit, progress=None, memory=None, csr=false,
         bounded=false
@@ -299,8 +296,7 @@ impl Order {
         csr: bool,
         bounded: bool,
     ) -> PyResult<Pass> {
-        let half_of_machine = machine_memory().filter(|_| bounded).map(|bytes| bytes / 2);
-        let memory_limit = memory_limit.or(half_of_machine);
+        let memory_limit = memory_limit.or(machine_memory().filter(|_| bounded).map(|bytes| bytes / 2));
         let last = stop
             .checked_sub(1)
             .filter(|&last| last >= start)

@@ -1,0 +1,44 @@
+"""Tickets that no reader of fastpipe's writes, and clients that send them: for tests of what servers bear."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fastpipe.errors import FastpipeError
+from fastpipe.service._wire import as_error
+
+flight = pytest.importorskip("pyarrow.flight")
+
+__all__ = ["answer", "client_of", "ticket"]
+
+
+def client_of(url: str) -> Any:
+    """A client with its own connection, which holds little that isn't read.
+
+    By default, the clients of a process share one, and it may hold 60 MB where it is fast.
+    """
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+    return flight.FlightClient(url, generic_options=options)
+
+
+def ticket(client: Any, start: int = 0, stop: int = 1, *, until: int = 0, padding: int = 0, **order: Any) -> Any:
+    """For some batches of the first epoch, in the served order but for these entries; so many bytes at least."""
+    told = next(iter(client.do_action(flight.Action("describe", b'{"reader": "default"}'))))
+    about = json.loads(told.body.to_pybytes())
+    said = {"version": 1, "reader": "default", "data": about["fingerprints"]["2"], "epoch": 0, "progress": None}
+    said |= {"start": start, "stop": stop, "until": max(stop, until), "csr": False, "order": about["order"] | order}
+    return flight.Ticket(json.dumps(said).encode().ljust(padding))
+
+
+def answer(client: Any, asked: Any) -> int | FastpipeError:
+    """The bytes of the batches that are sent, or the error that is told in their place."""
+    nbytes = 0
+    for chunk in client.do_get(asked, flight.FlightCallOptions(timeout=60)):
+        metadata = None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
+        if metadata is not None and (error := as_error(metadata, "a server")) is not None:
+            return error
+        nbytes += chunk.data.nbytes
+    return nbytes
