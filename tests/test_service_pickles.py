@@ -17,7 +17,7 @@ import pytest
 
 import fastpipe
 import fastpipe.service
-from fastpipe.service._wire import sealed
+from fastpipe.service._wire import sealed, summed
 
 pa = pytest.importorskip("pyarrow")
 flight = pytest.importorskip("pyarrow.flight")
@@ -121,7 +121,7 @@ def test_no_client_gets_a_pickle_unpickled(watched: Watched) -> None:
         headers = [(b"authorization", b"Bearer open sesame")]
         options = flight.FlightCallOptions(timeout=20, headers=headers)
         client = flight.FlightClient(server.url)
-        told, _ = client.do_action(flight.Action("describe", b'{"reader": "default"}'), options)
+        told, *_ = client.do_action(flight.Action("describe", b'{"reader": "default"}'), options)
         described = json.loads(told.body.to_pybytes())
         ticket = {
             "version": 1,
@@ -230,7 +230,7 @@ def replaced(node: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 def test_no_description_gets_a_pickle_unpickled(hostile: Hostile, watched: Watched) -> None:
     hostile.batches = lambda: flight.RecordBatchStream(pa.table({"batch": pa.array([], pa.large_binary())}))
-    described, rows = hostile.do_action(None, flight.Action("describe", b'{"reader": "default"}'))
+    described, rows, _ = hostile.do_action(None, flight.Action("describe", b'{"reader": "default"}'))
     told = json.loads(described)
     answers = [[watched.pickle, rows], [described, watched.pickle], [described, watched.pickle * 4], [watched.pickle]]
     answers += [[json.dumps(replaced(told, path, watched.text)).encode(), rows] for path in places(told)]
@@ -241,7 +241,7 @@ def test_no_description_gets_a_pickle_unpickled(hostile: Hostile, watched: Watch
     ]
     taken = set()
     for answer in answers:
-        hostile.change_answer = lambda action, told, answer=answer: answer
+        hostile.change_answer = lambda action, told, answer=answer: summed(answer)
         try:
             remote = fastpipe.connect(hostile.url, timeout=0.2)
         except fastpipe.FastpipeError:
@@ -264,11 +264,14 @@ def test_no_place_gets_a_pickle_unpickled(hostile: Hostile, watched: Watched) ->
         *(json.dumps({"kind": "Place", "fields": fields}).encode() for fields in (text, {text: 1}, [text], {"_a": 1})),
         json.dumps({"kind": "Place(): __import__('os')", "fields": {"x=print()": 1}}).encode(),
     ):
-        hostile.change_answer = lambda action, _, told=told: [told]
+        hostile.change_answer = lambda action, _, told=told: summed([told])
         with pytest.raises(fastpipe.ServiceError, match="place that can't be read"):
             remote.locate(0, 0)
-    hostile.change_answer = lambda action, _: []
+    hostile.change_answer = lambda action, _: summed([])
     with pytest.raises(fastpipe.ServiceError, match="place that can't be read"):
+        remote.locate(0, 0)
+    hostile.change_answer = lambda action, _: [watched.pickle]
+    with pytest.raises(fastpipe.ServiceError, match="no checksum"):
         remote.locate(0, 0)
     watched.check()
 

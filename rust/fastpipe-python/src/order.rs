@@ -272,10 +272,10 @@ impl Order {
         self.resumed(py, &progress.into(), None).map(drop)
     }
 
-    /// A pass of the batches `start` to `stop` of an epoch, or of what is left behind a state (`progress`), counted from
-    /// there. `memory` is what they lie in, instead of the data set's own. Order and batches may take `memory_limit`
-    /// together, by default half of the machine's memory; a single batch is held to it only if somebody else has chosen
-    /// the order (`bounded`).
+    /// A pass of the batches `start` to `stop` of an epoch, or of what is left behind a state (`progress`), counted
+    /// from there. `memory` is what they lie in, instead of the data set's own. Order and batches may take
+    /// `memory_limit` together, by default half of the machine's memory; a single batch is held to it only if somebody
+    /// else has chosen the order (`bounded`).
     #[pyo3(signature = (
         epoch, start, stop, *, num_threads, sharers, prefetch, memory_limit, progress=None, memory=None, csr=false,
         bounded=false
