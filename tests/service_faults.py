@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["Proxy", "ServerProcess", "free_port", "serving"]
+__all__ = ["Proxy", "ServerProcess", "free_port", "serving", "several"]
 
 
 def free_port() -> int:
@@ -80,6 +80,21 @@ def serving(text: str, folder: Path, *arguments: str) -> Iterator[ServerProcess]
         yield server
     finally:
         server.end()
+
+
+@contextmanager
+def several(config: Path, count: int) -> Iterator[list[ServerProcess]]:
+    """So many servers of the readers in a file, which listen."""
+    found = [ServerProcess(config) for _ in range(count)]
+    try:
+        for server in found:
+            server.start()
+        for server in found:
+            server.wait()
+        yield found
+    finally:
+        for server in found:
+            server.end()
 
 
 class Proxy:

@@ -18,7 +18,7 @@ import pytest
 
 import fastpipe
 from service_chaos import NETWORK, SERVERS, Chaos
-from service_faults import Proxy, ServerProcess, through
+from service_faults import Proxy, ServerProcess, several, through
 
 pytest.importorskip("pyarrow.flight")
 
@@ -54,14 +54,8 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def servers(configs: tuple[Path, Path]) -> Iterator[list[ServerProcess]]:
-    found = [ServerProcess(configs[0]) for _ in range(3)]
-    for server in found:
-        server.start()
-    for server in found:
-        server.wait()
-    yield found
-    for server in found:
-        server.end()
+    with several(configs[0], 3) as found:
+        yield found
 
 
 class Consumer:

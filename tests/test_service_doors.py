@@ -27,6 +27,7 @@ from fastpipe._passes import passes_of
 from fastpipe._reader_passes import ReaderPasses
 from fastpipe.service._wire import Ticket, as_error, messages, ordering_of
 from processes import outputs, run
+from service_tickets import entries
 
 pa = pytest.importorskip("pyarrow")
 flight = pytest.importorskip("pyarrow.flight")
@@ -49,22 +50,7 @@ def server() -> Iterator[fastpipe.service.Server]:
 @pytest.fixture(scope="module")
 def ticket(server: fastpipe.service.Server) -> dict[str, Any]:
     """A ticket that is answered."""
-    client = flight.FlightClient(server.url)
-    described = json.loads(
-        next(iter(client.do_action(flight.Action("describe", b'{"reader": "default"}')))).body.to_pybytes()
-    )
-    return {
-        "version": 1,
-        "reader": "default",
-        "data": described["fingerprints"]["2"],
-        "order": described["order"],
-        "epoch": 0,
-        "progress": None,
-        "start": 0,
-        "stop": 2,
-        "until": 2,
-        "csr": False,
-    }
+    return entries(flight.FlightClient(server.url)) | {"stop": 2, "until": 2}
 
 
 def answer(client: Any, data: bytes) -> list[Any]:

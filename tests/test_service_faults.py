@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fastpipe
-from service_faults import ServerProcess, through
+from service_faults import ServerProcess, several, through
 
 pytest.importorskip("pyarrow.flight")
 
@@ -62,14 +62,8 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def servers(configs: tuple[Path, Path]) -> Iterator[list[ServerProcess]]:
-    found = [ServerProcess(configs[0]) for _ in range(3)]
-    for server in found:
-        server.start()
-    for server in found:
-        server.wait()
-    yield found
-    for server in found:
-        server.end()
+    with several(configs[0], 3) as found:
+        yield found
 
 
 def test_a_server_with_other_data_is_an_error(

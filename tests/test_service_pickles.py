@@ -18,6 +18,7 @@ import pytest
 import fastpipe
 import fastpipe.service
 from fastpipe.service._wire import sealed, summed
+from service_tickets import entries
 
 pa = pytest.importorskip("pyarrow")
 flight = pytest.importorskip("pyarrow.flight")
@@ -121,20 +122,7 @@ def test_no_client_gets_a_pickle_unpickled(watched: Watched) -> None:
         headers = [(b"authorization", b"Bearer open sesame")]
         options = flight.FlightCallOptions(timeout=20, headers=headers)
         client = flight.FlightClient(server.url)
-        told, *_ = client.do_action(flight.Action("describe", b'{"reader": "default"}'), options)
-        described = json.loads(told.body.to_pybytes())
-        ticket = {
-            "version": 1,
-            "reader": "default",
-            "data": described["fingerprints"][max(described["fingerprints"])],
-            "order": described["order"],
-            "epoch": 0,
-            "progress": None,
-            "start": 0,
-            "stop": 2,
-            "until": 2,
-            "csr": False,
-        }
+        ticket = entries(client, options) | {"stop": 2, "until": 2}
         sent, taken = list(tickets(ticket, watched)), []
         for data in sent:
             try:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fastpipe
-from service_faults import ServerProcess, free_port, through
+from service_faults import ServerProcess, free_port, several, through
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyarrow.flight")
@@ -40,14 +40,8 @@ def ids(batches: Any) -> list[list[int]]:
 def two(tmp_path: Path) -> Iterator[list[ServerProcess]]:
     config = tmp_path / "readers.py"
     config.write_text(CONFIG)
-    found = [ServerProcess(config) for _ in range(2)]
-    for server in found:
-        server.start()
-    for server in found:
-        server.wait()
-    yield found
-    for server in found:
-        server.end()
+    with several(config, 2) as found:
+        yield found
 
 
 def fails_in_time(ask: Callable[[], object], match: str, timeout: float = TIMEOUT) -> None:

@@ -37,12 +37,13 @@ class InProcess(Pass):
     def _next_data(self) -> Any:
         self.account.wait()
         try:
-            number, indices = self._drawn()
+            try:
+                number, indices = self._drawn()
+            except StopIteration:
+                self.progress.ended = True
+                raise
             self.progress.give(number)
             return self._pinned(self._here.batch(number, indices, self.progress.seed))
-        except StopIteration:
-            self.progress.ended = True
-            raise
         finally:
             self.account.leave()
 
@@ -89,6 +90,9 @@ class Here:
             except StopIteration as error:
                 # It would end the loop over the loader as if there were no more.
                 raise RuntimeError("the data set, or collate_fn, raised StopIteration") from error
+            finally:
+                # It has the items, which are the consumer's now.
+                self._row = _of_batch
 
     def _batch(self, number: int, indices: Any, seed: int) -> Any:
         if self._fetch_kind == "items" and not self._generators.seeds():

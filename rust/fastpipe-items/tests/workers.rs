@@ -27,6 +27,14 @@ struct Work {
     slow: i64,
 }
 
+/// Makes rows that all lie where they belong, at once.
+const PLAIN: Work = Work {
+    joining: Joining::InPlace,
+    fails: 0,
+    odd: 0,
+    slow: 0,
+};
+
 fn is(every: i64, index: i64) -> bool {
     every > 0 && index % every == every - 1
 }
@@ -334,12 +342,6 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
             .begin(number, 0, &Indices::Numbers(&indices), Some((1, plan.end, plan.end)))
             .unwrap()
     };
-    let work = Work {
-        joining: Joining::InPlace,
-        fails: 0,
-        odd: 0,
-        slow: 0,
-    };
     let (made, mut written) = (AtomicU64::new(0), Written::default());
     let mut taken = Vec::new();
     begin(0);
@@ -349,7 +351,7 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
         consumer.need(number);
         while consumer.state(number) != State::Ready {
             let claim = board.claim().unwrap();
-            make(board, 0, work, &claim, &mut written, &made);
+            make(board, 0, PLAIN, &claim, &mut written, &made);
         }
         taken.push(consumer.take(number).unwrap());
         begin(number + 2);
@@ -366,7 +368,7 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
     for number in 20..26u64 {
         consumer.need(number);
         while consumer.state(number) != State::Ready {
-            make(board, 0, work, &board.claim().unwrap(), &mut written, &made);
+            make(board, 0, PLAIN, &board.claim().unwrap(), &mut written, &made);
         }
         taken.push(consumer.take(number).unwrap());
         begin(number + 2);
@@ -399,17 +401,11 @@ fn batches_ahead_wait_for_memory_that_others_have() {
         consumer.begin(number, 0, &Indices::Numbers(&indices), known).unwrap();
     }
     assert!(!consumer.has_slack(Some(slab as usize)));
-    let work = Work {
-        joining: Joining::InPlace,
-        fails: 0,
-        odd: 0,
-        slow: 0,
-    };
     let (made, mut written) = (AtomicU64::new(0), Written::default());
     for number in 0..6 {
         consumer.need(number);
         while consumer.state(number) != State::Ready {
-            make(board, 0, work, &board.claim().unwrap(), &mut written, &made);
+            make(board, 0, PLAIN, &board.claim().unwrap(), &mut written, &made);
         }
         drop(consumer.take(number).unwrap());
     }
