@@ -463,3 +463,20 @@ def test_batches_of_all_ways_are_the_same() -> None:
         assert_same(list(found), expected)
     whole = DataLoader(AtOnce(50), 7, **FORKED)
     assert_same(list(whole), list(DataLoader(AtOnce(50), 7)))
+
+
+def by_whom(items: list[Any]) -> int:
+    time.sleep(0.02)
+    return int(get_worker_info().id)
+
+
+@apart
+@workers
+def test_batch_workers_have_costly_collation_of_cheap_items(way: str) -> None:
+    """An item worker collates cheap items itself, but for a `collate_fn` that batch workers are faster at together."""
+    options = WORKERS[way] | {"num_workers": 1, "num_batch_workers": 4, "prefetch_factor": 4}
+    found = list(DataLoader(Numbers(160), 4, collate_fn=by_whom, **options))
+    assert len(found) == 40
+    # Until the costs are known the item worker may have collated some.
+    assert sum(worker >= 1 for worker in found) > 30
+    assert len(set(found)) > 2
