@@ -81,8 +81,8 @@ def test_killed_while_the_index_is_written(tmp_path: Path) -> None:
 INTERRUPTED = """
     import sys, threading, fastpipe
     what, path = sys.argv[1:]
-    print("begun", flush=True)
     try:
+        print("begun", flush=True)
         while True:
             if what == "scan":
                 fastpipe.read_csv(path, batch_size=9, columns=["a"]).close()
@@ -94,10 +94,13 @@ INTERRUPTED = """
                 for _ in fastpipe.read_csv(path, batch_size=9, columns=["a"], shuffle=True, seed=1):
                     pass
     except KeyboardInterrupt:
-        import os, time
+        import contextlib, os, time
         for _ in range(100):
             threads = os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else []
-            names = [open(f"/proc/self/task/{thread}/comm").read() for thread in threads]
+            names = []
+            for thread in threads:
+                with contextlib.suppress(OSError):  # One that ended just now.
+                    names.append(open(f"/proc/self/task/{thread}/comm").read())
             if not any("scan" in name or "open" in name for name in names):
                 break
             time.sleep(0.05)

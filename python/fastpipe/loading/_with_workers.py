@@ -97,6 +97,8 @@ class WithWorkers(Pass):
         self._layouts: dict[int, Layout] = {}
         # Begun, and not given to the consumer: the batch, and its number in the pass.
         self._begun: list[tuple[int, int]] = []
+        # Whether some of them were begun before anybody knew how large an item is.
+        self._unplanned = False
         try:
             self._consumer = ItemConsumer(
                 makers=makers,
@@ -210,7 +212,17 @@ class WithWorkers(Pass):
             return None
         number, description = told
         self._known.description = description
-        return number, self._compiled(number, description).rows
+        layout = number, self._compiled(number, description).rows
+        if self._unplanned:
+            self._plan(number)
+        return layout
+
+    def _plan(self, layout: int) -> None:
+        """Gives the batches memory that were begun before anybody knew how large an item is."""
+        while (found := self._consumer.unplanned(layout)) is not None:
+            batch, number = found
+            self._consumer.plan(batch, self._compiled(number).rows)
+        self._unplanned = False
 
     def _compiled(self, number: int, description: bytes | None = None) -> Layout:
         found = self._layouts.get(number)
@@ -220,8 +232,10 @@ class WithWorkers(Pass):
             found = self._layouts[number] = Layout(description)
         return found
 
-    def _begin_one(self) -> bool:
+    def _begin_one(self, *, later: bool = False) -> bool:
         """Begins the next batch, if there is one.
+
+        While nobody knows how large an item is, a worker gets the batch's memory; `later` leaves it to `_plan`.
 
         What the sampler raises, and that there is no memory for the indices, the consumer is told behind the batches
         that were begun before.
@@ -233,7 +247,7 @@ class WithWorkers(Pass):
             number, indices = self._drawn()
             listed = [indices] if self._fetch_kind == "sample" else indices if type(indices) is list else list(indices)
             layout = None if self._fetch_kind != "items" else self._layout()
-            batch = self._consumer.begin(listed, _pickled, number, self.progress.seed, layout)
+            batch = self._consumer.begin(listed, _pickled, number, self.progress.seed, layout, later)
         except StopIteration:
             self._drained = True
             return False
@@ -241,6 +255,7 @@ class WithWorkers(Pass):
             self._trouble = number, error
             return False
         self._begun.append((batch, number))
+        self._unplanned |= later
         return True
 
     def _fill(self) -> None:
@@ -256,7 +271,9 @@ class WithWorkers(Pass):
         if len(self._begun) < self._most_begun and self._consumer.idle():
             layout = self._layout()
             if layout is None and self._fetch_kind == "items":
-                # Nobody knows how large an item is.
+                # Nobody knows how large an item is. There is memory for as many batches as may be on their way, and
+                # workers keep items of others until it is their turn; such items may wait for each other, too.
+                self._begin_one(later=True)
                 return
             rows = self._loader_batch
             if self._consumer.has_slack(None if layout is None else layout[1], rows):
@@ -359,6 +376,8 @@ class WithWorkers(Pass):
             if place is None and self._timeout > 0 and now >= begin + self._timeout:
                 told = self._workers_of_pass.told()
                 raise WorkerError(f"DataLoader timed out after {self._timeout} seconds ({told})")
+            if place is None and self._unplanned:
+                self._layout()
             if place is None and more:
                 self._begin_for_idle()
             if place is None and now >= max(begin, self._looked) + _LOOK:

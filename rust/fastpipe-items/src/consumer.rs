@@ -1,6 +1,5 @@
 //! What the consumer does: begin batches, wait for them, take them, and have their memory used again.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,38 +10,19 @@ use fastpipe_memory::{Extent, Recycler, Refused, SharedMemory, futex};
 use crate::board::{Board, Options};
 use crate::control::{Failure, Slot, stage};
 use crate::desk::{Desk, Indices, RowKind};
-use crate::maker::set_slab;
+use crate::supply::{Counted, Pending, Slab};
 
 /// The one that begins batches and takes them. Its process owns the memory.
 #[derive(Debug)]
 pub struct Consumer {
-    board: Board,
-    recycler: Recycler,
-    state: Mutex<Pending>,
+    pub(crate) board: Board,
+    pub(crate) recycler: Recycler,
+    pub(crate) state: Mutex<Pending>,
     /// Batches on their way whose memory there may be at any time, beside one that the consumer has.
-    ahead: usize,
+    pub(crate) ahead: usize,
     /// Bytes that may be taken beyond that.
-    slack: usize,
+    pub(crate) slack: usize,
     process: u32,
-}
-
-#[derive(Debug, Default)]
-struct Pending {
-    /// The number of the next batch in the order in which they are begun.
-    next: u64,
-    /// Batches that wait for a slab of so many bytes, of which so many are for rows; the earliest first.
-    waiting: VecDeque<(u64, usize, usize)>,
-    /// Slabs that batches on their way have, or that were lent.
-    slabs: usize,
-    bytes: usize,
-    /// What of that each slot's batch counts for.
-    counted: Vec<Counted>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Counted {
-    slab: bool,
-    bytes: usize,
 }
 
 /// A batch that was begun: its number in the order in which they were.
@@ -109,15 +89,6 @@ impl Drop for Lent {
     }
 }
 
-impl Pending {
-    /// The batch of a slot has a slab of so many bytes.
-    fn count(&mut self, slot: usize, bytes: usize) {
-        self.slabs += 1;
-        self.bytes += bytes;
-        self.counted[slot] = Counted { slab: true, bytes };
-    }
-}
-
 impl Consumer {
     /// New memory for batches, of which `ahead` are usually on their way at once. `slack` is how many bytes there may
     /// be beyond these and one that the consumer has.
@@ -150,7 +121,7 @@ impl Consumer {
         self.process == std::process::id()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pending> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Pending> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -167,57 +138,26 @@ impl Consumer {
         numbers.into_iter().find(|&number| is_empty(number))
     }
 
-    /// Whether the memory of one more batch than are usually on their way is within the slack. It is of so many bytes;
-    /// `None` if no layout says how many.
-    pub fn has_slack(&self, bytes: Option<usize>) -> bool {
-        let state = self.lock();
-        let Some(bytes) = bytes.or_else(|| self.board.whole_size()) else {
-            return false;
-        };
-        let on_the_way = |slot: &&Slot| slot.stage.load(Ordering::Acquire) != stage::EMPTY;
-        let begun = self.board.slots().iter().filter(on_the_way).count();
-        // Those that were begun before there was a layout aren't counted yet.
-        let beyond = (begun + 1).saturating_sub(self.ahead).saturating_mul(bytes);
-        // Those that wait for their slabs will have them first; and rows may take more than batches before them.
-        let waiting = state.waiting.iter().map(|&(_, bytes, _)| bytes).sum::<usize>();
-        let fits = self.fits(waiting.saturating_add(bytes.saturating_mul(2)));
-        beyond <= self.slack && fits && self.allows(&state, bytes, true)
-    }
-
-    /// Whether there is so much memory, as far as the limit says.
-    fn fits(&self, bytes: usize) -> bool {
-        let arena = self.board.arena();
-        let in_use = arena.held().saturating_sub(self.recycler.free_bytes() as u64);
-        in_use.saturating_add(bytes as u64) <= arena.most()
-    }
-
-    /// Whether a slab of so many bytes may be taken: there are no more than the batches ahead and one that the consumer
-    /// has, or all beyond that is within the slack.
-    fn allows(&self, state: &Pending, bytes: usize, beyond: bool) -> bool {
-        let usual = (self.ahead + 1).saturating_mul(bytes);
-        // Slabs that makers have got, before a layout was known, are taken to be as large.
-        let unknown = state.counted.iter().filter(|each| each.slab && each.bytes == 0).count();
-        let taken = state.bytes.saturating_add(unknown.saturating_mul(bytes));
-        let within = taken.saturating_add(bytes) <= usual.saturating_add(self.slack);
-        within || (!beyond && state.slabs < self.ahead + 1)
-    }
-
-    /// Begins a batch: `number` is its own number in its pass, whose `seed` its items know. `slab` says of how many
-    /// bytes its slab is, and how many of them are for rows, in the layout that batches begin with; `None` if there is
-    /// no layout yet.
+    /// Begins a batch: `number` is its own number in its pass, whose `seed` its items know.
     ///
     /// # Errors
     ///
     /// [`Refused`] if there is no memory for the indices. There must be a free slot.
-    pub fn begin(
-        &self,
-        number: u64,
-        seed: u64,
-        indices: &Indices<'_>,
-        slab: Option<(u32, usize, usize)>,
-    ) -> Result<Begun, Refused> {
+    pub fn begin(&self, number: u64, seed: u64, indices: &Indices<'_>, slab: Slab) -> Result<Begun, Refused> {
         let mut state = self.lock();
-        let slab = slab.or_else(|| Some((0, self.board.whole_size()?, 0)));
+        let whole = |bytes| Slab::Of {
+            layout: 0,
+            bytes,
+            for_rows: 0,
+        };
+        let slab = match slab {
+            Slab::ByMaker => self.board.whole_size().map_or(slab, whole),
+            _ => slab,
+        };
+        let layout = match slab {
+            Slab::Of { layout, .. } => layout,
+            _ => 0,
+        };
         let sequence = self.free(&state).unwrap_or(state.next);
         let (number_of_slot, slot) = self.board.slot_of(sequence);
         let size = Desk::size(indices).unwrap_or(usize::MAX);
@@ -230,7 +170,7 @@ impl Consumer {
             (&slot.rows, rows),
             (&slot.left, rows),
             (&slot.placed, 0),
-            (&slot.layout, slab.map_or(0, |(layout, ..)| layout)),
+            (&slot.layout, layout),
             (&slot.odd, 0),
             (&slot.failed, 0),
             (&slot.stage, stage::OPEN),
@@ -243,7 +183,7 @@ impl Consumer {
             (&slot.desk, desk.offset as u64),
             (&slot.desk_len, desk.len as u64),
             // Makers get none where the consumer will.
-            (&slot.slab, u64::from(slab.is_some())),
+            (&slot.slab, u64::from(slab != Slab::ByMaker)),
             (&slot.slab_len, 0),
             (&slot.slab_rows, 0),
             (&slot.free, 0),
@@ -255,9 +195,9 @@ impl Consumer {
         }
         state.next = sequence + 1;
         match slab {
-            Some((_, bytes, for_rows)) => state.waiting.push_back((sequence, bytes, for_rows)),
-            // A maker gets one.
-            None => state.count(number_of_slot, 0),
+            Slab::Of { bytes, for_rows, .. } => state.waiting.push_back((sequence, bytes, for_rows)),
+            Slab::ByMaker => state.count(number_of_slot, 0),
+            Slab::Later => state.unplanned.push(sequence),
         }
         // A refusal is noted in the slot.
         let _ = self.place(&mut state, None);
@@ -272,45 +212,6 @@ impl Consumer {
             self.board.all_made(None, number_of_slot);
         }
         Ok(sequence)
-    }
-
-    /// Gets slabs for batches that wait for theirs: as many as may be on their way, and as there is memory for; up to
-    /// and with `needed` in any case.
-    ///
-    /// # Errors
-    ///
-    /// [`Refused`] if there is no memory for one. Its slot says so too.
-    fn place(&self, state: &mut Pending, needed: Option<Begun>) -> Result<(), Refused> {
-        while let Some(&(sequence, bytes, for_rows)) = state.waiting.front() {
-            let may_have_it = self.allows(state, bytes, false) && self.fits(bytes);
-            if !may_have_it && needed.is_none_or(|needed| sequence > needed) {
-                break;
-            }
-            state.waiting.pop_front();
-            let (number, slot) = self.board.slot_of(sequence);
-            self.recycler.keep_at_least((self.ahead + 1).saturating_mul(bytes));
-            let taken = self.recycler.take(bytes);
-            match &taken {
-                Ok(piece) => {
-                    state.count(number, piece.len);
-                    set_slab(slot, piece.offset as u64, piece.len as u64, for_rows);
-                }
-                Err(refused) => {
-                    slot.slab.store(0, Ordering::Relaxed);
-                    self.board.refuse(slot, refused);
-                }
-            }
-            futex::wake_all(&slot.placed);
-            taken?;
-        }
-        Ok(())
-    }
-
-    /// Sees to it that a batch has its slab, whatever the consumer has: it asks for the batch.
-    pub fn need(&self, batch: Begun) {
-        let mut state = self.lock();
-        // A refusal is noted in the slot.
-        let _ = self.place(&mut state, Some(batch));
     }
 
     /// How far a batch is.
@@ -353,6 +254,11 @@ impl Consumer {
             }
         }
         (work.waiting.load(Ordering::SeqCst) as usize).min(self.board.makers())
+    }
+
+    /// Rows of a batch.
+    pub fn rows(&self, batch: Begun) -> usize {
+        self.board.slot_of(batch).1.rows.load(Ordering::Relaxed) as usize
     }
 
     /// Rows of a batch that aren't finished.
@@ -417,7 +323,7 @@ impl Consumer {
     fn retire(self: &Arc<Self>, slot: &Slot, batch: Begun) -> (Lent, Option<(usize, usize)>) {
         let mut state = self.lock();
         // From here on nobody gets a slab for it.
-        state.waiting.retain(|&(sequence, ..)| sequence != batch);
+        state.forget(batch);
         let slab = self.board.slab_of(slot);
         let desk = Extent {
             offset: slot.desk.load(Ordering::Relaxed) as usize,
@@ -467,12 +373,15 @@ impl Consumer {
                     Err(now) => claim = now,
                 }
             };
-            if slot.placed.load(Ordering::Acquire) == 0 && slot.layout.load(Ordering::Relaxed) != 0 {
+            let mut state = self.lock();
+            let waits = slot.layout.load(Ordering::Relaxed) != 0 || state.unplanned.contains(&batch);
+            if slot.placed.load(Ordering::Acquire) == 0 && waits {
                 // Whoever waits for the slab needn't any more.
-                self.lock().waiting.retain(|&(sequence, ..)| sequence != batch);
+                state.forget(batch);
                 let _ = slot.placed.compare_exchange(0, 2, Ordering::AcqRel, Ordering::Relaxed);
                 futex::wake_all(&slot.placed);
             }
+            drop(state);
             if unclaimed > 0 && slot.left.fetch_sub(unclaimed, Ordering::AcqRel) == unclaimed {
                 self.board.set_ready(slot);
             }

@@ -13,6 +13,15 @@ use fastpipe_memory::{Refused, futex};
 use crate::board::Board;
 use crate::control::LAYOUTS;
 
+/// The number of the last layout, after one was told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// It is the one that was told of.
+    Own(u32),
+    /// Another was quicker.
+    Others(u32),
+}
+
 /// How long a worker waits before it looks whether it is to end.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -35,9 +44,23 @@ impl Board {
         ))
     }
 
-    /// Tells of a layout with which batches are to begin from now on, unless another has been told of since `known`
-    /// was the last one. `write` writes a description of `len` bytes. Returns the number of the last layout, which is
-    /// another's if that was quicker; `None` if there may be no more layouts, or workers are to end.
+    /// The number of the last layout that was told of; 0 if there is none. The first one is no more than proposed until
+    /// it is settled: it is that of one item, and others may be much smaller.
+    pub fn last_layout(&self) -> u32 {
+        self.header().layouts.load(Ordering::Acquire)
+    }
+
+    /// Lets batches begin with the first layout, unless there is another one meanwhile.
+    pub fn settle_first_layout(&self) {
+        if self.last_layout() > 0 {
+            let layout = &self.header().layout;
+            let _ = layout.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells of a layout with which batches are to begin from now on, once it is settled if it is the first one; unless
+    /// another has been told of since `known` was the last one. `write` writes a description of `len` bytes. Returns
+    /// which one is the last now; `None` if there may be no more layouts, or workers are to end.
     ///
     /// # Errors
     ///
@@ -48,7 +71,7 @@ impl Board {
         known: u32,
         len: usize,
         write: impl FnOnce(NonNull<u8>),
-    ) -> Result<Option<u32>, Refused> {
+    ) -> Result<Option<Told>, Refused> {
         let header = self.header();
         let turn = maker as u32 + 1;
         while let Err(other) = header
@@ -73,10 +96,10 @@ impl Board {
         last: u32,
         len: usize,
         write: impl FnOnce(NonNull<u8>),
-    ) -> Result<Option<u32>, Refused> {
+    ) -> Result<Option<Told>, Refused> {
         let header = self.header();
         if last != known {
-            return Ok(Some(last));
+            return Ok(Some(Told::Others(last)));
         }
         let Some(told) = header.told.get(last as usize).filter(|_| (last as usize) < LAYOUTS) else {
             return Ok(None);
@@ -88,11 +111,13 @@ impl Board {
         told.offset.store(piece.offset as u64, Ordering::Relaxed);
         told.len.store(len as u64, Ordering::Relaxed);
         header.layouts.store(last + 1, Ordering::Release);
-        header.layout.store(last + 1, Ordering::Release);
-        Ok(Some(last + 1))
+        if last > 0 {
+            header.layout.store(last + 1, Ordering::Release);
+        }
+        Ok(Some(Told::Own(last + 1)))
     }
 
-    /// Tells of a layout that was known before, unless there is one already.
+    /// Tells of a layout that was known before, unless there is one already. It is settled.
     ///
     /// # Errors
     ///
@@ -106,6 +131,8 @@ impl Board {
                     .copy_from_nonoverlapping(description.as_ptr(), description.len());
             };
         };
-        self.tell(self.makers(), 0, description.len(), write).map(|_| ())
+        self.tell(self.makers(), 0, description.len(), write)?;
+        self.settle_first_layout();
+        Ok(())
     }
 }

@@ -35,13 +35,16 @@ mod pace;
 mod plan;
 mod record;
 mod sizes;
+mod supply;
 
 pub use board::{Board, Joining, Options};
 pub use clock::nanos;
 pub use consumer::{Begun, Consumer, Lent, State, Taken};
 pub use control::Failure;
 pub use desk::{Indices, RowKind};
+pub use layouts::Told;
 pub use maker::{Claim, Done, Written};
 pub use pace::JoinTimer;
 pub use plan::{CELL, SlabPlan};
 pub use record::{Activity, MakerView, SlowItem};
+pub use supply::Slab;

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fastpipe_items::{Board, Consumer, Indices, Joining, Options};
+use fastpipe_items::{Board, Consumer, Indices, Joining, Options, Slab};
 use fastpipe_memory::SharedMemory;
 
 const MAKERS: usize = 3;
@@ -56,7 +56,9 @@ fn waiting(joining: Joining, whole: bool, play: impl FnOnce(&Consumer, &Board, &
 }
 
 fn begin(consumer: &Consumer, number: u64) {
-    consumer.begin(number, 5, &Indices::Numbers(&ROWS), None).unwrap();
+    consumer
+        .begin(number, 5, &Indices::Numbers(&ROWS), Slab::ByMaker)
+        .unwrap();
 }
 
 #[test]
@@ -108,7 +110,7 @@ fn a_batch_that_all_makers_share_wakes_all() {
 fn an_empty_batch_wakes_nobody() {
     waiting(Joining::ByMakers, false, |consumer, board, woken| {
         board.note_pace(1000);
-        consumer.begin(0, 5, &Indices::Numbers(&[]), None).unwrap();
+        consumer.begin(0, 5, &Indices::Numbers(&[]), Slab::ByMaker).unwrap();
         woken(0);
     });
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fastpipe_items::{
-    Board, Claim, Consumer, Done, Failure, Indices, JoinTimer, Joining, Options, RowKind, SlabPlan, State, Taken,
+    Board, Claim, Consumer, Done, Failure, Indices, JoinTimer, Joining, Options, RowKind, Slab, SlabPlan, State, Taken,
     Written, nanos,
 };
 use fastpipe_memory::SharedMemory;
@@ -102,6 +102,7 @@ fn make(board: &Board, me: usize, work: Work, claim: &Claim, written: &mut Writt
                     unsafe { at.as_ptr().copy_from_nonoverlapping(b"layout".as_ptr(), 6) };
                 };
                 board.tell(me, 0, 6, write).unwrap();
+                board.settle_first_layout();
             }
             let layout = board.layout_of(claim.slot, board.layout().unwrap());
             assert_eq!(layout, 1);
@@ -218,9 +219,14 @@ fn run(makers: usize, joiners: usize, ahead: usize, work: Work, batches: &[Vec<i
         for (number, indices) in batches.iter().enumerate() {
             while begun < batches.len() && begun < number + ahead && consumer.can_begin() {
                 let rows = batches[begun].len();
-                let slab = board.layout().map(|layout| {
-                    let end = SlabPlan::new(&[ROW], rows).unwrap().end;
-                    (layout, end + rows * board.tail(), end)
+                let slab = board.layout().map_or(Slab::ByMaker, |layout| {
+                    let for_rows = SlabPlan::new(&[ROW], rows).unwrap().end;
+                    let bytes = for_rows + rows * board.tail();
+                    Slab::Of {
+                        layout,
+                        bytes,
+                        for_rows,
+                    }
                 });
                 let sequence = consumer
                     .begin(begun as u64, 5, &Indices::Numbers(&batches[begun]), slab)
@@ -297,7 +303,7 @@ fn a_slow_item_holds_up_its_batch_alone() {
     for batch in 0..4i64 {
         let indices: Vec<i64> = (batch * 4..batch * 4 + 4).collect();
         consumer
-            .begin(batch as u64, 0, &Indices::Numbers(&indices), None)
+            .begin(batch as u64, 0, &Indices::Numbers(&indices), Slab::ByMaker)
             .unwrap();
     }
     let board = consumer.board();
@@ -335,11 +341,12 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
     let consumer = Consumer::new(SharedMemory::private(1 << 40).unwrap(), &options, 2, 0).unwrap();
     let board = consumer.board();
     board.tell(0, 0, 6, |_| ()).unwrap();
+    board.settle_first_layout();
     let plan = SlabPlan::new(&[ROW], 1000).unwrap();
     let indices: Vec<i64> = (0..1000).collect();
     let begin = |number| {
         consumer
-            .begin(number, 0, &Indices::Numbers(&indices), Some((1, plan.end, plan.end)))
+            .begin(number, 0, &Indices::Numbers(&indices), in_layout(plan.end, plan.end))
             .unwrap()
     };
     let (made, mut written) = (AtomicU64::new(0), Written::default());
@@ -379,6 +386,73 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
     assert_eq!(starts.len(), 7);
 }
 
+/// A slab of so many bytes in the first layout.
+fn in_layout(bytes: usize, for_rows: usize) -> Slab {
+    Slab::Of {
+        layout: 1,
+        bytes,
+        for_rows,
+    }
+}
+
+#[test]
+fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
+    let plan = SlabPlan::new(&[ROW], 1).unwrap();
+    let slab = 1 << 20;
+    let options = Options {
+        makers: 4,
+        joiners: 0,
+        slots: 8,
+        joining: Joining::InPlace,
+        whole: false,
+        most: 1 << 30,
+    };
+    // One batch on its way, and one that the consumer has.
+    let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 1, 0).unwrap();
+    let board = consumer.board();
+    for number in 0..4 {
+        let known = if number == 0 { Slab::ByMaker } else { Slab::Later };
+        consumer.begin(number, 0, &Indices::Numbers(&[7]), known).unwrap();
+    }
+    let claims: Vec<_> = (0..4).map(|_| board.claim().unwrap()).collect();
+    assert_eq!(consumer.unplanned(), Some(1));
+    board.tell(0, 0, 6, |_| ()).unwrap();
+    assert_eq!(board.layout(), None, "a first layout is proposed");
+    board.settle_first_layout();
+    assert_eq!(board.layout(), Some(1));
+    let made = |claim: &Claim, size| {
+        let layout = board.layout_of(claim.slot, 1);
+        assert_eq!(layout, 1);
+        let slab = board.slab(claim.slot, 1, size);
+        board.set_row(claim.slot, 0, RowKind::Placed, (0, 0));
+        board.finish(0, claim.slot, 1);
+        slab.is_some()
+    };
+    assert!(made(&claims[0], plan.end));
+    // The last one waits for its memory until the others have had theirs; the one before it is given up.
+    std::thread::scope(|scope| {
+        let last = scope.spawn(|| made(&claims[3], plan.end));
+        let given_up = scope.spawn(|| made(&claims[2], plan.end));
+        while let Some(batch) = consumer.unplanned() {
+            assert_eq!(consumer.layout_of(batch, 1), 1);
+            if batch == 2 {
+                consumer.cancel([2]);
+            }
+            consumer.plan(batch, slab, plan.end);
+        }
+        assert!(!given_up.join().unwrap());
+        let first = consumer.take(0).unwrap();
+        assert!(made(&claims[1], plan.end));
+        let held = consumer.take(1).unwrap();
+        drop(consumer.take(2).unwrap_err());
+        assert_eq!(consumer.state(3), State::OnTheWay);
+        consumer.need(3);
+        assert!(last.join().unwrap());
+        assert_eq!(consumer.take(3).unwrap().rows, 1);
+        drop((first, held));
+    });
+}
+
 #[test]
 fn batches_ahead_wait_for_memory_that_others_have() {
     let plan = SlabPlan::new(&[ROW], 1000).unwrap();
@@ -395,9 +469,10 @@ fn batches_ahead_wait_for_memory_that_others_have() {
     let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 6, 1 << 30).unwrap();
     let board = consumer.board();
     board.tell(0, 0, 6, |_| ()).unwrap();
+    board.settle_first_layout();
     let indices: Vec<i64> = (0..1000).collect();
     for number in 0..6 {
-        let known = Some((1, slab as usize, plan.end));
+        let known = in_layout(slab as usize, plan.end);
         consumer.begin(number, 0, &Indices::Numbers(&indices), known).unwrap();
     }
     assert!(!consumer.has_slack(Some(slab as usize)));
@@ -425,9 +500,14 @@ fn too_little_memory_is_told_with_sizes() {
         let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 2, 0).unwrap();
         let board = consumer.board();
         let indices: Vec<i64> = (0..3).collect();
-        let slab = known.then_some((1, 1 << 20, 1 << 20));
+        let slab = if known {
+            in_layout(1 << 20, 1 << 20)
+        } else {
+            Slab::ByMaker
+        };
         if known {
             board.tell(0, 0, 6, |_| ()).unwrap();
+            board.settle_first_layout();
         }
         consumer.begin(0, 0, &Indices::Numbers(&indices), slab).unwrap();
         consumer.need(0);
@@ -464,7 +544,9 @@ fn batches_that_are_given_up_are_ready_when_their_makers_are_done() {
     let board = consumer.board();
     let indices: Vec<i64> = (0..3).collect();
     for number in 0..3 {
-        consumer.begin(number, 0, &Indices::Numbers(&indices), None).unwrap();
+        consumer
+            .begin(number, 0, &Indices::Numbers(&indices), Slab::ByMaker)
+            .unwrap();
     }
     let claim = board.claim().unwrap();
     consumer.cancel(0..3);
@@ -476,7 +558,12 @@ fn batches_that_are_given_up_are_ready_when_their_makers_are_done() {
     assert_eq!(consumer.state(0), State::Ready);
     assert!((0..3).all(|batch| consumer.take(batch).is_err()));
     assert!(consumer.can_begin());
-    assert_eq!(consumer.begin(0, 0, &Indices::Numbers(&indices), None).unwrap(), 3);
+    assert_eq!(
+        consumer
+            .begin(0, 0, &Indices::Numbers(&indices), Slab::ByMaker)
+            .unwrap(),
+        3
+    );
     assert_eq!(board.claim().unwrap().number, 0);
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fastpipe_items::{Activity, Board, Consumer, Failure, Indices, Joining, MakerView, Options, State};
+use fastpipe_items::{Activity, Board, Consumer, Failure, Indices, Joining, MakerView, Options, Slab, State};
 use fastpipe_memory::SharedMemory;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -87,14 +87,12 @@ impl ItemConsumer {
     /// Whether one more batch like that, of so many rows, is within the slack. Without a layout it is one that a worker
     /// makes in one piece; before the first of these is made, there is no slack.
     fn has_slack(&self, layout: Option<PyRef<'_, ItemLayout>>, rows: usize) -> PyResult<bool> {
-        let bytes = layout
-            .map(|layout| layout.plan(rows).map(|plan| plan.end))
-            .transpose()?
-            .map(|end| end.saturating_add(rows.saturating_mul(self.board().tail())));
-        Ok(self.consumer.has_slack(bytes))
+        let sizes = layout.map(|layout| self.sizes(&layout, rows)).transpose()?;
+        Ok(self.consumer.has_slack(sizes.map(|(bytes, _)| bytes)))
     }
 
-    /// Begins a batch of these indices: a list. `pickle` makes bytes of one that isn't all numbers. Returns the batch.
+    /// Begins a batch of these indices: a list. `pickle` makes bytes of one that isn't all numbers. Without a layout a
+    /// worker gets its memory, or `plan` says of it later. Returns the batch.
     fn begin(
         &self,
         py: Python<'_>,
@@ -103,18 +101,20 @@ impl ItemConsumer {
         number: u64,
         seed: u64,
         layout: Option<(u32, PyRef<'_, ItemLayout>)>,
+        later: bool,
     ) -> PyResult<u64> {
         let rows = indices.len();
         let slab = match layout {
             Some((number, layout)) => {
-                let end = layout.plan(rows)?.end;
-                Some((
-                    number,
-                    end.saturating_add(rows.saturating_mul(self.board().tail())),
-                    end,
-                ))
+                let (bytes, for_rows) = self.sizes(&layout, rows)?;
+                Slab::Of {
+                    layout: number,
+                    bytes,
+                    for_rows,
+                }
             }
-            None => None,
+            None if later => Slab::Later,
+            None => Slab::ByMaker,
         };
         let begun = match numbers(indices) {
             Some(numbers) => self.consumer.begin(number, seed, &Indices::Numbers(&numbers), slab),
@@ -125,6 +125,19 @@ impl ItemConsumer {
             }
         };
         begun.map_err(|refused| no_memory(py, &refused))
+    }
+
+    /// The earliest batch that `plan` has to say of, and its layout, if the layout that batches begin with is this one.
+    fn unplanned(&self, layout: u32) -> Option<(u64, u32)> {
+        let batch = self.consumer.unplanned()?;
+        Some((batch, self.consumer.layout_of(batch, layout)))
+    }
+
+    /// Says how much memory a batch needs.
+    fn plan(&self, batch: u64, layout: PyRef<'_, ItemLayout>) -> PyResult<()> {
+        let (bytes, for_rows) = self.sizes(&layout, self.consumer.rows(batch))?;
+        self.consumer.plan(batch, bytes, for_rows);
+        Ok(())
     }
 
     /// Waits until a batch is ready, or any of those begun if None; at most so many seconds. Returns whether it is.
@@ -275,6 +288,12 @@ enum Outcome<'py> {
 impl ItemConsumer {
     pub(crate) fn board(&self) -> &Board {
         self.consumer.board()
+    }
+
+    /// Bytes of a slab for so many rows, and how many of them are for these.
+    fn sizes(&self, layout: &ItemLayout, rows: usize) -> PyResult<(usize, usize)> {
+        let end = layout.plan(rows)?.end;
+        Ok((end.saturating_add(rows.saturating_mul(self.board().tail())), end))
     }
 }
 

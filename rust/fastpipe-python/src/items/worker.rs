@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fastpipe_items::{Board, Claim, Done, Indices, JoinTimer, RowKind, nanos};
+use fastpipe_items::{Board, Claim, Done, Indices, JoinTimer, RowKind, Told, nanos};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList};
@@ -20,6 +20,9 @@ use crate::shared_slabs::opened;
 
 /// How long a worker waits before it looks whether its program still lives.
 const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Bytes of a batch whose layout isn't that of one item alone.
+const SETTLED_BY_TWO: usize = 8 << 20;
 
 /// A worker: a maker of items, or a joiner of batches.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -295,7 +298,7 @@ impl<'py> Loop<'_, 'py> {
         };
         if known.is_none() {
             known = self
-                .describe(py, item, 0)?
+                .first_layout(py, item, claim.rows as usize)?
                 .map(|layout| board.layout_of(claim.slot, layout));
         }
         if let Some(number) = known {
@@ -335,6 +338,31 @@ impl<'py> Loop<'_, 'py> {
         Ok(())
     }
 
+    /// The layout that batches begin with: that of the first item, if a second one has no other, or a batch of such
+    /// items is small. Where the first item is much larger than the others, their batches must not be as large.
+    fn first_layout(&mut self, py: Python<'py>, item: &Bound<'py, PyAny>, rows: usize) -> PyResult<Option<u32>> {
+        let board = &self.worker.board;
+        loop {
+            if let Some(layout) = board.layout() {
+                return Ok(Some(layout));
+            }
+            let known = board.last_layout();
+            match self.describe(py, item, known)? {
+                Some(Told::Own(layout)) if known == 0 => {
+                    if self.layout(py, layout)?.get().plan(rows)?.end > SETTLED_BY_TWO {
+                        // The item is kept beside its slab.
+                        return Ok(None);
+                    }
+                    board.settle_first_layout();
+                }
+                // Of two items; or another worker's, which this one is to be held against.
+                Some(_) => {}
+                None if known == 0 => return Ok(None),
+                None => board.settle_first_layout(),
+            }
+        }
+    }
+
     /// Tells of a layout for items such as one that didn't fit layout `known`, if that is still the last one.
     fn learn(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<()> {
         if self.worker.board.layout() == Some(known) {
@@ -343,8 +371,8 @@ impl<'py> Loop<'_, 'py> {
         Ok(())
     }
 
-    /// Tells of a layout for an item, and those of layout `known`. Returns the number of the last layout.
-    fn describe(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<Option<u32>> {
+    /// Tells of a layout for an item, and those of layout `known`. `None` if that says all of it, or there can't be one.
+    fn describe(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<Option<Told>> {
         let board = &self.worker.board;
         let before = match board.description(known) {
             Some((offset, len)) => Some(self.bytes(py, offset, len)?),
@@ -352,7 +380,7 @@ impl<'py> Loop<'_, 'py> {
         };
         let description = self.helper.describe.call1((item, before))?;
         if description.is_none() {
-            return Ok(board.layout());
+            return Ok(None);
         }
         let description = description.cast_into::<PyBytes>()?;
         let bytes = description.as_bytes();
@@ -362,7 +390,6 @@ impl<'py> Loop<'_, 'py> {
         };
         let told = board.tell(self.worker.number, known, bytes.len(), write);
         told.map_err(|refused| super::room::no_memory(py, &refused))
-            .map(|told| told.or_else(|| board.layout()))
     }
 
     fn bytes(&self, py: Python<'py>, offset: usize, len: usize) -> PyResult<Bound<'py, PyBytes>> {
