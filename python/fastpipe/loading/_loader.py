@@ -85,7 +85,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         pin_memory: whether batches are copied to page-locked memory, where there is an accelerator.
         drop_last: whether a last batch of fewer items is left out.
         timeout: seconds that a batch may be waited for; 0 for any time.
-        worker_init_fn: called in each worker with its number: item workers first, batch workers behind them.
+        worker_init_fn: called in each worker with its number: item workers first, batch workers behind them. What it
+            raises, `iter(loader)` raises, unless the first batch is there before.
         multiprocessing_context: "fork", "spawn", "forkserver" or a context; by default Python's.
         generator: what samplers and seeds are drawn from; by default torch's own.
         prefetch_factor: batches that are made ahead, in all: not for each worker. By default 2. While a batch is waited
@@ -204,6 +205,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def _get_iterator(self) -> Any:
         if self._streams is not None:
             return super()._get_iterator()
+        state = self._resumed, self._rest, self._loaded
         resumed, rest = self._taken_state()
         if rest is not None:
             rest.put_back(self)
@@ -211,7 +213,12 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         if self.num_workers == 0:
             return InProcess(self, resumed, seed)
         self.check_worker_number_rationality()
-        return WithWorkers(self, resumed, seed)
+        try:
+            return WithWorkers(self, resumed, seed)
+        except BaseException:
+            # The next pass that begins goes on from there.
+            self._resumed, self._rest, self._loaded = state
+            raise
 
     def __iter__(self) -> Any:
         """Starts a pass."""

@@ -15,11 +15,12 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
 from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
-from fastpipe.errors import OutOfMemoryError, PassClosedError, WorkerError
+from fastpipe.errors import PassClosedError, WorkerError
 from fastpipe.loading import _messages
 from fastpipe.loading._account import Account, Look
 from fastpipe.loading._collation import is_default
 from fastpipe.loading._in_process import Here
+from fastpipe.loading._no_memory import no_address_space, no_memory
 from fastpipe.loading._order import Order
 from fastpipe.loading._pass import Pass, ahead_of, fetch_of
 from fastpipe.loading._seeds import Draws
@@ -45,9 +46,6 @@ _SLACK = 32 << 20
 # takes 2 seconds, 8 workers make 1,600 in 4.4 seconds then; with half as many batches they wait for each other, and
 # take 6.4.
 _FURTHER = 2
-
-# As `shared_slabs.rs` has it.
-_LEAST_SPACE = 16 << 20
 
 
 class Known:
@@ -114,10 +112,7 @@ class WithWorkers(Pass):
         except (MemoryError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in (None, errno.EFBIG):
                 raise
-            raise OutOfMemoryError(
-                f"there is no address space for batches, of which workers need {_LEAST_SPACE:,} bytes, several times"
-                f" over: {error}. See what `ulimit -v` and `ulimit -f` allow"
-            ) from error
+            raise no_address_space(error) from error
         if self._known.description is not None:
             # Where there is no room for it, there is none for batches, which say so.
             with suppress(MemoryError):
@@ -135,6 +130,36 @@ class WithWorkers(Pass):
         self._workers_of_pass = Workers(self._consumer, task, makers, joiners, context)
         # As torch names them.
         self._workers = self._workers_of_pass.makers
+        if loader.worker_init_fn is not None:
+            try:
+                self._await_beginning()
+            except BaseException:
+                self._shutdown_workers()
+                raise
+
+    def _await_beginning(self) -> None:
+        """Waits until workers have begun, or the first batch is there.
+
+        Raises:
+            Exception: what `worker_init_fn` has raised in one of them.
+        """
+        deadline = time.monotonic() + self._timeout if self._timeout > 0 else None
+        self.account.wait()
+        try:
+            while (refusal := self._consumer.refusal()) is None:
+                is_there = bool(self._begun) and self._consumer.ready(self._begun[0][0])
+                # Who waits for the first batch is told that it takes too long.
+                is_late = deadline is not None and time.monotonic() > deadline
+                if is_there or is_late or self._consumer.has_begun():
+                    return
+                self._consumer.wait(self._begun[0][0] if self._begun else None, _IDLE)
+                if time.monotonic() > self._looked + _LOOK:
+                    self._look_after()
+        finally:
+            self.account.leave()
+        failure: ExceptionWrapper = _messages.read(*refusal)
+        del refusal
+        failure.reraise()  # type: ignore[no-untyped-call]
 
     def _joiners(self, loader: Any) -> int:
         if fetch_of(loader) != "items" or is_default(loader.collate_fn):
@@ -414,7 +439,7 @@ class WithWorkers(Pass):
                 del memory, taken
                 return failure.reraise()  # type: ignore[no-untyped-call]
             case ("memory", wanted, held, most, number_of_error):
-                raise _no_memory(wanted, held, most, number_of_error, self._limit is not None)
+                raise no_memory(wanted, held, most, number_of_error, limited=self._limit is not None)
         memory, rows, number, slab, result = taken
         if result is not None:
             read = _messages.read if self._thread_batches is None else self._thread_batches.read
@@ -461,12 +486,3 @@ def _drawn_seed(generator: torch.Generator | None) -> int:
 
 def _pickled(indices: list[Any]) -> bytes:
     return pickle.dumps(indices, 5)
-
-
-def _no_memory(wanted: int, held: int, most: int, number: int | None, limited: bool) -> OutOfMemoryError:
-    why = f"{os.strerror(number)} (error {number})" if number else f"{most:,} may be in all"
-    whose = "memory_limit" if limited else "what the machine, or its container, has left"
-    return OutOfMemoryError(
-        f"there is no shared memory for a batch: it needs {wanted:,} bytes beside the {held:,} in use, and {why}"
-        f" ({whose}). A smaller batch_size or prefetch_factor needs less, and so does letting go of batches"
-    )

@@ -164,6 +164,35 @@ impl Board {
         self.arena.at(offset, len)
     }
 
+    /// A worker can't begin: what it says of that lies here.
+    pub fn note_refusal(&self, offset: usize, len: usize) {
+        let header = self.header();
+        if header.refusals.fetch_add(1, Ordering::AcqRel) == 0 {
+            header.refusal.len.store(len as u64, Ordering::Relaxed);
+            header.refusal.offset.store(offset as u64, Ordering::Release);
+        }
+    }
+
+    /// Where that lies, of the first one; `None` while there is none.
+    pub fn refusal(&self) -> Option<(usize, usize)> {
+        let refusal = &self.header().refusal;
+        let offset = Some(refusal.offset.load(Ordering::Acquire) as usize).filter(|&offset| offset != 0)?;
+        Some((offset, refusal.len.load(Ordering::Relaxed) as usize))
+    }
+
+    /// Whether another worker makes an item just now.
+    pub fn others_make(&self, maker: usize) -> bool {
+        let records = self.control.records().iter().enumerate();
+        records
+            .take(self.makers())
+            .any(|(number, record)| number != maker && record.makes())
+    }
+
+    /// Whether all workers have begun.
+    pub fn has_begun(&self) -> bool {
+        self.control.records().iter().all(Record::has_begun)
+    }
+
     /// Lets all workers end.
     pub fn stop(&self) {
         let header = self.header();

@@ -34,6 +34,9 @@ pub(crate) struct Header {
     /// Whose turn it is to tell of a layout: a maker's number and 1; 0 for nobody's.
     pub(crate) telling: AtomicU32,
     pub(crate) told: [Told; LAYOUTS],
+    /// Workers that couldn't begin, and where what the first of them says lies.
+    pub(crate) refusals: AtomicU32,
+    pub(crate) refusal: Told,
     /// Bytes behind the rows of a slab that a row takes, on average; of batches that are made in one piece, bytes of a
     /// batch.
     pub(crate) tail: AtomicU64,
@@ -42,7 +45,7 @@ pub(crate) struct Header {
     pub(crate) news: News,
 }
 
-/// Where a layout is described.
+/// Where a layout is described, or something else is said.
 #[repr(C)]
 pub(crate) struct Told {
     pub(crate) offset: AtomicU64,

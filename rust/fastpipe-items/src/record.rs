@@ -103,6 +103,14 @@ pub struct MakerView {
 pub(crate) const NO_INDEX: i64 = i64::MIN;
 
 impl Record {
+    pub(crate) fn has_begun(&self) -> bool {
+        self.activity.load(Ordering::Relaxed) != Activity::Starting as u32
+    }
+
+    pub(crate) fn makes(&self) -> bool {
+        self.activity.load(Ordering::Relaxed) == Activity::Making as u32
+    }
+
     /// It begins to do something else.
     pub(crate) fn turn_to(&self, activity: Activity, now: u64) {
         self.since.store(now, Ordering::Relaxed);

@@ -217,6 +217,20 @@ impl ItemConsumer {
         self.consumer.left(batch)
     }
 
+    /// Whether all workers have begun.
+    fn has_begun(&self) -> bool {
+        self.board().has_begun()
+    }
+
+    /// What the first worker says that couldn't begin: memory, offset, and bytes; None while there is none.
+    fn refusal<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, ItemMemory>, usize, usize)>> {
+        let Some((offset, len)) = self.board().refusal() else {
+            return Ok(None);
+        };
+        let memory = Bound::new(py, ItemMemory::new(self.board().clone(), None))?;
+        Ok(Some((memory, offset, len)))
+    }
+
     /// Lets all workers end.
     fn stop(&self) {
         self.board().stop();

@@ -13,7 +13,7 @@ use pyo3::types::PyBytes;
 
 use super::memory::outside;
 
-/// Where a worker writes what belongs to a batch.
+/// Where a worker writes what belongs to a batch, or what it says before it has one.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemRoom {
     board: Board,
@@ -76,13 +76,12 @@ impl ItemRoom {
     pub(crate) fn take(&self, py: Python<'_>, len: usize) -> PyResult<(usize, NonNull<u8>)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (place, written) = &mut *state;
-        let Some(Place { slot, turn }) = *place else {
-            return Err(pyo3::exceptions::PyRuntimeError::new_err("no batch is being made"));
+        let offset = match *place {
+            Some(Place { slot, turn }) => self.board.room(slot, turn, written, len),
+            // It is of no batch, and stays.
+            None => self.board.arena().take(len).map(|piece| piece.offset),
         };
-        let offset = self
-            .board
-            .room(slot, turn, written, len)
-            .map_err(|refused| no_memory(py, &refused))?;
+        let offset = offset.map_err(|refused| no_memory(py, &refused))?;
         Ok((offset, self.board.at(offset, len).ok_or_else(outside)?))
     }
 }

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList};
 
 use super::consumer::ItemConsumer;
+use super::first::{First, Kept};
 use super::generators::{BATCH, Current};
 use super::helper::Helper;
 use super::layout::ItemLayout;
@@ -20,9 +21,6 @@ use crate::shared_slabs::opened;
 
 /// How long a worker waits before it looks whether its program still lives.
 const PATIENCE: Duration = Duration::from_millis(200);
-
-/// Bytes of a batch whose layout isn't that of one item alone.
-const SETTLED_BY_TWO: usize = 8 << 20;
 
 /// A worker: a maker of items, or a joiner of batches.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -44,6 +42,8 @@ pub(super) struct Loop<'a, 'py> {
     layouts: Vec<Option<Py<ItemLayout>>>,
     /// The slot and turn of a batch whose indices are no numbers, and these.
     indices: Option<(usize, u32, Bound<'py, PyList>)>,
+    /// The first item of all, until its layout is settled.
+    pub(super) kept: Option<Kept<'py>>,
 }
 
 #[pymethods]
@@ -79,14 +79,15 @@ impl ItemWorker {
             room: Bound::new(py, ItemRoom::new(self.board.clone()))?,
             layouts: Vec::new(),
             indices: None,
+            kept: None,
         };
         let done = all.run(py, parent);
         self.board.note_end(self.at());
         done
     }
 
-    /// Lets no rows be claimed and nothing be joined any more: the worker can't start, and its batches fail. `helper`
-    /// says why, by its `fail`.
+    /// The worker can't begin: it says so, and the batches that it would make or join fail. `helper` says why, by its
+    /// `fail`.
     fn refuse(
         &self,
         py: Python<'_>,
@@ -96,6 +97,10 @@ impl ItemWorker {
     ) -> PyResult<bool> {
         let room = Bound::new(py, ItemRoom::new(self.board.clone()))?;
         let fail = helper.getattr("fail")?;
+        // Without memory for it, the first batch says so.
+        if let Ok((offset, len)) = fail.call1((&error, &room)).and_then(|said| said.extract()) {
+            self.board.note_refusal(offset, len);
+        }
         while !self.board.stopped() {
             py.check_signals()?;
             if gone(parent) {
@@ -172,8 +177,10 @@ impl<'py> Loop<'_, 'py> {
                 }
                 continue;
             }
+            self.place_kept(py)?;
             match board.claim() {
                 Some(claim) => self.claim(py, &claim)?,
+                None if self.kept.is_some() => self.wait_for_second(py),
                 None => py.detach(|| board.wait_for_work(*number, PATIENCE)),
             }
         }
@@ -182,7 +189,6 @@ impl<'py> Loop<'_, 'py> {
 
     /// Makes the items of a claim.
     fn claim(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
-        let board = &self.worker.board;
         self.room.get().turn_to(claim);
         if let Some(generators) = &self.helper.generators {
             generators.get().see();
@@ -197,12 +203,20 @@ impl<'py> Loop<'_, 'py> {
         let done = self
             .rows(py, claim)
             .or_else(|error| self.fail(py, claim, claim.first, error));
+        let kept = self.kept.as_ref().is_some_and(|kept| kept.is_of(claim));
+        self.finish(py, claim, claim.end - claim.first - u32::from(kept))?;
+        done
+    }
+
+    /// Finishes so many rows of a claim, and joins the batch if these were the last ones.
+    pub(super) fn finish(&mut self, py: Python<'py>, claim: &Claim, rows: u32) -> PyResult<()> {
+        let board = &self.worker.board;
         let timer = JoinTimer::start();
-        if let Done::Join(slot) = board.finish(self.worker.number, claim.slot, claim.end - claim.first) {
+        if let Done::Join(slot) = board.finish(self.worker.number, claim.slot, rows) {
             let batch = board.batch_of(slot);
             self.join_since(py, &batch, &timer)?;
         }
-        done
+        Ok(())
     }
 
     fn rows(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
@@ -289,19 +303,29 @@ impl<'py> Loop<'_, 'py> {
         Ok((list.get_item(row as usize)?, None))
     }
 
-    /// Writes an item to its row.
-    fn write(&mut self, py: Python<'py>, claim: &Claim, row: u32, item: &Bound<'py, PyAny>) -> PyResult<()> {
+    /// Writes an item to its row, or keeps it if it is the first of all.
+    pub(super) fn write(&mut self, py: Python<'py>, claim: &Claim, row: u32, item: &Bound<'py, PyAny>) -> PyResult<()> {
         let board = &self.worker.board;
         let mut known = match board.known_layout(claim.slot) {
             Some(layout) => Some(layout),
             None => board.layout().map(|layout| board.layout_of(claim.slot, layout)),
         };
         if known.is_none() {
-            known = self
-                .first_layout(py, item, claim.rows as usize)?
-                .map(|layout| board.layout_of(claim.slot, layout));
+            known = match self.first_layout(py, item, claim.rows as usize)? {
+                First::Is(layout) => Some(board.layout_of(claim.slot, layout)),
+                First::Proposed => {
+                    self.keep(claim, row, item);
+                    return Ok(());
+                }
+                First::None => None,
+            };
         }
         if let Some(number) = known {
+            // Before this one waits for its slab: batches get theirs in their order.
+            if self.kept.is_some() {
+                self.place_kept(py)?;
+                self.room.get().turn_to(claim);
+            }
             let layout = self.layout(py, number)?;
             let layout = layout.get();
             let plan = layout.plan(claim.rows as usize)?;
@@ -338,31 +362,6 @@ impl<'py> Loop<'_, 'py> {
         Ok(())
     }
 
-    /// The layout that batches begin with: that of the first item, if a second one has no other, or a batch of such
-    /// items is small. Where the first item is much larger than the others, their batches must not be as large.
-    fn first_layout(&mut self, py: Python<'py>, item: &Bound<'py, PyAny>, rows: usize) -> PyResult<Option<u32>> {
-        let board = &self.worker.board;
-        loop {
-            if let Some(layout) = board.layout() {
-                return Ok(Some(layout));
-            }
-            let known = board.last_layout();
-            match self.describe(py, item, known)? {
-                Some(Told::Own(layout)) if known == 0 => {
-                    if self.layout(py, layout)?.get().plan(rows)?.end > SETTLED_BY_TWO {
-                        // The item is kept beside its slab.
-                        return Ok(None);
-                    }
-                    board.settle_first_layout();
-                }
-                // Of two items; or another worker's, which this one is to be held against.
-                Some(_) => {}
-                None if known == 0 => return Ok(None),
-                None => board.settle_first_layout(),
-            }
-        }
-    }
-
     /// Tells of a layout for items such as one that didn't fit layout `known`, if that is still the last one.
     fn learn(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<()> {
         if self.worker.board.layout() == Some(known) {
@@ -372,7 +371,7 @@ impl<'py> Loop<'_, 'py> {
     }
 
     /// Tells of a layout for an item, and those of layout `known`. `None` if that says all of it, or there can't be one.
-    fn describe(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<Option<Told>> {
+    pub(super) fn describe(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<Option<Told>> {
         let board = &self.worker.board;
         let before = match board.description(known) {
             Some((offset, len)) => Some(self.bytes(py, offset, len)?),
@@ -401,7 +400,7 @@ impl<'py> Loop<'_, 'py> {
     }
 
     /// The layout of a number.
-    fn layout(&mut self, py: Python<'py>, number: u32) -> PyResult<Py<ItemLayout>> {
+    pub(super) fn layout(&mut self, py: Python<'py>, number: u32) -> PyResult<Py<ItemLayout>> {
         let at = number as usize;
         if let Some(Some(layout)) = self.layouts.get(at) {
             return Ok(layout.clone_ref(py));

@@ -1,0 +1,251 @@
+"""How a pass with workers begins: what `worker_init_fn` raises, items that wait for each other, and batches that are
+begun before anybody knows how large an item is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from apart import apart
+from fastpipe.errors import WorkerError
+from fastpipe.torch import DataLoader
+from loader_data import FORKED, SPAWNED, THREADS, WORKERS, Failing, Large, Numbers, Slow, assert_same, listed, outcomes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+
+MB = 1 << 20
+workers = pytest.mark.parametrize("way", WORKERS)
+
+
+class Together(Large):
+    """Arrays of which the first so many wait until all of them are being made."""
+
+    def __init__(self, count: int, nbytes: int, together: int) -> None:
+        super().__init__(count, nbytes)
+        self.together = together
+        # Of this process and those that it forks.
+        self.begun = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def __getitem__(self, index: int) -> Any:
+        if index < self.together:
+            self.begun[index] = 1
+            deadline = time.monotonic() + 30
+            while not all(self.begun[: self.together]):
+                assert time.monotonic() < deadline, list(self.begun[: self.together])
+                time.sleep(0.001)
+        return super().__getitem__(index)
+
+
+@apart
+@workers
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_items_may_wait_for_those_of_all_workers(way: str, size: int) -> None:
+    wanted = list(DataLoader(Large(30, 1000), size))
+    for more in ({}, {"prefetch_factor": 1}, {"in_order": False}, {"worker_init_fn": print_nothing}):
+        arguments = WORKERS[way] | {"num_workers": 6} | more
+        found = list(DataLoader(Together(30, 1000, 6), size, **arguments))
+        assert_same(sorted(found, key=lambda batch: int(batch[0, 0])), wanted)
+    own = DataLoader(Together(30, 1000, 6), size, collate_fn=listed, **WORKERS[way] | {"num_workers": 6})
+    assert_same(list(own), list(DataLoader(Large(30, 1000), size, collate_fn=listed)))
+
+
+def print_nothing(number: int) -> None:
+    print(end="")
+
+
+@apart
+@workers
+def test_memory_is_that_of_the_batches_ahead_though_more_were_begun(way: str) -> None:
+    """Workers keep items of other batches until it is their turn."""
+    loader = DataLoader(Together(24, 16 * MB, 8), 1, **WORKERS[way] | {"num_workers": 8})
+    batches = iter(loader)
+    most = 0
+    for number, batch in enumerate(batches):
+        assert batch[0, ::MB].tolist() == [number % 251] * 16
+        most = max(most, batches._consumer.held)
+        time.sleep(0.01)
+    assert number == 23
+    assert most <= 3 * 16 * MB + 64 * MB, most
+
+
+class First(Large):
+    """Arrays of which one is much larger than the others."""
+
+    def __init__(self, count: int, largest: int, at: int = 0, *, tensors: bool = False) -> None:
+        super().__init__(count, 64 << 10)
+        self.largest, self.at, self.tensors = largest, at, tensors
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.001)
+        found = np.full(self.largest if index == self.at else self.nbytes, index % 251, np.uint8)
+        return torch.from_numpy(found) if self.tensors else found
+
+
+@apart
+@pytest.mark.parametrize("number", [1, 2, 8])
+@pytest.mark.parametrize("at", [0, 1, 16])
+def test_one_item_that_is_much_larger_is_kept_beside_the_others(number: int, at: int) -> None:
+    for way in (FORKED, THREADS):
+        loader = DataLoader(
+            First(160, 32 * MB, at), 16, collate_fn=listed, shuffle=False, **way | {"num_workers": number}
+        )
+        batches = iter(loader)
+        most, found = 0, []
+        for batch in batches:
+            found.append([(item.nbytes, int(item[0]), int(item[-1])) for item in batch])
+            del batch
+            most = max(most, batches._consumer.held)
+        assert [item for batch in found for item in batch] == [
+            (32 * MB if index == at else 64 << 10, index % 251, index % 251) for index in range(160)
+        ]
+        assert most <= 3 * (32 * MB + 15 * 64 * 1024) + 64 * MB
+
+
+@apart
+@workers
+def test_a_layout_of_large_items_is_settled_by_two(way: str) -> None:
+    """The first item lies beside its slab, and its batch is as ever."""
+    for number in (1, 4):
+        for tensors in (False, True):
+            dataset = First(24, 64 << 10, tensors=tensors)
+            dataset.nbytes = dataset.largest = 2 * MB
+            loader = DataLoader(dataset, 8, **WORKERS[way] | {"num_workers": number})
+            batches = iter(loader)
+            assert_same(list(batches), list(DataLoader(dataset, 8)))
+            assert batches._consumer.layout()[0] == 1
+            # The next pass knows it.
+            assert_same(list(loader), list(DataLoader(dataset, 8)))
+
+
+@apart
+@workers
+def test_batches_that_fail_before_there_is_a_layout(way: str) -> None:
+    """Batches that were begun for idle workers, and never had a slab."""
+
+    class Unwritten(Slow):
+        def __getitem__(self, index: int) -> int:
+            found = super().__getitem__(index)
+            if index < 20:
+                raise ValueError(index)
+            return found
+
+    loader = DataLoader(Unwritten(30, {}, 0.01), 1, persistent_workers=True, **WORKERS[way] | {"num_workers": 6})
+    for _ in range(2):
+        found = outcomes(iter(loader))
+        assert found[:20] == [ValueError] * 20
+        assert [int(batch) for batch in found[20:]] == list(range(20, 30))
+
+
+@apart
+@workers
+def test_passes_that_are_left_before_there_is_a_layout(way: str) -> None:
+    loader = DataLoader(
+        Slow(30, {0: 0.3}, 0.2), 1, timeout=0.1, persistent_workers=True, **WORKERS[way] | {"num_workers": 6}
+    )
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="timed out"):
+            next(iter(loader))
+    batches = iter(loader)
+    batches._timeout = 0
+    assert int(next(batches)) == 0
+
+
+class Refuses:
+    """A `worker_init_fn` that takes its time, and raises in some workers."""
+
+    def __init__(self, *numbers: int, seconds: dict[int, float] | None = None, times: Any = None) -> None:
+        self.numbers, self.seconds, self.times = numbers, seconds or {}, times
+
+    def __call__(self, number: int) -> None:
+        time.sleep(self.seconds.get(number, 0.0))
+        if number in self.numbers:
+            raise ValueError(f"not {number}")
+
+
+@apart
+@pytest.mark.parametrize("way", [*WORKERS, "spawn"])
+def test_a_pass_whose_workers_cannot_begin_does_not(way: str) -> None:
+    arguments = (WORKERS | {"spawn": SPAWNED})[way] | {"num_workers": 2}
+    # Workers that are spawned may begin seconds after each other, and the first makes the first batch.
+    for refuses in (Refuses(0, 1), *([Refuses(1, seconds={1: 0.05})] if way != "spawn" else [])):
+        loader = DataLoader(Slow(8, {}, 0.3), 2, worker_init_fn=refuses, persistent_workers=True, **arguments)
+        with pytest.raises(ValueError, match=r"(?s)in DataLoader worker (process|thread) [01].*not [01]"):
+            iter(loader)
+        # With another function it begins.
+        loader.worker_init_fn = None
+        assert [int(number) for batch in loader for number in batch] == list(range(8))
+
+
+@apart
+@workers
+def test_those_that_collate_may_refuse_too(way: str) -> None:
+    loader = DataLoader(
+        *(Slow(4, {}, 0.3), 2),
+        worker_init_fn=Refuses(2),
+        collate_fn=listed,
+        num_batch_workers=1,
+        **WORKERS[way],
+    )
+    with pytest.raises(ValueError, match="not 2"):
+        iter(loader)
+
+
+@apart
+@workers
+def test_a_state_is_kept_for_a_pass_that_begins(way: str) -> None:
+    def make(**more: Any) -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(3)
+        return DataLoader(Slow(40, {}, 0.01), 4, shuffle=True, generator=generator, **WORKERS[way] | more)
+
+    first = make()
+    batches = iter(first)
+    for _ in range(3):
+        next(batches)
+    state, rest = first.state_dict(), [batch.tolist() for batch in batches]
+    loader = make(worker_init_fn=Refuses(0, 1))
+    loader.load_state_dict(state)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"not [01]"):
+            iter(loader)
+        assert loader.state_dict() == state
+    loader.worker_init_fn = None
+    assert [batch.tolist() for batch in loader] == rest
+
+
+@apart
+@workers
+def test_the_first_batch_waits_for_no_worker_that_begins_late(way: str) -> None:
+    begun = time.monotonic()
+    batches = iter(DataLoader(Numbers(40), 4, worker_init_fn=Refuses(seconds={1: 3.0}), **WORKERS[way]))
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    assert time.monotonic() - begun < 2.5
+    assert len(list(batches)) == 9
+
+
+@apart
+@workers
+def test_a_timeout_counts_from_when_a_batch_is_asked_for(way: str) -> None:
+    late = Refuses(seconds={0: 1.0, 1: 1.0})
+    batches = iter(DataLoader(Numbers(8), 4, worker_init_fn=late, timeout=0.1, **WORKERS[way]))
+    with pytest.raises(WorkerError, match="timed out"):
+        next(batches)
+
+
+@apart
+def test_a_worker_that_ends_as_it_begins_is_named() -> None:
+    def end(number: int) -> None:
+        if number == 1:
+            raise SystemExit(3)
+
+    with pytest.raises(WorkerError, match="exit code 3"):
+        list(DataLoader(Slow(40, {}, 0.05), 4, worker_init_fn=end, **FORKED))
+    # An item's error is its batch's.
+    failing = iter(DataLoader(Failing(8, {0: ValueError("no")}), 4, worker_init_fn=print_nothing, **FORKED))
+    assert outcomes(failing)[0] is ValueError
