@@ -24,17 +24,26 @@ def client_of(url: str) -> Any:
     return flight.FlightClient(url, generic_options=options)
 
 
-def entries(client: Any, options: Any = None) -> dict[str, Any]:
+def entries(client: Any, options: Any = None, reader: str = "default") -> dict[str, Any]:
     """What a ticket for the first batch says."""
-    told, *_ = client.do_action(flight.Action("describe", b'{"reader": "default"}'), options)
+    told, *_ = client.do_action(flight.Action("describe", json.dumps({"reader": reader}).encode()), options)
     about = json.loads(told.body.to_pybytes())
-    said = {"version": 1, "reader": "default", "data": about["fingerprints"]["2"], "order": about["order"]}
+    said = {"version": 1, "reader": reader, "data": about["fingerprints"]["2"], "order": about["order"]}
     return said | {"epoch": 0, "progress": None, "start": 0, "stop": 1, "until": 1, "csr": False}
 
 
-def ticket(client: Any, start: int = 0, stop: int = 1, *, until: int = 0, padding: int = 0, **order: Any) -> Any:
+def ticket(
+    client: Any,
+    start: int = 0,
+    stop: int = 1,
+    *,
+    until: int = 0,
+    padding: int = 0,
+    reader: str = "default",
+    **order: Any,
+) -> Any:
     """For some batches of the first epoch, in the served order but for these entries; so many bytes at least."""
-    said = entries(client)
+    said = entries(client, reader=reader)
     said |= {"start": start, "stop": stop, "until": max(stop, until), "order": said["order"] | order}
     return flight.Ticket(json.dumps(said).encode().ljust(padding))
 

@@ -13,9 +13,10 @@ import pytest
 
 import fastpipe
 from apart import wait_until
-from fastpipe.service import Server
+from fastpipe.service import Server, _streams
 from fastpipe.service._bounds import Admission, BusyError
 from service_tickets import answer, client_of, ticket
+from toy_units import Numbers
 
 flight = pytest.importorskip("pyarrow.flight")
 
@@ -107,6 +108,30 @@ def test_a_client_that_nobody_serves_is_told_why() -> None:
                 fastpipe.connect(server.url, timeout=0.5)
         assert wait_until(lambda: server.stats()["clients"] == 0, 20)
         assert [batch["id"].tolist() for batch in remote] == EXPECTED
+
+
+def test_passes_that_are_all_at_work_for_long_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_streams, "_PATIENCE_BUSY", 0.5)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def act(unit: int) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    numbers = fastpipe.read_units(Numbers([50] * 4, act), batch_size=50, shuffle=True, seed=7)
+    with Server({"slow": numbers, "other": read()}, max_passes=1) as server, ExitStack() as open_:
+        asking, waiting = (open_.enter_context(client_of(server.url)) for _ in range(2))
+        asked = ticket(asking, 0, 4, reader="slow")
+        thread = threading.Thread(target=lambda: list(waiting.do_get(asked)))
+        thread.start()
+        try:
+            assert begun.wait(20)
+            with pytest.raises(flight.FlightUnavailableError, match="none of its 1 passes is idle, and its max_pa"):
+                answer(asking, ticket(asking, reader="other"))
+        finally:
+            go_on.set()
+            thread.join()
+        assert isinstance(answer(asking, ticket(asking, reader="other")), int)
 
 
 def test_a_crowd_takes_few_threads() -> None:

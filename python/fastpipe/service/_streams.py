@@ -133,7 +133,7 @@ class _Waits:
         if not self.wanted():
             raise InterruptedError
         if time.monotonic() > self.end:
-            raise BusyError(f"this server is busy: {why}, by its memory_limit; ask another one, or later")
+            raise BusyError(f"this server is busy: {why}; ask another one, or later")
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +200,8 @@ class Streams:
             need: what a pass of this stream may take.
 
         Raises:
-            BusyError: if there is no memory for it, since other clients don't take what is sent to them.
+            BusyError: if there is no memory for it, since other clients don't take what is sent to them, or too many
+                passes are at work.
             FastpipeError: what the pass raises.
             InterruptedError: if it isn't wanted any more, or the server ends.
         """
@@ -295,7 +296,7 @@ class Streams:
                     continue
                 if self._closed:
                     raise InterruptedError
-                waits.check(f"{self._alive} bytes wait for clients to take them, {most} at most")
+                waits.check(f"{self._alive} bytes wait for clients to take them, {most} at most by its memory_limit")
                 self._changed.wait(_PATIENCE)
             self._expected += expected
         try:
@@ -389,8 +390,8 @@ class Streams:
                     return
                 idle = [found for found in open_ones if not found[2].busy]
                 if not idle:
-                    if self._shares is not None:
-                        waits.check(f"none of its {len(open_ones)} passes is idle")
+                    bound = "memory_limit" if not fits else "max_passes"
+                    waits.check(f"none of its {len(open_ones)} passes is idle, and its {bound} allows no more")
                     self._changed.wait(_PATIENCE)
                     continue
                 _, stream, oldest = min(idle, key=lambda found: found[0])
