@@ -1,7 +1,7 @@
 //! The first item of all: what is known of others by it.
 //!
-//! Batches are laid out as the first item is. But it may be much larger than the others, and so would be the rows of all
-//! batches that were begun meanwhile. So where its batch would be large, a second item says whether it has the same
+//! Batches are laid out as the first item is. But it may be much larger than the others, and so would be the rows of
+//! all batches that were begun meanwhile. So where its batch would be large, a second item says whether it has the same
 //! layout, and until then the worker keeps the first one.
 
 use std::time::Duration;

@@ -370,7 +370,8 @@ impl<'py> Loop<'_, 'py> {
         Ok(())
     }
 
-    /// Tells of a layout for an item, and those of layout `known`. `None` if that says all of it, or there can't be one.
+    /// Tells of a layout for an item, and those of layout `known`. `None` if that says all of it, or there can't be
+    /// one.
     pub(super) fn describe(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<Option<Told>> {
         let board = &self.worker.board;
         let before = match board.description(known) {
