@@ -75,6 +75,34 @@ def test_memory_is_that_of_the_batches_ahead_though_more_were_begun(way: str) ->
     assert most <= 3 * 16 * MB + 64 * MB, most
 
 
+class Torn(Large):
+    """Arrays of which the first ones can't be made."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index < 40:
+            raise ValueError(index)
+        return super().__getitem__(index)
+
+
+@apart
+@workers
+@pytest.mark.parametrize("joiners", [0, 2])
+def test_memory_is_bounded_though_no_batch_says_how_large_items_are(way: str, joiners: int) -> None:
+    """What workers have learned of failures lets them make further batches in one piece, which need no layout."""
+    arguments = WORKERS[way] | {"num_workers": 8, "collate_fn": listed, "num_batch_workers": joiners}
+    batches = iter(DataLoader(Torn(400, MB), 10, **arguments))
+    most, found = 0, []
+    while len(found) < 40:
+        try:
+            found.append(len(next(batches)))
+        except ValueError:
+            found.append(0)
+        most = max(most, batches._consumer.held)
+        time.sleep(0.005)
+    assert found == [0] * 4 + [10] * 36
+    assert most <= 3 * 10 * MB + 64 * MB, most
+
+
 class First(Large):
     """Arrays of which one is much larger than the others."""
 

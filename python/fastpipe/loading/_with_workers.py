@@ -297,8 +297,10 @@ class WithWorkers(Pass):
             layout = self._layout()
             if layout is None and self._fetch_kind == "items":
                 # Nobody knows how large an item is. There is memory for as many batches as may be on their way, and
-                # workers keep items of others until it is their turn; such items may wait for each other, too.
-                self._begin_one(later=True)
+                # workers keep items of others until it is their turn; such items may wait for each other, too. Where
+                # workers make batches in one piece, there is no layout even behind the first batch.
+                if self._num_yielded == 0 and len(self._begun) < self._ahead + len(self._workers):
+                    self._begin_one(later=True)
                 return
             rows = self._loader_batch
             if self._consumer.has_slack(None if layout is None else layout[1], rows):
