@@ -93,6 +93,7 @@ impl ItemConsumer {
 
     /// Begins a batch of these indices: a list. `pickle` makes bytes of one that isn't all numbers. Without a layout a
     /// worker gets its memory, or `plan` says of it later. Returns the batch.
+    #[allow(clippy::too_many_arguments)] // As `new`.
     fn begin(
         &self,
         py: Python<'_>,
