@@ -48,7 +48,7 @@ class Together(Large):
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_items_may_wait_for_those_of_all_workers(way: str, size: int) -> None:
     wanted = list(DataLoader(Large(30, 1000), size))
-    for more in ({}, {"prefetch_factor": 1}, {"in_order": False}, {"worker_init_fn": print_nothing}):
+    for more in ({"in_order": False}, {"prefetch_factor": 1, "worker_init_fn": print_nothing}):
         arguments = WORKERS[way] | {"num_workers": 6} | more
         found = list(DataLoader(Together(30, 1000, 6), size, **arguments))
         assert_same(sorted(found, key=lambda batch: int(batch[0, 0])), wanted)
@@ -117,8 +117,7 @@ class First(Large):
 
 
 @apart
-@pytest.mark.parametrize("number", [1, 2, 8])
-@pytest.mark.parametrize("at", [0, 1, 16])
+@pytest.mark.parametrize(("number", "at"), [(1, 0), (2, 0), (8, 0), (1, 1), (8, 16)])
 def test_one_item_that_is_much_larger_is_kept_beside_the_others(number: int, at: int) -> None:
     for way in (FORKED, THREADS):
         loader = DataLoader(
