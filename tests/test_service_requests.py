@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -108,7 +109,8 @@ def body(draw: random.Random, place: dict[str, Any]) -> bytes:
         if draw.random() < 0.2:
             of.pop(name, None)
         else:
-            of[name] = draw.choice(VALUES)
+            # A copy: more may be put into it.
+            of[name] = copy.deepcopy(draw.choice(VALUES))
     data = sealed(changed) if draw.random() < 0.7 else json.dumps(changed).encode()
     if kind == 3:
         at = draw.randrange(len(data))

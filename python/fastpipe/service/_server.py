@@ -307,7 +307,7 @@ class Server:
             raise flight.FlightServerError(f"a request has {_LARGEST_REQUEST} bytes at most")
         try:
             with self._admission.request(len(body)):
-                request = json.loads(unsealed(body))
+                request = unsealed(body)
                 served = self._find(str(request["reader"]))
                 if action == "describe":
                     return summed([json.dumps(served.description()).encode(), served.unit_rows().tobytes()])

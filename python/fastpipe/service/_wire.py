@@ -119,18 +119,22 @@ def sealed(request: dict[str, Any]) -> bytes:
     return _SEAL + zlib.crc32(text).to_bytes(4, "little") + text
 
 
-def unsealed(data: bytes) -> bytes:
-    """The JSON of a request. What doesn't begin with the seal, or nearly, is JSON without a checksum.
+def unsealed(data: bytes) -> Any:
+    """What a request says. What doesn't begin with the seal, or nearly, is JSON without a checksum.
 
     Raises:
-        DamagedError: if it isn't what was sent.
+        DamagedError: if it isn't what was sent, or no JSON: so little may be left of the seal.
     """
-    if sum(map(operator.eq, data, _SEAL)) < len(_SEAL) - 1:
-        return data
-    text = data[8:]
-    if data[:4] != _SEAL or data[4:8] != zlib.crc32(text).to_bytes(4, "little"):
-        raise DamagedError("a ticket, or another request, was changed on its way: its checksum differs")
-    return text
+    text = data
+    if sum(map(operator.eq, data, _SEAL)) >= len(_SEAL) - 1:
+        text = data[8:]
+        if data[:4] != _SEAL or data[4:8] != zlib.crc32(text).to_bytes(4, "little"):
+            raise DamagedError("a ticket, or another request, was changed on its way: its checksum differs")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        said = str(error)[:200]
+        raise DamagedError(f"a ticket, or another request, is no JSON, or was changed on its way: {said}") from None
 
 
 def summed(parts: list[bytes]) -> list[bytes]:
@@ -212,17 +216,12 @@ class Ticket:
         """A ticket from bytes.
 
         Raises:
-            DamagedError: if they were changed on their way.
-            ValueError: if they are none.
+            DamagedError: if they were changed on their way, or are no JSON.
+            ValueError: if they are another ticket than there is.
         """
         if len(data) > LARGEST_TICKET:
             raise ValueError(f"a ticket has {LARGEST_TICKET} bytes at most, this one {len(data)}")
-        try:
-            found = json.loads(unsealed(data))
-        except DamagedError:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"a ticket is JSON: {str(error)[:200]}") from None
+        found = unsealed(data)
         if not isinstance(found, dict) or found.pop("version", None) != VERSION:
             raise ValueError(f"a ticket is of version {VERSION}; let servers and clients have one version of fastpipe")
         if set(found) != set(cls.__slots__):
