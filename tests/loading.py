@@ -70,8 +70,7 @@ def late(worker: int) -> None:
 def meanwhile(paths: list[str], method: str, kept: bool) -> Any:
     """Passes while whose workers begin the epoch is set, or the data set is read here."""
     found = {}
-    # Workers that are spawned import torch, which takes seconds.
-    for what in ("set at once", "set in the loop", "read") if method == "fork" else ("read",):
+    for what in ("set at once", "set in the loop", "read"):
         data = dataset(paths)
         loader = DataLoader(
             data,

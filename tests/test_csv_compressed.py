@@ -308,9 +308,8 @@ def sources(in_one_piece: dict[str, Path]) -> Iterator[tuple[Any, dict[str, Any]
     packed = framed(rows(60_000), "zst", 30_000)
     for shuffle in (False, "buffer"):
         seed = {"seed": 3} if shuffle else {}
-        # Each state of it is resumed from its first byte on.
-        name = "gz" if shuffle else "zst"
-        yield in_one_piece[name], {"batch_size": 100_000, "shuffle": shuffle, "drop_last": True, **seed}
+        for name in ("gz", "zst"):
+            yield in_one_piece[name], {"batch_size": 100_000, "shuffle": shuffle, "drop_last": True, **seed}
         yield packed, {"batch_size": 7000, "shuffle": shuffle, **seed}
     yield packed, {"batch_size": 7000, "shuffle": True, "seed": 9}
 

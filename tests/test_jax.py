@@ -190,7 +190,7 @@ def test_with_64_bit_types_they_are_none(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("x64")
 def test_batches_that_are_kept_stay_as_they_are(data: Data) -> None:
     """And what was computed of them, while their memory would be used again."""
-    options = order_of(True) | {"epochs": 4, "prefetch": 2, "num_threads": 2}
+    options = order_of(True) | {"epochs": 8, "prefetch": 2, "num_threads": 2}
     expected = list(data.read(**options))
     kept, sums = [], []
     step = jax.jit(lambda batch: (batch["vector"] @ jnp.ones((3, 50), jnp.float32)).sum() + batch["id"].sum())

@@ -88,7 +88,7 @@ class Torn(Large):
 @workers
 @pytest.mark.parametrize("joiners", [0, 2])
 def test_memory_is_bounded_though_no_batch_says_how_large_items_are(way: str, joiners: int) -> None:
-    """What workers have learned of failures lets them make further batches in one piece, which need no layout."""
+    """The first batches fail, so further ones begin before there is a layout."""
     arguments = WORKERS[way] | {"num_workers": 8, "collate_fn": listed, "num_batch_workers": joiners}
     batches = iter(DataLoader(Torn(400, MB), 10, **arguments))
     most, found = 0, []
@@ -138,7 +138,7 @@ def test_one_item_that_is_much_larger_is_kept_beside_the_others(number: int, at:
 @apart
 @workers
 def test_a_layout_of_large_items_is_settled_by_two(way: str) -> None:
-    """The first item lies beside its slab, and its batch is as ever."""
+    """A worker keeps the first item until then, and its batch is as ever."""
     for number in (1, 4):
         for tensors in (False, True):
             dataset = First(24, 64 << 10, tensors=tensors)
@@ -187,8 +187,8 @@ def test_passes_that_are_left_before_there_is_a_layout(way: str) -> None:
 class Refuses:
     """A `worker_init_fn` that takes its time, and raises in some workers."""
 
-    def __init__(self, *numbers: int, seconds: dict[int, float] | None = None, times: Any = None) -> None:
-        self.numbers, self.seconds, self.times = numbers, seconds or {}, times
+    def __init__(self, *numbers: int, seconds: dict[int, float] | None = None) -> None:
+        self.numbers, self.seconds = numbers, seconds or {}
 
     def __call__(self, number: int) -> None:
         time.sleep(self.seconds.get(number, 0.0))

@@ -10,7 +10,7 @@ use fastpipe_memory::{Extent, Recycler, Refused, SharedMemory, futex};
 use crate::board::{Board, Options};
 use crate::control::{Failure, Slot, stage};
 use crate::desk::{Desk, Indices, RowKind};
-use crate::supply::{Counted, Pending, Slab};
+use crate::slab_supply::{Counted, Pending, Slab};
 
 /// The one that begins batches and takes them. Its process owns the memory.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use crate::control::LAYOUTS;
 
 /// The number of the last layout, after one was told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum LastLayout {
     /// It is the one that was told of.
     Own(u32),
     /// Another was quicker.
@@ -71,7 +71,7 @@ impl Board {
         known: u32,
         len: usize,
         write: impl FnOnce(NonNull<u8>),
-    ) -> Result<Option<Told>, Refused> {
+    ) -> Result<Option<LastLayout>, Refused> {
         let header = self.header();
         let turn = maker as u32 + 1;
         while let Err(other) = header
@@ -96,10 +96,10 @@ impl Board {
         last: u32,
         len: usize,
         write: impl FnOnce(NonNull<u8>),
-    ) -> Result<Option<Told>, Refused> {
+    ) -> Result<Option<LastLayout>, Refused> {
         let header = self.header();
         if last != known {
-            return Ok(Some(Told::Others(last)));
+            return Ok(Some(LastLayout::Others(last)));
         }
         let Some(told) = header.told.get(last as usize).filter(|_| (last as usize) < LAYOUTS) else {
             return Ok(None);
@@ -114,7 +114,7 @@ impl Board {
         if last > 0 {
             header.layout.store(last + 1, Ordering::Release);
         }
-        Ok(Some(Told::Own(last + 1)))
+        Ok(Some(LastLayout::Own(last + 1)))
     }
 
     /// Tells of a layout that was known before, unless there is one already. It is settled.

@@ -5,7 +5,7 @@
 //! data set, or seldom (to describe an item, to pickle one that has no place in a slab, to collate), is Python's.
 
 mod consumer;
-mod first;
+mod first_item;
 mod generators;
 mod helper;
 mod layout;

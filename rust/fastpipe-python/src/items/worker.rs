@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fastpipe_items::{Board, Claim, Done, Indices, JoinTimer, RowKind, Told, nanos};
+use fastpipe_items::{Board, Claim, Done, Indices, JoinTimer, LastLayout, RowKind, nanos};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList};
 
 use super::consumer::ItemConsumer;
-use super::first::{First, Kept};
+use super::first_item::{First, Kept};
 use super::generators::{BATCH, Current};
 use super::helper::Helper;
 use super::layout::ItemLayout;
@@ -372,7 +372,12 @@ impl<'py> Loop<'_, 'py> {
 
     /// Tells of a layout for an item, and those of layout `known`. `None` if that says all of it, or there can't be
     /// one.
-    pub(super) fn describe(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<Option<Told>> {
+    pub(super) fn describe(
+        &self,
+        py: Python<'py>,
+        item: &Bound<'py, PyAny>,
+        known: u32,
+    ) -> PyResult<Option<LastLayout>> {
         let board = &self.worker.board;
         let before = match board.description(known) {
             Some((offset, len)) => Some(self.bytes(py, offset, len)?),

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use fastpipe_items::{Claim, Told, nanos};
+use fastpipe_items::{Claim, LastLayout, nanos};
 use pyo3::prelude::*;
 
 use super::worker::Loop;
@@ -53,7 +53,7 @@ impl<'py> Loop<'_, 'py> {
             }
             let known = board.last_layout();
             match self.describe(py, item, known)? {
-                Some(Told::Own(layout)) if known == 0 => {
+                Some(LastLayout::Own(layout)) if known == 0 => {
                     if self.layout(py, layout)?.get().plan(rows)?.end > LARGE {
                         return Ok(First::Proposed);
                     }
