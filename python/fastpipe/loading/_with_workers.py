@@ -134,6 +134,8 @@ class WithWorkers(Pass):
             try:
                 self._await_beginning()
             except BaseException:
+                # Nobody will have what they make.
+                self._workers_of_pass.end(at_once=True)
                 self._shutdown_workers()
                 raise
 
