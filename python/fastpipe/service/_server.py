@@ -29,7 +29,7 @@ from fastpipe.service._metrics_http import MetricsEndpoint, shown
 from fastpipe.service._served import Served
 from fastpipe.service._settings import checked_token
 from fastpipe.service._streams import Need, Streams
-from fastpipe.service._wire import DamagedError, Ticket, error_bytes, messages, schema, summed, unsealed
+from fastpipe.service._wire import DamagedError, Ticket, error_bytes, message, messages, schema, summed, unsealed
 
 __all__ = ["Server", "listening"]
 
@@ -322,7 +322,6 @@ class Server:
         return summed([json.dumps(place).encode()])
 
     def _answer(self, context: Any, data: bytes, arrived: Arrived) -> Iterator[Any]:
-        empty = pa.RecordBatch.from_arrays([pa.array([b""], pa.large_binary())], schema=schema())
         request = RequestLog(context.peer())
         with self._metrics.client(), closing(request), ExitStack() as admitted:
             try:
@@ -348,7 +347,7 @@ class Server:
             except Exception as error:  # Whatever it is, the client is told, and the server goes on.
                 self._metrics.errors += 1
                 request.fails(error)
-                yield empty, error_bytes(error)
+                yield message([]), error_bytes(error)
 
     def _batches(self, context: Any, ticket: Ticket, request: RequestLog) -> Iterator[Any]:
         request.asks(ticket)

@@ -12,11 +12,15 @@ use rustix::fs::FileType;
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::ledger::{Account, Counts, Ledger};
-use crate::{Closed, Peer};
+use crate::ledger::{Account, Counts, Kept, Ledger};
+use crate::{Closed, Peer, gate};
 
 /// `tcpi_bytes_acked` and `tcpi_bytes_received` are the last two of so many words of Linux's `struct tcp_info`.
 const WORDS: usize = 17;
+/// What each connection may be ahead by, however much all are.
+const ALLOWED: u64 = 64 << 10;
+/// How long it may be further ahead and send nothing, while all are too far.
+const SILENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct Connection {
@@ -27,32 +31,54 @@ struct Connection {
 }
 
 impl Connection {
-    /// None for what leads to none of these ports.
-    fn new(stream: &TcpStream, ports: &[u16]) -> Option<Self> {
-        let port = stream.local_addr().ok()?.port();
-        if !ports.contains(&port) {
-            return None;
-        }
-        let peer = stream.peer_addr().ok()?;
-        Some(Self {
-            descriptor: stream.as_raw_fd(),
-            peer,
-            port,
-            account: Account::default(),
-        })
-    }
-
     fn peer(&self) -> Peer {
         (self.peer.ip().to_canonical(), self.peer.port())
     }
 }
 
-/// All sockets, by their number, which no other has while one is open. None for what isn't a connection to a port that
-/// is watched.
+/// A socket of this process.
+#[derive(Debug)]
+enum Socket {
+    /// Leads to none of the ports that are watched.
+    Other,
+    Listener(RawFd),
+    Connection(Connection),
+}
+
+impl Socket {
+    fn new(stream: &TcpStream, ports: &[u16]) -> Self {
+        let port = stream.local_addr().map_or(0, |address| address.port());
+        if !ports.contains(&port) {
+            return Socket::Other;
+        }
+        match stream.peer_addr() {
+            Ok(peer) => Socket::Connection(Connection {
+                descriptor: stream.as_raw_fd(),
+                peer,
+                port,
+                account: Account::default(),
+            }),
+            Err(_) => Socket::Listener(stream.as_raw_fd()),
+        }
+    }
+
+    fn connection(&self) -> Option<&Connection> {
+        match self {
+            Socket::Connection(connection) => Some(connection),
+            _ => None,
+        }
+    }
+}
+
+/// All sockets, by their number, which no other has while one is open.
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
-    sockets: HashMap<u64, Option<Connection>>,
+    sockets: HashMap<u64, Socket>,
+    /// Of those that were closed.
+    kept: Kept,
     last: Option<Instant>,
+    /// All together are too far ahead: only small packets come through.
+    crowded: bool,
 }
 
 impl Connections {
@@ -61,9 +87,10 @@ impl Connections {
         let now = Instant::now();
         let since = self.last.map_or(Duration::ZERO, |last| now - last);
         self.last = Some(now);
+        self.kept.look(begun, since);
         let mut before = std::mem::take(&mut self.sockets);
         if more {
-            before.retain(|_, known| known.is_some());
+            before.retain(|_, known| !matches!(known, Socket::Other));
         }
         for descriptor in descriptors() {
             let stream = borrowed(descriptor);
@@ -71,10 +98,15 @@ impl Connections {
             if self.sockets.contains_key(&number) {
                 continue; // Another descriptor of it.
             }
-            let mut known = before
-                .remove(&number)
-                .unwrap_or_else(|| Connection::new(&stream, ports));
-            if let Some(connection) = &mut known {
+            let mut known = before.remove(&number).unwrap_or_else(|| {
+                let new = Socket::new(&stream, ports);
+                if !matches!(new, Socket::Other) {
+                    // It was accepted by a listener whose gate was as it was then.
+                    set_gate(&stream, self.crowded);
+                }
+                new
+            });
+            if let Socket::Connection(connection) = &mut known {
                 // Without counts it was closed meanwhile, or has never been a connection of TCP.
                 let Ok(counts) = counts(&stream) else { continue };
                 connection.descriptor = descriptor;
@@ -84,37 +116,33 @@ impl Connections {
         }
     }
 
-    /// How far all are ahead.
+    /// How far all are ahead, and what those were that were closed.
     pub(crate) fn ahead(&self) -> u64 {
-        self.sockets
-            .values()
-            .flatten()
-            .map(|connection| connection.account.ahead)
-            .sum()
+        let open = self.sockets.values().filter_map(Socket::connection);
+        self.kept.bytes() + open.map(|connection| connection.account.ahead).sum::<u64>()
     }
 
-    /// Closes those that are too far ahead, the furthest first.
+    /// Closes those that are too far ahead. Where all are together, it closes those that send more, and lets only small
+    /// packets through to the others, until all are no more than half as far.
+    ///
+    /// Those that have sent a whole request wait for it, and to close them would free nothing.
     pub(crate) fn close(&mut self, each: u64, together: u64) -> Vec<Closed> {
-        let mut sum = self.ahead();
-        if sum <= each.min(together) {
-            return Vec::new();
-        }
-        let mut furthest: Vec<(u64, &mut Connection)> = self
-            .sockets
-            .iter_mut()
-            .filter_map(|(&number, known)| Some((number, known.as_mut()?)))
-            .collect();
-        furthest.sort_unstable_by_key(|(_, connection)| std::cmp::Reverse(connection.account.ahead));
+        let sum = self.ahead();
+        self.set_crowded(sum > if self.crowded { together / 2 } else { together });
         let mut closed = Vec::new();
-        for (number, connection) in furthest {
-            let ahead = connection.account.ahead;
-            if ahead <= each && sum <= together {
-                break;
+        for (&number, socket) in &mut self.sockets {
+            let Socket::Connection(connection) = socket else {
+                continue;
+            };
+            let Account { ahead, silent, .. } = connection.account;
+            let further = ahead > ALLOWED && (silent.is_zero() || silent > SILENCE);
+            if ahead <= each && !(self.crowded && further) {
+                continue;
             }
-            sum -= ahead;
-            connection.account.ahead = 0;
             let stream = borrowed(connection.descriptor);
             if socket_number(&stream) == Some(number) && reset(&stream).is_ok() {
+                self.kept.add(connection.peer(), ahead);
+                connection.account.ahead = 0;
                 closed.push(Closed {
                     peer: connection.peer,
                     port: connection.port,
@@ -124,6 +152,27 @@ impl Connections {
         }
         closed
     }
+
+    fn set_crowded(&mut self, crowded: bool) {
+        if crowded == self.crowded {
+            return;
+        }
+        self.crowded = crowded;
+        for (&number, socket) in &self.sockets {
+            let (Socket::Listener(descriptor) | Socket::Connection(Connection { descriptor, .. })) = socket else {
+                continue;
+            };
+            let stream = borrowed(*descriptor);
+            if socket_number(&stream) == Some(number) {
+                set_gate(&stream, crowded);
+            }
+        }
+    }
+}
+
+/// Where there are no gates, as in some sandboxes, large requests are closed all the same, only later.
+fn set_gate(stream: &TcpStream, shut: bool) {
+    let _ = if shut { gate::shut(stream) } else { gate::open(stream) };
 }
 
 /// How long this thread has run so far: others that have its processor meanwhile don't count.

@@ -12,6 +12,9 @@ const TOLD_OF: u64 = 256;
 /// And now and then it says that it's still there.
 const SPARE_A_SECOND: u64 = 1 << 10;
 
+/// For how long what a closed connection had sent is taken to be in memory, unless a request begins with it.
+const KEPT: Duration = Duration::from_secs(2);
+
 /// A peer as gRPC names it.
 pub(crate) fn named(peer: &str) -> Option<Peer> {
     let (kind, address) = peer.split_once(':')?;
@@ -44,6 +47,33 @@ impl Ledger {
     }
 }
 
+/// What connections had sent that were closed, by peer: gRPC keeps it for a while, and for longer if it is a whole
+/// request, which waits for its turn.
+#[derive(Debug, Default)]
+pub(crate) struct Kept(HashMap<Peer, (u64, Duration)>);
+
+impl Kept {
+    pub(crate) fn add(&mut self, peer: Peer, bytes: u64) {
+        let (kept, age) = self.0.entry(peer).or_default();
+        *kept = kept.saturating_add(bytes);
+        *age = Duration::ZERO;
+    }
+
+    /// Forgets what has begun since, and what is old.
+    pub(crate) fn look(&mut self, begun: &Ledger, since: Duration) {
+        self.0.retain(|peer, (kept, age)| {
+            *age += since;
+            *kept = kept.saturating_sub(begun.of(peer));
+            *kept > 0 && *age < KEPT
+        });
+    }
+
+    /// Bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.values().map(|(kept, _)| kept).sum()
+    }
+}
+
 /// What the kernel has counted of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
@@ -60,6 +90,8 @@ pub(crate) struct Account {
     spare: Duration,
     /// Bytes.
     pub(crate) ahead: u64,
+    /// For how long it has sent nothing.
+    pub(crate) silent: Duration,
 }
 
 impl Account {
@@ -73,6 +105,11 @@ impl Account {
         }
         let told = counts.acked.saturating_sub(self.counts.acked) / TOLD_OF;
         let received = counts.received.saturating_sub(self.counts.received);
+        self.silent = if received > 0 {
+            Duration::ZERO
+        } else {
+            self.silent + since
+        };
         self.ahead = (self.ahead + received).saturating_sub(begun.saturating_add(told).saturating_add(spare));
         self.counts = counts;
     }
@@ -128,6 +165,26 @@ mod tests {
         counts.received += 10;
         account.look(counts, 0, Duration::ZERO);
         assert_eq!(account.ahead, 10);
+    }
+
+    #[test]
+    fn what_closed_connections_sent_counts_until_it_has_begun_or_is_old() {
+        let peers = [1, 2, 3].map(|port| ("127.0.0.1".parse().unwrap(), port));
+        let mut kept = Kept::default();
+        for peer in peers {
+            kept.add(peer, 100_000);
+        }
+        let mut begun = Ledger::default();
+        begun.add(peers[0], 100_000 - HEADERS);
+        begun.add(peers[1], 30_000 - HEADERS);
+        kept.look(&begun, Duration::ZERO);
+        assert_eq!(kept.bytes(), 170_000);
+        kept.look(&Ledger::default(), KEPT - Duration::from_millis(1));
+        kept.add(peers[2], 5);
+        kept.look(&Ledger::default(), Duration::from_millis(1));
+        assert_eq!(kept.bytes(), 100_005);
+        kept.look(&Ledger::default(), KEPT);
+        assert_eq!(kept.bytes(), 0);
     }
 
     #[test]

@@ -3,13 +3,16 @@
 //! gRPC receives a request whole, up to 2 GiB of it, before it calls its server, and not every server can set a limit.
 //! So somebody else has to look: at what the kernel has received for each connection (`connections.rs`, Linux only),
 //! and at the requests that have begun (`ledger.rs`). What is received and belongs to no request that has begun is
-//! somewhere in memory. Connections with too much of it are closed.
+//! somewhere in memory. Connections with too much of it are closed; and while all have too much, the kernel lets only
+//! small packets through to them (`gate.rs`), so that what others send stays with them.
 //!
 //! A thread of its own looks, which waits for no lock of the server's or of Python's: a server that is busy with large
 //! requests is looked at all the same.
 
 #[cfg_attr(not(target_os = "linux"), path = "uncounted.rs")]
 mod connections;
+#[cfg(target_os = "linux")]
+mod gate;
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 mod ledger;
 
@@ -25,8 +28,9 @@ use ledger::{Ledger, named};
 /// How often connections are looked at, and how often when one of them is ahead by much.
 const TICK: Duration = Duration::from_millis(25);
 const HASTE: Duration = Duration::from_millis(4);
-/// Looking takes at most one part in so many of a core, however many connections there are.
+/// Looking takes at most one part in so many of a core, however many connections there are; and one of these in haste.
 const SHARE: u32 = 20;
+const SHARE_IN_HASTE: u32 = 3;
 /// Closed connections that nobody has asked for yet; what is more isn't told.
 const MOST_TOLD: usize = 1000;
 
@@ -69,8 +73,9 @@ struct Said {
 }
 
 impl Intake {
-    /// Closes connections that are more than `each` bytes ahead of their requests, and those that are furthest ahead
-    /// while all are by more than `together`.
+    /// Closes connections that are more than `each` bytes ahead of their requests. While all of them, and those that
+    /// were closed lately, are by more than `together`, it closes those that send more than a little, and lets only
+    /// small packets through to the others.
     #[must_use]
     pub fn new(each: u64, together: u64) -> Self {
         Self(Arc::new(Shared {
@@ -181,7 +186,8 @@ impl Shared {
             // Where processors are busy, a look takes long by the clock, and must come no later for that.
             let start = time_of_thread();
             let calm = self.look(&mut connections, &ports, more, &begun);
-            pause = (if calm { TICK } else { HASTE }).max((time_of_thread() - start) * SHARE);
+            let (least, share) = if calm { (TICK, SHARE) } else { (HASTE, SHARE_IN_HASTE) };
+            pause = least.max((time_of_thread() - start) * share);
         }
     }
 

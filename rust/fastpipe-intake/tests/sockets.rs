@@ -15,7 +15,10 @@ const MIB: u64 = 1 << 20;
 fn connected(listener: &TcpListener) -> (TcpStream, TcpStream) {
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     client.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-    (listener.accept().unwrap().0, client)
+    client.set_nodelay(true).unwrap();
+    let server = listener.accept().unwrap().0;
+    server.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    (server, client)
 }
 
 fn listening(intake: &Intake) -> (TcpListener, u16) {
@@ -30,8 +33,9 @@ fn name(peer: SocketAddr) -> String {
     format!("ipv4:{}:{}", peer.ip(), peer.port())
 }
 
+/// In small packets, since only these come through where all are too far ahead.
 fn try_send(ends: &mut (TcpStream, TcpStream), bytes: usize) -> io::Result<()> {
-    let mut piece = [7; 10 * KIB];
+    let mut piece = [7; KIB];
     for _ in 0..bytes.div_ceil(piece.len()) {
         ends.1.write_all(&piece)?;
         ends.0.read_exact(&mut piece)?;
@@ -103,16 +107,58 @@ fn requests_keep_connections_open() {
 }
 
 #[test]
-fn the_furthest_are_closed_when_all_are_too_far() {
+fn those_that_send_are_closed_while_all_are_too_far() {
     let intake = Intake::new(10 * MIB, 2 * MIB);
     let (listener, _) = listening(&intake);
     let mut all: Vec<_> = (0..3).map(|_| connected(&listener)).collect();
-    for (ends, kib) in all.iter_mut().zip([700, 900, 800]) {
-        flood(ends, kib * KIB);
+    for ends in &mut all[..2] {
+        send(ends, 900 * KIB);
     }
+    assert_eq!(look(&intake), []);
+    flood(&mut all[2], 500 * KIB);
     let closed = look(&intake);
     assert_eq!(closed.len(), 1);
-    assert_eq!(closed[0].peer, all[1].1.local_addr().unwrap());
+    assert_eq!(closed[0].peer, all[2].1.local_addr().unwrap());
+    // What it sent counts still. Those that wait stay, and a new one may send a little, but no more.
+    let mut more = connected(&listener);
+    send(&mut more, 50 * KIB);
+    assert_eq!(look(&intake), []);
+    flood(&mut more, 100 * KIB);
+    assert_eq!(look(&intake)[0].peer, more.1.local_addr().unwrap());
+    // Requests begin, with what was closed too.
+    for ends in &all {
+        intake.begun(&name(ends.1.local_addr().unwrap()), 900 * KIB as u64);
+    }
+    assert_eq!(look(&intake), []);
+    send(&mut all[0], 500 * KIB);
+    assert_eq!(look(&intake), []);
+}
+
+#[test]
+fn large_packets_wait_while_all_are_too_far() {
+    let intake = Intake::new(10 * MIB, MIB);
+    let (listener, _) = listening(&intake);
+    let mut before = connected(&listener);
+    let mut many: Vec<_> = (0..2).map(|_| connected(&listener)).collect();
+    send(&mut many[0], 700 * KIB);
+    assert_eq!(look(&intake), []);
+    flood(&mut many[1], 700 * KIB);
+    assert_eq!(look(&intake).len(), 1);
+    let mut after = connected(&listener);
+    for ends in [&mut before, &mut after] {
+        send(ends, 10 * KIB);
+        ends.1.write_all(&[1; 50 * KIB]).unwrap();
+        ends.0.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        assert_eq!(ends.0.read(&mut [0; 10]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+    // They come when there is room.
+    for ends in &many {
+        intake.begun(&name(ends.1.local_addr().unwrap()), 700 * KIB as u64);
+    }
+    for ends in [&mut before, &mut after] {
+        ends.0.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        ends.0.read_exact(&mut [0; 50 * KIB]).unwrap();
+    }
     assert_eq!(look(&intake), []);
 }
 

@@ -14,7 +14,7 @@ type Closed = (String, u16, u64);
 #[pymethods]
 impl Intake {
     /// Closes connections that are more than `each` bytes ahead of their requests, or, while all are by more than
-    /// `together`, those that are furthest ahead.
+    /// `together`, those that send more than a little.
     #[new]
     fn new(each: u64, together: u64) -> Self {
         Intake(fastpipe_intake::Intake::new(each, together))
