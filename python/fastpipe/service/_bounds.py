@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -71,10 +71,11 @@ class Admission:
     Args:
         most: how many.
         tickets: bytes that their tickets may have together.
+        make_room: called when there are too many.
     """
 
-    def __init__(self, most: int, tickets: int = _TICKETS) -> None:
-        self._most, self._tickets = most, tickets
+    def __init__(self, most: int, tickets: int = _TICKETS, make_room: Callable[[], None] = lambda: None) -> None:
+        self._most, self._tickets, self._make_room = most, tickets, make_room
         self._open = self._bytes = 0
         self._lock = threading.Lock()
 
@@ -88,6 +89,7 @@ class Admission:
         with self._lock:
             # One alone is always let in.
             if self._open >= self._most or (self._open and self._bytes + size > self._tickets):
+                self._make_room()
                 raise BusyError(
                     f"this server is busy: it answers {self._open} requests, whose tickets have {self._bytes} bytes, of"
                     f" {self._most} and {self._tickets} at most; ask another one, or later"

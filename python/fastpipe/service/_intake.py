@@ -113,6 +113,10 @@ class Intake:
         """A request of this peer has begun, whose body has this size."""
         self._intake.begun(peer, size)
 
+    def close(self, peer: str) -> None:
+        """Closes the connection of this peer soon, where that can be done."""
+        self._intake.close(peer)
+
     def arrived(self, peer: str, size: int) -> Arrived:
         """A request of this peer has arrived, whose body has this size."""
         return Arrived(lambda: self.begun(peer, size))

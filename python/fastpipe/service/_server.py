@@ -29,6 +29,7 @@ from fastpipe.service._metrics_http import MetricsEndpoint, shown
 from fastpipe.service._served import Served
 from fastpipe.service._settings import checked_token
 from fastpipe.service._streams import Need, Streams
+from fastpipe.service._unread import Unread
 from fastpipe.service._wire import DamagedError, Ticket, error_bytes, message, messages, schema, summed, unsealed
 
 __all__ = ["Server", "listening"]
@@ -168,9 +169,11 @@ class Server:
         shares = (
             None if memory_limit is None else Shares.of(memory_size("memory_limit", memory_limit), kept, max_passes)
         )
-        self._admission = Admission(within("max_requests", max_requests, 1, 1 << 20))
+        self._unread = Unread(self._close)
+        most = within("max_requests", max_requests, 1, 1 << 20)
+        self._admission = Admission(most, make_room=self._unread.make_room)
         self._served = {name: Served(name, reader, shares) for name, reader in named.items()}
-        self._streams = Streams(max_passes, kept, shares)
+        self._streams = Streams(max_passes, kept, shares, self._unread.make_room)
         self._metrics = Metrics(self._streams)
         self._ending = threading.Event()
         self._stopping = threading.Lock()
@@ -349,6 +352,13 @@ class Server:
                 request.fails(error)
                 yield message([]), error_bytes(error)
 
+    def _close(self, client: str, seconds: float) -> None:
+        """Closes the connection of a client that has taken nothing for so long."""
+        text = "%(peer)s: closed its connection, by which it took nothing for %(seconds).1f seconds, while others wait"
+        say(logging.WARNING, "closed", text, peer=client, seconds=round(seconds, 3))
+        self._metrics.closed_one()
+        INTAKE.close(client)
+
     def _batches(self, context: Any, ticket: Ticket, request: RequestLog) -> Iterator[Any]:
         request.asks(ticket)
         served = self._find(ticket.reader)
@@ -382,7 +392,7 @@ class Server:
             nbytes = sum(map(len, pieces))
             self._metrics.sent(end - step, nbytes)
             request.sent(end - step, nbytes)
-            yield from messages(said, pieces)
+            yield from self._unread.watched(context.peer(), messages(said, pieces))
             step = end
             # Or there would be two of them while it waits for the next.
             del drawn, pieces

@@ -155,10 +155,18 @@ class Streams:
         most_passes: passes that are open at once; the one that was used longest ago ends for a new one.
         keep: bytes of batches that are kept for others who may ask for them, once several clients read a stream.
         shares: what passes may take together, and what is being sent; None for no bounds of these.
+        make_clients_take: called while a request waits until clients take what is sent to them.
     """
 
-    def __init__(self, most_passes: int, keep: int, shares: Shares | None = None) -> None:
+    def __init__(
+        self,
+        most_passes: int,
+        keep: int,
+        shares: Shares | None = None,
+        make_clients_take: Callable[[], None] = lambda: None,
+    ) -> None:
         self._most, self._keep, self._shares = most_passes, keep, shares
+        self._make_clients_take = make_clients_take
         self._streams: dict[Any, _Stream] = {}
         # What is kept of all streams, from what was drawn first.
         self._drawn: OrderedDict[Drawn, _Stream] = OrderedDict()
@@ -296,6 +304,7 @@ class Streams:
                     continue
                 if self._closed:
                     raise InterruptedError
+                self._make_clients_take()
                 waits.check(f"{self._alive} bytes wait for clients to take them, {most} at most by its memory_limit")
                 self._changed.wait(_PATIENCE)
             self._expected += expected

@@ -1,7 +1,7 @@
 //! The connections of this process, and what the kernel has counted of each.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -151,6 +151,23 @@ impl Connections {
             }
         }
         closed
+    }
+
+    /// Closes the connections of these.
+    pub(crate) fn end(&mut self, peers: &HashSet<Peer>) {
+        if peers.is_empty() {
+            return;
+        }
+        for (&number, socket) in &self.sockets {
+            let Socket::Connection(connection) = socket else {
+                continue;
+            };
+            let stream = borrowed(connection.descriptor);
+            if peers.contains(&connection.peer()) && socket_number(&stream) == Some(number) {
+                // It may be closed already.
+                let _ = reset(&stream);
+            }
+        }
     }
 
     fn set_crowded(&mut self, crowded: bool) {

@@ -16,7 +16,7 @@ mod gate;
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 mod ledger;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -67,6 +67,8 @@ struct Said {
     more: bool,
     /// What has begun since connections were looked at.
     begun: Ledger,
+    /// Whose connections are to be closed.
+    unwanted: HashSet<Peer>,
     closed: VecDeque<Closed>,
     /// Whether a thread looks.
     looked_at: bool,
@@ -129,6 +131,17 @@ impl Intake {
         }
     }
 
+    /// The connection of this peer is closed soon, if there is one. It isn't told of.
+    pub fn close(&self, peer: &str) {
+        if let Some(peer) = named(peer) {
+            let mut said = self.0.lock();
+            if !said.ports.is_empty() {
+                said.unwanted.insert(peer);
+                self.0.changed.notify_all();
+            }
+        }
+    }
+
     /// Connections that were closed, and weren't told of yet: waits until there are any, no port is left, or the time
     /// is over.
     #[must_use]
@@ -169,7 +182,7 @@ impl Shared {
                     return;
                 }
                 let left = end.saturating_duration_since(Instant::now());
-                if left.is_zero() {
+                if left.is_zero() || !said.unwanted.is_empty() {
                     break;
                 }
                 said = self
@@ -181,11 +194,13 @@ impl Shared {
             // Taken before anything is counted: so what has begun is among what was received.
             let begun = std::mem::take(&mut said.begun);
             let more = std::mem::take(&mut said.more);
+            let unwanted = std::mem::take(&mut said.unwanted);
             let ports: Vec<u16> = said.ports.keys().copied().collect();
             drop(said);
             // Where processors are busy, a look takes long by the clock, and must come no later for that.
             let start = time_of_thread();
             let calm = self.look(&mut connections, &ports, more, &begun);
+            connections.end(&unwanted);
             let (least, share) = if calm { (TICK, SHARE) } else { (HASTE, SHARE_IN_HASTE) };
             pause = least.max((time_of_thread() - start) * share);
         }

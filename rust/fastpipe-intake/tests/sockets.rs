@@ -163,6 +163,19 @@ fn large_packets_wait_while_all_are_too_far() {
 }
 
 #[test]
+fn a_connection_is_closed_that_nobody_wants() {
+    let intake = Intake::new(MIB, MIB);
+    let (listener, _) = listening(&intake);
+    let (mut wanted, mut unwanted) = (connected(&listener), connected(&listener));
+    for peer in ["nobody", "ipv4:127.0.0.1:1", &name(unwanted.1.local_addr().unwrap())] {
+        intake.close(peer);
+    }
+    assert_eq!(unwanted.0.read(&mut [0; 10]).unwrap(), 0);
+    assert_eq!(look(&intake), []);
+    send(&mut wanted, 10);
+}
+
+#[test]
 fn only_ports_of_servers_are_looked_at() {
     let intake = Intake::new(MIB, MIB);
     let (listener, port) = listening(&intake);

@@ -35,6 +35,11 @@ impl Intake {
         self.0.begun(peer, size);
     }
 
+    /// The connection of a peer is closed soon. It isn't told of.
+    fn close(&self, peer: &str) {
+        self.0.close(peer);
+    }
+
     /// Connections that were closed, and weren't told of yet: waits until there are any, no port is left, or so many
     /// seconds are over.
     fn closed(&self, py: Python<'_>, seconds: f64) -> Vec<Closed> {
