@@ -1,7 +1,7 @@
 //! A gate in the kernel, which lets only small packets through to a socket.
 //!
-//! It is a packet filter (S. McCanne, V. Jacobson, The BSD packet filter, 1993), which any process may attach to its own
-//! sockets. What it drops the other end keeps, and sends again after a while, as if it had been lost on its way.
+//! It is a packet filter (S. McCanne, V. Jacobson, The BSD packet filter, 1993), which any process may attach to
+//! sockets of its own. What it drops the other end keeps, and sends again after a while, as if it had been lost.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
