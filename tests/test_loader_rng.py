@@ -123,11 +123,9 @@ class Plain(Numbers):
         return float(self.draw())
 
 
-@pytest.mark.parametrize(
-    ("draw", "name"),
-    [(random.random, "random"), (np.random.random, r"numpy\.random"), (lambda: torch.rand(()), "torch")],
-)
+@pytest.mark.parametrize(("draw", "name"), [(random.random, "random"), (np.random.random, r"numpy\.random")])
 def test_threads_that_draw_from_the_process_are_warned_of_once(draw: Any, name: str) -> None:
+    """By functions that were imported by name."""
     loader = DataLoader(Plain(40, draw), 4, **THREADS)
     with pytest.warns(UserWarning, match=rf"from the generator of {name} while worker threads made items") as told:
         list(loader)

@@ -70,7 +70,7 @@ def test_items_that_draw_from_the_processs_generators_are_the_same() -> None:
     for own in (False, True):
 
         def loaders(own: bool = own) -> Iterator[tuple[Any, Any]]:
-            for way in [IN_PROCESS, *BY_FORKS]:
+            for way in [IN_PROCESS, *BY_FORKS, *BY_THREADS]:
                 torch.manual_seed(3)
                 arguments = way | {"generator": generator()} if own else way
                 yield way, DataLoader(Augmented(40), 4, shuffle=True, **arguments)
@@ -98,7 +98,7 @@ class LateDraws(OwnGenerators):
 @apart
 def test_items_that_are_made_once_more_are_the_same() -> None:
     def loaders() -> Iterator[tuple[Any, Any]]:
-        for way in BY_FORKS:
+        for way in BY_FORKS + BY_THREADS:
             yield way, DataLoader(LateDraws(60), 4, generator=generator(), **way)
 
     all_same(loaders())
@@ -111,7 +111,7 @@ def test_workers_that_are_kept_make_the_same_whatever_their_number() -> None:
             yield way, DataLoader(dataset, 4, shuffle=True, generator=generator(), **(way | kept))
 
     kept = {"persistent_workers": True}
-    all_same(loaders(Augmented(30), [*BY_FORKS, BY_SPAWNING]), 3)
+    all_same(loaders(Augmented(30), [*BY_FORKS, BY_SPAWNING, *BY_THREADS]), 3)
     all_same(loaders(OwnGenerators(30), BY_FORKS + BY_THREADS), 3)
 
 
@@ -133,7 +133,7 @@ def noise_of_rng(items: list[Any]) -> Any:
 @apart
 def test_batches_of_batch_workers_are_the_same() -> None:
     def loaders(dataset: Any) -> Iterator[tuple[Any, Any]]:
-        for way, joiners in [(IN_PROCESS, 0), *itertools.product(BY_FORKS, (0, 1, 3))]:
+        for way, joiners in [(IN_PROCESS, 0), *itertools.product(BY_FORKS + BY_THREADS[1:3], (0, 1, 3))]:
             arguments = way | {"num_batch_workers": joiners, "generator": generator(), "shuffle": True}
             yield arguments, DataLoader(dataset, 4, collate_fn=with_noise, **arguments)
 
@@ -162,7 +162,7 @@ class WholeNoise(AtOnce):
 @apart
 def test_batches_that_are_asked_for_at_once_are_the_same() -> None:
     def loaders(batch_size: int | None, dataset: Any) -> Iterator[tuple[Any, Any]]:
-        for way in [IN_PROCESS, *BY_FORKS]:
+        for way in [IN_PROCESS, *BY_FORKS, *BY_THREADS]:
             yield way, DataLoader(dataset, batch_size, generator=generator(), **way)
 
     all_same(loaders(5, WholeNoise(24)))
@@ -181,6 +181,7 @@ def test_any_arrangement_makes_the_same() -> None:
     batch=st.integers(1, 9),
     names=st.lists(st.sampled_from(("python", "numpy", "torch")), unique=True),
     first=st.integers(0, 40),
+    way=st.sampled_from([FORKED, THREADS]),
     workers=st.sampled_from(COUNTS),
     options=st.fixed_dictionaries(
         {
@@ -197,6 +198,7 @@ def any_arrangement(
     batch: int,
     names: Sequence[str],
     first: int,
+    way: dict[str, Any],
     workers: int,
     options: dict[str, Any],
     joiners: int | None,
@@ -207,8 +209,8 @@ def any_arrangement(
     expected = list(DataLoader(dataset, batch, generator=generator(), **alone))
     if joiners is not None:
         more["num_batch_workers"] = joiners
-    forked = FORKED | {"num_workers": workers} | options | more
-    assert_same(list(DataLoader(dataset, batch, generator=generator(), **forked)), expected)
+    arguments = way | {"num_workers": workers} | options | more
+    assert_same(list(DataLoader(dataset, batch, generator=generator(), **arguments)), expected)
 
 
 class Counts(torch.utils.data.Sampler[int]):
@@ -262,7 +264,13 @@ def stored(state: dict[str, Any]) -> Any:
 
 
 # How the pass that is stopped is read, and the one that goes on.
-OTHERS = [(IN_PROCESS, 2), (FORKED, 0), (FORKED, 3), (FORKED | {"persistent_workers": True}, 1)]
+OTHERS = [
+    (IN_PROCESS, FORKED),
+    (FORKED, IN_PROCESS),
+    (FORKED, FORKED | {"num_workers": 3}),
+    (FORKED | {"persistent_workers": True}, THREADS),
+    (THREADS, THREADS | {"num_workers": 3}),
+]
 
 
 @apart(most=120)
@@ -271,12 +279,9 @@ def test_a_pass_goes_on_from_each_step(order: str) -> None:
     def loader(way: dict[str, Any]) -> Any:
         return DataLoader(Augmented(28), **ORDERS[order](), **way)
 
-    def other(way: dict[str, Any], workers: int) -> dict[str, Any]:
-        return FORKED | {"num_workers": workers} if workers else IN_PROCESS
-
     torch.manual_seed(11)
     expected = epochs(loader(IN_PROCESS), 1)[0]
-    for way, workers in OTHERS:
+    for way, other in OTHERS:
         torch.manual_seed(11)
         first = loader(way)
         batches = iter(first)
@@ -286,7 +291,7 @@ def test_a_pass_goes_on_from_each_step(order: str) -> None:
             states.append(stored(first.state_dict()))
         for step, state in enumerate(states):
             torch.manual_seed(99)
-            second = loader(other(way, workers))
+            second = loader(other)
             second.load_state_dict(state)
             assert_same(second.state_dict(), state)
             assert_same(list(second), expected[step:])

@@ -523,7 +523,7 @@ class ItemConsumer:
 class ItemGenerators:
     def __new__(
         cls,
-        all: Sequence[tuple[Callable[[int], None], int, Sequence[tuple[int, int]]]],
+        all: Sequence[tuple[Callable[[int], None], Callable[[], None] | None, int, Sequence[tuple[int, int]]]],
         again: Callable[[], None] | None = None,
     ) -> ItemGenerators: ...
     def call(self, function: Callable[[Any], Any], argument: Any, seed: int, number: int) -> Any: ...

@@ -159,9 +159,10 @@ class _Counting:
         return self.row
 
 
+# Looked up when they are called: in a worker's thread these are functions of its own generators.
 _GENERATORS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
-    (random.getstate, random.setstate),
-    (np.random.get_state, np.random.set_state),
+    (lambda: random.getstate(), lambda state: random.setstate(state)),
+    (lambda: np.random.get_state(), lambda state: np.random.set_state(state)),
     (torch.get_rng_state, torch.set_rng_state),
 ]
 

@@ -123,9 +123,8 @@ def item_rng() -> ItemRng:
     """Random generators for the item that is being made: the same ones whoever makes it.
 
     To be called by data sets and `collate_fn` while a `fastpipe.torch.DataLoader` asks them for an item or a batch.
-    What they draw from these generators is the same in worker processes, in worker threads and without workers; what
-    they draw from the generators of `random`, `numpy.random` and `torch` themselves is not the same in threads, which
-    share these.
+    What they draw from these generators is the same in worker processes, in worker threads and without workers. So is
+    what they draw from the generators of `random`, `numpy.random` and `torch` themselves; these have no part in it.
 
     Returns:
         An object with `random_generator` (a `random.Random`), `numpy_generator` (a `numpy.random.Generator`) and

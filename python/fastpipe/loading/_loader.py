@@ -50,9 +50,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     **Random numbers.** Before an item is made, the generators of Python, NumPy and torch are seeded with the item's own
     seeds, which follow from `generator` (or torch's own), the epoch, and the item's place in it. That is done only
     where items draw from them: should a data set begin to draw after its first 16 items, an item is made once more.
-    What `worker_init_fn` seeds counts: items' seeds follow from it, too. In threads, which share these generators with
-    the program, items draw from `fastpipe.torch.item_rng()`, which is the same in processes and without workers.
-    Without workers the program's generators are left as they were.
+    What `worker_init_fn` seeds is told by `torch.initial_seed()`; items' seeds don't follow from it, for it may differ
+    from worker to worker. Worker threads have generators of their own in place of these, and the program's are left as
+    they were, with threads as without workers. `fastpipe.torch.item_rng()` has generators for the item, too.
 
     **Collation.** Items of numbers, text, NumPy arrays and tensors, in dicts, lists, tuples, named tuples and data
     classes of these, are a batch as they lie, if all have the same shapes and `collate_fn` isn't given. Others are

@@ -53,18 +53,19 @@ def _same_numpy(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one[1], other[1])) and one[2:] == other[2:]
 
 
+# Looked up when they are called: in a worker's thread these are functions of its own generators.
 _PROCESS = {
     "torch": _Process(torch.get_rng_state, torch.set_rng_state, torch.equal, _text, _tensor),
     "python": _Process(
-        random.getstate,
-        random.setstate,
+        lambda: random.getstate(),
+        lambda state: random.setstate(state),
         lambda one, other: bool(one == other),
         lambda state: [state[0], list(state[1]), state[2]],
         lambda told: (told[0], tuple(told[1]), told[2]),
     ),
     "numpy": _Process(
         lambda: np.random.get_state(legacy=True),
-        np.random.set_state,
+        lambda state: np.random.set_state(state),
         _same_numpy,
         lambda state: [state[0], state[1].tolist(), *state[2:]],
         lambda told: (told[0], np.array(told[1], np.uint32), *told[2:]),

@@ -1,4 +1,4 @@
-"""Random generators of items: those of the process, each seeded for each item, and those of a worker's info.
+"""Random generators of items: those of a process or thread, each seeded for each item, and those of a worker's info.
 
 An item's seeds are a pure function of the pass's seed, the batch and the row (`fastpipe_random`), so it is the same
 whoever makes it. To seed three generators takes longer than many an item; so `ItemGenerators` watches the generators'
@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import pickle
 import random
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data._utils import worker as torch_worker
 
 from fastpipe._fastpipe import ItemGenerators
+from fastpipe.loading._own_generators import OwnGenerators, own_of_this_thread
 
 __all__ = ["Draws", "ItemRng", "Seeding", "generators", "watched"]
 
@@ -31,10 +31,9 @@ _SEEN = 1024
 _MARK = 0x5A17_C0DE_1234_9E37
 
 
-def _python() -> Watched:
-    """Where `random` counts what is drawn: behind an object's head, in front of its 624 words."""
-    instance = getattr(random, "_inst", None)
-    if type(instance) is not random.Random:
+def _python(generator: Any) -> Watched:
+    """Where one of `random` counts what is drawn: behind an object's head, in front of its 624 words."""
+    if not isinstance(generator, random.Random):
         return []
     head = object.__basicsize__
 
@@ -46,13 +45,11 @@ def _python() -> Watched:
     probe.random()
     if (before, found(probe)[0]) != (624, 2):
         return []
-    return [(id(instance) + head, 8)]
+    return [(id(generator) + head, 8)]
 
 
-def _numpy() -> Watched:
-    """Where NumPy's generator counts what is drawn: behind its 624 words, as its interface for C says."""
-    numpy_random: Any = np.random
-    bits = numpy_random.get_bit_generator()
+def _numpy(bits: Any) -> Watched:
+    """Where one of NumPy counts what is drawn: behind its 624 words, as its interface for C says."""
     if type(bits) is not np.random.MT19937:
         return []
 
@@ -69,8 +66,8 @@ def _numpy() -> Watched:
     return [(start, 8), (start + 624 * 4, 4)]
 
 
-def _torch() -> Watched:
-    """Where torch's generator counts what is drawn: behind its seed, which is looked for."""
+def _torch(generator: Any) -> Watched:
+    """Where one of torch counts what is drawn: behind its seed, which is looked for."""
     probe: Any = torch.Generator()
 
     def place(generator: Any) -> int:
@@ -89,7 +86,6 @@ def _torch() -> Watched:
     torch.rand(1, generator=probe)
     if (before, counted(probe, at)) != ((1, 0), (624, 1)):
         return []
-    generator: Any = torch.default_generator
     seed = generator._cdata + at
     if int.from_bytes(ctypes.string_at(seed, 8), "little") != generator.initial_seed():
         return []
@@ -97,86 +93,118 @@ def _torch() -> Watched:
     return [(seed + 8, 8), (seed + 16, 8)]
 
 
+def _safely(find: Callable[[Any], Watched], get: Callable[[], Any]) -> Watched:
+    try:
+        return find(get())
+    except Exception:
+        return []
+
+
 @functools.cache
 def watched() -> tuple[Watched, Watched, Watched]:
     """What changes in the generators of Python, NumPy and torch. Forked processes have them where this one has."""
-
-    def safely(find: Callable[[], Watched]) -> Watched:
-        try:
-            return find()
-        except Exception:
-            return []
-
-    return safely(_python), safely(_numpy), safely(_torch)
+    numpy_random: Any = np.random
+    return (
+        _safely(_python, lambda: random._inst),
+        _safely(_numpy, lambda: numpy_random.get_bit_generator()),
+        _safely(_torch, lambda: torch.default_generator),
+    )
 
 
 class Seeding:
-    """Seeds the process's generators.
+    """Seeds generators for items: the process's, or a thread's own.
 
-    What a user's `worker_init_fn` leaves of a generator's state counts: where it has seeded one, the seeds of items
-    follow from what it did.
+    Args:
+        own: the thread's; None for the process's.
+        leaves: whether torch's operators are left alone when items draw nothing by them.
     """
 
-    def __init__(self) -> None:
-        # Of each generator, what its user's seed adds; None where there was none.
-        self._added: list[int | None] = [None, None, None]
+    def __init__(self, own: OwnGenerators | None = None, *, leaves: bool = True) -> None:
+        self._own, self._leaves = own, leaves
+        self._of_python: Any = random if own is None else own.python
+        self._of_numpy: Any = np.random if own is None else own.numpy
+        self._of_torch = torch.default_generator if own is None else own.torch
+        # What torch is to call its seed, whatever it was seeded with.
+        self._called: int | None = None
 
-    @staticmethod
-    def _states() -> list[bytes]:
-        states = [random.getstate(), np.random.get_state(), torch.default_generator.get_state().numpy().tobytes()]
-        return [hashlib.blake2b(pickle.dumps(state), digest_size=8).digest() for state in states]
+    def begin(self, base_seed: int, ordinal: int) -> None:
+        """Seeds them as torch does where a worker begins."""
+        self._of_python.seed(base_seed + ordinal)
+        self._of_torch.manual_seed(base_seed + ordinal)
+        self._of_numpy.seed(torch_worker._generate_state(base_seed, ordinal))  # type: ignore[no-untyped-call]
 
     def watch(self, call: Callable[[], Any]) -> None:
-        """Takes notice of what a call seeds."""
-        before = self._states()
+        """Takes notice of torch's seed, if a call sets it: items are told of it by `torch.initial_seed`.
+
+        What they draw doesn't follow from it, since the seeds that users give their workers differ from worker to
+        worker, as a rule, and any of them may make an item.
+        """
+        before = self._of_torch.initial_seed()
         call()
-        pairs = zip(before, self._states(), strict=True)
-        self._added = [None if old == new else int.from_bytes(new, "little") for old, new in pairs]
-        self._user_seed = torch.initial_seed()
+        seed = self._of_torch.initial_seed()
+        self._called = seed if seed != before else None
 
     def _python(self, seed: int) -> None:
-        random.seed(seed ^ (self._added[0] or 0))
+        self._of_python.seed(seed)
 
     def _numpy(self, seed: int) -> None:
-        np.random.seed((seed ^ (self._added[1] or 0)) & 0xFFFF_FFFF)
+        self._of_numpy.seed(seed & 0xFFFF_FFFF)
 
     def _torch(self, seed: int) -> None:
-        added = self._added[2]
-        if added is None:
-            torch.default_generator.manual_seed(seed)
+        if self._own is not None:
+            self._own.watch_torch()
+        self._of_torch.manual_seed(seed)
+        if self._called is None:
             return
-        state = torch.Generator().manual_seed((seed ^ added) & 0x7FFF_FFFF_FFFF_FFFF).get_state()
-        # It says that it was seeded as the user did it.
-        state[:8] = torch.from_numpy(np.frombuffer(self._user_seed.to_bytes(8, "little"), np.uint8).copy())
-        torch.default_generator.set_state(state)
+        # A state begins with the seed.
+        state = self._of_torch.get_state()
+        state[:8] = torch.from_numpy(np.frombuffer(self._called.to_bytes(8, "little"), np.uint8).copy())
+        self._of_torch.set_state(state)
 
     def generators(self, again: Callable[[], None] | None = None) -> ItemGenerators:
-        """The three generators of the process, for items.
+        """The three generators, for items.
 
         Args:
             again: called before an item is made once more.
         """
-        pairs = zip((self._python, self._numpy, self._torch), watched(), strict=True)
-        return ItemGenerators([(seed, which, found) for which, (seed, found) in enumerate(pairs, 1)], again)
+        leave: Callable[[], None] | None = None
+        parts = watched()
+        if (own := self._own) is not None:
+            leave = own.leave_torch if self._leaves else None
+            # Items that are left alone draw from the process's. Others draw from that, too: then an item is made once
+            # more for nothing, and from then on such items have the thread's own.
+            of_torch = _safely(_torch, lambda: own.torch)
+            parts = (
+                _safely(_python, lambda: own.python),
+                _safely(_numpy, lambda: own.numpy._bit_generator),
+                of_torch + parts[2] if of_torch else [],
+            )
+        seeds = [(self._python, None), (self._numpy, None), (self._torch, leave)]
+        pairs = enumerate(zip(seeds, parts, strict=True), 1)
+        return ItemGenerators([(seed, leave, which, found) for which, ((seed, leave), found) in pairs], again)
 
 
 def generators(again: Callable[[], None] | None = None) -> ItemGenerators:
-    """The generators of this process, which no `worker_init_fn` has seeded. As `Seeding.generators`."""
-    return Seeding().generators(again)
+    """The generators of this process, or this thread's own, for a pass without workers. As `Seeding.generators`."""
+    # Where it has its own it makes an item, which draws besides.
+    return Seeding(own_of_this_thread(), leaves=False).generators(again)
 
 
 class Draws:
-    """Notices that somebody draws from the process's generators, other than a loader's pass itself."""
+    """Notices that somebody draws from the process's generators, other than a loader's pass itself.
+
+    Not from torch's: items of threads that do, when nobody expects it, are made once more.
+    """
 
     # Passes that have used the generators in this process, in any thread.
     _passes = 0
 
     def __init__(self) -> None:
-        names = ("random", "numpy.random", "torch")
+        names = ("random", "numpy.random")
         numbers = {4: ctypes.c_uint32, 8: ctypes.c_uint64}
         self._watched = [
             (name, numbers[length].from_address(address))
-            for name, found in zip(names, watched(), strict=True)
+            for name, found in zip(names, watched(), strict=False)
             for address, length in found
         ]
         self.see()
@@ -200,8 +228,6 @@ class Draws:
 
 class ItemRng:
     """Generators for items: `item_rng()`, and `get_worker_info().rng`.
-
-    In threads, which share the process's generators, items draw from these; elsewhere they may.
 
     Args:
         seed: the seed of the item that is being made: which of four.

@@ -381,9 +381,10 @@ class WithWorkers(Pass):
         if drawn:
             self._known.drawn = True
             warnings.warn(
-                f"numbers were drawn from the generator of {' and '.join(drawn)} while worker threads made items."
-                " Threads share that generator, so such items differ from run to run: let them draw from"
-                " fastpipe.torch.item_rng()",
+                f"numbers were drawn from the generator of {' and '.join(drawn)} while worker threads made items, by a"
+                " function that was imported by its name before, or by code in C. Threads share that generator, so such"
+                " items differ from run to run: let them call random.random() and numpy.random.random(), say, by these"
+                " names, or draw from fastpipe.torch.item_rng()",
                 stacklevel=5,
             )
 

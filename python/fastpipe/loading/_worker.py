@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import random
 import signal
 import sys
 import threading
@@ -15,17 +14,16 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils import worker as torch_worker
 
 from fastpipe._fastpipe import ItemBatch, ItemConsumer, ItemRoom, ItemWorker, end_with_parent
 from fastpipe.errors import WorkerError
 from fastpipe.loading import _messages, _structure
 from fastpipe.loading._collation import collate, collate_privately, is_default
 from fastpipe.loading._info import ItemWorkerInfo, set_in_process, set_in_thread
-from fastpipe.loading._seeds import Seeding
+from fastpipe.loading._own_generators import own_generators
+from fastpipe.loading._seeds import Seeding, watched
 from fastpipe.loading._thread_batches import ThreadBatches
 
 __all__ = ["SharedFile", "Task", "work", "work_in_thread"]
@@ -170,14 +168,11 @@ def work(
     # What torch would seed it with. Those that join have numbers of their own.
     ordinal = number + task.num_workers if joins else number
     seed = task.base_seed + ordinal
-    random.seed(seed)
-    if fork:
-        # CUDA's generators are of no use to a process that was forked, and take milliseconds.
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
-    np.random.seed(torch_worker._generate_state(task.base_seed, ordinal))  # type: ignore[no-untyped-call]
     seeding = Seeding()
+    seeding.begin(task.base_seed, ordinal)
+    if not fork:
+        # CUDA's generators, too. They are of no use to a process that was forked, and take milliseconds.
+        torch.manual_seed(seed)
     set_in_process(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "multiprocessing", seed))
     helper = _Helper(task, worker, f"in DataLoader worker process {number}", None)
     init = task.worker_init_fn
@@ -229,11 +224,19 @@ def work_in_thread(consumer: ItemConsumer, task: Task, number: int, joins: bool,
     ordinal = number + task.num_workers if joins else number
     set_in_thread(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "thread", task.base_seed + ordinal))
     helper = _Helper(task, worker, f"in DataLoader worker thread {number}", batches)
-    try:
-        if task.worker_init_fn is not None:
-            task.worker_init_fn(ordinal)
-    except Exception as error:
-        worker.refuse(helper, error, None)
-        return
-    set_in_thread(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "thread", worker.seed, lambda: worker.item))
-    worker.run(helper, None)
+    init = task.worker_init_fn
+    # Found out while those of the process are still what this thread has.
+    watched()
+    with own_generators() as own:
+        seeding = Seeding(own)
+        seeding.begin(task.base_seed, ordinal)
+        try:
+            if init is not None:
+                seeding.watch(lambda: init(ordinal))
+        except Exception as error:
+            worker.refuse(helper, error, None)
+            return
+        info: Any = ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "thread", worker.seed, lambda: worker.item)
+        helper.generators = seeding.generators(info.rng.forget)
+        set_in_thread(info)
+        worker.run(helper, None)

@@ -60,6 +60,8 @@ fn seed_of(seed: u64, number: u64, row: u64, which: u64) -> u64 {
 struct Generator {
     /// Called with a number.
     seed: Py<PyAny>,
+    /// Called when it is left alone; `None` for nothing.
+    leave: Option<Py<PyAny>>,
     /// The number of its seed among those of an item.
     which: u64,
     /// Its state's watched parts; none if it can't be watched.
@@ -79,13 +81,14 @@ struct Part {
 impl Part {
     #[inline]
     fn now(&self) -> u64 {
-        let at = std::ptr::with_exposed_provenance::<u8>(self.address);
-        // SAFETY: `ItemGenerators::new` was promised that the generator's state lies there as long as the process
-        // lives. Nobody draws meanwhile: this thread has the GIL, and the generator is that of the process.
+        let at = std::ptr::with_exposed_provenance_mut::<u8>(self.address);
+        // SAFETY: `ItemGenerators::new` was promised that the generator's state lies there as long as this is used, and
+        // saw that the address is a multiple of the length. Another thread may draw meanwhile from a generator that is
+        // the process's: then this is what was there before or behind that.
         unsafe {
             match self.wide {
-                true => at.cast::<u64>().read_unaligned(),
-                false => at.cast::<u32>().read_unaligned().into(),
+                true => AtomicU64::from_ptr(at.cast()).load(Ordering::Relaxed),
+                false => AtomicU32::from_ptr(at.cast()).load(Ordering::Relaxed).into(),
             }
         }
     }
@@ -118,9 +121,9 @@ impl Generator {
 }
 
 /// What Python tells of a generator: see [`ItemGenerators::new`].
-type Told = (Py<PyAny>, u64, Vec<(usize, usize)>);
+type Told = (Py<PyAny>, Option<Py<PyAny>>, u64, Vec<(usize, usize)>);
 
-/// The generators of a process. Any thread may have it; one at a time makes items with it.
+/// The generators of a process, or of a thread. Any thread may have it; one at a time makes items with it.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemGenerators {
     all: Vec<Generator>,
@@ -131,25 +134,28 @@ pub(crate) struct ItemGenerators {
 
 #[pymethods]
 impl ItemGenerators {
-    /// Each is a function that seeds it, the number (of four) of its seed among those of an item, and address and
-    /// length of parts of its state that change with each draw, or none if nobody knows. `again` is called before an
-    /// item is made once more.
+    /// Each is a function that seeds it; one that is called when it is left alone from now on, or `None`; the number
+    /// (of four) of its seed among those of an item; and address and length of parts of its state that change with
+    /// each draw, or none if nobody knows. `again` is called before an item is made once more.
     ///
-    /// The caller promises that the parts can be read as long as the process lives.
+    /// The caller promises that the parts can be read as long as this is used.
     #[new]
     #[pyo3(signature = (all, again=None))]
     fn new(all: Vec<Told>, again: Option<Py<PyAny>>) -> PyResult<Self> {
-        let generator = |(seed, which, watched): Told| {
+        let generator = |(seed, leave, which, watched): Told| {
             let part = |&(address, len): &(usize, usize)| match (address, len) {
-                (1.., 4 | 8) => Ok(Part {
+                (1.., 4 | 8) if address.is_multiple_of(len) => Ok(Part {
                     address,
                     wide: len == 8,
                     seen: AtomicU64::new(0),
                 }),
-                _ => Err(PyValueError::new_err("parts of a generator's state have 4 or 8 bytes")),
+                _ => Err(PyValueError::new_err(
+                    "parts of a generator's state have 4 or 8 bytes, at multiples of that",
+                )),
             };
             Ok(Generator {
                 seed,
+                leave,
                 which,
                 watched: watched.iter().map(part).collect::<PyResult<_>>()?,
                 seeds: AtomicBool::new(true),
@@ -203,7 +209,7 @@ impl ItemGenerators {
 
     /// Looks which generators were drawn from. Returns whether there is one that hadn't been seeded.
     #[inline]
-    pub(crate) fn look(&self) -> bool {
+    pub(crate) fn look(&self, py: Python<'_>) -> PyResult<bool> {
         let tried = self.tried.load(Ordering::Relaxed);
         let mut unseeded = false;
         for generator in &self.all {
@@ -222,10 +228,13 @@ impl ItemGenerators {
                 for generator in &self.all {
                     let seeds = generator.drawn() || generator.watched.is_empty();
                     generator.seeds.store(seeds, Ordering::Relaxed);
+                    if let (false, Some(leave)) = (seeds, &generator.leave) {
+                        leave.call0(py)?;
+                    }
                 }
             }
         }
-        unseeded
+        Ok(unseeded)
     }
 
     /// What a function makes of a batch, with seeds of the batch's own.
@@ -275,7 +284,7 @@ impl ItemGenerators {
                 }
             }
             let made = make();
-            if matches!(&made, Err(error) if !error.is_instance_of::<PyException>(py)) || !self.look() {
+            if matches!(&made, Err(error) if !error.is_instance_of::<PyException>(py)) || !self.look(py)? {
                 return made;
             }
             // It drew from a generator that wasn't seeded for it: once more, with the generator seeded.
