@@ -40,6 +40,12 @@ request = json.loads(sys.argv[1])
 import loader_data
 from fastpipe.torch import DataLoader
 
+def begin(number):
+    if request["begins"]:
+        if number == 0:
+            print("slow", flush=True)
+        time.sleep(request["seconds"])
+
 class Says(loader_data.Numbers):
     def __getitem__(self, index):
         if index == request["slow"]:
@@ -51,7 +57,9 @@ def main():
     way = getattr(loader_data, request["way"]) | request["more"]
     if request["collates"]:
         way |= {"collate_fn": loader_data.listed, "num_batch_workers": 1}
-    loader = DataLoader(Says(40), 2, **way)
+    loader = DataLoader(Says(40), 2, worker_init_fn=begin, **way)
+    if request["begins"]:
+        print("[]", flush=True)
     batches = iter(loader)
     print(json.dumps([getattr(worker, "pid", 0) for worker in batches._workers_of_pass.all]), flush=True)
     found = []
@@ -83,6 +91,7 @@ class Program:
         way: the name of a way to load in loader_data.py.
         slow: the item that takes long; it says so as it begins. None for none.
         seconds: that it takes.
+        begins: whether workers take long to begin; they say so.
         busy: the number of batches after which the program is busy for long; it says so, too. None for none.
         goes_on: whether it goes on behind an interrupt.
         collates: whether there is a batch worker.
@@ -96,13 +105,14 @@ class Program:
         *,
         slow: int | None = None,
         seconds: float = 600.0,
+        begins: bool = False,
         busy: int | None = None,
         goes_on: bool = False,
         collates: bool = False,
         more: dict[str, Any] | None = None,
     ) -> None:
         request = {"way": way, "slow": slow, "seconds": seconds, "busy": busy, "goes_on": goes_on}
-        request |= {"collates": collates, "more": more or {}}
+        request |= {"collates": collates, "more": more or {}, "begins": begins}
         script = folder / "program.py"
         script.write_text(PROGRAM)
         paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
@@ -170,6 +180,9 @@ CASES = [
     ("processes of a server", "in the loader"),
     ("threads", "in the loop"),
     ("threads that are kept", "in the loader"),
+    ("processes that are kept", "in iter"),
+    ("processes of a server", "in iter"),
+    ("threads", "in iter"),
 ]
 
 
@@ -178,9 +191,10 @@ def test_ctrl_c_ends_the_program_and_its_workers_without_a_word(way: str, where:
     name, collates, processes, more = WORKERS[way]
     # Threads can't be ended while they make an item.
     seconds = 3.0 if name == "THREADS" else 600.0
-    at: dict[str, int] = {"slow": 6} if where == "in the loader" else {"busy": 3}
+    at: dict[str, Any] = {"in the loader": {"slow": 6}, "in the loop": {"busy": 3}, "in iter": {"begins": True}}[where]
     program = Program(tmp_path, name, seconds=seconds, collates=collates, more=more, **at)
-    assert len(program.workers) == processes
+    # Nobody knows them before it has begun.
+    assert len(program.workers) == (0 if where == "in iter" else processes)
     program.press()
     begin = time.monotonic()
     printed, errors = program.ended()

@@ -164,6 +164,9 @@ class _Operators:
         generator: the thread's.
     """
 
+    # What calls functions of its own, such as `torch.cond`, asks whether it may.
+    supports_higher_order_operators = True
+
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
 
@@ -184,7 +187,7 @@ def _drawing(operator: Any) -> Any:
     def names(of: Any) -> list[str]:
         return [argument.name for argument in of._schema.arguments]
 
-    if torch.Tag.nondeterministic_seeded not in operator.tags:
+    if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
         return None
     if "generator" in names(operator):
         return operator
