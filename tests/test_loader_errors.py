@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -424,3 +425,23 @@ def test_a_signal_is_told_in_torchs_words(number: int) -> None:
         rf" {signal.Signals(number).name} while making row 1 of batch 2, index 5",
     ):
         list(DataLoader(Ends(8, number), 2, **FORKED))
+
+
+class AllEnd(Numbers):
+    """Items that end their processes, all at once."""
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return index
+
+
+@apart
+def test_several_at_once_are_told_of_so_too() -> None:
+    # Where one is found before the others have ended, it is told of alone.
+    told = []
+    for _ in range(5):
+        with pytest.raises(WorkerError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Segm") as raised:
+            list(DataLoader(AllEnd(8), 4, **FORKED))
+        told.append(str(raised.value).count("was killed by SIGSEGV while making row"))
+    assert max(told) == 2

@@ -165,12 +165,15 @@ class Workers:
             who = f"DataLoader worker thread(s) {', '.join(worker.name for worker in lost)}"
         else:
             who = f"DataLoader worker (pid(s) {', '.join(str(worker.pid) for worker in lost)})"
-        if not self.threads and len(lost) == 1 and (lost[0].exitcode or 0) < 0:
-            # In torch's words, which programs look for.
-            number = -lost[0].exitcode
-            who, what = f"DataLoader worker (pid {lost[0].pid})", f"is killed by signal: {signal.strsignal(number)}"
+        first = lost[0]
+        killed = [] if self.threads else [worker for worker in lost if (worker.exitcode or 0) < 0]
+        if killed:
+            # In torch's words, which programs look for. It says it of one, too, if there are several.
+            first = killed[0]
+            who = f"DataLoader worker (pid {first.pid})"
+            what = f"is killed by signal: {signal.strsignal(-first.exitcode)}"
         self.end(at_once=True)
-        raise WorkerError(f"{who} {what}: {'; '.join(doing)}", worker=_name(lost[0]))
+        raise WorkerError(f"{who} {what}: {'; '.join(doing)}", worker=_name(first))
 
     def told(self) -> str:
         """What the workers are doing, in words."""
