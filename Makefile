@@ -76,7 +76,8 @@ build-rust-tests:
 test-python: $(STAMPS)/test $(STAMPS)/extension
 	$(CARGO) build $(CARGO_FLAGS) $(PURE) --example rewrite
 	FASTPIPE_REWRITE="$(abspath $(TARGET)/debug/examples/rewrite)" $(BIN)/python -m pytest \
-	    -n $(PYTEST_PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	    -n $(PYTEST_PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+	    --max-worker-restart 2 $(PYTEST_ARGS)
 
 soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: negatives, mutated files, running out of memory, a new source
 	FASTPIPE_NEGATIVES=1000000000 FASTPIPE_MUTATIONS=200000 FASTPIPE_OOM_RUNS=200 FASTPIPE_TOY=1 \

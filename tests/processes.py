@@ -53,13 +53,19 @@ def press_until_ended(child: subprocess.Popen[str]) -> str:
 
 
 def interrupt(process: subprocess.Popen[str], timeout: float) -> None:
-    """Presses Ctrl-C in a program that prints "waits" before it waits, and "interrupted" when it is interrupted."""
+    """Presses Ctrl-C in a program that prints "waits" before it waits, and "interrupted" when it is interrupted.
+
+    A program that goes on all the same is killed.
+    """
     assert process.stdout is not None
-    assert process.stdout.readline() == "waits\n"
-    time.sleep(0.1)
-    begin = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=timeout)
+    try:
+        assert process.stdout.readline() == "waits\n"
+        time.sleep(0.1)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
     assert out == "interrupted\n"
     assert time.monotonic() - begin < 10
     assert errors.endswith("KeyboardInterrupt\n")
