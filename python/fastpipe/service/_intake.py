@@ -113,9 +113,9 @@ class Intake:
         """A request of this peer has begun, whose body has this size."""
         self._intake.begun(peer, size)
 
-    def close(self, peer: str) -> None:
-        """Closes the connection of this peer soon, where that can be done."""
-        self._intake.close(peer)
+    def close_idle(self, peer: str) -> None:
+        """Closes the connection of this peer soon, if it takes nothing. Others wait for that."""
+        self._intake.close_idle(peer)
 
     def arrived(self, peer: str, size: int) -> Arrived:
         """A request of this peer has arrived, whose body has this size."""
@@ -125,8 +125,12 @@ class Intake:
         me = threading.current_thread()
         while self._thread is me:
             for peer, port, ahead in self._intake.closed(_TICK):
-                text = "%(peer)s: closed its connection, which sent %(bytes)d bytes that belong to no request"
-                say(logging.WARNING, "closed", text, peer=peer, bytes=ahead)
+                if ahead is None:
+                    text = "%(peer)s: closed its connection, by which it took nothing while others waited"
+                    say(logging.WARNING, "closed", text, peer=peer)
+                else:
+                    text = "%(peer)s: closed its connection, which sent %(bytes)d bytes that belong to no request"
+                    say(logging.WARNING, "closed", text, peer=peer, bytes=ahead)
                 with self._lock:
                     callbacks = list(self._watched.get(port, ()))
                 for closed in callbacks:

@@ -169,7 +169,7 @@ class Server:
         shares = (
             None if memory_limit is None else Shares.of(memory_size("memory_limit", memory_limit), kept, max_passes)
         )
-        self._unread = Unread(self._close)
+        self._unread = Unread(INTAKE.close_idle)
         most = within("max_requests", max_requests, 1, 1 << 20)
         self._admission = Admission(most, make_room=self._unread.make_room)
         self._served = {name: Served(name, reader, shares) for name, reader in named.items()}
@@ -351,13 +351,6 @@ class Server:
                 self._metrics.errors += 1
                 request.fails(error)
                 yield message([]), error_bytes(error)
-
-    def _close(self, client: str, seconds: float) -> None:
-        """Closes the connection of a client that has taken nothing for so long."""
-        text = "%(peer)s: closed its connection, by which it took nothing for %(seconds).1f seconds, while others wait"
-        say(logging.WARNING, "closed", text, peer=client, seconds=round(seconds, 3))
-        self._metrics.closed_one()
-        INTAKE.close(client)
 
     def _batches(self, context: Any, ticket: Ticket, request: RequestLog) -> Iterator[Any]:
         request.asks(ticket)

@@ -2,6 +2,7 @@
 
 A client that takes nothing keeps its request open, and a batch in memory, for as long as it likes, until others can't
 be answered for it. Then its connection is closed. It asks again when it wants more, as after any fault of the network.
+One that takes a long message bit by bit, since its network is slow, keeps it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ class Unread:
     """What was handed to the transport, and when, as long as it hasn't asked for more.
 
     Args:
-        close: closes the connection of a client.
+        close: closes the connection of a client, if it doesn't take a part now and then.
     """
 
-    def __init__(self, close: Callable[[str, float], None]) -> None:
+    def __init__(self, close: Callable[[str], None]) -> None:
         self._close = close
         self._lock = threading.Lock()
         self._since: dict[object, tuple[float, str]] = {}
@@ -47,8 +48,10 @@ class Unread:
         """Others wait: closes the connection of the client that has taken nothing for longest, if that is long."""
         with self._lock:
             request = min(self._since, key=lambda request: self._since[request][0], default=None)
-            if request is None or time.monotonic() < self._since[request][0] + _LONG:
+            now = time.monotonic()
+            if request is None or now < self._since[request][0] + _LONG:
                 return
-            # It is told to go once.
-            since, client = self._since.pop(request)
-        self._close(client, time.monotonic() - since)
+            # If it stays, others come before it.
+            client = self._since[request][1]
+            self._since[request] = now, client
+        self._close(client)

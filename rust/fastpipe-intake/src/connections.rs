@@ -13,7 +13,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::ledger::{Account, Counts, Kept, Ledger};
-use crate::{Closed, Peer, gate};
+use crate::{Closed, Peer, Reason, gate};
 
 /// `tcpi_bytes_acked` and `tcpi_bytes_received` are the last two of so many words of Linux's `struct tcp_info`.
 const WORDS: usize = 17;
@@ -21,6 +21,8 @@ const WORDS: usize = 17;
 const ALLOWED: u64 = 64 << 10;
 /// How long it may be further ahead and send nothing, while all are too far.
 const SILENCE: Duration = Duration::from_secs(10);
+/// How long a client may take nothing, when it is said to.
+const IDLENESS: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 struct Connection {
@@ -31,6 +33,14 @@ struct Connection {
 }
 
 impl Connection {
+    fn closed(&self, reason: Reason) -> Closed {
+        Closed {
+            peer: self.peer,
+            port: self.port,
+            reason,
+        }
+    }
+
     fn peer(&self) -> Peer {
         (self.peer.ip().to_canonical(), self.peer.port())
     }
@@ -142,32 +152,32 @@ impl Connections {
             let stream = borrowed(connection.descriptor);
             if socket_number(&stream) == Some(number) && reset(&stream).is_ok() {
                 self.kept.add(connection.peer(), ahead);
+                closed.push(connection.closed(Reason::Ahead(ahead)));
                 connection.account.ahead = 0;
-                closed.push(Closed {
-                    peer: connection.peer,
-                    port: connection.port,
-                    ahead,
-                });
             }
         }
         closed
     }
 
-    /// Closes the connections of these.
-    pub(crate) fn end(&mut self, peers: &HashSet<Peer>) {
+    /// Closes the connections of these that do take nothing: a slow one takes a long message bit by bit.
+    pub(crate) fn close_idle(&mut self, peers: &HashSet<Peer>) -> Vec<Closed> {
+        let mut closed = Vec::new();
         if peers.is_empty() {
-            return;
+            return closed;
         }
         for (&number, socket) in &self.sockets {
             let Socket::Connection(connection) = socket else {
                 continue;
             };
+            if !peers.contains(&connection.peer()) || connection.account.idle < IDLENESS {
+                continue;
+            }
             let stream = borrowed(connection.descriptor);
-            if peers.contains(&connection.peer()) && socket_number(&stream) == Some(number) {
-                // It may be closed already.
-                let _ = reset(&stream);
+            if socket_number(&stream) == Some(number) && reset(&stream).is_ok() {
+                closed.push(connection.closed(Reason::TakesNothing));
             }
         }
+        closed
     }
 
     fn set_crowded(&mut self, crowded: bool) {

@@ -12,6 +12,10 @@ const TOLD_OF: u64 = 256;
 /// And now and then it says that it's still there.
 const SPARE_A_SECOND: u64 = 1 << 10;
 
+/// A client that has taken so many bytes takes something. One that takes nothing answers when it is asked whether it is
+/// there, by some bytes.
+const TAKES: u64 = 4 << 10;
+
 /// For how long what a closed connection had sent is taken to be in memory, unless a request begins with it.
 const KEPT: Duration = Duration::from_secs(2);
 
@@ -92,6 +96,10 @@ pub(crate) struct Account {
     pub(crate) ahead: u64,
     /// For how long it has sent nothing.
     pub(crate) silent: Duration,
+    /// For how long it has taken nothing.
+    pub(crate) idle: Duration,
+    /// Bytes that it had confirmed when it took something last.
+    taken: u64,
 }
 
 impl Account {
@@ -105,6 +113,10 @@ impl Account {
         }
         let told = counts.acked.saturating_sub(self.counts.acked) / TOLD_OF;
         let received = counts.received.saturating_sub(self.counts.received);
+        self.idle += since;
+        if counts.acked >= self.taken.saturating_add(TAKES) {
+            (self.taken, self.idle) = (counts.acked, Duration::ZERO);
+        }
         self.silent = if received > 0 {
             Duration::ZERO
         } else {
@@ -185,6 +197,25 @@ mod tests {
         assert_eq!(kept.bytes(), 100_005);
         kept.look(&Ledger::default(), KEPT);
         assert_eq!(kept.bytes(), 0);
+    }
+
+    #[test]
+    fn clients_take_something_or_nothing() {
+        let mut account = Account::default();
+        let mut counts = Counts::default();
+        for (acked, idle) in [
+            (0, 1),
+            (17, 2),
+            (TAKES - 1, 3),
+            (TAKES, 0),
+            (TAKES, 1),
+            (3 * TAKES, 0),
+            (3 * TAKES + 17, 1),
+        ] {
+            counts.acked = acked;
+            account.look(counts, 0, Duration::from_secs(1));
+            assert_eq!(account.idle, Duration::from_secs(idle), "{acked}");
+        }
     }
 
     #[test]

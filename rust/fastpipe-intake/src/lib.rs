@@ -43,8 +43,17 @@ pub struct Closed {
     pub peer: SocketAddr,
     /// The port of this process that it led to.
     pub port: u16,
-    /// How many bytes it had sent that no request had begun with.
-    pub ahead: u64,
+    /// Why it was.
+    pub reason: Reason,
+}
+
+/// Why a connection was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It had sent so many bytes that no request had begun with.
+    Ahead(u64),
+    /// It took nothing of what was sent to it, and its owner said so.
+    TakesNothing,
 }
 
 /// Looks at the connections to some ports of this process, while there are any such ports.
@@ -67,8 +76,8 @@ struct Said {
     more: bool,
     /// What has begun since connections were looked at.
     begun: Ledger,
-    /// Whose connections are to be closed.
-    unwanted: HashSet<Peer>,
+    /// Those who take nothing, as it seems.
+    idle: HashSet<Peer>,
     closed: VecDeque<Closed>,
     /// Whether a thread looks.
     looked_at: bool,
@@ -131,12 +140,12 @@ impl Intake {
         }
     }
 
-    /// The connection of this peer is closed soon, if there is one. It isn't told of.
-    pub fn close(&self, peer: &str) {
+    /// The connection of this peer is closed soon if nothing was taken by it for two seconds. Others wait for that.
+    pub fn close_idle(&self, peer: &str) {
         if let Some(peer) = named(peer) {
             let mut said = self.0.lock();
             if !said.ports.is_empty() {
-                said.unwanted.insert(peer);
+                said.idle.insert(peer);
                 self.0.changed.notify_all();
             }
         }
@@ -182,7 +191,7 @@ impl Shared {
                     return;
                 }
                 let left = end.saturating_duration_since(Instant::now());
-                if left.is_zero() || !said.unwanted.is_empty() {
+                if left.is_zero() || !said.idle.is_empty() {
                     break;
                 }
                 said = self
@@ -194,22 +203,29 @@ impl Shared {
             // Taken before anything is counted: so what has begun is among what was received.
             let begun = std::mem::take(&mut said.begun);
             let more = std::mem::take(&mut said.more);
-            let unwanted = std::mem::take(&mut said.unwanted);
+            let idle = std::mem::take(&mut said.idle);
             let ports: Vec<u16> = said.ports.keys().copied().collect();
             drop(said);
             // Where processors are busy, a look takes long by the clock, and must come no later for that.
             let start = time_of_thread();
-            let calm = self.look(&mut connections, &ports, more, &begun);
-            connections.end(&unwanted);
+            let calm = self.look(&mut connections, &ports, more, &begun, &idle);
             let (least, share) = if calm { (TICK, SHARE) } else { (HASTE, SHARE_IN_HASTE) };
             pause = least.max((time_of_thread() - start) * share);
         }
     }
 
     /// Closes what is too far ahead, and says whether the others aren't by much.
-    fn look(&self, connections: &mut Connections, ports: &[u16], more: bool, begun: &Ledger) -> bool {
+    fn look(
+        &self,
+        connections: &mut Connections,
+        ports: &[u16],
+        more: bool,
+        begun: &Ledger,
+        idle: &HashSet<Peer>,
+    ) -> bool {
         connections.look(ports, more, begun);
-        let closed = connections.close(self.each, self.together);
+        let mut closed = connections.close(self.each, self.together);
+        closed.extend(connections.close_idle(idle));
         if !closed.is_empty() {
             let mut said = self.lock();
             let room = MOST_TOLD.saturating_sub(said.closed.len());

@@ -24,7 +24,9 @@ impl Connections {
     }
 
     #[allow(clippy::unused_self)]
-    pub(crate) fn end(&mut self, _peers: &HashSet<Peer>) {}
+    pub(crate) fn close_idle(&mut self, _peers: &HashSet<Peer>) -> Vec<Closed> {
+        Vec::new()
+    }
 
     #[allow(clippy::unused_self)]
     pub(crate) fn ahead(&self) -> u64 {

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fastpipe_intake::{Closed, Intake};
+use fastpipe_intake::{Closed, Intake, Reason};
 
 const KIB: usize = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -68,10 +68,13 @@ fn what_no_request_has_begun_with_closes_a_connection() {
     flood(&mut loud, 200 * KIB);
     let peer = loud.1.local_addr().unwrap();
     let closed = look(&intake);
-    let [Closed { ahead, .. }] = closed[..] else {
+    let [Closed { reason, .. }] = closed[..] else {
         panic!("{closed:?}")
     };
-    assert_eq!(closed, [Closed { peer, port, ahead }]);
+    assert_eq!(closed, [Closed { peer, port, reason }]);
+    let Reason::Ahead(ahead) = reason else {
+        panic!("{reason:?}")
+    };
     assert!((MIB..=1110 * KIB as u64).contains(&ahead), "{ahead}");
     // Its owner sees the end, and when it closes it, the client's sending fails at once.
     assert_eq!(loud.0.read(&mut [0; 10]).unwrap(), 0);
@@ -163,16 +166,30 @@ fn large_packets_wait_while_all_are_too_far() {
 }
 
 #[test]
-fn a_connection_is_closed_that_nobody_wants() {
+fn those_who_take_nothing_are_closed_when_others_wait() {
     let intake = Intake::new(MIB, MIB);
-    let (listener, _) = listening(&intake);
-    let (mut wanted, mut unwanted) = (connected(&listener), connected(&listener));
-    for peer in ["nobody", "ipv4:127.0.0.1:1", &name(unwanted.1.local_addr().unwrap())] {
-        intake.close(peer);
+    let (listener, port) = listening(&intake);
+    let mut all: Vec<_> = (0..3).map(|_| connected(&listener)).collect();
+    for peer in ["nobody", "ipv4:127.0.0.1:1"] {
+        intake.close_idle(peer);
     }
-    assert_eq!(unwanted.0.read(&mut [0; 10]).unwrap(), 0);
-    assert_eq!(look(&intake), []);
-    send(&mut wanted, 10);
+    let names: Vec<_> = all.iter().map(|ends| name(ends.1.local_addr().unwrap())).collect();
+    // One takes something, and nobody says of another that it takes nothing.
+    let mut closed = Vec::new();
+    for _ in 0..15 {
+        all[0].0.write_all(&[1; 5 * KIB]).unwrap();
+        all[0].1.read_exact(&mut [0; 5 * KIB]).unwrap();
+        intake.close_idle(&names[0]);
+        intake.close_idle(&names[1]);
+        closed.extend(look(&intake));
+    }
+    let peer = all[1].1.local_addr().unwrap();
+    let reason = Reason::TakesNothing;
+    assert_eq!(closed[0], Closed { peer, port, reason });
+    assert!(closed.iter().all(|each| each.peer == peer), "{closed:?}");
+    assert_eq!(all[1].0.read(&mut [0; 10]).unwrap(), 0);
+    send(&mut all[0], 10);
+    send(&mut all[2], 10);
 }
 
 #[test]

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
+use fastpipe_intake::Reason;
 use pyo3::prelude::*;
 
 /// Looks at connections, and closes those that sent too much.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Intake(fastpipe_intake::Intake);
 
-/// Its other end's address, the port it led to, and how many bytes it had sent.
-type Closed = (String, u16, u64);
+/// Its other end's address, the port it led to, and how many bytes it had sent; `None` if it took nothing.
+type Closed = (String, u16, Option<u64>);
 
 #[pymethods]
 impl Intake {
@@ -35,9 +36,9 @@ impl Intake {
         self.0.begun(peer, size);
     }
 
-    /// The connection of a peer is closed soon. It isn't told of.
-    fn close(&self, peer: &str) {
-        self.0.close(peer);
+    /// The connection of a peer is closed soon, if nothing was taken by it for two seconds.
+    fn close_idle(&self, peer: &str) {
+        self.0.close_idle(peer);
     }
 
     /// Connections that were closed, and weren't told of yet: waits until there are any, no port is left, or so many
@@ -47,7 +48,14 @@ impl Intake {
         let closed = py.detach(|| self.0.closed(patience));
         closed
             .into_iter()
-            .map(|one| (one.peer.to_string(), one.port, one.ahead))
+            .map(|one| (one.peer.to_string(), one.port, ahead(one.reason)))
             .collect()
+    }
+}
+
+fn ahead(reason: Reason) -> Option<u64> {
+    match reason {
+        Reason::Ahead(bytes) => Some(bytes),
+        Reason::TakesNothing => None,
     }
 }
