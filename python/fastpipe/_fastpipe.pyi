@@ -481,6 +481,7 @@ class ItemConsumer:
         slots: int,
         joining: int,
         whole: bool,
+        turns: bool,
         ahead: int,
         slack: int,
         most: int,

@@ -19,6 +19,7 @@ from fastpipe.loading._order import Rest
 from fastpipe.loading._pass import Progress
 from fastpipe.loading._streams import Streams
 from fastpipe.loading._with_workers import Known, WithWorkers
+from fastpipe.loading._workers import threads_take_turns
 
 __all__ = ["DataLoader"]
 
@@ -31,8 +32,7 @@ _HAS_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader.__in
 
 def _default_method() -> str:
     """Threads where they run at once: on free-threaded Python."""
-    gil = getattr(sys, "_is_gil_enabled", None)
-    return "multiprocessing" if gil is None or gil() else "thread"
+    return "multiprocessing" if threads_take_turns() else "thread"
 
 
 class DataLoader(torch.utils.data.DataLoader[_T]):

@@ -27,7 +27,7 @@ from fastpipe.loading._seeds import Draws
 from fastpipe.loading._structure import Layout
 from fastpipe.loading._thread_batches import ThreadBatches
 from fastpipe.loading._worker import Task
-from fastpipe.loading._workers import Workers, context_of
+from fastpipe.loading._workers import Workers, context_of, threads_take_turns
 
 __all__ = ["Known", "WithWorkers"]
 
@@ -104,6 +104,7 @@ class WithWorkers(Pass):
                 slots=self._most_begun + 2,
                 joining=0 if default else 2 if joiners else 1,
                 whole=self._fetch_kind != "items",
+                turns=threads and threads_take_turns(),
                 ahead=self._ahead,
                 slack=_SLACK,
                 most=self._most(0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -287,6 +288,12 @@ def _without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def threads_take_turns() -> bool:
+    """Whether one thread of this interpreter runs at a time: in all but free-threaded Python."""
+    gil = getattr(sys, "_is_gil_enabled", None)
+    return gil is None or bool(gil())
 
 
 def context_of(given: Any) -> Any:

@@ -38,6 +38,9 @@ pub struct Options {
     pub joining: Joining,
     /// Whether one worker makes all items of a batch.
     pub whole: bool,
+    /// Whether makers take turns, as threads do that share an interpreter: several are no faster than one then, where
+    /// items don't wait.
+    pub turns: bool,
     /// Bytes of batches at most.
     pub most: u64,
 }
@@ -69,6 +72,7 @@ impl Board {
         header.joiners.store(joiners as u32, Ordering::Relaxed);
         header.slots.store(slots as u32, Ordering::Relaxed);
         header.whole.store(u32::from(options.whole), Ordering::Relaxed);
+        header.turns.store(u32::from(options.turns), Ordering::Relaxed);
         let processors = available_parallelism().map_or(1, |number| number.get() as u32);
         header.processors.store(processors, Ordering::Relaxed);
         header.joining.store(options.joining as u32, Ordering::Release);

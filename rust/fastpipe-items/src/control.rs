@@ -23,6 +23,8 @@ pub(crate) struct Header {
     pub(crate) joining: AtomicU32,
     /// 1 if all rows of a batch are claimed at once.
     pub(crate) whole: AtomicU32,
+    /// 1 if makers take turns.
+    pub(crate) turns: AtomicU32,
     /// That the program may use.
     pub(crate) processors: AtomicU32,
     /// 1 once workers shall end.

@@ -118,7 +118,7 @@ impl Board {
 
     /// Whether one maker may claim a whole batch.
     fn claims_whole_batches(&self) -> bool {
-        self.joining() != Joining::InPlace || self.header().whole.load(Ordering::Relaxed) != 0
+        self.joining() != Joining::InPlace || self.header().whole.load(Ordering::Relaxed) != 0 || self.take_turns()
     }
 
     /// Wakes as many waiting makers as can claim some of these rows.

@@ -14,7 +14,7 @@ use crate::record::Activity;
 const CLAIM_NANOS: u64 = 200_000;
 
 /// Nanoseconds in which one worker makes all rows of a batch that is to be joined, and joins it: that takes less than
-/// to write them for somebody else.
+/// to write them for somebody else. And in which one that others wait for makes them: that takes less than to wait.
 const WHOLE_NANOS: u64 = 2_000_000;
 
 /// How many times as fast batches must be when they are split, in quarters: estimates are rough.
@@ -97,14 +97,27 @@ impl Board {
         }
         let each = self.header().work.pace.item.load(Ordering::Relaxed);
         let is_cheap = each > 0 && each.saturating_mul(rows.into()) <= WHOLE_NANOS;
-        if is_cheap && self.joining() != Joining::InPlace && !self.splits(each, rows.into()) {
-            return (rows, true);
+        if is_cheap {
+            match self.joining() {
+                Joining::InPlace if self.take_turns() => return (rows, false),
+                Joining::InPlace => {}
+                Joining::ByMakers | Joining::ByJoiners => {
+                    if !self.splits(each, rows.into()) {
+                        return (rows, true);
+                    }
+                }
+            }
         }
         let by_time = match each {
             0 => 1,
             each => u32::try_from(CLAIM_NANOS / each).unwrap_or(u32::MAX),
         };
         (by_time.clamp(1, rows.div_ceil(self.makers().max(1) as u32)), false)
+    }
+
+    /// Whether makers take turns.
+    pub(crate) fn take_turns(&self) -> bool {
+        self.header().turns.load(Ordering::Relaxed) != 0
     }
 
     /// Whether joiners shall join batches of so many cheap items.

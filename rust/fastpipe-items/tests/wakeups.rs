@@ -23,13 +23,14 @@ fn until(what: impl Fn() -> bool) {
 }
 
 /// Lets makers wait, and calls `play` with a count of those that have been woken.
-fn waiting(joining: Joining, whole: bool, play: impl FnOnce(&Consumer, &Board, &dyn Fn(usize))) {
+fn waiting(joining: Joining, (whole, turns): (bool, bool), play: impl FnOnce(&Consumer, &Board, &dyn Fn(usize))) {
     let options = Options {
         makers: MAKERS,
         joiners: 0,
         slots: 8,
         joining,
         whole,
+        turns,
         most: 1 << 30,
     };
     let consumer = Consumer::new(SharedMemory::create(1 << 30).unwrap(), &options, 4, 1 << 20).unwrap();
@@ -63,8 +64,12 @@ fn begin(consumer: &Consumer, number: u64) {
 
 #[test]
 fn a_batch_that_one_maker_makes_wakes_one() {
-    for (joining, whole) in [(Joining::ByMakers, false), (Joining::InPlace, true)] {
-        waiting(joining, whole, |consumer, board, woken| {
+    for (joining, ways) in [
+        (Joining::ByMakers, (false, false)),
+        (Joining::InPlace, (true, false)),
+        (Joining::InPlace, (false, true)),
+    ] {
+        waiting(joining, ways, |consumer, board, woken| {
             board.note_pace(1000);
             begin(consumer, 0);
             woken(1);
@@ -79,36 +84,40 @@ fn a_batch_that_one_maker_makes_wakes_one() {
 
 #[test]
 fn a_maker_that_leaves_rows_wakes_the_next() {
-    waiting(Joining::ByMakers, false, |consumer, board, woken| {
-        board.note_pace(1000);
-        begin(consumer, 0);
-        woken(1);
-        // Items have become slow.
-        board.note_pace(1 << 40);
-        for expected in [2, 3] {
-            let claim = board.claim().unwrap();
-            assert_eq!(claim.end - claim.first, 1);
-            woken(expected);
-        }
-    });
+    for (joining, ways) in [(Joining::ByMakers, (false, false)), (Joining::InPlace, (false, true))] {
+        waiting(joining, ways, |consumer, board, woken| {
+            board.note_pace(1000);
+            begin(consumer, 0);
+            woken(1);
+            // Items have become slow.
+            board.note_pace(1 << 40);
+            for expected in [2, 3] {
+                let claim = board.claim().unwrap();
+                assert_eq!(claim.end - claim.first, 1);
+                woken(expected);
+            }
+        });
+    }
 }
 
 #[test]
 fn a_batch_that_all_makers_share_wakes_all() {
-    waiting(Joining::InPlace, false, |consumer, _, woken| {
-        begin(consumer, 0);
-        woken(MAKERS);
-    });
-    // Nobody knows yet how long an item takes.
-    waiting(Joining::ByMakers, false, |consumer, _, woken| {
-        begin(consumer, 0);
-        woken(MAKERS);
-    });
+    // Where one may make a batch alone, nobody knows yet how long an item takes.
+    for (joining, ways) in [
+        (Joining::InPlace, (false, false)),
+        (Joining::InPlace, (false, true)),
+        (Joining::ByMakers, (false, false)),
+    ] {
+        waiting(joining, ways, |consumer, _, woken| {
+            begin(consumer, 0);
+            woken(MAKERS);
+        });
+    }
 }
 
 #[test]
 fn an_empty_batch_wakes_nobody() {
-    waiting(Joining::ByMakers, false, |consumer, board, woken| {
+    waiting(Joining::ByMakers, (false, false), |consumer, board, woken| {
         board.note_pace(1000);
         consumer.begin(0, 5, &Indices::Numbers(&[]), Slab::ByMaker).unwrap();
         woken(0);

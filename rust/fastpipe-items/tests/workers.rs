@@ -195,6 +195,7 @@ fn run(makers: usize, joiners: usize, ahead: usize, work: Work, batches: &[Vec<i
         slots: ahead + 2,
         joining: work.joining,
         whole: false,
+        turns: false,
         most: 1 << 30,
     };
     let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, ahead, 1 << 20).unwrap();
@@ -297,6 +298,7 @@ fn a_slow_item_holds_up_its_batch_alone() {
         slots: 8,
         joining: Joining::InPlace,
         whole: false,
+        turns: false,
         most: 1 << 30,
     };
     let consumer = Consumer::new(SharedMemory::private(1 << 40).unwrap(), &options, 4, 0).unwrap();
@@ -336,6 +338,7 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
         slots: 16,
         joining: Joining::InPlace,
         whole: false,
+        turns: false,
         most: 1 << 30,
     };
     let consumer = Consumer::new(SharedMemory::private(1 << 40).unwrap(), &options, 2, 0).unwrap();
@@ -405,6 +408,7 @@ fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
         slots: 8,
         joining: Joining::InPlace,
         whole: false,
+        turns: false,
         most: 1 << 30,
     };
     // One batch on its way, and one that the consumer has.
@@ -463,6 +467,7 @@ fn batches_ahead_wait_for_memory_that_others_have() {
         slots: 8,
         joining: Joining::InPlace,
         whole: false,
+        turns: false,
         // Three slabs, and what is small.
         most: 7 * slab / 2,
     };
@@ -494,6 +499,7 @@ fn too_little_memory_is_told_with_sizes() {
         slots: 4,
         joining: Joining::InPlace,
         whole: false,
+        turns: false,
         most: 100 << 10,
     };
     for known in [false, true] {
@@ -538,6 +544,7 @@ fn batches_that_are_given_up_are_ready_when_their_makers_are_done() {
         slots: 4,
         joining: Joining::ByJoiners,
         whole: false,
+        turns: false,
         most: 1 << 30,
     };
     let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 2, 0).unwrap();

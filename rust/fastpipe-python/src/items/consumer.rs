@@ -30,7 +30,7 @@ type TakenBatch<'py> = (Bound<'py, ItemMemory>, usize, u32, usize, Option<(usize
 impl ItemConsumer {
     /// Memory for batches. `joining` is 0 if rows side by side are a batch, 1 if makers make batches, 2 if joiners do.
     #[new]
-    #[pyo3(signature = (*, makers, joiners, slots, joining, whole, ahead, slack, most, shared))]
+    #[pyo3(signature = (*, makers, joiners, slots, joining, whole, turns, ahead, slack, most, shared))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         makers: usize,
@@ -38,6 +38,7 @@ impl ItemConsumer {
         slots: usize,
         joining: u32,
         whole: bool,
+        turns: bool,
         ahead: usize,
         slack: usize,
         most: u64,
@@ -56,6 +57,7 @@ impl ItemConsumer {
                 _ => Joining::ByJoiners,
             },
             whole,
+            turns,
             most,
         };
         let memory = as_much_as_can_be(|space| match shared {
