@@ -70,3 +70,24 @@ def interrupt(process: subprocess.Popen[str], timeout: float) -> None:
     assert time.monotonic() - begin < 10
     assert errors.endswith("KeyboardInterrupt\n")
     assert process.returncode == -signal.SIGINT
+
+
+# What Python prints between the traceback of an exception and of one that comes while that is handled.
+CHAINED = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def ends_by_one_interrupt(errors: str) -> bool:
+    """Whether a program printed the traceback of one Ctrl-C, and nothing else.
+
+    It may come while an exception is handled, such as Python's own libraries raise and catch themselves; then that one
+    is told of first.
+    """
+    *handled, last = errors.split(CHAINED)
+    return all(map(_is_traceback, [*handled, last])) and last.endswith("\nKeyboardInterrupt\n")
+
+
+def _is_traceback(text: str) -> bool:
+    """Whether this is the traceback of one exception. Python 3.11 puts an empty line behind some of its frames."""
+    lines = text.splitlines()
+    indented = all(not line.strip() or line.startswith("  ") for line in lines[1:-1])
+    return lines[:1] == ["Traceback (most recent call last):"] and indented and not lines[-1].startswith(" ")
