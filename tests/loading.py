@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import multiprocessing
 import os
 import pickle
 import signal
@@ -38,9 +39,11 @@ def rows(batches: Any) -> list[list[int]]:
     return [batch["id"].tolist() for batch in batches]
 
 
-def passes(paths: list[str], workers: int, method: str) -> Any:
-    """The rows of three passes: with new workers for each, and with workers that are kept."""
+def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
+    """The rows of some passes: with new workers for each, and with workers that are kept."""
     found = []
+    # Where users fork workers off a server, they let it import what takes long.
+    multiprocessing.set_forkserver_preload(["fastpipe.torch"])
     for kept in (False, True):
         loader = DataLoader(
             dataset(paths),
@@ -49,7 +52,7 @@ def passes(paths: list[str], workers: int, method: str) -> Any:
             multiprocessing_context=method,
             persistent_workers=kept,
         )
-        found.append([rows(loader) for _ in range(3)])
+        found.append([rows(loader) for _ in range(count)])
     early = DataLoader(dataset(paths), batch_size=None, num_workers=workers, multiprocessing_context=method)
     left = iter(early)
     next(left)
@@ -67,10 +70,10 @@ def late(worker: int) -> None:
     time.sleep(0.2 * worker)
 
 
-def meanwhile(paths: list[str], method: str, kept: bool) -> Any:
+def meanwhile(paths: list[str], ways: list[str], method: str, kept: bool) -> Any:
     """Passes while whose workers begin the epoch is set, or the data set is read here."""
     found = {}
-    for what in ("set at once", "set in the loop", "read"):
+    for what in ways:
         data = dataset(paths)
         loader = DataLoader(
             data,

@@ -23,16 +23,21 @@ FEATURES = {name: DenseSpec((), "string") for name in "ab"}
 
 
 def rows(seed: int, size: int, quoted: float = 0.3) -> bytes:
-    """Rows of two fields; some have quotes around newlines."""
+    """Rows of two fields, drawn from some thousands; some have quotes around newlines."""
     draw = random.Random(seed)
-    out: list[str] = []
-    total = 0
-    while total < size:
+
+    def row() -> bytes:
         text = "".join(draw.choices("abc 0123é", k=draw.randint(1, 30)))
         field = f'"{text}\n""{text}"' if draw.random() < quoted else text
-        out.append(f"{draw.randint(0, 999)},{field}\n")
+        return f"{draw.randint(0, 999)},{field}\n".encode()
+
+    made = [row() for _ in range(5000)]
+    out: list[bytes] = []
+    total = 0
+    while total < size:
+        out.append(draw.choice(made))
         total += len(out[-1])
-    return "".join(out).encode()
+    return b"".join(out)
 
 
 class Place:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import fastpipe
+from apart import wait_until
 from every_source import Make, make
 
 ray = pytest.importorskip("ray")
@@ -198,6 +199,9 @@ def train(config: dict[str, Any]) -> None:
                 (Path(folder) / "state.json").write_text(json.dumps(share.state_dict()))
                 made = ray.train.Checkpoint.from_directory(folder) if share.rank == 0 else None
                 ray.train.report({"step": step}, checkpoint=made)
+            # Ray knows a checkpoint once its trainer has heard of it.
+            snapshot = Path(config["storage"], "run", "checkpoint_manager_snapshot.json")
+            assert wait_until(snapshot.exists, 60.0)
             raise RuntimeError("a machine went")
     keep(rows)
 
@@ -212,7 +216,7 @@ def test_a_training_run_goes_on_with_another_number_of_workers(tmp_path: Path, m
     def fit(workers: int, *, fails: bool) -> Any:
         trainer = DataParallelTrainer(
             train,
-            train_loop_config={"rows": str(tmp_path), "fails": fails},
+            train_loop_config={"rows": str(tmp_path), "storage": str(tmp_path / "storage"), "fails": fails},
             scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 0.25}),
             # Ray Train resumes a run of the same name from its last checkpoint.
             run_config=RunConfig(name="run", storage_path=str(tmp_path / "storage")),
