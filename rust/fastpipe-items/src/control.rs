@@ -61,6 +61,8 @@ pub(crate) struct Work {
     pub(crate) changed: AtomicU32,
     /// Makers that wait for it.
     pub(crate) waiting: AtomicU32,
+    /// 1 while one of them looks at times whether an item takes another maker long that has claimed more.
+    pub(crate) watched: AtomicU32,
     /// The earliest batch that may have rows to be claimed.
     pub(crate) first: AtomicU64,
     /// Behind the last batch that was begun.

@@ -10,9 +10,10 @@
 //! The consumer takes batches in their order, and retires their slots.
 //!
 //! All of this lies in memory in common (`fastpipe_memory::Arena`): makers are processes, or threads of one. There are
-//! no queues and no locks. A slot has one number, of which makers claim rows by compare-and-swap, so the least busy one
-//! takes the next item, whatever the items cost; and one number that counts rows to be finished. Whoever has nothing to
-//! do waits for a number to change (a futex), and nobody is woken who doesn't wait.
+//! no queues and no locks. A slot has one number, of which makers claim rows by compare-and-swap, so the least busy
+//! one takes the next item, whatever the items cost; and one number that counts rows to be finished. A maker has a
+//! number for the rows that it has claimed and not begun: while its item takes long, idle makers take some of them.
+//! Whoever has nothing to do waits for a number to change (a futex), and nobody is woken who doesn't wait.
 //!
 //! # What may happen
 //!
@@ -28,6 +29,7 @@ mod clock;
 mod consumer;
 mod control;
 mod desk;
+mod held;
 mod joiner;
 mod layouts;
 mod maker;
@@ -42,6 +44,7 @@ pub use clock::nanos;
 pub use consumer::{Begun, Consumer, Lent, State, Taken};
 pub use control::Failure;
 pub use desk::{Indices, RowKind};
+pub use held::Held;
 pub use layouts::LastLayout;
 pub use maker::{Claim, Done, Written};
 pub use pace::JoinTimer;

@@ -9,6 +9,7 @@ use crate::board::{Board, Joining};
 use crate::clock::nanos;
 use crate::control::{Slot, stage};
 use crate::desk::{Indices, RowKind};
+use crate::held::LONG;
 use crate::plan::aligned;
 use crate::record::{Activity, NO_INDEX};
 
@@ -138,8 +139,17 @@ impl Board {
     }
 
     /// Waits until there may be rows to be made, or workers are to end; at most so long.
+    ///
+    /// While others have rows that they haven't begun, one maker waits no longer than an item may take before those
+    /// behind it are [taken over](Board::take_over).
     pub fn wait_for_work(&self, maker: usize, most: Duration) {
         let work = &self.header().work;
+        let watches = self.some_are_held() && work.watched.swap(1, Ordering::Relaxed) == 0;
+        let most = if watches {
+            most.min(Duration::from_nanos(LONG))
+        } else {
+            most
+        };
         self.wait_for(maker, &work.changed, &work.waiting, most, || {
             let begun = work.begun.load(Ordering::Acquire);
             (work.first.load(Ordering::Acquire)..begun).any(|sequence| {
@@ -148,6 +158,9 @@ impl Board {
                 (claim as u32) < slot.rows.load(Ordering::Relaxed)
             })
         });
+        if watches {
+            work.watched.store(0, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn wait_for(

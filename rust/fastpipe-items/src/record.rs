@@ -35,9 +35,13 @@ impl Activity {
     }
 }
 
-/// A worker's record. It alone writes it.
+/// A worker's record. It alone writes it, but for `held`.
 #[repr(C, align(128))]
 pub(crate) struct Record {
+    /// The rows that it has claimed and not begun, see `held.rs`; idle ones take some of them.
+    pub(crate) held: AtomicU64,
+    /// The slot of their batch.
+    pub(crate) held_slot: AtomicU64,
     activity: AtomicU32,
     row: AtomicU32,
     batch: AtomicU64,
@@ -109,6 +113,19 @@ impl Record {
 
     pub(crate) fn makes(&self) -> bool {
         self.activity.load(Ordering::Relaxed) == Activity::Making as u32
+    }
+
+    /// For how many nanoseconds it has made its item; 0 if it makes none.
+    pub(crate) fn makes_for(&self) -> u64 {
+        match self.makes() {
+            true => nanos().saturating_sub(self.since.load(Ordering::Relaxed)),
+            false => 0,
+        }
+    }
+
+    /// The batch that it is at.
+    pub(crate) fn batch(&self) -> u64 {
+        self.batch.load(Ordering::Relaxed)
     }
 
     /// It begins to do something else.

@@ -1,6 +1,6 @@
 //! Batches that one worker makes in one piece.
 
-use fastpipe_items::{Claim, nanos};
+use fastpipe_items::{Claim, Held, nanos};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -53,23 +53,66 @@ impl<'py> Loop<'_, 'py> {
         found
     }
 
-    /// Makes all items of a batch, and a batch of them.
-    pub(super) fn join_own(&self, whole: WholeClaim<'_>) -> PyResult<(usize, usize)> {
-        let WholeClaim { claim, numbers } = whole;
-        let (board, py) = (&self.worker.board, self.room.py());
-        let items = PyList::empty(py);
+    /// Makes all items of a batch, and a batch of them. Nobody else needs the items, unless one of them takes so long
+    /// that others make some; then they are written for whoever joins the batch.
+    pub(super) fn own(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
+        let board = &self.worker.board;
+        let mut held = board.hold(self.worker.number, claim);
+        let mut items = Vec::new();
+        let made = self.items(py, claim, &mut held, &mut items);
+        let end = held.close();
+        if end == claim.rows {
+            return self.whole(py, claim, |this, _| {
+                made?;
+                this.join_own(claim, items)
+            });
+        }
+        let begun = nanos();
+        let written = items.len() as u64;
+        let mut done = Ok(());
+        for (row, item) in (claim.first..).zip(items) {
+            if let Err(error) = self.write(py, claim, row, &item) {
+                done = done.and(self.fail(py, claim, row, error));
+            }
+        }
+        board.note_placing(self.worker.number, nanos().saturating_sub(begun), written);
+        if let Err(error) = made {
+            done = done.and(self.fail(py, claim, claim.first + written as u32, error));
+        }
+        self.finish_to(py, claim, end)?;
+        done
+    }
+
+    /// Makes items, until one fails.
+    fn items(
+        &mut self,
+        py: Python<'py>,
+        claim: &Claim,
+        held: &mut Held<'_>,
+        items: &mut Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<()> {
+        let board = &self.worker.board;
+        let numbers = self.indices(py, claim)?;
         let begun = nanos();
         let mut last = begun;
-        for row in 0..claim.rows {
+        for row in held {
             let (index, plain) = self.index(py, claim, numbers, row)?;
             board.begin_item(self.worker.number, claim.number, row, plain, last);
-            items.append(self.item(py, claim, row, &index)?)?;
+            items.push(self.item(py, claim, row, &index)?);
             let now = nanos();
             board.end_item(self.worker.number, now.saturating_sub(last));
             last = now;
         }
-        board.note_pace(last.saturating_sub(begun) / u64::from(claim.rows));
-        self.worker.current.set(claim.seed, claim.number, BATCH);
+        if let Some(each) = last.saturating_sub(begun).checked_div(items.len() as u64) {
+            board.note_pace(each);
+        }
+        Ok(())
+    }
+
+    /// Makes a batch of all its items.
+    fn join_own(&self, claim: &Claim, items: Vec<Bound<'py, PyAny>>) -> PyResult<(usize, usize)> {
+        let (board, py) = (&self.worker.board, self.room.py());
+        let items = PyList::new(py, items)?;
         let timer = board.begin_joining(self.worker.number);
         let found = self
             .helper

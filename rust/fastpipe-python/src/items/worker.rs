@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fastpipe_items::{Board, Claim, Done, Indices, JoinTimer, LastLayout, RowKind, nanos};
+use fastpipe_items::{Board, Claim, Done, Held, Indices, JoinTimer, LastLayout, RowKind, nanos};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList};
@@ -178,7 +178,7 @@ impl<'py> Loop<'_, 'py> {
                 continue;
             }
             self.place_kept(py)?;
-            match board.claim() {
+            match board.claim().or_else(|| board.take_over(*number)) {
                 Some(claim) => self.claim(py, &claim)?,
                 None if self.kept.is_some() => self.wait_for_second(py),
                 None => py.detach(|| board.wait_for_work(*number, PATIENCE)),
@@ -197,15 +197,20 @@ impl<'py> Loop<'_, 'py> {
             return self.whole(py, claim, |this, whole| this.join_indices(whole, &join));
         }
         if claim.whole && claim.rows > 1 {
-            // Nobody else needs the items.
-            return self.whole(py, claim, Self::join_own);
+            return self.own(py, claim);
         }
+        let mut held = self.worker.board.hold(self.worker.number, claim);
         let done = self
-            .rows(py, claim)
+            .rows(py, claim, &mut held)
             .or_else(|error| self.fail(py, claim, claim.first, error));
-        let kept = self.kept.as_ref().is_some_and(|kept| kept.is_of(claim));
-        self.finish(py, claim, claim.end - claim.first - u32::from(kept))?;
+        self.finish_to(py, claim, held.close())?;
         done
+    }
+
+    /// Finishes the rows of a claim up to this one. Those behind it are others'.
+    pub(super) fn finish_to(&mut self, py: Python<'py>, claim: &Claim, end: u32) -> PyResult<()> {
+        let kept = self.kept.as_ref().is_some_and(|kept| kept.is_of(claim));
+        self.finish(py, claim, end - claim.first - u32::from(kept))
     }
 
     /// Finishes so many rows of a claim, and joins the batch if these were the last ones.
@@ -219,15 +224,14 @@ impl<'py> Loop<'_, 'py> {
         Ok(())
     }
 
-    fn rows(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
+    fn rows(&mut self, py: Python<'py>, claim: &Claim, held: &mut Held<'_>) -> PyResult<()> {
         let ItemWorker { board, number, .. } = self.worker;
         let numbers = self.indices(py, claim)?;
         let mut begun = nanos();
         let (first, mut made) = (begun, 0);
         let mut placing = 0;
-        let mut row = claim.first;
-        while row < claim.end && !board.stopped() {
-            if board.is_needless(claim.slot, row) {
+        for row in held {
+            if board.stopped() || board.is_needless(claim.slot, row) {
                 break;
             }
             let (index, plain) = self.index(py, claim, numbers, row)?;
@@ -242,7 +246,6 @@ impl<'py> Loop<'_, 'py> {
             }
             begun = nanos();
             placing += begun.saturating_sub(between);
-            row += 1;
         }
         board.note_placing(*number, placing, made);
         if let Some(each) = begun.saturating_sub(first).checked_div(made) {

@@ -1,0 +1,126 @@
+"""Cheap items are claimed many at once; while one of them takes long, idle workers take over those behind it."""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import random
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+from apart import apart
+from fastpipe.torch import DataLoader
+from loader_data import WORKERS, Numbers, listed
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+
+# Who collates: nobody, since items lie side by side; the worker of the last item; batch workers.
+COLLATION: dict[str, dict[str, Any]] = {
+    "in place": {},
+    "by makers": {"collate_fn": listed, "num_batch_workers": 0},
+    "by joiners": {"collate_fn": listed, "num_batch_workers": 2},
+}
+workers = pytest.mark.parametrize("way", WORKERS)
+collation = pytest.mark.parametrize("collation", COLLATION)
+
+
+class Meeting(Numbers):
+    """Numbers, of which those from one on wait until each of four workers makes one."""
+
+    def __init__(self, count: int, first: int) -> None:
+        super().__init__(count)
+        self.first = first
+        # Of this process and those that it forks.
+        self.lock = multiprocessing.get_context("fork").Lock()
+        self.begun = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def __getitem__(self, index: int) -> int:
+        if index >= self.first:
+            with self.lock:
+                number = self._count()
+                self.begun[:8] = (number + 1).to_bytes(8, "little")
+            deadline = time.monotonic() + 30
+            while self._count() < number // 4 * 4 + 4:
+                assert time.monotonic() < deadline, "the others make none"
+                time.sleep(0.0002)
+        return super().__getitem__(index)
+
+    def _count(self) -> int:
+        return int.from_bytes(self.begun[:8], "little")
+
+
+@apart
+@workers
+@collation
+# All items wait, or those behind cheap ones; their batches are as many as workers or not, down to a single one.
+@pytest.mark.parametrize(("count", "first", "size"), [(96, 0, 8), (104, 48, 8), (404, 400, 100), (40, 0, 40)])
+def test_items_wait_for_those_of_other_workers_throughout(
+    way: str, collation: str, count: int, first: int, size: int
+) -> None:
+    arguments = WORKERS[way] | COLLATION[collation] | {"num_workers": 4}
+    found = [list(map(int, batch)) for batch in DataLoader(Meeting(count, first), size, **arguments)]
+    assert found == [list(range(begin, min(begin + size, count))) for begin in range(0, count, size)]
+
+
+class Drawn(Numbers):
+    """What is drawn for a number, and who has made it. One takes long; one may fail."""
+
+    def __init__(self, count: int, slow: int, seconds: float, fails: int | None = None) -> None:
+        super().__init__(count)
+        self.slow = slow
+        self.seconds = seconds
+        self.fails = fails
+
+    def __getitem__(self, index: int) -> tuple[int, float, int]:
+        info = get_worker_info()
+        if index == self.slow and info is not None:
+            time.sleep(self.seconds)
+        if index == self.fails:
+            raise LookupError(f"no item {index}")
+        return super().__getitem__(index), random.random(), -1 if info is None else info.id
+
+
+@apart
+@workers
+@collation
+def test_a_slow_item_does_not_hold_up_those_behind_it(way: str, collation: str) -> None:
+    """Whoever makes them, they are the same, and in their places."""
+    arguments = COLLATION[collation]
+
+    def rows(**more: Any) -> list[list[tuple[int, float, int]]]:
+        found = []
+        for batch in DataLoader(Drawn(32 * 40, 32 * 39 + 3, 1.0), 32, **arguments, **more):
+            columns = zip(*batch, strict=True) if collation != "in place" else batch
+            numbers, drawn, makers = (list(map(float, column)) for column in columns)
+            found.append([*zip(map(int, numbers), drawn, map(int, makers), strict=True)])
+        return found
+
+    alone = rows(num_workers=0, generator=seeded())
+    found = rows(**WORKERS[way], generator=seeded())
+    assert [[row[:2] for row in batch] for batch in found] == [[row[:2] for row in batch] for batch in alone]
+    slow, *behind = (maker for _, _, maker in found[-1][3:])
+    assert set(behind) == {1 - slow}
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+@apart
+@workers
+@collation
+@pytest.mark.parametrize("fails", [32 * 39 + 1, 32 * 39 + 3, 32 * 39 + 20])
+def test_the_first_item_that_fails_is_its_batchs_error(way: str, collation: str, fails: int) -> None:
+    """Before the slow item, it itself, or one behind it that another worker makes."""
+    data = Drawn(32 * 40, 32 * 39 + 3, 0.5, fails)
+    batches = iter(DataLoader(data, 32, **WORKERS[way], **COLLATION[collation]))
+    for _ in range(39):
+        next(batches)
+    with pytest.raises(LookupError, match=f"no item {fails}"):
+        next(batches)
+    assert list(batches) == []
