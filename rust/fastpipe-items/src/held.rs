@@ -139,9 +139,6 @@ impl Board {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-    use std::sync::Mutex;
-
     use super::*;
 
     #[test]
@@ -152,15 +149,18 @@ mod tests {
         }
     }
 
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(miri)))]
     #[test]
     fn each_row_is_made_once_whoever_takes_it() {
+        use std::collections::HashSet;
+        use std::sync::Mutex;
+
         use fastpipe_memory::SharedMemory;
 
         use crate::{Consumer, Indices, Joining, Options, Slab};
 
         const MAKERS: usize = 4;
-        let rows = if cfg!(miri) { 300 } else { 200_000 };
+        let rows = 200_000;
         let options = Options {
             makers: MAKERS,
             joiners: 0,
