@@ -8,10 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::board::Board;
 use crate::maker::Claim;
-
-/// Nanoseconds that an item takes before others take the rows behind it. Threads may be without Python's lock for half
-/// as long, whatever their item takes.
-pub(crate) const LONG: u64 = 10_000_000;
+use crate::pace::LONG_NANOS;
 
 /// Bits of a row's number, of which there are two, and of the turn: together a number in memory.
 const ROW: u32 = 22;
@@ -34,17 +31,18 @@ fn unpacked(number: u64) -> (u32, u32, u32) {
 pub struct Held<'a> {
     /// What others look at; `None` if the batch has too many rows for that.
     shared: Option<&'a AtomicU64>,
+    /// The next row, where nobody else looks; else the first one.
     next: u32,
+    /// Of the claim. Others may have taken rows in front of it.
     end: u32,
 }
 
 impl Held<'_> {
-    /// The last row that is left, behind it; rows from there on are others'.
+    /// Lets nobody take any more. Returns the end of the rows that are the maker's; those behind it are others'.
     pub fn close(&mut self) -> u32 {
         if let Some(shared) = self.shared.take() {
-            // Nobody takes any from now on.
             let (_, _, end) = unpacked(shared.swap(0, Ordering::AcqRel));
-            self.end = end;
+            self.end = end.clamp(self.next, self.end);
         }
         self.next = self.end;
         self.end
@@ -66,7 +64,11 @@ impl Iterator for Held<'_> {
             (next < end).then(|| packed(turn, next + 1, end))
         };
         let before = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin);
-        before.ok().map(|number| unpacked(number).1)
+        // Whatever the memory says, no other rows are made.
+        before
+            .ok()
+            .map(|number| unpacked(number).1)
+            .filter(|row| (self.next..self.end).contains(row))
     }
 }
 
@@ -94,7 +96,7 @@ impl Board {
     /// that has such.
     pub fn take_over(&self, maker: usize) -> Option<Claim> {
         let mut stalled: Vec<_> = (0..self.makers())
-            .filter(|&other| other != maker && self.record(other).makes_for() > LONG)
+            .filter(|&other| other != maker && self.record(other).makes_for() > LONG_NANOS)
             .collect();
         stalled.sort_by_key(|&other| self.record(other).batch());
         stalled.into_iter().find_map(|other| self.half_of(other))
@@ -110,6 +112,10 @@ impl Board {
         }
         let slot = record.held_slot.load(Ordering::Acquire) as usize;
         let at = self.slots().get(slot)?;
+        let rows = at.rows.load(Ordering::Relaxed);
+        if end > rows {
+            return None;
+        }
         let first = next + (end - next) / 2;
         let claim = Claim {
             slot,
@@ -118,7 +124,7 @@ impl Board {
             seed: at.seed.load(Ordering::Relaxed),
             first,
             end,
-            rows: at.rows.load(Ordering::Relaxed),
+            rows,
             whole: false,
         };
         // If it is as it was, so is the maker's claim: the slot is still its batch's, since these rows aren't made.
@@ -150,17 +156,15 @@ mod tests {
     }
 
     #[cfg(all(target_os = "linux", not(miri)))]
-    #[test]
-    fn each_row_is_made_once_whoever_takes_it() {
-        use std::collections::HashSet;
-        use std::sync::Mutex;
+    const MAKERS: usize = 4;
 
+    /// Two batches of so many cheap items.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn consumer(rows: usize) -> std::sync::Arc<crate::Consumer> {
         use fastpipe_memory::SharedMemory;
 
         use crate::{Consumer, Indices, Joining, Options, Slab};
 
-        const MAKERS: usize = 4;
-        let rows = 200_000;
         let options = Options {
             makers: MAKERS,
             joiners: 0,
@@ -171,13 +175,55 @@ mod tests {
             most: 1 << 30,
         };
         let consumer = Consumer::new(SharedMemory::create(1 << 30).unwrap(), &options, 4, 1 << 20).unwrap();
-        let board = consumer.board();
-        board.note_pace(1);
+        consumer.board().note_pace(1);
         let indices = vec![3; rows];
         for number in 0..2 {
             let begun = consumer.begin(number, 5, &Indices::Numbers(&indices), Slab::ByMaker);
             begun.unwrap();
         }
+        consumer
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn no_row_is_beyond_the_claim_whatever_the_memory_says() {
+        let consumer = consumer(32);
+        let board = consumer.board();
+        board.claim().unwrap();
+        let claim = Claim {
+            first: 4,
+            end: 20,
+            ..board.claim().unwrap()
+        };
+        let most = (1 << ROW) - 1;
+        for (next, end) in [(0, 0), (0, most), (30, most), (most, most), (9, 33), (17, 3), (5, 1)] {
+            let mut held = board.hold(0, &claim);
+            board.record(0).held.store(packed(7, next, end), Ordering::Relaxed);
+            let taken = board.half_of(0);
+            assert!(taken.is_none_or(|taken| taken.first < taken.end && taken.end <= 32));
+            assert!(held.by_ref().all(|row| (4..20).contains(&row)), "{next} to {end}");
+            assert!((4..=20).contains(&held.close()), "{next} to {end}");
+        }
+        // The same rows of another batch are another number.
+        let number = |claim: &Claim| {
+            board.hold(0, claim);
+            board.record(0).held.load(Ordering::Relaxed)
+        };
+        let turn = claim.turn + 1;
+        assert_ne!(number(&claim), number(&Claim { turn, ..claim.clone() }));
+        board.record(0).held_slot.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(board.half_of(0), None);
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn each_row_is_made_once_whoever_takes_it() {
+        use std::collections::HashSet;
+        use std::sync::Mutex;
+
+        let rows = 200_000;
+        let consumer = consumer(rows);
+        let board = consumer.board();
         let made = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for me in 0..MAKERS {

@@ -9,7 +9,7 @@ use crate::board::{Board, Joining};
 use crate::clock::nanos;
 use crate::control::{Slot, stage};
 use crate::desk::{Indices, RowKind};
-use crate::held::LONG;
+use crate::pace::LONG_NANOS;
 use crate::plan::aligned;
 use crate::record::{Activity, NO_INDEX};
 
@@ -146,7 +146,7 @@ impl Board {
         let work = &self.header().work;
         let watches = self.some_are_held() && work.watched.swap(1, Ordering::Relaxed) == 0;
         let most = if watches {
-            most.min(Duration::from_nanos(LONG))
+            most.min(Duration::from_nanos(LONG_NANOS))
         } else {
             most
         };

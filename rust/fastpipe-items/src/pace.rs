@@ -17,6 +17,10 @@ const CLAIM_NANOS: u64 = 200_000;
 /// to write them for somebody else. And in which one that others wait for makes them: that takes less than to wait.
 const WHOLE_NANOS: u64 = 2_000_000;
 
+/// Nanoseconds that an item takes before others make those that its maker has claimed behind it. Threads may be without
+/// Python's lock for half as long, whatever their item takes.
+pub(crate) const LONG_NANOS: u64 = 10_000_000;
+
 /// How many times as fast batches must be when they are split, in quarters: estimates are rough.
 const GAIN: u64 = 5;
 

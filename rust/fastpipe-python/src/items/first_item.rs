@@ -36,13 +36,6 @@ pub(super) struct Kept<'py> {
     since: u64,
 }
 
-impl Kept<'_> {
-    /// Whether it is a row of this claim.
-    pub(super) fn is_of(&self, claim: &Claim) -> bool {
-        self.claim == *claim
-    }
-}
-
 impl<'py> Loop<'_, 'py> {
     /// The layout that batches begin with, of which this item is one of the first.
     pub(super) fn first_layout(&mut self, py: Python<'py>, item: &Bound<'py, PyAny>, rows: usize) -> PyResult<First> {
@@ -69,6 +62,7 @@ impl<'py> Loop<'_, 'py> {
 
     /// Keeps the first item.
     pub(super) fn keep(&mut self, claim: &Claim, row: u32, item: &Bound<'py, PyAny>) {
+        self.kept_rows += 1;
         self.kept = Some(Kept {
             claim: claim.clone(),
             row,

@@ -44,6 +44,8 @@ pub(super) struct Loop<'a, 'py> {
     indices: Option<(usize, u32, Bound<'py, PyList>)>,
     /// The first item of all, until its layout is settled.
     pub(super) kept: Option<Kept<'py>>,
+    /// Rows of the claim at hand that were kept: each is finished once it is written, and not with the others.
+    pub(super) kept_rows: u32,
 }
 
 #[pymethods]
@@ -80,6 +82,7 @@ impl ItemWorker {
             layouts: Vec::new(),
             indices: None,
             kept: None,
+            kept_rows: 0,
         };
         let done = all.run(py, parent);
         self.board.note_end(self.at());
@@ -190,6 +193,7 @@ impl<'py> Loop<'_, 'py> {
     /// Makes the items of a claim.
     fn claim(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
         self.room.get().turn_to(claim);
+        self.kept_rows = 0;
         if let Some(generators) = &self.helper.generators {
             generators.get().see();
         }
@@ -209,8 +213,7 @@ impl<'py> Loop<'_, 'py> {
 
     /// Finishes the rows of a claim up to this one. Those behind it are others'.
     pub(super) fn finish_to(&mut self, py: Python<'py>, claim: &Claim, end: u32) -> PyResult<()> {
-        let kept = self.kept.as_ref().is_some_and(|kept| kept.is_of(claim));
-        self.finish(py, claim, end - claim.first - u32::from(kept))
+        self.finish(py, claim, end - claim.first - self.kept_rows)
     }
 
     /// Finishes so many rows of a claim, and joins the batch if these were the last ones.
