@@ -47,7 +47,7 @@ def load(part: str, quick: bool = False) -> dict[str, Any]:
     """What is kept of a part: `entries` (name -> measurement), `versions`, `date`, `revision`, `machine`.
 
     Args:
-        part: compare, threads, sweep, memory, interactions, cuda, or one of `dataloader`'s.
+        part: compare, threads, sweep, memory, interactions, or one of `dataloader`'s.
         quick: Whether of quick runs, which are kept apart.
     """
     path = _path(part, quick)
@@ -66,7 +66,7 @@ def save(part: str, entries: dict[str, Any], versions: dict[str, str], quick: bo
     """Adds measurements to those that are kept.
 
     Args:
-        part: compare, threads, sweep, memory, interactions, cuda, or one of `dataloader`'s.
+        part: compare, threads, sweep, memory, interactions, or one of `dataloader`'s.
         entries: Name -> measurement.
         versions: Package -> version.
         quick: Whether of a quick run.

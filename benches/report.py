@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import gpu
+import device
 import kept
 import plan
 import plots
@@ -76,7 +76,7 @@ def _picture(path: Any, text: str) -> list[str]:
 
 def write() -> None:
     """Writes RESULTS.md."""
-    parts = {part: kept.load(part) for part in ("compare", "threads", "sweep", "memory", "interactions", "cuda")}
+    parts = {part: kept.load(part) for part in ("compare", "threads", "sweep", "memory", "interactions")}
     compared = parts["compare"]["entries"]
     cells = [Cell.from_json(compared[name]) for name in sorted(compared, key=_order)]
     lines = [
@@ -103,7 +103,7 @@ def write() -> None:
         lines += _picture(plots.batches(entries), "records a second by batch size")
     if entries := parts["interactions"]["entries"]:
         lines += ["", "## Interactions", "", "```text", *entries["tables"].splitlines(), "```"]
-    lines += ["", "## On a GPU", "", *gpu.table(parts["cuda"])]
+    lines += ["", "## On a GPU", "", *device.table(device.load())]
     for cell in cells:
         lines += ["", f"## {tables.title(cell)}", "", *tables.cell_table(cell)]
     path = plots.HERE / "RESULTS.md"

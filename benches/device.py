@@ -1,0 +1,221 @@
+"""Measures fastpipe on a machine with one GPU: `benches/device.sh` installs what it needs and runs this.
+
+Each part (`device_parts.py`) runs in a process of its own with a limit of time, so that a crash or a hang costs one
+part only. A part prints its figures as it finds them. After each part, all figures and failures are written to
+`benches/results/device.json`. The exit status is 1 if a part failed.
+
+With `--dry-run` a copy engine over plain memory replaces the GPU, the data is small, and figures mean nothing: it shows
+that the script runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kept
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "device.json"
+BUDGET = 460.0
+"""Seconds that all parts may take together."""
+MARK = "figure "
+"""A line of a part's output that begins so is a figure: a JSON list of its name and its value."""
+
+NOT_RUN = """\
+No machine with a GPU has run `benches/device.sh` yet. Until then, the following is not measured:
+
+- the tests marked `cuda`, with PyTorch and with CuPy;
+- the rate of copying batches beside a bare copy of page-locked memory (wanted: at least 90 %), and the share of
+  copying that is hidden behind compute (at least 80 %);
+- records/s into device memory, and 16 decoding threads beside one (at least 12 times);
+- `fastpipe.cuda.fill` on a device, and `fastpipe.torch.DataLoader` with `pin_memory=True`;
+- how long the GPU is idle between training steps of PyTorch and of JAX.
+
+These commands run it, and the tests under sanitizers:
+
+```sh
+benches/device.sh
+TORCH_CUDA_SANITIZER=1 python -m pytest -m cuda -k "race or training"
+export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+compute-sanitizer --tool memcheck python -m pytest -m cuda -k race --timeout 3600
+compute-sanitizer --tool racecheck python -m pytest -m cuda -k race --timeout 3600
+```"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the measurements.
+
+    Attributes:
+        name: What `--parts` and the results call it.
+        limit: Seconds that it may take.
+    """
+
+    name: str
+    limit: float
+
+
+PARTS = (
+    Part("machine", 30),
+    Part("tests", 120),
+    Part("data", 60),
+    Part("copies", 60),
+    Part("prefetch", 40),
+    Part("fill", 40),
+    Part("dataloader", 60),
+    Part("train-torch", 60),
+    Part("train-jax", 40),
+    Part("scaling", 90),
+)
+
+
+@dataclass
+class Results:
+    """What was measured, and what failed.
+
+    Attributes:
+        dry_run: Whether plain memory replaced the GPU.
+        figures: Part -> name -> figure.
+        failures: Part -> why it has no or not all figures.
+        seconds: Part -> seconds that it took.
+    """
+
+    dry_run: bool
+    figures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Replaces the file by what is known now."""
+        known = {
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "revision": kept.revision(),
+            "machine": kept.machine(),
+            "dry_run": self.dry_run,
+            "seconds": self.seconds,
+            "figures": self.figures,
+            "failures": self.failures,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(known, indent=1) + "\n")
+        partial.replace(path)
+
+
+def run(part: Part, command: Sequence[str], limit: float, results: Results) -> None:
+    """Runs a part, and adds what it printed to the results.
+
+    Args:
+        part: The part.
+        command: The program that measures it.
+        limit: Seconds after which it is killed, with all processes that it started.
+        results: Where figures and failures are added.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            _kill_group(process.pid)
+            process.wait()
+        output.seek(0)
+        lines = output.read().splitlines()
+    results.seconds[part.name] = round(time.monotonic() - started, 1)
+    for line in lines:
+        if line.startswith(MARK):
+            name, figure = json.loads(line[len(MARK) :])
+            results.figures.setdefault(part.name, {})[name] = figure
+    if status != 0:
+        said = "\n".join(line for line in lines if not line.startswith(MARK))[-3000:]
+        why = f"it took more than {limit:.0f} seconds" if status is None else f"exit status {status}"
+        results.failures[part.name] = f"{why}\n{said}".strip()
+    elif part.name not in results.figures:
+        results.failures[part.name] = "it printed no figure"
+
+
+def _kill_group(group: int) -> None:
+    """Kills what a part has left running."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,.3g}" if isinstance(value, float) else str(value)
+
+
+def table(results: dict[str, Any] | None) -> list[str]:
+    """The section of RESULTS.md.
+
+    Args:
+        results: The content of `device.json`; None if there is none.
+    """
+    if results is None:
+        return NOT_RUN.splitlines()
+    lines = [f"{results['date']}, revision {results['revision']}, {results['machine']}, by `benches/device.sh`."]
+    for part, figures in results["figures"].items():
+        keys = list(dict.fromkeys(key for figure in figures.values() for key in figure))
+        lines += ["", f"| {part} | {' | '.join(keys)} |", f"|---|{'--:|' * len(keys)}"]
+        for name, figure in figures.items():
+            lines.append(f"| {name} | {' | '.join(_cell(figure.get(key, '')) for key in keys)} |")
+    for part, why in results["failures"].items():
+        lines += ["", f"**{part} failed**: {why.splitlines()[0]}"]
+    return lines
+
+
+def load() -> dict[str, Any] | None:
+    """What `device.json` has; None if there is none."""
+    if not RESULTS.exists():
+        return None
+    results: dict[str, Any] = json.loads(RESULTS.read_text())
+    return results
+
+
+def main() -> int:
+    """Runs the parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [part.name for part in PARTS]
+    parser.add_argument("--dry-run", action="store_true", help="use plain memory and little data")
+    parser.add_argument("--parts", nargs="+", choices=names, default=names)
+    parser.add_argument("--out", type=Path, help=f"where results are written (default: {RESULTS})")
+    arguments = parser.parse_args()
+    results = Results(arguments.dry_run)
+    path = arguments.out or (HERE / ".cache" / "device-dry-run.json" if arguments.dry_run else RESULTS)
+    end = time.monotonic() + BUDGET
+    for part in PARTS:
+        if part.name not in arguments.parts:
+            continue
+        # A dry run may share a busy machine.
+        limit = 3600 if arguments.dry_run else min(part.limit, end - time.monotonic())
+        if limit <= 0:
+            results.failures[part.name] = "not run: no time was left"
+        else:
+            print(part.name, flush=True)
+            command = [sys.executable, str(HERE / "device_parts.py"), part.name, *["--dry-run"] * arguments.dry_run]
+            run(part, command, limit, results)
+        results.write(path)
+    print("\n".join(table(json.loads(path.read_text()))))
+    print(f"\nwritten to {path}")
+    for name, why in results.failures.items():
+        print(f"\n{name} failed: {why}", file=sys.stderr)
+    return 1 if results.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
