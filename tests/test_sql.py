@@ -548,6 +548,7 @@ def test_engines_of_sqlalchemy(file: Database, postgres_url: str) -> None:
         assert len(values(fastpipe.read_sql("SELECT id FROM t", connection, batch_size=99))) == 300
     engine = sqlalchemy.create_engine(postgres_url.replace("postgresql", "postgresql+psycopg"))
     assert values(fastpipe.read_sql("SELECT 7 AS id", engine, batch_size=99)) == [7]
+    engine.dispose()
 
 
 def test_connection_factories(file: Database) -> None:

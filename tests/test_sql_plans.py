@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import fastpipe
+from sql_databases import multiset, rows_of
 
 LEAST, MOST = -(2**63), 2**63 - 1
 
@@ -132,3 +133,135 @@ def test_primary_keys_with_parameters(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 't.db'}"
     reader = fastpipe.read_sql("SELECT k FROM t WHERE v = ? AND k > ?", url, parameters=[3, 99], batch_size=5)
     assert [key for batch in reader for key in batch["k"].tolist()] == [i for i in range(100, 1000) if i % 7 == 3]
+
+
+# Queries of t (k is its primary key), and whether they are cut by it.
+FOUND = {
+    "SELECT k, v FROM {schema}.t": True,
+    'SELECT v FROM {schema}."t" AS s': True,
+    "SELECT k, abs(v) AS a, coalesce(w, 'it''s (FROM') AS c FROM t": True,
+    "SELECT v FROM t": True,
+    "SELECT v, w -- no key, FROM the table\nFROM t AS s WHERE v > 5 -- to the end": True,
+    "SELECT w AS k FROM t": True,
+    "SELECT w AS k, v AS k_ FROM {schema}.t ORDER BY v, k": True,
+    "SELECT K AS key, V FROM T": True,
+    "SELECT s.* FROM t AS s": True,
+    "SELECT v IS DISTINCT FROM 5 AS d, CAST(v AS VARCHAR(9)) AS c FROM t WHERE v IN (SELECT v FROM u)": True,
+    "SELECT v FROM t ORDER BY v LIMIT 90": True,
+    "SELECT max(k) AS k FROM t WHERE v < 0": False,
+    "SELECT count(*) AS n FROM t": False,
+    "SELECT k, sum(v) OVER () AS n FROM t": False,
+    "SELECT v FROM t GROUP BY v": False,
+    "SELECT DISTINCT v FROM t": False,
+    "SELECT t.k, u.v FROM t JOIN u ON t.v = u.v": False,
+    "SELECT v FROM u": False,
+    "SELECT k, v FROM twice": False,
+}
+FOUND_BY_POSTGRESQL = {
+    "SELECT v FROM postgres.public.t": None,
+    "SELECT extract(year FROM d) AS y FROM (VALUES (date '2026-01-01')) AS s (d)": False,
+    "SELECT v FROM ONLY t": True,
+    "SELECT k, generate_series(1, 2) AS g FROM t": False,
+    'SELECT k, "Two Rows"(v) AS g FROM t': False,
+    "SELECT k, public.two_rows(v) AS g FROM t": False,
+    "SELECT (regexp_matches(w, '.', 'g'))[1] AS r, v FROM t": False,
+    "SELECT k FROM t AS s (v, w, k)": False,
+    'SELECT "K" AS k FROM capitals': True,
+    'SELECT "K" FROM capitals': True,
+    'SELECT "V" FROM capitals': True,
+    "SELECT v FROM pieces": True,
+    "SELECT v FROM parent": False,
+    "SELECT (c).* FROM composite": False,
+    "SELECT our_sum(v) AS s FROM t": False,
+}
+PREPARE = {
+    "sqlite": [
+        "CREATE TABLE t (k INTEGER PRIMARY KEY, v INT, w TEXT)",
+        "CREATE VIEW twice AS SELECT k, v FROM t UNION ALL SELECT NULL, v FROM t",
+    ],
+    "postgres": [
+        "CREATE TABLE t (k int PRIMARY KEY, v int, w text)",
+        "CREATE VIEW twice AS SELECT k, v FROM t UNION ALL SELECT NULL, v FROM t",
+        "CREATE FUNCTION \"Two Rows\"(int) RETURNS SETOF int LANGUAGE sql AS 'SELECT $1 UNION ALL SELECT $1' STABLE",
+        "CREATE FUNCTION two_rows(int) RETURNS SETOF int LANGUAGE sql AS 'SELECT $1 UNION ALL SELECT $1' STABLE",
+        "CREATE AGGREGATE our_sum(int) (SFUNC = int4pl, STYPE = int, INITCOND = '0')",
+        'CREATE TABLE capitals (k int, "K" int PRIMARY KEY, "V" int)',
+        "INSERT INTO capitals SELECT NULLIF(i % 5, 0), i, i FROM generate_series(1, 200) AS g (i)",
+        "CREATE TABLE pieces (k int PRIMARY KEY, v int) PARTITION BY RANGE (k)",
+        "CREATE TABLE pieces_1 PARTITION OF pieces FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE pieces_2 PARTITION OF pieces FOR VALUES FROM (100) TO (1000)",
+        "INSERT INTO pieces SELECT i, i FROM generate_series(1, 200) AS g (i)",
+        "CREATE TABLE parent (k int PRIMARY KEY, v int)",
+        "CREATE TABLE child () INHERITS (parent)",
+        "INSERT INTO parent SELECT i, i FROM generate_series(1, 100) AS g (i)",
+        "INSERT INTO child SELECT i, i FROM generate_series(1, 100) AS g (i)",
+        "CREATE TYPE pair AS (k int, b int)",
+        "CREATE TABLE composite (k int PRIMARY KEY, c pair)",
+        "INSERT INTO composite SELECT i, ROW(NULLIF(i % 5, 0), i)::pair FROM generate_series(1, 200) AS g (i)",
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """What `read_sql` takes, and the driver's connection to it."""
+    if request.param == "sqlite":
+        path = Path(tmp_path_factory.mktemp("sqlite")) / "t.db"
+        own: Any = sqlite3.connect(path)
+        url, mark = f"sqlite:///{path}", "?"
+    else:
+        url, mark = request.getfixturevalue("postgres").new_database(), "%s"
+        own = psycopg.connect(url, autocommit=True)
+    for statement in [*PREPARE[request.param], "CREATE TABLE u (v INT)"]:
+        own.execute(statement)
+    cursor = own.cursor()
+    rows = [(k, k % 7 if k % 3 else None, f"w{k % 11}") for k in range(1, 201)]
+    cursor.executemany(f"INSERT INTO t VALUES ({mark}, {mark}, {mark})", rows)
+    cursor.executemany(f"INSERT INTO u VALUES ({mark})", [(None,), (3,), (3,), (5,)])
+    own.commit()
+    yield request.param, url, own
+    own.close()
+
+
+@pytest.mark.parametrize("query", [*FOUND, *FOUND_BY_POSTGRESQL])
+def test_keys_are_found(prepared: Any, query: str) -> None:
+    kind, url, own = prepared
+    if kind == "sqlite" and query in FOUND_BY_POSTGRESQL:
+        pytest.skip("a query of PostgreSQL")
+    found = (FOUND | FOUND_BY_POSTGRESQL)[query]
+    query = query.replace("{schema}", "main" if kind == "sqlite" else "public")
+    query = query.replace("postgres.public", f"{url.rpartition('/')[2]}.public")
+    whole = multiset(own.execute(query).fetchall())
+    for partitions in (1, 6):
+        plan = fastpipe.partition_sql(query, url, partitions=partitions)
+        reader = fastpipe.read_sql(query, url, partitions=partitions, batch_size=16)
+        rows = [row for batch in reader for row in rows_of(batch)]
+        assert multiset(rows) == whole, plan.partitions[0].query
+        assert plan.rows == len(rows)
+        # Other keys need a query that counts each of their values.
+        grouped = any("GROUP BY k0" in text for text in plan.queries)
+        assert grouped == (partitions > 1 and found is False), plan.queries
+
+
+@pytest.mark.parametrize("definition", ["INTEGER PRIMARY KEY DESC", "INT PRIMARY KEY", "INTEGER UNIQUE"])
+def test_sqlites_keys_with_nulls(tmp_path: Path, definition: str) -> None:
+    with sqlite3.connect(tmp_path / "t.db") as connection:
+        connection.execute(f"CREATE TABLE t (k {definition}, v INT)")
+        connection.executemany("INSERT INTO t VALUES (?, ?)", [(None if i % 4 else i, i) for i in range(400)])
+    connection.close()
+    url = f"sqlite:///{tmp_path / 't.db'}"
+    for query in ("SELECT k, v FROM t", "SELECT v FROM t"):
+        reader = fastpipe.read_sql(query, url, partitions=6, batch_size=400)
+        (batch,) = reader
+        assert sorted(row[-1] for row in rows_of(batch)) == list(range(400))
+        if "k" in batch:
+            assert batch["k"].valid.sum() == 100
+
+
+def test_keys_of_sqlites_tables_without_rowid_may_be_text(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "t.db") as connection:
+        connection.execute("CREATE TABLE t (k INTEGER PRIMARY KEY, v INT) WITHOUT ROWID")
+        connection.executemany("INSERT INTO t VALUES (?, ?)", [*((i, i) for i in range(100)), ("x", 100)])
+    connection.close()
+    reader = fastpipe.read_sql("SELECT v FROM t", f"sqlite:///{tmp_path / 't.db'}", partitions=6, batch_size=101)
+    assert sorted(row[0] for row in rows_of(reader.batch_at(0))) == list(range(101))

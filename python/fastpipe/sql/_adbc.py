@@ -12,7 +12,13 @@ from fastpipe.sql._query import Parameters, require
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SharedDatabase", "Statements"]
+__all__ = ["SharedDatabase", "Statements", "without_transaction"]
+
+
+def without_transaction(connection: Any) -> Any:
+    """A connection of a user's factory, which may have begun a transaction: sessions begin their own."""
+    connection.adbc_connection.set_autocommit(True)
+    return connection
 
 
 class SharedDatabase:

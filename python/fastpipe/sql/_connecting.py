@@ -6,13 +6,14 @@ import urllib.parse
 from typing import Any
 
 from fastpipe._arguments import shown
-from fastpipe.errors import UnsupportedError
+from fastpipe.errors import StorageError, UnsupportedError
 from fastpipe.sql._duckdb import Duckdb
 from fastpipe.sql._engines import Engine
 from fastpipe.sql._postgres import Postgres
 from fastpipe.sql._query import require
 from fastpipe.sql._sqlalchemy import Alchemy
 from fastpipe.sql._sqlite import Sqlite
+from fastpipe.sql._user_engines import postgres_of, sqlite_of
 
 __all__ = ["engine_of"]
 
@@ -30,9 +31,7 @@ def engine_of(connection: Any) -> Engine:
         return _of_url(connection)
     module = type(connection).__module__.partition(".")[0]
     if module == "sqlalchemy" and hasattr(connection, "dialect"):
-        if hasattr(connection, "url") and not hasattr(connection, "sync_engine"):
-            return _of_alchemy(connection)
-        raise TypeError(f"connection is an Engine of SQLAlchemy (create_engine), not {shown(connection)}")
+        return _of_alchemy(connection)
     if module == "sqlalchemy" and hasattr(connection, "render_as_string"):
         return _of_url(connection.render_as_string(hide_password=False))
     if module in ("duckdb", "_duckdb") and hasattr(connection, "cursor"):
@@ -69,24 +68,32 @@ def _of_url(url: str) -> Engine:
     return Alchemy(url)
 
 
-def _of_alchemy(engine: Any) -> Engine:
-    url = engine.url
-    name = url.get_backend_name()
-    if name == "sqlite" and url.database and url.database != ":memory:":
-        return _of_url(f"sqlite:///{urllib.parse.quote(url.database)}")
+def _of_alchemy(engine: Any, factory: Any = None) -> Engine:
+    if not hasattr(engine, "url") or hasattr(engine, "sync_engine"):
+        raise TypeError(f"connection is an Engine of SQLAlchemy (create_engine), not {shown(engine)}")
+    name = engine.url.get_backend_name()
+    if name == "sqlite":
+        require("adbc_driver_sqlite", "sqlite")
+        return sqlite_of(engine)
     if name == "postgresql":
-        return _of_url(url.set(drivername="postgresql").render_as_string(hide_password=False))
-    if name in ("sqlite", "duckdb"):
-        reason = "a database in memory can't be opened again: write it to a file, or give a connection of duckdb"
+        require("adbc_driver_postgresql", "postgresql")
+        return postgres_of(engine)
+    if name == "duckdb":
+        reason = "an Engine of DuckDB isn't read: give the URL duckdb:///file.db, or a connection of duckdb"
         raise UnsupportedError(reason, reason=reason)
-    return Alchemy(url.render_as_string(hide_password=False))
+    return Alchemy(engine.url.render_as_string(hide_password=False), engine, factory)
 
 
 def _of_factory(factory: Any) -> Engine:
-    made = factory()
+    try:
+        made = factory()
+        adbc = hasattr(made, "adbc_get_info")
+        vendor = str(made.adbc_get_info().get("vendor_name", "")).lower() if adbc else ""
+    except Exception as error:
+        reason = f"the connection factory failed: {type(error).__name__}: {error}"
+        raise StorageError(f"{reason} ({shown(factory)})", reason=reason) from error
     module = type(made).__module__.partition(".")[0]
-    if hasattr(made, "adbc_get_info"):
-        vendor = str(made.adbc_get_info().get("vendor_name", "")).lower()
+    if adbc:
         made.close()
         if vendor == "sqlite":
             return Sqlite("connection factory", factory)
@@ -94,6 +101,8 @@ def _of_factory(factory: Any) -> Engine:
             return Postgres("connection factory", factory)
         reason = f"connections of ADBC are of SQLite or PostgreSQL, not of {vendor or 'an unknown database'}"
         raise UnsupportedError(reason, reason=reason)
+    if module == "sqlalchemy" and hasattr(made, "dialect"):
+        return _of_alchemy(made, factory)
     if module in ("duckdb", "_duckdb", "sqlalchemy"):
         return engine_of(made)
     close = getattr(made, "close", None)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from collections.abc import Iterator
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from fastpipe._arguments import shown
 from fastpipe.errors import MissingFileError, UnsupportedError
 from fastpipe.sql._engines import Column, Engine, OneSession, Sessions, fitted
 from fastpipe.sql._infinite import finite
-from fastpipe.sql._lineage import plain
 from fastpipe.sql._query import Parameters, Query, require
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Duckdb"]
+
+# Names of connections to databases in memory, which have no other.
+_IN_MEMORY: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 # Rows that are read at a time where all are streamed.
 _STREAMED = 1 << 16
@@ -76,6 +80,11 @@ class Duckdb(Engine):
     def columns(self, session: Any, query: Query) -> list[Column]:
         result = session.sql(f"SELECT * FROM {query.derived} LIMIT 0", params=query.parameters)
         names, kinds = result.columns, [str(kind) for kind in result.dtypes]
+        # A derived table numbers names that come twice.
+        if any(re.search(r"_\d+$", name) for name in names):
+            own = [str(row[0]) for row in self.fetch(session, f"DESCRIBE {query.text}", query.parameters)]
+            lower = [name.lower() for name in own]
+            names = next(([name] * len(own) for name in own if lower.count(name.lower()) > 1), names)
         types = result.to_arrow_table().schema.types
         full = self._full(session, query)
         found = (self._column(*each) for each in zip(names, kinds, types, strict=True))
@@ -83,13 +92,13 @@ class Duckdb(Engine):
 
     def _full(self, session: Any, query: Query) -> set[str]:
         """Columns that are declared to have no NULLs."""
-        if (found := plain(query.text, self.dialect)) is None:
+        if (found := self.table_of(session, query)) is None or len(found.table) > 1:
             return set()
         sql = (
             "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND NOT is_nullable "
             "AND schema_name = current_schema() AND database_name = current_database()"
         )
-        named = (found.name_of(column) for (column,) in self.fetch(session, sql, [found.table]))
+        named = (found.name_of(column) for (column,) in self.fetch(session, sql, [found.table[-1]]))
         return {name for name in named if name is not None}
 
     def _column(self, name: str, kind: str, arrow: pa.DataType) -> Column:
@@ -126,6 +135,17 @@ class Duckdb(Engine):
 
     def fingerprint(self) -> str:
         return f"duckdb {os.path.basename(self._path or 'connection')}"
+
+    def identity(self) -> list[Any]:
+        if self._connection is None:
+            return ["duckdb", os.path.realpath(str(self._path))]
+        with self.errors("looking up the database's files"), self._connection.cursor() as session:
+            sql = "SELECT database_name, path, type FROM duckdb_databases() WHERE NOT internal ORDER BY ALL"
+            attached = self.fetch(session, sql, None)
+            ((current,),) = self.fetch(session, "SELECT current_database()", None)
+        if not all(file for _, file, _ in attached):
+            return ["duckdb", _IN_MEMORY.setdefault(self._connection, token_hex())]
+        return ["duckdb", current, *([name, os.path.realpath(file), kind] for name, file, kind in attached)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._connection is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from fastpipe.errors import FastpipeError, StorageError, UnsupportedError
+from fastpipe.sql._lineage import Plain, plain
 from fastpipe.sql._query import Parameters, Query
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Column(NamedTuple):
         fitness: how fit it is as a key, 0 for the fittest; None if it can be none.
         kind: the database's own name of the type, of which literals of keys are.
         nullable: whether there may be NULLs, as the database says.
+        key: SQL that is sorted and compared where the column is a key, in which {} is the quoted name.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Column(NamedTuple):
     fitness: int | None = 0
     kind: str = ""
     nullable: bool = True
+    key: str = "{}"
 
 
 class Engine(ABC):
@@ -98,9 +101,18 @@ class Engine(ABC):
         """Why the query may return other rows each time, as the database says; None if it says nothing."""
         return None
 
-    def unique_key(self, session: Any, query: Query, columns: list[Column]) -> str | None:
-        """An integer column by which rows are found, without NULLs, each value once; None if the result has none."""
-        return None
+    def table_of(self, session: Any, query: Query) -> Plain | None:
+        """What the query reads, if that is each row of one table at most once; else None."""
+        found = plain(query.text, self.dialect)
+        return None if found is None or (found.calls and self.changes_rows(session, found.calls)) else found
+
+    def changes_rows(self, session: Any, calls: frozenset[str]) -> bool:
+        """Whether one of these names, in lower case, may be an aggregate or a function that returns several rows."""
+        return True
+
+    def unique_keys(self, session: Any, table: Plain) -> list[str]:
+        """Columns of a table that are integers by which rows are found, without NULLs, each value once; best first."""
+        return []
 
     @contextlib.contextmanager
     def counting(self, session: Any, query: Query) -> Iterator[None]:
@@ -138,7 +150,11 @@ class Engine(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """What tells this database from others, without user and password."""
+        """The database's name: it is part of states, which a copy of the database elsewhere accepts."""
+
+    @abstractmethod
+    def identity(self) -> list[Any]:
+        """The values that distinguish this database, as this connection sees it, from all others; no password."""
 
     def cancel(self) -> None:
         """Cancels queries that are being run; those that can't be are left."""
@@ -149,14 +165,16 @@ class Engine(ABC):
         """Turns what the database raises into a `StorageError` that says what was done."""
         try:
             yield
-        except (FastpipeError, MemoryError, TypeError):
+        except (FastpipeError, ImportError, MemoryError):
             raise
         except Exception as error:
             import pyarrow
 
             if isinstance(error, pyarrow.ArrowMemoryError):
                 raise
-            reason = f"{self.name} failed{self.where}: {self.cleaned(str(error)).strip()}"
+            # The text of these is only a name, or about Python.
+            kind = f"{type(error).__name__}: " if isinstance(error, (LookupError, TypeError)) else ""
+            reason = f"{self.name} failed{self.where}: {kind}{self.cleaned(str(error)).strip()}"
             raise StorageError(f"{reason} ({what})", reason=reason, unit=what) from None
 
     def cleaned(self, text: str) -> str:

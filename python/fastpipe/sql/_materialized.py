@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 
-from fastpipe.errors import StorageError
+from fastpipe.errors import FastpipeError, StorageError
 from fastpipe.sql._engines import Engine
 from fastpipe.sql._query import Query
 
@@ -46,6 +46,11 @@ def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
         _write(engine, query, unfinished)
         with contextlib.suppress(FileExistsError):
             os.link(unfinished, path)
+    except OSError as error:
+        if isinstance(error, FastpipeError):
+            raise
+        reason = f"the result can't be written into the directory of materialize: {error.strerror or error}"
+        raise StorageError(f"{reason} (file {path})", path=path, reason=reason) from error
     finally:
         os.unlink(unfinished)
     return path

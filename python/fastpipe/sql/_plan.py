@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import operator
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from fastpipe._arguments import shown
 from fastpipe._terminal_text import plural, table
 from fastpipe.errors import SchemaError, StorageError, UnsupportedError
 from fastpipe.sql._cuts import Cut, between, chosen, part_number
@@ -29,14 +27,11 @@ from fastpipe.sql._query import Query, not_repeatable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["By", "SqlPartition", "SqlPlan", "checked_by", "checked_partitions", "planned"]
-
-By: TypeAlias = "str | Sequence[str] | None"
+__all__ = ["SqlPartition", "SqlPlan", "planned"]
 
 # Rows of a partition: of a table that is found by its key, and of anything else, which each partition computes again.
 _PREFERRED_INDEXED = 1 << 17
 _PREFERRED = 1 << 20
-_MOST = 1 << 16
 _MOST_BY_ITSELF = 1024
 
 # Pieces for each partition: the largest is at most a sixty-fourth larger than it would be if anything could be cut.
@@ -77,7 +72,7 @@ class SqlPlan:
 
     Attributes:
         text: the query.
-        by: columns whose order it is cut in; none if it isn't cut.
+        by: columns whose order it is cut in; none if it isn't cut. A primary key need not be in the result.
         rows: of the whole result.
         partitions: the queries, none of which is empty.
         heaviest: rows that share one value of `by`, the most of all: they can't be parted. 1 for a unique column.
@@ -93,6 +88,7 @@ class SqlPlan:
     columns: list[Column] = field(default_factory=list, repr=False)
     predicates: list[str | None] = field(default_factory=list, repr=False)
     order: str = field(default="", repr=False)
+    source: Query = field(default=Query(""), repr=False)
 
     @property
     def method(self) -> str:
@@ -132,41 +128,6 @@ class SqlPlan:
         if len(rows) > 20:
             rows = [*rows[:10], ["…", "…", "…"], *rows[-9:]]
         return f"{told}\n{table(['partition', 'rows', 'where'], rows, width, right=[0, 1])}"
-
-
-def checked_by(by: object) -> tuple[str, ...] | None:
-    """The names of the columns by which to cut; None for those that suit.
-
-    Raises:
-        TypeError: if they are no names.
-        ValueError: if there is none, or one comes twice.
-    """
-    if by is None:
-        return None
-    names = (by,) if isinstance(by, str) else tuple(by) if isinstance(by, Sequence) else (by,)
-    if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"by is a column's name, a list of names or None, not {shown(by)}")
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"by names at least one column, and each once: {shown(by)}")
-    return names
-
-
-def checked_partitions(partitions: object) -> int | None:
-    """The number of partitions; None for "auto".
-
-    Raises:
-        TypeError: if it is no number.
-        ValueError: if it is out of range.
-    """
-    if partitions == "auto":
-        return None
-    try:
-        number = operator.index(partitions)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"partitions is a number or 'auto', not {shown(partitions)}") from None
-    if isinstance(partitions, bool) or not 1 <= number <= _MOST:
-        raise ValueError(f"partitions is from 1 to {_MOST}, or 'auto', not {shown(partitions)}")
-    return number
 
 
 def planned(
@@ -211,7 +172,7 @@ class _Planner:
                 reason = f"column {name!r} has no order by which it could be cut: name another in by"
                 raise UnsupportedError(reason, feature=name, reason=reason)
         with self._engine.errors("looking for a primary key"):
-            unique = self._engine.unique_key(self._session, self._query, self._columns)
+            unique = self._unique_key(add=by is None)
         if unique is not None and by in (None, (unique,)) and (self._partitions == 1 or self._engine.hash is not None):
             with self._engine.counting(self._session, self._query):
                 return self._whole((unique,), self._count()) if self._partitions == 1 else self._by_widths(unique)
@@ -221,6 +182,33 @@ class _Planner:
         if not keys:
             return self._whole((), self._count())
         return self._by_counts(keys, indexed=unique == keys[0])
+
+    def _unique_key(self, *, add: bool) -> str | None:
+        """An integer column by which rows are found, without NULLs, each value once; None if there is none.
+
+        Args:
+            add: whether the query that is cut may return one more column than the user's.
+        """
+        table = self._engine.table_of(self._session, self._query)
+        keys = [] if table is None else self._engine.unique_keys(self._session, table)
+        if table is None or not keys:
+            return None
+        names = {name if self._engine.dialect == "postgres" else name.lower(): name for name in self._known}
+        for key in keys:
+            if (name := table.name_of(key)) is not None:
+                return names.get(name if self._engine.dialect == "postgres" else name.lower())
+        if not add:
+            return None
+        name = keys[0]
+        while name.lower() in map(str.lower, names):
+            name += "_"
+        text = table.with_column(self._engine.quote(keys[0]), self._engine.quote(name))
+        wider = self._query._replace(text=text)
+        *own, key_column = self._engine.columns(self._session, wider)
+        if [column.name for column in own] != list(self._known) or key_column.name != name:
+            return None
+        self._query, self._known[name] = wider, key_column
+        return name
 
     def _fetch(self, sql: str) -> list[tuple[Any, ...]]:
         self._queries.append(sql)
@@ -243,7 +231,7 @@ class _Planner:
         if len(found) < 2:
             return tuple(column.name for column in found)
         quoted = [self._engine.quote(column.name) for column in found]
-        distinct = ", ".join(f"count(DISTINCT {column})" for column in quoted)
+        distinct = ", ".join(f"count(DISTINCT {self._key(column.name)})" for column in found)
         sql = f"SELECT {distinct} FROM (SELECT {', '.join(quoted)} FROM {self._query.derived} LIMIT {_LOOKED_AT}) AS q"
         counts = [int(count) for count in self._fetch(sql)[0]]
         best = sorted(range(len(found)), key=lambda i: -counts[i])
@@ -251,9 +239,8 @@ class _Planner:
 
     def _by_counts(self, keys: tuple[str, ...], *, indexed: bool) -> SqlPlan:
         """Cuts by how many rows have each value of a key."""
-        quoted = [self._engine.quote(name) for name in keys]
         names = [f"k{i}" for i in range(len(keys))]
-        selected = ", ".join(f"{column} AS {name}" for column, name in zip(quoted, names, strict=True))
+        selected = ", ".join(f"{self._key(key)} AS {name}" for key, name in zip(keys, names, strict=True))
         order = ", ".join(f"CASE WHEN {name} IS NULL THEN 1 ELSE 0 END, {name}" for name in names)
         texts = ", ".join(self._engine.key_text(name) for name in names)
         pieces = max(_LEAST_PIECES, _PIECES * (self._partitions or 1))
@@ -349,6 +336,10 @@ class _Planner:
         )
         raise StorageError(reason, reason=reason)
 
+    def _key(self, name: str) -> str:
+        """SQL for a column of a key."""
+        return self._known[name].key.format(self._engine.quote(name))
+
     def _cut(self, keys: tuple[str, ...], row: tuple[Any, ...]) -> Cut:
         pairs = zip(keys, row, strict=False)
         return tuple(None if self._is_null(text) else self._literal(name, text) for name, text in pairs)
@@ -365,7 +356,7 @@ class _Planner:
     def _plan(
         self, keys: tuple[str, ...], cuts: list[Cut], rows: list[int], heaviest: int, *, unique: bool = False
     ) -> SqlPlan:
-        quoted = [self._engine.quote(name) for name in keys]
+        quoted = list(map(self._key, keys))
         order = ", ".join(self._order(keys, unique=unique))
         nulls = not unique and any(self._known[name].nullable for name in keys[:1])
         edges: list[Cut | None] = [None, *cuts, None]
@@ -377,12 +368,12 @@ class _Planner:
             SqlPartition(number, text, self._query.parameters, count)
             for number, (text, count) in enumerate(zip(texts, counted, strict=True))
         ]
-        known = (self._queries, self._columns, predicates, order)
+        known = (self._queries, self._columns, predicates, order, self._query)
         return SqlPlan(self._query.text, keys, sum(rows), parts, heaviest, *known)
 
     def _order(self, keys: tuple[str, ...], *, unique: bool) -> list[str]:
         """By what rows of a partition are ordered, so that only equal rows tie; the key first, which an index helps."""
-        first = [self._engine.quote(name) for name in keys]
+        first = list(map(self._key, keys))
         if unique:
             return first
         rest = [order.format(self._engine.quote(column.name)) for column in self._columns for order in column.order]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import StorageError, UnsupportedError
-from fastpipe.sql._adbc import SharedDatabase, Statements
+from fastpipe.sql._adbc import SharedDatabase, Statements, without_transaction
 from fastpipe.sql._engines import Column, Engine, SessionPool, Sessions, fitted, keep_for_other
 from fastpipe.sql._infinite import finite
-from fastpipe.sql._lineage import lone, plain
+from fastpipe.sql._lineage import Plain, lone
 from fastpipe.sql._query import Parameters, Query, functions, require
 
 if TYPE_CHECKING:
@@ -39,6 +39,14 @@ _SETTINGS = {
 # The first day that PostgreSQL has, in days since 1970: in the year 4713 BC. ADBC counts from 1970 what the server
 # counts from 2000, so what is infinite, or after the year 294246, wraps around to before.
 _FIRST_DAY = -2_440_588
+
+# Parameters of a connection that decide which tables a query reads.
+_IDENTIFYING = ("service", "host", "hostaddr", "port", "dbname", "user", "options")
+# The same, as the server knows it. Copies of a server share its system identifier.
+_WHOSE_DATA = (
+    "(SELECT system_identifier FROM pg_control_system())::text, inet_server_addr()::text, current_setting('port'), "
+    "current_database()::text, session_user::text, current_user::text, current_setting('search_path')"
+)
 
 # Types by their names in pg_type: how they are read, and how fit they are as a key.
 _AS_THEY_ARE = {
@@ -87,8 +95,6 @@ class Postgres(Engine):
         self._lock = threading.Lock()
 
     def literal(self, text: str, column: Column) -> str:
-        if "\0" in text:
-            raise ValueError(f"PostgreSQL has no text with NUL: {text!r}")
         quoted = text.replace("'", "''")
         return f"CAST('{quoted}' AS {column.kind})"
 
@@ -121,7 +127,7 @@ class Postgres(Engine):
     def _client(self) -> Any:
         """A connection that plans."""
         if self._factory is not None:
-            return self._factory()
+            return without_transaction(self._factory())
         psycopg = require("psycopg", "postgresql")
         # Text comes as text from databases of any encoding.
         client = psycopg.connect(self._url, autocommit=True, connect_timeout=30, client_encoding="utf8")
@@ -131,7 +137,7 @@ class Postgres(Engine):
 
     def _connect(self) -> Any:
         if self._factory is not None:
-            return self._factory()
+            return without_transaction(self._factory())
         return self._database.session()
 
     def _open(self, begin: str | None, token: str | None, connect: Callable[[], Any]) -> Any:
@@ -163,7 +169,8 @@ class Postgres(Engine):
                 token = str(self.fetch(anchor, "SELECT pg_export_snapshot()", None)[0][0])
 
             def opened(connect: Callable[[], Any] = self._connect) -> Any:
-                return self._open(begin, token if snapshot else None, connect)
+                with self.errors("connecting"):
+                    return self._open(begin, token if snapshot else None, connect)
 
             return _Planned(opened, number, self._client, anchor, token)
 
@@ -213,9 +220,7 @@ class Postgres(Engine):
                 found = client.execute(sql).description or []
             described = [(each.name, each.type_code, each.precision, each.scale) for each in found]
         oids = ", ".join(str(each[1]) for each in described) or "NULL"
-        sql = (
-            f"SELECT oid::int8, typname::text, typtype::text, format_type(oid, NULL) FROM pg_type WHERE oid IN ({oids})"
-        )
+        sql = f"SELECT oid::int8, typname::text, typtype::text, format_type(oid, -1) FROM pg_type WHERE oid IN ({oids})"
         known = {oid: rest for oid, *rest in self.fetch(session, sql, None)}
         full = self._full(session, query)
         columns = (self._column(name, known[oid], precision, scale) for name, oid, precision, scale in described)
@@ -235,14 +240,14 @@ class Postgres(Engine):
 
     def _full(self, session: Any, query: Query) -> set[str]:
         """Columns that are declared to have no NULLs."""
-        if (found := plain(query.text, self.dialect)) is None:
+        if (found := self.table_of(session, query)) is None:
             return set()
         sql = f"SELECT attname FROM pg_attribute WHERE attrelid = {self._regclass(found.table)} AND attnotnull"
         named = (found.name_of(column) for (column,) in self.fetch(session, sql, None))
         return {name for name in named if name is not None}
 
-    def _regclass(self, table: str) -> str:
-        name = self.quote(table).replace("'", "''")
+    def _regclass(self, table: tuple[str, ...]) -> str:
+        name = ".".join(map(self.quote, table)).replace("'", "''")
         return f"to_regclass('{name}')"
 
     def _column(self, name: str, known: list[str], precision: int | None, scale: int | None) -> Column:
@@ -291,22 +296,24 @@ class Postgres(Engine):
         found = self.fetch(session, sql, None)
         return f"the function {found[0][0]} is declared VOLATILE" if found else None
 
-    def unique_key(self, session: Any, query: Query, columns: list[Column]) -> str | None:
-        found = plain(query.text, self.dialect)
-        if found is None:
-            return None
+    def changes_rows(self, session: Any, calls: frozenset[str]) -> bool:
+        names = ", ".join("'{}'".format(name.replace("'", "''")) for name in sorted(calls))
+        sql = (
+            f"SELECT 1 FROM pg_proc WHERE lower(proname) IN ({names}) AND (proretset OR prokind IN ('a', 'w')) LIMIT 1"
+        )
+        return bool(self.fetch(session, sql, None))
+
+    def unique_keys(self, session: Any, table: Plain) -> list[str]:
         sql = (
             "SELECT a.attname FROM pg_index i "
             "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] "
-            f"JOIN pg_class c ON c.oid = i.indrelid WHERE i.indrelid = {self._regclass(found.table)} AND i.indisunique "
+            f"JOIN pg_class c ON c.oid = i.indrelid WHERE i.indrelid = {self._regclass(table.table)} AND i.indisunique "
             "AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = 1 AND a.attnotnull "
-            "AND c.relkind = 'r' AND NOT c.relhassubclass AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, "
-            "'int8'::regtype) ORDER BY i.indisprimary DESC, a.attnum"
+            "AND (c.relkind = 'p' OR (c.relkind = 'r' AND NOT c.relhassubclass)) "
+            "AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype) "
+            "ORDER BY i.indisprimary DESC, a.attnum"
         )
-        for (column,) in self.fetch(session, sql, None):
-            if (name := found.name_of(column)) is not None:
-                return name
-        return None
+        return [column for (column,) in self.fetch(session, sql, None)]
 
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
         with self._statements.run(session, sql) as reader:
@@ -322,14 +329,31 @@ class Postgres(Engine):
     def fingerprint(self) -> str:
         if self._factory is not None:
             return f"postgresql {self._url}"
-        parts = urllib.parse.urlsplit(self._url)
-        return f"postgresql {parts.path.lstrip('/')}"
+        return f"postgresql {self._given().get('dbname', '')}"
+
+    def identity(self) -> list[Any]:
+        if self._factory is None:
+            given = self._given()
+            defaults = {option.keyword.decode(): option.val for option in _conninfo().get_defaults()}
+            settled = {name: given.get(name, (defaults.get(name) or b"").decode()) for name in _IDENTIFYING}
+            return ["postgresql", *settled.items()]
+        with self.errors("looking up which server this is"), contextlib.closing(self._connect()) as session:
+            return ["postgresql", *self.fetch(session, f"SELECT {_WHOSE_DATA}", None)]
+
+    def _given(self) -> dict[str, str]:
+        """The parameters that the URL sets."""
+        with self.errors("reading the URL"):
+            options = _conninfo().parse(self._url.encode())
+        return {option.keyword.decode(): option.val.decode() for option in options if option.val is not None}
 
     def cleaned(self, text: str) -> str:
+        secrets = []
         with contextlib.suppress(ValueError):
-            password = urllib.parse.urlsplit(self._url).password
-            if password:
-                return text.replace(password, "***").replace(urllib.parse.unquote(password), "***")
+            secrets.append(urllib.parse.urlsplit(self._url).password or "")
+        with contextlib.suppress(Exception):
+            secrets += [option.val.decode() for option in _conninfo().parse(self._url.encode()) if _is_secret(option)]
+        for secret in filter(None, [*secrets, *map(urllib.parse.unquote, secrets)]):
+            text = text.replace(secret, "***")
         return text
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -385,6 +409,14 @@ class _Planned(SessionPool):
             return
         with contextlib.suppress(Exception):
             anchor.close()
+
+
+def _conninfo() -> Any:
+    return require("psycopg.pq", "postgresql").Conninfo
+
+
+def _is_secret(option: Any) -> bool:
+    return option.val is not None and option.keyword in (b"password", b"sslpassword")
 
 
 def _adbc_database(url: str) -> Any:

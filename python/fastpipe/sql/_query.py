@@ -69,10 +69,14 @@ def checked(text: object, parameters: object, dialect: str, *, once: bool = Fals
         raise TypeError(f"parameters is a sequence, a mapping or None, not {shown(parameters)}")
     expressions = require("sqlglot.expressions", "sql")
     text = _without_end(text.strip(), dialect)
-    tree = _parsed(text, dialect)
-    if not isinstance(tree, (expressions.Query, expressions.Values)):
-        raise _refused(f"{tree.key.upper()} is no query: give a SELECT")
-    if not once and (reason := next(_doubts(tree, expressions), None)) is not None:
+    try:
+        tree = _parsed(text, dialect)
+        if not isinstance(tree, (expressions.Query, expressions.Values)):
+            raise _refused(f"{tree.key.upper()} is no query: give a SELECT")
+        reason = None if once else next(_doubts(tree, expressions), None)
+    except RecursionError:
+        raise _refused("the query is nested too deeply for sqlglot: create a view of it, and read that") from None
+    if reason is not None:
         raise not_repeatable(reason)
     return Query(text, parameters)
 

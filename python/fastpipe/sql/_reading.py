@@ -15,7 +15,8 @@ from fastpipe.sql._connecting import engine_of
 from fastpipe.sql._engines import Sessions
 from fastpipe.sql._interruptible import interruptible
 from fastpipe.sql._materialized import written
-from fastpipe.sql._plan import By, SqlPlan, checked_by, checked_partitions, planned
+from fastpipe.sql._plan import SqlPlan, planned
+from fastpipe.sql._plan_arguments import By, checked_by, checked_partitions
 from fastpipe.sql._query import Parameters, checked
 from fastpipe.sql._units import SqlUnits
 from fastpipe.units._files import Files
@@ -48,7 +49,8 @@ def read_sql(
 
     The query is cut into partitions: queries that are disjoint and make up the whole. Each is
     `SELECT … FROM (query) AS q WHERE … ORDER BY …`, so whatever the query does keeps its meaning, and its rows come in
-    the same order each time. `partition_sql` shows them.
+    the same order each time. `partition_sql` shows them. A query of one table whose primary key it doesn't select gets
+    this key as one more column, by which it is cut and which isn't read.
 
     All partitions see one state of the database, that in which the reader was made:
 
@@ -65,16 +67,17 @@ def read_sql(
         query: a SELECT, as the database writes it.
         connection: a URL (`postgresql://user@host/database`, `sqlite:///path.db`, `duckdb:///path.db`,
             `mysql+pymysql://…`), an Engine of SQLAlchemy, a connection of duckdb, or a function that returns an ADBC
-            connection of SQLite or PostgreSQL.
+            connection of SQLite or PostgreSQL, or an Engine.
         parameters: bound to the query's placeholders, as the database's library writes them: `?` or `:name` (SQLite),
             `%s` or `%(name)s` (PostgreSQL by psycopg, MySQL), `?` or `$name` (DuckDB).
-        by: columns of the result, in whose order it is cut. By default an integer primary key, else the two columns
-            that tell the most rows apart.
+        by: columns of the result, in whose order it is cut. By default an integer primary key of the table, else the
+            two columns that tell the most rows apart.
         partitions: how many; "auto" for about 131,072 rows each where they are found by a primary key, else 1,048,576:
             each partition computes the query again.
         snapshot: whether all partitions must see one state. Without, connections are used as they are.
         materialize: a directory, into which the result is written once as Parquet files, and from which it is read.
-            What is there of the same query, parameters and database is used again, as it is.
+            An existing result of the same query, parameters and database is used again, as it is. A database in memory
+            is the same only for the same connection.
         features: dict from name to spec, as in `from_arrow`. By default what follows from the types: columns that may
             have nulls, as the database says, have `nulls="mask"`.
         columns: only these, at least one.
@@ -115,17 +118,26 @@ def read_sql(
     at_once = fetches(num_fetches, threads_of(settings) if engine.dialect == "sqlite" else _FETCHES)
     bound = engine.bind(wanted)
     if materialize is not None:
-        told = hashlib.sha256(f"{engine.fingerprint()}\0{wanted.text}\0{wanted.parameters!r}".encode()).hexdigest()
-        path = interruptible(lambda: written(engine, bound, os.fspath(materialize), told[:32]), engine.cancel)
+
+        def write() -> str:
+            key = f"{engine.identity()}\0{wanted.text}\0{wanted.parameters!r}"
+            digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+            return written(engine, bound, os.fspath(materialize), digest)
+
+        path = interruptible(write, engine.cancel)
         files = Files(None)
         units: Any = ParquetUnits(files, files.find(path, (".parquet",)), hive=False, parallel=True)
         return reader_of(settings, units, features, columns, at_once)
 
     def plan() -> tuple[Sessions, SqlPlan]:
         sessions = engine.sessions(at_once, snapshot=snapshot)
-        sessions.prepare()
-        with sessions.planner() as session:
-            return sessions, planned(engine, session, bound, keys, parts, None)
+        try:
+            sessions.prepare()
+            with sessions.planner() as session:
+                return sessions, planned(engine, session, bound, keys, parts, None)
+        except BaseException:
+            sessions.close()
+            raise
 
     sessions, made = interruptible(plan, engine.cancel)
     units = SqlUnits(engine, bound, made, sessions, at_once, snapshot=snapshot)
@@ -167,11 +179,11 @@ def partition_sql(
         >>> database.close()
         >>> plan = fastpipe.partition_sql("SELECT age FROM users", "sqlite:///users.db", partitions=2)
         >>> print(plan)
-        1,000 rows in 2 partitions, cut by age; largest over mean 1.00
+        1,000 rows in 2 partitions, cut by id; largest over mean 1.01
         partition  rows  where
-        ---------  ----  ------------------------------
-                0   500  "age" < 25
-                1   500  ("age" >= 25 OR "age" IS NULL)
+        ---------  ----  -----------
+                0   496  "id" < 497
+                1   504  "id" >= 497
     """
     require_pyarrow()
     keys, parts = checked_by(by), checked_partitions(partitions)
@@ -184,7 +196,10 @@ def partition_sql(
 
     def plan() -> SqlPlan:
         sessions = engine.sessions(1, snapshot=True)
-        with sessions.planner() as session:
-            return planned(engine, session, bound, keys, parts, preferred_rows)
+        try:
+            with sessions.planner() as session:
+                return planned(engine, session, bound, keys, parts, preferred_rows)
+        finally:
+            sessions.close()
 
     return interruptible(plan, engine.cancel)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from fastpipe._arguments import shown
 from fastpipe.errors import SchemaError, UnsupportedError
 from fastpipe.sql._engines import Column, Engine, OneSession, Sessions
 from fastpipe.sql._query import Parameters, Query, require
@@ -21,6 +24,12 @@ _LOOKED_AT = 1000
 # Rows that are read at a time where all are streamed.
 _STREAMED = 1 << 16
 
+# Codes of types in the protocol of MySQL, which all drivers report: FLOAT, BIGINT and DECIMAL; and JSON and STRING. The
+# last is CHAR, ENUM, SET and UUID: the database sorts the latter by other values than those that it compares with text.
+_FLOAT, _BIGINT, _DECIMAL = 4, 8, 246
+_COMPARED_AS_TEXT = (245, 254)
+_PLAIN_TEXT = re.compile(r"[\w .,:;/+-]*", re.ASCII)
+
 # SQLAlchemy's names of dialects, and sqlglot's.
 _DIALECTS = {"mysql": "mysql", "mariadb": "mysql", "mssql": "tsql", "oracle": "oracle"}
 
@@ -30,13 +39,15 @@ class Alchemy(Engine):
 
     Args:
         url: of SQLAlchemy.
+        engine: a user's, which makes the connections; None for a URL.
+        factory: a user's function that returned the engine, and returns it in other processes.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, engine: Any = None, factory: Callable[[], Any] | None = None) -> None:
         alchemy = require("sqlalchemy", "sql")
         try:
             backend = alchemy.make_url(url).get_backend_name()
-        except alchemy.exc.ArgumentError:
+        except (alchemy.exc.ArgumentError, ValueError):
             reason = "SQLAlchemy doesn't understand the URL: write mysql+pymysql://user@host/database"
             raise UnsupportedError(reason, reason=reason) from None
         self._url = url
@@ -46,26 +57,25 @@ class Alchemy(Engine):
                 "result as Parquet, and read it with read_parquet"
             )
             raise UnsupportedError(reason, reason=reason)
-        self._engine = alchemy.create_engine(url, poolclass=alchemy.NullPool)
+        self._of_user, self._factory = engine is not None, factory
+        self._engine = engine if self._of_user else _made(url)
         self.name = "MariaDB" if backend == "mariadb" else "MySQL"  # type: ignore[misc]
         self.dialect = _DIALECTS[backend]  # type: ignore[misc]
+        # Most drivers format queries: a percent sign is written twice.
+        self._percent = "%%" if self._engine.dialect.paramstyle in ("format", "pyformat") else "%"
 
     def quote(self, name: str) -> str:
-        return "`" + name.replace("`", "``").replace("%", "%%") + "`"
+        return "`" + name.replace("`", "``").replace("%", self._percent) + "`"
 
     def literal(self, text: str, column: Column) -> str:
-        alchemy = require("sqlalchemy", "sql")
         import pyarrow as pa
 
-        if pa.types.is_binary(column.type):
-            return f"x'{text}'"
         if pa.types.is_integer(column.type) or pa.types.is_decimal(column.type) or pa.types.is_floating(column.type):
             # Text that the database made of a number.
             decimal.Decimal(text)
             return text
-        processor = alchemy.String().literal_processor(self._engine.dialect)
-        # Percent signs are doubled: the driver formats all queries.
-        return str(processor(text))
+        # Backslashes may escape or not, as sql_mode says: text with them, and with quotes, is written in hexadecimal.
+        return f"'{text}'" if _PLAIN_TEXT.fullmatch(text) else f"_utf8mb4 x'{text.encode().hex()}'"
 
     def key_text(self, column: str) -> str:
         return f"CASE WHEN {column} IS NULL THEN NULL ELSE CAST({column} AS CHAR) END"
@@ -75,13 +85,13 @@ class Alchemy(Engine):
 
     def bind(self, query: Query) -> Query:
         """The query as a driver takes it that formats: without parameters its percent signs are its own."""
-        return query if query.parameters else Query(query.text.replace("%", "%%"))
+        return query if query.parameters else Query(query.text.replace("%", self._percent))
 
     def _connect(self) -> Any:
-        session = self._engine.connect()
-        session = session.execution_options(isolation_level="REPEATABLE READ")
+        session = self._engine.connect().execution_options(isolation_level="REPEATABLE READ")
+        # It is closed instead of given back to a pool, where its settings would affect others.
+        session.detach()
         session.exec_driver_sql("SET SESSION time_zone = '+00:00'")
-        session.exec_driver_sql("SET SESSION sql_mode = CONCAT(@@sql_mode, ',NO_BACKSLASH_ESCAPES')")
         session.commit()
         session.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
         return session
@@ -98,16 +108,34 @@ class Alchemy(Engine):
         if parameters:
             bound: Any = dict(parameters) if hasattr(parameters, "keys") else tuple(parameters)
             return session.exec_driver_sql(sql, bound)
-        return session.exec_driver_sql(sql)
+        # Without parameters some drivers format, and others don't, unless they are told that there are none.
+        return session.exec_driver_sql(sql.replace(self._percent, "%"), execution_options={"no_parameters": True})
 
     def columns(self, session: Any, query: Query) -> list[Column]:
+        import pyarrow as pa
+
         result = self._run(session, f"SELECT * FROM {query.derived} LIMIT {_LOOKED_AT}", query.parameters)
-        names, rows = list(result.keys()), result.fetchall()
-        described = result.cursor.description if result.cursor is not None else None
-        codes = [column[1] for column in described] if described else [None] * len(names)
-        return [
-            self._column(name, [row[i] for row in rows if row[i] is not None], codes[i]) for i, name in enumerate(names)
-        ]
+        names, codes = list(result.keys()), [column[1] for column in result.cursor.description]
+        rows = result.fetchall()
+        unsigned = self._unsigned(session, query, [n for n, code in zip(names, codes, strict=True) if code == _BIGINT])
+        values = [[row[i] for row in rows if row[i] is not None] for i in range(len(names))]
+        for i, name in enumerate(names):
+            if not values[i]:
+                column = self.quote(name)
+                sql = f"SELECT {column} FROM {query.derived} WHERE {column} IS NOT NULL LIMIT 1"
+                values[i] = [row[0] for row in self._run(session, sql, query.parameters)]
+        found = [self._column(*each) for each in zip(names, values, codes, strict=True)]
+        return [c._replace(type=pa.uint64()) if c.name in unsigned else c for c in found]
+
+    def _unsigned(self, session: Any, query: Query, names: list[str]) -> set[str]:
+        """Which columns of BIGINT are unsigned: with a negative number, the database makes them decimals."""
+        if not names:
+            return set()
+        selected = ", ".join(f"IFNULL({self.quote(name)}, -1)" for name in names)
+        result = self._run(session, f"SELECT {selected} FROM {query.derived} LIMIT 0", query.parameters)
+        codes = [column[1] for column in result.cursor.description]
+        result.close()
+        return {name for name, code in zip(names, codes, strict=True) if code == _DECIMAL}
 
     def _column(self, name: str, values: list[Any], code: Any) -> Column:
         import pyarrow as pa
@@ -117,12 +145,14 @@ class Alchemy(Engine):
         if kinds <= {int} and kinds:
             return Column(name, pa.int64())
         if kinds == {float}:
-            return Column(name, pa.float64(), fitness=1)
+            # Text of a FLOAT has fewer digits than its value.
+            return Column(name, pa.float64(), fitness=1, key="({} + 0E0)" if code == _FLOAT else "{}")
         if kinds == {decimal.Decimal}:
             scale = max(0, *(-int(value.as_tuple().exponent) for value in values))
             return Column(name, pa.decimal128(38, scale))
         if kinds == {str} or not kinds:
-            return Column(name, pa.string(), order=text, fitness=2)
+            key = "CAST({} AS CHAR)" if code in _COMPARED_AS_TEXT else "{}"
+            return Column(name, pa.string(), order=text, fitness=2, key=key)
         if kinds == {bytes}:
             return Column(name, pa.binary(), fitness=None)
         if kinds == {datetime.datetime}:
@@ -146,13 +176,49 @@ class Alchemy(Engine):
     def fingerprint(self) -> str:
         return f"{self._engine.url.get_backend_name()} {self._engine.url.database}"
 
+    def identity(self) -> list[Any]:
+        url = self._engine.url.render_as_string(hide_password=True)
+        if not self._of_user:
+            return [url]
+        sql = "SELECT @@hostname, @@port, @@datadir, DATABASE(), CURRENT_USER(), @@sql_mode"
+        with self.errors("looking up which server this is"), contextlib.closing(self._connect()) as session:
+            return [url, *self.fetch(session, sql, None)]
+
     def cleaned(self, text: str) -> str:
         text = text.partition("\n[SQL:")[0]
         password = self._engine.url.password
         return text.replace(str(password), "***") if password else text
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._factory is not None:
+            return _of_factory, (self._factory,)
+        if self._of_user:
+            raise TypeError(
+                f"a reader of {shown(self._engine)} can't be pickled: give the database's URL, mysql+pymysql://…, or a "
+                "function that returns the Engine"
+            )
         return Alchemy, (self._url,)
+
+
+def _of_factory(factory: Callable[[], Any]) -> Alchemy:
+    engine = factory()
+    return Alchemy(engine.url.render_as_string(hide_password=False), engine, factory)
+
+
+def _made(url: str) -> Any:
+    """An engine that keeps no connections."""
+    alchemy = require("sqlalchemy", "sql")
+    try:
+        return alchemy.create_engine(url, poolclass=alchemy.NullPool)
+    except ImportError as error:
+        driver = alchemy.make_url(url).get_driver_name()
+        raise ImportError(
+            f"SQLAlchemy can't import {driver}, the driver that the URL names: install it, or write mysql+pymysql:// "
+            "and pip install pymysql"
+        ) from error
+    except alchemy.exc.SQLAlchemyError as error:
+        reason = f"SQLAlchemy doesn't take the URL: {error}. Write mysql+pymysql://user@host/database"
+        raise UnsupportedError(reason, reason=reason) from None
 
 
 def _table(rows: Any, columns: list[Column]) -> pa.Table:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import MissingFileError, SchemaError, StorageError
-from fastpipe.sql._adbc import Statements
+from fastpipe.sql._adbc import Statements, without_transaction
 from fastpipe.sql._cuts import Cut, between
 from fastpipe.sql._engines import Column, Engine, SessionPool, Sessions
-from fastpipe.sql._lineage import plain
+from fastpipe.sql._lineage import Plain
 from fastpipe.sql._query import Parameters, Query, require
 
 if TYPE_CHECKING:
@@ -24,6 +26,12 @@ __all__ = ["Sqlite"]
 # Rows whose values tell the types of columns.
 _LOOKED_AT = 1000
 _WAIT_MS = 30_000
+# The first letter of a key that is text, after which others are literals.
+_TEXT = "T"
+# The driver makes text of numbers, and rounds integers, in columns that began with other values. So the database checks
+# the values of columns whose declaration allows several types, by a call that fails with the text after this mark.
+_FAILED = re.compile(r"bad JSON path: 'fastpipe: (.*)'", re.DOTALL)
+_EXACT = 1 << 53
 # Rows that are read at a time where all are streamed.
 _STREAMED = 1 << 16
 
@@ -57,10 +65,14 @@ class Sqlite(Engine):
                 )
 
     def literal(self, text: str, column: Column) -> str:
-        return text
+        if not text.startswith(_TEXT):
+            return text
+        # Literals end at NUL, and a cast would have an affinity, which changes what is compared.
+        parts = ["'{}'".format(part.replace("'", "''")) for part in text.removeprefix(_TEXT).split("\0")]
+        return parts[0] if len(parts) == 1 else f"({' || char(0) || '.join(parts)})"
 
     def key_text(self, column: str) -> str:
-        return f"quote({column})"
+        return f"CASE typeof({column}) WHEN 'text' THEN '{_TEXT}' || {column} ELSE quote({column}) END"
 
     def widths(self, derived: str, column: str, low: int, width: int, number: int) -> str:
         # A fifth of what grouping takes: rows are only passed over.
@@ -73,7 +85,7 @@ class Sqlite(Engine):
         """Names become positions: ADBC binds by these."""
         if not isinstance(query.parameters, Mapping):
             return query
-        with contextlib.closing(self._connect()) as session:
+        with self.errors("binding parameters"), contextlib.closing(self._connect()) as session:
             names = self._statements.parameters(session, f"SELECT * FROM {query.derived}")
         given = {str(name).lstrip(":@$"): value for name, value in query.parameters.items()}
         bound = [name.lstrip(":@$?") for name in names]
@@ -83,7 +95,7 @@ class Sqlite(Engine):
 
     def _connect(self) -> Any:
         if self._factory is not None:
-            session = self._factory()
+            session = without_transaction(self._factory())
         else:
             dbapi = require("adbc_driver_sqlite.dbapi", "sqlite")
             mode = "rw" if os.access(self._path, os.W_OK) else "ro"
@@ -159,27 +171,35 @@ class Sqlite(Engine):
     def columns(self, session: Any, query: Query) -> list[Column]:
         import pyarrow as pa
 
-        sql = f"SELECT * FROM {query.derived} LIMIT {_LOOKED_AT}"
-        with self._statements.run(session, sql, query.parameters, **_rows(_LOOKED_AT)) as reader:
-            names = reader.schema.names
-        quoted = [self.quote(name) for name in names]
-        if len({name.lower() for name in names}) < len(names):
-            return [Column(name, pa.null()) for name in names]
-        kinds = self._kinds(session, query, quoted)
-        declared = self._declared(session, query) or [""] * len(names)
+        names = self._names(session, query, f"SELECT * FROM {query.derived} LIMIT 0")
+        # A derived table numbers names that come twice.
+        if any(re.search(r":\d+$", name) for name in names):
+            names = self._names(session, query, query.text)
+            lower = [name.lower() for name in names]
+            if twice := [name for name in names if lower.count(name.lower()) > 1]:
+                return [Column(twice[0], pa.null()) for _ in names]
+        kinds = self._kinds(session, query, [self.quote(name) for name in names])
+        declared = self._declared(session, query, names)
         found = [self._column(*each) for each in zip(names, kinds, declared, strict=True)]
         full = self._full(session, query)
         return [column._replace(nullable=column.name not in full) for column in found]
 
+    def _names(self, session: Any, query: Query, sql: str) -> list[str]:
+        with self._statements.run(session, sql, query.parameters, **_rows(1)) as reader:
+            return list(reader.schema.names)
+
     def _full(self, session: Any, query: Query) -> set[str]:
         """Columns that are declared to have no NULLs, or are the number by which rows are stored."""
-        if (found := plain(query.text, self.dialect)) is None:
+        if (found := self.table_of(session, query)) is None:
             return set()
-        rows = self.fetch(session, f"PRAGMA table_info({self.quote(found.table)})", None)
-        keys = [row for row in rows if row[5]]
-        rowid = len(keys) == 1 and str(keys[0][2]).upper() == "INTEGER"
-        named = (found.name_of(row[1]) for row in rows if row[3] or (row[5] and rowid))
+        rows = self._pragma(session, "table_info", found)
+        keys = self.unique_keys(session, found)
+        named = (found.name_of(row[1]) for row in rows if row[3] or row[1] in keys)
         return {name for name in named if name is not None}
+
+    def _pragma(self, session: Any, name: str, table: Plain) -> list[tuple[Any, ...]]:
+        *schema, own = map(self.quote, table.table)
+        return self.fetch(session, f"PRAGMA {'.'.join([*schema, name])}({own})", None)
 
     def _kinds(self, session: Any, query: Query, quoted: list[str]) -> list[set[str]]:
         """The types of the values of each column in the first rows; of the first value if these have none."""
@@ -194,10 +214,13 @@ class Sqlite(Engine):
                 found[i] = {row[0] for row in self.fetch(session, sql, query.parameters)}
         return found
 
-    def _declared(self, session: Any, query: Query) -> list[str] | None:
-        """What columns are declared as, as a view of the query would be; None if the query can be no view."""
+    def _declared(self, session: Any, query: Query, names: list[str]) -> list[str]:
+        """What columns are declared as, as a view of the query would be; of one with parameters, as their table's."""
         if query.parameters:
-            return None
+            table = self.table_of(session, query)
+            rows = [] if table is None else self._pragma(session, "table_info", table)
+            known = {str(table.name_of(row[1])).lower(): row[2].upper() for row in rows} if table is not None else {}
+            return [known.get(name.lower(), "") for name in names]
         self.fetch(session, f"CREATE TEMP VIEW fastpipe_columns AS SELECT * FROM {query.derived}", None)
         try:
             return [row[2].upper() for row in self.fetch(session, "PRAGMA temp.table_info(fastpipe_columns)", None)]
@@ -221,33 +244,47 @@ class Sqlite(Engine):
             chosen = next(iter(kinds), affinity or "real")
             chosen = "real" if chosen == "numeric" else chosen
         order = ("{}", "{} COLLATE BINARY") if chosen == "text" else ("{}",)
-        return Column(name, types[chosen], order=order, fitness=["integer", "real", "text", "blob"].index(chosen))
+        fitness = ["integer", "real", "text", "blob"].index(chosen)
+        checked = chosen == "blob" or (chosen in ("text", "real") and chosen != affinity)
+        return Column(name, types[chosen], _checked_read(name, chosen) if checked else "{}", order, fitness)
 
-    def unique_key(self, session: Any, query: Query, columns: list[Column]) -> str | None:
-        found = plain(query.text, self.dialect)
-        if found is None:
-            return None
-        rows = self.fetch(session, f"PRAGMA table_info({self.quote(found.table)})", None)
-        keys = [row for row in rows if row[5]]
-        # Only so it is the number by which rows are stored, and without NULLs.
+    def changes_rows(self, session: Any, calls: frozenset[str]) -> bool:
+        names = ", ".join("'{}'".format(name.replace("'", "''")) for name in sorted(calls))
+        sql = f"SELECT 1 FROM pragma_function_list WHERE lower(name) IN ({names}) AND type <> 's' LIMIT 1"
+        return bool(self.fetch(session, sql, None))
+
+    def unique_keys(self, session: Any, table: Plain) -> list[str]:
+        """The number by which rows are stored. Any other key has an index, and may have NULLs, texts and reals."""
+        keys = [row for row in self._pragma(session, "table_info", table) if row[5]]
         if len(keys) != 1 or str(keys[0][2]).upper() != "INTEGER":
-            return None
-        return found.name_of(keys[0][1])
+            return []
+        return [] if any(row[3] == "pk" for row in self._pragma(session, "index_list", table)) else [keys[0][1]]
 
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
         # Types are found in the first rows, of this many: all.
-        with self._statements.run(session, sql, parameters, **_rows(rows + 1)) as reader:
+        with _of_one_type(columns), self._statements.run(session, sql, parameters, **_rows(rows + 1)) as reader:
             return _typed(reader.read_all(), columns)
 
     def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
         import pyarrow as pa
 
-        with self._statements.run(session, sql, parameters, **_rows(_STREAMED)) as reader:
-            for batch in reader:
-                yield _typed(pa.Table.from_batches([batch]), columns)
+        # A row of each type at the start: columns may begin with any number of NULLs.
+        zeros = {pa.int64(): "0", pa.float64(): "0.0", pa.string(): "''", pa.binary(): "x''"}
+        sql = f"SELECT {', '.join(zeros[column.type] for column in columns)} UNION ALL {sql}"
+        with _of_one_type(columns), self._statements.run(session, sql, parameters, **_rows(_STREAMED)) as reader:
+            for i, batch in enumerate(reader):
+                yield _typed(pa.Table.from_batches([batch.slice(not i)]), columns)
 
     def fingerprint(self) -> str:
         return f"sqlite {os.path.basename(self._path)}"
+
+    def identity(self) -> list[Any]:
+        if self._factory is None:
+            return ["sqlite", os.path.realpath(self._path)]
+        with self.errors("looking up the database's files"), contextlib.closing(self._connect()) as session:
+            files = self.fetch(session, "PRAGMA database_list", None)
+        # A connection has its own databases in memory.
+        return ["sqlite", *([name, os.path.realpath(file) if file else token_hex()] for _, name, file in files)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Sqlite, (self._path, self._factory)
@@ -277,6 +314,34 @@ class _Checked(SessionPool):
 def _rows(number: int) -> dict[str, str]:
     """The option for rows that are read at a time."""
     return {"adbc.sqlite.query.batch_rows": str(number)}
+
+
+def _checked_read(name: str, kind: str) -> str:
+    """SQL that reads a column, and fails at a value of another type, with what to write in the query instead."""
+    if kind == "real":
+        wrong = f"typeof({{0}}) = 'integer' AND {{0}} NOT BETWEEN {-_EXACT} AND {_EXACT}"
+        reason = (
+            "is double in the first rows, and has integers that a double can't hold in others: write CAST(... AS TEXT)"
+        )
+    else:
+        wrong = f"typeof({{0}}) NOT IN ('{kind}', 'null')"
+        other = "numbers or blobs" if kind == "text" else "numbers or texts"
+        reason = f"is {kind} in the first rows, and has {other} in others: write CAST(... AS {kind.upper()})"
+    escaped = f"column {name!r} {reason} in the query".replace("'", "''").replace("{", "{{").replace("}", "}}")
+    return f"CASE WHEN {wrong} THEN json_extract('[]', 'fastpipe: {escaped}') ELSE {{0}} END"
+
+
+@contextlib.contextmanager
+def _of_one_type(columns: list[Column]) -> Iterator[None]:
+    """Turns what a checked column fails with into a `SchemaError`."""
+    try:
+        yield
+    except Exception as error:
+        if (found := _FAILED.search(str(error))) is None:
+            raise
+        reason = found[1].replace("''", "'")
+        feature = next((column.name for column in columns if reason.startswith(f"column {column.name!r} ")), None)
+        raise SchemaError(reason, feature=feature, reason=reason) from None
 
 
 def _typed(table: pa.Table, columns: list[Column]) -> pa.Table:

@@ -85,7 +85,7 @@ class SqlUnits:
     def read(self, unit: int) -> pa.Table:
         """A partition's rows."""
         selected = ", ".join(column.read.format(self._engine.quote(column.name)) for column in self._columns)
-        text = partition_text(self._query, selected, self.plan.predicates[unit], self.plan.order)
+        text = partition_text(self.plan.source, selected, self.plan.predicates[unit], self.plan.order)
         name = self.name(unit)
         with self._engine.errors(name), self._open().borrow() as session:
             table = self._engine.read(session, text, self._query.parameters, self._columns, self.rows[unit])
