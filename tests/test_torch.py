@@ -78,6 +78,22 @@ def test_tensors_keep_the_memory(data: Data) -> None:
     assert torch.cat(kept).tolist() == expected
 
 
+def test_reprs_name_dtypes_and_shapes() -> None:
+    strings = fastpipe.Strings(np.full(3000, 97, "u1"), np.arange(0, 3001, 3), (1000,), False)
+    ragged = fastpipe.Ragged(np.zeros(500, "float32"), np.arange(0, 501, 5))
+    batch = {
+        "s": fastpipe.Masked(strings, np.ones(1000, bool)),
+        "r": ragged,
+        "b": fastpipe.SparseCSR(np.arange(10), np.arange(9), ragged.values[:9], np.array([9, 9])),
+    }
+    found = adapter.tensors(batch, sparse="bag")
+    assert repr(found["s"]) == ("Masked(values=Strings(values=uint8[3000], offsets=int64[1001]), valid=bool[1000])")
+    assert repr(found["r"]) == "Jagged(values=float32[500], offsets=int64[101])"
+    assert repr(found["b"]) == "Bag(indices=int64[9], offsets=int64[10], values=float32[9])"
+    elsewhere = adapter.Masked(torch.zeros(2, 3, device="meta"), torch.ones(2, dtype=torch.bool))
+    assert repr(elsewhere) == "Masked(values=float32[2, 3] on meta, valid=bool[2])"
+
+
 # Torch says once a process that CSR is in beta.
 @pytest.mark.filterwarnings("ignore:.*beta")
 def test_forms(data: Data) -> None:

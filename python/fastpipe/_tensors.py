@@ -37,6 +37,18 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+def _described(parts: Any) -> str:
+    """A named tuple of tensors, by their dtypes and shapes: their values take kilobytes."""
+    fields = []
+    for name, part in zip(parts._fields, parts, strict=True):
+        text = repr(part)
+        if isinstance(part, torch.Tensor):
+            device = "" if part.device.type == "cpu" else f" on {part.device}"
+            text = f"{str(part.dtype).removeprefix('torch.')}[{', '.join(map(str, part.shape))}]{device}"
+        fields.append(f"{name}={text}")
+    return f"{type(parts).__name__}({', '.join(fields)})"
+
+
 class Jagged(NamedTuple):
     """Rows of differing length: row `i` is `values[offsets[i]:offsets[i + 1]]`.
 
@@ -47,6 +59,9 @@ class Jagged(NamedTuple):
 
     values: Any
     offsets: torch.Tensor
+
+    def __repr__(self) -> str:
+        return _described(self)
 
 
 class Masked(NamedTuple):
@@ -60,6 +75,9 @@ class Masked(NamedTuple):
     values: Any
     valid: torch.Tensor
 
+    def __repr__(self) -> str:
+        return _described(self)
+
 
 class Strings(NamedTuple):
     """Strings as bytes: entry `i`, in C order of the feature's shape, is `values[offsets[i]:offsets[i + 1]]`.
@@ -71,6 +89,9 @@ class Strings(NamedTuple):
 
     values: torch.Tensor
     offsets: torch.Tensor
+
+    def __repr__(self) -> str:
+        return _described(self)
 
 
 class Bag(NamedTuple):
@@ -87,6 +108,9 @@ class Bag(NamedTuple):
     indices: torch.Tensor
     offsets: torch.Tensor
     values: Any
+
+    def __repr__(self) -> str:
+        return _described(self)
 
 
 def tensors(
