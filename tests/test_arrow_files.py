@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,53 @@ def test_nulls_are_looked_for_at_all_levels(folder: Path, column: Any, nulls: li
     assert reader.features == table.features
     (found,), (expected,) = ([column_files.as_rows(batch) for batch in batches] for batches in (reader, table))
     assert found == expected
+
+
+@pytest.mark.parametrize("unit", [0, 1], ids=["months", "days and milliseconds"])
+@pytest.mark.parametrize("looked_at", [True, False])
+def test_intervals_hurt_only_who_asks_for_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, unit: int, looked_at: bool
+) -> None:
+    """pyarrow has no arrays of two kinds of intervals, and so doesn't write them either."""
+    if not looked_at:
+        monkeypatch.setattr("fastpipe.units._arrow_files._LOOKED_AT", 0)
+    days = pa.array([pa.MonthDayNano([1, 2, 3])] * 3)
+    write("file", [pa.record_batch({"x": [1, 2, None], "i": days, "s": [{"a": 1}] * 3})])
+    data = Path("file").read_bytes()
+    for at in range(len(data) - 10 - int.from_bytes(data[-10:-6], "little"), len(data) - 10):
+        Path("file").write_bytes(data[:at] + bytes([unit]) + data[at + 1 :])
+        try:
+            kind = str(pa.ipc.open_file("file").schema.field("i").type) if data[at] == 2 else ""
+        except (pa.ArrowException, OSError, KeyError):
+            continue
+        if kind == ("month_interval", "day_time_interval")[unit]:
+            break
+    else:
+        raise AssertionError("no such byte")
+    assert rows("file", columns=["x", "s"]) == [{"x": x, "s.a": 1} for x in (1, 2, None)]
+    with pytest.raises(fastpipe.UnsupportedError, match=r'Interval.* are not read; columns=\["x", "s\.a"\]'):
+        rows("file")
+
+
+def test_numbers_of_rows_are_those_of_pyarrow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In large files rows are counted without pyarrow, which reads columns for it."""
+    kinds = {"x": pa.int8(), "t": pa.string(), "d": pa.dictionary(pa.int8(), pa.string())}
+    sizes = [3, 0, 1, 1000, 5]
+    old = {"metadata_version": pa.ipc.MetadataVersion.V4}
+    for options in ({}, {"compression": "zstd"}, {"use_legacy_format": True}, old):
+        whole = pa.table({name: pa.array([1 if name == "x" else "a"] * 1009, kind) for name, kind in kinds.items()})
+        edges = list(itertools.accumulate(sizes, initial=0))
+        with pa.ipc.new_file("file", whole.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+            for a, b in itertools.pairwise(edges):
+                writer.write_batch(whole.to_batches()[0].slice(a, b - a))
+        looked = fastpipe.read_arrow("file", batch_size=7)
+        with monkeypatch.context() as patch:
+            patch.setattr("fastpipe.units._arrow_files._LOOKED_AT", 0)
+            counted = fastpipe.read_arrow("file", batch_size=7)
+            assert rows("file") == [{"x": 1, "t": "a", "d": "a"}] * sum(sizes)
+        places = [looked.locate(step, 0, epoch=0) for step in range(len(looked))]
+        assert [counted.locate(step, 0, epoch=0) for step in range(len(counted))] == places
+        assert len(looked) == len(counted) == -(-sum(sizes) // 7)
 
 
 def test_record_batches_without_rows(folder: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -247,8 +249,9 @@ def damaged(data: bytes) -> list[bytes]:
     return cut
 
 
+@pytest.mark.parametrize("place", ["local", "remote"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_damaged_files(name: str, tmp_path: Path) -> None:
+def test_damaged_files(name: str, place: str, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     FORMATS[name].write(table(), whole)
     files = damaged(whole.read_bytes())
@@ -256,7 +259,7 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
     folder.mkdir()
     for i, data in enumerate(files):
         (folder / f"{i:04}").write_bytes(data)
-    command = [sys.executable, column_files.__file__, name, str(folder)]
+    command = [sys.executable, column_files.__file__, name, str(folder), place]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (0, ""), (lines[-1:], done.stderr)
@@ -266,6 +269,7 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
         "ShapeError",
         "NullValueError",
         "OutOfMemoryError",
+        "ArrowMemoryError",
         "LimitError",
     }
     truncated = [line for line in lines if int(line[:4]) * 37 < whole.stat().st_size]
@@ -356,6 +360,138 @@ def test_file_systems_that_fail(form: Format, folder: Path, error: Exception, ki
     if isinstance(raised.value, fastpipe.FastpipeError):
         assert raised.value.path == str(folder / "file")
         assert (raised.value.unit is None) == (good == 0)
+
+
+# --- Files that are far away ---
+
+
+class Counted(pyarrow.fs.FileSystemHandler):
+    """A file system that counts reads, each of which waits until `wanted` are under way at once, or were."""
+
+    def __init__(self, wanted: int = 1) -> None:
+        self.inner = pyarrow.fs.LocalFileSystem()
+        self.wanted, self.reads, self.now, self.most = wanted, 0, 0, 0
+        self.changed = threading.Condition()
+
+    def begin(self) -> None:
+        with self.changed:
+            self.reads, self.now = self.reads + 1, self.now + 1
+            self.most = max(self.most, self.now)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.most >= self.wanted, timeout=20)
+            self.now -= 1
+
+    def open_input_file(self, path: str) -> Any:
+        return pa.PythonFile(CountedFile(self, path), "r")
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        return self.inner.get_file_info(paths)
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_type_name(self) -> str:
+        return "counted"
+
+    def _none(self, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    copy_file = create_dir = delete_dir = delete_dir_contents = delete_file = delete_root_dir_contents = _none
+    get_file_info_selector = move = open_append_stream = open_input_stream = open_output_stream = _none
+
+
+class CountedFile(io.FileIO):
+    def __init__(self, system: Counted, path: str) -> None:
+        super().__init__(path)
+        self.system = system
+
+    def read(self, size: int | None = -1) -> Any:
+        self.system.begin()
+        return super().read(size)
+
+
+def wide(rows: int) -> Any:
+    """Columns of all kinds: without compression, hundreds of kilobytes a thousand rows."""
+    draw = np.random.default_rng(1)
+    texts = [draw.bytes(60).hex() for _ in range(rows)]
+    schema = pa.schema([pa.field("n", pa.int64(), False), ("f", pa.float64()), ("t", pa.string()), ("m", pa.int64())])
+    return pa.table({"n": range(rows), "f": draw.random(rows), "t": texts, "m": [None, 1] * (rows // 2)}, schema)
+
+
+def test_as_many_requests_as_fetches(form: Format, folder: Path) -> None:
+    form.write(wide(2000), folder / "file", rows=40)
+    counted = Counted()
+    system = pyarrow.fs.PyFileSystem(counted)
+    reader = form.read(str(folder / "file"), filesystem=system, batch_size=2000, num_fetches=24, num_threads=1)
+    counted.wanted, counted.most = 16, 0
+    (batch,) = reader
+    assert batch["n"].tolist() == list(range(2000))
+    assert 16 <= counted.most <= 24, "pyarrow's own threads are eight"
+
+
+def test_few_requests(form: Format, folder: Path) -> None:
+    expected = wide(4000)
+    form.write(expected, folder / "file", rows=1000)
+    counted = Counted()
+    system = pyarrow.fs.PyFileSystem(counted)
+
+    def read(**options: Any) -> tuple[list[dict[str, Any]], int, int]:
+        counted.reads = 0
+        reader = form.read(str(folder / "file"), filesystem=system, batch_size=500, **options)
+        opened, counted.reads = counted.reads, 0
+        return [row for batch in reader for row in column_files.as_rows(batch)], opened, counted.reads
+
+    found, opened, reads = read()
+    assert found == expected.to_pylist()
+    assert (opened <= 3, reads) == (True, 4), "one request a unit"
+    found, _, reads = read(columns=["n", "m"])
+    assert found == expected.select(["n", "m"]).to_pylist()
+    assert reads <= 8, "some bytes that aren't wanted are between the columns"
+
+
+def test_arrow_files_are_opened_by_few_requests(folder: Path) -> None:
+    FORMATS["arrow"].write(table(640), folder / "file", rows=10)
+    counted = Counted()
+    reader = fastpipe.read_arrow(str(folder / "file"), filesystem=pyarrow.fs.PyFileSystem(counted), batch_size=640)
+    assert counted.reads <= 3
+    assert [row for batch in reader for row in column_files.as_rows(batch)] == table(640).to_pylist()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "broken wire"), KeyError("a bug of the file system's")], ids=repr)
+def test_requests_that_fail(form: Format, folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of a unit's requests it is, on whichever thread."""
+    monkeypatch.setattr("fastpipe.units._ranges._HOLE", 0)
+    monkeypatch.setattr("fastpipe.units._ranges._LARGEST", 1)
+    form.write(wide(1000), folder / "file", rows=500)
+    counted = Counted()
+    path = str(folder / "file")
+    reader = form.read(path, filesystem=pyarrow.fs.PyFileSystem(counted), batch_size=100)
+
+    def fail() -> None:
+        counted.reads += 1
+        if counted.reads % 3 == 0:
+            raise error
+
+    counted.reads = 0
+    monkeypatch.setattr(counted, "begin", fail)
+    expected = fastpipe.StorageError if isinstance(error, OSError) else KeyError
+    with pytest.raises(expected):
+        [list(reader) for _ in range(3)]
+
+
+# --- Metadata ---
+
+
+@pytest.mark.parametrize("columns", [None, ["x"], ["z"]])
+def test_columns_of_nulls(form: Format, folder: Path, columns: list[str] | None) -> None:
+    kinds = {"x": pa.int64(), "z": pa.null(), "l": pa.list_(pa.null())}
+    for number, metadata in enumerate([{"a": "1"}, {"a": "2"}]):
+        schema = pa.schema(kinds, metadata=metadata)
+        form.write(pa.table({"x": [number], "z": [None], "l": [[None, None]]}, schema), f"{number}{form.suffix}")
+    form.write(pa.table({"x": [], "z": [], "l": []}, schema), f"2{form.suffix}")
+    expected = [{"x": x, "z": None, "l": [None, None]} for x in (0, 1)]
+    assert form.rows(folder, columns=columns) == [{name: row[name] for name in columns or row} for row in expected]
+    assert form.rows(f"2{form.suffix}", columns=columns) == []
 
 
 def test_files_are_closed(form: Format, folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,20 @@ def lay_out(files: dict[str, Any]) -> None:
         path = Path("data", name, "part.parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(pa.table(content if isinstance(content, dict) else {"x": [content]}), path)
+
+
+def patched(path: str, old: int, new: int, is_so: Callable[[Any], bool]) -> None:
+    """Changes the one byte of a file's footer from `old` to `new` by which its metadata become what is wanted."""
+    data = Path(path).read_bytes()
+    for at in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):
+        if data[at] == old:
+            Path(path).write_bytes(data[:at] + bytes([new]) + data[at + 1 :])
+            try:
+                if is_so(parquet.read_metadata(path)):
+                    return
+            except (OSError, pa.ArrowException):
+                pass
+    raise AssertionError("no such byte")
 
 
 # --- Folders ---
@@ -118,7 +134,84 @@ def test_one_row_group_with_nulls_is_enough(folder: Path) -> None:
     assert [row["x"] for row in rows(["a", "b"])] == [1, 2, 3, 1, 2, None]
 
 
+def test_wrong_statistics_are_overruled_by_a_spec(folder: Path) -> None:
+    """That a column has no nulls is a file's word, on which only the default rests."""
+    parquet.write_table(pa.table({"x": [1, None, 3]}), "file")
+    # The least number, and then the number of nulls as Thrift writes it.
+    data, least = Path("file").read_bytes(), (1).to_bytes(8, "little")
+    assert data.count(least + b"\x16\x02") > 0
+    Path("file").write_bytes(data.replace(least + b"\x16\x02", least + b"\x16\x00"))
+    assert parquet.read_metadata("file").row_group(0).column(0).statistics.null_count == 0
+    assert parquet.read_table("file").column("x").to_pylist() == [1, None, 3]
+    assert fastpipe.read_parquet("file", batch_size=3).features["x"].nulls == "error"
+    with pytest.raises(fastpipe.NullValueError, match=r'nulls="mask" marks nulls, fill=\.\.\. replaces them'):
+        rows("file")
+    assert rows("file", features={"x": DenseSpec((), "int64", nulls="mask")}) == [{"x": x} for x in (1, None, 3)]
+    assert rows("file", features={"x": DenseSpec((), "int64", fill=-1)}) == [{"x": x} for x in (1, -1, 3)]
+
+
+@pytest.mark.parametrize("nullable", [True, False])
+def test_structs_that_are_all_null(folder: Path, nullable: bool) -> None:
+    kind = pa.struct([pa.field("a", pa.int64(), nullable), pa.field("l", pa.list_(pa.string()), nullable)])
+    table = pa.table({"s": pa.array([None] * 5, kind), "x": range(5)})
+    parquet.write_table(table, "file", row_group_size=3)
+    assert rows("file") == [{"s.a": None, "s.l": None, "x": x} for x in range(5)]
+    assert rows("file", columns=["x"]) == [{"x": x} for x in range(5)]
+
+
 # --- Row groups ---
+
+
+# Seven and ten as Thrift's varints have them.
+@pytest.mark.parametrize(
+    ("old", "new", "is_so", "match"),
+    [
+        (14, 13, lambda m: m.row_group(1).num_rows == -7, r"row group 1 has -7 rows, as the file's footer says"),
+        (14, 10, lambda m: m.row_group(1).num_rows == 5, r"the row groups have 8 rows together, and the file 10"),
+        (14, 0, lambda m: m.row_group(1).num_rows == 0, r"the row groups have 3 rows together, and the file 10"),
+        (20, 22, lambda m: m.num_rows == 11, r"the row groups have 10 rows together, and the file 11"),
+    ],
+)
+def test_numbers_of_rows_that_are_not_true(
+    folder: Path, old: int, new: int, is_so: Callable[[Any], bool], match: str
+) -> None:
+    table = pa.table({"x": range(10)})
+    with parquet.ParquetWriter("file", table.schema) as writer:
+        writer.write_table(table.slice(0, 3))
+        writer.write_table(table.slice(3, 7))
+    assert len(rows("file")) == 10
+    patched("file", old, new, is_so)
+    with pytest.raises(fastpipe.MalformedFileError, match=match) as error:
+        fastpipe.read_parquet("file", batch_size=2)
+    assert error.value.path == "file"
+
+
+@pytest.mark.parametrize("slice_bytes", [8 << 20, 100])
+@pytest.mark.parametrize("has_checksums", [True, False])
+def test_pages_are_held_against_their_checksums(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, has_checksums: bool, slice_bytes: int
+) -> None:
+    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", slice_bytes)
+    table = pa.table({"x": range(1000)})
+    parquet.write_table(
+        table, "file", compression="none", use_dictionary=False, write_page_checksum=has_checksums, data_page_size=800
+    )
+    reader = fastpipe.read_parquet("file", batch_size=7, page_checksum_verification=True)
+    for same in (reader, pickle.loads(pickle.dumps(reader))):
+        assert [x for batch in same for x in batch["x"].tolist()] == list(range(1000))
+    modified = os.stat("file").st_mtime_ns
+    data = Path("file").read_bytes()
+    Path("file").write_bytes(data.replace((777).to_bytes(8, "little"), (778).to_bytes(8, "little")))
+    os.utime("file", ns=(modified, modified))
+    assert [row["x"] for row in rows("file")] == [778 if x == 777 else x for x in range(1000)]
+    for checked in (reader, pickle.loads(pickle.dumps(reader))):
+        if has_checksums:
+            with pytest.raises(fastpipe.MalformedFileError, match=r"CRC.*\(row group 0 of file\)"):
+                list(checked)
+        else:
+            assert sum(len(batch["x"]) for batch in checked) == 1000
+    with pytest.raises(TypeError, match="page_checksum_verification is True or False, not 1"):
+        fastpipe.read_parquet("file", batch_size=1, page_checksum_verification=1)  # type: ignore[arg-type]
 
 
 def test_row_groups_without_rows(folder: Path) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Unpack
 
 from fastpipe._options import Options, Settings, takes_options
 from fastpipe._sources import Paths
 from fastpipe.errors import MalformedFileError, UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
+from fastpipe.units._arrow_blocks import Block, blocks, footer_size
+from fastpipe.units._arrow_blocks import rows as count_rows
 from fastpipe.units._file_units import FileUnits, read_files
 from fastpipe.units._files import File, Files, storage_errors
-from fastpipe.units._schemas import common_schema, without_nulls
+from fastpipe.units._schemas import common_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +25,15 @@ __all__ = ["ArrowFileUnits", "read_arrow"]
 
 # Local files of no more bytes are looked at as a whole to see which columns have nulls.
 _LOOKED_AT = 256 << 20
+
+# Files that are opened at once.
+_OPENED_AT_ONCE = 8
+
+# Bytes at the end of a file that are read for its footer. Few footers have more.
+_TAIL = 64 << 10
+
+# Record batches whose rows are counted at once. If they are small, some of their columns are read with their metadata.
+_COUNTED_AT_ONCE = 256
 
 _MAGIC = b"ARROW1"
 _OLD_FEATHER = b"FEA1"
@@ -41,46 +53,59 @@ class ArrowFileUnits(FileUnits):
 
     def __init__(self, files: Files, found: list[File], columns: list[str] | None = None) -> None:
         super().__init__(files, found, columns)
-        self._batches: list[tuple[int, int]] = []
-        self.rows: list[int] = []
         look = files.is_local and sum(file.size for file in found) <= _LOOKED_AT
-        nulls: set[str] = set()
-        schemas = []
-        for number, file in enumerate(found):
-            with storage_errors(file.path), self._storage.open(file.path) as source:
-                schemas.append(self._walk(number, file, source, nulls, look))
-        import pyarrow as pa
+        with concurrent.futures.ThreadPoolExecutor(1 if files.is_local else min(_OPENED_AT_ONCE, len(found))) as pool:
+            self._opened = list(pool.map(lambda file: self._open(file, look=look), found))
+        self._batches = [
+            (number, i) for number, opened in enumerate(self._opened) for i, rows in enumerate(opened.rows) if rows > 0
+        ]
+        self.rows = [self._opened[number].rows[i] for number, i in self._batches]
+        common = common_schema(self.files, [opened.schema for opened in self._opened])
+        certain = set.intersection(*(opened.certain for opened in self._opened))
+        self._choose(common, certain)
 
-        self._names = [schema.names for schema in schemas]
-        common = common_schema(self.files, schemas)
-        fields = [without_nulls(field) if look and field.name not in nulls else field for field in common]
-        self._choose(pa.schema(fields, metadata=common.metadata))
-
-    def _walk(self, number: int, file: File, source: pa.NativeFile, nulls: set[str], look: bool) -> pa.Schema:
-        """Counts the rows of a file's record batches, and notes which columns have nulls."""
+    def _open(self, file: File, *, look: bool) -> _Opened:
+        """The schema of a file, and its record batches: looked through for nulls, or only counted."""
         import pyarrow.ipc
 
-        _check_magic(file.path, source)
-        # Rows can be counted by any column: the first alone is read.
-        fields = None if look else [0]
-        whole = pyarrow.ipc.open_file(source).schema
-        if len(whole) == 0:
-            return whole
-        options = pyarrow.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-        reader = pyarrow.ipc.open_file(source, options=options)
-        for i in range(reader.num_record_batches):
-            batch = reader.get_batch(i)
-            if look:
+        with storage_errors(file.path), self._storage.open(file.path) as source:
+            _check_magic(file.path, source)
+            if not look:
+                return self._counted(file, source)
+            reader = pyarrow.ipc.open_file(source)
+            schema = reader.schema
+            if len(schema) == 0:
+                return _Opened(schema, [], set(), [], b"")
+            readable = [i for i, field in enumerate(schema) if _has_arrays(field.type)]
+            rows, nulls = [], set()
+            for i in range(reader.num_record_batches):
+                batch = reader.get_batch(i)
                 # Whether buffers are as long as they should be, which nobody else can find out.
                 batch.validate()
-            if batch.num_rows > 0:
-                self._batches.append((number, i))
-                self.rows.append(batch.num_rows)
-            if look:
-                nulls |= {
-                    name for name, column in zip(batch.schema.names, batch.columns, strict=True) if _nulls(column)
-                }
-        return whole
+                rows.append(batch.num_rows)
+                nulls |= {schema.names[i] for i in readable if _nulls(batch.column(i))}
+            return _Opened(schema, rows, set(schema.names) - nulls, [], b"")
+
+    def _counted(self, file: File, source: pa.NativeFile) -> _Opened:
+        """The schema of a file, and the row counts of its record batches. Their columns aren't read."""
+        import pyarrow.ipc
+
+        tail = source.read_at(min(file.size, _TAIL), max(file.size - _TAIL, 0))
+        if (size := footer_size(tail)) > len(tail):
+            tail = source.read_at(min(file.size, size), max(file.size - size, 0))
+        found = blocks(tail[-size:], file.size)
+        known = [(file.size - len(tail), tail)]
+        schema = pyarrow.ipc.open_file(self._storage.ranged(source, file.size, (), known)).schema
+        rows = []
+        for first in range(0, len(found), _COUNTED_AT_ONCE):
+            some = found[first : first + _COUNTED_AT_ONCE]
+            metadata = self._storage.ranged(
+                source, file.size, [(block.start, block.start + block.metadata) for block in some]
+            )
+            for block in some:
+                metadata.seek(block.start)
+                rows.append(count_rows(metadata.read(block.metadata)))
+        return _Opened(schema, rows, set(), found, tail)
 
     def name(self, unit: int) -> str:
         """The record batch and its file."""
@@ -96,16 +121,58 @@ class ArrowFileUnits(FileUnits):
         import pyarrow.ipc
 
         number, batch = self._batches[unit]
-        file = self._found[number]
-        fields = [self._names[number].index(name) for name in self.schema.names]
+        file, opened = self._found[number], self._opened[number]
+        fields = [opened.schema.names.index(name) for name in self.schema.names]
         with storage_errors(file.path, self.name(unit)):
             options = pyarrow.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
             with self._storage.open(file.path) as source:
-                table = pyarrow.ipc.open_file(source, options=options).get_batch(batch)
+                ranged = self._storage.ranged(
+                    source, file.size, self._ranges(opened, batch, fields), opened.known(file)
+                )
+                table = pyarrow.ipc.open_file(ranged, options=options).get_batch(batch)
             # Whether buffers are as long as they should be, which nobody else can find out.
             table.validate()
             self._storage.check(file)
         return table
+
+    def _ranges(self, opened: _Opened, batch: int, fields: list[int]) -> list[tuple[int, int]]:
+        """Bytes that are read before pyarrow asks for them: all, if all columns are wanted, else the metadata."""
+        if not opened.blocks:
+            return []
+        block = opened.blocks[batch]
+        whole = len(fields) == len(opened.schema)
+        return [(block.start, block.end if whole else block.start + block.metadata)]
+
+
+class _Opened(NamedTuple):
+    """A file that was opened.
+
+    Attributes:
+        schema: its own.
+        rows: of each record batch.
+        certain: columns that were found to have no nulls.
+        blocks: where the record batches are, if that was looked up.
+        tail: the last bytes of the file, in which its footer is; empty if they aren't kept.
+    """
+
+    schema: pa.Schema
+    rows: list[int]
+    certain: set[str]
+    blocks: list[Block]
+    tail: bytes
+
+    def known(self, file: File) -> list[tuple[int, bytes]]:
+        """The bytes that are kept, with the place of the first one."""
+        return [(file.size - len(self.tail), self.tail)] if self.tail else []
+
+
+def _has_arrays(kind: pa.DataType) -> bool:
+    """Whether pyarrow can make arrays of a type: it has none for intervals of months, or of days and milliseconds."""
+    import pyarrow as pa
+
+    if kind.id in (pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME):
+        return False
+    return all(_has_arrays(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _nulls(column: pa.Array) -> bool:

@@ -90,7 +90,11 @@ class UnitsData:
         self._rows = _counts(units.rows, "rows", _MOST_ROWS)
         dictionaries = _dictionaries(getattr(units, "dictionaries", None))
         if features is None:
-            features = _written(units.schema, columns)
+            # Files may have no nulls where their schema allows them.
+            schema = getattr(units, "inferred_schema", units.schema)
+            features = _written(schema, columns)
+            if features is None and schema is not units.schema:
+                features = _inferred(schema, columns)
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
 
         def begin(calls: _fastpipe.UnitCalls, threads: int) -> int:
@@ -122,8 +126,8 @@ class UnitsData:
         self.handle = handle(nbytes) if first is None or nbytes is not None else first
         if features is None:
             features = inferred(self.handle.features())
-            if not features:
-                raise SchemaError("the schema has no columns")
+        if not features:
+            raise SchemaError("the schema has no columns")
         self.features = features
         self.files: list[str] = list(getattr(units, "files", []))
         self.symbols = dict(self.handle.symbols())
@@ -178,8 +182,13 @@ def _written(schema: Any, columns: list[str] | None) -> Features | None:
         return found
     added = [name for name in schema.names if name not in found]
     if added:
-        found |= inferred(_fastpipe.UnitsDataset(schema, [], None, str, _unread, 1, None, added).features())
+        found |= _inferred(schema, added)
     return found
+
+
+def _inferred(schema: Any, columns: list[str] | None) -> Features:
+    """The specs that follow from the types of a schema: of these columns, or of all."""
+    return inferred(_fastpipe.UnitsDataset(schema, [], None, str, _unread, 1, None, columns).features())
 
 
 def _unread(calls: _fastpipe.UnitCalls, threads: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex
 
 from fastpipe._columns.arrow_schema import require_pyarrow
@@ -10,17 +10,15 @@ from fastpipe._options import Settings
 from fastpipe._sources import Paths
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
-from fastpipe.units._files import File, Files
+from fastpipe.units._files import REMOTE_FETCHES, File, Files
+from fastpipe.units._ranges import Requests
 from fastpipe.units._reading import fetches, reader_of, threads_of
-from fastpipe.units._schemas import chosen_columns
+from fastpipe.units._schemas import chosen_columns, with_certain
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["FileUnits", "read_files"]
-
-# Calls at once where files are far away. On a local disk they decode, and do no waiting.
-_REMOTE_FETCHES = 8
 
 
 class FileUnits:
@@ -38,15 +36,25 @@ class FileUnits:
     """Endings of the format's files: a directory's files are those with the first ending that any of them has."""
 
     schema: pa.Schema
+    inferred_schema: pa.Schema
+    """The schema with no nulls where data have none: features follow from it by default."""
+
     rows: list[int]
 
     def __init__(self, files: Files, found: list[File], columns: list[str] | None = None) -> None:
         self._storage, self._found, self._columns = files, found, columns
         self.files = [file.path for file in found]
 
-    def _choose(self, whole: pa.Schema) -> None:
-        """Makes the schema of the columns that are read, out of that of the files."""
+    def _choose(self, whole: pa.Schema, certain: Container[str]) -> None:
+        """Makes the schemas of the columns that are read, out of that of the files.
+
+        Args:
+            whole: the schema of the files.
+            certain: columns in which there are no nulls.
+        """
+        self._certain_columns = certain
         self.schema = whole if self._columns is None else chosen_columns(whole, self._columns)
+        self.inferred_schema = with_certain(self.schema, certain)
 
     def _how(self) -> dict[str, Any]:
         """Arguments of the format's class besides those of every format."""
@@ -57,7 +65,7 @@ class FileUnits:
         chosen = object.__new__(type(self))
         chosen.__dict__ |= self.__dict__
         chosen._columns = columns
-        chosen._choose(self.schema)
+        chosen._choose(self.schema, self._certain_columns)
         return chosen
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,5 +105,6 @@ def read_files(
     """
     require_pyarrow()
     files = Files(filesystem)
-    at_once = fetches(num_fetches, threads_of(settings) if files.is_local else _REMOTE_FETCHES)
+    at_once = fetches(num_fetches, threads_of(settings) if files.is_local else REMOTE_FETCHES)
+    files.requests = Requests(at_once)
     return reader_of(settings, kind(files, files.find(source, kind.suffixes), **how), features, columns, at_once)

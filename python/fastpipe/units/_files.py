@@ -6,7 +6,7 @@ import contextlib
 import fnmatch
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastpipe._arguments import shown
@@ -15,11 +15,15 @@ from fastpipe._columns.arrow_schema import require_pyarrow
 from fastpipe._folders import is_unfinished
 from fastpipe._sources import Paths, expand, none_in_directory, nonempty, tell_empty, with_suffix
 from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, StorageError, UnsupportedError
+from fastpipe.units._ranges import Requests, coalesced, ranged
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["File", "Files", "storage_errors"]
+__all__ = ["REMOTE_FETCHES", "File", "Files", "storage_errors"]
+
+# Calls at once where files are far away. On a local disk they decode, and do no waiting.
+REMOTE_FETCHES = 8
 
 _MAGIC = set("*?[")
 # How pyarrow names object stores in their errors.
@@ -45,17 +49,19 @@ class Files:
 
     Args:
         filesystem: of `pyarrow.fs` or fsspec; None for local disks.
+        at_once: requests at once of `ranged`.
 
     Raises:
         ImportError: if pyarrow isn't installed.
         TypeError: if it is no file system.
     """
 
-    def __init__(self, filesystem: Any = None) -> None:
+    def __init__(self, filesystem: Any = None, at_once: int = REMOTE_FETCHES) -> None:
         require_pyarrow()
         import pyarrow.fs
 
         self.given = filesystem
+        self.requests = Requests(at_once)
         self.is_local = filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem)
         if filesystem is None:
             self.system: Any = pyarrow.fs.LocalFileSystem()
@@ -159,6 +165,25 @@ class Files:
         """Opens a file for reading at random. It isn't mapped: a mapped file that is cut short ends the process."""
         return self.system.open_input_file(path)
 
+    def ranged(
+        self,
+        source: pa.NativeFile,
+        size: int,
+        ranges: Iterable[tuple[int, int]],
+        known: Iterable[tuple[int, bytes]] = (),
+    ) -> pa.NativeFile:
+        """Reads some ranges of an open file by few requests, and returns the file with them. Local files are unchanged.
+
+        Args:
+            source: the file.
+            size: in bytes.
+            ranges: of each the first byte, and the one after the last.
+            known: where ranges begin that were read before, and their bytes.
+        """
+        if self.is_local:
+            return source
+        return ranged(source, size, [*known, *self.requests.read(source, coalesced(ranges, size))])
+
     def check(self, before: File) -> None:
         """Refuses a file that was changed since it was found.
 
@@ -171,7 +196,7 @@ class Files:
             raise StorageError(f"{reason} (file {before.path})", path=before.path, reason=reason)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Files, (self.given,)
+        return Files, (self.given, self.requests.at_once)
 
 
 def _items(source: Any) -> list[str]:

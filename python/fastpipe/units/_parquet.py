@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, Unpack
 
+from fastpipe._arguments import flag
 from fastpipe._options import Options, Settings, takes_options
 from fastpipe._partitions import Partitioning, Partitions, checked_partitioning
 from fastpipe._sources import Paths
@@ -18,7 +19,7 @@ from fastpipe.specs import Spec
 from fastpipe.units._file_units import FileUnits, read_files
 from fastpipe.units._files import File, Files, storage_errors
 from fastpipe.units._reading import threads_of
-from fastpipe.units._schemas import common_schema, without_nulls
+from fastpipe.units._schemas import common_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,57 +46,65 @@ class ParquetUnits(FileUnits):
         columns: the columns that are read; None for all.
         hive: whether folders such as `year=2026` are columns.
         parallel: whether columns of a slice are decoded at the same time.
+        checksums: whether pages are held against their checksums, where they have some.
     """
 
     suffixes = (".parquet", ".pq")
 
     def __init__(
-        self, files: Files, found: list[File], columns: list[str] | None = None, *, hive: bool, parallel: bool
+        self,
+        files: Files,
+        found: list[File],
+        columns: list[str] | None = None,
+        *,
+        hive: bool,
+        parallel: bool,
+        checksums: bool = False,
     ) -> None:
         super().__init__(files, found, columns)
         import pyarrow as pa
 
-        self._hive, self._parallel = hive, parallel
+        self._hive, self._parallel, self._checksums = hive, parallel, checksums
         with concurrent.futures.ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(found))) as pool:
             opened = list(pool.map(self._open, found))
-        self._metadata: list[Any] = [metadata for metadata, _ in opened]
-        self._schemas = [schema for _, schema in opened]
+        self._metadata: list[Any] = [metadata for metadata, _, _ in opened]
+        self._schemas = [schema for _, schema, _ in opened]
+        counts = [rows for _, _, rows in opened]
         schemas = [metadata.schema for metadata in self._metadata]
         self._physical = [[schema.column(i).physical_type for i in range(len(schema))] for schema in schemas]
-        # Of each file, to which column each leaf belongs.
-        self._leaves = [
-            [metadata.schema.column(i).path.partition(".")[0] for i in range(metadata.num_columns)]
-            for metadata in self._metadata
-        ]
+        paths = [[schema.column(i).path for i in range(len(schema))] for schema in schemas]
+        # Of each file, to which column each leaf belongs; and the numbers of leaves by their paths.
+        self._leaves = [[path.partition(".")[0] for path in each] for each in paths]
+        self._numbers = [{path: i for i, path in enumerate(each)} for each in paths]
         stored = {name for schema in self._schemas for name in schema.names}
         partitions = Partitions([file.path for file in found] if hive else [], stored)
+        self._uncounted = [
+            _uncounted(metadata, schema) for metadata, schema in zip(self._metadata, self._schemas, strict=True)
+        ]
         self._partitions = partitions.found
         kinds = {name: pa.int64() if whole else pa.string() for name, whole in partitions.integers.items()}
         self._groups = [
-            (number, group)
-            for number, metadata in enumerate(self._metadata)
-            for group in range(metadata.num_row_groups)
-            if metadata.row_group(group).num_rows > 0
+            (number, group) for number, rows in enumerate(counts) for group in range(len(rows)) if rows[group] > 0
         ]
-        self._choose(self._whole_schema(kinds))
-        self.rows = [self._metadata[number].row_group(group).num_rows for number, group in self._groups]
+        self.rows = [counts[number][group] for number, group in self._groups]
+        self._choose(self._whole_schema(kinds), self._certain())
 
-    def _open(self, file: File) -> tuple[Any, pa.Schema]:
-        """The metadata and the schema of a file."""
+    def _open(self, file: File) -> tuple[Any, pa.Schema, list[int]]:
+        """The metadata and the schema of a file, and the rows of its row groups."""
         import pyarrow.parquet
 
         with storage_errors(file.path), self._storage.open(file.path) as source:
             metadata = pyarrow.parquet.read_metadata(source)
+            rows = _rows(metadata)
             _check_chunks(metadata, file.size)
-            return metadata, metadata.schema.to_arrow_schema()
+            return metadata, metadata.schema.to_arrow_schema(), rows
 
     def _whole_schema(self, values: dict[str, pa.DataType]) -> pa.Schema:
         """The schema of all files, which must be one, with columns for folders."""
         import pyarrow as pa
 
         first = common_schema([file.path for file in self._found], self._schemas)
-        certain = self._certain()
-        fields = [without_nulls(field) if field.name in certain else field for field in first]
+        fields = list(first)
         for name, kind in values.items():
             some = any(partition.get(name) is None for partition in self._partitions)
             fields.append(pa.field(name, kind, nullable=some))
@@ -110,7 +119,7 @@ class ParquetUnits(FileUnits):
                     continue
                 statistics = column.statistics
                 known = statistics is not None and statistics.has_null_count
-                certain[name] = known and statistics.null_count == 0
+                certain[name] = known and statistics.null_count == 0 and name not in self._uncounted[number]
         return {name for name, all_there in certain.items() if all_there}
 
     def _chunks(self, number: int, group: int) -> list[tuple[str, Any]]:
@@ -147,7 +156,7 @@ class ParquetUnits(FileUnits):
         return sizes
 
     def _how(self) -> dict[str, Any]:
-        return {"hive": self._hive, "parallel": self._parallel}
+        return {"hive": self._hive, "parallel": self._parallel, "checksums": self._checksums}
 
     def select(self, columns: list[str]) -> Self:
         """The same row groups, of which only these columns are read."""
@@ -172,7 +181,7 @@ class ParquetUnits(FileUnits):
     def read(self, unit: int) -> pa.Table:
         """A row group."""
         number, group = self._groups[unit]
-        with storage_errors(self._found[number].path, self.name(unit)), self._opened(number) as parquet:
+        with storage_errors(self._found[number].path, self.name(unit)), self._opened(number, group) as parquet:
             table = parquet.read_row_group(group, columns=self._stored(number), use_threads=False)
             self._storage.check(self._found[number])
             return self._with_folders(number, table)
@@ -180,7 +189,7 @@ class ParquetUnits(FileUnits):
     def read_slices(self, unit: int, start: int, rows: int) -> Iterator[pa.Table]:
         """Yields a row group from a row on, `rows` rows at a time, without ever holding all of it."""
         number, group = self._groups[unit]
-        with storage_errors(self._found[number].path, self.name(unit)), self._opened(number, _BUFFER) as parquet:
+        with storage_errors(self._found[number].path, self.name(unit)), self._opened(number, group, _BUFFER) as parquet:
             batches = parquet.iter_batches(
                 rows, row_groups=[group], columns=self._stored(number), use_threads=self._parallel
             )
@@ -189,13 +198,32 @@ class ParquetUnits(FileUnits):
                 yield self._with_folders(number, table)
 
     @contextlib.contextmanager
-    def _opened(self, number: int, buffer: int = 0) -> Iterator[pyarrow.parquet.ParquetFile]:
+    def _opened(self, number: int, group: int, buffer: int = 0) -> Iterator[pyarrow.parquet.ParquetFile]:
+        """A file, of which a row group is read; a local one with a buffer of this size for each column."""
         import pyarrow.parquet
 
-        with self._storage.open(self._found[number].path) as source:
+        file, is_local = self._found[number], self._storage.is_local
+        ranges = () if is_local else self._ranges(number, group)
+        with self._storage.open(file.path) as source:
+            # pyarrow's own `pre_buffer` reads on threads that the whole process shares, eight by default.
             yield pyarrow.parquet.ParquetFile(
-                source, metadata=self._metadata[number], pre_buffer=not self._storage.is_local, buffer_size=buffer
+                self._storage.ranged(source, file.size, ranges),
+                metadata=self._metadata[number],
+                pre_buffer=False,
+                buffer_size=buffer if is_local else 0,
+                page_checksum_verification=self._checksums,
             )
+
+    def _ranges(self, number: int, group: int) -> list[tuple[int, int]]:
+        """Where the bytes of the wanted columns of a row group are."""
+        stored, found = set(self._stored(number)), []
+        for name, chunk in self._chunks(number, group):
+            if name in stored:
+                start = chunk.data_page_offset
+                if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+                    start = chunk.dictionary_page_offset
+                found.append((start, start + chunk.total_compressed_size))
+        return found
 
     def _folders(self, number: int) -> dict[str, str | None]:
         """The columns that a file's folders stand for."""
@@ -233,6 +261,46 @@ def _slices(batches: Iterator[pa.RecordBatch], start: int, rows: int) -> Iterato
                 kept, missing = [], rows
     if kept:
         yield pa.Table.from_batches(kept)
+
+
+def _uncounted(metadata: Any, schema: pa.Schema) -> set[str]:
+    """Columns with null counts that leave nulls out.
+
+    pyarrow doesn't count the nulls of structs around a dictionary. A file without Arrow's schema doesn't say what was a
+    dictionary: any text in a struct may have been one.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    says = b"ARROW:schema" in (metadata.metadata or {})
+    if not says and not metadata.created_by.startswith("parquet-cpp-arrow"):
+        return set()
+
+    def may_be(kind: pa.DataType) -> bool:
+        text = types.is_string(kind) or types.is_binary(kind)
+        below = (may_be(kind.field(i).type) for i in range(kind.num_fields))
+        return types.is_dictionary(kind) or (text and not says) or any(below)
+
+    return {field.name for field in schema if types.is_nested(field.type) and may_be(field.type)}
+
+
+def _rows(metadata: Any) -> list[int]:
+    """The rows of each row group of a file.
+
+    Raises:
+        pyarrow.ArrowInvalid: if a number is negative, or they don't add up to the file's.
+    """
+    import pyarrow as pa
+
+    rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    for group, number in enumerate(rows):
+        if number < 0:
+            raise pa.ArrowInvalid(f"row group {group} has {number} rows, as the file's footer says")
+    if sum(rows) != metadata.num_rows:
+        raise pa.ArrowInvalid(
+            f"the row groups have {sum(rows)} rows together, and the file {metadata.num_rows}, as its footer says"
+        )
+    return rows
 
 
 class _Unread(io.RawIOBase):
@@ -302,6 +370,7 @@ def read_parquet(
     batch_size: SupportsIndex,
     filesystem: Any = None,
     partitioning: Partitioning = "hive",
+    page_checksum_verification: bool = False,
     num_fetches: SupportsIndex | None = None,
     **options: Unpack[Options],
 ) -> Reader:
@@ -325,8 +394,9 @@ def read_parquet(
             None for local disks.
         partitioning: "hive" makes columns of folders that are named `year=2026`: int64 if all values are such numbers,
             else text. None doesn't.
-        num_fetches: row groups that are read at once: by default as many as `num_threads` on local disks, where that is
-            work, and 8 elsewhere, where it is waiting.
+        page_checksum_verification: whether pages are held against their checksums, in files that have some.
+        num_fetches: row groups that are read at once, and requests at once to a file system that isn't local: by
+            default as many as `num_threads` on local disks, where that is work, and 8 elsewhere, where it is waiting.
         **options: see `fastpipe.Options`.
 
     Returns:
@@ -363,5 +433,6 @@ def read_parquet(
         filesystem=filesystem,
         num_fetches=num_fetches,
         hive=hive,
+        checksums=flag("page_checksum_verification", page_checksum_verification),
         parallel=threads_of(settings) > 1,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
 from fastpipe.errors import MalformedFileError, SchemaError, UnsupportedError
@@ -10,7 +10,7 @@ from fastpipe.errors import MalformedFileError, SchemaError, UnsupportedError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["chosen_columns", "common_schema", "with_nulls", "without_nulls"]
+__all__ = ["chosen_columns", "common_schema", "with_certain", "with_nulls", "without_nulls"]
 
 
 def chosen_columns(schema: pa.Schema, columns: list[str]) -> pa.Schema:
@@ -18,6 +18,14 @@ def chosen_columns(schema: pa.Schema, columns: list[str]) -> pa.Schema:
     import pyarrow as pa
 
     return pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
+
+
+def with_certain(schema: pa.Schema, certain: Container[str]) -> pa.Schema:
+    """The schema without nulls in these columns."""
+    import pyarrow as pa
+
+    fields = [without_nulls(field) if field.name in certain else field for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)
 
 
 def without_nulls(field: pa.Field) -> pa.Field:
@@ -33,6 +41,8 @@ def with_nulls(field: pa.Field) -> pa.Field:
 def _nullable(field: pa.Field, nullable: bool) -> pa.Field:
     import pyarrow as pa
 
+    # Of a type that has nothing but nulls all are null.
+    nullable = nullable or pa.types.is_null(field.type)
     return pa.field(field.name, _kind(field.type, nullable), nullable=nullable, metadata=field.metadata)
 
 
