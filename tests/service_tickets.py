@@ -12,7 +12,7 @@ from fastpipe.service._wire import as_error
 
 flight = pytest.importorskip("pyarrow.flight")
 
-__all__ = ["answer", "client_of", "entries", "ticket"]
+__all__ = ["answer", "client_of", "entries", "identity", "ticket"]
 
 
 def client_of(url: str) -> Any:
@@ -24,11 +24,16 @@ def client_of(url: str) -> Any:
     return flight.FlightClient(url, generic_options=options)
 
 
+def identity(about: dict[str, Any]) -> dict[str, Any]:
+    """What a ticket says of the data, from a reader's description."""
+    return about["fingerprints"]["2"] | {"specs": about["specs"]}
+
+
 def entries(client: Any, options: Any = None, reader: str = "default") -> dict[str, Any]:
     """What a ticket for the first batch says."""
     told, *_ = client.do_action(flight.Action("describe", json.dumps({"reader": reader}).encode()), options)
     about = json.loads(told.body.to_pybytes())
-    said = {"version": 1, "reader": reader, "data": about["fingerprints"]["2"], "order": about["order"]}
+    said = {"version": about["version"], "reader": reader, "data": identity(about), "order": about["order"]}
     return said | {"epoch": 0, "progress": None, "start": 0, "stop": 1, "until": 1, "csr": False}
 
 

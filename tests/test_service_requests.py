@@ -22,6 +22,7 @@ import fastpipe
 from apart import wait_until
 from fastpipe.service._wire import as_error, intact, sealed
 from service_faults import ServerProcess, through
+from service_tickets import identity
 
 pa = pytest.importorskip("pyarrow")
 flight = pytest.importorskip("pyarrow.flight")
@@ -124,7 +125,7 @@ ACTIONS = ["describe", "place", "place", "health", "metrics", "", "Describe", "s
 def test_actions_are_answered_or_refused(server: ServerProcess) -> None:
     client, draw = flight.FlightClient(server.url), random.Random(11)
     described = intact([one.body.to_pybytes() for one in ask(client, "describe", sealed({"reader": "default"}))])
-    data = json.loads(described[0])["fingerprints"]["2"]
+    data = identity(json.loads(described[0]))
     place = {"reader": "default", "data": data, "unit": 0, "record": 5}
     counts = dict.fromkeys(("answered", "told", "refused"), 0)
     for _ in range(MANY):

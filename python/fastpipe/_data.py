@@ -52,6 +52,13 @@ class Data(Protocol):
     def words(self) -> Words:
         """How readers are to speak of it."""
 
+    @property
+    def interpretation(self) -> Mapping[str, Any]:
+        """What decides the values of batches besides contents, `features` and `symbols`: fit for JSON.
+
+        For example vocabularies, a reader's schema, or the dialect of CSV files. Servers and clients compare it.
+        """
+
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """What tells it from other data sets, fit for JSON: a few numbers that say something, and a `digest`.
 

@@ -78,6 +78,7 @@ class _Part:
         self._whole, self._part = whole, part
         self.handle = whole.handle.stretch(part.start, part.stop)
         self.features, self.files, self.symbols, self.words = whole.features, whole.files, whole.symbols, whole.words
+        self.interpretation = whole.interpretation
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """That of all, with the part's rows, and a digest of its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, Unpack
 
 from fastpipe import _fastpipe
@@ -47,6 +48,7 @@ class TableData:
         columns: as in `from_arrow`.
     """
 
+    interpretation: Mapping[str, Any] = MappingProxyType({})
     words = Words()
 
     def __init__(self, table: Any, features: Features | None, columns: list[str] | None) -> None:

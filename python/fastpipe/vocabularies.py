@@ -366,6 +366,17 @@ def lowered(features: Features) -> dict[str, LoweredLookup]:
     return {name: spec._lower_lookup() for name, spec in features.items() if isinstance(spec, LookupSpec)}
 
 
+def described(features: Features) -> dict[str, list[Any]]:
+    """What decides the indices of each `LookupSpec`, fit for JSON; of vocabularies a digest of keys and indices."""
+    found = {}
+    for name, spec in features.items():
+        if isinstance(spec, LookupSpec):
+            table, unknown, buckets, seed, separator, values, layout = spec._lower_lookup()
+            keys = None if table is None else table.digest
+            found[name] = [keys, unknown, buckets, seed, separator.hex(), values, layout, spec.nulls, spec.fill]
+    return found
+
+
 def in_form(features: Features, described: Iterable[Described]) -> Features:
     """Features in which each `LookupSpec` is replaced by the spec of what it yields.
 

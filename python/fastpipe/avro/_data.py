@@ -150,6 +150,11 @@ class AvroData:
         return dict(self.handle.symbols())
 
     @property
+    def interpretation(self) -> dict[str, Any]:
+        """Lookups, and how schemas are understood."""
+        return {"lookups": vocabularies.described(self._asked), "resolution": self._resolution.described()}
+
+    @property
     def left_out(self) -> dict[str, str]:
         """For each column that is of a type which isn't read: why."""
         return dict(self.handle.left_out())

@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -50,6 +51,15 @@ class Resolution:
         if isinstance(reader_schema, str) and reader_schema == "union":
             return cls(None, True, logical_types)
         return cls(_json(reader_schema), False, logical_types)
+
+    def described(self) -> list[Any]:
+        """The same for two resolutions that read the same values, fit for JSON."""
+        schema: Any = self.schema
+        if schema is not None:
+            # How the JSON is laid out decides nothing. What isn't JSON is the name of a type.
+            with suppress(ValueError, RecursionError):
+                schema = json.loads(schema)
+        return [schema, self.merged, self.logical_types]
 
     def lowered(self) -> tuple[str | None, bool, bool]:
         """As the extension module takes it."""

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple, Self
 
 from fastpipe import _fastpipe, vocabularies
@@ -117,6 +117,11 @@ class CsvData:
     def text_bytes(self) -> int:
         """Bytes of all rows, decompressed."""
         return self.handle.text_bytes()
+
+    @property
+    def interpretation(self) -> dict[str, Any]:
+        """Lookups, and the dialect."""
+        return {"lookups": vocabularies.described(self._asked), "dialect": asdict(self._dialect)}
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """How many files, rows and bytes; and a digest of the files.

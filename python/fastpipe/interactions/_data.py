@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -57,6 +59,7 @@ class InteractionsData:
         on_full: what becomes of users without enough unseen items.
     """
 
+    interpretation: Mapping[str, Any] = MappingProxyType({})
     words = Words(units="shards", advice={"sampling": "Fewer negatives take less; so do more threads."})
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import namedtuple
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -20,6 +21,7 @@ from fastpipe.errors import FastpipeError, ServiceError, UnsupportedError
 from fastpipe.service._asking import NoAnswerError, Question
 from fastpipe.service._directory import Servers
 from fastpipe.service._request import Request
+from fastpipe.service._specs import identity, specs_digest
 from fastpipe.service._transfer import Transfer
 from fastpipe.service._wire import VERSION, Ticket, ordering_of
 
@@ -53,6 +55,7 @@ class Description:
                 )
             self.rows = np.frombuffer(rows, np.uint32)
             self.fingerprints = {int(version): dict(of) for version, of in found["fingerprints"].items()}
+            self.specs = str(found["specs"])
             self.columns, self.csr = str(found["columns"]), found["csr"]
             self.features = decoded_features(str(found["features"]))
             self.symbols = {str(name): [str(one) for one in of] for name, of in found["symbols"].items()}
@@ -69,12 +72,18 @@ class Description:
             self.ordering: Ordering = ordering_of(found["order"])
             self.epochs = None if found["epochs"] is None else int(found["epochs"])
             self.text = str(found["text"])
-            if STATES not in self.fingerprints or not isinstance(self.csr, (str, type(None))):
+            whole = STATES in self.fingerprints and re.fullmatch("[0-9a-f]{32}", self.specs) is not None
+            if not whole or not isinstance(self.csr, (str, type(None))):
                 raise ValueError("entries are missing")
         except FastpipeError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
             raise ServiceError(f"{url} describes its reader in a way that can't be read: {error!r:.300}") from error
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What requests say of the data set and its specs."""
+        return identity(self.fingerprints[STATES], self.specs)
 
     @classmethod
     def of(cls, name: str, reader: Reader) -> Self:
@@ -121,7 +130,7 @@ class RemoteData:
         self.words = description.words
         self._name = name
         self._fallback = None if fallback is None else parts_of(fallback)
-        bringing = _Bringing(name, description.fingerprints[STATES], servers, patience, self._fallback)
+        bringing = _Bringing(name, description.identity, servers, patience, self._fallback)
         self.handle: _fastpipe.Data = _fastpipe.RemoteDataset(
             description.columns,
             description.csr,
@@ -130,6 +139,11 @@ class RemoteData:
             in_sequence=description.in_sequence,
             start=bringing.start,
         )
+
+    @property
+    def interpretation(self) -> dict[str, Any]:
+        """That of the data set at the servers, as a digest."""
+        return {"served": self._description.specs}
 
     def fingerprint(self, version: int = STATES) -> dict[str, Any]:
         """That of the data set at the servers."""
@@ -145,7 +159,7 @@ class RemoteData:
         servers, fallback = self._servers, self._fallback
         if fallback is not None and servers.absent:
             return fallback.data.place(unit, record)
-        request = {"reader": self._name, "data": self.fingerprint(), "unit": unit, "record": record}
+        request = {"reader": self._name, "data": self._description.identity, "unit": unit, "record": record}
         question = Question("place", request, _place, servers.options.timeout)
         try:
             return question.answer(servers.known, come=servers.changes, why=servers.why)
@@ -268,5 +282,8 @@ def check_fallback(fallback: Reader, description: Description) -> None:
         raise UnsupportedError(
             "the fallback reads other data than the servers: give a reader of the same files, with the same specs"
         )
-    if data.handle.columns_text() != description.columns:
-        raise UnsupportedError("the fallback has other columns than the servers: give the same specs")
+    if specs_digest(data) != description.specs:
+        raise UnsupportedError(
+            "the fallback reads the data with other specs than the servers: give it the features, vocabularies and"
+            " other arguments of the reader that is served"
+        )

@@ -22,6 +22,7 @@ from fastpipe.errors import LimitError, StateError, UnsupportedError
 from fastpipe.reader import Reader
 from fastpipe.rebatch import Rebatcher
 from fastpipe.service._bounds import Shares
+from fastpipe.service._specs import identity, specs_digest
 from fastpipe.service._wire import VERSION, Ticket, order_of, ordering_of
 
 __all__ = ["Served"]
@@ -70,7 +71,8 @@ class Served:
         self._data = parts.data
         self._orders: OrderedDict[str, _fastpipe.Order] = OrderedDict()
         self._lock = threading.Lock()
-        self._fingerprint = self._data.fingerprint()
+        self._specs = specs_digest(self._data)
+        self._identity = identity(self._data.fingerprint(), self._specs)
         own = parts.running.memory_limit
         self._shared = shares is not None
         self.limit = own if shares is None else shares.limit(own)
@@ -104,6 +106,7 @@ class Served:
             "version": VERSION,
             "reader": self.name,
             "fingerprints": {str(version): data.fingerprint(version) for version in range(1, STATES + 1)},
+            "specs": self._specs,
             "columns": data.handle.columns_text(),
             "csr": data.handle.columns_text(csr=True),
             "features": encoded_features(data.features),
@@ -137,21 +140,29 @@ class Served:
         }
 
     def check(self, data: Mapping[str, Any]) -> None:
-        """Whether a request is for this data set.
+        """Whether a request is for this data set, read with these specs.
 
         Args:
-            data: the fingerprint that it has.
+            data: the identity that it has.
 
         Raises:
             StateError: if it isn't; it says what differs.
         """
-        if data == self._fingerprint:
+        here = self._identity
+        if data == here:
             return
-        here = self._fingerprint
+        if data == here | {"specs": data.get("specs")}:
+            features = " ".join(repr(self._data.features).split())
+            raise StateError(
+                "this server reads the same data with other specs than the server that was connected to first: the"
+                " features, their specs, vocabularies or hashes, or how values are decoded (reader_schema, a CSV"
+                f" dialect) differ. It reads {features:.500}. Start all servers with one definition of the reader, then"
+                " connect again"
+            )
         differing = [
             f"{name} is {here[name]!r} here, and was {data.get(name)!r:.100}"
             for name in here
-            if name != "digest" and data.get(name) != here[name]
+            if name not in ("digest", "specs") and data.get(name) != here[name]
         ]
         raise StateError(
             f"this server has other data: {'; '.join(differing) or self._data.words.other_digest}; connect anew"

@@ -43,7 +43,7 @@ __all__ = [
     "unsealed",
 ]
 
-VERSION = 1
+VERSION = 2
 LARGEST_TICKET = 1 << 20
 """Bytes: the places of an epoch that many ranks have shared."""
 
@@ -188,7 +188,7 @@ class Ticket:
 
     Attributes:
         reader: the name under which the server has it.
-        data: what tells the data set from others.
+        data: what tells the data set, and the specs that it is read with, from others.
         order: as `order_of` makes it.
         epoch: of the batches.
         progress: from where they are counted; None for the start of the epoch.

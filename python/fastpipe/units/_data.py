@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +62,7 @@ class UnitsData:
             do that.
     """
 
+    interpretation: Mapping[str, Any] = MappingProxyType({})
     words = Words(
         advice={
             "fetching": "The source is the limit: more calls at once (`num_fetches`) make it faster if it can answer "
