@@ -381,7 +381,7 @@ def test_a_ledger_of_another_version(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "ledger.db") as connection:
         connection.execute("UPDATE fastpipe_schema SET version = 9")
     connection.close()
-    with pytest.raises(fastpipe.UnsupportedError, match="the ledger is of version 9, and this fastpipe has version 1"):
+    with pytest.raises(fastpipe.UnsupportedError, match="the ledger is of version 9, and this fastpipe has version 2"):
         reader().lease(url)
 
 

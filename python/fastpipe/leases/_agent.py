@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import warnings
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastpipe._left_out import stacklevel
 from fastpipe.errors import LedgerError, StaleLeaseError
 from fastpipe.leases._database import Connection, Database
 from fastpipe.leases._exchange import Answer, Granted, Member, Request, Token, Used, exchange
@@ -120,6 +122,10 @@ class Agent:
         self.pace = 0.0
         # Whether the consumer waits for work, which makes every exchange urgent.
         self.hungry = False
+        # Whether nothing that was yielded is uncommitted: as the consumer says, and as the ledger was last told.
+        self._settled = self._told_settled = False
+        # Batches that were yielded and not committed when iteration ended, if no commit has followed.
+        self.left_uncommitted = 0
         self._wishes = _Wishes()
         self._asking: list[Used] = []
         self._sent = 0
@@ -168,6 +174,17 @@ class Agent:
         while self._answered < mine and self.failed is None and not self._closed:
             self.changed.wait(_WAKE_SECONDS)
 
+    def settle(self) -> None:
+        """Waits until the ledger has all that was used, and knows that nothing else was yielded."""
+        self._settled = True
+        self.flush()
+
+    def unsettle(self) -> None:
+        """Waits until the ledger knows that more batches are to be yielded, if it was told otherwise."""
+        if self._settled or self._told_settled:
+            self._settled = False
+            self.flush()
+
     def close(self, seconds: float) -> int:
         """Gives all leases up and ends the thread; doesn't wait longer than that for the database.
 
@@ -202,6 +219,18 @@ class Agent:
         Garbage collection calls it, in any thread at any moment: so it takes no lock.
         """
         self._forgotten = True
+        self.warn()
+
+    def warn(self) -> None:
+        """Warns of batches that were left uncommitted when iteration ended."""
+        left, self.left_uncommitted = self.left_uncommitted, 0
+        if left:
+            warnings.warn(
+                f"the worker {self.member.worker!r} has used all its leases, and {left} batches that it yielded were"
+                " never committed: they don't count as done, and are yielded again. Call worker.commit() after each"
+                " batch",
+                stacklevel=stacklevel(),
+            )
 
     # The thread's side.
 
@@ -270,6 +299,7 @@ class Agent:
             group=self._group_seconds,
             alive=renewing,
             departed=wishes.departing,
+            settled=self._settled if self._settled != self._told_settled else None,
         )
         self._asking = request.used
         return request, self._sent
@@ -319,6 +349,8 @@ class Agent:
             pause = min(2 * pause, _AWAY_SECONDS[1])
 
     def _apply(self, request: Request, answer: Answer) -> None:
+        if request.settled is not None:
+            self._told_settled = request.settled
         for used, done in zip(request.used, sorted_as(request.used, answer.committed), strict=True):
             lease = self.leases.get(used.lease)
             if done.refused > used.start:

@@ -14,6 +14,8 @@ from fastpipe.leases._job import Job, found_job
 __all__ = ["checkpoint_of", "restore"]
 
 _VERSION = 1
+# As many workers are named.
+_SHOWN = 10
 
 
 def known_job(connection: Connection, name: str, *, lock: bool = False) -> Job:
@@ -34,8 +36,18 @@ def checkpoint_of(connection: Connection, name: str) -> dict[str, Any]:
     Of each epoch that isn't done it is the first batch of each stretch that isn't.
 
     Raises:
-        StateError: if there is no such job.
+        StateError: if there is no such job, or workers may have used batches that they haven't committed.
     """
+    # In the order of exchanges: workers before their job.
+    connection.rows(_tables.LOCK_WORKERS, job=name)
+    unsettled = [worker for (worker,) in connection.rows(_tables.UNSETTLED, job=name)]
+    if unsettled:
+        shown_ones = ", ".join(map(repr, unsettled[:_SHOWN])) + ", ..." * (len(unsettled) > _SHOWN)
+        raise StateError(
+            f"no checkpoint was made: the workers {shown_ones} of the job {name!r} may have used batches that aren't"
+            " committed yet. Call worker.flush() in each process, wait for all of them (for example with"
+            " torch.distributed.barrier()), then make the checkpoint, and draw the next batch after that"
+        )
     job = known_job(connection, name, lock=True)
     epochs: dict[str, list[int]] = {}
     for epoch, _, left in connection.rows(_tables.OPEN_EPOCHS, job=name):

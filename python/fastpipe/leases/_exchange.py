@@ -103,6 +103,7 @@ class Request:
         group: seconds between exchanges that commit.
         alive: whether to note that the worker is there, even if nothing else is to be noted.
         departed: whether it goes.
+        settled: whether it has no batch that it yielded and that isn't committed with this; None for what it said last.
     """
 
     number: int
@@ -115,6 +116,7 @@ class Request:
     group: float = 0.0
     alive: bool = False
     departed: bool = False
+    settled: bool | None = None
 
 
 @dataclass
@@ -182,7 +184,8 @@ def exchange(connection: Connection, job: Job, member: Member, request: Request)
         _deal(connection, job, member, request, answer)
     if request.alive and not answer.workers:
         answer.workers = int(connection.rows(_tables.PRESENT, job=job.name, ttl=member.ttl)[0][0])
-    if _acts(request) or answer.granted or request.alive or request.departed:
+    told = request.alive or request.departed or request.settled is not None
+    if _acts(request) or answer.granted or told:
         connection.rows(
             _tables.ANSWERED,
             job=job.name,
@@ -194,6 +197,7 @@ def exchange(connection: Connection, job: Job, member: Member, request: Request)
             row_count=rows,
             rate=1 / request.pace if request.pace > 0 else 0.0,
             departed=int(request.departed),
+            settled=None if request.settled is None else int(request.settled),
         )
     return answer
 

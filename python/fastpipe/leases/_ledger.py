@@ -75,10 +75,14 @@ class Ledger:
     def checkpoint(self) -> dict[str, Any]:
         """What is committed, fit for JSON. Keep it with the model's weights of that moment.
 
+        It has all batches that were used, or it isn't made: each worker that holds leases must have been flushed
+        (`LeaseWorker.flush`) since it yielded its last batch.
+
         Raises:
             LedgerError: if the database fails.
             MissingFileError: if there is no such file.
-            StateError: if there is no such job, or none was named and there are several.
+            StateError: if workers may have used batches that they haven't committed; it names them. Also if there is
+                no such job, or none was named and there are several.
         """
         with self._database.connected() as connection, connection.transaction():
             return checkpoint_of(connection, self._name(connection))

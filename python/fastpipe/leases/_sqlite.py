@@ -83,7 +83,7 @@ class Sqlite(Database):
         except BaseException:
             found.close()
             raise
-        return SqliteConnection(found, self.clock)
+        return SqliteConnection(found, self)
 
     def passes(self, error: BaseException) -> bool:
         return isinstance(error, sqlite3.OperationalError) and _code(error) & 0xFF in _PASSING
@@ -116,6 +116,15 @@ def _set_wal(connection: sqlite3.Connection) -> None:
         time.sleep(_BUSY_PAUSE)
 
 
+def _file_at(path: str) -> tuple[int, int] | None:
+    """What tells the file at a path from others; None if there is none."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def _code(error: sqlite3.Error) -> int:
     # Errors of the module itself have none.
     return int(getattr(error, "sqlite_errorcode", 0) or 0)
@@ -124,9 +133,10 @@ def _code(error: sqlite3.Error) -> int:
 class SqliteConnection(Connection):
     """A connection to a file."""
 
-    def __init__(self, connection: sqlite3.Connection, clock: Callable[[], float]) -> None:
-        self._connection = connection
-        self._clock = clock
+    def __init__(self, connection: sqlite3.Connection, database: Sqlite) -> None:
+        self._connection, self._database = connection, database
+        self._clock = database.clock
+        self._file = _file_at(database.path)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -139,6 +149,22 @@ class SqliteConnection(Connection):
                 self._connection.execute("ROLLBACK")
             raise
         self._connection.execute("COMMIT")
+        self._check_file()
+
+    def _check_file(self) -> None:
+        """Whether the file is still where others look for it: a commit to one that was deleted is lost.
+
+        Raises:
+            LedgerError: if it was deleted or replaced.
+        """
+        found = _file_at(self._database.path)
+        if found != self._file:
+            what = "deleted" if found is None else "replaced by another file"
+            raise LedgerError(
+                f"the ledger {self._database.shown} was {what} while it was in use, and others don't see what was"
+                " committed since. Put the file back and lease again, or Ledger.restore() a checkpoint",
+                path=self._database.path,
+            )
 
     def rows(self, statement: str, /, **parameters: Any) -> list[Row]:
         return self._connection.execute(_text(statement), parameters | {"now": self._clock()}).fetchall()

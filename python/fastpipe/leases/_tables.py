@@ -7,6 +7,9 @@ A row of `fastpipe_stretches` is a stretch of the order: the batches `start` to 
 `committed` are done. Up to two workers hold a stretch: one by `token`, and one by `copy_token`. A lease is free when
 both have expired. `tokens` is the last token that was handed out for the stretch, so that no two leases of it share
 one; a token of 0 is nobody's.
+
+A worker is `settled` if it has no batch that it yielded and that isn't committed. It says so when it is flushed, and
+takes that back before it yields its next batch.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ __all__ = [
     "JOIN_WORKER",
     "LEASED",
     "LOCK_WORKER",
+    "LOCK_WORKERS",
     "OPEN_EPOCH",
     "OPEN_EPOCHS",
     "PRESENT",
@@ -35,10 +39,11 @@ __all__ = [
     "SCHEMA_VERSION",
     "SHARES",
     "STORE_VERSION",
+    "UNSETTLED",
     "WORKERS",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 CREATE = (
     "CREATE TABLE IF NOT EXISTS fastpipe_schema (version INTEGER NOT NULL)",
@@ -90,6 +95,7 @@ CREATE = (
         seen DOUBLE PRECISION NOT NULL,
         moved DOUBLE PRECISION NOT NULL,
         departed INTEGER NOT NULL,
+        settled INTEGER NOT NULL,
         batches BIGINT NOT NULL,
         row_count BIGINT NOT NULL,
         rate DOUBLE PRECISION NOT NULL,
@@ -196,7 +202,8 @@ LOCK_WORKER = """
 ANSWERED = """
     UPDATE fastpipe_workers
     SET exchange = :exchange, answer = :answer, seen = {now}, moved = CASE WHEN :moved = 1 THEN {now} ELSE moved END,
-        batches = batches + :batches, row_count = row_count + :row_count, rate = :rate, departed = :departed
+        batches = batches + :batches, row_count = row_count + :row_count, rate = :rate, departed = :departed,
+        settled = coalesce(:settled, settled)
     WHERE job = :job AND worker = :worker
 """
 
@@ -236,11 +243,23 @@ SHARES = """
 PRESENT = "SELECT count(*) FROM fastpipe_workers WHERE job = :job AND departed = 0 AND seen > {now} - :ttl"
 
 JOIN_WORKER = """
-    INSERT INTO fastpipe_workers (job, worker, incarnation, exchange, answer, joined, seen, moved, departed, batches,
-        row_count, rate)
-    VALUES (:job, :worker, :incarnation, 0, '', {now}, {now}, {now}, 0, 0, 0, 0)
+    INSERT INTO fastpipe_workers (job, worker, incarnation, exchange, answer, joined, seen, moved, departed, settled,
+        batches, row_count, rate)
+    VALUES (:job, :worker, :incarnation, 0, '', {now}, {now}, {now}, 0, 0, 0, 0, 0)
     ON CONFLICT (job, worker) DO UPDATE SET incarnation = :incarnation, exchange = 0, answer = '', joined = {now},
-        seen = {now}, moved = {now}, departed = 0, rate = 0
+        seen = {now}, moved = {now}, departed = 0, settled = 0, rate = 0
+"""
+
+# Before a checkpoint: so that no exchange comes between what is looked at.
+LOCK_WORKERS = "SELECT worker FROM fastpipe_workers WHERE job = :job ORDER BY worker {for_update}"
+
+# Workers that hold leases, and may have used batches that they haven't committed.
+UNSETTLED = """
+    SELECT w.worker FROM fastpipe_workers w
+    WHERE w.job = :job AND w.departed = 0 AND w.settled = 0 AND EXISTS (
+        SELECT 1 FROM fastpipe_stretches s WHERE s.job = w.job AND s.done = 0
+            AND ((s.worker = w.worker AND s.expires > {now}) OR (s.copy_worker = w.worker AND s.copy_expires > {now})))
+    ORDER BY w.worker
 """
 
 FORGET_WORKERS = "DELETE FROM fastpipe_workers WHERE job = :job AND seen < {now} - :seconds"

@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -87,7 +87,7 @@ class LeaseWorker:
         self._upcoming: tuple[Lease, _Reading] | None = None
         self._delivered: deque[_Delivered] = deque()
         self._position: StepOfEpoch | None = None
-        self._told = False
+        self._told = self._committed = False
         self._yielded = self._waited = 0.0
         self._ended = weakref.finalize(self, Agent.abandon, agent)
         agent.start()
@@ -166,24 +166,45 @@ class LeaseWorker:
             LedgerError: if the database was away for longer than `patience`.
             PassClosedError: if the worker was closed, or is another process's.
         """
+        self._commit(self._agent.flush if wait else None)
+
+    def flush(self) -> None:
+        """Commits as `commit(wait=True)` does, and lets a checkpoint be made until the next batch is drawn.
+
+        A checkpoint of the ledger needs this of each worker: what they commit otherwise may come after it. Drawing the
+        next batch tells the ledger first, which takes as long as a commit.
+
+        Raises:
+            StaleLeaseError: as `commit`.
+            LedgerError: as `commit`.
+            PassClosedError: as `commit`.
+        """
+        self._commit(self._agent.settle)
+
+    def _commit(self, wait: Callable[[], None] | None) -> None:
         self._check()
         agent = self._agent
         with agent.changed:
             self._use()
-            if wait:
-                agent.flush()
+            self._committed = True
+            agent.left_uncommitted = 0
+            if wait is not None:
+                wait()
             if agent.refused:
                 raise agent.refused.popleft()
             self._raise()
 
     def checkpoint(self) -> dict[str, Any]:
-        """Commits what was yielded, and returns what `Ledger.checkpoint` does, to be kept with the model's weights.
+        """Flushes this worker, and returns what `Ledger.checkpoint` does, to be kept with the model's weights.
+
+        Where there are several workers, flush each of them before.
 
         Raises:
+            StateError: if other workers may have used batches that they haven't committed; it names them.
             StaleLeaseError: as `commit`.
             LedgerError: as `commit`.
         """
-        self.commit(wait=True)
+        self.flush()
         with self._database.connected() as connection, connection.transaction():
             return checkpoint_of(connection, self.job)
 
@@ -201,6 +222,7 @@ class LeaseWorker:
         self._stop_reading()
         self._ended.detach()
         lost = self._agent.close(_CLOSING_SECONDS)
+        self._agent.warn()
         for error in self._agent.refused:
             _LOG.warning("%s", error)
         if lost and not self._told:
@@ -256,6 +278,8 @@ class LeaseWorker:
 
     def _draw(self) -> tuple[Lease, dict[str, Any]]:
         """A batch, which counts as delivered once its lease's `next` is behind it."""
+        with self._agent.changed:
+            self._agent.unsettle()
         while True:
             lease = self._readable()
             if lease is None:
@@ -303,9 +327,15 @@ class LeaseWorker:
             elif agent.finished:
                 self._close_pass()
                 agent.flush()
+                if not self._committed:
+                    # Others did all of it again.
+                    agent.left_uncommitted = len(self._delivered)
                 return None
             elif self._delivered and agent.idle:
                 self._close_pass()
+                # It ended so before, and no commit followed.
+                agent.warn()
+                agent.left_uncommitted = len(self._delivered)
                 return None
             else:
                 self._close_pass()

@@ -1,0 +1,222 @@
+"""Checkpoints of ledgers that several workers use: they have all that was used, or aren't made."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastpipe
+
+BATCHES = 40
+
+
+def reader(**options: Any) -> fastpipe.Reader:
+    return fastpipe.from_arrays({"id": np.arange(BATCHES)}, **{"batch_size": 1, "shuffle": True, "seed": 5} | options)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/ledger.db"
+    else:
+        yield request.getfixturevalue("postgres_url")
+
+
+def committed(checkpoint: dict[str, Any]) -> int:
+    """Batches that a checkpoint of the first epoch has."""
+    starts = range(0, checkpoint["batches"], checkpoint["stretch"])
+    return sum(step - start for start, step in zip(starts, checkpoint["epochs"]["0"], strict=True))
+
+
+def use(worker: fastpipe.LeaseWorker, count: int) -> None:
+    for _ in range(count):
+        next(worker)
+        worker.commit()
+
+
+UNSETTLED: dict[str, Callable[[fastpipe.LeaseWorker], Any]] = {
+    "uses a batch": next,
+    "commits": lambda worker: use(worker, 1),
+    "commits and waits": lambda worker: (use(worker, 1), worker.commit(wait=True)),
+    "draws after a flush": lambda worker: (use(worker, 1), worker.flush(), next(worker)),
+}
+
+
+@pytest.mark.parametrize("act", UNSETTLED)
+def test_a_checkpoint_that_may_lack_commits_is_refused(url: str, act: str) -> None:
+    ledger = fastpipe.Ledger(url)
+    with reader().lease(url, worker="rank-0", stretch=5) as here, reader().lease(url, worker="rank-1") as other:
+        use(here, 3)
+        UNSETTLED[act](other)
+        for checkpoint in (here.checkpoint, ledger.checkpoint):
+            with pytest.raises(fastpipe.StateError, match=r"the workers 'rank-1' of .*Call worker\.flush\(\) in each"):
+                checkpoint()
+        other.flush()
+        found = ledger.checkpoint()
+        assert found == here.checkpoint() == other.checkpoint()
+        status = {worker.worker: worker.batches for worker in ledger.status().workers}
+        assert committed(found) == sum(status.values())
+        assert status["rank-0"] == 3
+        next(here)
+        with pytest.raises(fastpipe.StateError, match=r"the workers 'rank-0' of"):
+            ledger.checkpoint()
+
+
+def test_workers_that_left_or_lost_their_leases_are_in_no_ones_way(url: str) -> None:
+    ledger = fastpipe.Ledger(url)
+    with reader().lease(url, worker="left", stretch=5) as left:
+        use(left, 2)
+    assert committed(ledger.checkpoint()) == 2
+    silent = reader().lease(url, worker="silent", ttl=0.5)
+    next(silent)
+    # Its thread waits, as it does in a process that is stopped: nothing is renewed.
+    with silent._agent.changed:
+        time.sleep(0.7)
+        assert committed(ledger.checkpoint()) == 2
+    silent.close()
+
+
+class Ranks:
+    """Ranks that train one model in step, as DDP does, by the recipe of the manual. They are threads."""
+
+    def __init__(self, url: str, ranks: int, every: int) -> None:
+        self.url, self.ranks, self.every = url, ranks, every
+        self.barrier = threading.Barrier(ranks)
+        self.lock = threading.Lock()
+        # What the model was trained with, and the last checkpoint of both.
+        self.model: list[tuple[int, int]] = []
+        self.saved: tuple[dict[str, Any], list[tuple[int, int]], int] | None = None
+        self.errors: list[BaseException] = []
+
+    def run(self, stop: int) -> None:
+        """Resumes from the last checkpoint, and crashes before a step."""
+        first = 0
+        if self.saved is not None:
+            checkpoint, model, first = self.saved
+            fastpipe.Ledger(self.url).restore(checkpoint)
+            self.model = list(model)
+        threads = [threading.Thread(target=self._guarded, args=(rank, first, stop)) for rank in range(self.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not self.errors
+
+    def _guarded(self, rank: int, first: int, stop: int) -> None:
+        try:
+            self._train(rank, first, stop)
+        except BaseException as error:
+            self.errors.append(error)
+            self.barrier.abort()
+
+    def _train(self, rank: int, first: int, stop: int) -> None:
+        options: dict[str, Any] = {"barrier": False, "copies": False, "stretch": 3, "ttl": 1000}
+        worker = reader(epochs=None).lease(self.url, worker=f"rank-{rank}", **options)
+        for step in range(first, stop):
+            if step % self.every == 0:
+                worker.flush()
+                self.barrier.wait(30)
+                if rank == 0:
+                    self.saved = fastpipe.Ledger(self.url).checkpoint(), list(self.model), step
+                self.barrier.wait(30)
+            next(worker)
+            assert worker.position is not None
+            with self.lock:
+                self.model.append(tuple(worker.position))
+            # The backward pass: no rank is a step before others.
+            self.barrier.wait(30)
+            worker.commit()
+        # Some ranks are killed before their commits are sent, and others after that.
+        if rank % 2:
+            worker._agent._wishes.used.clear()
+        worker.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_that_crash_train_each_batch_once(url: str, ranks: int) -> None:
+    group = Ranks(url, ranks, every=5)
+    for stop in (3, 8, 14, 23):
+        group.run(stop)
+        # The model of each step was trained with other batches, and as many as all ranks have used.
+        assert max(Counter(group.model).values()) == 1
+        assert len(group.model) == ranks * stop
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files that are open can't be deleted")
+@pytest.mark.parametrize("fate", ["deleted", "replaced"])
+def test_a_file_that_is_gone_while_it_is_in_use_is_an_error(tmp_path: Path, fate: str) -> None:
+    path = tmp_path / "ledger.db"
+    worker = _leased(path)
+    use(worker, 2)
+    worker.commit(wait=True)
+    next(worker)
+    if fate == "deleted":
+        path.unlink()
+    else:
+        shutil.copy(path, tmp_path / "copy.db")
+        os.replace(tmp_path / "copy.db", path)
+    with pytest.raises(fastpipe.LedgerError, match=rf"ledger\.db was {fate}.* while it was in use"):
+        worker.commit(wait=True)
+    with pytest.raises(fastpipe.LedgerError, match="while it was in use"):
+        next(worker)
+    # It has said so.
+    worker.close()
+
+
+def _leased(path: Path) -> fastpipe.LeaseWorker:
+    return reader().lease(f"sqlite:///{path}", worker="one", stretch=5)
+
+
+def ends(worker: fastpipe.LeaseWorker) -> None:
+    assert len(list(worker)) == BATCHES
+    assert not worker.finished
+
+
+def test_a_worker_that_never_commits_is_warned_of_when_it_is_closed(tmp_path: Path) -> None:
+    worker = _leased(tmp_path / "ledger.db")
+    ends(worker)
+    with pytest.warns(UserWarning, match=r"'one' .* 40 batches that it yielded were never committed.*worker\.commit"):
+        worker.close()
+
+
+def test_a_worker_that_never_commits_is_warned_of_when_it_is_forgotten(tmp_path: Path) -> None:
+    workers = [_leased(tmp_path / "ledger.db")]
+    ends(workers[0])
+
+    def forget() -> None:
+        workers.clear()
+        gc.collect()
+
+    with pytest.warns(UserWarning, match="40 batches that it yielded were never committed"):
+        forget()
+
+
+def test_a_worker_that_never_commits_is_warned_of_when_it_iterates_again(tmp_path: Path) -> None:
+    with _leased(tmp_path / "ledger.db") as worker:
+        ends(worker)
+        with pytest.warns(UserWarning, match="40 batches that it yielded were never committed"):
+            assert list(worker) == []
+        worker.commit()
+        assert list(worker) == []
+        assert worker.finished
+
+
+def test_who_commits_after_the_loop_or_leaves_it_is_not_warned(tmp_path: Path) -> None:
+    with _leased(tmp_path / "left.db") as worker:
+        next(worker)
+    with _leased(tmp_path / "ledger.db") as worker:
+        ends(worker)
+        worker.commit(wait=True)
+        assert list(worker) == []
+        assert worker.finished
