@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urljoin
 
 import numpy as np
 import psutil
@@ -46,8 +47,10 @@ def server() -> Iterator[fastpipe.service.Server]:
 
 
 def url_of(server: fastpipe.service.Server) -> str:
+    """What stands before the paths."""
     assert server.metrics_url is not None
-    return server.metrics_url
+    assert server.metrics_url.endswith("/metrics")
+    return server.metrics_url.removesuffix("/metrics")
 
 
 def port_of(server: fastpipe.service.Server) -> int:
@@ -243,6 +246,13 @@ def test_many_at_once(server: fastpipe.service.Server) -> None:
     assert found == [200] * 80
 
 
+def test_the_url_of_metrics_has_them(server: fastpipe.service.Server) -> None:
+    assert server.metrics_url is not None
+    status, text, _ = get(server.metrics_url)
+    assert (status, "fastpipe_service_batches_total" in text) == (200, True)
+    assert get(urljoin(server.metrics_url, "/healthz"))[0] == 200
+
+
 def test_where_it_listens() -> None:
     with read().serve() as server:
         assert server.metrics_url is None
@@ -284,7 +294,7 @@ def test_a_forked_child_keeps_no_port() -> None:
         import os, socket, warnings, numpy as np, fastpipe
         warnings.simplefilter("ignore")  # Of forks beside threads.
         server = fastpipe.from_arrays({"id": np.arange(100)}, batch_size=10).serve(metrics_port=0)
-        port = int(server.metrics_url.rsplit(":", 1)[1])
+        port = int(server.metrics_url.removesuffix("/metrics").rsplit(":", 1)[1])
         (ends, says), (runs, ready) = os.pipe(), os.pipe()
         if (child := os.fork()) == 0:
             os.close(says)

@@ -143,7 +143,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     try:
         signal.signal(signal.SIGTERM, stop)
-        metrics = "" if server.metrics_url is None else f", metrics at {server.metrics_url}/metrics"
+        metrics = "" if server.metrics_url is None else f", metrics at {server.metrics_url}"
         print(f"serving {', '.join(sorted(server.names))} at {server.url}{metrics}", flush=True)
         server.wait()
     except KeyboardInterrupt:

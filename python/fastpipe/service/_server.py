@@ -220,10 +220,10 @@ class Server:
 
     @property
     def metrics_url(self) -> str | None:
-        """Where `/metrics` and `/healthz` are, from this machine; None without a `metrics_port`."""
+        """The URL of `/metrics`, from this machine; None without a `metrics_port`. `/healthz` is at the same port."""
         if self._endpoint is None:
             return None
-        return f"http://{_from_here(self._endpoint.host)}:{self._endpoint.port}"
+        return f"http://{_from_here(self._endpoint.host)}:{self._endpoint.port}/metrics"
 
     @property
     def names(self) -> list[str]:
