@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fastpipe
 import fastpipe.torch as adapter
+from killed_worker import EndsInMap
 from samples import FEATURES
 
 
@@ -142,13 +141,15 @@ def collated(paths: list[str]) -> Any:
 
 def killed(paths: list[str]) -> Any:
     """What is left of batches when their worker is killed."""
-    batches = iter(loader_of(adapter.IterableDataset(reader(paths, epochs=50)), 1, "fork", "torch"))
+    ends = EndsInMap(worker=0, batch=1)
+    data = adapter.IterableDataset(reader(paths, epochs=50), map=ends)
+    batches = iter(loader_of(data, 1, "fork", "torch"))
     first = next(batches)
     ids = first["id"].tolist()
-    os.kill(batches._workers[0].pid, signal.SIGKILL)
-    batches._workers[0].join()
     error = ""
+    ends.go()
     try:
+        batches._workers[0].join()
         for _ in batches:
             pass
     except RuntimeError as raised:

@@ -160,25 +160,33 @@ def in_pool(method: str) -> None:
             assert found == list(range(48))
 
 
-def kill_self(unit: int) -> None:
-    if unit == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def workers() -> None:
     """Reads with workers of Torch's DataLoader, of which one is killed within a read."""
     from torch.utils.data import DataLoader
 
     from fastpipe.torch import IterableDataset
+    from killed_worker import EndsInMap, kill_self
 
-    def read(act: Any, method: str) -> list[int]:
-        data = IterableDataset(fastpipe.read_units(Numbers(ROWS, act), batch_size=5))
-        return flat(DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context=method))
+    def read(act: Any, method: str, **more: Any) -> Any:
+        data = IterableDataset(fastpipe.read_units(Numbers(ROWS, act), batch_size=5), **more)
+        return iter(DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context=method))
 
-    assert read(slowly, "spawn") == list(range(48))
+    assert flat(read(slowly, "spawn")) == list(range(48))
+    told = threading.Event()
+
+    def kill(unit: int) -> None:
+        # Rows of the first two batches are of the units before.
+        if unit == 3:
+            told.wait()
+            kill_self()
+
+    ends = EndsInMap(worker=0, batch=1, kill=told.set)
+    batches = read(kill, "fork", map=ends)
+    next(batches)
+    ends.go()
     # Torch has two messages for it.
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
-        read(kill_self, "fork")
+        flat(batches)
     print("killed")
 
 
