@@ -26,6 +26,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fastpipe
 import fastpipe.torch as adapter
+from killed_worker import EndsInMap
 from samples import FEATURES
 
 OPTIONS: dict[str, Any] = {"batch_size": 7, "shuffle_buffer": 21, "shuffle": True, "seed": 11, "features": FEATURES}
@@ -128,6 +129,33 @@ def shares(paths: list[str], workers: int, more: dict[str, Any]) -> Any:
     return found
 
 
+def warned(paths: list[str], folder: str) -> Any:
+    """What two passes of workers warn of, by what the workers do."""
+    warnings.simplefilter("always")
+    found: dict[str, Any] = {}
+    for name, more, options in (
+        ("plain", {}, {"num_workers": 2}),
+        ("kept", {}, {"num_workers": 2, "persistent_workers": True}),
+        ("map", {"map": dict}, {"num_workers": 2}),
+        ("collate_fn", {}, {"num_workers": 2, "collate_fn": dict}),
+        ("none", {}, {}),
+    ):
+        noted = Path(folder, name)
+
+        def note(message: Any, *_: Any, to: Path = noted) -> None:
+            with to.open("a") as file:
+                file.write(f"{message}\n")
+
+        warnings.showwarning = note
+        data = adapter.IterableDataset(fastpipe.read_avro(paths, **OPTIONS), **more)
+        loader = DataLoader(data, batch_size=None, multiprocessing_context="fork" if options else None, **options)
+        for _ in range(2):
+            rows(loader)
+        lines = noted.read_text().splitlines() if noted.exists() else []
+        found[name] = [line for line in lines if "DataLoader" in line]
+    return found
+
+
 def damaged(paths: list[str]) -> Any:
     """What errors say in the process that trains."""
     found = []
@@ -175,8 +203,11 @@ def stateful(paths: list[str], workers: int, steps: list[int], shuffle: bool | s
 
 def ended(paths: list[str], how: str) -> Any:
     """Ends a loop with workers in some way."""
-    loader = DataLoader(dataset(paths, epochs=None), batch_size=None, num_workers=2, multiprocessing_context="fork")
-    batches = iter(loader)
+    ends = EndsInMap(worker=0, batch=1)
+    data = adapter.IterableDataset(
+        fastpipe.read_avro(paths, **OPTIONS, epochs=None), map=ends if how == "worker killed" else None
+    )
+    batches = iter(DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork"))
     next(batches)
     workers = [worker.pid for worker in batches._workers]
     print(json.dumps(workers), flush=True)
@@ -185,7 +216,7 @@ def ended(paths: list[str], how: str) -> Any:
     if how == "exception":
         raise RuntimeError("the model failed")
     if how == "worker killed":
-        os.kill(workers[0], signal.SIGKILL)
+        ends.go()
     # Until Ctrl-C comes, or what the loader raises of a worker that was killed.
     for _ in batches:
         time.sleep(0.001)
@@ -223,13 +254,15 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
     # Nor does it like more workers than processors, which say nothing here.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
+    # What a test of its own looks at.
+    warnings.filterwarnings("ignore", message="num_workers=")
     # Unless it is told, Torch warns when a sparse tensor arrives from another process.
     torch.sparse.check_sparse_tensor_invariants.disable()
     # A shell that runs tests in its background has them ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     request = json.loads(sys.argv[1])
     programs = {"passes": passes, "stateful": stateful, "ended": ended, "rank": rank, "meanwhile": meanwhile}
-    programs |= {"alike": alike, "beside": beside, "shares": shares, "damaged": damaged}
+    programs |= {"alike": alike, "beside": beside, "shares": shares, "damaged": damaged, "warned": warned}
     answer = programs[request.pop("program")](**request)
     if answer is not None:
         print(json.dumps(answer))

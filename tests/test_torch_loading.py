@@ -33,7 +33,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 def start(**request: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, loading.__file__, json.dumps(request)],
+        # Workers that are spawned ask their interpreter which warnings to show.
+        [sys.executable, "-W", "ignore:num_workers=", loading.__file__, json.dumps(request)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -130,6 +131,15 @@ def test_workers_share_what_their_rank_has(data: Data, uneven: str, batch_size: 
         assert len({len(batches) for _, batches, _ in found}) == 1
     if uneven != "drop":
         assert sorted(seen) == list(range(data.total))
+
+
+@SLOW
+def test_workers_that_only_read_are_warned_of_once(data: Data, tmp_path: Path) -> None:
+    found = run(program="warned", paths=data.paths, folder=str(tmp_path))
+    once = found.pop("plain")
+    assert len(once) == 1
+    assert re.match("num_workers=2 makes a DataLoader of this reader slower.* Give num_workers=0", once[0])
+    assert found == {"kept": once, "map": [], "collate_fn": [], "none": []}
 
 
 @SLOW

@@ -17,9 +17,13 @@ from processes import interrupt
 PROMPTLY = 30
 
 
+# Readers in workers are slower than without, which a warning says.
+WARNINGS = ("-W", "error", "-W", "ignore::DeprecationWarning", "-W", "ignore:num_workers=")
+
+
 def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", unit_programs.__file__, *arguments],
+        [sys.executable, *WARNINGS, unit_programs.__file__, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

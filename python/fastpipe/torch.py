@@ -61,13 +61,14 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     It yields whole batches, so a `DataLoader` around it is told `batch_size=None`:
 
-        DataLoader(fastpipe.torch.IterableDataset(reader), batch_size=None, num_workers=2, pin_memory=True)
+        DataLoader(fastpipe.torch.IterableDataset(reader), batch_size=None, pin_memory=True)
 
     With several ranks all have equally many batches, as the reader's `uneven` says; with workers, a rank's workers
     share its batches, which are as many as without (with `shuffle="block"` and `"buffer"` as many but for short last
     batches, since units are shared out). Workers take their share of the processors. They decode into memory that the
     process that trains has mapped, so batches aren't copied, unless the loader has a `collate_fn`. `num_workers=0` is
-    simpler, and the reader's own threads decode ahead all the same.
+    simpler and mostly several times faster: the reader's own threads decode ahead all the same. Workers help only if
+    `map` or `collate_fn` takes long; without either, the first pass with workers warns once.
 
     In `torch.distributed` a reader of one rank is divided among the ranks of the default process group or, before there
     is one, as RANK and WORLD_SIZE of the environment (torchrun's) say. That is logged (logger `fastpipe`, INFO). A
@@ -165,6 +166,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             joined = ledger.join(joiner)
             if own is not None and passes.at_end:
                 ledger.end(joined.serial, worker.id, joined.epoch + (passes.epochs or 0))
+        if plain and self._map is None and joined.serial == 1 and worker.id == 0:
+            _warn_of_workers(worker.num_workers)
         if own is None:
             if joined.loaded:
                 passes.begin(joined.epoch)
@@ -331,6 +334,17 @@ def _warn_of_batching(caller: FrameType) -> None:
                 UserWarning,
                 stacklevel=2,
             )
+
+
+def _warn_of_workers(workers: int) -> None:
+    """Warns of a loader whose workers only decode, which the reader's threads do faster."""
+    warnings.warn(
+        f"num_workers={workers} makes a DataLoader of this reader slower, mostly several times: the reader decodes on"
+        " threads of its own, and sending batches between processes takes longer. Give num_workers=0. Workers help only"
+        " if map= or collate_fn= takes long",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def _is_sent_as_it_is(caller: FrameType) -> bool:
