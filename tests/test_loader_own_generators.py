@@ -229,6 +229,31 @@ def test_torch_compiles_as_before() -> None:
     assert outputs(run(script)) == ["False\n"]
 
 
+def test_the_first_operator_under_a_dispatch_object_is_called_before_threads_start() -> None:
+    """The first ones of several threads at once can end the process in torch."""
+    script = """
+        import threading, torch, fastpipe.torch
+        from fastpipe.loading import _own_generators
+
+        callers = []
+
+        class Noted(_own_generators._Operators):
+            def __torch_dispatch__(self, *args, **kwargs):
+                callers.append(threading.current_thread().name)
+                return super().__torch_dispatch__(*args, **kwargs)
+
+        _own_generators._Operators = Noted
+        before = torch.get_rng_state()
+        dataset = torch.utils.data.TensorDataset(torch.arange(4))
+        generator = torch.Generator()
+        for _ in range(2):
+            list(fastpipe.torch.DataLoader(dataset, num_workers=2, worker_method="thread", generator=generator))
+        assert torch.equal(torch.get_rng_state(), before)
+        print(callers[0], callers.count("MainThread"))
+    """
+    assert outputs(run(script)) == ["MainThread 1\n"]
+
+
 class Noisy(Numbers):
     """Items of all generators of a process, from an item on."""
 

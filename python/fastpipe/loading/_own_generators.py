@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["OwnGenerators", "own_generators", "own_of_this_thread"]
+__all__ = ["OwnGenerators", "own_generators", "own_of_this_thread", "warm_up_torch"]
 
 
 class OwnGenerators:
@@ -285,11 +285,23 @@ class _Replacing:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads = 0
+        self._warm = False
         self._replaced = ExitStack()
 
     def renew_lock(self) -> None:
         """In a child of a process of which another thread may have it."""
         self._lock = threading.Lock()
+
+    def warm_up(self) -> None:
+        with self._lock:
+            if not self._warm:
+                own = OwnGenerators()
+                own.watch_torch()
+                try:
+                    torch.rand(1, device="cpu")
+                finally:
+                    own.leave_torch()
+                self._warm = True
 
     def begin(self) -> None:
         with self._lock:
@@ -310,6 +322,15 @@ class _Replacing:
 _replacing = _Replacing()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_replacing.renew_lock)
+
+
+def warm_up_torch() -> None:
+    """Calls an operator of torch's with an object on this thread's dispatch stack, once in each process.
+
+    Call it before worker threads start: the first such calls of several threads at once can end the process with a
+    segmentation fault in torch.
+    """
+    _replacing.warm_up()
 
 
 @contextmanager
