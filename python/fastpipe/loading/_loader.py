@@ -19,6 +19,7 @@ from fastpipe.loading._order import Rest
 from fastpipe.loading._pass import Progress
 from fastpipe.loading._streams import Streams
 from fastpipe.loading._with_workers import Known, WithWorkers
+from fastpipe.loading._worker_init import WorkerInit, given_init
 from fastpipe.loading._workers import threads_take_turns
 
 __all__ = ["DataLoader"]
@@ -181,6 +182,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         if is_stream:
             _check_stream(num_batch_workers=num_batch_workers, memory_limit=memory_limit, worker_method=worker_method)
             self.worker_method = "multiprocessing"
+        elif num_workers:
+            # A loader that is built from this one's attributes has it, too.
+            self.worker_init_fn = WorkerInit(given_init(worker_init_fn))
         self.snapshot_every_n_steps = snapshot_every_n_steps
         if num_workers and self.worker_method == "multiprocessing" and sys.platform != "linux":
             raise UnsupportedError(

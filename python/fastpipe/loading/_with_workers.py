@@ -27,6 +27,7 @@ from fastpipe.loading._seeds import Draws
 from fastpipe.loading._structure import Layout
 from fastpipe.loading._thread_batches import ThreadBatches
 from fastpipe.loading._worker import Task
+from fastpipe.loading._worker_init import given_init
 from fastpipe.loading._workers import Workers, context_of, threads_take_turns
 
 __all__ = ["Known", "WithWorkers"]
@@ -90,6 +91,7 @@ class WithWorkers(Pass):
         threads = loader.worker_method == "thread"
         makers, joiners = loader.num_workers, self._joiners(loader)
         default = is_default(loader.collate_fn) and self._fetch_kind == "items"
+        init = given_init(loader.worker_init_fn)
         self._shutdown = False
         self._lost = ""
         self._layouts: dict[int, Layout] = {}
@@ -123,7 +125,7 @@ class WithWorkers(Pass):
             loader.dataset,
             loader.collate_fn,
             self._fetch_kind,
-            loader.worker_init_fn,
+            init,
             makers,
             int(self._base_seed),
         )
@@ -131,7 +133,7 @@ class WithWorkers(Pass):
         self._workers_of_pass = Workers(self._consumer, task, makers, joiners, context)
         # As torch names them.
         self._workers = self._workers_of_pass.makers
-        if loader.worker_init_fn is not None:
+        if init is not None:
             try:
                 self._await_beginning()
             except BaseException:
