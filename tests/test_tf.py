@@ -77,6 +77,17 @@ def test_elements_are_the_batches(data: samples.Data, shuffle: bool | str, drop_
     assert dataset.element_spec["terms"] == tf.SparseTensorSpec((7 if drop_last else None, 8), tf.float32)
 
 
+def test_a_second_iterator_says_how_to_have_two(data: samples.Data) -> None:
+    dataset = fptf.dataset(data.read(**samples.order_of(False)))
+    first, second = iter(dataset), iter(dataset)
+    next(first)
+    check(next(second), next(iter(data.read(**samples.order_of(False)))))
+    told = r"another iterator over the tf\.data\.Dataset .* make a second reader and fastpipe\.tf\.dataset"
+    with pytest.raises(tf.errors.UnknownError, match=told):
+        next(first)
+    assert len(list(second)) > 1
+
+
 def test_every_dtype_and_nesting(tmp_path: Path) -> None:
     dtypes = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
     schema = wire.record("R", **dict.fromkeys(dtypes, "int"), deep=wire.list_of(wire.list_of(["null", "string"])))

@@ -207,6 +207,10 @@ class ReaderPasses(Passes):
         return len(units)
 
     def start_in_engine(self) -> _fastpipe.Pass:
+        self._reader._close(
+            "another iterator over the tf.data.Dataset of this reader began, and a reader has one pass at a time. For"
+            " two iterators at a time, make a second reader and fastpipe.tf.dataset(second_reader)"
+        )
         return self._reader._start()
 
 
