@@ -272,6 +272,119 @@ def test_nested_rows_have_segments_of_each_level(tmp_path: Path) -> None:
     assert batch["b"].values.valid.tolist() == [True, False, True, False]
 
 
+RAGGED = {name: samples.FEATURES[name] for name in ("id", "items", "words", "note")}
+
+
+@pytest.mark.parametrize(
+    ("pad_ragged", "sizes"),
+    [
+        (True, {16, 32, 64, 128, 256, 512}),
+        ([40, 300, 1000], {40, 300, 1000}),
+        (np.array([1000]), {1000}),
+        ({"words": [500, 1000], "items": True, "note": False}, {16, 32, 64, 500, 1000}),
+    ],
+    ids=["powers of two", "sizes", "one size", "by feature"],
+)
+def test_padded_ragged_features_have_the_same_rows(data: Data, pad_ragged: Any, sizes: set[int]) -> None:
+    options = {"features": RAGGED, **order_of(True)}
+    padded = fastpipe.jax.iterator(data.read(**options), pad_ragged=pad_ragged)
+    for batch, plain in zip(padded, data.read(**options), strict=True):
+        for name, form in plain.items():
+            if name != "id":
+                assert back(batch[name], form).to_list() == form.to_list()
+        items, words = batch["items"], batch["words"]
+        count = len(plain["items"].values)
+        assert items.values.size in sizes
+        assert items.values[count:].tolist() == [0] * (items.values.size - count)
+        assert items.mask.tolist() == [True] * count + [False] * (items.values.size - count)
+        sums = jax.ops.segment_sum(items.values + 1, items.segment_ids, num_segments=len(plain["id"]))
+        assert sums.tolist() == [sum(row) + len(row) for row in plain["items"].to_list()]
+        # Of text there are more words, and more bytes.
+        assert words.values.shape[0] in sizes
+        assert words.values.values.size in sizes
+        assert words.lengths.tolist() == plain["words"].lengths.tolist()
+        if pad_ragged is True:
+            assert batch["note"].values.values.size in sizes
+
+
+def test_nested_rows_and_masks_are_padded(tmp_path: Path) -> None:
+    nested = wire.record("Nested", a=wire.list_of(wire.list_of("int")), b=wire.list_of(["null", "int"]))
+    row = wire.array(wire.array(wire.long(1), wire.long(2)), wire.array()) + wire.array(
+        wire.long(1) + wire.long(5), wire.long(0)
+    )
+    (tmp_path / "nested.avro").write_bytes(wire.container(nested, [(2, row * 2)]))
+    features = {
+        "a": fastpipe.RaggedSpec((None, None), "int32"),
+        "b": fastpipe.RaggedSpec((None,), "int32", nulls="mask"),
+    }
+    reader = fastpipe.read_avro(str(tmp_path / "nested.avro"), features=features, batch_size=2)
+    batch = next(fastpipe.jax.iterator(reader, pad_ragged=[6]))
+    assert batch["a"].segment_ids.tolist() == [0, 0, 1, 1, 2, 2]
+    assert batch["a"].values.offsets.tolist() == [0, 2, 2, 4, 4, 4, 4]
+    assert batch["a"].values.values.tolist() == [1, 2, 1, 2, 0, 0]
+    assert batch["a"].values.segment_ids.tolist() == [0, 0, 2, 2, 6, 6]
+    assert batch["b"].values.values.tolist() == [5, 0, 5, 0, 0, 0]
+    assert batch["b"].values.valid.tolist() == [True, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("pad_ragged", [False, True, [2048]])
+def test_a_step_is_compiled_once_for_each_padded_size(data: Data, pad_ragged: Any) -> None:
+    traces = []
+
+    @jax.jit
+    def step(batch: dict[str, Any]) -> Any:
+        traces.append(jax.tree.structure(batch))
+        return jax.tree.map(lambda array: array.sum(), batch)
+
+    reader = data.read(features=RAGGED, drop_last=True, **order_of(True), epochs=3)
+    shapes = set()
+    batches = 0
+    for batch in fastpipe.jax.iterator(reader, pad_ragged=pad_ragged):
+        step(batch)
+        shapes.add(tuple(array.shape for array in jax.tree.leaves(batch)))
+        batches += 1
+    assert batches > 30
+    assert len(traces) == len(shapes)
+    if pad_ragged is False:
+        assert len(traces) > batches * 2 // 3
+    elif pad_ragged is True:
+        assert len(traces) < batches // 3
+    else:
+        assert len(traces) == 1
+
+
+@pytest.mark.parametrize(
+    ("pad_ragged", "error", "match"),
+    [
+        ([8], fastpipe.errors.ValueRangeError, r"'items': .* has \d+ items, and the largest size of pad_ragged is 8"),
+        ([], ValueError, "ascending"),
+        ([0, 4], ValueError, "at least 1"),
+        ([9, 4], ValueError, "ascending"),
+        ([4, 4], ValueError, "ascending"),
+        ([4.5], TypeError, r"pad_ragged must be a bool, sizes such as \[1024, 4096\]"),
+        ("pow2", TypeError, "got 'pow2'"),
+        (64, TypeError, "got 64"),
+        (None, TypeError, "got None"),
+        ({"id": True}, ValueError, "names 'id', which isn't a ragged feature or text. These are: items, words, note"),
+        ({"items": [3, 2]}, ValueError, "ascending"),
+    ],
+    ids=str,
+)
+def test_sizes_that_cannot_be(data: Data, pad_ragged: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        list(fastpipe.jax.iterator(data.read(features=RAGGED, batch_size=50), pad_ragged=pad_ragged))
+
+
+def test_an_iterator_shows_its_reader_and_how_far_it_is(data: Data) -> None:
+    reader = data.read(**DENSE, batch_size=60)
+    batches = fastpipe.jax.iterator(reader)
+    assert repr(batches) == f"<fastpipe.jax.DatasetIterator of {reader!r}: 0 batches returned>"
+    next(batches)
+    assert repr(batches).endswith(": 1 batch returned>")
+    list(batches)
+    assert repr(batches).endswith(": 2 batches returned, ended>")
+
+
 def test_sparse_rows_multiply_as_dense_ones_do(data: Data) -> None:
     weights = np.arange(8, dtype=np.float32)
     for layout in ("coo", "csr"):

@@ -30,7 +30,8 @@ class Ragged:
     """Rows of differing length: row `i` is `values[offsets[i]:offsets[i + 1]]`. A pytree.
 
     Attributes:
-        values: the items of all rows, one after the other: an array `[items, ...]`, or another form.
+        values: the items of all rows, one after the other: an array `[items, ...]`, or another form. With `pad_ragged`
+            padding follows.
         offsets: int64 `[rows + 1]`; int32 without 64-bit types.
     """
 
@@ -44,9 +45,19 @@ class Ragged:
 
     @property
     def segment_ids(self) -> jax.Array:
-        """The row of each item, `[items]`, in rising order: what `jax.ops.segment_sum` takes. Can be used in a jit."""
-        rows = jnp.arange(_rows(self), dtype=self.offsets.dtype)
-        return jnp.repeat(rows, self.lengths, total_repeat_length=_rows(self.values))
+        """The row of each item, `[items]`, in rising order: what `jax.ops.segment_sum` takes. Can be used in a jit.
+
+        For padding it is the number of rows: with `num_segments` of as many, `segment_sum` leaves padding out.
+        """
+        rows = jnp.arange(_rows(self) + 1, dtype=self.offsets.dtype)
+        items = _rows(self.values)
+        lengths = jnp.append(self.lengths, items - self.offsets[-1])
+        return jnp.repeat(rows, lengths, total_repeat_length=items)
+
+    @property
+    def mask(self) -> jax.Array:
+        """True for items, False for padding, bool `[items]`. Can be used in a jit."""
+        return jnp.arange(_rows(self.values)) < self.offsets[-1]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "offsets"], meta_fields=["shape", "binary"])

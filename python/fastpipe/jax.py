@@ -30,8 +30,10 @@ Without `jax_enable_x64` JAX has no 64-bit types. Where `jnp.asarray` would wrap
 float64 is rounded to float32; one that is too large for it is a `ValueRangeError`, too. That takes a copy of these
 columns: ask for int32 and float32 in the features, or enable 64-bit types, to go without.
 
-`jax.jit` compiles anew for each shape. With `drop_last=True` dense features have the same shape in each batch. Ragged
-and sparse ones differ in their number of items, so a compiled step had better take `DenseSpec((20,), pad=0)`.
+`jax.jit` compiles once for each shape. With `drop_last=True` dense features have the same shape in each batch. Ragged
+and sparse ones differ in their number of items. `pad_ragged=True` pads the values of ragged features to powers of two,
+so that a step is compiled a few times only; `DenseSpec((20,), pad=0)` makes a dense feature of a ragged one, and with
+it one shape.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ import jax
 import numpy as np
 
 from fastpipe._jax_forms import Masked, Ragged, Strings, leaves, narrow, pytree
+from fastpipe._jax_padding import Padding, PadRagged, paddings
 from fastpipe._jax_put import Put, Sharded, put
 from fastpipe._passes import Passes, Position, passes_of
 from fastpipe.errors import StateError, UnsupportedError
@@ -58,7 +61,9 @@ __all__ = ["DatasetIterator", "IteratorState", "Masked", "Ragged", "Strings", "i
 _log = logging.getLogger("fastpipe")
 
 
-def iterator(reader: Reader, *, sharding: jax.sharding.Sharding | None = None) -> DatasetIterator:
+def iterator(
+    reader: Reader, *, sharding: jax.sharding.Sharding | None = None, pad_ragged: PadRagged = False
+) -> DatasetIterator:
     """One pass of a reader, as JAX arrays.
 
     In a multi-process program (`jax.process_count() > 1`) each process gets its own share of a reader that wasn't given
@@ -71,16 +76,36 @@ def iterator(reader: Reader, *, sharding: jax.sharding.Sharding | None = None) -
             multi-process programs over those of all processes. `batch_size` is then of one process, and the global
             batch is as many times larger as there are shares. None puts batches on JAX's default device, without
             committing them to it.
+        pad_ragged: pads arrays that differ in length from batch to batch, so that `jax.jit` compiles a step for a few
+            shapes instead of for each batch: the values of ragged features and the bytes of text. True pads to the next
+            power of two, at least 16. A list of sizes in ascending order, such as `[1024, 4096]`, pads to the smallest
+            that is large enough; a longer array is an error. A dict has either for some features. Padding is zeros
+            after the last item, `offsets` are those of the rows, and `Ragged.mask` is False for it. Rows of a nested
+            ragged feature are padded with empty ones. It copies these arrays.
 
     Returns:
         An iterator of batches, which can be checkpointed.
 
     Raises:
-        TypeError: if `reader` or `sharding` is of another type.
+        TypeError: if `reader`, `sharding` or `pad_ragged` is of another type.
         UnsupportedError: if JAX has no array for a feature, or a sharding can't divide it.
-        ValueError: if batches may differ in size under a sharding; or if processes would not read shares of one order.
+        ValueError: if batches may differ in size under a sharding; if processes would not read shares of one order; or
+            if `pad_ragged` has sizes that aren't ascending, or names a feature that isn't ragged.
+
+    Example:
+        >>> import jax
+        >>> import fastpipe, fastpipe.jax
+        >>> reader = fastpipe.read_avro("data/*.avro", columns=["clicked_items"], batch_size=1024, drop_last=True)
+        >>> @jax.jit
+        ... def items_of_rows(items):
+        ...     return jax.ops.segment_sum(items.mask, items.segment_ids, num_segments=1024)
+        >>> for batch in fastpipe.jax.iterator(reader, pad_ragged=True):
+        ...     counts = items_of_rows(batch["clicked_items"])
+        >>> counts.shape
+        (1024,)
     """
     passes = _checked(reader, sharding)
+    padded = paddings(pad_ragged, passes.features)
     for name, spec in passes.features.items():
         _check_feature(name, spec)
     shares, index, scale = jax.process_count(), jax.process_index(), 1
@@ -108,7 +133,7 @@ def iterator(reader: Reader, *, sharding: jax.sharding.Sharding | None = None) -
             f"the sharding divides rows into {shares} shares, and this process holds share {index}, but the reader is"
             f" rank {passes.rank} of {passes.world_size}: leave rank and world_size out, or give these"
         )
-    return DatasetIterator(own, passes, sharding, scale)
+    return DatasetIterator(own, passes, sharding, scale, padded)
 
 
 class IteratorState(dict[str, Any]):
@@ -144,6 +169,11 @@ class _Passing:
                 del self.open[number]
             raise
 
+    @property
+    def returned(self) -> int:
+        """How many batches aren't open any more."""
+        return max(self._position.delivered - len(self.open), 0)
+
     def before_open(self) -> dict[str, Any] | None:
         """What was left before the first open batch; None if there is none."""
         return min(self.open.copy().items(), default=(0, None))[1]
@@ -164,7 +194,14 @@ class DatasetIterator(Iterator[dict[str, Any]]):
     `save_checkpointables(path, {"model": params, "data": iterator})` will do.
     """
 
-    def __init__(self, passes: Passes, origin: Passes, sharding: jax.sharding.Sharding | None, scale: int) -> None:
+    def __init__(
+        self,
+        passes: Passes,
+        origin: Passes,
+        sharding: jax.sharding.Sharding | None,
+        scale: int,
+        padded: Mapping[str, Padding],
+    ) -> None:
         # A share of `origin`, or that itself.
         self._passes = passes
         self._origin = origin
@@ -177,6 +214,14 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         self._ended = False
         self._error: BaseException | None = None
         self._narrowed = False
+        self._padded = padded
+
+    def __repr__(self) -> str:
+        passing = self._passing
+        returned = 0 if passing is None else passing.returned
+        end = ", ended" if self._ended else ", failed" if self._error is not None else ""
+        batches = f"{returned:,} {'batch' if returned == 1 else 'batches'}"
+        return f"<fastpipe.jax.DatasetIterator of {self._passes!r}: {batches} returned{end}>"
 
     def __iter__(self) -> Self:
         if self._ended:
@@ -298,6 +343,8 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         narrows = jax.dtypes.canonicalize_dtype(np.int64).itemsize < 8
         arrays: list[np.ndarray] = []
         wide = []
+        if self._padded:
+            batch = {name: self._padded[name].padded(x) if name in self._padded else x for name, x in batch.items()}
         for name, node in batch.items():
             found = leaves(node, name)
             if narrows and any(array.itemsize == 8 for array in found):
