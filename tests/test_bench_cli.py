@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 import fastpipe
@@ -113,6 +115,32 @@ def test_the_code_to_paste_runs(file: Path, run: Run, tmp_path: Path) -> None:
             assert sorted(samples.ids_of(reader)) == list(range(400))
     assert "memory_limit=100_000_000" in codes["off"]
     assert "shuffle=True,\n    shuffle_buffer=50," in codes["window"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".arrow"])
+def test_other_formats(suffix: str, run: Run, tmp_path: Path) -> None:
+    path, numbers = tmp_path / f"x{suffix}", tmp_path / "x.json"
+    table = pa.table({"id": pa.array(range(300), pa.int64()), "text": ["t"] * 300})
+    match suffix:
+        case ".parquet":
+            pa.parquet.write_table(table, path, row_group_size=100)
+        case ".arrow":
+            with pa.ipc.new_file(path, table.schema) as writer:
+                writer.write_table(table, max_chunksize=100)
+        case _:
+            tab = "\t" if suffix == ".tsv" else ","
+            path.write_text(f"id{tab}text\n" + "".join(f"{i}{tab}t\n" for i in range(300)))
+    for columns in ([], ["--columns", "id"]):
+        code, out, _ = run(
+            *("bench", path, *QUICK, "--threads", "1", "--batch-size", "32", "--json", numbers),
+            *("--out", tmp_path / "x.png", *columns),
+        )
+        assert code == 0
+        assert f"x{suffix}: 300 rows; {1 if columns else 2} feature" in out
+        for text in json.loads(numbers.read_text())["code"].values():
+            with eval(text, {"fastpipe": fastpipe}) as reader:
+                assert list(reader.features) == ["id"] if columns else ["id", "text"]
+                assert sorted(samples.ids_of(reader)) == list(range(300))
 
 
 def test_the_picture_lies_beside_the_first_file(run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import gc
+import gzip
 import json
 import os
 import pickle
@@ -17,6 +18,8 @@ from typing import Any
 
 import fastavro
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 import fastpipe
@@ -388,6 +391,109 @@ def test_head_leaves_out_what_it_can_not_read(run: Run, tmp_path: Path) -> None:
         ["tree.size", "0"],
     ]
     assert re.match(r"tree\.left: left out: ", err)
+
+
+# --- Other formats ---
+
+# Names of files, what they are, and what the parts of one are called.
+OTHERS = {
+    "x.csv": ("csv", "stretches"),
+    "x.tsv": ("tsv", "stretches"),
+    "x.csv.gz": ("csv", "stretches"),
+    "x.parquet": ("parquet", "row groups"),
+    "x.pq": ("parquet", "row groups"),
+    "x.feather": ("arrow", "record batches"),
+    "part-0": ("parquet", "row groups"),
+    "part-1": ("arrow", "record batches"),
+}
+
+
+def write_other(path: Path, first: int = 0, rows: int = 30) -> Path:
+    """Rows of a number and a text."""
+    numbers = list(range(first, first + rows))
+    table = pa.table({"n": pa.array(numbers, pa.int64()), "text": pa.array([f"t{n}" for n in numbers])})
+    match OTHERS[path.name.removeprefix("second-")][0]:
+        case "parquet":
+            pa.parquet.write_table(table, path, row_group_size=10)
+        case "arrow":
+            with pa.ipc.new_file(path, table.schema) as writer:
+                writer.write_table(table, max_chunksize=10)
+        case kind:
+            tab = "\t" if kind == "tsv" else ","
+            content = "".join(f"{n}{tab}{text}\n" for n, text in [("n", "text"), *((n, f"t{n}") for n in numbers)])
+            path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_head_shows_rows_of_each_format(name: str, run: Run, tmp_path: Path) -> None:
+    write_other(tmp_path / name)
+    code, out, err = run("head", tmp_path / name, "-n", "2")
+    assert (code, err) == (0, "")
+    assert [line.split() for line in out.splitlines()[2:]] == [["0", "'t0'"], ["1", "'t1'"]]
+    if "." in name:
+        write_other(tmp_path / f"second-{name}", first=30)
+        assert len(run("head", tmp_path, "-n", "100")[1].splitlines()) == 62
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_inspect_shows_files_of_each_format(name: str, run: Run, tmp_path: Path) -> None:
+    path = write_other(tmp_path / name)
+    kind, units = OTHERS[name]
+    code, out, err = run("inspect", path)
+    assert (code, err) == (0, "")
+    assert ["rows", "30"] in [line.split() for line in out.splitlines()]
+    assert re.search(rf"^  {units} +{'3' if kind in ('parquet', 'arrow') else '1'}$", out, re.MULTILINE)
+    features = eval(out.partition("Features\n")[2], {"fastpipe": fastpipe})
+    assert list(features) == ["n", "text"]
+    found = json.loads(run("inspect", path, "--json")[1])
+    assert (found["format"], found["totals"]["records"]) == (kind, 30)
+    assert eval(found["features_code"], {"fastpipe": fastpipe}) == features
+    assert found["schemas_agree"] is True
+    write_other(tmp_path / f"second-{name}", rows=12)
+    code, out, err = run("inspect", path, tmp_path / f"second-{name}")
+    assert (code, err) == (0, "")
+    assert re.search(rf"^file +size +{units} +rows +state$", out, re.MULTILINE)
+    assert re.search(r"^2 files .* 42 +ok$", out, re.MULTILINE)
+
+
+def test_a_broken_file_of_another_format_is_said_to_be_broken(run: Run, tmp_path: Path) -> None:
+    write_other(tmp_path / "x.parquet")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more")
+    code, out, err = run("inspect", tmp_path)
+    assert code == 1
+    assert re.fullmatch(r"fastpipe: .*broken\.parquet.*\n", err)
+    assert re.search(r"^broken\.parquet .* broken$", out, re.MULTILINE)
+    assert '"text"' in out
+
+
+@pytest.mark.parametrize("command", ["head", "inspect", "bench"])
+def test_formats_that_cannot_be_told(command: str, run: Run, users: Path, tmp_path: Path) -> None:
+    unknown = tmp_path / "unknown"
+    unknown.write_text("a,b\n1,2\n")
+    code, _, err = run(command, unknown)
+    assert code == 1
+    assert re.fullmatch(r"fastpipe: cannot tell the format of .*unknown .* ends in one of \.avro, .*\.csv, .*\n", err)
+    if command != "head":
+        code, _, err = run(command, users, write_other(tmp_path / "x.csv"))
+        assert code == 1
+        assert re.match(r"fastpipe: the files are of several formats: Avro \(.*users\.avro\), CSV \(.*x\.csv\)", err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (["index"], "read_csv keeps an index by itself with index_cache="),
+        (["inspect", "--shuffle"], r"Look at batches of a shuffled reader instead: reader\.batch_at\(step\)"),
+        (["demo"], r"Write its rows as Avro first: fastpipe\.write_avro"),
+    ],
+)
+def test_what_takes_avro_files_only_says_so(arguments: list[str], instead: str, run: Run, tmp_path: Path) -> None:
+    if arguments == ["demo"]:
+        pytest.importorskip("sklearn")
+    code, _, err = run(*arguments, write_other(tmp_path / "x.csv"))
+    assert code == 1
+    assert re.fullmatch(rf"fastpipe: fastpipe .* takes Avro files, and .*x\.csv is CSV\. {instead}.*\n", err)
 
 
 # --- Text ---

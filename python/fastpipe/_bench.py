@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
+from fastpipe._formats import AVRO, FileFormat
 from fastpipe._ordering import Ordering, Shuffle
 from fastpipe._running import Running
-from fastpipe.avro import read_avro
 from fastpipe.errors import LimitError
 from fastpipe.reader import Reader
 from fastpipe.specs import Features
@@ -171,7 +171,8 @@ class Data:
         features: what is decoded.
         shuffle_buffer: of the shuffled orders; None for the default of each.
         memory_limit: bytes; None for no limit.
-        index_cache: a directory for the places of blocks, which are looked for once and not by each reader.
+        index_cache: a directory for the places of blocks or rows, which are looked for once and not by each reader.
+        format: of the files.
     """
 
     files: Sequence[str]
@@ -179,6 +180,7 @@ class Data:
     shuffle_buffer: int | None
     memory_limit: int | None
     index_cache: str
+    format: FileFormat = AVRO
 
     def check(self, cell: Cell) -> None:
         """Checks arguments without a look at the files.
@@ -191,7 +193,8 @@ class Data:
 
     def reader(self, cell: Cell) -> Reader:
         """A reader whose passes have no end."""
-        return read_avro(
+        index = {"index_cache": self.index_cache} if self.format.function in ("read_avro", "read_csv") else {}
+        return self.format.read(
             list(self.files),
             features=self.features,
             batch_size=cell.batch_size,
@@ -201,7 +204,7 @@ class Data:
             epochs=None,
             num_threads=cell.num_threads,
             memory_limit=self.memory_limit,
-            index_cache=self.index_cache,
+            **index,
         )
 
     def _buffer(self, cell: Cell) -> int | None:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastpipe import _bench_plot, infer_features
+from fastpipe import _bench_plot, _formats, infer_features
 from fastpipe._bench import ROUNDS, Cell, Data, Measured, Threads, grid, measure
+from fastpipe._formats import FileFormat
 from fastpipe._progress import progress_bar
 from fastpipe._running import memory_size
-from fastpipe._sources import expand
 from fastpipe._terminal_text import clean, plural, size_text, table
 from fastpipe.avro import _inspect
 from fastpipe.avro._inspect import Readable
@@ -118,15 +118,15 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
     if arguments.shuffle_buffer is not None and set(arguments.shuffle) == {"off"}:
         print("fastpipe bench: --shuffle-buffer goes with a --shuffle other than off", file=sys.stderr)
         return 2
-    files = expand(arguments.files)
+    format_, files = _formats.found(arguments.files)
     # Known before minutes are spent on what can't be kept.
     for path in filter(None, (arguments.out, arguments.json)):
         _must_be_writable(path)
     if arguments.out is not None:
         _bench_plot.figure_class()
-    found = _readable(files, arguments.columns)
+    found = _readable(files, arguments.columns, format_)
     with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as index_cache:
-        data = Data(files, found.features, arguments.shuffle_buffer, arguments.memory_limit, index_cache)
+        data = Data(files, found.features, arguments.shuffle_buffer, arguments.memory_limit, index_cache, format_)
         try:
             for cell in grid(arguments.batch_size or _BATCH_SIZES, arguments.threads or ("auto",), arguments.shuffle):
                 data.check(cell)
@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
             return 2
         bench = _Bench(arguments, data, found)
         if not bench.rows:
-            complain(ValueError("there are no records to read"))
+            complain(ValueError(f"there are no {format_.rows} to read"))
             return 1
         return bench.run(width)
 
@@ -149,10 +149,13 @@ def _must_be_writable(path: str) -> None:
         os.unlink(path)
 
 
-def _readable(files: Sequence[str], columns: Sequence[str] | None) -> Readable:
-    if columns is not None:
+def _readable(files: Sequence[str], columns: Sequence[str] | None, format_: FileFormat) -> Readable:
+    if columns is not None and format_ is _formats.AVRO:
         return Readable(infer_features(list(files), columns=columns))
-    found = _inspect.infer_readable(files)
+    if columns is not None:
+        with format_.read(list(files), columns=columns, batch_size=1) as reader:
+            return Readable(reader.features)
+    found = _inspect.infer_readable(files, format_)
     if not found.features:
         raise found.error or SchemaError("the schema has no fields to read")
     for name, reason in found.skipped.items():
@@ -168,7 +171,7 @@ class _Bench:
         self._data = data
         self._found = found
         # The limit is for the cells; this is only a look at what there is.
-        probe = Data(data.files, data.features, None, None, data.index_cache)
+        probe = Data(data.files, data.features, None, None, data.index_cache, data.format)
         with probe.reader(_PROBE) as reader:
             self.rows = reader.num_rows
             if self.rows:
@@ -214,7 +217,7 @@ class _Bench:
     def _title(self) -> str:
         files = self._data.files
         name = clean(os.path.basename(files[0])) if len(files) == 1 else plural(len(files), "file")
-        return f"{name}: {plural(self.rows, 'record')}"
+        return f"{name}: {plural(self.rows, self._data.format.rows.removesuffix('s'))}"
 
     def _batch_sizes(self) -> tuple[int, ...]:
         # Beyond the rows that there are, sizes are all the same.
@@ -249,8 +252,9 @@ class _Bench:
             options["columns"] = repr(list(self._arguments.columns))
         elif self._found.skipped:
             options["columns"] = repr(list(self._data.features))
+        options |= {name: repr(value) for name, value in self._data.format.options.items()}
         lines = [source, *(f"{name}={value}" for name, value in options.items())]
-        return "fastpipe.read_avro(\n" + "".join(f"    {line},\n" for line in lines) + ")"
+        return f"fastpipe.{self._data.format.function}(\n" + "".join(f"    {line},\n" for line in lines) + ")"
 
     def _as_json(self, measured: list[Measured], best: Measured, verdict: str, codes: dict[str, str]) -> dict[str, Any]:
         return {

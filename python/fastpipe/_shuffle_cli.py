@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from fastpipe import AvroFile
+from fastpipe._formats import avro_only
 from fastpipe._ordering import Ordering
 from fastpipe._shuffle_report import Index, Measure, ShuffleReport
 from fastpipe._shuffle_text import number, score, share
-from fastpipe._sources import expand
 from fastpipe._terminal_text import size_text, table
 from fastpipe.errors import FastpipeError
 
@@ -80,7 +80,12 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
     except ValueError as error:
         complain(error)
         return 2
-    index = Index(expand(arguments.files))
+    files = avro_only(
+        arguments.files,
+        "fastpipe inspect --shuffle",
+        "Look at batches of a shuffled reader instead: reader.batch_at(step)",
+    )
+    index = Index(files)
     with _Progress() as progress:
         report = index.report(first, 0, _BATCHES, progress.show)
         reports = {report.shuffle_buffer or 0: report}

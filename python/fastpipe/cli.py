@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-import fastpipe
-from fastpipe import _bench_cli, _convert_cli, _ledger_cli, _shuffle_cli
+from fastpipe import _bench_cli, _convert_cli, _formats, _ledger_cli, _shuffle_cli
 from fastpipe._index_cache import user_cache_directory
 from fastpipe._row_text import batch_rows, rows_text
-from fastpipe._sources import expand
 from fastpipe._terminal_text import clean, plural, shorten, size_text, table
 from fastpipe.avro import _index, _inspect
 from fastpipe.avro._inspect import FileSummary
@@ -54,31 +52,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fastpipe", description="Reads Avro files as batches of NumPy arrays.")
+    parser = argparse.ArgumentParser(prog="fastpipe", description="Reads files as batches of NumPy arrays.")
     parser.add_argument("--version", action="version", version=f"fastpipe {_version()}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    source = "Avro file, directory (all *.avro below it) or glob pattern"
+    avro = "Avro file, directory (all *.avro below it) or glob pattern"
+    source = "Avro, Parquet, Arrow or CSV file, directory or glob pattern"
 
     demo = commands.add_parser("demo", help="train a small model while streaming Avro, and measure the throughput")
-    demo.add_argument("files", nargs="*", metavar="FILE", help=f"{source}; handwritten digits if none is given")
+    demo.add_argument("files", nargs="*", metavar="FILE", help=f"{avro}; handwritten digits if none is given")
     demo.add_argument("--epochs", type=_positive, default=5, metavar="N", help="passes over the training data (5)")
     demo.add_argument("--out", default="fastpipe-demo", metavar="DIR", help="for data and picture (./fastpipe-demo)")
     demo.add_argument("--label", metavar="COLUMN", help="with FILE: the column to predict from the numeric ones")
     demo.set_defaults(run=_demo)
 
-    inspect = commands.add_parser("inspect", help="show schema, codec, size, compression and features")
+    inspect = commands.add_parser("inspect", help="show features, size and rows; of Avro schema, codec and compression")
     inspect.add_argument("files", nargs="+", metavar="FILE", help=source)
     inspect.add_argument("--json", action="store_true", help="as JSON")
     _shuffle_cli.add_options(inspect, _positive)
     inspect.set_defaults(run=_inspect_files)
 
-    head = commands.add_parser("head", help="show the first records")
+    head = commands.add_parser("head", help="show the first rows")
     head.add_argument("file", metavar="FILE", help=source)
     head.add_argument("-n", type=_positive, default=5, metavar="N", help="how many (5)")
     head.set_defaults(run=_head)
 
     index = commands.add_parser("index", help="keep the block indexes of files, for index_cache of read_avro")
-    index.add_argument("files", nargs="+", metavar="FILE", help=source)
+    index.add_argument("files", nargs="+", metavar="FILE", help=avro)
     index.add_argument("--cache", type=_named, metavar="DIR", help="where to; fastpipe in the user's cache directory")
     index.set_defaults(run=_index_files)
 
@@ -137,9 +136,9 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _head(arguments: argparse.Namespace) -> int:
-    files = expand(arguments.file)
-    # Several files are read until there are enough records; most often the first one has them.
-    found = _inspect.infer_readable(files[:1])
+    format_, files = _formats.found(arguments.file)
+    # Several files are read until there are enough rows; most often the first one has them.
+    found = _inspect.infer_readable(files[:1], format_)
     if not found.features and found.error is not None:
         raise found.error
     width = _width()
@@ -149,17 +148,20 @@ def _head(arguments: argparse.Namespace) -> int:
         missing = arguments.n - len(rows)
         if missing <= 0:
             break
-        with fastpipe.read_avro(path, features=found.features, batch_size=missing, num_threads=1, prefetch=1) as reader:
+        with format_.read([path], features=found.features, batch_size=missing, num_threads=1, prefetch=1) as reader:
             batch = next(iter(reader), None)
             rows += [] if batch is None else batch_rows(batch, reader.symbols, width)
-    print(rows_text(names, rows, width) if rows and names else "no records")
+    print(rows_text(names, rows, width) if rows and names else f"no {format_.rows}")
     for name, reason in found.skipped.items():
         print(f"{name}: left out: {clean(reason)}", file=sys.stderr)
     return 0
 
 
 def _index_files(arguments: argparse.Namespace) -> int:
-    indexed = _index.build(expand(arguments.files), arguments.cache or user_cache_directory())
+    files = _formats.avro_only(
+        arguments.files, "fastpipe index", "read_csv keeps an index by itself with index_cache=; others need none"
+    )
+    indexed = _index.build(files, arguments.cache or user_cache_directory())
     print(_index.table(indexed, _width()))
     # A directory that can't be written is one error, not one for each file.
     failed = {str(file.error): file.error for file in indexed if file.error is not None}
@@ -175,13 +177,15 @@ def _bench(arguments: argparse.Namespace) -> int:
 def _inspect_files(arguments: argparse.Namespace) -> int:
     if arguments.shuffle is not None or _shuffle_cli.given(arguments):
         return _shuffle_cli.run(arguments, _complain, _width())
-    summaries = [_inspect.summarise(path) for path in expand(arguments.files)]
+    format_, files = _formats.found(arguments.files)
+    summaries = [_inspect.summarise(path, format_) for path in files]
     groups = _inspect.by_schema(summaries)
     # Only files of one schema can be read together, and broken ones would stand in the way.
-    sound = [summary.path for summary in groups[0] if summary.error is None] if groups else []
-    found = _inspect.infer_readable(sound) if sound else None
+    alike = groups[0] if groups else [] if format_ is _formats.AVRO else summaries
+    sound = [summary.path for summary in alike if summary.error is None]
+    found = _inspect.infer_readable(sound, format_) if sound else None
     if arguments.json:
-        print(json.dumps(_as_json(summaries, len(groups) <= 1, found), indent=2))
+        print(json.dumps({"format": format_.name, **_as_json(summaries, len(groups) <= 1, found)}, indent=2))
     else:
         print("\n\n".join(_sections(summaries, groups, found)))
     broken = [summary.error for summary in summaries if summary.error is not None]
@@ -236,14 +240,16 @@ def _file_section(summary: FileSummary) -> str:
     if summary.codec is not None:
         lines.append(("codec", clean(summary.codec)))
     if summary.blocks is not None:
-        lines.append(("blocks", f"{summary.blocks:,}" + (" before the damage" if summary.records is None else "")))
+        damage = " before the damage" if summary.records is None else ""
+        lines.append((summary.format.units, f"{summary.blocks:,}{damage}"))
     if summary.records is not None:
-        lines.append(("records", f"{summary.records:,}"))
+        lines.append((summary.format.rows, f"{summary.records:,}"))
     if summary.bytes_per_record is not None:
         uncompressed = ""
         if summary.ratio is not None and summary.codec != "null":
             uncompressed = f", {size_text(summary.bytes_per_record * summary.ratio)} uncompressed"
-        lines.append(("a record", f"{size_text(summary.bytes_per_record)} in the file{uncompressed}"))
+        row = summary.format.rows.removesuffix("s")
+        lines.append((f"a {row}", f"{size_text(summary.bytes_per_record)} in the file{uncompressed}"))
     if summary.ratio is not None and summary.codec != "null":
         lines.append(("compression", f"{summary.ratio:.3g} : 1 (sampled)"))
     for key, value in summary.metadata.items():
@@ -274,7 +280,11 @@ def _files_section(summaries: list[FileSummary], width: int) -> str:
     rows.append(
         row(f"{plural(len(summaries), 'file')}", size, blocks, records, "", "", f"{failed} failed" if failed else "ok")
     )
-    header = ["file", "size", "blocks", "records", "codec", "compression", "state"]
+    format_ = summaries[0].format
+    header = ["file", "size", format_.units, format_.rows, "codec", "compression", "state"]
+    if format_ is not _formats.AVRO:
+        # Their codecs aren't looked at.
+        header, rows = [*header[:4], header[6]], [[*cells[:4], cells[6]] for cells in rows]
     text = table(header, rows, width, right=(1, 2, 3, 5), keep_end=(0,))
     return f"{clean(os.path.join(folder, ''))}\n{text}" if folder else text
 

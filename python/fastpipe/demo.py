@@ -19,7 +19,7 @@ from fastpipe._demo_batches import counted
 from fastpipe._demo_comparison import Throughput, compare
 from fastpipe._demo_digits import write_digits
 from fastpipe._demo_model import HELD_OUT, History, fit, inputs_of
-from fastpipe._sources import expand
+from fastpipe._formats import avro_only
 from fastpipe._terminal_text import clean, plural, size_text, table
 from fastpipe.avro import _inspect
 from fastpipe.avro._schema_fields import schema_fields
@@ -73,7 +73,7 @@ def _run_digits(epochs: int, folder: Path) -> Path:
 
 
 def _run_files(files: Sequence[str], epochs: int, folder: Path, label: str | None) -> Path:
-    paths = expand(files)
+    paths = avro_only(files, "fastpipe demo", "Write its rows as Avro first: fastpipe.write_avro")
     features = _features(paths)
     sizes = sum(os.stat(path).st_size for path in paths)
     with fastpipe.read_avro(paths, features=features, batch_size=1) as reader:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import fastpipe
+from fastpipe._formats import AVRO, FileFormat
 from fastpipe._terminal_text import clean, table
 from fastpipe.avro._data import AvroData
 from fastpipe.avro._schema_fields import Field, schema_fields
@@ -27,15 +28,18 @@ class Readable:
     """Why nothing can be inferred."""
 
 
-def infer_readable(paths: Sequence[str]) -> Readable:
+def infer_readable(paths: Sequence[str], format_: FileFormat = AVRO) -> Readable:
     """Infers features of files of one schema, as `infer_features` does."""
     found = Readable()
     try:
-        data = AvroData.inferring(list(paths), None, None)
+        if format_ is AVRO:
+            data = AvroData.inferring(list(paths), None, None)
+            found.features, found.skipped = data.features, data.left_out
+        else:
+            with format_.read(list(paths), batch_size=1) as reader:
+                found.features = reader.features
     except FastpipeError as error:
         found.error = error
-        return found
-    found.features, found.skipped = data.features, data.left_out
     return found
 
 
@@ -44,6 +48,7 @@ class FileSummary:
     """What could be read of a file, and what stopped it."""
 
     path: str
+    format: FileFormat = AVRO
     size: int | None = None
     codec: str | None = None
     schema: Any = None
@@ -85,11 +90,21 @@ class FileSummary:
         }
 
 
-def summarise(path: str) -> FileSummary:
-    """Reads the header, the blocks' headers and a few blocks; keeps what it got if one of these fails."""
-    summary = FileSummary(path)
-    with contextlib.suppress(OSError):  # AvroFile says it better.
+def summarise(path: str, format_: FileFormat = AVRO) -> FileSummary:
+    """Reads what says how large a file is, of Avro the header, the blocks' headers and a few blocks.
+
+    Keeps what it got if one of these fails.
+    """
+    summary = FileSummary(path, format_)
+    with contextlib.suppress(OSError):  # Opening it says it better.
         summary.size = os.stat(path).st_size
+    if format_ is not AVRO:
+        try:
+            with format_.read([path], batch_size=1) as reader:
+                summary.records, summary.blocks = reader.num_rows, len(reader._data.handle.unit_rows())
+        except FastpipeError as error:
+            summary.error = error
+        return summary
     try:
         file = fastpipe.AvroFile(path)
         summary.size, summary.codec, summary.schema = file.size, file.codec, file.schema
