@@ -52,7 +52,7 @@ def as_fabric(loader: Any, sampler: Any) -> Any:
 @pytest.mark.parametrize("init", [None, begin])
 @pytest.mark.parametrize("way", WORKERS)
 def test_torchs_loader_does_not_replace_it_without_a_word(way: str, init: Any) -> None:
-    loader = DataLoader(Numbers(8), 4, worker_init_fn=init, **WORKERS[way])
+    loader: Any = DataLoader(Numbers(8), 4, worker_init_fn=init, **WORKERS[way])
     with pytest.raises(UnsupportedError, match=r"accelerate\.prepare .* leave it out of prepare, give it sampler="):
         list(as_accelerate(loader))
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -60,7 +60,7 @@ def test_torchs_loader_does_not_replace_it_without_a_word(way: str, init: Any) -
 
 @apart
 def test_torchs_loader_does_what_it_does_by_torchs_means() -> None:
-    stream = DataLoader(Stream(), 4, num_workers=1, multiprocessing_context="fork")
+    stream: Any = DataLoader(Stream(), 4, num_workers=1, multiprocessing_context="fork")
     for loader in (stream, DataLoader(Numbers(6), 4, **IN_PROCESS)):
         assert [batch.tolist() for batch in as_accelerate(loader)] == [[0, 1, 2, 3], [4, 5]]
 
@@ -70,7 +70,7 @@ def test_torchs_loader_does_what_it_does_by_torchs_means() -> None:
 def test_a_loader_of_its_own_class_works_as_it_does(way: str) -> None:
     more: dict[str, Any] = {"num_batch_workers": 1, "memory_limit": 1 << 30, "prefetch_factor": 3, "collate_fn": listed}
     calls: list[int] = []
-    loader = DataLoader(Numbers(8), 2, worker_init_fn=calls.append, **more, **WORKERS[way])
+    loader: Any = DataLoader(Numbers(8), 2, worker_init_fn=calls.append, **more, **WORKERS[way])
     rebuilt = as_fabric(loader, DistributedSampler(loader.dataset, num_replicas=2, rank=1, shuffle=False))
     assert type(rebuilt) is DataLoader
     assert {name: getattr(rebuilt, name) for name in more} == more
@@ -85,7 +85,7 @@ def test_a_loader_of_its_own_class_works_as_it_does(way: str) -> None:
 @pytest.mark.parametrize("way", WORKERS)
 def test_accelerate_does_not_replace_it_without_a_word(way: str) -> None:
     accelerate: Any = importlib.import_module("accelerate")
-    loader = DataLoader(Numbers(8), 4, **WORKERS[way])
+    loader: Any = DataLoader(Numbers(8), 4, **WORKERS[way])
     prepared = accelerate.Accelerator(cpu=True).prepare(loader)
     with pytest.raises(UnsupportedError, match=r"leave it out of prepare"):
         list(prepared)

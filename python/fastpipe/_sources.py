@@ -99,8 +99,8 @@ def _refuse_contents(source: object) -> None:
     if isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
         kind = type(source).__name__
         raise TypeError(
-            f"source is a path, not {kind}: open files and bytes are taken by read_avro, infer_features and AvroFile "
-            "alone; write them to a file"
+            f"source is a path, not {kind}: open files and bytes are taken by read_avro, read_csv, infer_features and "
+            "AvroFile only; write them to a file"
         )
 
 
