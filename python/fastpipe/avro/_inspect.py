@@ -11,6 +11,7 @@ from typing import Any
 
 import fastpipe
 from fastpipe._formats import AVRO, FileFormat
+from fastpipe._reader_samples import counts_of
 from fastpipe._terminal_text import clean, table
 from fastpipe.avro._data import AvroData
 from fastpipe.avro._schema_fields import Field, schema_fields
@@ -101,7 +102,7 @@ def summarise(path: str, format_: FileFormat = AVRO) -> FileSummary:
     if format_ is not AVRO:
         try:
             with format_.read([path], batch_size=1) as reader:
-                summary.records, summary.blocks = reader.num_rows, len(reader._data.handle.unit_rows())
+                summary.records, summary.blocks = reader.num_rows, len(counts_of(reader))
         except FastpipeError as error:
             summary.error = error
         return summary
