@@ -306,12 +306,21 @@ def spec_of(kind: str, shape: Any, dtype: Any, **options: Any) -> Spec:
 
 
 def inferred(columns: Iterable[Described]) -> Features:
-    """The specs of columns as the extension module describes them: by name, kind, shape, dtype, nulls and scale."""
+    """The specs of columns as the extension module describes them: by name, kind, shape, dtype, nulls and scale.
+
+    Columns that are described alike share one spec: checking tens of thousands of them would take seconds.
+    """
+    made: dict[tuple[Any, ...], Spec] = {}
+
+    def spec(kind: str, shape: list[int | None], dtype: str, nulls: str, scale: int | None) -> Spec:
+        key = (kind, *shape, dtype, nulls, scale)
+        found = made.get(key)
+        if found is None:
+            found = made[key] = spec_of(kind, shape, dtype, nulls=nulls, scale=scale)
+        return found
+
     return Features(
-        {
-            name: spec_of(kind, shape, dtype, nulls=nulls, scale=scale)
-            for name, kind, shape, dtype, nulls, scale in columns
-        }
+        {name: spec(kind, shape, dtype, nulls, scale) for name, kind, shape, dtype, nulls, scale in columns}
     )
 
 

@@ -80,7 +80,7 @@ class CsvData:
         self._given, self._dialect, self._index_cache = list(files), dialect, index_cache
         self.files = paths
         self._asked = _inferred(self.handle) if features is None else features
-        self.features = vocabularies.in_form(self._asked, self.handle.features())
+        self.features = vocabularies.in_form(self._asked, self.handle.features()) if lookups else self._asked
         self.symbols: dict[str, list[str]] = {}
         self._fingerprint: dict[str, Any] | None = None
 
@@ -108,9 +108,10 @@ class CsvData:
         data = type(self).__new__(type(self))
         # Copies are made as pickles are read, by opening files again.
         data.__dict__.update(self.__dict__)
-        lowered = [(name, spec._lower()) for name, spec in features.items()]
-        data.handle = self.handle.with_features(lowered, vocabularies.lowered(features))
-        data._asked, data.features = features, vocabularies.in_form(features, data.handle.features())
+        lowered, lookups = [(name, spec._lower()) for name, spec in features.items()], vocabularies.lowered(features)
+        data.handle = self.handle.with_features(lowered, lookups)
+        data._asked = features
+        data.features = vocabularies.in_form(features, data.handle.features()) if lookups else features
         return data
 
     @property
@@ -162,7 +163,11 @@ class CsvData:
 
 def _inferred(handle: _fastpipe.CsvDataset) -> Features:
     """Specs of what was found: floats have NaN where a field stands for no value."""
-    return Features({name: _with_nan(spec) for name, spec in inferred(handle.features()).items()})
+    found = inferred(handle.features())
+    # Columns of a type share one spec.
+    distinct = {id(spec): spec for spec in found.values()}
+    made = {key: _with_nan(spec) for key, spec in distinct.items()}
+    return Features({name: made[id(spec)] for name, spec in found.items()})
 
 
 def _with_nan(spec: Spec) -> Spec:

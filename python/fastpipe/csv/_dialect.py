@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -78,9 +79,9 @@ def _header(header: Any) -> tuple[str, ...]:
     given = tuple(names("header", header))
     if not given:
         raise ValueError("header is empty: name each column")
-    twice = [name for name in given if given.count(name) > 1]
-    if twice:
-        raise ValueError(f"header names {twice[0]!r} twice: columns need names of their own")
+    twice = next((name for name, count in Counter(given).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"header names {twice!r} twice: columns need names of their own")
     return given
 
 
