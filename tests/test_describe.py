@@ -197,6 +197,9 @@ def test_a_sample_of_rows() -> None:
     found = fastpipe.describe(reader, rows=300, seed=5)
     assert found.rows == 300
     same(found, fastpipe.describe(fastpipe.sample(reader, 300, seed=5)))
+    # To which rows are drawn the order doesn't matter.
+    shuffled = fastpipe.from_arrow(TABLE, batch_size=100, shuffle="block", shuffle_buffer=300, seed=1)
+    same(found, fastpipe.describe(shuffled, rows=300, seed=5))
 
 
 def test_sketches_keep_their_errors() -> None:

@@ -221,6 +221,64 @@ def test_only_the_units_of_batches_under_way_are_held(tmp_path: Path) -> None:
 # --- Not all alike ---
 
 
+@pytest.mark.parametrize("shuffle", [True, "block", "buffer"])
+def test_a_shuffle_is_not_dropped(shuffle: Any) -> None:
+    reader = of_arrays(shuffle=shuffle, seed=3)
+    for name, select in (
+        ("take", lambda: fastpipe.take(reader, [3, 1])),
+        ("sample", lambda: fastpipe.sample(reader, 5)),
+        ("sample", lambda: fastpipe.sample(reader, 5, stratify=np.zeros(ROWS, int))),
+    ):
+        with pytest.raises(fastpipe.UnsupportedError, match=rf"^{name}\(\) .*shuffle={shuffle!r}.*rebatch\(") as told:
+            select()
+    # The hint does what it says.
+    chosen = fastpipe.take(of_arrays(), np.arange(0, ROWS, 40))
+    hint = str(told.value).rpartition(" then ")[2]
+    found = ids(eval(hint, {"fastpipe": fastpipe, "chosen": chosen}))
+    assert found != sorted(found)
+    assert sorted(found) == list(range(0, ROWS, 40))
+
+
+def learned(batches: Any, weights: np.ndarray) -> None:
+    """Steps of logistic regression, each with a batch."""
+    for batch in batches:
+        x, y = batch["x"], batch["y"]
+        weights += 0.5 * x.T @ (y - 1 / (1 + np.exp(-x @ weights))) / len(y)
+
+
+def test_cross_validation_on_sorted_data() -> None:
+    """The manual's recipe learns what a plain shuffle does, from files whose rows are sorted by class."""
+    draw = np.random.default_rng(2)
+    y = np.repeat([0.0, 1.0], 2000)
+    x = np.column_stack([draw.normal(size=(4000, 4)) + 0.35 * (2 * y - 1)[:, np.newaxis], np.ones(4000)])
+    reader = fastpipe.from_arrays({"x": x, "y": y, "i": np.arange(4000)}, batch_size=50)
+    folds = np.array_split(np.random.default_rng(1).permutation(4000), 5)
+    accuracy: dict[str, list[float]] = {"plain": [], "recipe": [], "in file order": []}
+    for number, fold in enumerate(folds):
+        rows = np.concatenate(folds[:number] + folds[number + 1 :])
+        train, test = fastpipe.take(reader, rows), fastpipe.take(reader, fold)
+        plain = fastpipe.from_arrays(
+            {"x": x[np.sort(rows)], "y": y[np.sort(rows)]}, batch_size=50, shuffle=True, seed=7
+        )
+        orders = []
+        weights = {name: np.zeros(5) for name in accuracy}
+        for epoch in range(3):
+            shuffled = list(fastpipe.rebatch(train, 50, shuffle_buffer=train.num_rows, seed=7, epoch=epoch))
+            orders.append([int(i) for batch in shuffled for i in batch["i"]])
+            learned(shuffled, weights["recipe"])
+            learned(plain, weights["plain"])
+            learned(train, weights["in file order"])
+            again = fastpipe.rebatch(fastpipe.take(reader, rows), 50, shuffle_buffer=len(rows), seed=7, epoch=epoch)
+            assert [int(i) for batch in again for i in batch["i"]] == orders[-1]
+        assert all(sorted(order) == sorted(rows.tolist()) for order in orders)
+        assert orders[0] != orders[1] != orders[2]
+        for name, found in accuracy.items():
+            found.append(np.mean([(batch["x"] @ weights[name] > 0) == batch["y"] for batch in test]))
+    mean = {name: float(np.mean(found)) for name, found in accuracy.items()}
+    assert abs(mean["recipe"] - mean["plain"]) < 0.01, mean
+    assert mean["in file order"] < mean["plain"] - 0.05, mean
+
+
 def test_rows_are_taken_by_number() -> None:
     taken = fastpipe.take(of_arrays(), [70, 3, 19_999, 3])
     assert ids(taken) == [3, 3, 70, 19_999]

@@ -13,10 +13,10 @@ from fastpipe._arguments import flag
 from fastpipe._draws import codes_of, stratified, weighted
 from fastpipe._ordering import LARGEST_BATCH, Ordering, within
 from fastpipe.batch import Masked
-from fastpipe.errors import SchemaError
+from fastpipe.errors import SchemaError, UnsupportedError
 from fastpipe.reader import Reader
 
-__all__ = ["LARGEST_SAMPLE", "counts_of", "gathered", "rows_of_sample", "sample", "take"]
+__all__ = ["LARGEST_SAMPLE", "counts_of", "gathered", "in_file_order", "rows_of_sample", "sample", "take"]
 
 LARGEST_SAMPLE = 2**31
 _LARGEST_PART = 2**20
@@ -37,10 +37,10 @@ def sample(
 
     Which rows it has is a pure function of seed and epoch: each epoch has another sample, of the same size. They come
     in the order in which they stand, so that each unit is read once, and units without any aren't read at all. States,
-    `batch_at` and adapters are those of any reader.
+    `batch_at` and adapters are those of any reader. `rebatch` shuffles the rows.
 
     Args:
-        reader: of one rank. Its features, threads, limits and epochs are kept, its order isn't.
+        reader: of one rank, made with `shuffle=False`. Its features, threads, limits and epochs are kept.
         rows: of the sample, up to 2^31; without `replace`, at most as many as there are.
         replace: whether a row may be drawn several times (a bootstrap).
         seed: of the drawing, 0 to 2^64 - 1. One is drawn by default, and shown by `seed` of what is returned.
@@ -61,6 +61,7 @@ def sample(
     Raises:
         SchemaError: if `stratify` or `weights` names no feature.
         TypeError: if an argument is of the wrong type.
+        UnsupportedError: if the reader is shuffled.
         ValueError: if one is out of range, there are too few rows, or the reader is one of several ranks.
 
     Example:
@@ -72,6 +73,7 @@ def sample(
         True
     """
     _check_population(reader)
+    _check_order(reader, "sample")
     there = reader._data.handle.num_rows
     again = flag("replace", replace)
     count = within("rows", rows, 1, LARGEST_SAMPLE)
@@ -150,10 +152,10 @@ def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: SupportsIndex | Non
 
     For samples that are drawn otherwise than `sample` draws them, and for cross-validation: the rows of each fold. They
     come in the order in which they stand, each as often as it is named. States, `batch_at` and adapters are those of
-    any reader.
+    any reader. `rebatch` shuffles the rows, which training needs if those of the files are sorted in some way.
 
     Args:
-        reader: of one rank. Its features, threads, limits and epochs are kept, its order isn't.
+        reader: of one rank, made with `shuffle=False`. Its features, threads, limits and epochs are kept.
         rows: integers `[n]`, in any order: the numbers of rows, counted over all units or files, from 0.
         batch_size: rows a batch; None for those of the reader.
 
@@ -162,15 +164,19 @@ def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: SupportsIndex | Non
 
     Raises:
         TypeError: if an argument is of the wrong type.
+        UnsupportedError: if the reader is shuffled.
         ValueError: if there is no such row, no row is named, or the reader is one of several ranks.
 
     Example:
         >>> import fastpipe
         >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=64)
-        >>> fastpipe.take(reader, [7, 3, 100]).num_rows
+        >>> taken = fastpipe.take(reader, [7, 3, 100])
+        >>> taken.num_rows
         3
+        >>> shuffled = fastpipe.rebatch(taken, 64, shuffle_buffer=taken.num_rows, seed=7, epoch=0)
     """
     _check_population(reader)
+    _check_order(reader, "take")
     numbers = np.asarray(rows)
     if numbers.dtype == object or numbers.dtype.kind not in "iu":
         raise TypeError(f"rows are integers, not {numbers.dtype}")
@@ -192,6 +198,23 @@ def _check_population(reader: Reader) -> None:
         raise ValueError("a sample is drawn of a reader of one rank: leave out world_size, and give part=rank")
     if reader._ordering.is_sample:
         raise ValueError("this reader is of a sample already: draw from the reader that it was drawn of")
+
+
+def _check_order(reader: Reader, name: str) -> None:
+    if (shuffle := reader._ordering.shuffle) != "sequential":
+        shown = True if shuffle == "window" else shuffle
+        reason = (
+            f"{name}() yields rows in file order, and would drop shuffle={shown!r} of the reader. Make the reader with"
+            f" shuffle=False, and shuffle the rows that it selects: chosen = fastpipe.{name}(reader, ...), then"
+            f" fastpipe.rebatch(chosen, {reader.batch_size}, shuffle_buffer=chosen.num_rows, seed=7, epoch=0)"
+        )
+        raise UnsupportedError(reason, reason=reason)
+
+
+def in_file_order(reader: Reader) -> Reader:
+    """The same rows in the order of the files, for uses to which the order doesn't matter."""
+    ordering = replaced(reader._ordering, shuffle="sequential", shuffle_buffer=None, shard_by="window")
+    return Reader(reader._data, **(reader._options() | {"ordering": ordering}))
 
 
 def counts_of(reader: Reader) -> npt.NDArray[np.uint32]:

@@ -8,7 +8,7 @@ from fastpipe._arguments import flag, shown
 from fastpipe._columns.arrow_schema import require_pyarrow
 from fastpipe._ordering import within
 from fastpipe._reader_rows import rows_once
-from fastpipe._reader_samples import sample
+from fastpipe._reader_samples import in_file_order, sample
 from fastpipe.description._description import Description
 from fastpipe.description._feature import FeatureStatistics
 from fastpipe.description._quantiles import require_datasketches
@@ -63,7 +63,7 @@ def describe(
     require_datasketches()
     require_pyarrow()
     limit = within("exact_values", exact_values, 1, 2**31)
-    chosen = reader if rows is None else sample(reader, rows, seed=seed)
+    chosen = reader if rows is None else sample(in_file_order(reader), rows, seed=seed)
     features: dict[str, FeatureStatistics | None] = dict.fromkeys(reader.features)
     symbols, seen = reader.symbols, 0
     for batch in rows_once(chosen, progress=flag("progress", progress)):
