@@ -242,7 +242,13 @@ def epochs(bounds: Bounds, threads: int, rounds: int) -> None:
         with sampled() as peak:
             before = peak.bytes
             reader = fastpipe.read_interactions(
-                interactions, negatives=NEGATIVES, batch_size=BATCH, seed=1, num_threads=threads
+                interactions,
+                negatives=NEGATIVES,
+                batch_size=BATCH,
+                seed=1,
+                num_threads=threads,
+                item_dtype="uint16",
+                label_dtype="int8",
             )
             found = 0
             for batch in reader:

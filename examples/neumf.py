@@ -95,13 +95,7 @@ class ExactSampler:
 
 def fed_by_fastpipe(data: fastpipe.Interactions, seed: int) -> Iterable[dict[str, torch.Tensor]]:
     """The points as fastpipe reads them, as tensors over the same memory."""
-    reader = fastpipe.read_interactions(
-        data,
-        negatives=NEGATIVES,
-        batch_size=BATCH,
-        seed=seed,
-        item_dtype="int32",  # As indices Torch takes no uint16.
-    )
+    reader = fastpipe.read_interactions(data, negatives=NEGATIVES, batch_size=BATCH, seed=seed)
     return fastpipe.torch.IterableDataset(reader)
 
 

@@ -90,14 +90,22 @@ def check_batches(data: Interactions, batches: list[dict[str, np.ndarray]], nega
 # --- What batches are ---
 
 
-def test_seven_bytes_a_point(data: Interactions) -> None:
-    for batch in read(data):
+@pytest.mark.parametrize(
+    ("options", "item", "label", "size"),
+    [
+        ({}, "int32", "float32", 12),
+        ({"item_dtype": "uint16", "label_dtype": "int8"}, "uint16", "int8", 7),
+        ({"item_dtype": "uint16", "label_dtype": np.float32}, "uint16", "float32", 10),
+    ],
+)
+def test_bytes_of_a_point(data: Interactions, options: dict[str, Any], item: str, label: str, size: int) -> None:
+    for batch in read(data, **options):
         assert {name: column.dtype.name for name, column in batch.items()} == {
             "user": "int32",
-            "item": "uint16",
-            "label": "int8",
+            "item": item,
+            "label": label,
         }
-        assert sum(column.nbytes for column in batch.values()) == 7 * len(batch["user"])
+        assert sum(column.nbytes for column in batch.values()) == size * len(batch["user"])
         for column in batch.values():
             assert column.ctypes.data % 64 == 0
             assert column.flags.writeable
@@ -116,10 +124,20 @@ def test_they_share_memory_with_torch(data: Interactions) -> None:
     for tensors, batch in zip(fastpipe.torch.IterableDataset(reader), read(data), strict=True):
         assert {name: tensor.dtype for name, tensor in tensors.items()} == {
             "user": torch.int32,
-            "item": torch.uint16,
-            "label": torch.int8,
+            "item": torch.int32,
+            "label": torch.float32,
         }
         assert all(np.array_equal(tensors[name].numpy(), column) for name, column in batch.items())
+
+
+def test_layers_of_torch_take_them(data: Interactions) -> None:
+    torch = pytest.importorskip("torch")
+    import fastpipe.torch
+
+    users, items = torch.nn.Embedding(data.num_users, 3), torch.nn.Embedding(data.num_items, 3)
+    for batch in fastpipe.torch.IterableDataset(read(data)):
+        scores = (users(batch["user"]) * items(batch["item"])).sum(1)
+        assert torch.nn.BCEWithLogitsLoss()(scores, batch["label"]) > 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks workers")
@@ -130,7 +148,7 @@ def test_workers_share_them(data: Interactions) -> None:
     import fastpipe.torch
 
     loader = DataLoader(
-        fastpipe.torch.IterableDataset(read(data, item_dtype="int32", uneven="allow")),
+        fastpipe.torch.IterableDataset(read(data, uneven="allow")),
         batch_size=None,
         num_workers=2,
         multiprocessing_context="fork",
@@ -160,9 +178,8 @@ def test_tensorflow_takes_them(data: Interactions) -> None:
 @pytest.mark.parametrize(
     ("items", "dtype", "expected"),
     [
-        (65_535, None, "uint16"),
-        (65_535, "int32", "int32"),
-        (65_536, None, "int32"),
+        (1000, None, "int32"),
+        (65_536, "int32", "int32"),
         (65_536, "uint16", "uint16"),
         (200_000, None, "int32"),
         (200_000, np.int32, "int32"),
@@ -170,28 +187,30 @@ def test_tensorflow_takes_them(data: Interactions) -> None:
 )
 def test_the_type_of_items(items: int, dtype: Any, expected: str) -> None:
     last = Interactions.from_arrays([0, 0, 1], [items - 1, 1, items - 2], users=[0, 1], items=np.arange(items))
-    reader = read(last, item_dtype=dtype, negatives=500)
+    reader = read(last, negatives=500, **({} if dtype is None else {"item_dtype": dtype}))
     assert reader.features["item"].dtype == expected
     found = points(reader)
     check_epoch(last, found, 500)
     assert max(item for _, item, _ in found) == items - 1
 
 
-def test_the_type_of_items_changes_nothing_else(large: Interactions) -> None:
-    """States don't ask for it."""
-    for narrow, wide in zip(
-        read(large, batch_size=5000), read(large, batch_size=5000, item_dtype="int32"), strict=True
-    ):
+def test_types_change_nothing_else(large: Interactions) -> None:
+    """States don't ask for them."""
+    types: dict[str, Any] = {"item_dtype": "uint16", "label_dtype": "int8"}
+    for narrow, wide in zip(read(large, batch_size=5000, **types), read(large, batch_size=5000), strict=True):
         assert all(np.array_equal(narrow[name], wide[name]) for name in narrow)
 
 
 def test_types_that_items_cannot_have(data: Interactions) -> None:
     many = Interactions.from_arrays([0, 1], [0, 1], items=np.arange(65_537))
-    with pytest.raises(ValueError, match="65537 items don't fit item_dtype uint16"):
+    with pytest.raises(ValueError, match="item_dtype uint16 takes up to 65,536 items; got 65537"):
         read(many, item_dtype="uint16")
-    for dtype in ("int64", "uint8", "float32"):
-        with pytest.raises(ValueError, match='item_dtype is "uint16" or "int32"'):
+    for dtype in ("int64", "uint8", "float32", None, "no type"):
+        with pytest.raises(ValueError, match=f"item_dtype must be 'uint16' or 'int32'; got {dtype!r}"):
             read(data, item_dtype=dtype)
+    for dtype in ("int64", "bool", None):
+        with pytest.raises(ValueError, match=f"label_dtype must be 'int8' or 'float32'; got {dtype!r}"):
+            read(data, label_dtype=dtype)
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
@@ -485,7 +504,7 @@ def test_states_of_other_readers_are_refused(data: Interactions, options: dict[s
     state = read(data).state_dict()
     with pytest.raises(fastpipe.StateError, match=message):
         read(data, **options).load_state_dict(state)
-    read(data, item_dtype="int32", num_threads=1).load_state_dict(state)
+    read(data, item_dtype="uint16", label_dtype="int8", num_threads=1).load_state_dict(state)
 
 
 def test_states_of_other_data_are_refused(data: Interactions, tmp_path: Path) -> None:

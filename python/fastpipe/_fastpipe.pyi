@@ -448,6 +448,7 @@ class InteractionsDataset(Data):
         negatives: int,
         repeats: bool = True,
         item_dtype: str = "int32",
+        label_dtype: str = "int8",
         weights: npt.NDArray[np.float64] | None = None,
         skip_full: bool = False,
         first_user: int = 0,

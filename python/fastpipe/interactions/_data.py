@@ -24,9 +24,7 @@ __all__ = ["InteractionsData", "OnFull", "PointLocation"]
 
 OnFull: TypeAlias = Literal["error", "skip"]
 
-# Items up to which they are uint16 by default: the number behind the last one, which often stands for none, fits as
-# well.
-_LARGEST_UINT16 = 65_535
+_MOST_UINT16 = 65_536
 
 # Points of a window are counted in 32 bits.
 _LARGEST_WINDOW = 2**31
@@ -53,6 +51,7 @@ class InteractionsData:
         data: the positives.
         negatives: as in `read_interactions`, as are those below.
         item_dtype: of the column `item`.
+        label_dtype: of the column `label`.
         repeats: whether the negatives of one positive may be the same.
         sampling: in what proportion unseen items are drawn.
         power: exponent of the popularity.
@@ -67,7 +66,8 @@ class InteractionsData:
         data: Interactions,
         *,
         negatives: SupportsIndex,
-        item_dtype: str | None,
+        item_dtype: str,
+        label_dtype: str,
         repeats: bool,
         sampling: str,
         power: float,
@@ -75,7 +75,12 @@ class InteractionsData:
     ) -> None:
         self._data = data
         count = within("negatives", negatives, 0, 65_535)
-        dtype = _item_dtype(item_dtype, data.num_items)
+        dtypes: dict[str, Any] = {
+            "item_dtype": _dtype("item_dtype", item_dtype, ("uint16", "int32")),
+            "label_dtype": _dtype("label_dtype", label_dtype, ("int8", "float32")),
+        }
+        if dtypes["item_dtype"] == "uint16" and data.num_items > _MOST_UINT16:
+            raise ValueError(f"item_dtype uint16 takes up to 65,536 items; got {data.num_items}. Take int32")
         weights = weights_of(data.item_counts, sampling, power)
         if on_full not in ("error", "skip"):
             raise ValueError(f'on_full is "error" or "skip", not {on_full!r}')
@@ -85,7 +90,7 @@ class InteractionsData:
             check_unseen(data.users, data._positives, hint=hint, **how)
         self._options: dict[str, Any] = {
             "negatives": count,
-            "item_dtype": dtype,
+            **dtypes,
             "repeats": how["repeats"],
             "sampling": sampling,
             "power": float(power),
@@ -94,7 +99,7 @@ class InteractionsData:
         self.handle = _fastpipe.InteractionsDataset(
             data._positives,
             **how,
-            item_dtype=dtype,
+            **dtypes,
             skip_full=on_full == "skip",
             first_user=data.first_user,
             first_positive=0 if data._part is None else data._part.first_positive,
@@ -102,7 +107,11 @@ class InteractionsData:
         if data.num_positives and not self.handle.num_rows:
             raise UnseenItemsError("no user has enough unseen items to draw negatives from, so nothing is left to read")
         self.features = Features(
-            {"user": DenseSpec((), "int32"), "item": DenseSpec((), dtype), "label": DenseSpec((), "int8")}
+            {
+                "user": DenseSpec((), "int32"),
+                "item": DenseSpec((), dtypes["item_dtype"]),
+                "label": DenseSpec((), dtypes["label_dtype"]),
+            }
         )
         self.files: list[str] = []
         self.symbols: dict[str, list[str]] = {}
@@ -112,7 +121,7 @@ class InteractionsData:
 
         It is the same in states of all versions.
         """
-        options = {name: value for name, value in self._options.items() if name != "item_dtype"}
+        options = {name: value for name, value in self._options.items() if name not in ("item_dtype", "label_dtype")}
         if options["sampling"] == "uniform":
             del options["power"]
         return options | self._data.fingerprint()
@@ -145,17 +154,16 @@ def _rebuilt(data: Interactions, options: dict[str, Any]) -> InteractionsData:
     return InteractionsData(data, **options)
 
 
-def _item_dtype(wanted: str | None, num_items: int) -> str:
-    """The dtype of the column of items.
+def _dtype(name: str, wanted: Any, allowed: tuple[str, ...]) -> str:
+    """The name of a column's dtype.
 
     Raises:
-        ValueError: if it can't be, or is too narrow.
+        ValueError: if it isn't one of those that are allowed.
     """
-    if wanted is None:
-        return "uint16" if num_items <= _LARGEST_UINT16 else "int32"
-    dtype = np.dtype(wanted).name
-    if dtype not in ("uint16", "int32"):
-        raise ValueError(f'item_dtype is "uint16" or "int32", not {wanted!r}')
-    if dtype == "uint16" and num_items > _LARGEST_UINT16 + 1:
-        raise ValueError(f"{num_items} items don't fit item_dtype uint16: it can tell 65,536 apart; take int32")
+    try:
+        dtype = None if wanted is None else str(np.dtype(wanted).name)
+    except TypeError:
+        dtype = None
+    if dtype not in allowed:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}; got {wanted!r}")
     return dtype

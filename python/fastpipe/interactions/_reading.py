@@ -19,7 +19,8 @@ def read_interactions(
     *,
     negatives: int = 4,
     batch_size: SupportsIndex,
-    item_dtype: Literal["uint16", "int32"] | None = None,
+    item_dtype: Literal["uint16", "int32"] = "int32",
+    label_dtype: Literal["int8", "float32"] = "float32",
     repeats: bool = True,
     sampling: Sampling = "uniform",
     power: float = 0.75,
@@ -32,15 +33,16 @@ def read_interactions(
     are drawn from those that the user has no positive with: exactly, each with its probability. Which these are depends
     on seed, epoch, the positive and the number of the negative alone: not on batches, threads, ranks or shards.
 
-    Batches are dicts of `"user"` (int32 `[batch]`, numbers that stand for `data.users`), `"item"` (uint16, or int32
-    where there are more than 65,535 items) and `"label"` (int8): 7 bytes a point. `memory_limit` doesn't count the
-    positives, which stay in memory.
+    Batches are dicts of `"user"` (int32 `[batch]`, numbers that stand for `data.users`), `"item"` (int32) and `"label"`
+    (float32): as embeddings and losses of Torch, JAX and TensorFlow take them. That is 12 bytes a point, or 7 with
+    `item_dtype="uint16"` and `label_dtype="int8"`. `memory_limit` doesn't count the positives, which stay in memory.
 
     Args:
         data: the positives.
         negatives: points with label 0 for each positive, 0 to 65,535.
         batch_size: points a batch.
-        item_dtype: `"uint16"` or `"int32"`, whatever the number of items.
+        item_dtype: `"int32"`, or `"uint16"` for up to 65,536 items, which Torch's embeddings don't take.
+        label_dtype: `"float32"`, or `"int8"`, which Torch's `BCEWithLogitsLoss` doesn't take.
         repeats: whether the negatives of one positive are drawn independently, so that some may be the same; False for
             different ones.
         sampling: `"uniform"`, all unseen items alike; or `"popularity"`, in proportion to `data.item_counts ** power`.
@@ -84,6 +86,7 @@ def read_interactions(
         data,
         negatives=negatives,
         item_dtype=item_dtype,
+        label_dtype=label_dtype,
         repeats=repeats,
         sampling=sampling,
         power=power,

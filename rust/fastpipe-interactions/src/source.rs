@@ -39,6 +39,8 @@ fn shard_positives(positives: u64, stride: u64) -> u64 {
 pub struct Settings {
     /// The type of the column of items: an integer type in which each fits.
     pub item_dtype: DType,
+    /// The type of the column of labels: int8 or float32.
+    pub label_dtype: DType,
     /// Whether users for whom there are too few items are left out; else they are an error.
     pub skip_full: bool,
     /// The number of the first user, for data that are a part of others.
@@ -54,6 +56,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             item_dtype: DType::I32,
+            label_dtype: DType::I8,
             skip_full: false,
             first_user: 0,
             first_positive: 0,
@@ -75,7 +78,7 @@ pub struct Place {
     pub draw: u32,
 }
 
-/// Positives, each with its negatives, as rows of `user` (int32), `item` and `label` (int8, 1 or 0).
+/// Positives, each with its negatives, as rows of `user` (int32), `item` and `label` (1 or 0).
 ///
 /// Row `r` of a shard is of its positive `r / (1 + negatives)`: that itself, and then its negatives.
 #[derive(Debug)]
@@ -99,6 +102,7 @@ impl InteractionsSource {
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         check_dtype(settings.item_dtype, positives.num_items())?;
+        check_label_dtype(settings.label_dtype)?;
         let full = (0..positives.users()).find(|&user| is_full(&positives, &sampler, user));
         if let (Some(user), false) = (full, settings.skip_full) {
             let (left, needed) = (sampler.left(positives.of(user)), sampler.needed());
@@ -110,7 +114,12 @@ impl InteractionsSource {
             );
             return Err(Error::new(ErrorKind::ValueRange, reason));
         }
-        let layout = Layout::new(positives.num_items(), sampler.negatives(), settings.item_dtype);
+        let layout = Layout::new(
+            positives.num_items(),
+            sampler.negatives(),
+            settings.item_dtype,
+            settings.label_dtype,
+        );
         let default = || shard_positives(positives.len() as u64, layout.stride() as u64);
         let shards = cut(&positives, &sampler, settings.shard_positives.unwrap_or_else(default))?;
         let most_positives = u64::from(u32::MAX) / (1 + u64::from(sampler.negatives()));
@@ -129,7 +138,7 @@ impl InteractionsSource {
             columns: vec![
                 column("user", DType::I32),
                 column("item", settings.item_dtype),
-                column("label", DType::I8),
+                column("label", settings.label_dtype),
             ],
             classes: ["interactions".into()],
             layout,
@@ -195,6 +204,14 @@ impl InteractionsSource {
 }
 
 /// Whether a type has room for each of this many items.
+fn check_label_dtype(dtype: DType) -> Result<()> {
+    if matches!(dtype, DType::I8 | DType::F32) {
+        return Ok(());
+    }
+    let reason = format!("labels must be int8 or float32; got {dtype}");
+    Err(Error::new(ErrorKind::Unsupported, reason).at_feature("label"))
+}
+
 fn check_dtype(dtype: DType, num_items: u32) -> Result<()> {
     let bits = match dtype {
         DType::I8 => 7,

@@ -2,7 +2,7 @@
 //!
 //! A positive and its negatives lie together: the user, counted within the shard, the positive's item, the negatives'
 //! items, in 2 bytes each or in 4. With 4 negatives and up to 65,536 items that is 2.4 bytes a row, where a row of a
-//! batch has 7, and a row that is picked takes no more than a look at one place in memory.
+//! batch has 7 to 12, and a row that is picked takes no more than a look at one place in memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,17 +25,19 @@ pub(crate) struct Layout {
     /// Bytes of a number: 2, where that is enough for all items, or 4.
     width: usize,
     pub(crate) item_dtype: DType,
+    pub(crate) label_dtype: DType,
     /// The columns, which have one value a row each.
     cells: Arc<[u32]>,
 }
 
 impl Layout {
-    pub(crate) fn new(num_items: u32, negatives: u32, item_dtype: DType) -> Layout {
+    pub(crate) fn new(num_items: u32, negatives: u32, item_dtype: DType, label_dtype: DType) -> Layout {
         Layout {
             negatives,
             // The users of a shard are counted in 16 bits anyway.
             width: if num_items <= 1 << 16 { 2 } else { 4 },
             item_dtype,
+            label_dtype,
             cells: [0, 1, 2].into(),
         }
     }
@@ -207,7 +209,15 @@ impl<'g, 's> Gathered<'g, 's> {
         let mut columns = self.out.begin_rows(first..first + len as u32)?;
         columns.put(&self.users[..len])?;
         columns.put(&items[..len])?;
-        columns.put(&self.labels[..len])?;
+        if self.layout.label_dtype == DType::F32 {
+            let mut labels = [0.0f32; SOME];
+            for (to, &from) in labels[..len].iter_mut().zip(&self.labels) {
+                *to = f32::from(from);
+            }
+            columns.put(&labels[..len])?;
+        } else {
+            columns.put(&self.labels[..len])?;
+        }
         columns.end()
     }
 }

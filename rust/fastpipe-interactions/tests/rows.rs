@@ -76,8 +76,10 @@ fn batch(source: &InteractionsSource, n: usize, write: impl FnOnce(&mut Sink<'_>
     };
     let (users, items, labels) = (column(0), column(1), column(2));
     let points = users.zip(items).zip(labels);
+    // The bits of 1 as a float are no number of 8 bits.
+    let label = |bits: i64| i8::try_from(bits).unwrap_or_else(|_| f32::from_bits(bits as u32) as i8);
     points
-        .map(|((user, item), label)| (user as i32, item, label as i8))
+        .map(|((user, item), bits)| (user as i32, item, label(bits)))
         .collect()
 }
 
@@ -201,9 +203,10 @@ fn rows_are_picked_in_any_order() {
         (100_000, &[DType::I32, DType::U32, DType::I64, DType::U64]),
     ] {
         let positives = positives(&[50, 3, 0, 70, 90], num_items);
-        for &item_dtype in dtypes {
+        for (&item_dtype, label_dtype) in dtypes.iter().zip([DType::I8, DType::F32].into_iter().cycle()) {
             let settings = Settings {
                 item_dtype,
+                label_dtype,
                 ..settings(60)
             };
             let source = source(&positives, 4, settings);
@@ -225,7 +228,7 @@ fn rows_are_picked_in_any_order() {
                 .iter()
                 .map(|row| all[row.unit as usize][row.record as usize])
                 .collect();
-            assert_eq!(found, expected, "{item_dtype}");
+            assert_eq!(found, expected, "{item_dtype}, {label_dtype}");
         }
     }
 }
@@ -295,6 +298,11 @@ fn what_cannot_be_is_refused() {
     };
     assert_eq!(kind(1, dtype(DType::U8)), ErrorKind::ValueRange);
     assert_eq!(kind(1, dtype(DType::F32)), ErrorKind::Unsupported);
+    let labels = Settings {
+        label_dtype: DType::Bool,
+        ..Settings::default()
+    };
+    assert_eq!(kind(1, labels), ErrorKind::Unsupported);
     let settings = |first_user| Settings {
         first_user,
         ..Settings::default()

@@ -181,8 +181,8 @@ impl InteractionsDataset {
     #[new]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     #[pyo3(signature = (
-        positives, *, negatives, repeats=true, item_dtype="int32", weights=None, skip_full=false, first_user=0,
-        first_positive=0, shard_positives=None,
+        positives, *, negatives, repeats=true, item_dtype="int32", label_dtype="int8", weights=None, skip_full=false,
+        first_user=0, first_positive=0, shard_positives=None,
     ))]
     fn new(
         py: Python<'_>,
@@ -190,6 +190,7 @@ impl InteractionsDataset {
         negatives: u32,
         repeats: bool,
         item_dtype: &str,
+        label_dtype: &str,
         weights: Option<PyReadonlyArray1<'_, f64>>,
         skip_full: bool,
         first_user: u32,
@@ -197,9 +198,12 @@ impl InteractionsDataset {
         shard_positives: Option<u64>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let positives = positives.get();
-        let no_dtype = || PyValueError::new_err(format!("{item_dtype:?} is no dtype of a column"));
+        let dtype = |name: &str| {
+            DType::from_name(name).ok_or_else(|| PyValueError::new_err(format!("{name:?} is no dtype of a column")))
+        };
         let settings = Settings {
-            item_dtype: DType::from_name(item_dtype).ok_or_else(no_dtype)?,
+            item_dtype: dtype(item_dtype)?,
+            label_dtype: dtype(label_dtype)?,
             skip_full,
             first_user,
             first_positive,
