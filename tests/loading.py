@@ -6,6 +6,7 @@ Each is a process of its own, as a user's would be: one that forks must not have
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import logging
 import multiprocessing
@@ -23,6 +24,7 @@ import torch
 import torch.distributed
 from torch.utils.data import DataLoader, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
+from tqdm.auto import tqdm
 
 import fastpipe
 import fastpipe.torch as adapter
@@ -66,6 +68,21 @@ def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
     return {"passes": found, "again": rows(early), "refused": refused}
 
 
+def left(paths: list[str], method: str, kept: bool, stateful: bool) -> Any:
+    """Passes that are left, by `break` and as Lightning does it: the next iterator is made before the last one goes."""
+    data = dataset(paths)
+    options: dict[str, Any] = {"batch_size": None, "num_workers": 2, "multiprocessing_context": method}
+    loader = (StatefulDataLoader if stateful else DataLoader)(data, **options, persistent_workers=kept)
+    # Workers have been asked for a third batch when their loop has had more than four.
+    found = [rows(itertools.islice(loader, steps)) for steps in ((5, 5, 5) if stateful else (1, 5, 5))]
+    data.set_epoch(2)
+    # It calls `iter` twice, and draws from the second one alone.
+    again = rows(itertools.islice(tqdm(loader, disable=True), 5))
+    batches = iter(loader)
+    whole = rows(batches)
+    return {"left": found, "set": again, "whole": whole, "next": rows(iter(loader))}
+
+
 def late(worker: int) -> None:
     """Workers begin their passes one after the other."""
     time.sleep(0.2 * worker)
@@ -107,10 +124,10 @@ def alike(paths: list[str]) -> Any:
 
 
 def beside(paths: list[str]) -> Any:
-    """Two loaders over one data set, of which one ends before the other's workers have begun."""
+    """Two loaders over one data set, of which the second begins when the first has had some batches, and ends first."""
     data = dataset(paths)
     slow = iter(DataLoader(data, batch_size=None, num_workers=2, worker_init_fn=late, multiprocessing_context="fork"))
-    first = rows([next(slow)])
+    first = rows(next(slow) for _ in range(5))
     quick = rows(DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork"))
     return [first + rows(slow), quick, rows(data)]
 
@@ -262,7 +279,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     request = json.loads(sys.argv[1])
     programs = {"passes": passes, "stateful": stateful, "ended": ended, "rank": rank, "meanwhile": meanwhile}
-    programs |= {"alike": alike, "beside": beside, "shares": shares, "damaged": damaged, "warned": warned}
+    programs |= {"alike": alike, "beside": beside, "left": left, "shares": shares, "damaged": damaged}
+    programs |= {"warned": warned}
     answer = programs[request.pop("program")](**request)
     if answer is not None:
         print(json.dumps(answer))

@@ -204,15 +204,31 @@ def test_states_that_do_not_fit(data: Data) -> None:
 
 
 @pytest.mark.usefixtures("plain")
-def test_a_pass_that_is_left_begins_anew(data: Data) -> None:
-    reader = data.read(batch_size=7, epochs=2)
-    expected = rows(reader)
+def test_a_pass_that_is_left_counts_as_an_epoch(data: Data) -> None:
+    options = samples.order_of(True) | {"epochs": 2}
+    reader, expected = data.read(**options), []
+    for epoch in (0, 1, 2):
+        reader.set_epoch(epoch)
+        expected.append(rows(reader))
+    first, second, third = expected
     # The reader itself is at its end long before.
-    batches = prefetch(data.read(batch_size=7, epochs=2), depth=100)
-    for _ in batches:
-        break
-    assert rows(batches) == expected
+    batches = prefetch(data.read(**options), depth=100)
+    # Of what is only begun nothing was taken.
+    iter(batches)
+    started = iter(batches)
+    assert rows([next(started)]) == first[:1]
+    assert batches.epoch == 0
+    state = batches.state_dict()
+    started = iter(batches)
+    assert rows(next(started) for _ in range(20)) == second[:20]
+    # It was left in its second epoch.
     assert batches.epoch == 2
+    batches.set_epoch(2)
+    assert rows(batches) == third
+    assert batches.epoch == 4
+    batches.load_state_dict(state)
+    iter(batches)
+    assert rows(batches) == first[1:]
 
 
 DEVICES = ["cuda:0", "cuda:1", "cuda:2"]

@@ -30,6 +30,30 @@ def test_a_state_resumes_at_every_step(make: Make, order: dict[str, Any]) -> Non
 
 
 @order
+def test_a_pass_that_was_left_counts_as_an_epoch(make: Make, order: dict[str, Any]) -> None:
+    reader = make(batch_size=32, **order)
+    whole = [digests(reader) for _ in range(4)]
+    reader.set_epoch(0)
+    # A last batch, too, is in the epoch that is being read.
+    for epoch, steps in enumerate((1, 3, len(whole[2]))):
+        found = []
+        for step, batch in enumerate(reader):
+            found += digests([batch])
+            assert reader.epoch == epoch
+            assert digests([reader.batch_at(step)]) == found[-1:]
+            assert reader.locate(step, 0) == reader.locate(step, 0, epoch=epoch)
+            if step + 1 == steps:
+                break
+        assert found == whole[epoch][:steps]
+        assert reader.epoch == epoch
+        again = make(batch_size=32, **order)
+        again.load_state_dict(json.loads(json.dumps(reader.state_dict())))
+        assert digests(again) == whole[epoch][steps:]
+    assert digests(reader) == whole[3]
+    assert reader.epoch == 4
+
+
+@order
 def test_threads_and_memory_change_nothing(make: Make, order: dict[str, Any]) -> None:
     whole = digests(make(batch_size=32, **order))
     for options in ({"num_threads": 1}, {"num_threads": 4, "prefetch": 1}, {"memory_limit": "64MB"}):

@@ -587,6 +587,25 @@ def test_the_state_stays_before_a_batch_that_another_thread_makes(data: Data, mo
     assert ids_of(batches) == expected[3:]
 
 
+def test_an_iterator_that_was_left_counts_as_an_epoch(data: Data) -> None:
+    def ids(batches: Any) -> list[list[int]]:
+        return [batch["id"].tolist() for batch in batches]
+
+    reader = data.read(**DENSE, **order_of(True))
+    expected = [[batch["id"].tolist() for batch in reader] for _ in range(4)]
+    reader.set_epoch(0)
+    for epoch, steps in enumerate((1, 3)):
+        batches = fastpipe.jax.iterator(reader)
+        # One that nothing is taken from doesn't count.
+        fastpipe.jax.iterator(reader)
+        assert ids(next(batches) for _ in range(steps)) == expected[epoch][:steps]
+        state = batches.get_state()
+    again = fastpipe.jax.iterator(data.read(**DENSE, **order_of(True)))
+    again.set_state(state)
+    assert ids(again) == expected[1][3:]
+    assert ids(fastpipe.jax.iterator(reader)) == expected[2]
+
+
 def test_a_second_loop_over_a_pass_that_has_ended_is_an_error(data: Data) -> None:
     batches = pass_of(data)
     state = batches.get_state()
@@ -847,7 +866,7 @@ def free_port() -> int:
 
 
 PROCESS = """
-    import json, logging, jax, numpy as np, fastpipe, fastpipe.jax
+    import itertools, json, logging, jax, numpy as np, fastpipe, fastpipe.jax
     from jax.sharding import NamedSharding, PartitionSpec as P
     port, index, axes, *paths = sys.argv[1:]
     records = []
@@ -871,9 +890,9 @@ PROCESS = """
         sharding = NamedSharding(jax.make_mesh((4,), ("rows",)), P())
     reader = fastpipe.read_avro(paths, **options, seed=5)
     epochs = []
-    for _ in range(2):
+    for steps in (None, 1, None):
         ids = []
-        for batch in fastpipe.jax.iterator(reader, sharding=sharding):
+        for batch in itertools.islice(fastpipe.jax.iterator(reader, sharding=sharding), steps):
             if sharding is not None:
                 assert batch["id"].shape == ((8,) if axes == "rows" else (4,))
                 assert batch["vector"].sharding == sharding
@@ -889,7 +908,9 @@ def test_processes_read_what_is_theirs(data: Data, axes: str) -> None:
     port = str(free_port())
     started = [run(PROCESS, port, str(index), axes, *data.paths, devices=2) for index in range(2)]
     (first, logged, epoch), (second, _, _) = map(json.loads, outputs(*started))
-    assert epoch == 2
+    assert epoch == 3
+    # One of them was left after its first batch, of four rows of each process.
+    assert {len(set(ids)) for ids in (first.pop(1), second.pop(1))} == {4}
     for one, other in zip(first, second, strict=True):
         if axes == "columns":
             assert one == other

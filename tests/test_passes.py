@@ -51,6 +51,7 @@ class Doubled(Passes):
     sharers = property(lambda self: self._of.sharers)
     epoch = property(lambda self: self._of.epoch)
     pass_epoch = property(lambda self: self._of.pass_epoch)
+    next_epoch = property(lambda self: self._of.next_epoch)
     loaded = property(lambda self: self._of.loaded)
 
     def __len__(self) -> int:

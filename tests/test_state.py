@@ -118,6 +118,143 @@ def test_a_state_outlives_a_pass_of_which_nothing_was_taken(data: Data, shuffle:
         assert [batch["id"].tolist() for batch in tqdm(restored, disable=True)] == expected
 
 
+class Expected:
+    """Where a reader's next pass starts, by counting: epochs of 15 batches, passes of some epochs."""
+
+    def __init__(self, epochs: int, whole: list[list[str]]) -> None:
+        self.epochs, self.whole = epochs, whole
+        # With which epoch the next pass begins, from which step of which epoch; and what `reader.epoch` is.
+        self.start, self.epoch = (0, 0, 0), 0
+        self.saved = self.start
+
+    def read(self, most: int) -> list[str]:
+        """What a pass yields of which so many batches are asked for."""
+        first, epoch, step = self.start
+        self.saved, self.epoch = self.start, epoch
+        found: list[str] = []
+        while len(found) < most and epoch < first + self.epochs:
+            found.append(self.whole[epoch][step])
+            self.epoch = epoch
+            epoch, step = (epoch, step + 1) if step < 14 else (epoch + 1, 0)
+            self.saved, self.start = (first, epoch, step), (self.epoch + 1, self.epoch + 1, 0)
+        if len(found) < most:
+            self.set(epoch)
+        return found
+
+    def set(self, epoch: int) -> None:
+        self.epoch, self.start = epoch, (epoch, epoch, 0)
+        self.saved = self.start
+
+    def load(self) -> None:
+        self.start, self.epoch = self.saved, self.saved[1]
+
+    def copy(self) -> None:
+        self.epoch = self.start[1]
+        self.saved = self.start
+
+
+class Epochs(list[list[str]]):
+    """The batches of some epochs, which Hypothesis needn't print."""
+
+    def __repr__(self) -> str:
+        return "<epochs>"
+
+
+@pytest.fixture(scope="module")
+def whole(data: Data) -> Epochs:
+    reader = data.read(**order_of(True))
+    return Epochs(samples.digests(reader) for _ in range(60))
+
+
+@hypothesis.settings(max_examples=SOME)
+@hypothesis.given(
+    st.integers(1, 2),
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("read"), st.sampled_from([0, 1, 2, 14, 15, 16, 30, 31])),
+            st.tuples(st.sampled_from(["load", "load elsewhere", "pickle", "shard"]), st.just(0)),
+            st.tuples(st.just("set"), st.integers(0, 9)),
+        ),
+        max_size=8,
+    ),
+)
+def test_where_the_next_pass_starts(data: Data, whole: Epochs, epochs: int, script: list[tuple[str, int]]) -> None:
+    """Passes are finished, left anywhere, or only begun; between them states are loaded, epochs set, readers copied."""
+    reader, expected = data.read(**order_of(True), epochs=epochs), Expected(epochs, whole)
+    for what, number in [*script, ("read", 100)]:
+        if what == "read":
+            assert samples.digests(itertools.islice(reader, number)) == expected.read(number)
+        elif what == "set":
+            reader.set_epoch(number)
+            expected.set(number)
+        elif what in ("load", "load elsewhere"):
+            state = through_json(reader.state_dict())
+            if what == "load elsewhere":
+                reader = data.read(**order_of(True), epochs=epochs)
+            reader.load_state_dict(state)
+            expected.load()
+        else:
+            reader.close()
+            reader = reader.shard(1, 0) if what == "shard" else pickle.loads(pickle.dumps(reader))
+            expected.copy()
+        assert reader.epoch == expected.epoch, what
+
+
+@pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
+@pytest.mark.parametrize("uneven", ["drop", "pad", "allow"])
+def test_ranks_that_leave_at_different_steps_agree_on_the_epoch(data: Data, uneven: str) -> None:
+    ranks = [data.read(**order_of(True), rank=rank, world_size=3, uneven=uneven) for rank in range(3)]
+    for steps in ((1, 4, 5), (5, 2, 1)):
+        for rank, most in zip(ranks, steps, strict=True):
+            list(itertools.islice(rank, most))
+    found = [samples.digests(rank) for rank in ranks]
+    assert {rank.epoch for rank in ranks} == {3}
+    for rank in ranks:
+        rank.set_epoch(2)
+    assert [samples.digests(rank) for rank in ranks] == found
+
+
+class Failing:
+    """Units of ten numbers, of which one can't be read the first time."""
+
+    rows = (10,) * 6
+
+    def __init__(self, unit: int) -> None:
+        pa = pytest.importorskip("pyarrow")
+        self.schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+        self.fails = unit
+
+    def read(self, unit: int) -> Any:
+        import pyarrow as pa
+
+        if unit == self.fails:
+            self.fails = -1
+            raise ConnectionError("the server was away")
+        return pa.record_batch([pa.array(range(10 * unit, 10 * unit + 10))], schema=self.schema)
+
+    def fingerprint(self) -> str:
+        return "numbers"
+
+
+@pytest.mark.parametrize("unit", [0, 2])
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_pass_that_failed(unit: int, resumes: bool) -> None:
+    """It counts as an epoch if it has yielded a batch; its state resumes with the batch that failed."""
+    reader = fastpipe.read_units(Failing(unit), batch_size=5, num_threads=1)
+    found: list[int] = []
+    with pytest.raises(ConnectionError, match="the server was away"):
+        found.extend(row for batch in reader for row in batch["id"].tolist())
+    assert found == list(range(10 * unit))
+    assert reader.epoch == 0
+    if resumes:
+        reader.load_state_dict(reader.state_dict())
+        assert found + [row for batch in reader for row in batch["id"].tolist()] == list(range(60))
+        assert reader.epoch == 1
+    else:
+        list(reader)
+        assert reader.epoch == (2 if unit else 1)
+
+
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_a_restored_reader_can_be_pickled(data: Data, shuffle: Any) -> None:
     reader = data.read(**order_of(shuffle), epochs=2)

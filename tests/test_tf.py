@@ -88,6 +88,18 @@ def test_a_second_iterator_says_how_to_have_two(data: samples.Data) -> None:
     assert len(list(second)) > 1
 
 
+def test_an_iteration_that_was_left_counts_as_an_epoch(data: samples.Data) -> None:
+    reader = data.read(**samples.order_of(True))
+    expected = [[batch["id"].tolist() for batch in reader] for _ in range(4)]
+    read = data.read(**samples.order_of(True))
+    # Without `map`, which TensorFlow lets draw ahead.
+    dataset = fptf.dataset(read)
+    for epoch, steps in enumerate((1, 3, len(expected[2]))):
+        assert [element["id"].numpy().tolist() for element in dataset.take(steps)] == expected[epoch][:steps]
+        assert read.epoch == epoch
+    assert [element["id"].numpy().tolist() for element in dataset] == expected[3]
+
+
 def test_every_dtype_and_nesting(tmp_path: Path) -> None:
     dtypes = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
     schema = wire.record("R", **dict.fromkeys(dtypes, "int"), deep=wire.list_of(wire.list_of(["null", "string"])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
 import subprocess
@@ -199,6 +200,25 @@ def test_a_data_set_yields_what_the_reader_yields(data: Data, shuffle: Any) -> N
     dataset.set_epoch(9)
     reader.set_epoch(9)
     assert rows(dataset) == rows(reader)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("loader", [None, DataLoader, StatefulDataLoader, adapter.DataLoader])
+def test_a_pass_that_was_left_counts_as_an_epoch(data: Data, loader: Any) -> None:
+    options = samples.order_of(True)
+    reader = data.read(**options)
+    expected = [rows(reader) for _ in range(5)]
+    dataset = adapter.IterableDataset(data.read(**options))
+    batches = dataset if loader is None else loader(dataset, batch_size=None)
+    for epoch, steps in enumerate((1, 3, len(expected[2]))):
+        assert rows(itertools.islice(batches, steps)) == expected[epoch][:steps]
+        again = adapter.IterableDataset(data.read(**options))
+        again.load_state_dict(dataset.state_dict())
+        assert rows(again) == expected[epoch][steps:]
+    assert rows(batches) == expected[3]
+    dataset.set_epoch(1)
+    assert rows(itertools.islice(batches, 2)) == expected[1][:2]
+    assert rows(batches) == expected[2]
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)

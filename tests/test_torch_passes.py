@@ -31,15 +31,37 @@ def through(ledger: Ledger) -> Ledger:
 class Loop:
     """A loader's pass: its workers have what the main process had said when it was begun."""
 
-    def __init__(self, version: Version, key: str, workers: int, *, kept: bool = False, main: int = MAIN) -> None:
+    def __init__(
+        self,
+        version: Version,
+        key: str,
+        workers: int,
+        *,
+        kept: bool = False,
+        main: int = MAIN,
+        last: Loop | None = None,
+    ) -> None:
         self.version, self.key, self.workers, self.kept, self.main = version, key, workers, kept, main
+        self.last = last
         self.joined: dict[int, Joined] = {}
         self.ended: set[int] = set()
 
     def join(self, ledger: Ledger, worker: int) -> int:
-        joiner = Joiner(self.main, self.version, self.kept, self.key, worker, self.workers)
-        self.joined[worker] = ledger.join(joiner)
+        assert self.attempt(ledger, worker)
         return self.joined[worker].epoch
+
+    def attempt(self, ledger: Ledger, worker: int) -> bool:
+        """Lets a worker join, unless it has to wait."""
+        last = None if self.last is None else self.last.joined[worker].serial
+        joiner = Joiner(self.main, self.version, self.kept, self.key, worker, self.workers, None, last)
+        joined = ledger.join(joiner)
+        if joined is not None:
+            self.joined[worker] = joined
+        return joined is not None
+
+    def count(self, ledger: Ledger, worker: int) -> None:
+        """A worker was asked for more than is asked for ahead, or has ended since the loop was left."""
+        ledger.count(self.joined[worker].serial, self.joined[worker].epoch + 1)
 
     def end(self, ledger: Ledger, worker: int) -> None:
         self.ended.add(worker)
@@ -107,6 +129,41 @@ def test_passes_advance_the_epoch_when_all_workers_ended() -> None:
     assert ledger.next(MAIN, START) == (1, True)
     assert Loop(START, "3/0", 3).run(ledger) == 1
     assert ledger.next(MAIN, START) == (2, False)
+
+
+def test_passes_that_are_left_count() -> None:
+    ledger = Ledger()
+    begun, left = Loop(START, "1/0", 2), Loop(START, "2/0", 2)
+    # `tqdm.auto.tqdm` calls `iter` twice.
+    assert [begun.join(ledger, worker) for worker in (0, 1)] == [0, 0]
+    assert left.join(ledger, 1) == 0
+    left.count(ledger, 1)
+    assert left.join(ledger, 0) == 0
+    assert ledger.next(MAIN, START) == (1, True)
+    begun.count(ledger, 0)
+    left.count(ledger, 0)
+    assert Loop(START, "3/0", 2).run(ledger) == 1
+
+
+@hypothesis.given(st.permutations([0, 1, 2]), st.sampled_from([None, 0, 1, 2]))
+def test_kept_workers_wait_for_those_that_may_be_asked(order: list[int], asked: int | None) -> None:
+    """Whichever of them comes first, and whichever of them the last batch of a loop was asked of."""
+    ledger = Ledger()
+    left = Loop(START, "1/0", 3)
+    for worker in range(3):
+        assert left.join(ledger, worker) == 0
+    following = Loop(START, "1/1", 3, kept=True, last=left)
+    waiting = []
+    for worker in order:
+        ledger = through(ledger)
+        # What comes before the next pass in its queue.
+        if worker == asked:
+            left.count(ledger, worker)
+        if not following.attempt(ledger, worker):
+            waiting.append(worker)
+    for worker in waiting:
+        assert following.attempt(ledger, worker)
+    assert {joined.epoch for joined in following.joined.values()} == {0 if asked is None else 1}
 
 
 def test_seeds_alike_are_other_passes() -> None:

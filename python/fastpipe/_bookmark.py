@@ -34,7 +34,7 @@ class Bookmark:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being read, or that the next pass starts with."""
+        """The epoch of the batch that was yielded last; before a pass, or after its end, that of the next pass."""
         return self._first if self.position is None else self.position.epoch
 
     @property
@@ -58,15 +58,23 @@ class Bookmark:
     def next_start(self) -> tuple[int, _state.State | None]:
         """The epoch with which the next pass begins, and where a loaded state resumes it.
 
-        A pass of which nobody has taken a batch is begun again where it began: `tqdm.auto.tqdm(reader)` calls `iter`
-        twice, and a loaded state must outlive that.
+        A pass that has yielded a batch counts as an epoch, whether the consumer saw its end, left it, or an error ended
+        it: the next pass begins with the epoch after the one that was being read. A pass without a batch begins again
+        where it began: `tqdm.auto.tqdm(reader)` calls `iter` twice, and a loaded state must outlive that.
         """
         if self.loaded is not None:
             return self.loaded
         position = self.position
-        if position is not None and position.delivered == 0 and not position.ended:
-            return self._begun
-        return self.epoch, None
+        if position is None:
+            return self._first, None
+        if position.ended:
+            return position.epoch, None
+        return self._begun if position.delivered == 0 else (position.epoch + 1, None)
+
+    def following(self) -> tuple[int, tuple[int, _state.State] | None]:
+        """The arguments of a bookmark whose first pass is the next pass of this one."""
+        epoch, progress = self.next_start()
+        return (epoch, None) if progress is None else (int(progress["epoch"]), (epoch, progress))
 
     def start(self, epoch: int, progress: _state.State | None, position: _fastpipe.Position) -> None:
         """A pass has begun, with what `next_start` returned."""

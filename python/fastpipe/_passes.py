@@ -29,7 +29,7 @@ class Position(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being read; behind the end of the pass the next one."""
+        """The epoch of the batch that `next` returned last; before one that of the first, after the end the next."""
 
     @property
     def delivered(self) -> int:
@@ -64,8 +64,8 @@ class Started(NamedTuple):
 class Passes(ABC):
     """Yields batches by step, pass after pass: from where, with which state, which share of the ranks.
 
-    At most one pass is active: a further one closes it. A pass that ends advances the epoch. The names that a `Reader`
-    has, too, mean what they do there.
+    At most one pass is active: a further one closes it. A pass that yielded a batch counts as an epoch. The names that
+    a `Reader` has, too, mean what they do there.
     """
 
     @property
@@ -164,7 +164,7 @@ class Passes(ABC):
     @property
     @abstractmethod
     def epoch(self) -> int:
-        """The epoch that is being read, or that the next pass starts with."""
+        """The epoch of the batch that was yielded last; before a pass, or after its end, that of the next pass."""
 
     @property
     @abstractmethod
@@ -182,9 +182,9 @@ class Passes(ABC):
         return self.loaded and self.epochs is not None and self.epoch >= self.pass_epoch + self.epochs
 
     @property
+    @abstractmethod
     def next_epoch(self) -> int:
         """The epoch with which the next pass begins that has a batch."""
-        return self.pass_epoch if self.loaded and not self.at_end else self.epoch
 
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
@@ -232,7 +232,7 @@ class Passes(ABC):
 
     @abstractmethod
     def start(self, memory: _fastpipe.PassMemory | None = None) -> Started:
-        """Starts a pass: where a loaded state stands, else at the start of the epoch.
+        """Starts a pass: where a loaded state stands, else at the start of the next epoch.
 
         Args:
             memory: of these passes, where batches are to lie. What has an allocator written in Python must not be asked

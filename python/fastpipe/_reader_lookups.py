@@ -28,14 +28,14 @@ class Lookups(ABC):
     @property
     @abstractmethod
     def epoch(self) -> int:
-        """The epoch that is being read, or that the next pass starts with."""
+        """The epoch of the batch that was yielded last; before a pass, or after its end, that of the next pass."""
 
     def batch_at(self, step: SupportsIndex, epoch: SupportsIndex | None = None) -> dict[str, Any]:
         """Makes any batch, without reading those before.
 
         Args:
             step: its number within the epoch, as this rank counts them if no other number of ranks had a part in it.
-            epoch: the current one by default.
+            epoch: by default `epoch` of the reader.
 
         Raises:
             IndexError: if the epoch has no such batch; a negative number is none.
@@ -75,7 +75,7 @@ class Lookups(ABC):
         Args:
             step: the batch, as in `batch_at`.
             row: the row of the batch.
-            epoch: the current one by default.
+            epoch: by default `epoch` of the reader.
 
         Returns:
             A named tuple of the source's own, whose fields say where the row comes from.

@@ -137,6 +137,10 @@ class ReaderPasses(Passes):
         return self._reader._bookmark.pass_epoch
 
     @property
+    def next_epoch(self) -> int:
+        return self.epoch if self.at_end else self._reader._bookmark.next_start()[0]
+
+    @property
     def loaded(self) -> bool:
         return self._reader._bookmark.loaded is not None
 

@@ -50,7 +50,8 @@ class Batches(Iterator[Any]):
         passes: whose pass it is.
         make: the function.
         fail: makes of an error what is raised.
-        end: called when the end of the pass is seen.
+        follow: called before a batch is returned, and when the end of the pass is seen: with how many batches were
+            asked for, and whether that is the end.
         memory: of the passes, where batches are to lie; None for memory of their own choice.
     """
 
@@ -59,11 +60,11 @@ class Batches(Iterator[Any]):
         passes: Passes,
         make: Callable[[dict[str, Any]], Any],
         fail: Callable[[Exception], Exception],
-        end: Callable[[], None],
+        follow: Callable[[int, bool], None],
         memory: _fastpipe.PassMemory | None = None,
     ) -> None:
         self._passes = passes
-        self._make, self._fail, self._end = make, fail, end
+        self._make, self._fail, self._follow = make, fail, follow
         self._memory = memory
         started = passes.start(memory)
         self._batches = started.batches
@@ -104,12 +105,13 @@ class Batches(Iterator[Any]):
             if not seen.ended:
                 seen.mark = seen.mark[0], seen.position.progress()
                 seen.ended = True
-                self._end()
+                self._follow(seen.mark[0] + 1, True)
             raise
         try:
             made = self._make(batch)
         except StopIteration as error:
             raise RuntimeError("what is made of a batch raised StopIteration") from error
+        self._follow(seen.mark[0] + 1, False)
         seen.mark = seen.mark[0] + 1, seen.position.progress()
         return made
 

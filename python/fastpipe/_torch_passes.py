@@ -12,9 +12,13 @@ goes on: it sets the epoch, reads the data set itself, or begins another pass. S
    of a pass. Where the generator is seeded alike before each pass keys repeat; but a worker begins a pass once, so
    one that has the key and the worker already is an earlier one.
 3. The first worker that begins a pass notes its epoch in the ledger; the others take what is noted. It is the epoch
-   that its version begins with or, if passes of that version have ended, the one behind them.
-4. A pass has ended when all its workers have seen the end of their shares. Only then has its version a later epoch.
-   (One that is left early begins again; one whose worker was killed, too.)
+   that its version begins with or, if passes of that version count, the one after them.
+4. A pass counts as soon as it is known that the consumer has taken a batch, or that no more are taken: when a worker is
+   asked for more batches than a loader asks for ahead, when a worker drops its iterator (the loader was left, and ends
+   its workers), or when all workers have seen the end of their shares. A pass that was begun doesn't count by itself,
+   although its workers make batches at once: `tqdm.auto.tqdm(loader)` calls `iter` twice. (It is not known how many
+   batches a loader asks for ahead. `prefetch_factor` is 2 by default, so the third one tells.) Workers that are kept
+   wait for each other before they begin the next pass, unless that is settled: one of them may still be asked.
 5. A state that was loaded in the main process holds for the first pass of its version.
 
 The ledger is a file, since locks on files end with the process that has them, however it ends: a worker that is killed
@@ -39,7 +43,10 @@ from typing import Any, NamedTuple
 
 from fastpipe.errors import StateError
 
-__all__ = ["Joined", "Joiner", "Ledger", "LedgerFile", "Version"]
+__all__ = ["ASKED_AHEAD", "Joined", "Joiner", "Ledger", "LedgerFile", "Version"]
+
+ASKED_AHEAD = 2
+"""Batches that a loader asks each worker for before its consumer takes one, if `prefetch_factor` isn't given."""
 
 # Old ones that the ledger keeps, for workers that are late.
 _KEPT = 64
@@ -70,6 +77,7 @@ class Joiner(NamedTuple):
         worker: its number.
         workers: how many there are.
         epoch: where a state that was loaded in the worker itself says so; else None.
+        last: serial number of the last pass that it has begun, if it is kept.
     """
 
     main: int
@@ -79,6 +87,7 @@ class Joiner(NamedTuple):
     worker: int
     workers: int
     epoch: int | None = None
+    last: int | None = None
 
 
 class Joined(NamedTuple):
@@ -97,18 +106,28 @@ class Joined(NamedTuple):
 
 @dataclass
 class _Line:
-    """A version, and what became of it: the epoch of its next pass, and that of the last pass that was begun."""
+    """A version, and what became of it.
+
+    Attributes:
+        main: process id of its main process.
+        number: of the version.
+        epoch: of the next pass.
+        loaded: whether the first pass goes on where a loaded state stands.
+        begun: the epoch of the last pass that was begun.
+        ended: the epoch after the last pass whose workers have all seen the end.
+    """
 
     main: int
     number: int
     epoch: int
     loaded: bool
     begun: int | None = None
+    ended: int = 0
 
 
 @dataclass
 class _Pass:
-    """A pass that workers have begun, and which of them have begun and ended it."""
+    """A pass that workers have begun, which of them have begun, ended and left it, and whether it counts."""
 
     serial: int
     main: int
@@ -119,6 +138,8 @@ class _Pass:
     loaded: bool
     joined: list[int] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    counts: bool = False
 
 
 class Ledger:
@@ -144,29 +165,58 @@ class Ledger:
     def next(self, main: int, version: Version) -> tuple[int, bool]:
         """The epoch of the next pass of a version, and whether one is under way in workers, or was left by them."""
         line = self._line(main, version)
-        return line.epoch, line.begun is not None and line.begun >= line.epoch
+        return line.epoch, line.begun is not None and line.begun >= line.ended
 
-    def join(self, joiner: Joiner) -> Joined:
+    def join(self, joiner: Joiner, *, wait: bool = True) -> Joined | None:
         """Lets a worker begin a pass.
+
+        Args:
+            joiner: the worker.
+            wait: whether it is to wait if it isn't settled whether the last pass counts.
+
+        Returns:
+            The pass; None if the worker has to wait, and ask again.
 
         Raises:
             StateError: if it is to go on where a state stands that this worker can't have.
         """
         found = self._under_way(joiner)
         if found is None:
+            if self._leave(joiner) and wait:
+                return None
             found = self._begin(joiner)
         found.joined.append(joiner.worker)
         return Joined(found.serial, found.epoch if joiner.epoch is None else joiner.epoch, found.loaded)
 
+    def count(self, serial: int, epoch: int) -> None:
+        """Notes that a pass counts, and with which epoch the pass after it begins."""
+        for each in self._passes:
+            each.counts |= each.serial == serial
+        for line in self._lines_of(serial):
+            line.epoch = max(line.epoch, epoch)
+
     def end(self, serial: int, worker: int, epoch: int) -> None:
-        """Notes that a worker has seen the end of its share, and with which epoch the pass behind begins."""
+        """Notes that a worker has seen the end of its share, and with which epoch the pass after it begins."""
         for each in self._passes:
             if each.serial == serial and worker not in each.ended:
                 each.ended.append(worker)
                 if len(each.ended) == each.workers:
-                    for line in self._lines:
-                        if (line.main, line.number) == (each.main, each.number):
-                            line.epoch = max(line.epoch, epoch)
+                    self.count(serial, epoch)
+                    for line in self._lines_of(serial):
+                        line.ended = max(line.ended, epoch)
+
+    def _lines_of(self, serial: int) -> list[_Line]:
+        """The version that a pass is of, unless it was forgotten."""
+        versions = [(each.main, each.number) for each in self._passes if each.serial == serial]
+        return [line for line in self._lines if (line.main, line.number) in versions]
+
+    def _leave(self, joiner: Joiner) -> bool:
+        """Notes that a worker has left its last pass; says whether others may still be asked for a batch of that."""
+        for each in self._passes:
+            if each.serial == joiner.last:
+                each.left = sorted({*each.left, joiner.worker})
+                return not each.counts and len(each.left) < each.workers
+        return False
 
     def _under_way(self, joiner: Joiner) -> _Pass | None:
         for each in reversed(self._passes):
@@ -228,9 +278,13 @@ class LedgerFile:
         self._path = path
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[Ledger]:
-        """The ledger as long as nobody else has it; what is changed is kept."""
-        with _locked(self._path) as descriptor:
+    def open(self, *, make: bool = True) -> Iterator[Ledger]:
+        """The ledger as long as nobody else has it; what is changed is kept.
+
+        Raises:
+            FileNotFoundError: without `make`, if there is none.
+        """
+        with _locked(self._path, make) as descriptor:
             # A writer that was killed may have left old bytes behind the line.
             line, _, _ = os.read(descriptor, os.fstat(descriptor).st_size).partition(b"\n")
             ledger = Ledger.parse(line.decode())
@@ -239,6 +293,27 @@ class LedgerFile:
             os.lseek(descriptor, 0, os.SEEK_SET)
             os.write(descriptor, text)
             os.ftruncate(descriptor, len(text))
+
+    def join(self, joiner: Joiner) -> Joined:
+        """The same as `Ledger.join`, for a worker; waits if need be."""
+        parent = multiprocessing.parent_process()
+        while True:
+            with self.open() as ledger:
+                # Others that have lost their main process never come.
+                joined = ledger.join(joiner, wait=parent is not None and parent.is_alive())
+            if joined is not None:
+                return joined
+            time.sleep(0.001)
+
+    def count(self, serial: int, epoch: int) -> None:
+        """The same as `Ledger.count`; unless the data set is gone."""
+        with contextlib.suppress(FileNotFoundError), self.open(make=False) as ledger:
+            ledger.count(serial, epoch)
+
+    def end(self, serial: int, worker: int, epoch: int) -> None:
+        """The same as `Ledger.end`."""
+        with self.open() as ledger:
+            ledger.end(serial, worker, epoch)
 
     def announce(self, version: Version) -> None:
         """Notes what this process, a main one, says; unless there are no workers who could want to know."""
@@ -255,10 +330,11 @@ class LedgerFile:
 
 
 @contextlib.contextmanager
-def _locked(path: str) -> Iterator[int]:
-    """A file that is made where it is missing, and locked against other processes and threads."""
+def _locked(path: str, make: bool) -> Iterator[int]:
+    """A file that is made where it is missing, if so wanted, and locked against other processes and threads."""
+    flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | (os.O_CREAT if make else 0)
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+        descriptor = os.open(path, flags, 0o600)
         try:
             _lock(descriptor)
             # It may have been removed, and made again, before it was locked.

@@ -34,7 +34,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, SupportsIndex
 
 import numpy as np
 
@@ -169,8 +169,9 @@ def _with_cupy() -> Callable[[Any], _Engine]:
 class Prefetcher:
     """Yields the batches of a reader on its device. `prefetch` makes one.
 
-    `iter(prefetcher)` starts a pass; it is the one active pass, and a second one closes the first. A pass that ends
-    advances the epoch. Several threads may draw from one pass: each batch goes to one of them. An error comes after the
+    `iter(prefetcher)` starts a pass; it is the one active pass, and a second one closes the first. A pass that has
+    yielded a batch counts as an epoch, whether it was finished or left: batches that were only copied ahead don't
+    count. Several threads may draw from one pass: each batch goes to one of them. An error comes after the
     batches before it, and ends the pass. A pass that is closed or dropped, or that the interpreter's end finds, ends
     its threads when the copies that were begun are complete. Batches that were yielded stay as they are.
     """
@@ -196,7 +197,7 @@ class Prefetcher:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being read, or that the next pass starts with."""
+        """The epoch of the batch that was yielded last, as `Reader.epoch`."""
         return self._lanes[0].epoch
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
@@ -215,7 +216,7 @@ class Prefetcher:
         return len(self._lanes[0].passes)
 
     def __iter__(self) -> Iterator[Any]:
-        """Starts a pass: where a loaded state stands, else at the start of the epoch."""
+        """Starts a pass, as `iter(reader)` does."""
         self.close()
         with ExitStack() as begun:
             rings = [begun.enter_context(closing(lane.start())) for lane in self._lanes]
@@ -263,6 +264,20 @@ class Prefetcher:
         return f"<fastpipe.cuda.Prefetcher to {devices} of {self._lanes[0].passes!r}>"
 
 
+class _Seen(NamedTuple):
+    """The last batch of a pass that the consumer has got.
+
+    Attributes:
+        number: of the batch, counted from 1; 0 before the first, infinite after the end.
+        epoch: of the batch; of the next one before the first, and after the end.
+        progress: of the pass after the batch.
+    """
+
+    number: float
+    epoch: int
+    progress: dict[str, Any]
+
+
 class _Lane:
     """A reader's passes, the device that their batches go to, and how far the consumer of these has come."""
 
@@ -272,19 +287,22 @@ class _Lane:
         self._depth = depth
         self._memory: _fastpipe.PassMemory | None = None
         self._position: Position | None = None
-        # The last batch that was seen, counted from 1; what progress the pass had made there. None before a pass.
-        self._seen: tuple[float, dict[str, Any]] | None = None
+        self._seen: _Seen | None = None
         self._lock = threading.Lock()
 
     def start(self) -> StagingRing:
-        if self._seen is not None:
-            # The reader itself may have gone further.
-            self.passes.set_epoch(self.epoch)
+        seen = self._seen
+        # The reader itself may have gone further.
+        if seen is not None and seen.number == 0:
+            self.passes.go_back(seen.progress)
+        elif seen is not None:
+            self.passes.set_epoch(seen.epoch if seen.number == math.inf else seen.epoch + 1)
         if self._memory is None:
             self._memory = self.passes.memory(self.engine.allocate, self._depth)
         self.engine.begin()
         started = self.passes.start(self._memory)
-        self._position, self._seen = started.position, (0, started.position.progress())
+        self._position = started.position
+        self._seen = _Seen(0, started.position.epoch, started.position.progress())
         return StagingRing(
             _Source(started.batches, started.position),
             self.engine,
@@ -295,29 +313,28 @@ class _Lane:
 
     @property
     def epoch(self) -> int:
-        return self.passes.epoch if self._seen is None else int(self._seen[1]["epoch"])
+        return self.passes.epoch if self._seen is None else self._seen.epoch
 
     def set_epoch(self, epoch: int) -> None:
         self.passes.set_epoch(epoch)
         self._seen = None
 
-    def see(self, number: float, progress: dict[str, Any]) -> None:
+    def see(self, seen: _Seen) -> None:
         """Notes that the consumer has got a batch."""
         with self._lock:
             # Of several threads that draw, one may overtake another between the two steps.
-            if self._seen is None or number > self._seen[0]:
-                self._seen = number, progress
+            if self._seen is None or seen.number > self._seen.number:
+                self._seen = seen
 
     def see_end(self) -> None:
         """Notes that the consumer has seen that there are no more."""
         if self._position is not None:
-            self.see(math.inf, self._position.progress())
+            self.see(_Seen(math.inf, self._position.epoch, self._position.progress()))
 
     def state_dict(self) -> dict[str, Any]:
         if self._seen is None:
             return self.passes.state_dict()
-        number, progress = self._seen
-        return self.passes.state_behind(progress, ended=number == math.inf)
+        return self.passes.state_behind(self._seen.progress, ended=self._seen.number == math.inf)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.passes.load_state_dict(state)
@@ -325,7 +342,7 @@ class _Lane:
 
 
 class _Source(Iterator[Drawn]):
-    """The batches of a pass, each with its number and the progress behind it."""
+    """The batches of a pass, each with what is seen of the pass when the consumer has got it."""
 
     def __init__(self, batches: Iterator[dict[str, Any]], position: Position) -> None:
         self._batches = batches
@@ -333,7 +350,8 @@ class _Source(Iterator[Drawn]):
 
     def __next__(self) -> Drawn:
         batch = next(self._batches)
-        return Drawn(batch, (self._position.delivered, self._position.progress()))
+        position = self._position
+        return Drawn(batch, _Seen(position.delivered, position.epoch, position.progress()))
 
 
 class _Pass(Iterator[Any]):
@@ -353,8 +371,8 @@ class _Pass(Iterator[Any]):
         for lane, found in zip(self._lanes, taken, strict=True):
             if found is None:
                 break
-            batch, note = found
-            lane.see(*note)
+            batch, seen = found
+            lane.see(seen)
             batches.append(batch)
         else:
             return tuple(batches) if self._several else batches[0]

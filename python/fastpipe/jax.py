@@ -78,7 +78,8 @@ def iterator(
     The logger `"fastpipe"` says so.
 
     Args:
-        reader: any reader. Its next pass is the one that is read; to read another epoch, make another iterator.
+        reader: any reader. Its next pass is the one that is read; to read another epoch, make another iterator, also
+            after one that was left by `break`.
         sharding: how to lay batches out over devices, such as a `jax.sharding.NamedSharding(mesh, P("data"))`; of
             multi-process programs over those of all processes. `batch_size` is then of one process, and the global
             batch is as many times larger as there are shares. None puts batches on JAX's default device, without
@@ -193,7 +194,8 @@ class DatasetIterator(Iterator[dict[str, Any]]):
     may draw from it. An error ends it: it is raised again by each further `next`. So does Ctrl-C while a batch becomes
     JAX arrays; while one is awaited it ends nothing. A state that is set makes the iterator usable again.
 
-    A second loop over it goes on where the first one was left. Over one that has ended it is a `RuntimeError`.
+    It is one pass: a second loop over it goes on where the first one was left, and another `iterator` of the reader
+    reads the next epoch. A loop over one that has ended is a `RuntimeError`.
 
     It has Grain's `get_state` and `set_state`, and Grain's `CheckpointSave` and `CheckpointRestore` take it. States are
     dicts fit for JSON, so in Orbax's `CheckpointManager` they are an item of `orbax.checkpoint.args.JsonSave`. It is
@@ -222,6 +224,8 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         self._error: BaseException | None = None
         self._narrowed = False
         self._padded = padded
+        # With which `origin` was told to begin its next pass.
+        self._following: int | None = None
 
     def __repr__(self) -> str:
         passing = self._passing
@@ -245,6 +249,7 @@ class DatasetIterator(Iterator[dict[str, Any]]):
                 started = self._started()
                 passing, number = started, started.asked
                 batch = started.draw()
+                self._follow()
             arrays = self._convert(batch)
         except StopIteration:
             self._end()
@@ -275,9 +280,20 @@ class DatasetIterator(Iterator[dict[str, Any]]):
     def _end(self) -> None:
         with self._lock:
             ended, self._ended = self._ended, True
-        if not ended and self._origin is not self._passes:
-            # As if it had been read itself: the next iterator reads the next epoch, with one process and with many.
-            self._origin.set_epoch(self._passes.epoch)
+        if not ended:
+            self._follow()
+
+    def _follow(self) -> None:
+        """Lets the next iterator read the next epoch, with many processes as with one, where the origin itself is read.
+
+        Once an epoch: it doesn't undo what the user says of the reader meanwhile.
+        """
+        if self._origin is self._passes:
+            return
+        epoch = self._passes.next_epoch
+        if epoch != self._following:
+            self._following = epoch
+            self._origin.set_epoch(epoch)
 
     def get_state(self) -> IteratorState:
         """How far it has come: that of `Reader.state_dict`. Only batches that `next` has returned count as seen.

@@ -35,8 +35,13 @@ class Reader(Lookups, Shares):
 
     `iter(reader)` starts a pass; it is the one active pass of the reader, and a second one closes the first, whose
     `next` then raises `PassClosedError`. (So `zip(reader, reader)` fails: two readers have two passes.) Several
-    threads may draw from one pass: each batch goes to one of them. A pass that is dropped ends its threads. A pass that
-    ends advances the epoch. An error ends a pass: it is raised again by each further `next`.
+    threads may draw from one pass: each batch goes to one of them. A pass that is dropped ends its threads. An error
+    ends a pass: it is raised again by each further `next`.
+
+    A pass that has yielded a batch counts as an epoch, whether it was finished, left by `break`, or ended by an error:
+    the next `iter` starts the epoch after the one that was being read. So passes of a fixed number of steps see other
+    rows each time, and all ranks agree on the epoch, whatever the step at which each of them left. A pass without a
+    batch starts again. `set_epoch` and `load_state_dict` override that. `batch_at(0)` shows a batch without a pass.
 
     Which rows stand in a batch depends on the data set, the arguments that say what is read and in which order, the
     epoch and the batch's number alone: never on threads, on look-ahead, or on what was read before.
@@ -133,7 +138,12 @@ class Reader(Lookups, Shares):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being read, or that the next pass starts with."""
+        """The epoch of the batch that was yielded last, until the pass ends or another one starts.
+
+        In the body of a loop, and after `break`, `batch_at(step)` and `locate(step, row)` refer to it. Before the first
+        pass, after a pass that has ended, and after `set_epoch` and `load_state_dict`, it is the epoch with which the
+        next pass starts.
+        """
         return self._bookmark.epoch
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
@@ -151,7 +161,7 @@ class Reader(Lookups, Shares):
         return self._order.steps * self._epochs
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Starts a pass: where a loaded state stands, else at the start of the epoch."""
+        """Starts a pass: where a loaded state stands, else at the start of the next epoch that no pass has read."""
         return self._shown(self._start())
 
     def to_reader(self) -> pa.RecordBatchReader:
@@ -228,8 +238,7 @@ class Reader(Lookups, Shares):
 
         Where this reader has a rank already, its share is divided further: rank `r` of `w` becomes rank
         `r * num_shards + index` of `w * num_shards`. The shares are of one order, with this reader's seed, and begin
-        where its next pass would: at its epoch, or where a loaded state stands. So each row is in exactly one of them,
-        but for what `uneven` says of the rest.
+        where its next pass would. So each row is in exactly one of them, but for what `uneven` says of the rest.
 
         Args:
             num_shards: number of shares, at least 1.
@@ -249,20 +258,20 @@ class Reader(Lookups, Shares):
         return self._reordered(self._ordering.shard(shards, within("index", index, 0, shards - 1)))._warned()
 
     def _reordered(self, ordering: Ordering) -> Reader:
-        """Another one of the same data in another order; at this one's epoch, or where a loaded state stands.
+        """Another one of the same data in another order, which starts where this one's next pass would.
 
         Raises:
             StateError: if a state was loaded that can't be gone on from in that order.
         """
-        loaded = self._bookmark.loaded
-        reader = _rebuild(self._data, self._options() | {"ordering": ordering}, self.epoch, loaded)
+        epoch, loaded = self._bookmark.following()
+        reader = _rebuild(self._data, self._options() | {"ordering": ordering}, epoch, loaded)
         if loaded is not None:
             reader._check(reader._order, loaded[1])
         return reader
 
     def _rebuilt(self) -> Reader:
         """Another one that starts where this one's next pass would."""
-        return _rebuild(self._data, self._options(), self.epoch, self._bookmark.loaded)
+        return _rebuild(self._data, self._options(), *self._bookmark.following())
 
     @staticmethod
     def _check(order: _fastpipe.Order, progress: _state.State) -> None:
@@ -277,7 +286,9 @@ class Reader(Lookups, Shares):
         Only batches that `next` has returned count as seen, not those that are decoded ahead. A state that is saved
         behind a pass's last batch, before `next` has said that there are no more, stands at the end of that pass: the
         first loop after loading it is the rest of the pass, without a batch, and the second one is the next epoch. To
-        begin the next epoch at once, save behind the loop. Threads, look-ahead and
+        begin the next epoch at once, save behind the loop. After `break`, until the next `iter`, the state is the
+        middle of the pass that was left: loading it, here or elsewhere, resumes there. After an error,
+        `reader.load_state_dict(reader.state_dict())` resumes with the batch that failed. Threads, look-ahead and
         columns may differ between saving and loading, folders of files too; with `shuffle=True` or without shuffling
         also `rank` and `world_size`, if all ranks had the same number of batches when it was saved. (With `"block"` and
         `"buffer"`, only if `shard_by="batch"`.) States of all ranks are then equal: any one of them serves all.
@@ -422,7 +433,7 @@ class Reader(Lookups, Shares):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._active is not None and self._active.active:
             raise TypeError("a reader can't be pickled while a pass is active: close() it first")
-        return _rebuild, (self._data, self._options(), self.epoch, self._bookmark.loaded)
+        return _rebuild, (self._data, self._options(), *self._bookmark.following())
 
     def _options(self) -> dict[str, Any]:
         return {

@@ -14,7 +14,9 @@ import multiprocessing.context
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -44,7 +46,7 @@ try:
     from fastpipe._torch_batches import Batches, Seen
     from fastpipe._torch_errors import carrying
     from fastpipe._torch_lending import Lending
-    from fastpipe._torch_passes import Joiner, LedgerFile, Version
+    from fastpipe._torch_passes import ASKED_AHEAD, Joiner, LedgerFile, Version
     from fastpipe.loading import DataLoader, item_rng
 except ImportError as error:
     raise ImportError("fastpipe.torch needs PyTorch: pip install 'fastpipe-data[torch]'") from error
@@ -75,8 +77,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     reader that has a rank already is left as it is.
 
     All workers of a pass read the same epoch: the one that was next when the loader's `iter` was called. (With workers
-    that are kept, that may be as late as when the first of them begins.) A pass that ends advances the epoch, in
-    workers too; `set_epoch` overrides, also while a pass is active, which goes on as it is.
+    that are kept, that may be as late as when the first of them begins.) A pass that has yielded a batch counts as an
+    epoch, in workers too, whether it was finished or left; `set_epoch` overrides, also while a pass is active, which
+    goes on as it is.
 
     An error ends a pass: it is raised again by each further `next`. Those of fastpipe arrive from workers with all
     their attributes. Ctrl-C ends no pass.
@@ -123,10 +126,11 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         # What this process says to workers, and where they note what becomes of it.
         self._version = Version(0, passes.next_epoch, passes.loaded)
         self._ledger = LedgerFile()
-        # In a worker: the process that a state was loaded in, its share, and the passes that it has begun.
+        # In a worker: the process that a state was loaded in, its share, how many passes it has begun, and the last.
         self._loaded: int | None = None
         self._share: tuple[tuple[int, int], Passes] | None = None
         self._iterations = 0
+        self._last: int | None = None
         # In a worker: the memory in which it makes batches for the process that trains.
         self._lending: Lending | None = None
 
@@ -141,14 +145,17 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         passes = self._of_rank()
         self._go_on()
         self._say(Version(0, passes.next_epoch, False))
-        begun = self._version
+        said = self._version
 
-        def end() -> None:
-            # Unless the next epoch was set meanwhile.
-            if self._version == begun:
-                self._say(Version(0, passes.epoch, False))
+        def follow(asked: int, ended: bool) -> None:
+            """Says what loaders that begin now read: the epoch after the one that is being read here."""
+            nonlocal said
+            # Unless something else was said meanwhile.
+            if self._version == said and passes.next_epoch != said.epoch:
+                self._say(Version(0, passes.next_epoch, False))
+                said = self._version
 
-        batches = Batches(passes, self._make, lambda error: error, end)
+        batches = Batches(passes, self._make, lambda error: error, follow)
         self._seen = batches.seen
         return batches
 
@@ -156,16 +163,18 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         passes = self._here()
         parent = multiprocessing.parent_process()
         main = os.getppid() if parent is None or parent.pid is None else parent.pid
-        key, kept = f"{worker.seed - worker.id}/{self._iterations}", self._iterations > 0
+        last, kept = self._last, self._iterations > 0
+        key = f"{worker.seed - worker.id}/{self._iterations}"
         self._iterations += 1
         # Torchdata loads states in workers.
         own = passes.pass_epoch if self._loaded == os.getpid() else None
         self._loaded = None
-        joiner = Joiner(main, self._version, kept, key, worker.id, worker.num_workers, own)
-        with self._ledger.open() as ledger:
-            joined = ledger.join(joiner)
-            if own is not None and passes.at_end:
-                ledger.end(joined.serial, worker.id, joined.epoch + (passes.epochs or 0))
+        joined = self._ledger.join(
+            Joiner(main, self._version, kept, key, worker.id, worker.num_workers, own, last if kept else None)
+        )
+        self._last = joined.serial
+        if own is not None and passes.at_end:
+            self._ledger.end(joined.serial, worker.id, joined.epoch + (passes.epochs or 0))
         if plain and self._map is None and joined.serial == 1 and worker.id == 0:
             _warn_of_workers(worker.num_workers)
         if own is None:
@@ -174,17 +183,24 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             else:
                 passes.set_epoch(joined.epoch)
 
-        def end() -> None:
-            with self._ledger.open() as ledger:
-                ledger.end(joined.serial, worker.id, joined.epoch + (passes.epochs or 0))
+        # How far the consumer is in a pass of several epochs isn't known here: it counts as all of them.
+        counted = partial(self._ledger.count, joined.serial, joined.epoch + (passes.epochs or 1))
+
+        def follow(asked: int, ended: bool) -> None:
+            if ended:
+                self._ledger.end(joined.serial, worker.id, joined.epoch + (passes.epochs or 0))
+            if asked == ASKED_AHEAD + 1:
+                counted()
 
         lending = self._lending = Lending.of(passes) if plain and self._lending is None else self._lending
         if lending is None or not plain:
-            batches = Batches(passes, self._make, _carried, end)
+            batches = Batches(passes, self._make, _carried, follow)
         else:
             make = self._make
-            batches = Batches(passes, lambda batch: lending.lent(batch, make(batch)), _carried, end, lending.memory)
+            batches = Batches(passes, lambda batch: lending.lent(batch, make(batch)), _carried, follow, lending.memory)
         self._seen = batches.seen
+        # When the loader was left, its workers end, and so does this. (That isn't so of workers that are killed.)
+        weakref.finalize(batches, counted)
         return batches
 
     def _make(self, batch: dict[str, Any]) -> Any:

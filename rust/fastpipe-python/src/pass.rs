@@ -39,8 +39,9 @@ struct Seen {
 
 struct Delivered {
     batches: u64,
-    /// The number of the last batch, counted from 1, and what is left behind it.
+    /// The number of the last batch, counted from 1, its epoch, and what is left after it.
     last: u64,
+    epoch: u64,
     state: State,
     /// Whether the consumer has seen that there is no more.
     ended: bool,
@@ -82,6 +83,7 @@ impl Running {
         let delivered = Delivered {
             batches: 0,
             last: 0,
+            epoch: state.epoch,
             state,
             ended: false,
         };
@@ -168,13 +170,13 @@ impl Running {
         self.source.columns()
     }
 
-    /// Notes that the consumer has got a batch, and what is left behind it.
-    pub(crate) fn delivered(&self, number: u64, after: State) {
+    /// Notes that the consumer has got a batch of an epoch, and what is left after it.
+    pub(crate) fn delivered(&self, number: u64, epoch: u64, after: State) {
         let mut seen = self.seen.lock();
         seen.batches += 1;
         // Several threads may draw, and one overtake another between the two steps.
         if number >= seen.last {
-            (seen.last, seen.state) = (number + 1, after);
+            (seen.last, seen.epoch, seen.state) = (number + 1, epoch, after);
         }
     }
 
@@ -186,16 +188,18 @@ impl Running {
             self.origin.options.end_epoch.unwrap_or(0).max(seen.state.epoch),
             seen.state.ranks,
         );
+        seen.epoch = seen.state.epoch;
         seen.ended = true;
     }
 }
 
 #[pymethods]
 impl Position {
-    /// The epoch of the next batch; behind the last, the epoch that a next pass would read.
+    /// The epoch of the last batch that the consumer has got, or of the first one before that. After the consumer has
+    /// seen the end, the epoch that a next pass would read.
     #[getter]
     fn epoch(&self) -> u64 {
-        self.seen().state.epoch
+        self.seen().epoch
     }
 
     /// Batches that the consumer has got.
@@ -341,14 +345,14 @@ impl Pass {
             let polled = py.detach(|| running.poll());
             match polled.map_err(|error| self.failed(py, running, &error))? {
                 Poll::Ready(number, mut batch) => {
-                    let after = after(&mut batch);
+                    let (epoch, after) = (batch.about.epoch, after(&mut batch));
                     let made = guarded(py, || make(running.columns(), *batch));
                     // The batch is lost, so those behind it aren't handed out.
                     let made = made.inspect_err(|error| {
                         let error = lost(py, error);
                         py.detach(|| running.fail(error));
                     })?;
-                    running.delivered(number, after);
+                    running.delivered(number, epoch, after);
                     return Ok(Some(made));
                 }
                 Poll::End => {
@@ -434,7 +438,7 @@ impl Pass {
             (false, true) => ", closed",
             (false, false) => "",
         };
-        let (batches, epoch) = (seen.batches, seen.state.epoch);
+        let (batches, epoch) = (seen.batches, seen.epoch);
         format!("<fastpipe pass: {batches}{total} batches yielded, epoch {epoch}{end}>")
     }
 

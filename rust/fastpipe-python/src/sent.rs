@@ -131,7 +131,7 @@ fn draw(
         while held <= most / 2 {
             match running.poll_for(until.saturating_duration_since(Instant::now())) {
                 Ok(Poll::Ready(number, batch)) => {
-                    running.delivered(number, batch.about.after.clone());
+                    running.delivered(number, batch.about.epoch, batch.about.after.clone());
                     held += nbytes(&batch);
                     batches.push(*batch);
                 }

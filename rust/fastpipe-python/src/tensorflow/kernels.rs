@@ -167,9 +167,9 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
             loop {
                 match running.poll() {
                     Ok(Poll::Ready(number, mut batch)) => {
-                        let after = std::mem::take(&mut batch.about.after);
+                        let (epoch, after) = (batch.about.epoch, std::mem::take(&mut batch.about.after));
                         outputs.batch(running.columns(), &iteration.columns, *batch)?;
-                        running.delivered(number, after);
+                        running.delivered(number, epoch, after);
                         return Ok(());
                     }
                     Ok(Poll::End) => {
