@@ -109,8 +109,12 @@ class Proxy:
         cut_after: bytes to the client after which a connection is cut; None for never.
         corrupt_at: bytes to the client after which one byte is changed; None for never.
         corrupt_request_at: the same, of what a client sends.
+        corrupt_every: of so many bytes to clients one is changed, again and again; None for none.
+        rate: bytes a second to each client; None for as many as there are. It holds little that isn't passed on yet.
         silent_after: bytes to the client after which nothing comes any more, though the connection stays.
         silent_most: connections that fall silent; None for all.
+        faults: how often something has failed.
+        connections: how many there have been.
     """
 
     def __init__(self, port: int) -> None:
@@ -119,6 +123,9 @@ class Proxy:
         self.cut_after: int | None = None
         self.corrupt_at: int | None = None
         self.corrupt_request_at: int | None = None
+        self.corrupt_every: int | None = None
+        self._until_corrupt = 0
+        self.rate: float | None = None
         self.silent_after: int | None = None
         self.silent_most: int | None = None
         # What is changed once, of what a client sends, and of what it is sent.
@@ -126,7 +133,7 @@ class Proxy:
         self.change_answer: tuple[bytes, bytes] | None = None
         # What clients have sent, if somebody wants to know.
         self.sent: bytearray | None = None
-        self.faults = 0
+        self.faults = self.connections = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         self._open: list[socket.socket] = []
@@ -146,19 +153,28 @@ class Proxy:
                     return
                 continue
             try:
-                server = socket.create_connection(("127.0.0.1", self._server))
+                server = socket.socket()
+                if self.rate is not None:
+                    server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+                server.connect(("127.0.0.1", self._server))
             except OSError:
                 client.close()
                 continue
+            self.connections += 1
             self._open += [client, server]
             threading.Thread(target=self._pass_on, args=(client, server, False), daemon=True).start()
             threading.Thread(target=self._pass_on, args=(server, client, True), daemon=True).start()
 
     def _pass_on(self, here: socket.socket, there: socket.socket, to_client: bool) -> None:
-        passed = 0
+        passed, due = 0, 0.0
         try:
-            while data := here.recv(1 << 16):
+            while data := here.recv(1 << 16 if self.rate is None else 1 << 12):
                 time.sleep(self.delay)
+                if to_client and self.rate is not None:
+                    # A thread that had to wait for the processor catches up.
+                    now = time.monotonic()
+                    due = max(due, now - 2.0) + len(data) / self.rate
+                    time.sleep(max(due - now, 0.0))
                 passed += len(data)
                 if self.sent is not None and not to_client:
                     self.sent += data
@@ -186,6 +202,13 @@ class Proxy:
             data = data.replace(*self.change_answer, 1)
             self.change_answer = None
             self.faults += 1
+        if self.corrupt_every is not None:
+            at = self._until_corrupt
+            while at < len(data):
+                data = _changed(data, at)
+                self.faults += 1
+                at += self.corrupt_every
+            self._until_corrupt = at - len(data)
         end = passed + len(data)
         if self.cut_after is not None and end > self.cut_after:
             self.faults += 1
@@ -207,6 +230,7 @@ class Proxy:
         """Nothing fails any more. What had fallen silent is cut."""
         self.delay = 0.0
         self.cut_after = self.corrupt_at = self.corrupt_request_at = self.silent_after = None
+        self.corrupt_every = self.rate = None
 
     def close(self) -> None:
         self._ended = True

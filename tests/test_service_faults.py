@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 import fastpipe
-from service_faults import ServerProcess, several, through
+from service_faults import ServerProcess, free_port, several, through
 
 pytest.importorskip("pyarrow.flight")
+
+from fastpipe.service import Server
 
 ROWS = 30_000
 
@@ -135,3 +138,52 @@ def test_a_network_that_changes_what_is_asked_first(sent: bytes, came: bytes, ex
         network.change_request = (sent, came)
         assert [same(batch) for batch in fastpipe.connect(network.url, timeout=15)] == expected
         assert network.faults == 1
+
+
+@pytest.mark.parametrize("every", [30_000, 20_000])
+def test_a_link_that_damages_most_batches_ends_the_pass(every: int, expected: list[bytes]) -> None:
+    """Some come whole, so something comes all the time; yet the pass would take for ever."""
+    timeout = 3.0
+    data = {"id": np.arange(ROWS), "x": np.zeros((ROWS, 16), "float32")}
+    reader = fastpipe.from_arrays(data, batch_size=300, shuffle=True, seed=7, epochs=None)
+    with reader.serve() as server, through(server.port) as network:
+        batches = iter(fastpipe.connect(network.url, timeout=timeout))
+        whole = [next(batches)["id"].tolist()]
+        network.corrupt_every = every
+        begun = time.monotonic()
+        with pytest.raises(fastpipe.ServiceError, match=r"most batches are damaged on their way: \d+ of the last \d+"):
+            whole.extend(batch["id"].tolist() for batch in batches)
+        # It may take several times as long on a busy machine, but not as long as the batches would.
+        assert time.monotonic() - begun < 20 * timeout
+        again = iter(reader)
+        assert whole == [next(again)["id"].tolist() for _ in whole]
+
+
+def test_a_link_that_damages_few_batches_ends_no_pass(expected: list[bytes]) -> None:
+    with read().serve() as server, through(server.port) as network:
+        remote = fastpipe.connect(network.url, timeout=15)
+        network.corrupt_every = 60_000
+        assert [same(batch) for batch in remote] == expected
+        assert network.faults > 10
+
+
+def test_a_fallback_goes_on_where_a_link_damages_most_batches(expected: list[bytes]) -> None:
+    with read().serve() as server, through(server.port) as network:
+        remote = fastpipe.connect(network.url, timeout=1, fallback=read())
+        network.corrupt_every = 2_000
+        assert [same(batch) for batch in remote] == expected
+        assert network.faults > 0
+
+
+@pytest.mark.parametrize("variable", ["grpc_proxy", "https_proxy", "http_proxy"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_no_proxy_stands_before_this_machine(
+    variable: str, host: str, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if host == "[::1]" and not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setenv(variable, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("no_proxy", "example.com")
+    with Server(read(), host=host.strip("[]")) as server:
+        remote = fastpipe.connect(f"grpc://{host}:{server.port}", timeout=10)
+        assert same(next(iter(remote))) == expected[0]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastpipe.service._damage import Damage
 from fastpipe.service._schedule import Schedule, Stretch
 
 Pace = Callable[[int, float], float]
@@ -172,3 +173,45 @@ def test_each_batch_is_brought_while_servers_come_and_go(total: int, epoch: int,
     while at:
         schedule.done(at.popitem()[1])
     assert came == set(range(total))
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 3.0), st.booleans()), max_size=200), st.floats(0.1, 20.0))
+def test_most_batches_are_damaged_only_after_as_long(events: list[tuple[float, bool]], seconds: float) -> None:
+    damage, now, history = Damage(seconds), 0.0, list[tuple[float, int]]()
+    for pause, whole in events:
+        now += pause
+        if whole:
+            damage.came(1)
+        else:
+            damage.damaged(now)
+        history.append((now, -1 if whole else 1))
+        if damage.is_hopeless(now):
+            # Since some moment, that long ago or more, there were more damaged ones than others, at any time.
+            sums = [sum(step for at, step in history if at >= since) for since, _ in history if now - since >= seconds]
+            assert max(sums) >= 8
+
+
+@pytest.mark.parametrize(("whole", "hopeless"), [(0, True), (1, True), (4, False), (20, False)])
+def test_how_many_batches_are_damaged(whole: int, hopeless: bool) -> None:
+    """Of each so many that come whole, three are damaged."""
+    damage, found = Damage(10.0), False
+    for second in range(100):
+        for _ in range(3):
+            damage.damaged(second)
+        damage.came(whole)
+        found |= damage.is_hopeless(second)
+    assert found is hopeless
+    if hopeless:
+        assert f"most batches are damaged on their way: 300 of the last {100 * (3 + whole)}" in str(damage)
+
+
+def test_a_stretch_that_came_back_is_known() -> None:
+    schedule = Schedule(2, 10, 10, 10)
+    first = schedule.take(0, 0.0, 0, 5, waiting=False)
+    assert first is not None
+    assert not schedule.came_back(0)
+    schedule.done(first)
+    assert schedule.came_back(0)
+    again = schedule.take(1, 0.0, 0, 5, waiting=False)
+    assert again is not None
+    assert not schedule.came_back(0)

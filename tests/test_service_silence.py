@@ -112,6 +112,19 @@ def test_connections_that_fall_silent_are_an_error_within_the_timeout(silent_aft
         assert found == ids(read())[: len(found)]
 
 
+def test_a_slow_link_carries_batches_that_take_long() -> None:
+    """Each of its messages takes 0.4 of the timeout, and what waits in between takes longer than that."""
+    timeout = 8.0
+    data = {"id": np.arange(4), "x": np.zeros((4, 1 << 19), "uint8")}
+    with fastpipe.from_arrays(data, batch_size=1).serve() as server, through(server.port) as network:
+        network.rate = (1 << 19) / (0.4 * timeout)
+        batches = iter(fastpipe.connect(network.url, timeout=timeout))
+        found = ids([next(batches)])
+        connections = network.connections
+        assert found + ids(batches) == [[0], [1], [2], [3]]
+        assert network.connections == connections, "the connection stays"
+
+
 class Slow:
     """Units that take their time."""
 

@@ -187,7 +187,7 @@ def test_a_server_with_other_specs_is_an_error(pair: str, folder: Path) -> None:
 def test_servers_with_other_specs_are_not_mixed(folder: Path) -> None:
     ours, other = (read(folder) for read in DIFFERING["fill"])
     with ours.serve() as one, other.serve() as two:
-        remote = fastpipe.connect([one.url, two.url], epochs=None, prefetch=4)
+        remote = fastpipe.connect([one.url, two.url], epochs=50, prefetch=4)
         described = ours if remote.features == ours.features else other
         found: list[str] = []
         with pytest.raises(fastpipe.StateError, match="other specs"):

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from fastpipe.errors import FastpipeError, ServiceError
 from fastpipe.service._transport import Connection
+from fastpipe.service._wire import FILE_ERRORS
 
 __all__ = ["NoAnswerError", "Question"]
 
@@ -27,11 +28,11 @@ class NoAnswerError(Exception):
     """No server has answered.
 
     Args:
-        error: what is to be raised.
+        error: what is to be raised: what a server said of a file that it can't read, or what is wrong with each.
         passes: whether a server may answer another time.
     """
 
-    def __init__(self, error: ServiceError, *, passes: bool) -> None:
+    def __init__(self, error: FastpipeError, *, passes: bool) -> None:
         super().__init__(str(error))
         self.error, self.passes = error, passes
 
@@ -59,7 +60,7 @@ class Question(Generic[_Read]):
         # By URL: who is being asked, when each may be asked (again), what went wrong, and whether that may pass.
         self._asked: set[str] = set()
         self._times: dict[str, float] = {}
-        self._errors: dict[str, tuple[ServiceError, bool]] = {}
+        self._errors: dict[str, tuple[FastpipeError, bool]] = {}
 
     def answer(
         self,
@@ -78,7 +79,7 @@ class Question(Generic[_Read]):
             why: says why none is listed.
 
         Raises:
-            FastpipeError: what a server tells, but for a `ServiceError`.
+            FastpipeError: what a server tells, but for a `ServiceError`, and for a file that others may read.
             NoAnswerError: if there is no answer within the time, or none is to come.
         """
         end = time.monotonic() + self._seconds
@@ -98,9 +99,13 @@ class Question(Generic[_Read]):
                 self._times[connection.url] = time.monotonic() + _PAUSE
                 if not isinstance(found, FastpipeError):
                     return found
-                if not isinstance(found, ServiceError):
+                if isinstance(found, FILE_ERRORS):
+                    # Another server may read the file.
+                    self._errors[connection.url] = found, False
+                elif isinstance(found, ServiceError):
+                    self._errors[connection.url] = found, connection.passes(found)
+                else:
                     raise found
-                self._errors[connection.url] = found, connection.passes(found)
             failed = [self._errors[one.url] for one in connections if one.url in self._errors]
             passes = len(failed) < len(connections) or not connections or any(passing for _, passing in failed)
             settled = not self._asked and len(failed) == len(connections) and not come and not (passes and again)
@@ -126,10 +131,12 @@ class Question(Generic[_Read]):
             found = ServiceError(f"{connection.url}: {type(error).__name__}: {error}")
         self._answers.put((connection, found))
 
-    def _error(self, connections: list[Connection], why: str) -> ServiceError:
-        errors: list[ServiceError] = []
+    def _error(self, connections: list[Connection], why: str) -> FastpipeError:
+        errors: list[FastpipeError] = []
         for one in connections:
             found = self._errors.get(one.url)
+            if found is not None and isinstance(found[0], FILE_ERRORS):
+                return found[0]
             silent = f"{one.url} has not answered for {self._seconds:g} seconds"
             errors.append(ServiceError(silent) if found is None else found[0])
         if not errors:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -20,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Connection"]
 
-# A connection that has broken without a word is missed while there is time to make another one: gRPC asks for a sign
-# of life after this part of the timeout, and waits for it for as long again. A server that is merely slow gives one.
-_SIGN_OF_LIFE, _LATEST_SIGN = 0.25, 15.0
-_SIGNS = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
 _CHANNEL = [
     # Frames of HTTP/2 have 16 KiB otherwise, each of which costs both sides: a fifth of the rate.
     ("grpc.http2.max_frame_size", 128 << 10),
 ]
+
+# gRPC connects through the proxy that http_proxy, https_proxy or grpc_proxy name, which can't reach this machine's
+# loopback interface.
+_NO_PROXY = [("grpc.enable_http_proxy", 0)]
 
 # Actions that others than this client ask for, too: their answers have no checksum.
 _PLAIN = ("health", "metrics")
@@ -58,6 +60,7 @@ class Connection:
         self.url = url
         self._options = options
         self._client: Any = None
+        self._forgotten = 0
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,9 +89,11 @@ class Connection:
                     secure["tls_root_certs"] = self._options.ca
                 if self._options.certificate is not None:
                     secure["cert_chain"], secure["private_key"] = self._options.certificate
-                seconds = min(self._options.timeout * _SIGN_OF_LIFE, _LATEST_SIGN)
-                signs = [(name, max(int(seconds * 1000), 1)) for name in _SIGNS]
-                self._client = flight.FlightClient(self.url, generic_options=_CHANNEL + signs, **secure)
+                # Clients of one process whose options are the same share a connection.
+                options = [*_CHANNEL, ("fastpipe.connection", self._forgotten)]
+                if _is_loopback(self.url):
+                    options += _NO_PROXY
+                self._client = flight.FlightClient(self.url, generic_options=options, **secure)
             return self._client
 
     def _call(self, timeout: float | None) -> Any:
@@ -134,6 +139,7 @@ class Connection:
         """Lets the next request make another connection; whoever waits for this one goes on waiting."""
         with self._lock:
             self._client = None
+            self._forgotten += 1
 
     def close(self) -> None:
         """Lets go of the connection; the next request makes another one."""
@@ -199,6 +205,15 @@ class Answer:
     def close(self) -> None:
         """Lets go of it."""
         self.cancel()
+
+
+def _is_loopback(url: str) -> bool:
+    """Whether a server is at this machine's loopback interface."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _bytes_of(batch: pa.RecordBatch) -> np.ndarray:

@@ -186,6 +186,10 @@ class Schedule:
         if stretch.next < stretch.stop and not stretch.again:
             self._back.append((stretch.next, stretch.stop))
 
+    def came_back(self, number: int) -> bool:
+        """Whether a batch was taken, wasn't brought, and is to be taken again."""
+        return any(start <= number < stop for start, stop in self._back)
+
     @property
     def finished(self) -> bool:
         """Whether all batches were brought."""

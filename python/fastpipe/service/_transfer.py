@@ -3,6 +3,10 @@
 A server hangs that was asked for batches, or has begun to send some, and then sends nothing for `timeout` seconds: as
 long as that is not over, it is merely slow. Others make what it was to bring, and it is asked again.
 
+A connection may break without a word, too: if nothing comes on one, and the server doesn't say on it that it is there,
+another one is made. What comes is noticed message by message, so a slow link needs time for one. (Pings of gRPC are
+answered behind all that was sent before, which takes a slow link much longer.)
+
 The pass itself ends when no server brings anything for `patience` seconds. They are counted from when a server was last
 heard of, but not from before the first of the requests that have failed or hang: a consumer may take its time. An
 answer without batches counts once, until that server has brought something: one that fails again and again behind each
@@ -11,6 +15,11 @@ of its answers would keep the pass waiting for ever.
 With a fallback the pass doesn't end: a thread makes the batches here, as if it were another server. Servers are then
 asked whether they are there before they are given anything to make, with growing pauses. The first one that brings a
 batch takes over.
+
+A file that one server can't read may be there for another one: that one makes the batch. If each server has said so,
+the error is raised, or the fallback makes the batch.
+
+A batch that was damaged on its way is asked for again at once. If most are, for `patience` seconds, the pass ends.
 """
 
 from __future__ import annotations
@@ -19,16 +28,17 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import FastpipeError, MalformedFileError, OutOfMemoryError, PassClosedError, ServiceError
 from fastpipe.service._directory import Servers
 from fastpipe.service._fallback import Fallback, Make
+from fastpipe.service._faults import Faults
 from fastpipe.service._request import Request
 from fastpipe.service._schedule import Schedule, Stretch
 from fastpipe.service._transport import Answer, Connection
-from fastpipe.service._wire import Ticket
+from fastpipe.service._wire import FILE_ERRORS, Ticket
+from fastpipe.service._worker import Worker
 
 if TYPE_CHECKING:
     from fastpipe import _fastpipe
@@ -40,31 +50,8 @@ _LEAST_AHEAD, _MOST_AHEAD = 2, 256
 _AHEAD_HERE = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _TICK = 0.1
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """A thread that brings what a server makes.
-
-    Attributes:
-        stretch: what it is bringing; None if nothing.
-        answer: what comes from the server; None as long as that hasn't answered.
-        heard: when something last came, or was asked for; infinite while it is kept waiting for the consumer.
-        answered: whether the server has answered what was asked for last.
-        abandoned: whether nobody waits for it any more: another thread has taken its place, or the server has gone.
-    """
-
-    server: int
-    stretch: Stretch | None = None
-    answer: Answer | None = None
-    heard: float = 0.0
-    answered: bool = False
-    abandoned: bool = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether it is bringing something."""
-        return self.stretch is not None and not self.abandoned
+# A part of the timeout: after so long without a message a server is asked whether it is there, for as long again.
+_SILENCE = 0.25
 
 
 class Transfer:
@@ -99,7 +86,7 @@ class Transfer:
         self._patience, self._timeout, self._fallback = patience, timeout, fallback
         self._schedule = Schedule(0, request.total, request.left, request.steps, group)
         self._lock = threading.Lock()
-        self._errors: dict[int, FastpipeError] = {}
+        self._faults = Faults(patience)
         # When a server last brought something, or was kept waiting; and since when none has, once one has failed.
         self._heard = 0.0
         self._failing: float | None = None
@@ -109,7 +96,7 @@ class Transfer:
         self._here: int | None = None
         self._engaged = 0
         self._there: set[int] = set()
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, Worker] = {}
         self._largest = 1
         # Bytes of batches that are asked for ahead of the consumer.
         self._room = 1
@@ -132,7 +119,7 @@ class Transfer:
             for worker in gone:
                 self._schedule.remove(worker.server)
                 del self._workers[worker.server]
-                self._errors.pop(worker.server, None)
+                self._faults.forget(worker.server)
                 if worker.answer is None:
                     # It can't be told to stop.
                     self._abandon(worker)
@@ -149,21 +136,21 @@ class Transfer:
         for number in begun:
             self._begin(number)
 
-    def _abandon(self, worker: _Worker) -> None:
+    def _abandon(self, worker: Worker) -> None:
         """Lets others make what a thread was to bring, whatever becomes of that."""
         if worker.stretch is not None and not worker.abandoned:
             self._schedule.done(worker.stretch)
         worker.abandoned = True
 
     def _begin(self, server: int) -> None:
-        worker = _Worker(server)
+        worker = Worker(server)
         self._workers[server] = worker
         threading.Thread(target=self._serve, args=(worker,), name=f"fastpipe-{server}", daemon=True).start()
 
     def _watch(self) -> None:
         """Ends what nobody waits for any more, and what has stopped to come; gives up when nothing comes at all."""
         while True:
-            wanted, _, _, over = self._feed.look()
+            wanted, _, waiting, over = self._feed.look()
             now = time.monotonic()
             with self._lock:
                 workers = list(self._workers.values())
@@ -179,7 +166,8 @@ class Transfer:
                         self._abandon(worker)
                         url = self._connections[worker.server].url
                         self._failed(worker, ServiceError(f"{url} has not answered for {self._timeout:g} s"))
-                give_up = self._here is None and not finished and self._silent(now) >= self._patience
+                hopeless = self._silent(now) >= self._patience or (waiting and self._faults.damage.is_hopeless(now))
+                give_up = self._here is None and not finished and hopeless
                 if give_up and self._fallback is not None:
                     # Nobody waits for what servers were to bring.
                     late = [worker for worker in workers if worker.busy]
@@ -187,6 +175,13 @@ class Transfer:
                         if worker.answer is None:
                             self._abandon(worker)
                 self._given_up |= give_up and self._fallback is None
+                silent = [
+                    worker
+                    for worker in workers
+                    if self._patience and worker.busy and worker.probed != worker.heard < now - self._timeout * _SILENCE
+                ]
+                for worker in silent:
+                    worker.probed = worker.heard
             for worker in workers if over else late:
                 answer = worker.answer
                 if answer is not None:
@@ -198,6 +193,8 @@ class Transfer:
             elif give_up:
                 self._give_up()
                 return
+            for worker in silent:
+                threading.Thread(target=self._probe, args=(worker,), name="fastpipe-probe", daemon=True).start()
             for worker in late:
                 if worker.abandoned:
                     self._connections[worker.server].forget()
@@ -205,6 +202,28 @@ class Transfer:
             self._update()
             self._feed.wait(wanted, _TICK)
             time.sleep(_TICK / 10)
+
+    def _probe(self, worker: Worker) -> None:
+        """Replaces the connection on which nothing comes, if the server doesn't say that it is there."""
+        connection, heard = self._connections[worker.server], worker.probed
+        try:
+            connection.ask("health", {}, self._timeout * _SILENCE)
+        except FastpipeError as error:
+            with self._lock:
+                if not worker.busy or worker.heard != heard:
+                    return
+                silence = time.monotonic() - heard
+                worker.broken = ServiceError(f"{connection.url} has sent nothing for {silence:.2g} s: {error}")
+                answer = worker.answer
+                if answer is None:
+                    # It can't be told to stop: another thread takes its place.
+                    self._abandon(worker)
+                    self._failed(worker, worker.broken)
+            connection.forget()
+            if answer is not None:
+                answer.cancel()
+            else:
+                self._begin(worker.server)
 
     def _silent(self, now: float) -> float:
         """Seconds for which no server has been heard of, if one has failed."""
@@ -218,11 +237,9 @@ class Transfer:
         ]
         return now - max(self._failing, *heard) if heard else now - self._failing
 
-    def _failed(self, worker: _Worker, error: FastpipeError) -> None:
+    def _failed(self, worker: Worker, error: FastpipeError) -> None:
         """Notes that a server has failed."""
-        if self._patience or worker.server not in self._errors:
-            # Of what fails in no time the first error says why.
-            self._errors[worker.server] = error
+        self._faults.note(worker.server, error)
         self._there.discard(worker.server)
         if worker.answered:
             self._vain.add(worker.server)
@@ -234,6 +251,8 @@ class Transfer:
     def _engage(self, make: Make) -> None:
         """Lets batches be made here, until servers bring some."""
         with self._lock:
+            if self._here is not None:
+                return
             self._servers.absent = True
             self._there.clear()
             # Under a number that is no server's.
@@ -250,17 +269,10 @@ class Transfer:
             for worker in self._workers.values():
                 if worker.busy:
                     url, silent = self._connections[worker.server].url, now - worker.heard
-                    self._errors.setdefault(worker.server, ServiceError(f"{url} has not answered for {silent:.2g} s"))
-            told = "; ".join(
-                filter(None, [*(str(self._errors[server]) for server in sorted(self._errors)), self._servers.why()])
-            )
-            cause = next(iter(self._errors.values()), None)
-        # Without patience nothing was waited for: no other server replaces a local one.
-        waited = f"no server has answered for {self._patience:g} seconds: " if self._patience else ""
-        gone = ServiceError(f"{waited}{told}")
-        gone.__cause__ = cause
-        wanted, *_ = self._feed.look()
-        self._fail(wanted, gone)
+                    self._faults.note_silence(worker.server, ServiceError(f"{url} has not answered for {silent:.2g} s"))
+            wanted, *_ = self._feed.look()
+            error = self._faults.error(wanted, self._servers.why())
+        self._fail(wanted, error)
 
     def _fail(self, number: int, error: Exception) -> None:
         """Puts a server's error in the place of a batch.
@@ -291,7 +303,7 @@ class Transfer:
             return self._ahead
         return _LEAST_AHEAD if self._request.memory_limit is not None else _AHEAD_HERE
 
-    def _serve(self, worker: _Worker) -> None:
+    def _serve(self, worker: Worker) -> None:
         server, pause = worker.server, _FIRST_PAUSE
         while True:
             wanted, _, waiting, over = self._feed.look()
@@ -305,14 +317,15 @@ class Transfer:
                 if not unknown:
                     stretch = self._schedule.take(server, time.monotonic(), wanted, self._ahead, waiting=waiting)
                 worker.stretch = stretch
-                worker.heard, worker.answered = time.monotonic(), False
+                worker.heard, worker.answered, worker.broken = time.monotonic(), False, None
             if stretch is None and not unknown:
                 self._rest(wanted, waiting)
                 continue
             before = wanted if stretch is None else stretch.next
             failed = self._tried(worker, stretch)
             # Of the data: each server would say the same.
-            final = failed is not None and not isinstance(failed, (ServiceError, OutOfMemoryError))
+            final = failed is not None and not isinstance(failed, (ServiceError, OutOfMemoryError, *FILE_ERRORS))
+            unreadable = stretch is not None and isinstance(failed, FILE_ERRORS)
             came = stretch is not None and stretch.next > before
             with self._lock:
                 if worker.abandoned:
@@ -322,15 +335,24 @@ class Transfer:
                     self._schedule.done(stretch)
                 if server not in self._workers:
                     return
+                if stretch is not None and unreadable:
+                    none = self._faults.no_server_reads(stretch.next, server, wanted, self._workers)
+                    unreadable = none and self._feed.wants(stretch.next)
+                    final = unreadable and self._fallback is None
+                damaged = failed is not None and isinstance(failed.__cause__, MalformedFileError)
+                if damaged:
+                    self._faults.damage.damaged(time.monotonic())
                 if failed is not None and not final:
                     self._failed(worker, failed)
                 elif unknown and not final:
                     self._there.add(server)
                     self._servers.absent = False
-            if came or (failed is None and not unknown):
+            if came or damaged or (failed is None and not unknown):
                 pause = _FIRST_PAUSE
             if failed is None:
                 continue
+            if unreadable and self._fallback is not None:
+                self._engage(self._fallback)
             if final:
                 self._fail(before if stretch is None else stretch.next, failed)
                 return
@@ -344,7 +366,7 @@ class Transfer:
         if waiting and self._feed.look()[0] == wanted:
             time.sleep(_TICK / 10)
 
-    def _tried(self, worker: _Worker, stretch: Stretch | None) -> FastpipeError | None:
+    def _tried(self, worker: Worker, stretch: Stretch | None) -> FastpipeError | None:
         """Has a stretch brought, or asks whether the server is there. Returns what goes wrong."""
         connection = self._connections[worker.server]
         try:
@@ -355,14 +377,14 @@ class Transfer:
         except PassClosedError:
             return None
         except FastpipeError as error:
-            return error
+            return worker.broken or error
         except Exception as error:  # A thread that dies silently would leave the consumer waiting.
             failed = ServiceError(f"{connection.url}: {type(error).__name__}: {error}")
             failed.__cause__ = error
             return failed
         return None
 
-    def _bring(self, worker: _Worker, stretch: Stretch) -> None:
+    def _bring(self, worker: Worker, stretch: Stretch) -> None:
         epoch, start, progress = self._request.place(stretch.next)
         stop = start + stretch.stop - stretch.next
         until = stop if not self._schedule.alone else start + self._schedule.boundary(stretch.next) - stretch.next
@@ -378,7 +400,7 @@ class Transfer:
             worker.answer = None
             answer.close()
 
-    def _receive(self, worker: _Worker, stretch: Stretch, answer: Answer, place: tuple[int, int | None]) -> None:
+    def _receive(self, worker: Worker, stretch: Stretch, answer: Answer, place: tuple[int, int | None]) -> None:
         incoming = self._feed.receive(stretch.next, stretch.stop, *place)
         waited = 0.0
         for message in answer:
@@ -398,6 +420,7 @@ class Transfer:
                     self._largest = max(self._largest, incoming.largest)
                     with self._lock:
                         self._schedule.brought(stretch, now, came, waited=waited)
+                        self._faults.damage.came(came)
                         self._brings(worker, now)
                     waited = 0.0
             if stretch.next >= stretch.stop:
@@ -406,10 +429,10 @@ class Transfer:
                 return
         raise ServiceError(f"{self._connections[worker.server].url} ended too early")
 
-    def _brings(self, worker: _Worker, now: float) -> None:
+    def _brings(self, worker: Worker, now: float) -> None:
         """A server has brought something: all is well."""
         self._failing, self._heard = None, now
-        self._errors.pop(worker.server, None)
+        self._faults.forget(worker.server)
         self._vain.discard(worker.server)
         worker.answered = False
         self._servers.absent = False
@@ -421,12 +444,16 @@ class Transfer:
         """Waits until the consumer is near enough. Returns the seconds that it took."""
         begun = time.monotonic()
         while True:
-            wanted, _, _, over = self._feed.look()
+            wanted, _, waiting, over = self._feed.look()
             if over:
                 raise PassClosedError("the pass is over")
             ahead = self._ahead
             if stretch.next < wanted + ahead:
                 return time.monotonic() - begun
+            with self._lock:
+                if waiting and self._schedule.came_back(wanted):
+                    # The server that was to bring what the consumer waits for has failed.
+                    raise PassClosedError("another batch is wanted first")
             self._feed.wait(stretch.next - ahead, _TICK)
 
     def _make_here(self, here: int, fallback: Fallback) -> None:

@@ -21,12 +21,13 @@ import numpy as np
 from fastpipe import errors
 from fastpipe._ordering import LARGEST_BATCH, LARGEST_WORLD, Ordering, within
 from fastpipe._state import LARGEST_EPOCH
-from fastpipe.errors import FastpipeError, ServiceError, StateError
+from fastpipe.errors import FastpipeError, MissingFileError, ServiceError, StateError, StorageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "FILE_ERRORS",
     "LARGEST_TICKET",
     "DamagedError",
     "Ticket",
@@ -65,6 +66,8 @@ _OF_DATA = (
     "UnsupportedError",
     "ValueRangeError",
 )
+# Other servers may be able to read the same file.
+FILE_ERRORS = (MissingFileError, StorageError)
 _LOCATION = ("path", "unit", "block", "offset", "record", "feature", "reason")
 
 
@@ -302,7 +305,7 @@ def as_error(metadata: bytes, server: str) -> FastpipeError | None:
     """The error that is said in a message's metadata; None if it is none.
 
     Those of a server are `ServiceError`s, and those of a source's own code, which no other server would do without,
-    `FastpipeError`s.
+    `FastpipeError`s. Errors of the data, and of its files, are those that were raised there.
     """
     if not metadata.startswith(_ERROR):
         return None
@@ -314,7 +317,7 @@ def as_error(metadata: bytes, server: str) -> FastpipeError | None:
         return ServiceError(f"{server} sent an error that can't be read")
     if name == "StateError":
         return StateError(f"{server}: {message}")
-    if name in _OF_DATA:
+    if name in _OF_DATA or name in (kind.__name__ for kind in FILE_ERRORS):
         found: FastpipeError = getattr(errors, name)(message, **location)
         found.add_note(f"raised by {server}")
         return found
