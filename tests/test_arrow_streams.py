@@ -147,6 +147,51 @@ def test_a_data_set_without_rows_has_a_schema(tmp_path: Path) -> None:
     assert duckdb.sql("select count(*) from reader").fetchall() == [(0,)]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.int64(),
+        pa.bool_(),
+        pa.timestamp("us"),
+        pa.date32(),
+        pa.string(),
+        pa.list_(pa.int64()),
+        pa.list_(pa.float16()),
+        pa.list_(pa.bool_()),
+        pa.list_(pa.timestamp("s")),
+        pa.list_(pa.date32()),
+        pa.list_(pa.string()),
+        pa.list_(pa.list_(pa.int32())),
+        pa.list_(pa.int64(), 2),
+        pa.list_(pa.list_(pa.int64(), 2)),
+        pa.map_(pa.string(), pa.int64()),
+        pa.struct([("indices", pa.list_(pa.int64())), ("values", pa.list_(pa.float32()))]),
+        pa.struct([(f"indices{i}", pa.list_(pa.int64())) for i in (0, 1)] + [("values", pa.list_(pa.string()))]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_without_values(kind: Any, shuffle: bool) -> None:
+    """All rows are null or empty: of most parts there are no bytes."""
+    empty = pa.array([None, None], kind)
+    nothing: Any = [{field.name: [] for field in kind}] if pa.types.is_struct(kind) else [[]]
+    columns = [empty, pa.nulls(2)]
+    if pa.types.is_nested(kind) and not pa.types.is_fixed_size_list(kind):
+        columns.append(pa.array(nothing * 2, kind))
+    for column in columns:
+        reader = fastpipe.from_arrow(pa.table({"a": column}), batch_size=2, shuffle=shuffle, seed=1)
+        (batch,) = reader
+        reader.set_epoch(0)
+        table = pa.table(reader)
+        table.validate(full=True)
+        assert table == reader.to_reader().read_all()
+        for name, form in batch.items():
+            stored = table[name].to_pylist()
+            if not isinstance(form.values if isinstance(form, fastpipe.Masked) else form, fastpipe.Sparse):
+                assert stored == fastpipe.to_arrow(batch, reader.features)[name].to_pylist()
+            assert len(stored) == 2
+
+
 def test_another_schema_is_cast_to(data: samples.Data) -> None:
     reader = data.read(batch_size=16, columns=["id"])
     narrow = pa.RecordBatchReader.from_stream(reader, schema=pa.schema([("id", pa.int32())]))

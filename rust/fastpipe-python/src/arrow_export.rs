@@ -81,7 +81,11 @@ impl ArrowBatches {
     fn record_batch(&self, columns: &[ColumnSpec], batch: Batch) -> Result<RecordBatch, Error> {
         let slabs: Vec<Buffer> = batch.slabs.into_iter().map(buffer).collect();
         let parts = batch.parts.iter();
-        let parts = parts.map(|part| slabs[part.slab].slice_with_length(part.offset, part.len));
+        let parts = parts.map(|part| match part.len {
+            // Where there is nothing, a slab needn't begin at a multiple of anything.
+            0 => Buffer::default(),
+            len => slabs[part.slab].slice_with_length(part.offset, len),
+        });
         to_record_batch(&self.schema, columns, parts, batch.about.rows, batch.about.valid)
     }
 }
