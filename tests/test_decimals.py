@@ -100,6 +100,34 @@ def test_values_are_exact_or_refused(column: tuple[pa.Array, list[Any]], more: i
             list(reader)
 
 
+@st.composite
+def wide_columns(draw: st.DrawFn) -> tuple[pa.Array, list[Any]]:
+    """A column of decimals of any width, many of them with more digits than a double has."""
+    make = draw(st.sampled_from(list(DIGITS)))
+    digits = draw(st.integers(1, DIGITS[make]))
+    own = draw(st.integers(-3, digits))
+    most = 10**digits - 1
+    unscaled = draw(st.lists(st.none() | st.integers(-most, most), min_size=1, max_size=8))
+    items = [None if number is None else EXACT.scaleb(Decimal(number), -own) for number in unscaled]
+    return pa.array(items, make(digits, own)), items
+
+
+@given(column=wide_columns(), dtype=st.sampled_from(["float64", "float32"]), stored=st.booleans())
+def test_floats_are_the_nearest(column: tuple[pa.Array, list[Any]], dtype: str, stored: bool) -> None:
+    array, items = column
+    array = array.dictionary_encode() if stored and array.type.bit_width in (128, 256) else array
+    spec = DenseSpec((), dtype, nulls="mask")
+    (batch,) = fastpipe.from_arrow(pa.table({"x": array}), features={"x": spec}, batch_size=len(items))
+    for found, item in zip(batch["x"].to_list(), items, strict=True):
+        if dtype == "float64" or item is None:
+            # Python's own conversion is correctly rounded.
+            assert found == (None if item is None else float(item))
+            continue
+        below, above = (np.nextafter(np.float32(found), np.float32(end)) for end in (-np.inf, np.inf))
+        distance = abs(Decimal(found) - item)
+        assert all(distance <= abs(Decimal(float(other)) - item) for other in (below, above))
+
+
 PRICES = [Decimal("1.25"), Decimal("-3.00"), None, Decimal("99999999.99")]
 CENTS = [125, -300, None, 9999999999]
 KIND = pa.decimal128(10, 2)
@@ -262,6 +290,72 @@ def test_pairs_are_exact(numbers: list[int], scale: int, shuffle: bool) -> None:
         assert sorted(found) == sorted(values)
         assert shuffle or found == values
         assert all(value.as_tuple().exponent == -scale for value in found)
+
+
+@settings(max_examples=FEW)
+@given(
+    st.lists(st.none() | st.integers(-(10**36) + 1, 10**36 - 1), min_size=1, max_size=20),
+    st.integers(2, 4),
+    st.sampled_from([pa.decimal128, pa.decimal256]),
+    st.sampled_from(["plain", "dictionary", "file"]),
+)
+def test_pairs_of_columns_are_exact(numbers: list[int | None], scale: int, make: Any, stored: str) -> None:
+    values = [None if number is None else Decimal(number).scaleb(-2, Context(prec=60)) for number in numbers]
+    array = pa.array(values, make(38, 2))
+    table = pa.table({"d": array.dictionary_encode() if stored == "dictionary" else array})
+    spec = fastpipe.DecimalSpec(values="pairs", scale=scale, nulls="mask")
+    with tempfile.TemporaryDirectory() as folder:
+        if stored == "file":
+            path = Path(folder) / "x.parquet"
+            pa.parquet.write_table(table, path)
+            reader = fastpipe.read_parquet(path, features={"d": spec}, batch_size=3)
+        else:
+            reader = fastpipe.from_arrow(table, features={"d": spec}, batch_size=3)
+        found: list[Any] = []
+        for batch in reader:
+            halves, valid = batch["d"].values, batch["d"].valid
+            assert (halves.dtype, halves.shape) == (np.int64, (len(valid), 2))
+            decimals = fastpipe.to_decimals(halves, scale, pairs=True)
+            found += [decimal if there else None for decimal, there in zip(decimals, valid, strict=True)]
+    assert found == values
+    assert all(value is None or value.as_tuple().exponent == -scale for value in found)
+
+
+def test_pairs_of_lists_and_what_pairs_can_not_be() -> None:
+    kind = pa.decimal128(38, 2)
+    strict = pa.schema([pa.field("d", pa.list_(kind), nullable=False)])
+    table = pa.table({"d": [[Decimal("1.25"), None], [], [Decimal("-0.01")]]}, strict)
+    spec = fastpipe.DecimalSpec((None,), values="pairs", scale=2, nulls="mask")
+    (batch,) = fastpipe.from_arrow(table, features={"d": spec}, batch_size=3)
+    items = batch["d"].values
+    assert items.valid.tolist() == [True, False, True]
+    assert fastpipe.to_decimals(items.values, 2, pairs=True)[items.valid].tolist() == [
+        Decimal("1.25"),
+        Decimal("-0.01"),
+    ]
+    assert batch["d"].offsets.tolist() == [0, 2, 2, 3]
+    # Two decimals of a fixed-size list are two numbers.
+    two = pa.table({"d": pa.array([[Decimal("1.25"), Decimal(3)]], pa.list_(kind, 2))})
+    (batch,) = fastpipe.from_arrow(two, features={"d": DenseSpec((2,), "int64", scale=2)}, batch_size=1)
+    assert batch["d"].tolist() == [[125, 300]]
+    (batch,) = fastpipe.from_arrow(two, features={"d": DenseSpec((2, 2), "int64", scale=2)}, batch_size=1)
+    assert batch["d"].tolist() == [[[125, 0], [300, 0]]]
+    one = pa.table({"d": pa.array([Decimal(10**36 - 1)], kind)})
+    for features, error, match in (
+        (
+            DenseSpec((2,), "int64", scale=5),
+            fastpipe.ValueRangeError,
+            r"doesn't fit a pair of int64 in units of 10\*\*-5",
+        ),
+        (DenseSpec((2,), "int64", scale=1), fastpipe.SchemaError, "scale=1 would round them"),
+        (DenseSpec((2,), "int64", scale=2, fill=7), fastpipe.SchemaError, "no pair of int64"),
+        (DenseSpec((2,), "int64", scale=2, pad=7), fastpipe.SchemaError, "no pair of int64"),
+        (DenseSpec((3,), "int64", scale=2), fastpipe.SchemaError, "the column has no lists, so 0 are needed"),
+        (DenseSpec((2,), "int32", scale=2), fastpipe.SchemaError, "the column has no lists, so 0 are needed"),
+        (fastpipe.RaggedSpec((None,), "int64", scale=2), fastpipe.SchemaError, "the column has no lists"),
+    ):
+        with pytest.raises(error, match=match):
+            list(fastpipe.from_arrow(one, features={"d": features}, batch_size=1))
 
 
 def test_pairs_in_arrays_and_nulls(tmp_path: Path) -> None:

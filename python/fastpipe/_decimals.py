@@ -32,8 +32,8 @@ def DecimalSpec(
     Args:
         shape: of one row, as for these.
         values: "int64" for integers in units of `10**-scale`, exact up to 18 digits and checked beyond; "pairs" for
-            int64 of shape `[..., 2]`, the lower half of 128 bits and then the upper one, for up to 38 digits (Avro
-            alone); "float64" for the nearest number. `to_decimals` makes Python's of the first two.
+            int64 of shape `[..., 2]`, the lower half of 128 bits and then the upper one, for up to 38
+            digits; "float64" for the nearest number. `to_decimals` makes Python's of the first two.
         scale: the decimal places of "int64" and "pairs": as many as the field's, or more.
         nulls: as for `DenseSpec`.
         fill: as for `DenseSpec`, in units of `10**-scale`; not with "pairs".

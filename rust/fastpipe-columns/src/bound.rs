@@ -20,7 +20,7 @@ use fastpipe_batch::{DType, Error, ErrorKind, Leaf, try_collect};
 use crate::layout::{Column, into_lists};
 use crate::through::Through;
 use crate::trace::{Step, plain};
-use crate::values::{Finished, Values, Wanted, elements, finish, internal, rewritten};
+use crate::values::{Finished, Values, Wanted, elements, finish, internal, pairs, rewritten};
 
 /// How the items of a level are found.
 #[derive(Debug)]
@@ -148,6 +148,7 @@ impl Bound {
         let wanted = Wanted {
             leaf: column.feature.request.leaf(),
             scale: column.feature.scale,
+            pair: column.is_pair(),
             symbols: column.symbols.as_deref(),
             counts: column.feature.counts,
         };
@@ -171,7 +172,7 @@ impl Bound {
             (DataType::FixedSizeBinary(size), Leaf::Fixed(DType::U8)) => Some(usize::try_from(*size).unwrap_or(0)),
             _ => None,
         };
-        if !wanted.counts && bytes.is_none() {
+        if !wanted.counts && !wanted.pair && bytes.is_none() {
             return Bound::at_leaf(found, wanted, last);
         }
         let (array, taken) = flat(found.array)?;
@@ -183,6 +184,16 @@ impl Bound {
             return Ok(Bound {
                 bytes: found.taken,
                 ..Bound::of(found.levels, elements(&array, size)?)
+            });
+        }
+        if let (true, Some(scale)) = (wanted.pair, wanted.scale) {
+            let lists = Lists::Fixed(2);
+            found.levels.push(Level { nulls, lists });
+            let finished = pairs(&array, scale)?;
+            return Ok(Bound {
+                fitting: finished.fitting,
+                bytes: found.taken + finished.taken,
+                ..Bound::of(found.levels, finished.values)
             });
         }
         let lengths = lengths(&array)?;

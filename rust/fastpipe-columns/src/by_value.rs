@@ -142,7 +142,8 @@ impl Gather<'_> {
             return Error::new(ErrorKind::ValueRange, reason);
         }
         let ty = self.column.value_type();
-        let mut reason = format!("a value of type {ty} doesn't fit {leaf}");
+        let pair = if self.column.is_pair() { "a pair of " } else { "" };
+        let mut reason = format!("a value of type {ty} doesn't fit {pair}{leaf}");
         if let Some(asked) = self.column.feature.scale {
             let widest = matches!(leaf, Leaf::Fixed(DType::I64 | DType::U64));
             let wider = if widest { "" } else { "\"int64\", or for " };

@@ -104,7 +104,8 @@ impl Column {
             spec: ColumnSpec {
                 name: feature.name.as_str().into(),
                 form,
-                scale: feature.scale,
+                // Pairs have no scale that says what they are.
+                scale: feature.scale.filter(|_| !is_pair(feature, &trace)),
             },
             feature: feature.clone(),
             trace,
@@ -134,6 +135,11 @@ impl Column {
             _ => self.trace.coded,
         };
         coded && !self.feature.counts && is_code(self.feature.request.leaf())
+    }
+
+    /// Whether it is decimals as pairs of int64.
+    pub(crate) fn is_pair(&self) -> bool {
+        is_pair(&self.feature, &self.trace)
     }
 
     /// The steps to the values.
@@ -167,6 +173,19 @@ impl Column {
 
 fn is_code(leaf: Leaf) -> bool {
     matches!(leaf, Leaf::Fixed(dtype) if dtype.is_integer())
+}
+
+/// Whether decimals are read as integers of 128 bits, each a pair of int64, the lower half first.
+fn is_pair(feature: &Feature, trace: &Trace) -> bool {
+    let request = &feature.request;
+    trace.end.is_decimal()
+        && feature.scale.is_some()
+        && request.leaf() == Leaf::Fixed(DType::I64)
+        && request.rank() == trace.dims() + 1
+        && matches!(
+            request.length_rule(trace.dims()),
+            LengthRule::Exact(2) | LengthRule::Pad(2)
+        )
 }
 
 /// Whether values of a type, in a dictionary of text or not, can become what is asked for; else what to ask for.
@@ -206,7 +225,13 @@ fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
         _ => None,
     };
     match (bytes, feature.scale) {
-        (_, Some(scale)) => fits_scale(&trace.end, scale).map_err(misfit)?,
+        (_, Some(scale)) => {
+            fits_scale(&trace.end, scale).map_err(misfit)?;
+            if is_pair(feature, trace) {
+                dims += 1;
+                check_pair(feature)?;
+            }
+        }
         (Some(_), None) => dims += 1,
         (None, None) => {
             if let Err(ask) = check_values(&trace.end, trace.coded, asked) {
@@ -227,6 +252,17 @@ fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
             "the shape has {rank} dimensions, but the column has {what}, so {dims} are needed{}",
             hint()
         )));
+    }
+    Ok(())
+}
+
+/// Refuses fill and pad values, which are one number each.
+fn check_pair(feature: &Feature) -> Result<(), Error> {
+    let given = matches!(feature.nulls, Nulls::Fill(Some(_)))
+        || matches!(&feature.request, Request::Dense { pad: Some(_), .. });
+    if given {
+        let reason = "a fill or pad value is no pair of int64: leave it out, or give nulls=\"mask\"";
+        return Err(misfit(reason.into()));
     }
     Ok(())
 }

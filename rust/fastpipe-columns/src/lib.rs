@@ -19,6 +19,7 @@ mod gather;
 mod import;
 mod infer;
 mod layout;
+mod nearest;
 mod scaled;
 mod slices;
 mod symbols;

@@ -1,4 +1,4 @@
-//! Decimals as integers in units of a power of ten.
+//! Decimals as integers in units of a power of ten: of one dtype, or of 128 bits.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -15,8 +15,12 @@ use crate::types;
 /// What memory is for.
 const WHAT: &str = "decimals as integers";
 
-/// Elements of type `to` in units of `10**-scale`, and which of them fit if some don't.
-pub(crate) fn unscaled(array: &ArrayRef, to: DType, scale: i8) -> Result<(Buffer, Option<BooleanBuffer>), Error> {
+/// Elements of type `to`, or of 128 bits without it, in units of `10**-scale`; and which of them fit if some don't.
+pub(crate) fn unscaled(
+    array: &ArrayRef,
+    to: Option<DType>,
+    scale: i8,
+) -> Result<(Buffer, Option<BooleanBuffer>), Error> {
     match array.data_type() {
         DataType::Decimal32(..) => of::<Decimal32Type>(array, to, scale, |v| Some(i128::from(v))),
         DataType::Decimal64(..) => of::<Decimal64Type>(array, to, scale, |v| Some(i128::from(v))),
@@ -40,7 +44,7 @@ pub(crate) fn unscaled(array: &ArrayRef, to: DType, scale: i8) -> Result<(Buffer
 
 fn of<P: ArrowPrimitiveType>(
     array: &ArrayRef,
-    to: DType,
+    to: Option<DType>,
     scale: i8,
     widened: fn(P::Native) -> Option<i128>,
 ) -> Result<(Buffer, Option<BooleanBuffer>), Error> {
@@ -57,6 +61,9 @@ fn of<P: ArrowPrimitiveType>(
             Some(factor) => v.checked_mul(factor),
             None => (v == 0).then_some(0),
         }
+    };
+    let Some(to) = to else {
+        return integers(array, exact, Some);
     };
     match to {
         DType::I8 => integers(array, exact, |v| i8::try_from(v).ok()),
@@ -135,14 +142,14 @@ mod tests {
         ];
         for array in &arrays {
             let more = 2 - types::scale(array.data_type()).unwrap();
-            let (found, fitting) = unscaled(array, DType::I64, 5).unwrap();
+            let (found, fitting) = unscaled(array, Some(DType::I64), 5).unwrap();
             let factor = 10i64.pow(3 + u32::from(more.unsigned_abs()));
             assert_eq!((int64s(&found), fitting), (vec![1234 * factor, -5 * factor], None));
         }
         let nulls = vec![false, true].into();
         let array = Decimal128Array::new(vec![i128::MAX, 7].into(), Some(nulls));
         let array: ArrayRef = Arc::new(array.with_precision_and_scale(38, 0).unwrap());
-        let (found, fitting) = unscaled(&array, DType::I64, 1).unwrap();
+        let (found, fitting) = unscaled(&array, Some(DType::I64), 1).unwrap();
         assert_eq!((int64s(&found), fitting), (vec![0, 70], None));
     }
 
@@ -150,12 +157,27 @@ mod tests {
     fn what_is_beyond_every_power_of_ten_does_not_fit_unless_it_is_zero() {
         let wide = Decimal256Array::from_iter_values([i256::MAX, i256::ZERO, i256::ONE]);
         let array: ArrayRef = Arc::new(wide.with_precision_and_scale(76, -50).unwrap());
-        let (found, fitting) = unscaled(&array, DType::U64, 0).unwrap();
+        let (found, fitting) = unscaled(&array, Some(DType::U64), 0).unwrap();
         assert_eq!(found.typed_data::<u64>(), [0, 0, 0]);
         assert_eq!(fitting.unwrap().iter().collect::<Vec<_>>(), [false, true, false]);
         let array: ArrayRef = Arc::new(UInt64Array::from(vec![u64::MAX]));
-        let (found, fitting) = unscaled(&array, DType::U64, 0).unwrap();
+        let (found, fitting) = unscaled(&array, Some(DType::U64), 0).unwrap();
         assert_eq!((found.typed_data::<u64>(), fitting), (&[u64::MAX][..], None));
+    }
+
+    #[test]
+    fn integers_of_128_bits_are_exact_or_do_not_fit() {
+        let most = 10i128.pow(38) - 1;
+        let array = Decimal128Array::from(vec![most, -most, 10i128.pow(36)]).with_precision_and_scale(38, 2);
+        let array: ArrayRef = Arc::new(array.unwrap());
+        let (found, fitting) = unscaled(&array, None, 2).unwrap();
+        assert_eq!(
+            (found.typed_data::<i128>(), fitting),
+            (&[most, -most, 10i128.pow(36)][..], None)
+        );
+        let (found, fitting) = unscaled(&array, None, 4).unwrap();
+        assert_eq!(found.typed_data::<i128>(), [0, 0, 10i128.pow(38)]);
+        assert_eq!(fitting.unwrap().iter().collect::<Vec<_>>(), [false, false, true]);
     }
 
     proptest! {
@@ -165,7 +187,7 @@ mod tests {
             let limit = 10i128.pow(u32::from(Decimal128Type::MAX_PRECISION));
             let values: Vec<i128> = values.into_iter().map(|v| v % limit).collect();
             let array = Decimal128Array::from(values.clone()).with_precision_and_scale(38, own).unwrap();
-            let (found, fitting) = unscaled(&(Arc::new(array) as ArrayRef), DType::I32, own + more).unwrap();
+            let (found, fitting) = unscaled(&(Arc::new(array) as ArrayRef), Some(DType::I32), own + more).unwrap();
             for (i, (&value, &found)) in values.iter().zip(found.typed_data::<i32>()).enumerate() {
                 let exact = value.checked_mul(10i128.pow(more.unsigned_abs().into())).and_then(|v| i32::try_from(v).ok());
                 prop_assert_eq!(exact.unwrap_or(0), found);

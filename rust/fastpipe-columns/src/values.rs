@@ -9,6 +9,7 @@ use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::{ArrowError, DataType};
 use fastpipe_batch::{DType, Error, ErrorKind, Leaf, TimeUnit, try_collect};
 
+use crate::nearest::nearest;
 use crate::scaled::unscaled;
 use crate::symbols::Symbols;
 use crate::types::{arrow, scale};
@@ -117,6 +118,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) leaf: Leaf,
     /// Of decimals as integers, the decimal places.
     pub(crate) scale: Option<i8>,
+    /// Whether decimals are integers of 128 bits, each a pair of int64.
+    pub(crate) pair: bool,
     /// Of a dictionary's codes, what they stand for.
     pub(crate) symbols: Option<&'a Symbols>,
     /// Whether it is the lengths of lists.
@@ -127,6 +130,7 @@ impl Wanted<'_> {
     pub(crate) const INDEX: Wanted<'static> = Wanted {
         leaf: Leaf::Fixed(DType::I64),
         scale: None,
+        pair: false,
         symbols: None,
         counts: false,
     };
@@ -215,10 +219,18 @@ pub(crate) fn finish(array: &ArrayRef, wanted: Wanted<'_>) -> Result<Finished, E
             finished.values = elements(array, dtype.size())?;
             return Ok(finished);
         }
-        let (values, fitting) = unscaled(array, dtype, asked)?;
+        let (values, fitting) = unscaled(array, Some(dtype), asked)?;
         finished.taken = values.len();
         finished.values = Values::Elements(values);
         finished.fitting = fitting;
+        return Ok(finished);
+    }
+    if let Leaf::Fixed(dtype) = leaf
+        && array.data_type().is_decimal()
+    {
+        let values = nearest(array, dtype)?;
+        finished.taken = values.len();
+        finished.values = Values::Elements(values);
         return Ok(finished);
     }
     let to = arrow(leaf);
@@ -252,6 +264,27 @@ pub(crate) fn finish(array: &ArrayRef, wanted: Wanted<'_>) -> Result<Finished, E
     let (values, more) = stored(&found, leaf)?;
     finished.values = values;
     finished.taken += more;
+    Ok(finished)
+}
+
+/// Decimals as pairs of int64, the halves of 128 bits, in units of `10**-asked`.
+pub(crate) fn pairs(array: &ArrayRef, asked: i8) -> Result<Finished, Error> {
+    const WIDTH: usize = size_of::<i128>();
+    let mut finished = Finished {
+        values: Values::Bits(BooleanBuffer::new_unset(0)),
+        fitting: None,
+        texts: None,
+        taken: 0,
+    };
+    if matches!(array.data_type(), DataType::Decimal128(_, own) if *own == asked) {
+        // The lower half is first: this is little-endian memory.
+        finished.values = elements(array, WIDTH)?;
+        return Ok(finished);
+    }
+    let (values, fitting) = unscaled(array, None, asked)?;
+    finished.taken = values.len();
+    finished.values = Values::Elements(values);
+    finished.fitting = fitting.map(|fitting| BooleanBuffer::collect_bool(fitting.len() * 2, |i| fitting.value(i / 2)));
     Ok(finished)
 }
 

@@ -1,0 +1,214 @@
+//! Decimals as the floating-point numbers that are nearest to them.
+
+use std::fmt::{Display, Write};
+use std::str::FromStr;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{ArrowPrimitiveType, Decimal32Type, Decimal64Type, Decimal128Type, Decimal256Type};
+use arrow_array::{Array, ArrayRef};
+use arrow_buffer::Buffer;
+use arrow_schema::DataType;
+use fastpipe_batch::{DType, Error, ErrorKind, try_with_capacity};
+
+/// What memory is for.
+const WHAT: &str = "decimals as floating-point numbers";
+
+/// Powers of ten up to this one are doubles.
+const EXACT_POWERS: u8 = 22;
+
+/// Integers up to this one are doubles.
+const EXACT: u64 = 1 << 53;
+
+/// Elements of type `to`, which is of floating-point numbers.
+pub(crate) fn nearest(array: &ArrayRef, to: DType) -> Result<Buffer, Error> {
+    match *array.data_type() {
+        DataType::Decimal32(_, scale) => of::<Decimal32Type>(array, to, scale, |v| Some(i64::from(v))),
+        DataType::Decimal64(_, scale) => of::<Decimal64Type>(array, to, scale, Some),
+        DataType::Decimal128(_, scale) => of::<Decimal128Type>(array, to, scale, |v| i64::try_from(v).ok()),
+        DataType::Decimal256(_, scale) => {
+            of::<Decimal256Type>(array, to, scale, |v| v.to_i128().and_then(|v| i64::try_from(v).ok()))
+        }
+        ref other => Err(Error::new(
+            ErrorKind::Internal,
+            format!("decimals were expected of a column, found {other}"),
+        )),
+    }
+}
+
+fn of<P: ArrowPrimitiveType>(
+    array: &ArrayRef,
+    to: DType,
+    scale: i8,
+    short: fn(P::Native) -> Option<i64>,
+) -> Result<Buffer, Error>
+where
+    P::Native: Display,
+{
+    let array = array.as_primitive::<P>();
+    let mut numbers = Numbers::<P> {
+        scale,
+        power: 10f64.powi(i32::from(scale.unsigned_abs().min(EXACT_POWERS))),
+        short,
+        text: String::new(),
+    };
+    // The bits below nulls may be anything.
+    let values = (0..array.len()).map(|i| {
+        if array.is_null(i) {
+            P::Native::default()
+        } else {
+            array.value(i)
+        }
+    });
+    match to {
+        DType::F32 => {
+            let mut found: Vec<f32> = try_with_capacity(array.len(), WHAT)?;
+            found.extend(values.map(|value| numbers.single(value)));
+            Ok(Buffer::from_vec(found))
+        }
+        DType::F64 => {
+            let mut found: Vec<f64> = try_with_capacity(array.len(), WHAT)?;
+            found.extend(values.map(|value| numbers.double(value)));
+            Ok(Buffer::from_vec(found))
+        }
+        other => Err(Error::new(
+            ErrorKind::Internal,
+            format!("decimals were to become floating-point numbers, and {other} is none"),
+        )),
+    }
+}
+
+/// Makes numbers of the integers of a column of decimals.
+struct Numbers<P: ArrowPrimitiveType> {
+    scale: i8,
+    /// `10**|scale|`, if that is a double.
+    power: f64,
+    /// The integer, if it has no more than 64 bits.
+    short: fn(P::Native) -> Option<i64>,
+    text: String,
+}
+
+impl<P: ArrowPrimitiveType> Numbers<P>
+where
+    P::Native: Display,
+{
+    #[inline]
+    fn double(&mut self, value: P::Native) -> f64 {
+        match (self.short)(value) {
+            // Both are exact, so the result is rounded once.
+            Some(short) if short.unsigned_abs() <= EXACT && self.scale.unsigned_abs() <= EXACT_POWERS => {
+                if self.scale < 0 {
+                    short as f64 * self.power
+                } else {
+                    short as f64 / self.power
+                }
+            }
+            _ => self.parsed(value),
+        }
+    }
+
+    #[inline]
+    fn single(&mut self, value: P::Native) -> f32 {
+        /// The bits of a double that a single doesn't have, and those of them that are half of its last one.
+        const LOST: u64 = (1 << 29) - 1;
+        const HALF: u64 = 1 << 28;
+        let double = self.double(value);
+        let is_between = double.to_bits() & LOST == HALF || double.abs() < f64::from(f32::MIN_POSITIVE);
+        // Which of two neighbors is nearer can't be told of a double that was rounded to their middle.
+        if is_between && double != 0.0 {
+            self.parsed(value)
+        } else {
+            double as f32
+        }
+    }
+
+    #[cold]
+    fn parsed<F: FromStr + Default>(&mut self, value: P::Native) -> F {
+        self.text.clear();
+        // Writing to a text doesn't fail, and what is written is a number.
+        let _ = write!(self.text, "{value}e{}", -i16::from(self.scale));
+        self.text.parse().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{Decimal32Array, Decimal64Array, Decimal128Array, Decimal256Array};
+    use arrow_buffer::i256;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_width_and_a_null_with_garbage_below() {
+        let nulls = || Some(vec![true, false].into());
+        let arrays: [ArrayRef; 4] = [
+            Arc::new(
+                Decimal32Array::new(vec![-125, 7].into(), nulls())
+                    .with_precision_and_scale(9, 2)
+                    .unwrap(),
+            ),
+            Arc::new(
+                Decimal64Array::new(vec![-125, 7].into(), nulls())
+                    .with_precision_and_scale(18, 2)
+                    .unwrap(),
+            ),
+            Arc::new(
+                Decimal128Array::new(vec![-125, i128::MAX].into(), nulls())
+                    .with_precision_and_scale(38, 2)
+                    .unwrap(),
+            ),
+            Arc::new(
+                Decimal256Array::new(vec![i256::from(-125), i256::MAX].into(), nulls())
+                    .with_precision_and_scale(76, 2)
+                    .unwrap(),
+            ),
+        ];
+        for array in &arrays {
+            assert_eq!(nearest(array, DType::F64).unwrap().typed_data::<f64>(), [-1.25, 0.0]);
+            assert_eq!(nearest(array, DType::F32).unwrap().typed_data::<f32>(), [-1.25, 0.0]);
+        }
+    }
+
+    #[test]
+    fn more_than_128_bits() {
+        let value = i256::from_string(&"7".repeat(76)).unwrap();
+        let array = Decimal256Array::from_iter_values([value, i256::ZERO]);
+        for scale in [-100i8, 0, 30, 76] {
+            let array: ArrayRef = Arc::new(array.clone().with_data_type(DataType::Decimal256(76, scale)));
+            let expected: f64 = format!("{}e{}", "7".repeat(76), -i16::from(scale)).parse().unwrap();
+            assert_eq!(
+                nearest(&array, DType::F64).unwrap().typed_data::<f64>(),
+                [expected, 0.0]
+            );
+        }
+    }
+
+    #[test]
+    fn middles_of_singles_are_rounded_once() {
+        // One part in 10**20 above the middle of two neighbors: as a double it is the middle.
+        let middle = (1i128 << 24) + 1;
+        let array = Decimal128Array::from(vec![middle * 10i128.pow(20) + 1, middle * 10i128.pow(20) - 1]);
+        let array: ArrayRef = Arc::new(array.with_precision_and_scale(38, 20).unwrap());
+        let found = nearest(&array, DType::F32).unwrap();
+        assert_eq!(found.typed_data::<f32>(), [((1 << 24) + 2) as f32, (1 << 24) as f32]);
+    }
+
+    proptest! {
+        /// Python, C and Rust parse decimals to the nearest number.
+        #[test]
+        fn numbers_are_nearest(values in prop::collection::vec(any::<i128>().prop_map(|v| v >> (v & 127)), 0..20), scale in -38..=38i8) {
+            let limit = 10i128.pow(38);
+            let values: Vec<i128> = values.into_iter().map(|v| v % limit).collect();
+            let array = Decimal128Array::from(values.clone()).with_data_type(DataType::Decimal128(38, scale));
+            let array: ArrayRef = Arc::new(array);
+            let (doubles, singles) = (nearest(&array, DType::F64).unwrap(), nearest(&array, DType::F32).unwrap());
+            for (i, value) in values.iter().enumerate() {
+                let text = format!("{value}e{}", -i16::from(scale));
+                prop_assert_eq!(doubles.typed_data::<f64>()[i], text.parse::<f64>().unwrap());
+                prop_assert_eq!(singles.typed_data::<f32>()[i], text.parse::<f32>().unwrap());
+            }
+        }
+    }
+}
