@@ -482,6 +482,17 @@ def test_requests_that_fail(form: Format, folder: Path, error: Exception, monkey
 # --- Metadata ---
 
 
+def test_metadata_of_any_bytes(form: Format, folder: Path) -> None:
+    fields = [pa.field("x", pa.int64(), metadata={b"\xff": b"\xfe"}), pa.field("y", pa.string())]
+    strange = pa.schema(fields, metadata={b"a": b"\xff\xfe", b"b": b"b"})
+    written = pa.table({"x": [1, 2], "y": ["a", "b"]}, strange)
+    form.write(written, "file")
+    for columns in (None, ["x"], ["y"]):
+        assert form.rows("file", columns=columns) == written.select(columns or ["x", "y"]).to_pylist()
+    (batch,) = fastpipe.from_arrow(written, batch_size=2)
+    assert batch["x"].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("columns", [None, ["x"], ["z"]])
 def test_columns_of_nulls(form: Format, folder: Path, columns: list[str] | None) -> None:
     kinds = {"x": pa.int64(), "z": pa.null(), "l": pa.list_(pa.null())}
@@ -492,6 +503,20 @@ def test_columns_of_nulls(form: Format, folder: Path, columns: list[str] | None)
     expected = [{"x": x, "z": None, "l": [None, None]} for x in (0, 1)]
     assert form.rows(folder, columns=columns) == [{name: row[name] for name in columns or row} for row in expected]
     assert form.rows(f"2{form.suffix}", columns=columns) == []
+
+
+def test_maps_with_keys_of_structs(form: Format, folder: Path) -> None:
+    kind = pa.map_(pa.struct({"a": pa.int64(), "b": pa.string()}), pa.int8())
+    written = pa.table({"m": pa.array([[({"a": 1, "b": "x"}, 7)], [], [({"a": 2, "b": "y"}, 8)] * 2], kind)})
+    form.write(written, "file")
+    found = {"m.keys.a": [[1], [], [2, 2]], "m.keys.b": [["x"], [], ["y", "y"]], "m.values": [[7], [], [8, 8]]}
+    expected = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+    assert form.rows("file") == expected
+    (batch,) = fastpipe.from_arrow(written, batch_size=3)
+    assert column_files.as_rows(batch) == expected
+    assert form.rows("file", columns=["m.keys.b"]) == [{"m.keys.b": row["m.keys.b"]} for row in expected]
+    with pytest.raises(fastpipe.SchemaError, match=r"'m\.keys\.b' is of type Utf8, which has no fields"):
+        form.rows("file", features={"x": fastpipe.RaggedSpec((None,), "int64", field="m.keys.b.c")})
 
 
 def test_files_are_closed(form: Format, folder: Path) -> None:

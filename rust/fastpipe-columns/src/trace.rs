@@ -176,7 +176,7 @@ pub(crate) fn trace(schema: &Schema, feature: &Feature) -> Result<Trace, Error> 
         if let Some((keys, values)) = entries(ty) {
             let (first, tail) = rest.split_once('.').unwrap_or((rest, ""));
             let (step, next) = match (first, tail) {
-                ("keys", "") => (Step::Keys, keys),
+                ("keys", _) => (Step::Keys, keys),
                 ("values", _) => (Step::Values, values),
                 _ => {
                     return Err(misfit(format!(

@@ -1,13 +1,14 @@
 //! Tables of other libraries, through Arrow's C data interface and its PyCapsules.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi_and_data_type};
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
-use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
+use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use fastpipe_batch::{Error, ErrorKind};
 use fastpipe_columns::record_batch;
 use pyo3::exceptions::PyTypeError;
@@ -80,17 +81,26 @@ unsafe fn pointer<T>(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> PyResult<*m
 }
 
 fn schema_of(schema: &FFI_ArrowSchema) -> Result<SchemaRef, Error> {
-    match Schema::try_from(schema) {
-        Ok(schema) => Ok(Arc::new(schema)),
-        Err(ArrowError::CDataInterface(reason)) if reason.contains("as a Schema") => Err(Error::new(
+    if schema.format() != "+s" {
+        return Err(Error::new(
             ErrorKind::Unsupported,
             "this is a single Arrow array, and no table of columns: pyarrow.table({\"name\": array}) makes one",
-        )),
-        Err(error) => Err(Error::new(
-            ErrorKind::Unsupported,
-            format!("the schema can't be read: {error}"),
-        )),
+        ));
     }
+    let fields = schema.children().map(|column| -> Result<Field, ArrowError> {
+        let ty = DataType::try_from(column)?;
+        let field = Field::new(column.name().unwrap_or(""), ty, column.nullable());
+        Ok(field.with_metadata(metadata_of(column)))
+    });
+    let fields: Result<Vec<Field>, ArrowError> = fields.collect();
+    let fields =
+        fields.map_err(|error| Error::new(ErrorKind::Unsupported, format!("the schema can't be read: {error}")))?;
+    Ok(Arc::new(Schema::new_with_metadata(fields, metadata_of(schema))))
+}
+
+/// The metadata of a schema or a column, if they are UTF-8: Arrow's may be any bytes, and none of them changes a value.
+fn metadata_of(schema: &FFI_ArrowSchema) -> HashMap<String, String> {
+    schema.metadata().unwrap_or_default()
 }
 
 fn batch_of(array: FFI_ArrowArray, schema: &SchemaRef) -> Result<RecordBatch, Error> {
