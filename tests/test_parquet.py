@@ -16,6 +16,7 @@ from fastpipe import DenseSpec
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
+import column_files  # noqa: E402
 from column_files import FORMATS  # noqa: E402
 
 rows = FORMATS["parquet"].rows
@@ -159,6 +160,23 @@ def test_structs_that_are_all_null(folder: Path, nullable: bool) -> None:
     assert rows("file", columns=["x"]) == [{"x": x} for x in range(5)]
 
 
+@pytest.mark.parametrize("nullable", [True, False])
+@pytest.mark.parametrize("texts", [[None] * 3, [None, {"a": "x"}, None]], ids=["all null", "some null"])
+@pytest.mark.parametrize("options", [{}, {"store_schema": False}], ids=str)
+def test_dictionaries_in_structs(folder: Path, nullable: bool, texts: list[Any], options: dict[str, Any]) -> None:
+    """The statistics that pyarrow writes say that they have no nulls, and their keys below nulls are of no value."""
+    inner = pa.struct([pa.field("a", pa.dictionary(pa.int8(), pa.string()), nullable)])
+    for kind, column in ((inner, texts), (pa.struct({"o": inner}), [text and {"o": text} for text in texts])):
+        written = pa.table({"s": pa.array(column, kind), "x": range(3)})
+        parquet.write_table(written, "file", row_group_size=2, **options)
+        name = "s.a" if kind is inner else "s.o.a"
+        expected = [{name: text and text["a"], "x": x} for x, text in enumerate(texts)]
+        assert rows("file") == expected
+        assert rows("file", shuffle=True, seed=1, columns=[name])
+        found = fastpipe.from_arrow(parquet.read_table("file").slice(1), batch_size=3)
+        assert [row for batch in found for row in column_files.as_rows(batch)] == expected[1:]
+
+
 # --- Row groups ---
 
 
@@ -212,6 +230,37 @@ def test_pages_are_held_against_their_checksums(
             assert sum(len(batch["x"]) for batch in checked) == 1000
     with pytest.raises(TypeError, match="page_checksum_verification is True or False, not 1"):
         fastpipe.read_parquet("file", batch_size=1, page_checksum_verification=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("slice_bytes", [8 << 20, 100])
+def test_strings_stay_in_their_dictionaries(folder: Path, monkeypatch: pytest.MonkeyPatch, slice_bytes: int) -> None:
+    """Row groups have some columns in dictionaries, and others not: which doesn't change a batch."""
+    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", slice_bytes)
+    few, many = [None, "a", "", "some longer text"], [f"{i} is one of many texts" for i in range(1000)]
+    columns = {
+        "t": [few[i % 4] for i in range(500)] + many[500:],
+        "b": [str(few[i % 3]).encode() for i in range(1000)],
+        "m": many,
+        "n": [["a", "b"][: i % 3] for i in range(1000)],
+        "a.b": ["x", "y"] * 500,
+        "d": pa.array(["q", None] * 500).dictionary_encode(),
+    }
+    kinds = [pa.string(), pa.binary(), pa.string(), pa.list_(pa.string()), pa.string(), None]
+    table = pa.table({name: pa.array(v, k) if k else v for (name, v), k in zip(columns.items(), kinds, strict=True)})
+    parquet.write_table(table, "file", row_group_size=250)
+    asked: list[list[str]] = []
+    made = parquet.ParquetFile
+
+    def opened(*arguments: Any, **options: Any) -> Any:
+        asked.append(options.get("read_dictionary") or [])
+        return made(*arguments, **options)
+
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile", opened)
+    assert rows("file") == table.to_pylist()
+    assert ["t", "b", "a.b"] in asked
+    assert ["b", "a.b"] in asked, "the last row groups have one text of another in t"
+    shuffled = rows("file", shuffle=True, seed=1, columns=["m", "t", "b"])
+    assert sorted(shuffled, key=str) == sorted(table.select(["m", "t", "b"]).to_pylist(), key=str)
 
 
 def test_row_groups_without_rows(folder: Path) -> None:

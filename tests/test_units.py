@@ -22,7 +22,7 @@ from fastpipe import DenseSpec
 from fastpipe.units import UnitLocation
 
 pa = pytest.importorskip("pyarrow")
-
+import pyarrow.compute as pc  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
 from samples import threads_are  # noqa: E402
@@ -95,7 +95,6 @@ def lazily_failing(unit: int) -> Any:
         (lambda unit: pa.table({"y": [1] * 3}), fastpipe.SchemaError, "column 'x', and there is none"),
         (lambda unit: pa.table({"x": ["a"] * 3}), fastpipe.SchemaError, "a column 'x' of type Utf8, where the schema"),
         (lambda unit: pa.table({"x": pa.array([1] * 3, pa.int8())}), fastpipe.SchemaError, "'x' of type Int8, where"),
-        (lambda unit: pa.table({"x": pa.array([1] * 3).dictionary_encode()}), fastpipe.SchemaError, "'x' of type Dict"),
         (lambda unit: pa.table({"x": [[1]] * 3}), fastpipe.SchemaError, "a column 'x' of type List"),
         (lambda unit: pa.table({"x": [1, None, 3]}), fastpipe.NullValueError, r"feature 'x'.*record 1"),
         (lambda unit: pa.array([1, 2, 3]), fastpipe.UnsupportedError, "a single Arrow array"),
@@ -112,6 +111,16 @@ def test_what_read_returns_is_looked_at(act: Any, error: type[Exception], match:
         list(reader)
     if isinstance(raised.value, fastpipe.FastpipeError) and not hasattr(raised.value, "__notes__"):
         assert raised.value.unit in ("page 0", "page 1")
+
+
+@pytest.mark.parametrize("store", [pa.Array.dictionary_encode, pc.run_end_encode], ids=["dictionary", "runs"])
+def test_units_have_values_wherever_they_store_them(store: Any) -> None:
+    def act(unit: int) -> Any:
+        numbers = pa.array([unit] * 3)
+        return pa.table({"x": numbers if unit % 2 else store(numbers)})
+
+    reader = fastpipe.read_units(Numbers([3] * 4, act), batch_size=5)
+    assert flat(reader) == [unit for unit in range(4) for _ in range(3)]
 
 
 class NoTable(Numbers):

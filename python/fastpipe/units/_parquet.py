@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, Unpack
@@ -18,6 +17,7 @@ from fastpipe.reader import Reader
 from fastpipe.specs import Spec
 from fastpipe.units._file_units import FileUnits, read_files
 from fastpipe.units._files import File, Files, storage_errors
+from fastpipe.units._parquet_footers import check_chunks, row_counts, uncounted
 from fastpipe.units._reading import threads_of
 from fastpipe.units._schemas import common_schema
 
@@ -32,6 +32,9 @@ _OPENED_AT_ONCE = 8
 
 # Bytes of a column chunk that are read at a time, where row groups are read in slices.
 _BUFFER = 1 << 20
+
+# Bytes of the length of a string outside of a dictionary.
+_LENGTH = 4
 
 # Bytes that a value of no fixed size is taken to have at least.
 _VALUE = 16
@@ -79,7 +82,7 @@ class ParquetUnits(FileUnits):
         stored = {name for schema in self._schemas for name in schema.names}
         partitions = Partitions([file.path for file in found] if hive else [], stored)
         self._uncounted = [
-            _uncounted(metadata, schema) for metadata, schema in zip(self._metadata, self._schemas, strict=True)
+            uncounted(metadata, schema) for metadata, schema in zip(self._metadata, self._schemas, strict=True)
         ]
         self._partitions = partitions.found
         kinds = {name: pa.int64() if whole else pa.string() for name, whole in partitions.integers.items()}
@@ -95,8 +98,8 @@ class ParquetUnits(FileUnits):
 
         with storage_errors(file.path), self._storage.open(file.path) as source:
             metadata = pyarrow.parquet.read_metadata(source)
-            rows = _rows(metadata)
-            _check_chunks(metadata, file.size)
+            rows = row_counts(metadata)
+            check_chunks(metadata, file.size)
             return metadata, metadata.schema.to_arrow_schema(), rows
 
     def _whole_schema(self, values: dict[str, pa.DataType]) -> pa.Schema:
@@ -161,7 +164,8 @@ class ParquetUnits(FileUnits):
     def select(self, columns: list[str]) -> Self:
         """The same row groups, of which only these columns are read."""
         chosen = super().select(columns)
-        chosen.__dict__.pop("nbytes", None)
+        for name in ("nbytes", "_texts"):
+            chosen.__dict__.pop(name, None)
         return chosen
 
     def name(self, unit: int) -> str:
@@ -212,7 +216,30 @@ class ParquetUnits(FileUnits):
                 pre_buffer=False,
                 buffer_size=buffer if is_local else 0,
                 page_checksum_verification=self._checksums,
+                read_dictionary=self._in_dictionaries(number, group),
             )
+
+    def _in_dictionaries(self, number: int, group: int) -> list[str]:
+        """Columns of strings that a row group has in dictionaries: left there they take pyarrow a fraction of the time.
+
+        A string outside of a dictionary takes four bytes for its length. Where strings are on average shorter than
+        that, most are in the dictionary; others would be looked up in it one by one, which takes a multiple.
+        """
+        numbers, row_group, found = self._numbers[number], self._metadata[number].row_group(group), []
+        for name in self._texts:
+            if (leaf := numbers.get(name)) is not None:
+                chunk = row_group.column(leaf)
+                if chunk.has_dictionary_page and chunk.total_uncompressed_size < _LENGTH * chunk.num_values:
+                    found.append(name)
+        return found
+
+    @functools.cached_property
+    def _texts(self) -> list[str]:
+        """Columns of strings. It is made when it is asked for: there may be many columns."""
+        import pyarrow as pa
+
+        kinds = (pa.string(), pa.binary())
+        return [field.name for field in self.schema if field.type in kinds]
 
     def _ranges(self, number: int, group: int) -> list[tuple[int, int]]:
         """Where the bytes of the wanted columns of a row group are."""
@@ -261,88 +288,6 @@ def _slices(batches: Iterator[pa.RecordBatch], start: int, rows: int) -> Iterato
                 kept, missing = [], rows
     if kept:
         yield pa.Table.from_batches(kept)
-
-
-def _uncounted(metadata: Any, schema: pa.Schema) -> set[str]:
-    """Columns with null counts that leave nulls out.
-
-    pyarrow doesn't count the nulls of structs around a dictionary. A file without Arrow's schema doesn't say what was a
-    dictionary: any text in a struct may have been one.
-    """
-    import pyarrow as pa
-
-    types = pa.types
-    says = b"ARROW:schema" in (metadata.metadata or {})
-    if not says and not metadata.created_by.startswith("parquet-cpp-arrow"):
-        return set()
-
-    def may_be(kind: pa.DataType) -> bool:
-        text = types.is_string(kind) or types.is_binary(kind)
-        below = (may_be(kind.field(i).type) for i in range(kind.num_fields))
-        return types.is_dictionary(kind) or (text and not says) or any(below)
-
-    return {field.name for field in schema if types.is_nested(field.type) and may_be(field.type)}
-
-
-def _rows(metadata: Any) -> list[int]:
-    """The rows of each row group of a file.
-
-    Raises:
-        pyarrow.ArrowInvalid: if a number is negative, or they don't add up to the file's.
-    """
-    import pyarrow as pa
-
-    rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    for group, number in enumerate(rows):
-        if number < 0:
-            raise pa.ArrowInvalid(f"row group {group} has {number} rows, as the file's footer says")
-    if sum(rows) != metadata.num_rows:
-        raise pa.ArrowInvalid(
-            f"the row groups have {sum(rows)} rows together, and the file {metadata.num_rows}, as its footer says"
-        )
-    return rows
-
-
-class _Unread(io.RawIOBase):
-    """A file of some size that isn't read."""
-
-    def __init__(self, size: int) -> None:
-        self._size, self._at = size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        raise _Reached
-
-
-class _Reached(Exception):
-    """The bytes of a file would be read now."""
-
-
-def _check_chunks(metadata: Any, size: int) -> None:
-    """Looks at the metadata of all column chunks as a read does, which raises what is wrong with it.
-
-    Where pyarrow looks at the metadata of a damaged chunk outside of a read, it ends the process.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    if metadata.num_row_groups == 0:
-        return
-    file = pyarrow.parquet.ParquetFile(pa.PythonFile(_Unread(size), "r"), metadata=metadata, pre_buffer=True)
-    with contextlib.suppress(_Reached):
-        file.read_row_groups(range(metadata.num_row_groups), use_threads=False)
 
 
 def _width(kind: pa.DataType) -> int | None:

@@ -212,8 +212,8 @@ fn check_types(expected: &Schema, found: &Schema) -> Result<()> {
     Ok(())
 }
 
-/// Whether types are the same but for names within lists and for what may be null: nulls are looked for where values
-/// are read.
+/// Whether types are the same but for names within lists, for what may be null (nulls are looked for where values are
+/// read), and for dictionaries and run ends of the other one.
 fn is_alike(one: &DataType, other: &DataType) -> bool {
     use DataType::{Dictionary, FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded, Struct};
     let alike = |one: &Field, other: &Field| is_alike(one.data_type(), other.data_type());
@@ -229,6 +229,9 @@ fn is_alike(one: &DataType, other: &DataType) -> bool {
         }
         (RunEndEncoded(a, c), RunEndEncoded(b, d)) => alike(a, b) && alike(c, d),
         (Dictionary(a, c), Dictionary(b, d)) => a == b && is_alike(c, d),
+        // Values are the same wherever they are.
+        (one, Dictionary(_, values)) => is_alike(one, values),
+        (one, RunEndEncoded(_, values)) => is_alike(one, values.data_type()),
         (one, other) => one == other,
     }
 }

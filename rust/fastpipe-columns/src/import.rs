@@ -40,6 +40,13 @@ fn without_offsets(data: ArrayData) -> Result<ArrayData, ArrowError> {
         // The crates take its offsets for damage, since they take no values over.
         return Ok(ArrayData::new_empty(data.data_type()));
     }
+    if let DataType::Dictionary(_, values) = data.data_type()
+        && !values.is_nested()
+    {
+        // Its keys are checked as soon as it is known which of them are below a null.
+        data.validate()?;
+        return Ok(data);
+    }
     let children = data.child_data().iter().cloned().map(without_offsets);
     let children = children.collect::<Result<_, _>>()?;
     match rows_below(&data) {
@@ -76,9 +83,32 @@ fn from_children(
     below: usize,
 ) -> Result<ArrayData, ArrowError> {
     let (from, rows) = (offset.saturating_mul(below), len.saturating_mul(below));
-    let children = children.iter().map(|child| slice(child, from, rows));
+    let above = nulls.as_ref().filter(|nulls| nulls.null_count() > 0);
+    let above = above.map(|nulls| if below == 1 { nulls.clone() } else { nulls.expand(below) });
+    let children = children.iter().map(|child| match &above {
+        Some(above) if rows > 0 => below_nulls(slice(child, from, rows)?, above),
+        _ => slice(child, from, rows),
+    });
     let builder = ArrayData::builder(like.data_type().clone()).len(len).nulls(nulls);
     builder.child_data(children.collect::<Result<_, _>>()?).build()
+}
+
+/// The same with the nulls above it, down to dictionaries: keys below a null may be those of values that a dictionary
+/// doesn't have.
+fn below_nulls(data: ArrayData, above: &NullBuffer) -> Result<ArrayData, ArrowError> {
+    let Some(nulls) = NullBuffer::union(Some(above), data.nulls()) else {
+        return Ok(data);
+    };
+    if matches!(data.data_type(), DataType::Dictionary(..)) {
+        return data.into_builder().nulls(Some(nulls)).build();
+    }
+    let Some(below) = rows_below(&data) else {
+        return Ok(data);
+    };
+    let inner = if below == 1 { nulls.clone() } else { nulls.expand(below) };
+    let children = data.child_data().iter().map(|child| below_nulls(child.clone(), &inner));
+    let children: Vec<ArrayData> = children.collect::<Result<_, _>>()?;
+    data.into_builder().nulls(Some(nulls)).child_data(children).build()
 }
 
 #[cfg(test)]
