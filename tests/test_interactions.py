@@ -426,7 +426,7 @@ def test_shards_alone_yield_what_they_yield_together(tmp_path: Path, large: Inte
         shard = pickle.loads(pickle.dumps(Interactions.from_shards(path)))
         reader = read(shard, **options)
         place = reader.locate(0, 0)
-        assert place.user == points([next(iter(reader))])[0][0]
+        assert place.user == points([reader.batch_at(0)])[0][0]
         part = points(reader)
         found[0] += part[: len(part) // 2]
         found[1] += part[len(part) // 2 :]
