@@ -1,7 +1,7 @@
 //! Arrays of other libraries, as those of the arrow crates.
 
 use arrow_array::{RecordBatch, RecordBatchOptions, make_array};
-use arrow_buffer::NullBuffer;
+use arrow_buffer::{BooleanBufferBuilder, NullBuffer};
 use arrow_data::ArrayData;
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 use fastpipe_batch::{Error, ErrorKind, Result};
@@ -100,6 +100,7 @@ fn below_nulls(data: ArrayData, above: &NullBuffer) -> Result<ArrayData, ArrowEr
         return Ok(data);
     };
     if matches!(data.data_type(), DataType::Dictionary(..)) {
+        let nulls = from_offset(&nulls, data.offset());
         return data.into_builder().nulls(Some(nulls)).build();
     }
     let Some(below) = rows_below(&data) else {
@@ -111,11 +112,20 @@ fn below_nulls(data: ArrayData, above: &NullBuffer) -> Result<ArrayData, ArrowEr
     data.into_builder().nulls(Some(nulls)).child_data(children).build()
 }
 
+/// The same nulls in a buffer that has as many values before them, which the crates require of sliced arrays.
+fn from_offset(nulls: &NullBuffer, offset: usize) -> NullBuffer {
+    let mut valid = BooleanBufferBuilder::new(offset + nulls.len());
+    valid.append_n(offset, true);
+    valid.append_buffer(nulls.inner());
+    NullBuffer::new(valid.finish().slice(offset, nulls.len()))
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use arrow_array::{Array, ArrayRef, FixedSizeListArray, Int32Array, StructArray};
+    use arrow_array::types::Int16Type;
+    use arrow_array::{Array, ArrayRef, DictionaryArray, FixedSizeListArray, Int32Array, StructArray};
     use arrow_schema::{Field, Schema};
     use proptest::prelude::*;
 
@@ -139,6 +149,30 @@ mod tests {
                 numbers(array.as_any().downcast_ref::<FixedSizeListArray>().unwrap().values())
             }
             _ => array.as_any().downcast_ref::<Int32Array>().unwrap().values().to_vec(),
+        }
+    }
+
+    /// Keys below nulls may be of any value, also where they begin behind an offset.
+    #[test]
+    fn sliced_dictionaries_below_nulls_have_their_rows() {
+        for from in 0..9 {
+            let keys = (0..10)
+                .map(|at| ["a", "b"][at % 2])
+                .collect::<DictionaryArray<Int16Type>>();
+            let field = Arc::new(Field::new("item", keys.data_type().clone(), true));
+            let nulls = NullBuffer::from_iter((0..10).map(|at| at % 3 != 0));
+            let lists = FixedSizeListArray::new(field, 1, Arc::new(keys), Some(nulls.clone()));
+            let builder = lists.to_data().into_builder().offset(from).len(10 - from);
+            let column = builder.nulls(Some(nulls.slice(from, 10 - from))).build().unwrap();
+            let schema = Arc::new(Schema::new(vec![Field::new("a", lists.data_type().clone(), true)]));
+            let ty = DataType::Struct(schema.fields.clone());
+            let table = ArrayData::builder(ty)
+                .len(10 - from)
+                .child_data(vec![column])
+                .build()
+                .unwrap();
+            let batch = record_batch(&schema, table).unwrap();
+            assert_eq!(batch.column(0).as_ref(), &lists.slice(from, 10 - from) as &dyn Array);
         }
     }
 
