@@ -219,9 +219,11 @@ class Left:
 
 
 def silence() -> None:
-    """Lets warnings be errors, as everywhere here, but for one that a small machine can't help."""
+    """Lets warnings be errors, as everywhere here, but for some that a test can't help."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message="This DataLoader will create")
+    # Readers in workers are slower than without, which a warning says.
+    warnings.filterwarnings("ignore", message="num_workers=")
     # Python 3.12 and newer warn of threads; the tests start some of their own.
     warnings.filterwarnings("ignore", message=".*use of fork\\(\\) may lead to deadlocks", category=DeprecationWarning)
 

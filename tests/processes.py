@@ -17,7 +17,8 @@ def run(script: str, *arguments: str, devices: int = 1) -> subprocess.Popen[str]
     flags = f"--xla_force_host_platform_device_count={devices}"
     start = f"import os, sys; os.environ['XLA_FLAGS'] = {flags!r}; sys.path.insert(0, {str(HERE)!r})\n"
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", start + textwrap.dedent(script), *arguments],
+        # Readers in workers are slower than without, which a warning says.
+        [sys.executable, "-W", "error", "-W", "ignore:num_workers=", "-c", start + textwrap.dedent(script), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
