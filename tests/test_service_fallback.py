@@ -216,6 +216,7 @@ def test_errors_of_the_data_come_from_the_fallback_as_they_are(tmp_path: Path, g
 def test_two_threads_and_passes_that_are_left(gone: str) -> None:
     remote = fastpipe.connect(gone, fallback=read(), prefetch=1)
     next(iter(remote))
+    remote.set_epoch(0)
     batches, found = iter(remote), list[list[int]]()
     threads = [threading.Thread(target=lambda: found.extend(map(_id, batches))) for _ in range(2)]
     for thread in threads:
