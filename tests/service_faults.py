@@ -152,12 +152,13 @@ class Proxy:
                 if self._ended:
                     return
                 continue
+            server = socket.socket()
             try:
-                server = socket.socket()
                 if self.rate is not None:
                     server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
                 server.connect(("127.0.0.1", self._server))
             except OSError:
+                server.close()
                 client.close()
                 continue
             self.connections += 1
