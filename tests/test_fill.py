@@ -127,7 +127,8 @@ def test_blocks_give_a_share_of_their_rows(path: Path, table: np.ndarray, share:
     counts = fastpipe.read_csv(path, batch_size=1)._data.handle.unit_rows()
     taken = np.bincount(units, minlength=len(counts))
     assert (taken <= np.ceil(counts * share)).all()
-    assert (taken[taken > 0] == np.ceil(counts * share)[taken > 0]).sum() >= (taken > 0).sum() - 1
+    # The arc begins and ends within a unit; of others the share is rounded up or down.
+    assert (taken[taken > 0] >= np.floor(counts * share)[taken > 0]).sum() >= (taken > 0).sum() - 2
     assert filled.design_effect is not None
     np.testing.assert_allclose(filled.design_effect, design_effect(table[together], units), rtol=1e-6)
     # Who gets a row has nothing to do with where it stands.
@@ -139,16 +140,14 @@ def test_refills_of_blocks(path: Path) -> None:
     seen = set(filled[0].rows.tolist())
     filled.refill()
     again = filled[0].rows
-    # A last block that wasn't taken whole isn't taken again.
     assert not seen & set(again.tolist())
-    for _ in range(20):
-        try:
-            filled.refill()
-        except ValueError as error:
-            assert "in whole blocks; replace=True" in str(error)  # noqa: PT017
-            break
-    else:
-        raise AssertionError("blocks never end")
+    seen |= set(again.tolist())
+    for _ in range(8):
+        filled.refill()
+        seen |= set(filled[0].rows.tolist())
+    assert len(seen) == ROWS
+    with pytest.raises(ValueError, match="behind 10 refills of as many are more than the 30000 rows there are; repl"):
+        filled.refill()
     other = fill(path, ["cpu"], rows=15_000, method="block", replace=True)
     first = set(other[0].rows.tolist())
     other.refill()
@@ -189,7 +188,8 @@ def test_as_many_rows_as_fit(path: Path, size: float) -> None:
     filled = fill(path, device_memory=1_000_000, occupancy=size)
     assert filled.num_rows == min(int(size * 1_000_000 / 16), ROWS // 2)
     assert fill(path, device_memory="1TB").num_rows == ROWS // 2
-    assert fill(path, device_memory="1TB", method="block").num_rows > ROWS // 2 - 2_000
+    assert fill(path, device_memory="1TB", method="block").num_rows == ROWS // 2
+    assert fill(path, device_memory="1TB", method="block", share=0.3).num_rows == ROWS * 0.3 // 2
 
 
 def test_readers_of_other_sources(table: np.ndarray) -> None:

@@ -115,8 +115,11 @@ def test_errors_of_arguments(options: dict[str, Any], error: type, match: str) -
 def test_readers_that_are_no_populations() -> None:
     with pytest.raises(TypeError, match=r"reader is a fastpipe\.Reader, not list"):
         fastpipe.sample([1], 1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="of one rank"):
-        fastpipe.sample(of_arrays(world_size=2, seed=1), 1)
+    ranks = of_arrays(world_size=2, seed=1)
+    with pytest.raises(ValueError, match="of one rank: leave out world_size, and give part=rank"):
+        fastpipe.sample(ranks, 1)
+    with pytest.raises(ValueError, match=r"of one rank: leave out world_size, and take rows\[rank::world_size\]"):
+        fastpipe.take(ranks, [1])
     with pytest.raises(ValueError, match="of a sample already"):
         fastpipe.sample(fastpipe.sample(of_arrays(), 10), 1)
     with pytest.raises(ValueError, match="there are no rows"):
@@ -314,8 +317,32 @@ def test_strata_have_their_share(replace: bool) -> None:
         assert len(set(found)) == 1000
         more = ids(fastpipe.sample(reader, 1000, seed=5, part=1, stratify=group))
         assert not set(more) & set(found)
-        with pytest.raises(ValueError, match=r"a stratum has .* rows, and 16 parts"):
-            fastpipe.sample(reader, 1000, seed=5, part=15, stratify=np.arange(ROWS) >= 30)
+
+
+def test_parts_of_strata_have_all_rows() -> None:
+    """Also where rows aren't a multiple of the sample, and strata are smaller than the number of parts."""
+    group = np.random.default_rng(2).integers(0, 300, ROWS)
+    reader = of_arrays()
+    parts = [ids(fastpipe.sample(reader, 900, seed=5, part=part, stratify=group)) for part in range(22)]
+    assert len({i for part in parts for i in part}) == 22 * 900
+    for part in parts:
+        assert (abs(np.bincount(group[part], minlength=300) - 900 * np.bincount(group) / ROWS) < 1).all()
+    with pytest.raises(ValueError, match="rows=900 of parts 0 to 22"):
+        fastpipe.sample(reader, 900, seed=5, part=22, stratify=group)
+
+
+def test_strata_of_all_sources_agree(tmp_path: Path) -> None:
+    """Text and numbers sort differently, and the same strata are drawn alike."""
+    path, group = tmp_path / "x.csv", np.random.default_rng(2).integers(0, 300, 3000)
+    path.write_text("i,g\n" + "".join(f"{i},{g}\n" for i, g in enumerate(group)))
+    drawn = [fastpipe.sample_csv(path, 500, seed=3, columns=["i"], stratify=stratify).rows for stratify in ("g", group)]
+    readers = [
+        fastpipe.read_csv(path, batch_size=64),
+        fastpipe.read_csv(path, features={"g": DenseSpec((), "string")}, batch_size=64),
+        fastpipe.from_arrays({"g": group}, batch_size=64),
+    ]
+    drawn += [rows_of_sample(fastpipe.sample(reader, 500, seed=3, stratify="g")) for reader in readers]
+    assert all(rows is not None and (rows == drawn[0]).all() for rows in drawn)
 
 
 def codes(values: Any) -> Any:
@@ -354,6 +381,31 @@ def test_weights_are_chances(replace: bool) -> None:
         fastpipe.sample(of_arrays(), 1, weights=weights, stratify=weights)
     with pytest.raises(fastpipe.SchemaError, match="weights names no feature of the reader: 'w'"):
         fastpipe.sample(of_arrays(), 1, weights="w")
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("scale", [1e308, 1e-308, 1e-320, 2.0**-1022])
+def test_weights_of_any_size_are_chances(scale: float, replace: bool) -> None:
+    """The sum of large weights overflows, and so does what is divided by small ones."""
+    weights = np.array([0.0, 0.125, 0.25, 0.625])[np.arange(ROWS) % 4]
+    many = weights * scale
+    drawn = ids(fastpipe.sample(of_arrays(), 5000, seed=2, weights=many, replace=replace))
+    counts = np.bincount(np.array(drawn) % 4, minlength=4)
+    if scale == 2.0**-1022 or scale == 1e308:
+        # Such products are exact, or nearly.
+        assert drawn == ids(fastpipe.sample(of_arrays(), 5000, seed=2, weights=weights, replace=replace))
+    assert counts[0] == 0
+    assert counts[1] < counts[2] < counts[3]
+    # Of weights that are small beside others, none is drawn before them, and all are drawn alike.
+    mixed = np.where(np.arange(ROWS) < 100, 1.0, np.where(np.arange(ROWS) % 2, 1e-320, 0.0))
+    found = ids(fastpipe.sample(of_arrays(), 1000, seed=2, weights=mixed, replace=replace))
+    assert set(found) >= set(range(100))
+    if replace:
+        assert max(found) < 100
+    else:
+        later = np.array(found[100:])
+        assert (later % 2 == 1).all()
+        assert scipy_stats.chisquare(np.bincount(later * 10 // ROWS, minlength=10)).pvalue > 0.001
 
 
 def test_strata_and_weights_of_csv(tmp_path: Path) -> None:
@@ -403,8 +455,13 @@ def test_blocks_of_parts_share_no_row(tmp_path: Path) -> None:
     assert all((np.diff(part.rows) == 1).mean() > 0.9 for part in parts)
     whole = fastpipe.sample_csv(path, 5000, seed=1, method="block", columns=["y"])
     assert whole.rows.tolist() == list(range(5000))
-    with pytest.raises(ValueError, match="2 parts of whole blocks, of 5000 rows each, are more"):
+    # Parts are successive arcs: together they have each row once.
+    arcs = [fastpipe.sample_csv(path, 1250, seed=1, method="block", columns=["y"], part=part).rows for part in range(4)]
+    assert np.sort(np.concatenate(arcs)).tolist() == list(range(5000))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="2 parts of 5000 rows each are more than the 5000 rows"):
         fastpipe.sample_csv(path, 5000, seed=1, method="block", columns=["y"], part=1)
+    with pytest.raises(ValueError, match="rows=5001 are more than the 5000 rows"):
+        fastpipe.sample_csv(path, 5001, seed=1, method="block", columns=["y"])
     with pytest.raises(ValueError, match="alike: leave out replace, or draw"):
         fastpipe.sample_csv(path, 5, method="block", columns=["y"], replace=True)
     with pytest.raises(ValueError, match='method is "exact", "block", "estimate" or "stream", not'):

@@ -47,9 +47,9 @@ def sample(
         part: without `replace`, samples of the same seed and size with different parts have no row in common: part `k`
             has the rows that are drawn behind those of parts 0 to `k - 1`. For several devices, or for training and
             validation. With `replace`, parts are drawn independently of each other.
-        stratify: draws from each group of rows with equal values in proportion to its rows, to the last one: the name
-            of a feature, which is read of all rows once, or an array with a value for each row. All epochs have the
-            same sample then.
+        stratify: Draws from each group of rows with equal values in proportion to its rows, rounded up or down at
+            random by the seed, so that each row is equally likely: the name of a feature, which is read of all rows
+            once, or an array with a value for each row. All epochs have the same sample then.
         weights: draws rows in proportion to these: the name of a feature, or an array. All epochs have the same sample
             then. Without `replace`, one row after the other is drawn of those that are left.
         batch_size: rows a batch; None for those of the reader. The units of a batch are open at the same time: the
@@ -72,7 +72,7 @@ def sample(
         >>> half.num_rows + rest.num_rows == reader.num_rows
         True
     """
-    _check_population(reader)
+    _check_population(reader, "give part=rank")
     _check_order(reader, "sample")
     there = reader._data.handle.num_rows
     again = flag("replace", replace)
@@ -116,7 +116,10 @@ def _drawn(
         given = _values(reader, "weights", weights)
         if given.dtype.kind not in "biuf":
             raise TypeError(f"weights are numbers, not {given.dtype}")
-        numbers = weighted(given.astype(np.float64), rows, drawn, part, replace=replace)
+        # Numbers that float64 doesn't have become infinite, which is refused.
+        with np.errstate(over="ignore"):
+            floats = given.astype(np.float64)
+        numbers = weighted(floats, rows, drawn, part, replace=replace)
     return take(reader, numbers, batch_size=batch_size)
 
 
@@ -175,7 +178,7 @@ def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: SupportsIndex | Non
         3
         >>> shuffled = fastpipe.rebatch(taken, 64, shuffle_buffer=taken.num_rows, seed=7, epoch=0)
     """
-    _check_population(reader)
+    _check_population(reader, "take rows[rank::world_size] on each rank")
     _check_order(reader, "take")
     numbers = np.asarray(rows)
     if numbers.dtype == object or numbers.dtype.kind not in "iu":
@@ -191,11 +194,11 @@ def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: SupportsIndex | Non
     return Reader(reader._data, **(reader._options() | {"ordering": ordering}))
 
 
-def _check_population(reader: Reader) -> None:
+def _check_population(reader: Reader, advice: str) -> None:
     if not isinstance(reader, Reader):
         raise TypeError(f"reader is a fastpipe.Reader, not {type(reader).__name__}")
     if reader.world_size > 1:
-        raise ValueError("a sample is drawn of a reader of one rank: leave out world_size, and give part=rank")
+        raise ValueError(f"rows are chosen from a reader of one rank: leave out world_size, and {advice}")
     if reader._ordering.is_sample:
         raise ValueError("this reader is of a sample already: draw from the reader that it was drawn of")
 
@@ -224,7 +227,7 @@ def counts_of(reader: Reader) -> npt.NDArray[np.uint32]:
         TypeError: if it is no reader.
         ValueError: if samples can't be drawn of it.
     """
-    _check_population(reader)
+    _check_population(reader, "name the devices of all ranks in devices=")
     return reader._data.handle.unit_rows()
 
 

@@ -62,9 +62,9 @@ def sample_csv(
         method: "exact" draws row by row: files are scanned for their rows first, at the speed of memory, or their index
             is at hand (`index_cache`), and then only stretches of 64 KiB of which rows were drawn are read.
 
-            "block" draws stretches of 64 KiB and takes all of their rows, so it reads no more than it returns: for
-            disks that are cold or far away. Neighbours are often alike, so such a sample may say much less than one of
-            as many single rows: `CsvSample.design_effect` tells how much.
+            "block" arranges stretches of 64 KiB on a circle at random and takes the rows that follow a random row, so
+            it reads no more than it returns: for slow disks. Neighbors are often similar, so such a sample may say much
+            less than one of as many single rows: `CsvSample.design_effect` says how much.
 
             "estimate" scans nothing: a first look at local files of any size. It draws random bytes, and takes the row
             that a byte lies in if the byte is among the row's first `c`, where each row has at least `c`: long rows
@@ -78,8 +78,9 @@ def sample_csv(
         replace: whether a row may be drawn several times (a bootstrap); not with "block" and "stream".
         part: with "exact" and "block", samples of the same seed and number of rows with different parts have no row in
             common, as in `sample`.
-        stratify: with "exact", draws from each group of rows with equal values in proportion to its rows: the name of a
-            column, which is read of all rows first, or an array with a value for each row.
+        stratify: with "exact", draws from each group of rows with equal values in proportion to its rows, rounded up or
+            down at random by the seed, as `sample`: the name of a column, whose text is read of all rows first, or an
+            array with a value for each row.
         weights: with "exact", draws rows in proportion to these: the name of a column, or an array.
         columns: those to take, in this order; None for all, which must be numbers or truth values then.
         dtype: of the array: float32, or any other number.

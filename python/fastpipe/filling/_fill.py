@@ -313,9 +313,7 @@ def fill(
     drawn: FilledRows
     if method == "block":
         if rows is None:
-            # The last block may be one too many for each device.
-            most = int(np.ceil(units * share).sum()) - (int(units.max()) if len(units) else 0)
-            count = min(count, max(most // len(targets), 1))
+            count = min(count, max(BlockRows.most(units, share) // len(targets), 1))
         drawn = BlockRows(units, count, len(targets), chosen, share, replace=again)
     else:
         if rows is None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _fastpipe
-from fastpipe._draws import uniform
+from fastpipe._draws import Arc, arc
 
 __all__ = ["BlockRows", "Dealt", "ExactRows", "FilledRows"]
 
@@ -97,13 +97,15 @@ class ExactRows:
 class BlockRows:
     """Rows of units that are drawn: a share of the rows of each, dealt to devices at random.
 
+    Refills are successive arcs of a circle of units (`fastpipe._draws.arc`).
+
     Args:
         unit_rows: the rows of each unit.
         rows: for each device.
         devices: how many.
         seed: of the drawing.
         share: of the rows of a unit, above 0 up to 1.
-        replace: whether later refills may have units of former ones.
+        replace: whether later refills may have rows of former ones.
     """
 
     def __init__(
@@ -118,18 +120,21 @@ class BlockRows:
     ) -> None:
         self._counts = unit_rows.astype(np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
-        self._taken = np.ceil(self._counts * share).astype(np.int64)
+        self._taken = self.most(unit_rows, share)
         self._rows, self._devices = rows, devices
         self._seed, self._share, self._replace = seed, share, replace
 
-    @property
-    def most(self) -> int:
-        """Rows that all units have to give at once."""
-        return int(self._taken.sum())
+    @staticmethod
+    def most(unit_rows: npt.NDArray[np.uint32], share: float) -> int:
+        """How many rows all units have to give at once."""
+        total = int(unit_rows.sum(dtype=np.int64))
+        return min(max(round(total * share), 1), total)
 
     def check(self, refill: int) -> None:
-        """Makes sure that there are units for a refill."""
-        self._units(refill)
+        """Makes sure that there are rows for a refill."""
+        if self._rows * self._devices * (1 if self._replace else refill + 1) > self._taken:
+            of = f" of {self._share:g} of each block" if self._share < 1 else ""
+            raise ValueError(_too_few(refill, self._rows, self._devices, self._taken, of))
 
     def unit_of(self, rows: Numbers) -> Numbers:
         """The units of rows."""
@@ -137,48 +142,39 @@ class BlockRows:
 
     def chunks(self, refill: int, memory: int) -> Iterator[Dealt]:
         """Units that were drawn, as they stand."""
-        units, taken = self._units(refill)
-        behind = np.cumsum(taken)
+        self.check(refill)
+        needed, circle = self._rows * self._devices, refill if self._replace else 0
+        skipped = 0 if self._replace else refill * needed
+        drawn = arc(self._counts, self._taken, skipped, needed, self._seed, self._stream(circle, 0))
+        behind = np.cumsum(drawn.stops - drawn.starts)
         # Who gets which of the rows.
-        deal = _fastpipe.Drawing(int(behind[-1]), int(behind[-1]), seed=self._seed, epoch=self._stream(refill, 2))
-        choice = self._stream(refill, 1)
-        at = 0
-        while at < len(units):
-            sums = np.cumsum(taken[at:])
-            end = at + max(int(np.searchsorted(sums, memory // ROW_BYTES, side="right")), 1)
-            before = int(behind[at] - taken[at])
-            some = units[at:end]
-            rows = _fastpipe.drawn_within(
-                some, self._firsts[some], self._counts[some], taken[at:end], seed=self._seed, epoch=choice
-            )
+        deal = _fastpipe.Drawing(needed, needed, seed=self._seed, epoch=self._stream(refill, 2))
+        at, before = 0, 0
+        while at < len(behind):
+            end = max(int(np.searchsorted(behind, before + memory // ROW_BYTES, side="right")), at + 1)
+            rows = self._rows_of(Arc(*(column[at:end] for column in drawn)), self._stream(circle, 1))
             draws = deal.within(before, int(behind[end - 1]))[1]
             yield Dealt(rows, draws // self._rows)
-            at = end
+            at, before = end, int(behind[end - 1])
 
     def of(self, refill: int, device: int) -> Numbers:
         """Those that were dealt to a device."""
         chunks = self.chunks(refill, 1 << 26)
         return np.concatenate([dealt.rows[dealt.devices == device] for dealt in chunks])
 
-    def _units(self, refill: int) -> tuple[Numbers, Numbers]:
-        """The units of a refill, ascending, and how many rows are taken of each."""
-        needed = self._rows * self._devices
-        order = np.argsort(uniform(self._seed, self._stream(refill if self._replace else 0, 0), len(self._counts)))
-        order = order[self._taken[order] > 0]
-        sums = np.cumsum(self._taken[order])
-        first = before = start = end = 0
-        for _ in range(1 if self._replace else refill + 1):
-            start = first
-            end = int(np.searchsorted(sums, before + needed, side="left"))
-            if end == len(sums):
-                of = f" of {self._share:g} of each block" if self._share < 1 else " in whole blocks"
-                raise ValueError(_too_few(refill, self._rows, self._devices, self.most, of))
-            first, before = end + 1, int(sums[end])
-        chosen = order[start : end + 1]
-        taken = self._taken[chosen]
-        taken[-1] -= taken.sum() - needed
-        ascending = np.argsort(chosen)
-        return chosen[ascending], taken[ascending]
+    def _rows_of(self, some: Arc, choice: int) -> Numbers:
+        """The rows of some units that are in an arc."""
+        rows = _fastpipe.drawn_within(
+            some.units,
+            self._firsts[some.units],
+            self._counts[some.units],
+            some.taken,
+            seed=self._seed,
+            epoch=choice,
+        )
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(some.taken) - some.taken, some.taken)
+        inside = (places >= np.repeat(some.starts, some.taken)) & (places < np.repeat(some.stops, some.taken))
+        return rows[inside]
 
     def _stream(self, refill: int, what: int) -> int:
         # Streams of other draws by the same seed are small numbers.
