@@ -201,6 +201,35 @@ def test_samples_of_csv(tmp_path: Path) -> None:
         fastpipe.sample_csv(path, 1, columns=[])
 
 
+@pytest.mark.parametrize("method", ["exact", "block", "estimate", "stream"])
+def test_floats_keep_integers_and_finite_numbers(method: Any) -> None:
+    def drawn(text: str, **options: Any) -> Any:
+        data = b"a,b\n" + b"1,2\n" * 30 + f"3,{text}\n".encode() + b"1,2\n" * 30
+        how = {"seed": 1, "method": method, "columns": ["b"]} | options
+        rows = 61 if method != "estimate" else 50
+        return fastpipe.sample_csv(data, rows, replace=method == "estimate", **how).values
+
+    for text, dtype, hint in (
+        ("16777217", "float32", 'dtype="float64"'),
+        (" -16777219", "float32", 'dtype="float64"'),
+        ("1e39", "float32", 'dtype="float64"'),
+        ("2049", "float16", 'dtype="float64"'),
+        ("70000.5", "float16", 'dtype="float64"'),
+        ("9007199254740993", "float32", 'dtype="int64"'),
+        ("9007199254740993", "float64", 'dtype="int64"'),
+        ("18446744073709551615", "float64", 'dtype="uint64"'),
+        ("1e400", "float64", "leave the column out"),
+    ):
+        with pytest.raises(fastpipe.ValueRangeError, match=f"feature 'b': .*{text.strip()}.* isn't a {dtype}.*{hint}"):
+            # Some draws at random bytes miss a row.
+            [drawn(text, dtype=dtype, seed=seed) for seed in range(20 if method == "estimate" else 1)]
+    for text in ("16777216", "0.1", "123456789.5", "1e38", "inf", "-Infinity", "33554436", "-0", ""):
+        found = drawn(text, dtype="float32")
+        assert method == "estimate" or np.float32(text or "nan") in found or np.isnan(found).any()
+    assert method == "estimate" or drawn("16777217", dtype="float64").max() == 16_777_217
+    assert method == "estimate" or drawn("9007199254740993", dtype="int64").max() == 2**53 + 1
+
+
 def test_several_files_are_one_population(tmp_path: Path) -> None:
     for number in range(3):
         numbers = range(number * 100, number * 100 + 100)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from fastpipe._arguments import names, shown
 
-__all__ = ["DEFAULT_DIALECT", "DEFAULT_NULLS", "Dialect", "Header", "LoweredDialect", "OnRagged"]
+__all__ = ["DEFAULT_DIALECT", "DEFAULT_NULLS", "Dialect", "Header", "LosslessDialect", "LoweredDialect", "OnRagged"]
 
 Header: TypeAlias = bool | Sequence[str]
 OnRagged: TypeAlias = Literal["error", "skip"]
-LoweredDialect: TypeAlias = "tuple[int, int | None, int | None, int, bool | list[str], list[bytes], bool]"
+LoweredDialect: TypeAlias = "tuple[int, int | None, int | None, int, bool | list[str], list[bytes], bool, bool]"
 
 DEFAULT_NULLS = ("", "NA", "N/A", "NULL", "null", "None", "NaN", "nan")
 
@@ -33,6 +33,9 @@ class Dialect:
     decimal: str
     null_values: tuple[str, ...]
     on_ragged: OnRagged
+
+    lossless: ClassVar[bool] = False
+    """Whether floats refuse integers that they would round, and finite numbers that would be infinite."""
 
     @classmethod
     def of(
@@ -72,7 +75,13 @@ class Dialect:
         header = self.header if isinstance(self.header, bool) else list(self.header)
         words = [word.encode() for word in self.null_values]
         skip = self.on_ragged == "skip"
-        return ord(self.delimiter), quote, comment, ord(self.decimal), header, words, skip
+        return ord(self.delimiter), quote, comment, ord(self.decimal), header, words, skip, self.lossless
+
+
+class LosslessDialect(Dialect):
+    """The same, read into floats only if they keep integers and finite numbers. Decimal fractions are rounded."""
+
+    lossless = True
 
 
 def _header(header: Any) -> tuple[str, ...]:

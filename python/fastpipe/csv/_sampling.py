@@ -15,7 +15,7 @@ from fastpipe._options import Options
 from fastpipe._ordering import within
 from fastpipe._reader_samples import LARGEST_SAMPLE
 from fastpipe.csv._data import SUFFIXES
-from fastpipe.csv._dialect import DEFAULT_NULLS, Dialect, Header, OnRagged
+from fastpipe.csv._dialect import DEFAULT_NULLS, Header, LosslessDialect, OnRagged
 from fastpipe.csv._estimate import draw_at_bytes
 from fastpipe.csv._sample import Asked, CsvSample
 from fastpipe.csv._scanned import draw_blocks, draw_rows
@@ -83,7 +83,9 @@ def sample_csv(
             array with a value for each row.
         weights: with "exact", draws rows in proportion to these: the name of a column, or an array.
         columns: those to take, in this order; None for all, which must be numbers or truth values then.
-        dtype: of the array: float32, or any other number.
+        dtype: of the array: float32, or any other number. A `ValueRangeError` names the column if it has an integer
+            that the dtype doesn't have, such as 16,777,217 for float32, or a finite number that is beyond it. Decimal
+            fractions are rounded.
         order: "C" for row after row in memory, "F" for column after column, which XGBoost and cuML like.
         delimiter: as in `read_csv`, like the arguments that follow.
         quote: as in `read_csv`.
@@ -103,6 +105,7 @@ def sample_csv(
 
     Raises:
         SchemaError: if a column isn't there, or `columns` is None and one isn't of numbers.
+        ValueRangeError: if a field isn't a number, or one that the dtype would round to another integer or to infinity.
         UnsupportedError: for a compressed file that can only be read in sequence, and as `read_csv`.
         ValueError: if there are too few rows, or an argument is out of range.
         FastpipeError: as `read_csv`.
@@ -114,7 +117,7 @@ def sample_csv(
         ((500, 1), dtype('float32'), 500)
     """
     chosen = secrets.randbits(48) if seed is None else within("seed", seed, 0, 2**64 - 1)
-    dialect = Dialect.of(delimiter, quote, header, comment, decimal, null_values, on_ragged)
+    dialect = LosslessDialect.of(delimiter, quote, header, comment, decimal, null_values, on_ragged)
     options: Options = {"num_threads": num_threads, "memory_limit": memory_limit, "progress": progress}
     count = within("rows", rows, 1, LARGEST_SAMPLE)
     asked = Asked.of(count, chosen, dialect, columns, dtype, order, options)

@@ -39,6 +39,8 @@ pub struct Dialect {
     pub null_values: Vec<Vec<u8>>,
     /// What becomes of ragged rows.
     pub on_ragged: OnRagged,
+    /// Whether floats refuse integers that they would round, and finite numbers that would be infinite.
+    pub lossless: bool,
 }
 
 impl Default for Dialect {
@@ -51,6 +53,7 @@ impl Default for Dialect {
             names: Names::FirstRow,
             null_values: Vec::new(),
             on_ragged: OnRagged::Error,
+            lossless: false,
         }
     }
 }

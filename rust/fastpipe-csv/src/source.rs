@@ -46,6 +46,8 @@ pub(crate) struct Reading {
     pub(crate) decimal: u8,
     /// Whether something that stands for no value could be taken for a number.
     pub(crate) numeric_nulls: bool,
+    /// Whether floats refuse what they don't keep.
+    pub(crate) lossless: bool,
 }
 
 struct File {
@@ -84,6 +86,7 @@ impl CsvSource {
             layout: Layout::new(features)?,
             decimal: dialect.decimal,
             numeric_nulls: dialect.has_numeric_nulls(),
+            lossless: dialect.lossless,
         };
         let mut source = CsvSource {
             reading: Arc::new(reading),

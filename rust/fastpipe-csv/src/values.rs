@@ -35,6 +35,8 @@ pub(crate) trait Short: FastFloat {
     /// since a division is rounded once (W. D. Clinger, How to Read Floating Point Numbers Accurately, 1990).
     fn quotient(integer: u64, places: usize) -> Option<Self>;
     fn negated(self) -> Self;
+    /// Whether it is so large that floats next to it may be more than one apart.
+    fn is_large(self) -> bool;
 }
 
 impl Short for f64 {
@@ -48,6 +50,11 @@ impl Short for f64 {
     fn negated(self) -> f64 {
         -self
     }
+
+    #[inline(always)]
+    fn is_large(self) -> bool {
+        self.abs() >= (1u64 << 53) as f64
+    }
 }
 
 impl Short for f32 {
@@ -60,6 +67,11 @@ impl Short for f32 {
     #[inline(always)]
     fn negated(self) -> f32 {
         -self
+    }
+
+    #[inline(always)]
+    fn is_large(self) -> bool {
+        self.abs() >= (1u32 << 24) as f32
     }
 }
 
@@ -108,6 +120,18 @@ fn float_behind<T: FastFloat>(bytes: &[u8], decimal: u8) -> Option<(T, usize)> {
         };
     }
     fast_float2::parse_partial(&text[..n]).ok()
+}
+
+/// Whether a float is the number that some text says: exactly if that is an integer, else if the float is finite.
+pub(crate) fn is_kept(number: &[u8], value: f64) -> bool {
+    let signs = usize::from(matches!(number.first(), Some(b'-' | b'+')));
+    let digits = &number[signs..];
+    if !digits.iter().all(u8::is_ascii_digit) {
+        return value.is_finite() || !digits.iter().any(u8::is_ascii_digit);
+    }
+    let zeros = digits.iter().take_while(|&&digit| digit == b'0').count();
+    // Without decimals all digits of a float are written.
+    (value == 0.0 && zeros == digits.len()) || format!("{:.0}", value.abs()).as_bytes() == &digits[zeros..]
 }
 
 /// An integer at the start of some bytes, and how many it has; `None` if there is none, or if it doesn't fit 64 bits
@@ -213,6 +237,39 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn floats_keep_integers_or_do_not() {
+        let kept = |text: &str| {
+            let (single, double): (f32, f64) = (text.parse().unwrap(), text.parse().unwrap());
+            (
+                is_kept(text.as_bytes(), single.into()),
+                is_kept(text.as_bytes(), double),
+            )
+        };
+        for text in [
+            "0",
+            "-0",
+            "000",
+            "16777216",
+            "+016777218",
+            "-16777218",
+            "0.1",
+            "16777217.5",
+            "1e38",
+            "inf",
+            "NaN",
+        ] {
+            assert_eq!(kept(text), (true, true), "{text}");
+        }
+        for text in ["16777217", "-16777219", "1e39", "9007199254740992001024"] {
+            assert_eq!(kept(text), (false, text != "9007199254740992001024"), "{text}");
+        }
+        for text in ["9007199254740993", "1e309", &"9".repeat(400)] {
+            assert_eq!(kept(text), (false, false), "{text}");
+        }
+        assert_eq!(kept("18446744073709551616"), (true, true));
+    }
 
     #[test]
     fn integers_of_any_length_are_read_or_refused() {

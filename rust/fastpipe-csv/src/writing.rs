@@ -10,7 +10,7 @@ use crate::dialect::begins_number;
 use crate::fields::{Ended, Fields, LoneReturn};
 use crate::plan::{Null, Target, To};
 use crate::unit::Rows;
-use crate::values::{Short, boolean, float, integer, short_float, time};
+use crate::values::{Short, boolean, float, integer, is_kept, short_float, time};
 
 /// Bytes of a field that an error quotes.
 const QUOTED: usize = 80;
@@ -106,6 +106,9 @@ impl Rows {
             return Some((value, ended));
         }
         let (value, n) = float::<T>(bytes, self.reading.decimal)?;
+        if self.reading.lossless && value.is_large() {
+            return None;
+        }
         Some((value, fields.ended(fields.at + n)?))
     }
 
@@ -177,6 +180,22 @@ impl Rows {
                 found.ok_or_else(misfit)?.0
             }};
         }
+        let kept = |value: f64| {
+            if self.reading.lossless && !is_kept(trimmed, value) {
+                return Err(Fault::Value(
+                    ErrorKind::ValueRange,
+                    rounded(trimmed, dtype, self.reading.decimal),
+                ));
+            }
+            Ok(())
+        };
+        macro_rules! kept {
+            ($value:expr) => {{
+                let value = $value;
+                kept(value.into())?;
+                value
+            }};
+        }
         match dtype {
             DType::Bool => put!(out, target, cell, u8::from(boolean(trimmed).ok_or_else(misfit)?)),
             DType::I8 => integer!(i8),
@@ -187,9 +206,9 @@ impl Rows {
             DType::U16 => integer!(u16),
             DType::U32 => integer!(u32),
             DType::U64 => integer!(u64),
-            DType::F16 => put!(out, target, cell, f16::from_f64(float!(f64)).to_bits()),
-            DType::F32 => put!(out, target, cell, float!(f32)),
-            DType::F64 => put!(out, target, cell, float!(f64)),
+            DType::F16 => put!(out, target, cell, kept!(f16::from_f64(float!(f64))).to_bits()),
+            DType::F32 => put!(out, target, cell, kept!(float!(f32))),
+            DType::F64 => put!(out, target, cell, kept!(float!(f64))),
             DType::Datetime(unit) => put!(out, target, cell, time(trimmed, unit).ok_or_else(misfit)?),
             DType::Timedelta(_) => Err(misfit()),
         }
@@ -271,6 +290,25 @@ impl Rows {
 fn quoted(text: &[u8]) -> String {
     let more = if text.len() > QUOTED { " …" } else { "" };
     format!("{:?}{more}", String::from_utf8_lossy(&text[..text.len().min(QUOTED)]))
+}
+
+/// Why a number isn't read as a float that doesn't keep it, and what does.
+#[cold]
+fn rounded(number: &[u8], dtype: DType, decimal: u8) -> String {
+    let double = float::<f64>(number, decimal).is_some_and(|(value, _)| is_kept(number, value));
+    let whole = integer(number)
+        .filter(|&(_, n)| n == number.len())
+        .map(|(value, _)| value);
+    let remedy = if double {
+        "pass dtype=\"float64\""
+    } else if whole.is_some_and(|value| i64::try_from(value).is_ok()) {
+        "pass dtype=\"int64\""
+    } else if whole.is_some_and(|value| u64::try_from(value).is_ok()) {
+        "pass dtype=\"uint64\""
+    } else {
+        "leave the column out with columns=, or draw it as text with read_csv and sample"
+    };
+    format!("{} isn't a {dtype}, and would be rounded: {remedy}", quoted(number))
 }
 
 fn what(dtype: DType) -> String {

@@ -28,7 +28,7 @@ use crate::lookups::{self, LoweredLookup};
 
 /// Delimiter, quote, comment, decimal mark, names of columns (or whether they are in the first row), words for no
 /// value, and whether ragged rows are passed over.
-pub(crate) type LoweredDialect = (u8, Option<u8>, Option<u8>, u8, GivenNames, Vec<Vec<u8>>, bool);
+pub(crate) type LoweredDialect = (u8, Option<u8>, Option<u8>, u8, GivenNames, Vec<Vec<u8>>, bool, bool);
 
 /// Where the names of columns come from.
 #[derive(FromPyObject)]
@@ -39,7 +39,7 @@ pub(crate) enum GivenNames {
 
 /// The dialect, if its bytes can be told apart.
 pub(crate) fn dialect(lowered: LoweredDialect) -> PyResult<Dialect> {
-    let (delimiter, quote, comment, decimal, names, null_values, skip) = lowered;
+    let (delimiter, quote, comment, decimal, names, null_values, skip, lossless) = lowered;
     let dialect = Dialect {
         delimiter,
         quote,
@@ -52,6 +52,7 @@ pub(crate) fn dialect(lowered: LoweredDialect) -> PyResult<Dialect> {
         },
         null_values,
         on_ragged: if skip { OnRagged::Skip } else { OnRagged::Error },
+        lossless,
     };
     match dialect.check() {
         Ok(()) => Ok(dialect),
