@@ -17,6 +17,7 @@ import pytest
 
 import fastpipe
 import oracle
+from fastpipe import cli
 
 CORPUS = Path(os.environ.get("FASTPIPE_CORPUS") or Path(__file__).parents[2] / "shared" / "corpus")
 if not CORPUS.is_dir():
@@ -117,6 +118,18 @@ def test_what_is_stored(name: str) -> None:
     reader = compare(CORPUS / name, bare, records, 100, logical_types=False, unsupported="ignore")
     wanted = [leaf for leaf in oracle.leaves(bare) if not leaf.refusal]
     assert [spec.dtype for spec in reader.features.values()] == [leaf.dtype for leaf in wanted]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_converted_to_avro(name: str, tmp_path: Path) -> None:
+    """Every file that is read is written: unions, roots that aren't records, recursion, any names."""
+    source, out = CORPUS / name, tmp_path / "out.avro"
+    options = ["--from", "avro", "--codec", "deflate", "--block-bytes", "500"]
+    assert cli.main(["convert", str(source), str(out), *options]) == 0
+    assert fastpipe.AvroFile(out).schema_json == fastpipe.AvroFile(source).schema_json
+    assert len(fastpipe.AvroFile(out)) == len(fastpipe.AvroFile(source))
+    first, second = (b"".join(data for _, data in oracle.split(path.read_bytes())[1]) for path in (source, out))
+    assert first == second
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -14,6 +14,8 @@ from fastpipe._progress import progress_bar
 from fastpipe._replacing import replacing
 from fastpipe._sources import expand
 from fastpipe._terminal_text import clean, plural, size_text
+from fastpipe.avro._encoded import encoded_records
+from fastpipe.avro._writing import copy_records
 from fastpipe.errors import FastpipeError, SchemaError
 from fastpipe.reader import Reader
 
@@ -74,21 +76,20 @@ def run(arguments: argparse.Namespace) -> int:
         return _usage(f"{arguments.source}: its suffix is none of {_suffixes()}; say what it is with --from")
     files = expand(arguments.source, _SUFFIXES[origin])
     columns = None if arguments.columns is None else [name.strip() for name in arguments.columns.split(",")]
-    reader = _reader(origin, files, columns, arguments)
-    showing = sys.stderr.isatty()
-    with reader:
-        if to == "avro":
-            same = origin == "avro" and columns is None
-            rows = write_avro(
-                arguments.target,
-                reader,
-                _common_schema(files) if same else None,
-                codec=codec,  # type: ignore[arg-type]
-                block_bytes=arguments.block_bytes or 64 << 10,
-                progress=showing,
-            ).rows
-        else:
-            rows = _write_columns(to, arguments.target, reader, codec, showing)
+    order: dict[str, Any] = {"shuffle": True, "seed": arguments.seed or 0} if arguments.shuffle else {}
+    options: dict[str, Any] = {
+        "codec": codec,
+        "block_bytes": arguments.block_bytes or 64 << 10,
+        "progress": sys.stderr.isatty(),
+    }
+    if origin == to == "avro" and columns is None:
+        rows = _copy(files, arguments.target, order, options)
+    else:
+        with _reader(origin, files, columns, order | {"batch_size": arguments.batch_size or _BATCH_SIZE}) as reader:
+            if to == "avro":
+                rows = write_avro(arguments.target, reader, **options).rows
+            else:
+                rows = _write_columns(to, arguments.target, reader, codec, options["progress"])
     print(f"{clean(arguments.target)}: {plural(rows, 'row')}, {size_text(os.path.getsize(arguments.target))}")
     return 0
 
@@ -119,30 +120,25 @@ def _origin(source: str) -> str | None:
     return None
 
 
-def _reader(origin: str, files: list[str], columns: Sequence[str] | None, arguments: argparse.Namespace) -> Reader:
-    options: dict[str, Any] = {"batch_size": arguments.batch_size or _BATCH_SIZE, "columns": columns}
-    if arguments.shuffle:
-        options |= {"shuffle": True, "seed": arguments.seed or 0}
+def _reader(origin: str, files: list[str], columns: Sequence[str] | None, options: dict[str, Any]) -> Reader:
     if origin == "parquet":
-        return read_parquet(files, **options)
+        return read_parquet(files, columns=columns, **options)
     if origin == "arrow":
-        return read_arrow(files, **options)
+        return read_arrow(files, columns=columns, **options)
     # Nothing is lost without a word.
-    options["unsupported"] = "error"
-    if arguments.to == "avro" and columns is None:
-        # Values as they are stored, to which the schema gives back their meaning.
-        options |= {"logical_types": False, "partitioning": None}
-    return read_avro(files, **options)
+    return read_avro(files, columns=columns, unsupported="error", **options)
 
 
-def _common_schema(files: list[str]) -> str:
-    """The schema of all files, of which one file can have but one."""
+def _copy(files: list[str], target: str, order: dict[str, Any], options: dict[str, Any]) -> int:
+    """Avro to Avro: records as they are encoded."""
     first = AvroFile(files[0])
     for path in files[1:]:
         if AvroFile(path).schema != first.schema:
             reason = f"its schema isn't that of {files[0]}: convert each of them, or name the columns with --columns"
             raise SchemaError(f"{reason} (file {path})", path=path, reason=reason)
-    return first.schema_json
+    metadata = {key: value for key, value in first.metadata.items() if not key.startswith("avro.")}
+    with encoded_records(files, **order) as records:
+        return copy_records(target, records, first.schema_json, metadata, **options)
 
 
 def _write_columns(to: str, target: str, reader: Reader, codec: str, showing: bool) -> int:

@@ -24,7 +24,7 @@ from fastpipe.errors import MalformedFileError
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
 
-__all__ = ["Codec", "WrittenFile", "write_avro"]
+__all__ = ["Codec", "WrittenFile", "copy_records", "write_avro"]
 
 Codec: TypeAlias = Literal["null", "deflate", "snappy", "zstandard", "bzip2", "xz"]
 
@@ -144,6 +144,58 @@ def write_avro(
         if bar is not None:
             bar.total = bar.n
     return WrittenFile(rows, blocks, written)
+
+
+def copy_records(
+    path: str,
+    records: Reader,
+    schema: str,
+    metadata: Mapping[str, bytes],
+    *,
+    codec: str,
+    block_bytes: int,
+    progress: bool,
+) -> int:
+    """Writes records as they are encoded, whatever their schema is.
+
+    Args:
+        path: the file. One that is there is replaced.
+        records: yields encoded records, as `encoded_records` makes it.
+        schema: their schema, which is written as it is.
+        metadata: more entries of the header.
+        codec: as in `write_avro`.
+        block_bytes: as in `write_avro`.
+        progress: as in `write_avro`.
+
+    Returns:
+        The number of records.
+    """
+    with _bar(records, progress) as bar, replacing(path) as temporary:
+        writer = _fastpipe.AvroWriter(
+            temporary,
+            shown=path,
+            schema=schema,
+            codec=codec,
+            level=None,
+            block_bytes=block_bytes,
+            num_threads=_threads("auto"),
+            sync=secrets.token_bytes(_SYNC_BYTES),
+            metadata=list(metadata.items()),
+            appending_to=None,
+            encoded=True,
+        )
+        try:
+            for batch in arrow_streams(records).batches():
+                copied = writer.copy(batch)
+                if bar is not None:
+                    bar.update(copied)
+                del batch  # The next is drawn before this name is bound to it.
+            rows, _, _ = writer.finish()
+        finally:
+            writer.close()
+        if bar is not None:
+            bar.total = bar.n
+    return rows
 
 
 def _write(writer: _fastpipe.AvroWriter, given: Iterator[_Part], inferring: bool, told: Any) -> None:

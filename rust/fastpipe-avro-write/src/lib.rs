@@ -10,7 +10,7 @@
 //! them.
 //!
 //! Ours is the rest: the [`Schema`] of Avro that follows from an Arrow schema or is given as JSON; what makes arrays
-//! fit it, or says why they don't (`fit`); and the framing of blocks ([`Encoder`]).
+//! fit it, or says why they don't (`fit`); and the framing of blocks ([`Blocks`]).
 //!
 //! # From record batches to blocks
 //!
@@ -26,6 +26,7 @@
 //! Unions other than of null and one type are refused, as are types that contain themselves: no Arrow type is like
 //! these.
 
+mod blocks;
 mod codec;
 mod encoder;
 mod fit;
@@ -35,8 +36,9 @@ mod names;
 mod nested;
 mod schema;
 
+pub use blocks::{Blocks, Settings, Written};
 pub use codec::{Codec, Compression};
-pub use encoder::{Encoder, Settings, Written};
+pub use encoder::Encoder;
 pub use infer::infer;
 pub use nested::{nested, required};
 pub use schema::Schema;

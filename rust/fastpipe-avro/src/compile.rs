@@ -14,7 +14,7 @@ mod unions;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use fastpipe_batch::{Error, ErrorKind, Leaf, Nulls, Scalar};
+use fastpipe_batch::{Error, ErrorKind, Leaf, Nulls, Scalar, ValueParts};
 
 pub(crate) use self::constants::constants;
 use crate::isa::Isa;
@@ -240,6 +240,18 @@ impl<'a> Compiler<'a> {
         if wants.is_empty() {
             return self.skip(id, path, out);
         }
+        let encoded = |w: &Want<'_>| w.path.is_empty() && self.columns[w.column].feature.encoded;
+        if let [want] = wants[..]
+            && encoded(&want)
+        {
+            return self.encoded(id, want, path, out);
+        }
+        if wants.iter().any(encoded) {
+            let (encoded, others): (Vec<_>, Vec<_>) = wants.into_iter().partition(encoded);
+            let encoded = encoded.into_iter().map(|w| vec![w]);
+            let passes = encoded.chain((!others.is_empty()).then_some(others)).collect();
+            return self.tee(passes, path, out, |c, wants, code| c.node(id, wants, path, code));
+        }
         let schema = self.schema;
         match schema.ty(id) {
             Type::Union(union) => self.union(union, wants, path, out),
@@ -326,6 +338,20 @@ impl<'a> Compiler<'a> {
                 self.tee(passes, path, out, |c, wants, code| c.node(id, wants, path, code))
             }
         }
+    }
+
+    /// Reads a value as the bytes that it is encoded as.
+    fn encoded(&mut self, id: NodeId, want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
+        let ValueParts::Text { to, .. } = self.columns[want.column].parts.values else {
+            return Err(misfit(format!("the field '{path}' is encoded as bytes")));
+        };
+        let at = self.path(path);
+        self.mark_valid(want, at, out);
+        let mut body = Code::default();
+        self.skip(id, path, &mut body)?;
+        let body = self.block(body);
+        out.push(Op::Encoded { body, to }, at);
+        Ok(())
     }
 
     /// Reads the same bytes once for each group of wants.

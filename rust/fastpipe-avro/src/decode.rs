@@ -326,6 +326,12 @@ impl Decoder<'_, '_, '_, '_> {
             Op::Number { wire, to, part } => {
                 number::number(*wire, *to, &mut self.cursor, self.out.writer(*part as usize))
             }
+            Op::Encoded { body, to } => {
+                let start = self.cursor.position();
+                self.run(*body)?;
+                let bytes = self.cursor.bytes_at(start, self.cursor.position() - start);
+                self.text(bytes, *to)
+            }
             Op::Text { check, to } => self.read_text(*check, *to),
             Op::FixedText { size, to } => {
                 let bytes = self.cursor.bytes(*size)?;

@@ -51,6 +51,7 @@ impl FolderColumn {
             },
             nulls: if self.is_nullable() { Nulls::Mask } else { Nulls::Error },
             counts: false,
+            encoded: false,
             scale: None,
             lookup: None,
         }

@@ -96,6 +96,7 @@ impl Walk<'_> {
             request,
             nulls,
             counts: false,
+            encoded: false,
             scale,
             lookup: None,
         });

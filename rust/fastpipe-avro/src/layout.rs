@@ -227,6 +227,9 @@ pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'
         return keys::check(schema, feature);
     }
     let trace = trace(schema, feature)?;
+    if feature.encoded {
+        return check_encoded(trace);
+    }
     let rank = feature.request.rank();
     if let Request::Sparse { .. } = &feature.request {
         return match trace.end {
@@ -272,6 +275,16 @@ pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'
         ))));
     }
     Ok(trace)
+}
+
+/// Checks that there is one encoded value in a record.
+fn check_encoded(trace: Trace<'_>) -> Result<Trace<'_>, Error> {
+    match trace.end {
+        End::Node(_) if trace.nullable.len() == 1 => Ok(trace),
+        _ => Err(misfit(
+            "the field is within an array or a map, whose items are encoded together: name the array or the map".into(),
+        )),
+    }
 }
 
 /// Checks that there are items to be counted below all dimensions.

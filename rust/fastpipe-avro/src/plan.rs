@@ -108,6 +108,11 @@ pub(crate) enum Op {
         to: DType,
         part: PartId,
     },
+    /// The bytes of a value, which is skipped.
+    Encoded {
+        body: Span,
+        to: TextParts,
+    },
     /// A string or bytes.
     Text {
         check: bool,

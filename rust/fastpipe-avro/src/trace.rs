@@ -44,7 +44,8 @@ pub(crate) const ROOT: &str = "value";
 
 /// The path of a feature, relative to the root. A root that isn't a record has the one field `value`.
 fn from_root<'n>(schema: &Schema, name: &'n str) -> Result<&'n str, Error> {
-    if matches!(schema.ty(schema.root()), Type::Record(_)) {
+    // Only of an encoded record.
+    if name.is_empty() || matches!(schema.ty(schema.root()), Type::Record(_)) {
         return Ok(name);
     }
     let rest = name
@@ -176,6 +177,10 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'
         let level = trace.nullable.len() - 1;
         // What was found of the path.
         let named = feature.field[..feature.field.len() - rest.len()].trim_end_matches('.');
+        if feature.encoded && rest.is_empty() {
+            trace.end = End::Node(id);
+            return Ok(trace);
+        }
         match schema.ty(id) {
             Type::Union(union) => match union.shape {
                 UnionShape::One(inner) => id = inner,

@@ -30,6 +30,9 @@ pub struct Feature {
     pub nulls: Nulls,
     /// Whether the values are the numbers of items in the arrays, or maps, that lie below all of the dimensions.
     pub counts: bool,
+    /// Whether the values are the bytes that an Avro file encodes the field's value as, whatever its type: of the whole
+    /// record if the field's path is empty.
+    pub encoded: bool,
     /// The number of decimal places, where the values are decimals that are read as integers.
     pub scale: Option<i8>,
     /// How text becomes indices, where the values, or a sparse feature's coordinates, are those.

@@ -167,6 +167,7 @@ mod tests {
             request,
             nulls,
             counts: false,
+            encoded: false,
             scale: None,
             lookup: None,
         };

@@ -370,6 +370,7 @@ mod tests {
             request,
             nulls: Nulls::Error,
             counts: false,
+            encoded: false,
             scale: None,
             lookup: None,
         };

@@ -136,6 +136,7 @@ impl Inferred {
             request,
             nulls: if above.nullable { Nulls::Mask } else { Nulls::Error },
             counts: false,
+            encoded: false,
             scale: None,
             lookup: None,
         });

@@ -155,6 +155,7 @@ mod tests {
             },
             nulls: Nulls::Error,
             counts: false,
+            encoded: false,
             scale: None,
             lookup: None,
         };

@@ -169,6 +169,7 @@ impl Evidence<'_> {
                 },
                 nulls,
                 counts: false,
+                encoded: false,
                 scale: None,
                 lookup: None,
             }

@@ -6,10 +6,11 @@ use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use arrow_array::cast::AsArray;
 use arrow_array::{Array, RecordBatch};
 use arrow_schema::SchemaRef;
-use fastpipe_avro_write::{Compression, Encoder, Schema, Settings, infer, nested, required};
-use fastpipe_batch::{Error, ErrorKind, path_text};
+use fastpipe_avro_write::{Blocks, Compression, Encoder, Schema, Settings, infer, nested, required};
+use fastpipe_batch::{Error, ErrorKind, path_text, try_collect};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -42,6 +43,8 @@ enum State {
     /// Without a schema, which follows from the first record batch.
     Waiting(Start),
     Encoding(Box<Encoding>),
+    /// Of rows that are encoded.
+    Copying(Box<Blocks<BufWriter<File>>>),
 }
 
 struct Start {
@@ -92,9 +95,11 @@ fn closed() -> PyErr {
 #[pymethods]
 impl AvroWriter {
     /// `shown` is what errors call the file. Without a schema it follows from the first data. `appending_to` is the
-    /// schema of the file that is appended to, which has a header.
+    /// schema of the file that is appended to, which has a header. If rows are `encoded`, any schema is taken as it is.
     #[new]
-    #[pyo3(signature = (path, *, shown, schema, codec, level, block_bytes, num_threads, sync, metadata, appending_to))]
+    #[pyo3(signature = (
+        path, *, shown, schema, codec, level, block_bytes, num_threads, sync, metadata, appending_to, encoded=false
+    ))]
     #[allow(clippy::too_many_arguments)] // By keyword, all but one, and by one caller.
     fn new(
         py: Python<'_>,
@@ -108,6 +113,7 @@ impl AvroWriter {
         sync: [u8; 16],
         metadata: Vec<(String, Vec<u8>)>,
         appending_to: Option<&str>,
+        encoded: bool,
     ) -> PyResult<Self> {
         let compression = Compression::new(codec, level).map_err(PyValueError::new_err)?;
         let settings = Settings {
@@ -118,7 +124,8 @@ impl AvroWriter {
         };
         let make = || {
             let shown: Arc<str> = path_text(&shown).into();
-            let schema = schema.map(Schema::parse).transpose()?;
+            let literal = schema.filter(|_| encoded);
+            let schema = schema.filter(|_| !encoded).map(Schema::parse).transpose()?;
             let known = appending_to
                 .map(Schema::parse)
                 .transpose()
@@ -134,6 +141,10 @@ impl AvroWriter {
             let out = BufWriter::with_capacity(BUFFER, file.map_err(|error| Error::io(&shown, &error))?);
             if let Some(known) = known {
                 return Ok(State::Encoding(Box::new(Encoder::append(out, shown, known, settings))));
+            }
+            if let Some(schema) = literal {
+                let blocks = Blocks::create(out, shown, schema, settings, &metadata)?;
+                return Ok(State::Copying(Box::new(blocks)));
             }
             let start = Start {
                 out,
@@ -206,16 +217,42 @@ impl AvroWriter {
         })
     }
 
+    /// Writes rows that are encoded: the large binary column of whatever has `__arrow_c_array__`. Returns their number.
+    fn copy(&self, table: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let py = table.py();
+        let mut locked = self.locked()?;
+        let Some(State::Copying(blocks)) = &mut *locked else {
+            return Err(closed());
+        };
+        let mut rows = 0;
+        guarded(py, || {
+            each(table, |batch| {
+                let column = batch.columns().first().and_then(|column| column.as_binary_opt::<i64>());
+                let column =
+                    column.ok_or_else(|| PyValueError::new_err("encoded rows are a column of large_binary"))?;
+                rows += column.len();
+                let copy = || {
+                    let offsets = column.offsets().iter().map(|&offset| offset as usize);
+                    blocks.push(column.values(), &try_collect(offsets, "where rows end")?)
+                };
+                py.detach(copy).py(py)
+            })
+        })?;
+        Ok(rows)
+    }
+
     /// Writes what waits, and sees to it that the file is on its disk. Returns rows, blocks and bytes that were
     /// written.
     fn finish(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
-        let Some(State::Encoding(encoder)) = self.locked()?.take() else {
-            return Err(closed());
+        let blocks = match self.locked()?.take() {
+            Some(State::Encoding(encoder)) => encoder.into_blocks(),
+            Some(State::Copying(blocks)) => *blocks,
+            _ => return Err(closed()),
         };
         guarded(py, || {
             let finish = || {
-                let path = encoder.path().clone();
-                let (out, written) = encoder.finish()?;
+                let path = blocks.path().clone();
+                let (out, written) = blocks.finish()?;
                 let file = out.into_inner().map_err(|error| Error::io(&path, error.error()))?;
                 file.sync_all().map_err(|error| Error::io(&path, &error))?;
                 Ok::<_, Error>((written.rows, written.blocks, written.bytes))
@@ -227,7 +264,8 @@ impl AvroWriter {
     /// Closes the file without what waits.
     fn close(&self) -> PyResult<()> {
         let out = match self.locked()?.take() {
-            Some(State::Encoding(encoder)) => encoder.into_inner(),
+            Some(State::Encoding(encoder)) => encoder.into_blocks().into_inner(),
+            Some(State::Copying(blocks)) => blocks.into_inner(),
             Some(State::Waiting(start)) => start.out,
             None => return Ok(()),
         };

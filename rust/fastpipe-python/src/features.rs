@@ -64,8 +64,9 @@ pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
     }
     let leaf = leaf(&dtype)?;
     let fixed = |d: &i64| usize::try_from(*d).ok();
+    let encoded = kind == "encoded";
     let request = match kind.as_str() {
-        "dense" => {
+        "dense" | "encoded" => {
             let shape = shape.iter().map(fixed).collect::<Option<Vec<_>>>();
             let shape = shape.ok_or_else(|| PyValueError::new_err("dense shapes have no open dimensions"))?;
             Request::Dense {
@@ -102,6 +103,7 @@ pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
         request,
         nulls,
         counts,
+        encoded,
         scale,
         lookup: None,
     })

@@ -62,6 +62,7 @@ fn features(columns: usize) -> Vec<Feature> {
             _ => Nulls::Fill(matches!(leaf, Leaf::Fixed(_)).then_some(Scalar::Int(1))),
         },
         counts: false,
+        encoded: false,
         scale: None,
         lookup: None,
     };

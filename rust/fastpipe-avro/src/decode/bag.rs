@@ -185,6 +185,7 @@ mod tests {
             },
             nulls: Nulls::Mask,
             counts: false,
+            encoded: false,
             scale: None,
             lookup: Some(Arc::new(lookup)),
         }
