@@ -343,6 +343,9 @@ def test_vocabularies_and_hashes() -> None:
         (["2024-01-01 10:00:00", ""], DenseSpec((), "datetime64[us]", nulls="fill")),
         (["2024-01-01T10:00:00.123456789Z"], DenseSpec((), "datetime64[ns]")),
         (["x", "1"], DenseSpec((), "string")),
+        (["01234", "2"], DenseSpec((), "string")),
+        (["1", "18446744073709551616"], DenseSpec((), "string")),
+        (["1.5", "9007199254740993"], DenseSpec((), "string")),
         (["", "NA"], DenseSpec((), "string")),
     ],
 )

@@ -59,7 +59,8 @@ def read_csv(
 
             Inferred are, by a look at all rows up to 16 MiB, else at those of 64 stretches spread over the files: bool
             (true, false), int64, uint64, float64 (NaN for no value), datetime64[D] (2024-02-29), datetime64[us] or [ns]
-            (2024-02-29T12:30:00.5Z, with a blank in the place of T, or an offset in that of Z), else strings. Integers
+            (2024-02-29T12:30:00.5Z, with a blank in the place of T, or an offset in that of Z), else strings. Numbers
+            with leading zeros and integers that would be rounded are strings unless `features` says otherwise. Integers
             and truth values that are missing in a row that was looked at are masked. What turns out otherwise later is
             a `ValueRangeError`, or a `NullValueError`, that says where.
         batch_size: rows a batch.

@@ -19,6 +19,8 @@ struct Seen {
     signed: bool,
     unsigned: bool,
     float: bool,
+    /// Whether all numbers are written without decimals and exponents.
+    whole: bool,
     boolean: bool,
     /// The finest unit of its times.
     time: Option<TimeUnit>,
@@ -32,6 +34,7 @@ impl Seen {
         signed: true,
         unsigned: true,
         float: true,
+        whole: true,
         boolean: true,
         time: None,
         all_times: true,
@@ -44,15 +47,24 @@ impl Seen {
             return;
         }
         self.values += 1;
+        let digits = trimmed
+            .strip_prefix(b"-")
+            .or(trimmed.strip_prefix(b"+"))
+            .unwrap_or(trimmed);
+        // Postal codes, phone numbers and the like would lose their zeros.
+        let padded = matches!(digits, [b'0', b'0'..=b'9', ..]);
         if self.signed || self.unsigned {
             let whole = integer(trimmed)
-                .filter(|&(_, n)| n == trimmed.len())
+                .filter(|&(_, n)| n == trimmed.len() && !padded)
                 .map(|(value, _)| value);
             self.signed &= whole.is_some_and(|value| i64::try_from(value).is_ok());
             self.unsigned &= whole.is_some_and(|value| u64::try_from(value).is_ok());
         }
         if self.float {
-            self.float = float::<f64>(trimmed, dialect.decimal).is_some_and(|(_, n)| n == trimmed.len());
+            let whole = digits.iter().all(u8::is_ascii_digit);
+            let found = float::<f64>(trimmed, dialect.decimal).filter(|&(_, n)| n == trimmed.len() && !padded);
+            self.float = found.is_some_and(|(value, _)| !whole || keeps(value, digits));
+            self.whole &= whole;
         }
         self.boolean &= trimmed.len() > 1 && boolean(trimmed).is_some();
         if self.all_times {
@@ -74,7 +86,12 @@ impl Seen {
             Seen { boolean: true, .. } => fixed(DType::Bool),
             Seen { signed: true, .. } => fixed(DType::I64),
             Seen { unsigned: true, .. } => fixed(DType::U64),
-            Seen { float: true, .. } => (Leaf::Fixed(DType::F64), Nulls::Fill(Some(Scalar::Float(f64::NAN)))),
+            // Integers that don't fit 64 bits would be rounded.
+            Seen {
+                float: true,
+                whole: false,
+                ..
+            } => (Leaf::Fixed(DType::F64), Nulls::Fill(Some(Scalar::Float(f64::NAN)))),
             Seen {
                 all_times: true,
                 time: Some(unit),
@@ -88,6 +105,12 @@ impl Seen {
             _ => (Leaf::Bytes { utf8: true }, Nulls::Error),
         }
     }
+}
+
+/// Whether a float has all digits of the integer that it was parsed from.
+fn keeps(value: f64, digits: &[u8]) -> bool {
+    // Any 15 digits fit its 53 bits.
+    digits.len() <= 15 || value.abs().to_string().as_bytes() == digits
 }
 
 fn finer(a: TimeUnit, b: TimeUnit) -> TimeUnit {
@@ -195,10 +218,19 @@ mod tests {
 
     #[test]
     fn types_are_the_narrowest_that_all_values_have() {
-        let cases: [(&[&str], &str); 12] = [
+        let cases: [(&[&str], &str); 21] = [
             (&["1", " -2"], "int64"),
             (&["1", "18446744073709551615"], "uint64"),
-            (&["-1", "18446744073709551615"], "float64"),
+            (&["-1", "18446744073709551615"], "string"),
+            (&["1", "18446744073709551616"], "string"),
+            (&["100000000000000000000"], "string"),
+            (&["1.5", "9007199254740992"], "float64"),
+            (&["1.5", "-123456789012345680000"], "float64"),
+            (&["1.5", "9007199254740993"], "string"),
+            (&["1", "01234"], "string"),
+            (&["-00"], "string"),
+            (&["1.5", "+01.5"], "string"),
+            (&["0", "0.5", "-0"], "float64"),
             (&["1", "2.5"], "float64"),
             (&["1e3", "inf"], "float64"),
             (&["true", "False"], "bool"),
