@@ -342,6 +342,10 @@ def test_vocabularies_and_hashes() -> None:
         (["2024-01-01", "2024-12-31"], DenseSpec((), "datetime64[D]")),
         (["2024-01-01 10:00:00", ""], DenseSpec((), "datetime64[us]", nulls="fill")),
         (["2024-01-01T10:00:00.123456789Z"], DenseSpec((), "datetime64[ns]")),
+        (["2024-01-02 03:04", "2024-01-02T03:05Z"], DenseSpec((), "datetime64[us]")),
+        (["2024-01-02 03:04", "2024-01-02 03:05:06.1234567891"], DenseSpec((), "string")),
+        (["03:04", "12:30"], DenseSpec((), "string")),
+        (["11/6/18", "25/6/18"], DenseSpec((), "string")),
         (["x", "1"], DenseSpec((), "string")),
         (["01234", "2"], DenseSpec((), "string")),
         (["1", "18446744073709551616"], DenseSpec((), "string")),
@@ -354,6 +358,16 @@ def test_types_are_inferred(values: list[str], spec: DenseSpec) -> None:
     reader = fastpipe.read_csv(data, columns=["x"], batch_size=1)
     assert repr(reader.features["x"]) == repr(spec)
     assert len(list(reader)) == len(values)
+
+
+def test_times_need_no_seconds() -> None:
+    times = ["2024-01-02 03:04", "2024-01-02T04:04+01:00", "2024-01-02T03:04:00Z"]
+    data = "t\n" + "\n".join(times) + "\n"
+    for features in (None, {"t": DenseSpec((), "datetime64[s]")}):
+        (batch,) = fastpipe.read_csv(data.encode(), features=features, batch_size=3)
+        assert (batch["t"] == np.datetime64("2024-01-02T03:04")).all()
+    with pytest.raises(fastpipe.ValueRangeError, match='"11/6/18" is no date'):
+        read(b"t\n11/6/18\n", features={"t": DenseSpec((), "datetime64[D]")})
 
 
 def test_columns_of_a_type_share_their_spec() -> None:

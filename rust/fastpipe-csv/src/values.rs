@@ -3,7 +3,7 @@
 //! Numbers become the nearest that their type has, as `strtof` and `strtod` would have them.
 
 use arrow_cast::parse::string_to_datetime;
-use chrono::{NaiveDate, Timelike, Utc};
+use chrono::{Datelike, NaiveDate, Timelike, Utc};
 use fast_float2::FastFloat;
 use fastpipe_batch::TimeUnit;
 
@@ -175,36 +175,92 @@ pub(crate) fn boolean(text: &[u8]) -> Option<bool> {
     }
 }
 
-/// A date, or a date and a time, in ISO 8601 or with a blank in the place of its `T`: in units since 1970, and the
-/// coarsest unit in which nothing of it is lost. Without an offset it is taken as UTC.
+/// A date, or a date and a time, in ISO 8601 or with a blank instead of its `T`: in units since 1970; `None` if the unit
+/// would lose something of it. Without an offset it is taken as UTC.
 pub(crate) fn time(text: &[u8], unit: TimeUnit) -> Option<i64> {
-    let text = std::str::from_utf8(text).ok()?;
-    if let Some(date) = date(text) {
-        return date.checked_mul(per_day(unit));
+    if let Some(days) = date(text) {
+        return days.checked_mul(per_day(unit));
     }
-    let found = string_to_datetime(&Utc, text).ok()?;
-    match unit {
+    let (seconds, nanoseconds) = usual_time(text).or_else(|| rare_time(text))?;
+    if unit == TimeUnit::Days {
         // Half a day is no day.
-        TimeUnit::Days => (found.num_seconds_from_midnight() == 0 && found.nanosecond() == 0)
-            .then(|| found.timestamp().div_euclid(86_400)),
-        TimeUnit::Seconds => exact(found.nanosecond(), 1_000_000_000, found.timestamp()),
-        TimeUnit::Milliseconds => exact(found.nanosecond(), 1_000_000, found.timestamp_millis()),
-        TimeUnit::Microseconds => exact(found.nanosecond(), 1000, found.timestamp_micros()),
-        TimeUnit::Nanoseconds => found.timestamp_nanos_opt(),
+        return (seconds % 86_400 == 0 && nanoseconds == 0).then_some(seconds / 86_400);
     }
+    let per_second = per_day(unit) / 86_400;
+    let lengths = 1_000_000_000 / per_second;
+    let fraction = (nanoseconds % lengths == 0).then_some(nanoseconds / lengths)?;
+    i64::try_from(i128::from(seconds) * i128::from(per_second) + i128::from(fraction)).ok()
+}
+
+/// The seconds since 1970 and the nanoseconds of a time as nearly all are written: `2024-02-29T12:30`, with a blank or
+/// a `T`, with or without seconds, up to nine decimals of them, and an offset.
+#[inline]
+fn usual_time(text: &[u8]) -> Option<(i64, i64)> {
+    let (day, rest) = text.split_first_chunk::<10>()?;
+    let &[b'T' | b't' | b' ', h0, h1, b':', m0, m1, ref rest @ ..] = rest else {
+        return None;
+    };
+    let (hour, minute) = (below(24, h0, h1)?, below(60, m0, m1)?);
+    let (second, rest) = match rest {
+        &[b':', s0, s1, ref rest @ ..] => (below(60, s0, s1)?, rest),
+        _ => (0, rest),
+    };
+    let (nanoseconds, rest) = match rest {
+        // Minutes have no decimals.
+        [b'.', digits @ ..] if text[16] == b':' => {
+            let count = digits.iter().take_while(|digit| digit.is_ascii_digit()).count();
+            if !(1..=9).contains(&count) {
+                return None;
+            }
+            let fraction = digits[..count]
+                .iter()
+                .fold(0, |sum, digit| 10 * sum + i64::from(digit - b'0'));
+            (fraction * 10i64.pow(9 - count as u32), &digits[count..])
+        }
+        _ => (0, rest),
+    };
+    let offset = match *rest {
+        [] | [b'Z' | b'z'] => 0,
+        [sign @ (b'+' | b'-'), h0, h1, b':', m0, m1] | [sign @ (b'+' | b'-'), h0, h1, m0, m1] => {
+            let offset = 3600 * below(24, h0, h1)? + 60 * below(60, m0, m1)?;
+            if sign == b'-' { -offset } else { offset }
+        }
+        _ => return None,
+    };
+    let seconds = 86_400 * date(day)? + 3600 * hour + 60 * minute + second;
+    Some((seconds - offset, nanoseconds))
+}
+
+/// The same for other ways to write a time.
+#[cold]
+fn rare_time(text: &[u8]) -> Option<(i64, i64)> {
+    let decimals = text.get(20..30).filter(|_| text[19] == b'.');
+    // All of them after the ninth would be dropped.
+    if decimals.is_some_and(|decimals| decimals.iter().all(u8::is_ascii_digit)) {
+        return None;
+    }
+    let found = string_to_datetime(&Utc, std::str::from_utf8(text).ok()?).ok()?;
+    // A leap second is the one after.
+    let nanoseconds = i64::from(found.nanosecond());
+    Some((
+        found.timestamp() + nanoseconds / 1_000_000_000,
+        nanoseconds % 1_000_000_000,
+    ))
+}
+
+/// A number of two digits that is less than this one.
+#[inline(always)]
+fn below(end: i64, tens: u8, ones: u8) -> Option<i64> {
+    let value = 10 * i64::from(tens.wrapping_sub(b'0')) + i64::from(ones.wrapping_sub(b'0'));
+    (tens.is_ascii_digit() && ones.is_ascii_digit() && value < end).then_some(value)
 }
 
 /// The coarsest of the units that are inferred in which nothing of a time is lost.
 pub(crate) fn unit_of(text: &[u8]) -> Option<TimeUnit> {
     let units = [TimeUnit::Days, TimeUnit::Microseconds, TimeUnit::Nanoseconds];
     // "00:00" of a day is a time yet.
-    let is_date = std::str::from_utf8(text).ok().is_some_and(|text| date(text).is_some());
-    let units = if is_date { &units[..1] } else { &units[1..] };
+    let units = if date(text).is_some() { &units[..1] } else { &units[1..] };
     units.iter().copied().find(|&unit| time(text, unit).is_some())
-}
-
-fn exact(nanoseconds: u32, unit: u32, value: i64) -> Option<i64> {
-    nanoseconds.is_multiple_of(unit).then_some(value)
 }
 
 fn per_day(unit: TimeUnit) -> i64 {
@@ -218,18 +274,15 @@ fn per_day(unit: TimeUnit) -> i64 {
 }
 
 /// `YYYY-MM-DD` as days since 1970.
-fn date(text: &str) -> Option<i64> {
-    let &[y0, y1, y2, y3, b'-', m0, m1, b'-', d0, d1] = text.as_bytes() else {
+#[inline]
+fn date(text: &[u8]) -> Option<i64> {
+    let &[y0, y1, y2, y3, b'-', m0, m1, b'-', d0, d1] = text else {
         return None;
     };
-    let number = |digits: &[u8]| {
-        digits.iter().try_fold(0i32, |sum, &digit| {
-            digit.is_ascii_digit().then(|| sum * 10 + i32::from(digit - b'0'))
-        })
-    };
-    let (year, month, day) = (number(&[y0, y1, y2, y3])?, number(&[m0, m1])?, number(&[d0, d1])?);
-    let date = NaiveDate::from_ymd_opt(year, month as u32, day as u32)?;
-    Some(i64::from(chrono::Datelike::num_days_from_ce(&date) - DAYS_BEFORE_1970))
+    let year = 100 * below(100, y0, y1)? + below(100, y2, y3)?;
+    let (month, day) = (below(13, m0, m1)?, below(32, d0, d1)?);
+    let date = NaiveDate::from_ymd_opt(year as i32, month as u32, day as u32)?;
+    Some(i64::from(date.num_days_from_ce() - DAYS_BEFORE_1970))
 }
 
 #[cfg(test)]
@@ -376,7 +429,45 @@ mod tests {
         assert_eq!(unit_of(b"2024-02-29"), Some(TimeUnit::Days));
         assert_eq!(unit_of(b"2024-02-29 00:00:00"), Some(TimeUnit::Microseconds));
         assert_eq!(unit_of(b"2024-02-29 00:00:00.123456789"), Some(TimeUnit::Nanoseconds));
-        assert_eq!(unit_of(b"12:00"), None);
+        assert_eq!(unit_of(b"2024-02-29 00:00"), Some(TimeUnit::Microseconds));
+        for other in ["12:00", "11/6/18", "2024-02-29 00:00:00.1234567890", "2024-02-29 00"] {
+            assert_eq!(unit_of(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn times_need_no_seconds() {
+        let at = |text: &str| time(text.as_bytes(), TimeUnit::Seconds);
+        for text in [
+            "1970-01-02 03:04",
+            "1970-01-02T03:04Z",
+            "1970-01-02T04:04+01:00",
+            "1970-01-02 00:34-0230",
+        ] {
+            assert_eq!(at(text), Some(86_400 + 3 * 3600 + 4 * 60), "{text}");
+        }
+        assert_eq!(at("1970-01-01T23:59:60"), Some(86_400));
+        for wrong in [
+            "1970-01-01 24:00",
+            "1970-01-01 03:60",
+            "1970-01-01 03:4",
+            "1970-01-01 03:04.5",
+            "1970-02-30 03:04",
+        ] {
+            assert_eq!(at(wrong), None, "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn usual_times_are_those_of_arrow(
+            text in "(19|20)[0-9]{2}-[01][0-9]-[0-3][0-9][T ][0-2][0-9]:[0-6][0-9]:[0-6][0-9](\\.[0-9]{1,9})?(Z|[+-][0-2][0-9]:?[0-6][0-9])?",
+        ) {
+            if let Some((seconds, nanoseconds)) = usual_time(text.as_bytes()) {
+                let found = string_to_datetime(&Utc, &text).unwrap();
+                prop_assert_eq!((seconds, nanoseconds), (found.timestamp(), i64::from(found.nanosecond())));
+            }
+        }
     }
 
     #[test]
