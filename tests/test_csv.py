@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import random
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -339,10 +340,10 @@ def test_vocabularies_and_hashes() -> None:
         (["1", "18446744073709551615"], DenseSpec((), "uint64")),
         (["1.5", "NA"], DenseSpec((), "float64", fill=math.nan)),
         (["true", "False"], DenseSpec((), "bool")),
-        (["2024-01-01", "2024-12-31"], DenseSpec((), "datetime64[D]")),
+        (["2024-01-01", "2024-12-31"], DenseSpec((), "datetime64[D]", nulls="fill")),
         (["2024-01-01 10:00:00", ""], DenseSpec((), "datetime64[us]", nulls="fill")),
-        (["2024-01-01T10:00:00.123456789Z"], DenseSpec((), "datetime64[ns]")),
-        (["2024-01-02 03:04", "2024-01-02T03:05Z"], DenseSpec((), "datetime64[us]")),
+        (["2024-01-01T10:00:00.123456789Z"], DenseSpec((), "datetime64[ns]", nulls="fill")),
+        (["2024-01-02 03:04", "2024-01-02T03:05Z"], DenseSpec((), "datetime64[us]", nulls="fill")),
         (["2024-01-02 03:04", "2024-01-02 03:05:06.1234567891"], DenseSpec((), "string")),
         (["03:04", "12:30"], DenseSpec((), "string")),
         (["11/6/18", "25/6/18"], DenseSpec((), "string")),
@@ -350,7 +351,7 @@ def test_vocabularies_and_hashes() -> None:
         (["01234", "2"], DenseSpec((), "string")),
         (["1", "18446744073709551616"], DenseSpec((), "string")),
         (["1.5", "9007199254740993"], DenseSpec((), "string")),
-        (["", "NA"], DenseSpec((), "string")),
+        (["", "NA"], DenseSpec((), "float64", fill=math.nan)),
     ],
 )
 def test_types_are_inferred(values: list[str], spec: DenseSpec) -> None:
@@ -387,6 +388,41 @@ def test_what_is_inferred_can_turn_out_wrong_later() -> None:
     with pytest.raises(fastpipe.ValueRangeError, match='"x" is no int64') as caught:
         list(reader)
     assert (caught.value.record, caught.value.feature, caught.value.offset) == (4_000_000, "a", 4 + 4 * 4_000_000)
+
+
+def test_nulls_after_the_rows_that_were_looked_at() -> None:
+    """Of more than 16 MiB, rows of the second stretch aren't looked at."""
+    rows = ["1,1.5,2024-01-01,true," + "x" * 100] * 200_000
+    rows[750] = ",,,,"
+    data = ("i,f,t,b,x\n" + "\n".join(rows) + "\n").encode()
+    reader = fastpipe.read_csv(data, batch_size=1000)
+    with pytest.raises(fastpipe.NullValueError, match=r"feature 'i': the field is empty.*record 750") as caught:
+        next(iter(reader))
+    # What the error says to pass is code.
+    found = re.search(r"features=(\{.*\}) masks", str(caught.value))
+    assert found is not None
+    names = {"reader": reader, "fastpipe": fastpipe, "nan": math.nan}
+    for name in "ib":
+        features = eval(found[1].replace('"i"', f'"{name}"').replace("int64", str(reader.features[name].dtype)), names)
+        reader = names["reader"] = fastpipe.read_csv(data, features=features, batch_size=1000)
+    batch = next(iter(reader))
+    assert np.isnan(batch["f"][750])
+    assert np.isnat(batch["t"][750])
+    assert not batch["i"].valid[750]
+    assert not batch["b"].valid[750]
+    assert batch["i"].valid.sum() == batch["b"].valid.sum() == 999
+
+
+def test_columns_without_values_are_numbers(tmp_path: Path) -> None:
+    """Files that come later may have some."""
+    (tmp_path / "1.csv").write_text("a,b\n,1\n,2\n")
+    assert np.isnan(read(tmp_path)["a"]).all()
+    (tmp_path / "2.csv").write_text("a,b\n1.5,3\n")
+    assert read(tmp_path)["a"][2] == 1.5
+    features = fastpipe.read_csv(tmp_path / "1.csv", batch_size=1).features
+    (tmp_path / "2.csv").write_text("a,b\nx,3\n")
+    with pytest.raises(fastpipe.ValueRangeError, match=r'"x" is no float64: features=.*"a": fastpipe.DenseSpec'):
+        read(tmp_path, features=features)
 
 
 # --- What is wrong ---

@@ -76,13 +76,18 @@ impl Seen {
         }
     }
 
-    /// The type that all values have, and what nulls become.
+    /// The type that all values have, and what nulls become. Rows that weren't looked at may have nulls, so a type with
+    /// a value that stands for none always reads them.
     fn leaf(&self) -> (Leaf, Nulls) {
         let mask = if self.nulls > 0 { Nulls::Mask } else { Nulls::Error };
         let fixed = |dtype| (Leaf::Fixed(dtype), mask.clone());
+        let float = (Leaf::Fixed(DType::F64), Nulls::Fill(Some(Scalar::Float(f64::NAN))));
         match self {
             // Text is never null unless that is asked for.
-            Seen { values: 0, .. } => (Leaf::Bytes { utf8: true }, Nulls::Error),
+            Seen {
+                values: 0, nulls: 0, ..
+            } => (Leaf::Bytes { utf8: true }, Nulls::Error),
+            Seen { values: 0, .. } => float,
             Seen { boolean: true, .. } => fixed(DType::Bool),
             Seen { signed: true, .. } => fixed(DType::I64),
             Seen { unsigned: true, .. } => fixed(DType::U64),
@@ -91,17 +96,12 @@ impl Seen {
                 float: true,
                 whole: false,
                 ..
-            } => (Leaf::Fixed(DType::F64), Nulls::Fill(Some(Scalar::Float(f64::NAN)))),
+            } => float,
             Seen {
                 all_times: true,
                 time: Some(unit),
                 ..
-            } if self.nulls > 0 => (Leaf::Fixed(DType::Datetime(*unit)), Nulls::Fill(None)),
-            Seen {
-                all_times: true,
-                time: Some(unit),
-                ..
-            } => fixed(DType::Datetime(*unit)),
+            } => (Leaf::Fixed(DType::Datetime(*unit)), Nulls::Fill(None)),
             _ => (Leaf::Bytes { utf8: true }, Nulls::Error),
         }
     }
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn types_are_the_narrowest_that_all_values_have() {
-        let cases: [(&[&str], &str); 21] = [
+        let cases: [(&[&str], &str); 22] = [
             (&["1", " -2"], "int64"),
             (&["1", "18446744073709551615"], "uint64"),
             (&["-1", "18446744073709551615"], "string"),
@@ -239,7 +239,8 @@ mod tests {
             (&["2024-01-01", "2024-01-01 10:00:00"], "datetime64[us]"),
             (&["2024-01-01 10:00:00.123456789"], "datetime64[ns]"),
             (&["1", "x"], "string"),
-            (&["", ""], "string"),
+            (&["", ""], "float64"),
+            (&[], "string"),
         ];
         for (texts, expected) in cases {
             assert_eq!(leaf(texts).0, expected, "{texts:?}");
@@ -251,6 +252,7 @@ mod tests {
         assert_eq!(leaf(&["1"]).1, Nulls::Error);
         assert_eq!(leaf(&["1", "NA"]).1, Nulls::Mask);
         assert_eq!(leaf(&["2024-01-01", ""]).1, Nulls::Fill(None));
+        assert_eq!(leaf(&["2024-01-01"]).1, Nulls::Fill(None));
         assert!(matches!(leaf(&["1.5"]).1, Nulls::Fill(Some(Scalar::Float(fill))) if fill.is_nan()));
         assert_eq!(leaf(&["a", ""]).1, Nulls::Error);
     }

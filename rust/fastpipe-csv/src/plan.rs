@@ -48,7 +48,7 @@ pub(crate) struct Target {
 pub(crate) struct Layout {
     pub(crate) specs: Vec<ColumnSpec>,
     /// For each column the name of its field.
-    fields: Vec<String>,
+    pub(crate) fields: Vec<String>,
     targets: Vec<Target>,
     /// The parts that are cells.
     pub(crate) cells: Arc<[u32]>,

@@ -161,14 +161,14 @@ impl Rows {
             return self.null(text, dtype, cell, target, out);
         }
         let misfit = || {
-            let reason = format!("{} is no {}", quoted(text), what(dtype));
+            let reason = format!("{} is no {}: {}", quoted(text), what(dtype), self.as_text(target));
             Fault::Value(ErrorKind::ValueRange, reason)
         };
         macro_rules! integer {
             ($t:ty) => {{
                 let found = integer(trimmed).filter(|&(_, n)| n == trimmed.len());
                 let value = <$t>::try_from(found.ok_or_else(misfit)?.0).map_err(|_| {
-                    let reason = format!("{} doesn't fit {dtype}", quoted(text));
+                    let reason = format!("{} doesn't fit {dtype}: {}", quoted(text), self.as_text(target));
                     Fault::Value(ErrorKind::ValueRange, reason)
                 })?;
                 put!(out, target, cell, value)
@@ -255,6 +255,25 @@ impl Rows {
         }
     }
 
+    /// What to pass so that fields that aren't of a feature's type are read.
+    #[cold]
+    fn as_text(&self, target: &Target) -> String {
+        format!("{} reads text", self.spec_instead(target, "\"string\""))
+    }
+
+    /// What to pass so that a feature has another spec.
+    #[cold]
+    fn spec_instead(&self, target: &Target, spec: &str) -> String {
+        let layout = &self.reading.layout;
+        let (name, field) = (&*layout.specs[target.column].name, &*layout.fields[target.column]);
+        let field = if field == name {
+            String::new()
+        } else {
+            format!(", field={field:?}")
+        };
+        format!("features={{**reader.features, {name:?}: fastpipe.DenseSpec((), {spec}{field})}}")
+    }
+
     /// A field that stands for no value.
     fn null(&self, text: &[u8], dtype: DType, cell: u32, target: &Target, out: &mut Sink<'_>) -> Result<(), Fault> {
         let zeros = [0; 8];
@@ -265,7 +284,8 @@ impl Rows {
                 } else {
                     format!("{} stands for no value", quoted(text))
                 };
-                let reason = format!("{what}: give nulls=\"mask\", or a fill value");
+                let masked = self.spec_instead(target, &format!("\"{dtype}\", nulls=\"mask\""));
+                let reason = format!("{what}: {masked} masks it, and fill= in place of nulls= gives it a value");
                 return Err(Fault::Value(ErrorKind::Null, reason));
             }
             Null::Mask => (&zeros[..dtype.size()], 0u8),
