@@ -20,7 +20,16 @@ const END_BYTES: u64 = 64 << 10;
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// What the first bytes of text say that isn't CSV as it is read.
-const OTHERS: [(&[u8], &str); 8] = [
+const OTHERS: [(&[u8], &str); 10] = [
+    // Starts like UTF-16.
+    (
+        b"\xff\xfe\0\0",
+        "it is UTF-32, and UTF-8 is read: convert it, with `iconv -f UTF-32 -t UTF-8`",
+    ),
+    (
+        b"\0\0\xfe\xff",
+        "it is UTF-32, and UTF-8 is read: convert it, with `iconv -f UTF-32 -t UTF-8`",
+    ),
     (
         b"\xff\xfe",
         "it is UTF-16, and UTF-8 is read: convert it, with `iconv -f UTF-16 -t UTF-8`",
@@ -64,6 +73,50 @@ fn other(start: &[u8]) -> Option<&'static str> {
         .iter()
         .find(|(magic, _)| start.starts_with(magic))
         .map(|(_, reason)| *reason)
+        .or_else(|| unmarked(start))
+}
+
+/// Text in UTF-16 or UTF-32 without a byte order mark, as its zero bytes tell: most characters of a CSV file are ASCII.
+fn unmarked(start: &[u8]) -> Option<&'static str> {
+    let start = &start[..start.len().min(4096) / 4 * 4];
+    let mut zeros = [0; 4];
+    for characters in start.chunks_exact(4) {
+        for (count, &byte) in zeros.iter_mut().zip(characters) {
+            *count += usize::from(byte == 0);
+        }
+    }
+    let all = start.len() / 4;
+    let often = |i: usize| all > 0 && zeros[i] > all / 4;
+    let seldom = |i: usize| zeros[i] <= all / 16;
+    if often(1) && often(3) && seldom(0) && seldom(2) {
+        return Some("it is UTF-16, and UTF-8 is read: convert it, with `iconv -f UTF-16LE -t UTF-8`");
+    }
+    if often(0) && often(2) && seldom(1) && seldom(3) {
+        return Some("it is UTF-16, and UTF-8 is read: convert it, with `iconv -f UTF-16BE -t UTF-8`");
+    }
+    if zeros[2..] == [all; 2] && often(1) && seldom(0) {
+        return Some("it is UTF-32, and UTF-8 is read: convert it, with `iconv -f UTF-32LE -t UTF-8`");
+    }
+    if zeros[..2] == [all; 2] && often(2) && seldom(3) {
+        return Some("it is UTF-32, and UTF-8 is read: convert it, with `iconv -f UTF-32BE -t UTF-8`");
+    }
+    None
+}
+
+/// Whether a file has no newlines because its rows end with carriage returns.
+fn returns_only(start: &[u8], lines: &Lines) -> Option<LoneReturn> {
+    if memchr::memchr(b'\n', start).is_some() {
+        return None;
+    }
+    let mut fields = Fields::new(lines, start, 0);
+    loop {
+        match fields.skip() {
+            Ok(Ended::Field) => {}
+            Ok(Ended::Row) => return None,
+            // A newline may follow the last byte.
+            Err(found) => return (found.0 + 1 < start.len()).then_some(found),
+        }
+    }
 }
 
 /// What is known of a file before its rows are found.
@@ -103,6 +156,9 @@ impl Header {
         let start = read(text.0, 0, END_BYTES.min(text.1))?;
         if let Some(reason) = other(&start) {
             return Err(Error::new(ErrorKind::Unsupported, reason));
+        }
+        if let Some(found) = returns_only(&start, &Lines::new(dialect, 0)) {
+            return Err(lone_return(found));
         }
         let start = if start.starts_with(MARK) { MARK.len() } else { 0 };
         let ends = ends(file, size)?;
@@ -190,7 +246,7 @@ fn malformed(reason: &str) -> Error {
 #[cold]
 pub(crate) fn lone_return(LoneReturn(at): LoneReturn) -> Error {
     let reason = "a carriage return ends no row: rows end with a newline, with or without one in front of it, and fields \
-                  with one are quoted";
+                  with one are quoted. If all rows end with carriage returns alone, convert the file, with `tr '\\r' '\\n'`";
     malformed(reason).at_offset(at as u64)
 }
 
@@ -286,6 +342,44 @@ pub(crate) mod tests {
         }
         assert_eq!(kind(b"BZh91AY&SY,b\n"), ErrorKind::Unsupported);
         assert!(header(b"BZh9,b\n", Names::FirstRow).is_ok());
+        let reason = |bytes: &[u8]| header(bytes, Names::Numbered).unwrap_err().reason().to_owned();
+        assert!(reason(b"a,b\r1,2\r").contains("`tr '\\r' '\\n'`"));
+        assert!(header(b"a,\"b\rc\"", Names::Numbered).is_ok());
+        assert!(header(b"a,b\0\0\0\n1,2\0\0\0\n", Names::FirstRow).is_ok());
+    }
+
+    #[test]
+    fn wide_characters_are_refused_by_their_name() {
+        let text = "größe,Łódź,b\n1,2,3\n".repeat(200);
+        let utf16: Vec<u16> = text.encode_utf16().collect();
+        let utf32: Vec<u32> = text.chars().map(u32::from).collect();
+        let cases: [(&str, Vec<u8>); 4] = [
+            ("UTF-16LE", utf16.iter().flat_map(|unit| unit.to_le_bytes()).collect()),
+            ("UTF-16BE", utf16.iter().flat_map(|unit| unit.to_be_bytes()).collect()),
+            ("UTF-32LE", utf32.iter().flat_map(|unit| unit.to_le_bytes()).collect()),
+            ("UTF-32BE", utf32.iter().flat_map(|unit| unit.to_be_bytes()).collect()),
+        ];
+        for (name, bytes) in cases {
+            for len in [24, bytes.len()] {
+                let error = header(&bytes[..len], Names::FirstRow).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Unsupported);
+                assert!(
+                    error.reason().contains(&format!("iconv -f {name} ")),
+                    "{name}: {}",
+                    error.reason()
+                );
+            }
+        }
+        for mark in [&b"\xff\xfe\0\0"[..], b"\0\0\xfe\xff"] {
+            let error = header(&[mark, b"a\0\0\0"].concat(), Names::FirstRow).unwrap_err();
+            assert!(error.reason().starts_with("it is UTF-32"));
+        }
+        assert!(
+            header(b"\xff\xfea\0", Names::FirstRow)
+                .unwrap_err()
+                .reason()
+                .starts_with("it is UTF-16")
+        );
     }
 
     #[test]
