@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import pyarrow.feather
 import pytest
 
 import fastpipe
 import oracle
+from arrow_of_avro import arrow_type, held, refused, stored, without_nullability
 from fastpipe import cli
 
 CORPUS = Path(os.environ.get("FASTPIPE_CORPUS") or Path(__file__).parents[2] / "shared" / "corpus")
@@ -130,6 +132,28 @@ def test_converted_to_avro(name: str, tmp_path: Path) -> None:
     assert len(fastpipe.AvroFile(out)) == len(fastpipe.AvroFile(source))
     first, second = (b"".join(data for _, data in oracle.split(path.read_bytes())[1]) for path in (source, out))
     assert first == second
+
+
+@pytest.mark.parametrize("name", READ)
+def test_converted_to_arrow(name: str, tmp_path: Path) -> None:
+    """Columns keep their types, or are refused."""
+    source, out = str(CORPUS / name), str(tmp_path / "out.arrow")
+    root, records = oracle.load(CORPUS / name)
+    parts = dict(root.parts) if root.kind == "record" else {"value": root}
+    keeps = [column for column, part in parts.items() if not refused(part)]
+    if len(keeps) < len(parts):
+        assert cli.main(["convert", source, out, "--from", "avro"]) == 1
+    if not keeps:
+        return
+    assert cli.main(["convert", source, out, "--from", "avro", "--columns", ",".join(keeps)]) == 0
+    table = pyarrow.feather.read_table(out)
+    table.validate(full=True)
+    for column in keeps:
+        field = table.schema.field(column)
+        assert without_nullability(field.type) == without_nullability(arrow_type(parts[column])), column
+        values = [record[column] if root.kind == "record" else record for record in records]
+        expected = [stored(parts[column], value) for value in values]
+        assert repr(held(table[column].combine_chunks())) == repr(expected), column
 
 
 @pytest.mark.parametrize("name", REFUSED)

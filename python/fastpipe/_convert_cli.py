@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
-from fastpipe import AvroFile, read_arrow, read_avro, read_parquet, write_avro
-from fastpipe._columns.arrow_schema import require_pyarrow
+from fastpipe import AvroFile, write_avro
+from fastpipe._convert_tables import Tables, tables_of
 from fastpipe._progress import progress_bar
 from fastpipe._replacing import replacing
 from fastpipe._sources import expand
 from fastpipe._terminal_text import clean, plural, size_text
 from fastpipe.avro._encoded import encoded_records
+from fastpipe.avro._projection import projection
 from fastpipe.avro._writing import copy_records
-from fastpipe.errors import FastpipeError, SchemaError
-from fastpipe.reader import Reader
+from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _SUFFIXES = {"avro": (".avro",), "parquet": (".parquet", ".pq"), "arrow": (".arrow", ".feather", ".ipc")}
 _CODECS = {
@@ -82,14 +87,14 @@ def run(arguments: argparse.Namespace) -> int:
         "block_bytes": arguments.block_bytes or 64 << 10,
         "progress": sys.stderr.isatty(),
     }
-    if origin == to == "avro" and columns is None:
-        rows = _copy(files, arguments.target, order, options)
-    else:
-        with _reader(origin, files, columns, order | {"batch_size": arguments.batch_size or _BATCH_SIZE}) as reader:
-            if to == "avro":
-                rows = write_avro(arguments.target, reader, **options).rows
-            else:
-                rows = _write_columns(to, arguments.target, reader, codec, options["progress"])
+    rows = _copy(files, columns, arguments.target, order, options) if origin == to == "avro" else None
+    if rows is None:
+        batch_size = arguments.batch_size or _BATCH_SIZE
+        tables = tables_of(origin, files, columns, order, batch_size)
+        if to == "avro":
+            rows = _write_avro(arguments.target, tables, options)
+        else:
+            rows = _write_columns(to, arguments.target, tables, codec, batch_size, options["progress"])
     print(f"{clean(arguments.target)}: {plural(rows, 'row')}, {size_text(os.path.getsize(arguments.target))}")
     return 0
 
@@ -120,52 +125,111 @@ def _origin(source: str) -> str | None:
     return None
 
 
-def _reader(origin: str, files: list[str], columns: Sequence[str] | None, options: dict[str, Any]) -> Reader:
-    if origin == "parquet":
-        return read_parquet(files, columns=columns, **options)
-    if origin == "arrow":
-        return read_arrow(files, columns=columns, **options)
-    # Nothing is lost without a word.
-    return read_avro(files, columns=columns, unsupported="error", **options)
+def _copy(
+    files: list[str], columns: list[str] | None, target: str, order: dict[str, Any], options: dict[str, Any]
+) -> int | None:
+    """Avro to Avro: records as they are encoded, or fields of theirs; None if the columns are other ones."""
 
+    def wanted(schema: Any) -> Any:
+        return schema if columns is None else projection(schema, columns)
 
-def _copy(files: list[str], target: str, order: dict[str, Any], options: dict[str, Any]) -> int:
-    """Avro to Avro: records as they are encoded."""
     first = AvroFile(files[0])
+    chosen = wanted(first.schema)
+    if chosen is None:
+        return None
+    names, text = ([""], first.schema_json) if columns is None else (columns, json.dumps(chosen))
     for path in files[1:]:
-        if AvroFile(path).schema != first.schema:
-            reason = f"its schema isn't that of {files[0]}: convert each of them, or name the columns with --columns"
+        if wanted(AvroFile(path).schema) != chosen:
+            reason = (
+                f"its schema isn't that of {files[0]}: convert each file, or name columns that are alike (--columns)"
+            )
             raise SchemaError(f"{reason} (file {path})", path=path, reason=reason)
     metadata = {key: value for key, value in first.metadata.items() if not key.startswith("avro.")}
-    with encoded_records(files, **order) as records:
-        return copy_records(target, records, first.schema_json, metadata, **options)
+    with encoded_records(files, names, **order) as records:
+        return copy_records(target, records, text, metadata, **options)
 
 
-def _write_columns(to: str, target: str, reader: Reader, codec: str, showing: bool) -> int:
-    require_pyarrow()
+def _write_avro(target: str, tables: Tables, options: dict[str, Any]) -> int:
+    import pyarrow as pa
+
+    for field in tables.schema:
+        _check_durations(field.type, field.name)
+    with tables.open() as found:
+        batches = (
+            batch for table in found for batch in (table.to_batches() if isinstance(table, pa.Table) else [table])
+        )
+        return write_avro(target, pa.RecordBatchReader.from_batches(tables.schema, batches), **options).rows
+
+
+def _check_durations(kind: Any, name: str) -> None:
+    """Refuses what Avro has no type for, and `write_avro` writes as numbers."""
+    import pyarrow as pa
+
+    if pa.types.is_duration(kind):
+        reason = (
+            f"Avro has no type for values of type {kind} (column {name!r}): cast them to int64 or to months, days and "
+            "nanoseconds, or name the other columns with --columns"
+        )
+        raise UnsupportedError(reason, feature=name, reason=reason)
+    parts = [kind.value_type] if pa.types.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
+    for part in parts:
+        _check_durations(part, name)
+
+
+def _write_columns(to: str, target: str, tables: Tables, codec: str, batch_size: int, showing: bool) -> int:
     import pyarrow as pa
 
     name = _OF_PYARROW.get(codec, codec)
-    batches = reader.to_reader()
-    bar = progress_bar(len(reader) * reader.batch_size) if showing else None
+    if to == "parquet":
+        _check_parquet(tables.schema)
+    bar = progress_bar(tables.rows) if showing else None
     rows = 0
-    try:
-        with replacing(target) as temporary:
-            writer: Any
-            if to == "parquet":
-                import pyarrow.parquet as pq
+    with bar or nullcontext(), replacing(target) as temporary, tables.open() as found:
+        writer: Any
+        if to == "parquet":
+            import pyarrow.parquet as pq
 
-                writer = pq.ParquetWriter(temporary, batches.schema, compression=name)
-            else:
-                options = pa.ipc.IpcWriteOptions(compression=None if name == "none" else name)
-                writer = pa.ipc.new_file(temporary, batches.schema, options=options)
-            with writer:
-                for batch in batches:
-                    writer.write_batch(batch)
-                    rows += batch.num_rows
-                    if bar is not None:
-                        bar.update(batch.num_rows)
-    finally:
-        if bar is not None:
-            bar.close()
+            writer = pq.ParquetWriter(temporary, tables.schema, compression=name)
+        else:
+            options = pa.ipc.IpcWriteOptions(compression=None if name == "none" else name)
+            writer = pa.ipc.new_file(temporary, tables.schema, options=options)
+        with writer:
+            for table in _sized(found, batch_size):
+                writer.write_table(table, batch_size)
+                rows += table.num_rows
+                if bar is not None:
+                    bar.update(table.num_rows)
     return rows
+
+
+def _check_parquet(schema: pa.Schema) -> None:
+    """Refuses columns of types that pyarrow writes no Parquet of, such as intervals."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for field in schema:
+        try:
+            pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+        except pa.ArrowNotImplementedError as error:
+            reason = (
+                f"Parquet has no type for column {field.name!r}, {field.type} ({error}): name the other columns with "
+                "--columns, or convert to Arrow"
+            )
+            raise UnsupportedError(reason, feature=field.name, reason=reason) from error
+
+
+def _sized(found: Iterable[Any], rows: int) -> Iterator[Any]:
+    """Tables of `rows` rows; the last may have fewer."""
+    import pyarrow as pa
+
+    waiting: list[Any] = []
+    count = 0
+    for batch in found:
+        waiting.append(batch if isinstance(batch, pa.Table) else pa.table(batch))
+        count += batch.num_rows
+        while count >= rows:
+            whole = pa.concat_tables(waiting)
+            yield whole.slice(0, rows)
+            waiting, count = [whole.slice(rows)], count - rows
+    if count:
+        yield pa.concat_tables(waiting).combine_chunks()

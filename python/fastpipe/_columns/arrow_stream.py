@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from fastpipe._progress import Counter
     from fastpipe.specs import Features
 
-__all__ = ["ArrowStreams"]
+__all__ = ["ArrowStreams", "Capsules"]
 
 
-class _Capsules:
+class Capsules:
     """A batch for whoever takes Arrow data."""
 
     def __init__(self, capsules: tuple[object, object]) -> None:
@@ -66,20 +66,20 @@ class ArrowStreams:
         schema = schema_of(self._features, valid=self._padded)
 
         def record_batch(capsules: tuple[object, object]) -> pa.RecordBatch:
-            return pyarrow.record_batch(_Capsules(capsules))
+            return pyarrow.record_batch(Capsules(capsules))
 
         # No generator: its frame would hold a batch while the next one is made, and fill the messages of errors with a
         # traceback.
         batches: Iterator[pa.RecordBatch] = map(record_batch, self._started())
         return pyarrow.RecordBatchReader.from_batches(schema, batches)
 
-    def batches(self) -> Iterator[_Capsules]:
+    def batches(self) -> Iterator[Capsules]:
         """Starts a pass, the batches of which have `__arrow_c_array__`. What is raised in it is raised as it is.
 
         Raises:
             ValueError: if Arrow has no such name or size.
         """
-        return map(_Capsules, self._started())
+        return map(Capsules, self._started())
 
     def stream_capsule(self) -> object:
         """Starts a pass, and makes it a stream of Arrow's C interface.

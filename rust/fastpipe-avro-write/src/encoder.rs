@@ -185,7 +185,7 @@ fn stored(site: &Site, array: &DataType, names: &mut u32) -> Result<Value> {
         _ => return Err(unexpected(array)),
     };
     Ok(match site.null {
-        None => ty,
+        None | Some(Null::Never) => ty,
         Some(Null::First) => json!(["null", ty]),
         Some(Null::Second) => json!([ty, "null"]),
     })

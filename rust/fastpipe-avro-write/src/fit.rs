@@ -330,10 +330,10 @@ fn aligned(array: ArrayRef) -> ArrayRef {
 fn empty_type(ty: &Type) -> DataType {
     let inner = |site: &Site| -> FieldRef { Arc::new(Field::new("item", empty_type(&site.ty), true)) };
     match ty {
-        Type::Null => DataType::Null,
+        Type::Null | Type::Refused(_) => DataType::Null,
         Type::Boolean => DataType::Boolean,
         Type::Int | Type::Date | Type::TimeMillis | Type::Enum(_) => DataType::Int32,
-        Type::Long | Type::TimeMicros | Type::Timestamp(_) => DataType::Int64,
+        Type::Long | Type::TimeMicros | Type::Timestamp { .. } => DataType::Int64,
         Type::Float => DataType::Float32,
         Type::Double => DataType::Float64,
         Type::Bytes => DataType::Binary,

@@ -64,7 +64,7 @@ pub(crate) fn fit_leaf(leaf: &Leaf<'_>, array: &ArrayRef) -> Result<ArrayRef> {
         Type::Date => leaf.time(array, DAY, &D::Int32, "dates"),
         Type::TimeMillis => leaf.time(array, nanoseconds(TimeUnit::Millisecond), &D::Int32, "times of day"),
         Type::TimeMicros => leaf.time(array, nanoseconds(TimeUnit::Microsecond), &D::Int64, "times of day"),
-        Type::Timestamp(unit) => leaf.time(array, nanoseconds(*unit), &D::Int64, "timestamps"),
+        Type::Timestamp { unit, .. } => leaf.time(array, nanoseconds(*unit), &D::Int64, "timestamps"),
         Type::Enum(symbols) => leaf.symbols(array, symbols),
         // As they are stored.
         Type::Decimal { size: None, .. } if is_binary(found) => Ok(array.clone()),
@@ -75,7 +75,7 @@ pub(crate) fn fit_leaf(leaf: &Leaf<'_>, array: &ArrayRef) -> Result<ArrayRef> {
         Type::Duration if matches!(found, D::Interval(_)) => Ok(array.clone()),
         Type::Duration if is_binary(found) || matches!(found, D::FixedSizeBinary(_)) => leaf.fixed(array, 12),
         Type::Duration => Err(misfit(array, "durations of months, days and milliseconds", leaf.path)),
-        Type::Array(_) | Type::Map(_) | Type::Record(_) => {
+        Type::Array(_) | Type::Map(_) | Type::Record(_) | Type::Refused(_) => {
             Err(Error::new(ErrorKind::Internal, "a type of several values is no leaf"))
         }
     }

@@ -1,4 +1,5 @@
-//! Arrow record batches to Avro object container files. No I/O but [`std::io::Write`], no Python.
+//! Arrow record batches to Avro object container files, and encoded values to Arrow. No I/O but [`std::io::Write`],
+//! no Python.
 //!
 //! # What is a library's, and what is ours
 //!
@@ -24,10 +25,16 @@
 //! # Limits
 //!
 //! Unions other than of null and one type are refused, as are types that contain themselves: no Arrow type is like
-//! these.
+//! these. Rows that are encoded already go into [`Blocks`] whatever their schema is.
+//!
+//! # Back to Arrow
+//!
+//! [`Columns`] make arrays of encoded values, for files of other formats: each type becomes the Arrow type that says
+//! the same, and one without such a type is refused.
 
 mod blocks;
 mod codec;
+mod decode;
 mod encoder;
 mod fit;
 mod infer;
@@ -38,6 +45,7 @@ mod schema;
 
 pub use blocks::{Blocks, Settings, Written};
 pub use codec::{Codec, Compression};
+pub use decode::Columns;
 pub use encoder::Encoder;
 pub use infer::infer;
 pub use nested::{nested, required};

@@ -8,6 +8,9 @@ use serde_json::Value;
 
 use crate::names::{check_field, is_full_name, is_name};
 
+/// Digits of Arrow's widest decimals.
+const MOST_DIGITS: u64 = 76;
+
 /// Types in a schema, those within named types counted wherever they are used.
 const MOST_TYPES: usize = 100_000;
 
@@ -30,6 +33,15 @@ pub(crate) struct Site {
 pub(crate) enum Null {
     First,
     Second,
+    /// None: it is a union of one type. Of a schema that is written there is none.
+    Never,
+}
+
+impl Site {
+    /// Whether there may be a null.
+    pub(crate) fn is_nullable(&self) -> bool {
+        self.ty == Type::Null || matches!(self.null, Some(Null::First | Null::Second))
+    }
 }
 
 /// A type, with its logical one.
@@ -42,7 +54,11 @@ pub(crate) enum Type {
     TimeMillis,
     Long,
     TimeMicros,
-    Timestamp(TimeUnit),
+    /// In UTC, or of no time zone.
+    Timestamp {
+        unit: TimeUnit,
+        local: bool,
+    },
     Float,
     Double,
     Bytes,
@@ -62,6 +78,8 @@ pub(crate) enum Type {
     Array(Box<Site>),
     Map(Box<Site>),
     Record(Vec<(String, Site)>),
+    /// A type without a counterpart in Arrow: why. Of a schema that is written there is none.
+    Refused(String),
 }
 
 impl Schema {
@@ -86,6 +104,17 @@ impl Schema {
         }
     }
 
+    /// Reads any schema of a file. Types without a counterpart in Arrow are refused where they are used.
+    pub(crate) fn parse_any(json: &str) -> Result<Site> {
+        let value: Value = serde_json::from_str(json)
+            .map_err(|error| Error::new(ErrorKind::Schema, format!("the schema isn't JSON: {error}")))?;
+        let mut parser = Parser {
+            any: true,
+            ..Parser::default()
+        };
+        parser.site(&value, "", "")
+    }
+
     /// The schema as it was given.
     pub fn json(&self) -> &str {
         &self.json
@@ -102,6 +131,8 @@ struct Parser {
     /// Named types by full name; those that are being read have none yet.
     named: HashMap<String, Option<Type>>,
     types: usize,
+    /// Whether the schema is one that is read.
+    any: bool,
 }
 
 fn bad(path: &str, reason: impl Into<String>) -> Error {
@@ -128,13 +159,31 @@ impl Parser {
             let ty = self.ty(value, path, space)?;
             return Ok(Site { null: None, ty });
         };
-        let null = branches.iter().position(|branch| branch == "null");
-        match (&branches[..], null) {
-            ([_, value] | [value, _], Some(place)) if value != "null" || branches[1 - place] != "null" => {
-                let value = if place == 0 { &branches[1] } else { value_of(branches) };
+        let is_null = |branch: &Value| branch == "null" || branch.get("type").is_some_and(|ty| ty == "null");
+        match &branches[..] {
+            [first, second] if is_null(first) != is_null(second) => {
+                let (null, value) = if is_null(first) {
+                    (Null::First, second)
+                } else {
+                    (Null::Second, first)
+                };
                 let ty = self.ty(value, path, space)?;
-                let null = if place == 0 { Null::First } else { Null::Second };
                 Ok(Site { null: Some(null), ty })
+            }
+            [one] if self.any => {
+                let ty = self.ty(one, path, space)?;
+                let null = Some(Null::Never);
+                Ok(Site { null, ty })
+            }
+            _ if self.any => {
+                // They may name types that others use.
+                for branch in branches {
+                    self.ty(branch, path, space)?;
+                }
+                let reason = "a union of several types has no counterpart: name the other columns with --columns, or \
+                              convert to Avro, which keeps it";
+                let ty = Type::Refused(reason.into());
+                Ok(Site { null: None, ty })
             }
             _ => Err(unsupported(
                 path,
@@ -169,7 +218,7 @@ impl Parser {
                     }
                     Some(name) => {
                         let ty = self.of_name(name, path, space)?;
-                        logical(ty, object, path)
+                        self.logical(ty, object, path)
                     }
                     None if inner.is_object() => self.ty(inner, path, space),
                     None => Err(bad(path, "\"type\" is the name of a type, or a type")),
@@ -203,6 +252,10 @@ impl Parser {
                         }
                         ty
                     }
+                    Some(None) if self.any => Type::Refused(format!(
+                        "the type {full:?} contains itself, which has no counterpart: name the other columns with \
+                         --columns, or convert to Avro, which keeps it"
+                    )),
                     Some(None) => {
                         let reason = format!("{name:?} contains itself, which no Arrow type does");
                         return Err(unsupported(path, reason));
@@ -225,7 +278,7 @@ impl Parser {
             Some(given) if !name.contains('.') => full_name(name, given),
             _ => full_name(name, space),
         };
-        if !is_full_name(&full) {
+        if !self.any && !is_full_name(&full) {
             return Err(bad(
                 path,
                 format!("{full:?} is no name of a type: its parts are of a-z, A-Z, 0-9 and _"),
@@ -241,9 +294,9 @@ impl Parser {
                     .and_then(Value::as_u64)
                     .and_then(|size| i32::try_from(size).ok());
                 let size = size.ok_or_else(|| bad(path, "a fixed has a \"size\", a number below 2^31"))?;
-                logical(Type::Fixed(size as usize), object, path)?
+                self.logical(Type::Fixed(size as usize), object, path)?
             }
-            "enum" => Type::Enum(symbols(object, path)?),
+            "enum" => Type::Enum(self.symbols(object, path)?),
             _ => {
                 let space = full.rsplit_once('.').map_or("", |(space, _)| space);
                 let fields = object.get("fields").and_then(Value::as_array);
@@ -254,7 +307,9 @@ impl Parser {
                     let name = field.get("name").and_then(Value::as_str);
                     let name = name.ok_or_else(|| bad(path, "a field has a \"name\", a text"))?;
                     let path = below(path, name);
-                    check_field(name, &path)?;
+                    if !self.any {
+                        check_field(name, &path)?;
+                    }
                     let ty = field.get("type").ok_or_else(|| bad(&path, "a field has a \"type\""))?;
                     if !seen.insert(name) {
                         return Err(bad(&path, "two fields of a record have this name: rename one"));
@@ -267,14 +322,48 @@ impl Parser {
         self.named.insert(full, Some(ty.clone()));
         Ok(ty)
     }
-}
 
-/// The branch that isn't null, of two.
-fn value_of(branches: &[Value]) -> &Value {
-    if branches[0] == "null" {
-        &branches[1]
-    } else {
-        &branches[0]
+    fn logical(&self, ty: Type, object: &serde_json::Map<String, Value>, path: &str) -> Result<Type> {
+        let name = object.get("logicalType").and_then(Value::as_str);
+        match (name, &ty) {
+            (Some("big-decimal"), Type::Bytes) if self.any => {
+                let reason = "a big-decimal, each value of which has its own scale, has no counterpart: name the other \
+                              columns with --columns, or convert to Avro, which keeps it";
+                Ok(Type::Refused(reason.into()))
+            }
+            // As the specification demands of readers.
+            (Some("decimal"), Type::Bytes | Type::Fixed(_)) if self.any => {
+                let digits = object.get("precision").and_then(Value::as_u64);
+                Ok(match logical(ty.clone(), object, path) {
+                    Ok(ty) => ty,
+                    Err(_) if digits > Some(MOST_DIGITS) => Type::Refused(format!(
+                        "a decimal of more than {MOST_DIGITS} digits has no counterpart: name the other columns with \
+                         --columns, or convert to Avro, which keeps it"
+                    )),
+                    Err(_) => ty,
+                })
+            }
+            _ => logical(ty, object, path),
+        }
+    }
+
+    fn symbols(&self, object: &serde_json::Map<String, Value>, path: &str) -> Result<Vec<String>> {
+        let symbols = object.get("symbols").and_then(Value::as_array);
+        let symbols = symbols.and_then(|all| all.iter().map(|one| one.as_str().map(str::to_owned)).collect());
+        let symbols: Vec<String> = symbols.ok_or_else(|| bad(path, "an enum has \"symbols\", a list of texts"))?;
+        let mut seen = std::collections::HashSet::new();
+        for symbol in &symbols {
+            if !self.any && !is_name(symbol) {
+                return Err(bad(
+                    path,
+                    format!("{symbol:?} is no symbol of an enum: these are names, as those of fields"),
+                ));
+            }
+            if !seen.insert(symbol) {
+                return Err(bad(path, format!("the enum has the symbol {symbol:?} twice")));
+            }
+        }
+        Ok(symbols)
     }
 }
 
@@ -294,38 +383,23 @@ fn count(ty: &Type) -> usize {
     }
 }
 
-fn symbols(object: &serde_json::Map<String, Value>, path: &str) -> Result<Vec<String>> {
-    let symbols = object.get("symbols").and_then(Value::as_array);
-    let symbols = symbols.and_then(|all| all.iter().map(|one| one.as_str().map(str::to_owned)).collect());
-    let symbols: Vec<String> = symbols.ok_or_else(|| bad(path, "an enum has \"symbols\", a list of texts"))?;
-    let mut seen = std::collections::HashSet::new();
-    for symbol in &symbols {
-        if !is_name(symbol) {
-            return Err(bad(
-                path,
-                format!("{symbol:?} is no symbol of an enum: these are names, as those of fields"),
-            ));
-        }
-        if !seen.insert(symbol) {
-            return Err(bad(path, format!("the enum has the symbol {symbol:?} twice")));
-        }
-    }
-    Ok(symbols)
-}
-
 /// A type with the logical type of its object. Unknown ones, and those that don't fit, are ignored, as the
 /// specification demands; a decimal that contradicts itself is refused, since it would be read as other numbers.
 fn logical(ty: Type, object: &serde_json::Map<String, Value>, path: &str) -> Result<Type> {
     let Some(name) = object.get("logicalType").and_then(Value::as_str) else {
         return Ok(ty);
     };
+    let timestamp = |unit, local| Type::Timestamp { unit, local };
     Ok(match (name, ty) {
         ("date", Type::Int) => Type::Date,
         ("time-millis", Type::Int) => Type::TimeMillis,
         ("time-micros", Type::Long) => Type::TimeMicros,
-        ("timestamp-millis" | "local-timestamp-millis", Type::Long) => Type::Timestamp(TimeUnit::Millisecond),
-        ("timestamp-micros" | "local-timestamp-micros", Type::Long) => Type::Timestamp(TimeUnit::Microsecond),
-        ("timestamp-nanos" | "local-timestamp-nanos", Type::Long) => Type::Timestamp(TimeUnit::Nanosecond),
+        ("timestamp-millis", Type::Long) => timestamp(TimeUnit::Millisecond, false),
+        ("local-timestamp-millis", Type::Long) => timestamp(TimeUnit::Millisecond, true),
+        ("timestamp-micros", Type::Long) => timestamp(TimeUnit::Microsecond, false),
+        ("local-timestamp-micros", Type::Long) => timestamp(TimeUnit::Microsecond, true),
+        ("timestamp-nanos", Type::Long) => timestamp(TimeUnit::Nanosecond, false),
+        ("local-timestamp-nanos", Type::Long) => timestamp(TimeUnit::Nanosecond, true),
         ("uuid", Type::Text) => Type::Uuid,
         ("duration", Type::Fixed(12)) => Type::Duration,
         ("decimal", Type::Bytes) => decimal(None, object, path)?,
@@ -335,8 +409,6 @@ fn logical(ty: Type, object: &serde_json::Map<String, Value>, path: &str) -> Res
 }
 
 fn decimal(size: Option<usize>, object: &serde_json::Map<String, Value>, path: &str) -> Result<Type> {
-    /// Digits of Arrow's widest decimals.
-    const MOST_DIGITS: u64 = 76;
     let precision = object
         .get("precision")
         .and_then(Value::as_u64)

@@ -39,9 +39,20 @@ fn unexported(error: &ArrowError) -> Error {
     Error::new(ErrorKind::Internal, format!("Arrow data can't be handed out: {error}"))
 }
 
-fn schema_capsule<'py>(py: Python<'py>, schema: &SchemaRef) -> PyResult<Bound<'py, PyCapsule>> {
+pub(crate) fn schema_capsule<'py>(py: Python<'py>, schema: &SchemaRef) -> PyResult<Bound<'py, PyCapsule>> {
     let schema = FFI_ArrowSchema::try_from(&**schema).map_err(|error| unexported(&error));
     PyCapsule::new_with_value(py, schema.py(py)?, c"arrow_schema")
+}
+
+/// A record batch, as the capsules of its schema and of an array.
+pub(crate) fn array_capsules<'py>(
+    py: Python<'py>,
+    schema: &SchemaRef,
+    batch: RecordBatch,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let array = FFI_ArrowArray::new(&StructArray::from(batch).to_data());
+    let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
+    PyTuple::new(py, [schema_capsule(py, schema)?, array])
 }
 
 /// The schema of batches of such columns, as a capsule; `padded` if they say which of their rows are valid.
@@ -116,11 +127,7 @@ impl ArrowBatches {
     /// The next batch, as the capsules of a schema and of an array.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let Some(batch) = self.draw(py)? else { return Ok(None) };
-        guarded(py, || {
-            let array = FFI_ArrowArray::new(&StructArray::from(batch).to_data());
-            let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
-            Some(PyTuple::new(py, [schema_capsule(py, &self.schema)?, array])).transpose()
-        })
+        guarded(py, || array_capsules(py, &self.schema, batch).map(Some))
     }
 
     /// The batches to come, as the capsule of a stream.

@@ -217,7 +217,8 @@ impl AvroWriter {
         })
     }
 
-    /// Writes rows that are encoded: the large binary column of whatever has `__arrow_c_array__`. Returns their number.
+    /// Writes rows that are encoded, of whatever has `__arrow_c_array__`: the large binary of all columns, one after
+    /// another. Returns the number of rows.
     fn copy(&self, table: &Bound<'_, PyAny>) -> PyResult<usize> {
         let py = table.py();
         let mut locked = self.locked()?;
@@ -227,13 +228,23 @@ impl AvroWriter {
         let mut rows = 0;
         guarded(py, || {
             each(table, |batch| {
-                let column = batch.columns().first().and_then(|column| column.as_binary_opt::<i64>());
-                let column =
-                    column.ok_or_else(|| PyValueError::new_err("encoded rows are a column of large_binary"))?;
-                rows += column.len();
+                let binary = |column: &'_ arrow_array::ArrayRef| column.as_binary_opt::<i64>().cloned();
+                let columns: Option<Vec<_>> = batch.columns().iter().map(binary).collect();
+                let columns = columns.ok_or_else(|| PyValueError::new_err("encoded rows are large_binary"))?;
+                rows += batch.num_rows();
                 let copy = || {
-                    let offsets = column.offsets().iter().map(|&offset| offset as usize);
-                    blocks.push(column.values(), &try_collect(offsets, "where rows end")?)
+                    if let [column] = &columns[..] {
+                        let offsets = column.offsets().iter().map(|&offset| offset as usize);
+                        return blocks.push(column.values(), &try_collect(offsets, "where rows end")?);
+                    }
+                    let (mut bytes, mut offsets) = (Vec::new(), vec![0]);
+                    for row in 0..batch.num_rows() {
+                        columns
+                            .iter()
+                            .for_each(|column| bytes.extend_from_slice(column.value(row)));
+                        offsets.push(bytes.len());
+                    }
+                    blocks.push(&bytes, &offsets)
                 };
                 py.detach(copy).py(py)
             })

@@ -5,6 +5,7 @@
 mod arrays;
 mod arrow_export;
 mod arrow_import;
+mod avro_columns;
 mod avro_format;
 mod avro_writer;
 mod calls;
@@ -56,6 +57,8 @@ mod _fastpipe {
     use super::arrays::Memory;
     #[pymodule_export]
     use super::arrow_export::ArrowBatches;
+    #[pymodule_export]
+    use super::avro_columns::AvroColumns;
     #[pymodule_export]
     use super::avro_writer::AvroWriter;
     #[pymodule_export]

@@ -1,0 +1,170 @@
+//! Encoded values (Avro 1.12 specification, "Binary Encoding") to Arrow arrays that keep their types.
+//!
+//! A column is a field of the record, or of records within it: its values come as the bytes that they are encoded as,
+//! one for each row. The Arrow type follows from the schema alone.
+
+mod input;
+mod values;
+
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, RecordBatch, RecordBatchOptions};
+use arrow_buffer::NullBufferBuilder;
+use arrow_schema::{ArrowError, DataType, Field, IntervalUnit, SchemaRef, TimeUnit};
+use fastpipe_batch::{Error, ErrorKind, Result};
+
+use self::input::{Input, MOST_EMPTY_ITEMS};
+use self::values::Values;
+use crate::schema::{Schema, Site, Type};
+
+/// Columns of Avro's records, as Arrow has them.
+#[derive(Clone, Debug)]
+pub struct Columns {
+    sites: Vec<Site>,
+    schema: SchemaRef,
+}
+
+impl Columns {
+    /// The columns of these names, which are paths of fields from the root; of all fields by default. A root that isn't
+    /// a record is the column `value`.
+    pub fn new(json: &str, names: Option<&[String]>) -> Result<Columns> {
+        let root = Schema::parse_any(json)?;
+        let (mut sites, mut fields) = (Vec::new(), Vec::new());
+        let all = match &root.ty {
+            Type::Record(fields) if root.null.is_none() => fields.iter().map(|(name, _)| name.clone()).collect(),
+            _ => vec![ROOT.to_owned()],
+        };
+        for name in names.unwrap_or(&all) {
+            let (site, nullable) = find(&root, name)?;
+            let field = field(name, site, name)?;
+            let nullable = nullable || field.is_nullable();
+            fields.push(field.with_nullable(nullable));
+            sites.push(site.clone());
+        }
+        Ok(Columns {
+            sites,
+            schema: Arc::new(arrow_schema::Schema::new(fields)),
+        })
+    }
+
+    /// The names and types.
+    pub fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// Whether values of one are encoded as those of the other, and mean the same.
+    pub fn decode_as(&self, other: &Columns) -> bool {
+        self.sites == other.sites
+    }
+
+    /// The values of columns of large binary: null where a record around them is.
+    pub fn decode(&self, encoded: &RecordBatch) -> Result<RecordBatch> {
+        let fields = self.schema.fields().iter();
+        let columns = fields
+            .zip(&self.sites)
+            .zip(encoded.columns())
+            .map(|((field, site), column)| {
+                let column = column.as_binary_opt::<i64>();
+                let column =
+                    column.ok_or_else(|| Error::new(ErrorKind::Internal, "encoded values are large binary"))?;
+                let mut values = Values::new(&site.ty);
+                let mut valid = NullBufferBuilder::new(column.len());
+                let mut empty_left = MOST_EMPTY_ITEMS;
+                for row in 0..column.len() {
+                    if column.is_null(row) {
+                        valid.append_null();
+                        values.absent(&site.ty).map_err(|e| e.at_feature(field.name()))?;
+                        continue;
+                    }
+                    let mut input = Input::new(column.value(row), empty_left);
+                    values
+                        .read(site, &mut valid, &mut input)
+                        .map_err(|e| e.at_feature(field.name()))?;
+                    empty_left = input.empty_left();
+                }
+                let array = values.finish(field.data_type(), valid.finish());
+                array.map_err(|error| internal(&error).at_feature(field.name()))
+            });
+        let columns = columns.collect::<Result<Vec<_>>>()?;
+        let options = RecordBatchOptions::new().with_row_count(Some(encoded.num_rows()));
+        RecordBatch::try_new_with_options(self.schema.clone(), columns, &options).map_err(|error| internal(&error))
+    }
+}
+
+/// The name of the column that a root is which isn't a record.
+const ROOT: &str = "value";
+
+fn internal(error: &ArrowError) -> Error {
+    Error::new(ErrorKind::Internal, format!("Arrow data can't be made: {error}"))
+}
+
+/// The type at a path, and whether a record on the way may be null.
+fn find<'s>(root: &'s Site, path: &str) -> Result<(&'s Site, bool)> {
+    if root.null.is_some() || !matches!(root.ty, Type::Record(_)) {
+        let reason = format!("the file's records aren't of a record type: their only column is '{ROOT}'");
+        let found = (path == ROOT).then_some((root, false));
+        return found.ok_or_else(|| Error::new(ErrorKind::Schema, reason).at_feature(path));
+    }
+    let (mut site, mut nullable) = (root, false);
+    for name in path.split('.') {
+        nullable |= site.is_nullable();
+        let fields = match &site.ty {
+            Type::Record(fields) => fields.as_slice(),
+            _ => &[],
+        };
+        let Some((_, found)) = fields.iter().find(|(field, _)| field == name) else {
+            let names: Vec<_> = fields.iter().map(|(name, _)| name.as_str()).collect();
+            let reason = match &site.ty {
+                Type::Record(_) => format!("there is no field '{name}', but {}", names.join(", ")),
+                _ => format!("there is no field '{name}' in a value that isn't a record: name the whole column"),
+            };
+            return Err(Error::new(ErrorKind::Schema, reason).at_feature(path));
+        };
+        site = found;
+    }
+    Ok((site, nullable))
+}
+
+fn field(name: &str, site: &Site, path: &str) -> Result<Field> {
+    Ok(Field::new(name, data_type(&site.ty, path)?, site.is_nullable()))
+}
+
+/// The Arrow type that keeps what values are. `path` is of the column, or of what is within it.
+fn data_type(ty: &Type, path: &str) -> Result<DataType> {
+    let below = |name: &str| format!("{path}.{name}");
+    Ok(match ty {
+        Type::Null => DataType::Null,
+        Type::Boolean => DataType::Boolean,
+        Type::Int => DataType::Int32,
+        Type::Date => DataType::Date32,
+        Type::TimeMillis => DataType::Time32(TimeUnit::Millisecond),
+        Type::Long => DataType::Int64,
+        Type::TimeMicros => DataType::Time64(TimeUnit::Microsecond),
+        Type::Timestamp { unit, local } => DataType::Timestamp(*unit, (!local).then(|| "UTC".into())),
+        Type::Float => DataType::Float32,
+        Type::Double => DataType::Float64,
+        Type::Bytes => DataType::Binary,
+        Type::Text | Type::Uuid => DataType::Utf8,
+        // It fits an i32: the parser has looked.
+        Type::Fixed(size) => DataType::FixedSizeBinary(*size as i32),
+        Type::Decimal { precision, scale, .. } if *precision <= 38 => DataType::Decimal128(*precision, *scale),
+        Type::Decimal { precision, scale, .. } => DataType::Decimal256(*precision, *scale),
+        Type::Duration => DataType::Interval(IntervalUnit::MonthDayNano),
+        Type::Enum(_) => DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8)),
+        Type::Array(item) => DataType::List(Arc::new(field("item", item, path)?)),
+        Type::Map(value) => {
+            let pair = vec![
+                Field::new("key", DataType::Utf8, false),
+                field("value", value, &below("values"))?,
+            ];
+            let entries = Field::new("entries", DataType::Struct(pair.into()), false);
+            DataType::Map(Arc::new(entries), false)
+        }
+        Type::Record(fields) => {
+            let fields = fields.iter().map(|(name, site)| field(name, site, &below(name)));
+            DataType::Struct(fields.collect::<Result<Vec<_>>>()?.into())
+        }
+        Type::Refused(reason) => return Err(Error::new(ErrorKind::Unsupported, reason.as_str()).at_feature(path)),
+    })
+}
