@@ -175,8 +175,8 @@ pub(crate) fn boolean(text: &[u8]) -> Option<bool> {
     }
 }
 
-/// A date, or a date and a time, in ISO 8601 or with a blank instead of its `T`: in units since 1970; `None` if the unit
-/// would lose something of it. Without an offset it is taken as UTC.
+/// A date, or a date and a time, in ISO 8601 or with a blank instead of its `T`: in units since 1970; `None` if the
+/// unit would lose something of it. Without an offset it is taken as UTC.
 pub(crate) fn time(text: &[u8], unit: TimeUnit) -> Option<i64> {
     if let Some(days) = date(text) {
         return days.checked_mul(per_day(unit));
