@@ -216,6 +216,7 @@ def test_a_column_that_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture
     "options",
     [
         ["--codec", "brotli"],
+        ["--columns", "at,at"],
         ["--seed", "1"],
         ["--to", "parquet", "--block-bytes", "9"],
         ["--to", "parquet", "--codec", "xz"],

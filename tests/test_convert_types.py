@@ -267,3 +267,23 @@ def test_damaged_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     (tmp_path / "in.avro").write_bytes(data[:at] + b"\x02" + data[at + 1 :])
     assert cli.main(["convert", str(tmp_path / "in.avro"), str(tmp_path / "out.parquet")]) == 1
     assert "boolean" in capsys.readouterr().err
+
+
+def test_dictionaries_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "in.parquet", tmp_path / "out.arrow"
+    parts = [pa.table({"e": pa.array(list(texts)).dictionary_encode()}) for texts in ("ab", "cba")]
+    with pq.ParquetWriter(source, parts[0].schema) as writer:
+        for part in parts:
+            writer.write_table(part)
+    assert cli.main(["convert", str(source), str(out), "--batch-size", "2"]) == 1
+    assert "'e'" in capsys.readouterr().err
+    assert not out.exists()
+    assert cli.main(["convert", str(source), str(out)]) == 0
+    assert read(out)["e"].to_pylist() == list("abcba")
+
+
+def test_metadata_of_tables_is_kept(tmp_path: Path) -> None:
+    table = pa.table({"x": [1]}).replace_schema_metadata({"key": "value"})
+    pq.write_table(table, tmp_path / "in.parquet")
+    assert cli.main(["convert", str(tmp_path / "in.parquet"), str(tmp_path / "out.arrow")]) == 0
+    assert read(tmp_path / "out.arrow").schema.metadata == {b"key": b"value"}

@@ -81,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _usage(f"{arguments.source}: its suffix is none of {_suffixes()}; say what it is with --from")
     files = expand(arguments.source, _SUFFIXES[origin])
     columns = None if arguments.columns is None else [name.strip() for name in arguments.columns.split(",")]
+    if columns is not None and len(set(columns)) < len(columns):
+        return _usage(f"--columns names a column twice: {arguments.columns}")
     order: dict[str, Any] = {"shuffle": True, "seed": arguments.seed or 0} if arguments.shuffle else {}
     options: dict[str, Any] = {
         "codec": codec,
@@ -195,11 +197,27 @@ def _write_columns(to: str, target: str, tables: Tables, codec: str, batch_size:
             writer = pa.ipc.new_file(temporary, tables.schema, options=options)
         with writer:
             for table in _sized(found, batch_size):
-                writer.write_table(table, batch_size)
+                _write_table(writer, table, batch_size)
                 rows += table.num_rows
                 if bar is not None:
                     bar.update(table.num_rows)
     return rows
+
+
+def _write_table(writer: Any, table: pa.Table, batch_size: int) -> None:
+    import pyarrow as pa
+
+    try:
+        writer.write_table(table, batch_size)
+    except pa.ArrowInvalid as error:
+        if "Dictionary replacement" not in str(error):
+            raise
+        names = ", ".join(repr(field.name) for field in table.schema if "dictionary<" in str(field.type))
+        reason = (
+            f"an Arrow file has one dictionary for all record batches, and the dictionaries of {names} differ in the "
+            "source: convert to Parquet, name the other columns with --columns, or give a --batch-size of all rows"
+        )
+        raise UnsupportedError(reason, reason=reason) from error
 
 
 def _check_parquet(schema: pa.Schema) -> None:

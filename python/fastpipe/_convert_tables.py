@@ -108,7 +108,7 @@ def _chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
             field = field.type.field(steps.index(step))
             nullable |= field.nullable
         fields.append(field.with_name(name).with_nullable(nullable))
-    return pa.schema(fields)
+    return pa.schema(fields, metadata=schema.metadata)
 
 
 def _steps(schema: pa.Schema, name: str) -> list[str]:
