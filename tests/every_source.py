@@ -118,9 +118,9 @@ def bags_of(path: Path) -> Make:
     pairs = [f"n{n}\x01{term}" for n in range(9) for term in ("", "t0", "t1")]
     features = {
         "a": fastpipe.VocabularySpec(["n3", "n1"], field="word", unknown="bucket", buckets=5),
-        "bag": fastpipe.VocabularySpec(pairs, nulls="mask"),
+        "bag": fastpipe.VocabularySpec(pairs, unknown="drop", nulls="mask"),
         "hashed": fastpipe.HashSpec(100, field="bag", nulls="fill"),
-        "words": fastpipe.VocabularySpec([f"n{n}" for n in range(9)]),
+        "words": fastpipe.VocabularySpec([f"n{n}" for n in range(9)], unknown="drop"),
     }
     return lambda **options: fastpipe.read_avro(path, features=features, **options)
 

@@ -359,3 +359,20 @@ def test_a_saved_graph_needs_the_parser(tmp_path: Path) -> None:
     done = subprocess.run(script, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[1, 2]"
+
+
+def test_text_becomes_indices() -> None:
+    names = sorted({user["name"] for user in USERS})
+    features: dict[str, Any] = {
+        "name": fastpipe.VocabularySpec(names),
+        "hash": fastpipe.HashSpec(100, field="name"),
+    }
+    found = fptf.parse_avro(RECORDS, USER, features)
+    assert found["name"].numpy().tolist() == [names.index(user["name"]) for user in USERS]
+    whole = fastpipe.decode_messages(RECORDS, USER, features=features)
+    assert found["hash"].numpy().tolist() == whole["hash"].tolist()
+    # Another vocabulary is another parser.
+    other = fptf.parse_avro(RECORDS, USER, features | {"name": fastpipe.VocabularySpec(names[::-1])})
+    assert other["name"].numpy().tolist() == [names[::-1].index(user["name"]) for user in USERS]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="found the key"):
+        fptf.parse_avro(RECORDS, USER, {"name": fastpipe.VocabularySpec(names[:1])})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
+import sqlite3
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -201,16 +203,16 @@ def test_one_key_a_row_and_arrays_of_every_type(kind: str, tmp_path: Path) -> No
         rows = [wrap(values), wrap([]), wrap(values[:1])]
         path = write(tmp_path / "many.avro", {"x": items}, [{"x": row} for row in rows])
         field = "x" if wrap is list else "x.values"
-        assert oracle.rows(first(path, VocabularySpec(["a", "b"], field=field))) == [[1, 0, 1], [], [1]]
+        assert oracle.rows(first(path, VocabularySpec(["a", "b"], field=field, unknown="drop"))) == [[1, 0, 1], [], [1]]
         with pytest.raises(fastpipe.ValueRangeError, match='found the key "c"'):
             first(path, VocabularySpec(["a", "b"], field=field, unknown="error"))
-    assert oracle.rows(first(path, VocabularySpec(["z", "x"], field="x.keys"))) == [[1, 0], [], []]
+    assert oracle.rows(first(path, VocabularySpec(["z", "x"], field="x.keys", unknown="drop"))) == [[1, 0], [], []]
 
 
 def test_arrays_in_arrays(tmp_path: Path) -> None:
     rows = [[["a", "x"], [], ["b", "b"]], [], [["x"]]]
     path = write(tmp_path / "a.avro", {"x": wire.list_of(wire.list_of("string"))}, [{"x": row} for row in rows])
-    assert oracle.rows(first(path, VocabularySpec(["a", "b"]))) == [[[0], [], [1, 1]], [], [[]]]
+    assert oracle.rows(first(path, VocabularySpec(["a", "b"], unknown="drop"))) == [[[0], [], [1, 1]], [], [[]]]
 
 
 def test_records_of_enums_whose_symbols_differ(tmp_path: Path) -> None:
@@ -254,8 +256,8 @@ def test_a_bag_is_read_in_several_ways(tmp_path: Path) -> None:
     rows = [[entry("a", "b", 1.0), entry("c", "d", 2.0)], []]
     path = write(tmp_path / "a.avro", {"x": bag()}, [{"x": row} for row in rows])
     features = {
-        "one": VocabularySpec(["a\x01b"], field="x"),
-        "other": VocabularySpec(["c\x01d"], field="x", values="float64", layout="csr"),
+        "one": VocabularySpec(["a\x01b"], field="x", unknown="drop"),
+        "other": VocabularySpec(["c\x01d"], field="x", unknown="drop", values="float64", layout="csr"),
         "hash": HashSpec(1, field="x"),
         "names": RaggedSpec((None,), "string", field="x.name"),
         "terms": VocabularySpec(["b"], field="x.term", unknown="bucket"),
@@ -337,7 +339,7 @@ def test_files_have_a_key_a_line(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\n")
     assert vocabulary == Vocabulary(str(path))
     bag_path = write(tmp_path / "a.avro", {"x": bag()}, [{"x": [entry("a", "b", 1.0), entry("plain", "", 2.0)]}])
-    assert entries(first(bag_path, VocabularySpec(path, separator=","))) == [[(0, 1.0)]]
+    assert entries(first(bag_path, VocabularySpec(path, separator=",", unknown="drop"))) == [[(0, 1.0)]]
 
 
 def test_files_that_are_no_vocabularies(tmp_path: Path) -> None:
@@ -512,19 +514,171 @@ def test_nulls_need_to_be_asked_for(tmp_path: Path) -> None:
     assert (masked.values.tolist(), masked.valid.tolist()) == ([1, 0], [True, False])
 
 
-def test_other_sources_say_what_to_do(tmp_path: Path) -> None:
+WORDS = ["a", "b", None, "ä", "b", "zz", ""]
+LISTS = [["a"], ["zz", "b"], None, [], ["ä", "zz", "a"], ["zz"], [""]]
+
+
+def arrow_table(layout: str) -> Any:
     pa = pytest.importorskip("pyarrow")
-    parquet, feather = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.feather")
-    table = pa.table({"x": ["a", "b"]})
-    parquet.write_table(table, tmp_path / "a.parquet")
-    feather.write_feather(table, tmp_path / "a.feather")
-    for spec in (VocabularySpec(["a"]), HashSpec(7)):
-        features: Any = {"x": spec}
-        for call in (
-            lambda features=features: fastpipe.from_arrow(table, features=features, batch_size=2),
-            lambda features=features: fastpipe.read_parquet(tmp_path / "a.parquet", features=features, batch_size=2),
-            lambda features=features: fastpipe.read_arrow(tmp_path / "a.feather", features=features, batch_size=2),
-        ):
-            with pytest.raises(fastpipe.UnsupportedError, match='dtype "string" and look it up') as caught:
-                call()
-            assert caught.value.feature == "x"
+    words, lists = pa.array(WORDS), pa.array(LISTS, pa.list_(pa.string()))
+    if layout == "dictionary":
+        words, lists = words.dictionary_encode(), pa.array(LISTS, pa.large_list(pa.dictionary(pa.int8(), pa.string())))
+    if layout == "views":
+        words, lists = words.cast(pa.string_view()), pa.array(LISTS, pa.list_view(pa.binary()))
+    if layout == "binary":
+        words, lists = words.cast(pa.large_binary()), lists.cast(pa.large_list(pa.binary()))
+    # Slices have offsets that don't begin with 0, and several record batches.
+    table = pa.table({"word": words, "list": lists})
+    return pa.concat_tables([table.slice(0, 3), table.slice(3)])
+
+
+def readers_of_text(kind: str, folder: Path) -> Any:
+    """What reads the same words and lists, given features and options."""
+    if kind.startswith("arrow"):
+        table = arrow_table(kind.partition(" ")[2])
+        return lambda **options: fastpipe.from_arrow(table, **options)
+    if kind == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow_table(""), folder / "a.parquet", row_group_size=2)
+        return lambda **options: fastpipe.read_parquet(folder / "a.parquet", **options)
+    if kind == "feather":
+        feather = pytest.importorskip("pyarrow.feather")
+        feather.write_feather(arrow_table(""), folder / "a.feather", chunksize=2)
+        return lambda **options: fastpipe.read_arrow(folder / "a.feather", **options)
+    fields: Any = {"word": ["null", "string"], "list": ["null", wire.list_of("string")]}
+    rows = [{"word": word, "list": words} for word, words in zip(WORDS, LISTS, strict=True)]
+    write(folder / "a.avro", fields, rows)
+    return lambda **options: fastpipe.read_avro(folder / "a.avro", **options)
+
+
+SOURCES = ["avro", "arrow", "arrow dictionary", "arrow views", "arrow binary", "parquet", "feather"]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_all_sources_have_the_same_indices(kind: str, tmp_path: Path) -> None:
+    read = readers_of_text(kind, tmp_path)
+    known = ["b", "ä", "a", ""]
+    features: Any = {
+        "bucket": VocabularySpec(known, unknown="bucket", buckets=3, field="word", nulls="mask", dtype="int8"),
+        "filled": VocabularySpec(known, unknown="bucket", field="word", fill=9),
+        "hash": HashSpec(1000, seed=3, field="word", nulls="mask"),
+        "dropped": VocabularySpec(known, unknown="drop", field="list", nulls="mask", dtype="int16"),
+        "all": VocabularySpec(known, unknown="bucket", field="list", nulls="mask"),
+    }
+    reader = read(features=features, batch_size=100)
+    (batch,) = reader
+    assert {name: (type(spec), spec.dtype) for name, spec in reader.features.items()} == {
+        "bucket": (DenseSpec, "int8"),
+        "filled": (DenseSpec, "int64"),
+        "hash": (DenseSpec, "int64"),
+        "dropped": (RaggedSpec, "int16"),
+        "all": (RaggedSpec, "int64"),
+    }
+    index = {key: place for place, key in enumerate(known)}
+    assert batch["bucket"].valid.tolist() == [word is not None for word in WORDS]
+    assert [int(i) for i in batch["bucket"].values[[0, 1, 3, 4, 6]]] == [2, 0, 1, 0, 3]
+    assert 4 <= int(batch["bucket"].values[5]) < 7
+    assert batch["filled"].tolist() == [9 if word is None else index.get(word, 4) for word in WORDS]
+    assert oracle.rows(batch["dropped"]) == [
+        None if words is None else [index[word] for word in words if word in index] for words in LISTS
+    ]
+    assert oracle.rows(batch["all"]) == [
+        None if words is None else [index.get(word, 4) for word in words] for words in LISTS
+    ]
+    expected = fastpipe.read_csv(
+        b'x\na\nb\nx\n\xc3\xa4\nb\nzz\n""\n', features={"x": HashSpec(1000, seed=3)}, batch_size=9
+    )
+    (hashed,) = expected
+    there = batch["hash"].valid
+    assert batch["hash"].values[there].tolist() == hashed["x"][there].tolist()
+    # Pickles have the lookups.
+    (again,) = pickle.loads(pickle.dumps(read(features=features, batch_size=100)))
+    assert oracle.rows(again["dropped"]) == oracle.rows(batch["dropped"])
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_unknown_keys_are_an_error_by_default(kind: str, tmp_path: Path) -> None:
+    read = readers_of_text(kind, tmp_path)
+    for field, match in (("word", 'found the key "zz"; unknown="bucket" gives'), ("list", 'unknown="drop" leaves')):
+        reader = read(features={field: VocabularySpec(["a", "b", "ä", ""], nulls="mask")}, batch_size=100)
+        with pytest.raises(fastpipe.ValueRangeError, match=match) as caught:
+            list(reader)
+        assert caught.value.feature == field
+        assert "zz" in str(caught.value)
+    with pytest.raises(fastpipe.SchemaError, match='unknown="drop" leaves keys out of'):
+        read(features={"word": VocabularySpec(["a"], unknown="drop")}, batch_size=1)
+    with pytest.raises(fastpipe.SchemaError, match="the index that stands for a null"):
+        read(features={"word": VocabularySpec(["a"], nulls="fill")}, batch_size=1)
+
+
+def test_columns_that_are_no_text() -> None:
+    reader = {"x": np.arange(3)}
+    with pytest.raises(fastpipe.SchemaError, match="keys are text, and the column's values are of type Int64"):
+        fastpipe.from_arrays(reader, features={"x": HashSpec(7)}, batch_size=1)
+
+
+def test_lookups_of_messages() -> None:
+    schema = wire.record("R", word="string", words=wire.list_of("string"), bag=bag())
+    rows = [{"word": w, "words": [w, "z"], "bag": [entry(w, "t", 2.0), entry("z", "t", 3.0)]} for w in ("b", "a", "b")]
+    messages = []
+    for row in rows:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, fastavro.parse_schema(copy.deepcopy(schema)), row)
+        messages.append(out.getvalue())
+    features: Any = {
+        "word": VocabularySpec(["a", "b"]),
+        "words": VocabularySpec(["a", "b"], unknown="drop"),
+        "bag": VocabularySpec(["a\x01t", "b\x01t"], unknown="drop"),
+        "hash": HashSpec(10, field="word"),
+    }
+    decoder = fastpipe.MessageDecoder(schema, features=features)
+    for decode in (decoder, pickle.loads(pickle.dumps(decoder))):
+        batch = decode(messages)
+        assert batch["word"].tolist() == [1, 0, 1]
+        assert oracle.rows(batch["words"]) == [[1], [0], [1]]
+        assert entries(batch["bag"]) == [[(1, 2.0)], [(0, 2.0)], [(1, 2.0)]]
+        assert batch["hash"][0] == batch["hash"][2]
+    with pytest.raises(fastpipe.ValueRangeError, match='found the key "b"') as caught:
+        fastpipe.decode_messages(messages, schema, features={"word": VocabularySpec(["a"])})
+    assert (caught.value.feature, caught.value.record) == ("word", 0)
+    with pytest.raises(fastpipe.SchemaError, match='unknown="drop" leaves keys out'):
+        fastpipe.decode_messages(messages, schema, features={"word": VocabularySpec(["a"], unknown="drop")})
+
+
+def test_lookups_of_folders(tmp_path: Path) -> None:
+    for city in ("Graz", "Wien", "Linz"):
+        (tmp_path / f"city={city}").mkdir()
+        write(tmp_path / f"city={city}" / "a.avro", {"i": "long"}, [{"i": 1}, {"i": 2}])
+
+    def cities(spec: Any) -> Any:
+        reader = fastpipe.read_avro(tmp_path, features={"city": spec}, partitioning="hive", batch_size=10)
+        return next(iter(reader))["city"].tolist()
+
+    assert cities(VocabularySpec(["Wien", "Graz", "Linz"])) == [1, 1, 2, 2, 0, 0]
+    assert cities(VocabularySpec(["Wien", "Graz"], unknown="bucket")) == [1, 1, 2, 2, 0, 0]
+    assert len(set(cities(HashSpec(1 << 30)))) == 3
+    with pytest.raises(fastpipe.ValueRangeError, match='found the folder city=Linz; unknown="bucket" gives'):
+        cities(VocabularySpec(["Wien", "Graz"]))
+    with pytest.raises(fastpipe.SchemaError, match='unknown="drop" leaves keys out'):
+        cities(VocabularySpec(["Wien", "Graz"], unknown="drop"))
+
+
+def test_lookups_of_queries(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "t.db") as connection:
+        connection.execute("CREATE TABLE t (i INTEGER PRIMARY KEY, city TEXT)")
+        connection.executemany("INSERT INTO t VALUES (?, ?)", enumerate(["Wien", "Graz", "Wien", None]))
+    connection.close()
+    features = {"city": VocabularySpec(["Wien", "Graz"], nulls="mask")}
+    uri = f"sqlite:///{tmp_path / 't.db'}"
+    (batch,) = fastpipe.read_sql("SELECT * FROM t", uri, features=features, batch_size=10)
+    assert oracle.rows(batch["city"]) == [0, 1, 0, None]
+
+
+def test_lookups_of_folders_of_parquet(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for city in ("Graz", "Wien"):
+        (tmp_path / f"city={city}").mkdir()
+        parquet.write_table(pa.table({"i": [1, 2]}), tmp_path / f"city={city}" / "a.parquet")
+    features = {"city": VocabularySpec(["Wien", "Graz"])}
+    (batch,) = fastpipe.read_parquet(tmp_path, features=features, partitioning="hive", batch_size=10)
+    assert batch["city"].tolist() == [1, 1, 0, 0]

@@ -259,7 +259,11 @@ class SharedSlabs:
 @final
 class TableDataset(Data):
     def __new__(
-        cls, table: Any, features: list[tuple[str, Lowered]] | None = None, columns: list[str] | None = None
+        cls,
+        table: Any,
+        features: list[tuple[str, Lowered]] | None = None,
+        columns: list[str] | None = None,
+        lookups: dict[str, LoweredLookup] | None = None,
     ) -> TableDataset: ...
     def features(self) -> list[Described]: ...
     def symbols(self) -> list[tuple[str, list[str]]]: ...
@@ -294,6 +298,7 @@ class UnitsDataset(Data):
         columns: list[str] | None = None,
         slice_bytes: int | None = None,
         dictionaries: Mapping[str, list[str]] | None = None,
+        lookups: dict[str, LoweredLookup] | None = None,
     ) -> UnitsDataset: ...
     def features(self) -> list[Described]: ...
     def symbols(self) -> list[tuple[str, list[str]]]: ...
@@ -405,7 +410,11 @@ class Messages:
 @final
 class MessageDecoder:
     def __new__(
-        cls, framing: str | None, features: list[tuple[str, Lowered]] | None, columns: list[str] | None
+        cls,
+        framing: str | None,
+        features: list[tuple[str, Lowered]] | None,
+        columns: list[str] | None,
+        lookups: dict[str, LoweredLookup] | None = None,
     ) -> MessageDecoder: ...
     def add(self, schema: str, key: int | None) -> list[tuple[str, str]]: ...
     def unknown(self, messages: Messages) -> list[tuple[int, int]]: ...

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, Unpack
 
-from fastpipe import _fastpipe
+from fastpipe import _fastpipe, vocabularies
 from fastpipe._arguments import imported, shown
 from fastpipe._column_features import asked_for, is_time, rewritten, written
 from fastpipe._columns import to_arrow
@@ -48,7 +47,6 @@ class TableData:
         columns: as in `from_arrow`.
     """
 
-    interpretation: Mapping[str, Any] = MappingProxyType({})
     words = Words()
 
     def __init__(self, table: Any, features: Features | None, columns: list[str] | None) -> None:
@@ -56,12 +54,15 @@ class TableData:
         self._table = table = _read(table)
         arrow = to_arrow(table) if isinstance(table, Mapping) else table
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
-        self.handle = _fastpipe.TableDataset(arrow, lowered, columns)
+        lookups = None if features is None else vocabularies.lowered(features)
+        self.handle = _fastpipe.TableDataset(arrow, lowered, columns, lookups)
         if features is None:
             features = inferred(self.handle.features())
             if not features:
                 raise SchemaError("the table has no columns")
-        self.features = features
+        self._asked = features
+        self.features = vocabularies.in_form(features, self.handle.features()) if lookups else features
+        self.interpretation = vocabularies.interpretation(features)
         self.files: list[str] = []
         self.symbols = dict(self.handle.symbols())
 
@@ -82,7 +83,7 @@ class TableData:
         return 0.0, []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TableData, (self._table, self.features, None)
+        return TableData, (self._table, self._asked, None)
 
     def __str__(self) -> str:
         return f"a table of {self.handle.num_rows} rows"
@@ -116,7 +117,7 @@ def from_arrow(
             structs a feature for each field, maps `name.keys` and `name.values`, times datetime64 or timedelta64,
             decimals float64, dictionaries what they stand for. Columns in which there are nulls have `nulls="mask"`.
             An integer dtype reads the codes of a dictionary of text, which `reader.symbols` lists; `scale=` reads
-            decimals as integers.
+            decimals as integers; `VocabularySpec` and `HashSpec` read text, or lists of it, as indices.
         columns: only these, and what is nested in them; at least one.
         batch_size: rows a batch.
         **options: see `fastpipe.Options`.

@@ -211,7 +211,10 @@ class LookupSpec(Spec):
 
 @dataclass(frozen=True, repr=False)
 class VocabularySpec(LookupSpec):
-    r"""Text as indices in a vocabulary, looked up while Avro is decoded: no strings are made.
+    r"""Text as indices in a vocabulary, looked up while rows are read: no strings are made.
+
+    Every source that has text reads it: Avro files and messages, CSV, Parquet, Arrow, SQL and tables. Bags are read
+    from Avro only.
 
     | field | becomes |
     |---|---|
@@ -231,9 +234,9 @@ class VocabularySpec(LookupSpec):
             as index. Keys are str, or bytes as they are. Lines end with `\n` or `\r\n` and have no quotes or escapes: a
             key with a line break needs a list or a dict.
         field: path of the field to read, if it isn't the feature's name.
-        unknown: what happens to keys that the vocabulary lacks. "drop" leaves them out of bags and arrays; it can't
-            read fields of one key a row. "bucket" gives them the index behind the greatest of the vocabulary. "error"
-            raises `ValueRangeError`, which names the key.
+        unknown: what happens to keys that the vocabulary lacks. "error", the default, raises `ValueRangeError`, which
+            names the key, the feature and the row. "bucket" gives them the index after the greatest of the vocabulary.
+            "drop" leaves them out of bags and arrays; it can't read fields of one key a row.
         buckets: for `unknown="bucket"`, number of indices behind those of the vocabulary among which unknown keys are
             distributed, by XXH3 as in `HashSpec` with seed 0; 1 by default.
         separator: between name and term in the keys of the vocabulary: `"\x01"` as in photon-ml, `","` for the feature
@@ -266,7 +269,7 @@ class VocabularySpec(LookupSpec):
 
     vocabulary: Any  # A Vocabulary once made.
     _: KW_ONLY
-    unknown: Unknown = "drop"
+    unknown: Unknown = "error"
     buckets: int | None = None
 
     _kind: ClassVar[str] = "lookup"
@@ -296,7 +299,7 @@ class VocabularySpec(LookupSpec):
 
 @dataclass(frozen=True, repr=False)
 class HashSpec(LookupSpec):
-    r"""Text as a hash, computed while Avro is decoded: the index of a key is XXH3 of it, modulo the number of buckets.
+    r"""Text as a hash, computed while rows are read: the index of a key is XXH3 of it, modulo the number of buckets.
 
     That is `xxhash.xxh3_64_intdigest(key, seed) % buckets` of the package xxhash, where the key of a bag's entry is
     `name + separator + term`. XXH3 has a specification, so indices stay the same over versions and machines.
@@ -375,6 +378,12 @@ def described(features: Features) -> dict[str, list[Any]]:
             keys = None if table is None else table.digest
             found[name] = [keys, unknown, buckets, seed, separator.hex(), values, layout, spec.nulls, spec.fill]
     return found
+
+
+def interpretation(features: Features) -> dict[str, Any]:
+    """What states hold about the lookups of a source that has nothing else to say; nothing if there are none."""
+    found = described(features)
+    return {"lookups": found} if found else {}
 
 
 def in_form(features: Features, described: Iterable[Described]) -> Features:

@@ -9,7 +9,7 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 
 import numpy as np
 
-from fastpipe import _fastpipe
+from fastpipe import _fastpipe, vocabularies
 from fastpipe._arguments import shown
 from fastpipe._column_features import asked_for
 from fastpipe.avro._schemas import tell_left_out
@@ -72,7 +72,8 @@ class MessageDecoder:
         self._given = schema
         self._num_threads = None if num_threads is None else _positive(num_threads)
         lowered = None if wanted is None else [(name, spec._lower()) for name, spec in wanted.items()]
-        self._handle = _fastpipe.MessageDecoder(framing, lowered, chosen)
+        lookups = None if wanted is None else vocabularies.lowered(wanted)
+        self._handle = _fastpipe.MessageDecoder(framing, lowered, chosen, lookups)
         self._find: Callable[[int], Any] | None = None
         self._lock = threading.Lock()
         for key, text in self._texts(schema, framing):

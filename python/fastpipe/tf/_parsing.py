@@ -21,6 +21,8 @@ from fastpipe.avro._messages import MessageDecoder, json_of
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, Spec
 from fastpipe.tf._forms import Array, Coordinates, Node, columns_of
 from fastpipe.tf._passes import Layout, op, unconverted
+from fastpipe.vocabularies import described as indices_described
+from fastpipe.vocabularies import in_form
 
 __all__ = ["parse_avro"]
 
@@ -41,7 +43,8 @@ def parse_avro(serialized: Any, schema: Any, features: Mapping[str, Any] | None 
         schema: the writer's, of all records: JSON text, the name of a primitive type, or parsed JSON.
         features: from name to what is wanted; None infers all of the schema:
 
-            - `DenseSpec`, `RaggedSpec`, `SparseSpec`, which yield what they do in `fastpipe.tf.dataset`;
+            - `DenseSpec`, `RaggedSpec`, `SparseSpec`, `VocabularySpec` and `HashSpec`, which yield what they do in
+              `fastpipe.tf.dataset`;
             - `tf.io.FixedLenFeature`: a Tensor `[n, *shape]`; its `default_value` is put in the place of nulls;
             - `tf.io.VarLenFeature`, and tensorflow-io's `VarLenFeatureWithRank`: nested arrays as a SparseTensor;
             - `tf.io.RaggedFeature` without partitions: arrays as a RaggedTensor; `value_key` names the field.
@@ -94,7 +97,7 @@ class _Parser:
         decoder = MessageDecoder(schema, features=specs)
         self._wanted = {} if wanted is None else wanted
         # The decoder's own have no layout of sparse ones.
-        features = decoder.features if specs is None else specs
+        features = decoder.features if specs is None else in_form(Features(specs), decoder._handle.features())
         self._columns: dict[str, Node] = columns_of(features, lambda: decoder([]))
         for name, feature in self._wanted.items():
             if feature.shape is not None:
@@ -137,7 +140,8 @@ _lock = threading.Lock()
 def _parser(schema: str, features: Mapping[str, Any] | None) -> _Parser:
     wanted = None if features is None else _wanted(features)
     described = wanted and [(name, kind.spec._lower(), kind.shape, kind.splits) for name, kind in wanted.items()]
-    key = repr((schema, described))
+    looked_up = wanted and indices_described(Features({name: kind.spec for name, kind in wanted.items()}))
+    key = repr((schema, described, looked_up))
     with _lock:
         if key not in _parsers:
             # 63 bits, as int64 has: with a thousand parsers two are the same once in 10**13 times.

@@ -6,12 +6,11 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpipe import _fastpipe
+from fastpipe import _fastpipe, vocabularies
 from fastpipe._arguments import imported, shown
 from fastpipe._column_features import written
 from fastpipe._data import Words
@@ -62,7 +61,6 @@ class UnitsData:
             do that.
     """
 
-    interpretation: Mapping[str, Any] = MappingProxyType({})
     words = Words(
         advice={
             "fetching": "The source is the limit: more calls at once (`num_fetches`) make it faster if it can answer "
@@ -98,6 +96,7 @@ class UnitsData:
             if features is None and schema is not units.schema:
                 features = _inferred(schema, columns)
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
+        lookups = None if features is None else vocabularies.lowered(features)
 
         def begin(calls: _fastpipe.UnitCalls, threads: int) -> int:
             return start(chosen.read, slices, calls, threads)
@@ -116,6 +115,7 @@ class UnitsData:
                 columns if lowered is None else None,
                 slice_bytes,
                 dictionaries,
+                lookups,
             )
 
         chosen, first = units, None
@@ -130,7 +130,9 @@ class UnitsData:
             features = inferred(self.handle.features())
         if not features:
             raise SchemaError("the schema has no columns")
-        self.features = features
+        self._asked = features
+        self.features = vocabularies.in_form(features, self.handle.features()) if lookups else features
+        self.interpretation = vocabularies.interpretation(features)
         self.files: list[str] = list(getattr(units, "files", []))
         self.symbols = dict(self.handle.symbols())
 
@@ -166,7 +168,7 @@ class UnitsData:
         return 0.0, []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        known = (self._units, self.features, None, self._num_fetches)
+        known = (self._units, self._asked, None, self._num_fetches)
         return functools.partial(UnitsData, in_sequence=self._in_sequence), known
 
     def __str__(self) -> str:

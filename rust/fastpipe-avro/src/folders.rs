@@ -4,10 +4,13 @@
 //! [`Op::Folders`](crate::plan::Op), at the end of a record; what it writes comes with the block. So a thousand folders
 //! share one plan, and a file without such columns has the plan that it always had.
 
-use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Nulls, Request, Result, Scalar, ValueParts};
+use fastpipe_batch::{
+    DType, Error, ErrorKind, Feature, Key, Leaf, Nulls, Request, Result, Scalar, UNKNOWN, ValueParts,
+};
 
 use crate::compile::constants;
 use crate::infer_columns::{InferredColumns, infer_columns, within};
+use crate::keys::{DROPS, FILLS};
 use crate::layout::Column;
 use crate::plan::Emit;
 use crate::schema::{Schema, Type};
@@ -59,6 +62,17 @@ impl FolderColumn {
 
     /// Checks that a feature is one that this column can be.
     fn check(&self, feature: &Feature) -> Result<()> {
+        if let Some(lookup) = &feature.lookup {
+            return match self.is_int() {
+                true => Err(misfit(format!(
+                    "the folders {}=... stand for integers, and keys are text; ask for an integer dtype",
+                    self.name
+                ))),
+                false if lookup.drops() => Err(misfit(DROPS.into())),
+                false if self.is_nullable() && feature.nulls == Nulls::Fill(None) => Err(misfit(FILLS.into())),
+                false => Ok(()),
+            };
+        }
         let (fits, kind, ask) = match (&feature.request, self.is_int()) {
             (Request::Dense { shape, leaf, .. }, int) if shape.is_empty() && !feature.counts => match leaf {
                 Leaf::Fixed(dtype) if int => (
@@ -134,6 +148,20 @@ impl FolderColumns {
         Ok(inferred)
     }
 
+    /// A feature with the form that follows from its lookup, if it is one of these columns.
+    pub fn with_form(&self, feature: &Feature) -> Option<Feature> {
+        let (lookup, _) = (feature.lookup.as_ref()?, self.find(&feature.field)?);
+        let request = Request::Dense {
+            shape: Vec::new(),
+            leaf: Leaf::Fixed(lookup.dtype),
+            pad: None,
+        };
+        Some(Feature {
+            request,
+            ..feature.clone()
+        })
+    }
+
     /// Which of these columns a field is.
     pub(crate) fn find(&self, field: &str) -> Option<usize> {
         self.0.iter().position(|column| column.name == field)
@@ -156,6 +184,7 @@ impl FolderColumns {
             let Some(at) = column.folder else { continue };
             let value = self.0[at].values.get(file).and_then(Option::as_ref);
             let written = match (value, &column.feature.nulls) {
+                (Some(Scalar::Bytes(text)), _) if column.feature.lookup.is_some() => looked_up(column, text),
                 (Some(value), _) => present(column, value),
                 (None, Nulls::Mask) => constants(column, 0, None, true),
                 (None, Nulls::Fill(fill)) => constants(column, 0, fill.as_ref(), true),
@@ -167,6 +196,22 @@ impl FolderColumns {
             emits.extend(written.map_err(|e| e.at_feature(&column.feature.name))?);
         }
         Ok(emits)
+    }
+}
+
+/// What writes the index of a text to a column.
+fn looked_up(column: &Column, text: &[u8]) -> Result<Vec<Emit>> {
+    let key = Key { text, term: None };
+    match column.feature.lookup.as_ref().map(|lookup| lookup.find_one(key)) {
+        Some(index) if index != UNKNOWN => present(column, &Scalar::Int(index.into())),
+        _ => {
+            let reason = format!(
+                "expected a key of the vocabulary, found the folder {}={}; unknown=\"bucket\" gives such keys an index",
+                column.feature.field,
+                String::from_utf8_lossy(text)
+            );
+            Err(Error::new(ErrorKind::ValueRange, reason))
+        }
     }
 }
 

@@ -94,6 +94,13 @@ pub(crate) fn entry_fields(schema: &Schema, item: NodeId) -> Result<Vec<EntryFie
     Ok(found)
 }
 
+/// Why a key of each row can't be left out.
+pub(crate) const DROPS: &str = "unknown=\"drop\" leaves keys out of bags and arrays, and each row has one key here: unknown=\"bucket\" gives \
+                                keys that the vocabulary lacks an index, unknown=\"error\" refuses them";
+
+/// Why nulls have no index.
+pub(crate) const FILLS: &str = "nulls=\"fill\" needs the index that stands for a null: fill=0, or another";
+
 /// What the path of such a feature leads to.
 enum Found {
     /// Entries of this type.
@@ -166,11 +173,7 @@ pub fn with_form(schema: &Schema, feature: &Feature) -> Result<Feature, Error> {
             },
         };
         match (&request, &feature.nulls) {
-            (Request::Dense { .. }, _) if lookup.drops() => Err(misfit(
-                "unknown=\"drop\" leaves keys out of bags and arrays, and each row has one key here: unknown=\"bucket\" gives \
-                 keys that the vocabulary lacks an index, unknown=\"error\" refuses them"
-                    .into(),
-            )),
+            (Request::Dense { .. }, _) if lookup.drops() => Err(misfit(DROPS.into())),
             (Request::Sparse { .. }, Nulls::Fill(Some(_))) => Err(misfit(
                 "a fill value is an index for nulls among strings, and the field is a bag: nulls=\"fill\" without fill= leaves \
                  entries with nulls out"
@@ -218,9 +221,7 @@ pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'
     };
     let sparse = matches!(feature.request, Request::Sparse { .. });
     if fits && !sparse && trace.nullable.last() == Some(&true) && feature.nulls == Nulls::Fill(None) {
-        return Err(misfit(
-            "nulls=\"fill\" needs the index that stands for a null: fill=0, or another".into(),
-        ));
+        return Err(misfit(FILLS.into()));
     }
     if fits {
         return Ok(trace);

@@ -8,6 +8,7 @@
 //! arrays checked by then (`ArrayData::validate_full`). What is found to lie beyond nevertheless is an error, and no
 //! panic.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use arrow_array::cast::AsArray;
@@ -15,7 +16,7 @@ use arrow_array::{Array, ArrayRef};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_data::ArrayData;
 use arrow_schema::DataType;
-use fastpipe_batch::{DType, Error, ErrorKind, Leaf, try_collect};
+use fastpipe_batch::{DType, Error, ErrorKind, Leaf, try_collect, try_reserve, try_with_capacity};
 
 use crate::layout::{Column, into_lists};
 use crate::through::Through;
@@ -42,6 +43,17 @@ impl Lists {
             Lists::ShortViews(offsets, sizes) => (offsets[i] as usize, sizes[i] as usize),
             Lists::LongViews(offsets, sizes) => (offsets[i] as usize, sizes[i] as usize),
             Lists::Fixed(size) => (i * size, *size),
+        }
+    }
+
+    /// How many lists there are, of as many items.
+    fn len(&self, items: usize) -> usize {
+        match self {
+            Lists::Short(offsets) => offsets.len() - 1,
+            Lists::Long(offsets) => offsets.len() - 1,
+            Lists::ShortViews(offsets, _) => offsets.len(),
+            Lists::LongViews(offsets, _) => offsets.len(),
+            Lists::Fixed(size) => items.checked_div(*size).unwrap_or(0),
         }
     }
 }
@@ -150,6 +162,7 @@ impl Bound {
             scale: column.feature.scale,
             pair: column.is_pair(),
             symbols: column.symbols.as_deref(),
+            lookup: column.feature.lookup.as_deref(),
             counts: column.feature.counts,
         };
         let bound = Bound::follow(columns, &column.value_steps(), wanted, last);
@@ -207,6 +220,7 @@ impl Bound {
     /// Binds the values.
     fn at_leaf(found: Reached, wanted: Wanted<'_>, last: Option<&Bound>) -> Result<Bound, Error> {
         let array = found.array;
+        let items = array.len();
         // Of a type without values all are null.
         let nulls = NullBuffer::union(found.nulls.as_ref(), array.logical_nulls().as_ref());
         let (mut through, mut values) = peel(&array);
@@ -229,7 +243,7 @@ impl Bound {
         } else {
             (finish(&values, wanted)?, origin)
         };
-        Ok(Bound {
+        let bound = Bound {
             nulls,
             through,
             fitting: finished.fitting,
@@ -237,6 +251,60 @@ impl Bound {
             origin,
             bytes: taken + finished.taken,
             ..Bound::of(found.levels, finished.values)
+        };
+        match (wanted.lookup, wanted.leaf) {
+            (Some(lookup), Leaf::Fixed(dtype)) if lookup.drops() && bound.fitting.is_some() => {
+                bound.without_unknown(items, dtype)
+            }
+            _ => Ok(bound),
+        }
+    }
+
+    /// The same without the items of the innermost lists that have no index. `items` is how many there are.
+    fn without_unknown(mut self, items: usize, dtype: DType) -> Result<Bound, Error> {
+        const WHAT: &str = "the indices of a vocabulary";
+        let lost = || Error::new(ErrorKind::Internal, "a list has fewer items than it says");
+        let Some(level) = self.levels.pop() else {
+            return Ok(self);
+        };
+        let size = dtype.size();
+        let mut offsets: Vec<i64> = try_with_capacity(level.lists.len(items) + 1, WHAT)?;
+        let mut values: Vec<u8> = try_with_capacity(items.saturating_mul(size), WHAT)?;
+        let mut valid: Vec<bool> = try_with_capacity(items, WHAT)?;
+        offsets.push(0);
+        for i in 0..level.lists.len(items) {
+            let (start, len) = level.lists.range(i);
+            // The items of a list that is null don't count.
+            let len = if level.nulls.as_ref().is_some_and(|nulls| nulls.is_null(i)) {
+                0
+            } else {
+                len
+            };
+            // Views may lie over one another, so that there are more items than values.
+            try_reserve(&mut values, len.saturating_mul(size), WHAT)?;
+            try_reserve(&mut valid, len, WHAT)?;
+            for item in start..start + len {
+                let is_null = self.nulls.as_ref().is_some_and(|nulls| nulls.is_null(item));
+                if !is_null && !self.fits(item) {
+                    continue;
+                }
+                let mut element = [0; 8];
+                if !is_null {
+                    let element = &mut element[..size];
+                    self.values.element(self.at(item), element).ok_or_else(lost)?;
+                }
+                values.extend_from_slice(&element[..size]);
+                valid.push(!is_null);
+            }
+            offsets.push(valid.len() as i64);
+        }
+        let lists = Lists::Long(OffsetBuffer::new(offsets.into()));
+        let nulls = level.nulls;
+        self.levels.push(Level { nulls, lists });
+        Ok(Bound {
+            nulls: valid.contains(&false).then(|| NullBuffer::from(valid)),
+            bytes: self.bytes + values.len(),
+            ..Bound::of(self.levels, Values::Elements(Buffer::from_vec(values)))
         })
     }
 
@@ -295,8 +363,8 @@ impl Bound {
     }
 
     /// The text that the code of row `i` was to stand for.
-    pub(crate) fn coded(&self, i: usize) -> Option<&str> {
-        str::from_utf8(self.texts.as_ref()?.text(self.at(i))?).ok()
+    pub(crate) fn coded(&self, i: usize) -> Option<Cow<'_, str>> {
+        Some(String::from_utf8_lossy(self.texts.as_ref()?.text(self.at(i))?))
     }
 }
 

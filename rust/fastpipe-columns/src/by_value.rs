@@ -10,6 +10,9 @@ use crate::bound::Bound;
 use crate::gather::{Fault, Gather, Result, denied_null, lost, null, wrong_length};
 use crate::types::scale;
 
+/// Characters of a key that an error quotes.
+const QUOTED: usize = 80;
+
 impl Gather<'_> {
     /// Writes whatever there is, value by value.
     pub(crate) fn value_by_value(&self, by_part: &mut RowsByPart<'_, '_>) -> Result<(), Fault> {
@@ -133,6 +136,17 @@ impl Gather<'_> {
 
     #[cold]
     fn unfit(&self, leaf: Leaf, chunk: &Bound, i: usize) -> Error {
+        if let (Some(text), Some(_)) = (chunk.coded(i), &self.column.feature.lookup) {
+            let text: String = text.chars().take(QUOTED).collect();
+            let drop = match self.column.feature.request.rank() {
+                0 => "",
+                _ => ", unknown=\"drop\" leaves them out of lists",
+            };
+            let reason = format!(
+                "expected a key of the vocabulary, found the key {text:?}; unknown=\"bucket\" gives such keys an index{drop}"
+            );
+            return Error::new(ErrorKind::ValueRange, reason);
+        }
         if let Some(text) = chunk.coded(i) {
             let column = &self.column.feature.field;
             let reason = format!(

@@ -134,7 +134,7 @@ impl Column {
             }
             _ => self.trace.coded,
         };
-        coded && !self.feature.counts && is_code(self.feature.request.leaf())
+        coded && !self.feature.counts && self.feature.lookup.is_none() && is_code(self.feature.request.leaf())
     }
 
     /// Whether it is decimals as pairs of int64.
@@ -201,6 +201,17 @@ fn check_values(ty: &DataType, coded: bool, asked: Leaf) -> Result<(), String> {
 fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
     let rank = feature.request.rank();
     let asked = feature.request.leaf();
+    if feature.lookup.is_some() {
+        // What the spec is follows from the first schema, which says so itself.
+        let form = with_form_of(feature, trace)?;
+        return if form.request == feature.request {
+            Ok(())
+        } else {
+            Err(misfit(
+                "the column has another number of lists than in the first schema".into(),
+            ))
+        };
+    }
     if feature.counts {
         let counted = trace.dims() == rank
             && (crate::trace::items(&trace.end).is_some() || crate::trace::entries(&trace.end).is_some());
@@ -254,6 +265,62 @@ fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+/// A feature with the form that follows from its lookup and a schema; any other as it is.
+///
+/// # Errors
+/// [`ErrorKind::Schema`](fastpipe_batch::ErrorKind::Schema) if the column isn't text, or lists of it.
+pub fn with_form(schema: &Schema, feature: &Feature) -> Result<Feature, Error> {
+    if feature.lookup.is_none() {
+        return Ok(feature.clone());
+    }
+    let found = trace(schema, feature).and_then(|trace| with_form_of(feature, &trace));
+    found.map_err(|error| error.at_feature(feature.name.as_str()))
+}
+
+fn with_form_of(feature: &Feature, trace: &Trace) -> Result<Feature, Error> {
+    use DataType::{Binary, BinaryView, LargeBinary, LargeUtf8, Null, Utf8, Utf8View};
+    let Some(lookup) = &feature.lookup else {
+        return Ok(feature.clone());
+    };
+    if !matches!(
+        trace.end,
+        Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView | Null
+    ) {
+        let ty = &trace.end;
+        return Err(misfit(format!(
+            "keys are text, and the column's values are of type {ty}; ask for them by a DenseSpec or RaggedSpec"
+        )));
+    }
+    if trace.nullable.last() == Some(&true) && matches!(feature.nulls, Nulls::Fill(None)) {
+        return Err(misfit(
+            "nulls=\"fill\" needs the index that stands for a null: fill=0, or another".into(),
+        ));
+    }
+    let leaf = Leaf::Fixed(lookup.dtype);
+    let request = match trace.dims() {
+        0 if lookup.drops() => {
+            return Err(misfit(
+                "unknown=\"drop\" leaves keys out of lists, and each row has one key here: unknown=\"bucket\" gives keys that \
+                 the vocabulary lacks an index, unknown=\"error\" refuses them"
+                    .into(),
+            ));
+        }
+        0 => Request::Dense {
+            shape: Vec::new(),
+            leaf,
+            pad: None,
+        },
+        dims => Request::Ragged {
+            shape: vec![None; dims],
+            leaf,
+        },
+    };
+    Ok(Feature {
+        request,
+        ..feature.clone()
+    })
 }
 
 /// Refuses fill and pad values, which are one number each.

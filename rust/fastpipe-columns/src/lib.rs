@@ -33,6 +33,7 @@ mod values;
 pub use export::{buffer, schema, to_record_batch};
 pub use import::record_batch;
 pub use infer::{Inferred, infer};
+pub use layout::with_form;
 pub use slices::Slice;
 pub use table::{TableSource, UNIT_ROWS};
 pub use units::{ReadUnit, UnitsSource};

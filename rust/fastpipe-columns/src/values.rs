@@ -7,7 +7,9 @@ use arrow_array::{Array, ArrayRef, make_array};
 use arrow_buffer::{BooleanBuffer, Buffer, OffsetBuffer};
 use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::{ArrowError, DataType};
-use fastpipe_batch::{DType, Error, ErrorKind, Leaf, TimeUnit, try_collect};
+use fastpipe_batch::{
+    DType, Error, ErrorKind, Key, Leaf, Lookup, MOST_KEYS, TimeUnit, UNKNOWN, try_collect, try_with_capacity,
+};
 
 use crate::nearest::nearest;
 use crate::scaled::unscaled;
@@ -122,6 +124,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) pair: bool,
     /// Of a dictionary's codes, what they stand for.
     pub(crate) symbols: Option<&'a Symbols>,
+    /// How text becomes indices.
+    pub(crate) lookup: Option<&'a Lookup>,
     /// Whether it is the lengths of lists.
     pub(crate) counts: bool,
 }
@@ -132,13 +136,14 @@ impl Wanted<'_> {
         scale: None,
         pair: false,
         symbols: None,
+        lookup: None,
         counts: false,
     };
 
     /// Whether values of a type are what is wanted, as they are.
     pub(crate) fn is(&self, ty: &DataType) -> bool {
         use DataType::{Binary, BinaryView, LargeBinary, LargeUtf8, Timestamp, Utf8, Utf8View};
-        if self.symbols.is_some() {
+        if self.symbols.is_some() || self.lookup.is_some() {
             return false;
         }
         let whole = |dtype| self.leaf == Leaf::Fixed(dtype) && scale(ty) == self.scale;
@@ -212,6 +217,17 @@ pub(crate) fn finish(array: &ArrayRef, wanted: Wanted<'_>) -> Result<Finished, E
         finished.texts = Some(Values::of_text(array)?);
         return Ok(finished);
     }
+    if let (Some(lookup), Leaf::Fixed(dtype)) = (wanted.lookup, leaf)
+        && *array.data_type() != DataType::Null
+    {
+        let texts = Values::of_text(array)?;
+        let (indices, known) = indices_of(&texts, array, lookup, dtype)?;
+        finished.taken = indices.len();
+        finished.values = Values::Elements(indices);
+        finished.fitting = known;
+        finished.texts = Some(texts);
+        return Ok(finished);
+    }
     if let (Some(asked), Leaf::Fixed(dtype)) = (wanted.scale, leaf)
         && *array.data_type() != DataType::Null
     {
@@ -265,6 +281,37 @@ pub(crate) fn finish(array: &ArrayRef, wanted: Wanted<'_>) -> Result<Finished, E
     finished.values = values;
     finished.taken += more;
     Ok(finished)
+}
+
+/// The indices of texts as elements of type `to`; and which of them have one, if some don't.
+fn indices_of(
+    texts: &Values,
+    array: &ArrayRef,
+    lookup: &Lookup,
+    to: DType,
+) -> Result<(Buffer, Option<BooleanBuffer>), Error> {
+    const WHAT: &str = "the indices of a vocabulary";
+    let (count, size) = (array.len(), to.size());
+    let mut found: Vec<u8> = try_with_capacity(count.saturating_mul(size), WHAT)?;
+    let mut known: Vec<bool> = try_with_capacity(count, WHAT)?;
+    let mut keys = [Key::default(); MOST_KEYS];
+    let mut indices = [UNKNOWN; MOST_KEYS];
+    for start in (0..count).step_by(MOST_KEYS) {
+        let some = start..count.min(start + MOST_KEYS);
+        for (key, i) in keys.iter_mut().zip(some.clone()) {
+            // The text of a null may be anything.
+            let text = array.is_valid(i).then(|| texts.text(i)).flatten().unwrap_or_default();
+            *key = Key { text, term: None };
+        }
+        lookup.find(&keys[..some.len()], &mut indices);
+        for (&index, i) in indices.iter().zip(some) {
+            known.push(index != UNKNOWN || array.is_null(i));
+            // All indices fit the dtype, as the spec has checked: little-endian numbers begin with their lowest bytes.
+            found.extend_from_slice(&index.max(0).to_le_bytes()[..size]);
+        }
+    }
+    let lost = known.contains(&false);
+    Ok((Buffer::from_vec(found), lost.then(|| BooleanBuffer::from(known))))
 }
 
 /// Decimals as pairs of int64, the halves of 128 bits, in units of `10**-asked`.

@@ -1,7 +1,6 @@
 //! CSV files as a data set.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::hash::Hasher;
 use std::path::PathBuf;
@@ -22,9 +21,9 @@ use crate::csv_format::CsvFormat;
 use crate::csv_packed::{PackedCsv, joined};
 use crate::data::{Begun, Data};
 use crate::errors::{IntoPy, to_py};
-use crate::features::{Described, Lowered, describe, feature};
+use crate::features::{Described, Lowered, describe};
 use crate::index::{log, signals};
-use crate::lookups::{self, LoweredLookup};
+use crate::lookups::{Lookups, lifted};
 
 /// Delimiter, quote, comment, decimal mark, names of columns (or whether they are in the first row), words for no
 /// value, and whether ragged rows are passed over.
@@ -261,18 +260,6 @@ impl CsvDataset {
         let (path, row) = self.source.place_of(unit, record);
         Ok((text_path(path), row))
     }
-}
-
-/// More of the features of kind `"lookup"`.
-pub(crate) type Lookups<'py> = HashMap<String, LoweredLookup<'py>>;
-
-pub(crate) fn lifted(features: Vec<(String, Lowered<'_>)>, lookups: Option<Lookups<'_>>) -> PyResult<Vec<Feature>> {
-    let mut lookups = lookups.unwrap_or_default();
-    let lifted = features.into_iter().map(|(name, spec)| match lookups.remove(&name) {
-        Some(lookup) => lookups::feature(name, spec, lookup),
-        None => feature(name, spec),
-    });
-    lifted.collect()
 }
 
 /// Features of the columns of the first file, or of some of them, by a look at rows.

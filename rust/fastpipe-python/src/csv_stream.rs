@@ -11,9 +11,10 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
 use crate::arrays::array;
-use crate::csv::{CsvDataset, Lookups, LoweredDialect, dialect, lifted};
+use crate::csv::{CsvDataset, LoweredDialect, dialect};
 use crate::errors::IntoPy;
 use crate::features::Lowered;
+use crate::lookups::{Lookups, lifted};
 
 /// A row that is kept.
 struct Row {

@@ -1,7 +1,7 @@
 //! Avro files as a data set: opened, indexed, and compiled for a set of features.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::hash::Hasher;
 use std::path::PathBuf;
@@ -22,9 +22,9 @@ use crate::avro_format::AvroFormat;
 use crate::contents::{InMemory, contents as in_memory};
 use crate::data::Data;
 use crate::errors::{IntoPy, to_py};
-use crate::features::{Described, Lowered, describe, feature};
+use crate::features::{Described, Lowered, describe};
 use crate::index::{log, signals};
-use crate::lookups::{self, LoweredLookup};
+use crate::lookups::{self, Lookups};
 
 /// Blocks among which one is chosen to see what columns take.
 const LOOKED_AT: u64 = 16;
@@ -63,7 +63,7 @@ impl AvroDataset {
         reader_schema: Option<&str>,
         merged: bool,
         logical_types: bool,
-        lookups: Option<HashMap<String, LoweredLookup<'_>>>,
+        lookups: Option<Lookups<'_>>,
         contents: Vec<InMemory>,
         folders: Option<Vec<(String, Vec<Option<FolderValue>>)>>,
     ) -> PyResult<PyClassInitializer<Self>> {
@@ -120,14 +120,7 @@ impl AvroDataset {
         let first = first.map(|(first, _)| (reader.as_ref().unwrap_or(&first.schema), &first.path));
         let mut inferred = InferredColumns::default();
         let features = match features {
-            Some(features) => {
-                let mut lookups = lookups.unwrap_or_default();
-                let features = features.into_iter().map(|(name, spec)| match lookups.remove(&name) {
-                    Some(lookup) => lookups::feature(name, spec, lookup),
-                    None => feature(name, spec),
-                });
-                lookups::in_form(py, features.collect::<PyResult<_>>()?, first)?
-            }
+            Some(features) => lookups::in_form(py, lookups::lifted(features, lookups)?, first, &folders)?,
             None => {
                 if let Some((schema, path)) = first {
                     let found = folders.infer(schema, columns.as_deref());

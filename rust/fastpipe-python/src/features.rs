@@ -9,8 +9,6 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString};
 
-use crate::lookups::refused;
-
 /// Kind, shape (-1 for open dimensions), dtype, nulls, fill, pad, layout, check_indices; the field, if it is another
 /// than the name says, whether its items are counted, and the scale of decimals as integers.
 pub(crate) type Lowered<'py> = (
@@ -89,7 +87,6 @@ pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
             },
             check_indices,
         },
-        "lookup" => return Err(refused(&name)),
         _ => return Err(PyValueError::new_err(format!("{kind:?} is no kind of spec"))),
     };
     let nulls = match nulls.as_str() {

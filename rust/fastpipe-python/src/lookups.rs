@@ -1,11 +1,12 @@
 //! Vocabularies, and features whose text becomes indices.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::Read;
 use std::sync::Arc;
 
-use fastpipe_avro::{Schema, with_form};
+use fastpipe_avro::{FolderColumns, Schema, with_form};
 use fastpipe_batch::{
     DType, Error, ErrorKind, Feature, Indices, Lookup, SparseLayout, Unknown, Vocabulary as Table, path_text,
     try_with_capacity,
@@ -15,7 +16,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyList, PyString};
 
-use crate::errors::{IntoPy, to_py};
+use crate::errors::IntoPy;
 use crate::features::{self, Lowered};
 use crate::index::signals;
 
@@ -240,24 +241,32 @@ pub(crate) fn feature(name: String, mut lowered: Lowered<'_>, lookup: LoweredLoo
     })
 }
 
+/// More of the features of kind `"lookup"`.
+pub(crate) type Lookups<'py> = HashMap<String, LoweredLookup<'py>>;
+
+/// Features from what Python lowers them to.
+pub(crate) fn lifted(features: Vec<(String, Lowered<'_>)>, lookups: Option<Lookups<'_>>) -> PyResult<Vec<Feature>> {
+    let mut lookups = lookups.unwrap_or_default();
+    let lifted = features.into_iter().map(|(name, spec)| match lookups.remove(&name) {
+        Some(lookup) => feature(name, spec, lookup),
+        None => features::feature(name, spec),
+    });
+    lifted.collect()
+}
+
 /// Features in the forms that follow from the schema of the first file.
 pub(crate) fn in_form(
     py: Python<'_>,
     features: Vec<Feature>,
     first: Option<(&Arc<Schema>, &Arc<str>)>,
+    folders: &FolderColumns,
 ) -> PyResult<Vec<Feature>> {
     let Some((schema, path)) = first else {
         return Ok(features);
     };
-    let in_form = |feature| with_form(schema, feature).map_err(|error| error.at_path(path));
+    let in_form = |feature| match folders.with_form(feature) {
+        Some(feature) => Ok(feature),
+        None => with_form(schema, feature).map_err(|error| error.at_path(path)),
+    };
     features.iter().map(in_form).collect::<Result<_, _>>().py(py)
-}
-
-/// What other sources answer to features whose text becomes indices.
-#[cold]
-pub(crate) fn refused(name: &str) -> PyErr {
-    let reason = "VocabularySpec and HashSpec read Avro and CSV files alone; ask for the text with dtype \"string\" and look it up in the \
-                  batch, or for the codes of a dictionary with an integer dtype";
-    let error = Error::new(ErrorKind::Unsupported, reason).at_feature(name);
-    Python::attach(|py| to_py(py, &error))
 }

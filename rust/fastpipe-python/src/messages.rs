@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_avro::{
-    Framing, InferredColumns, Message, MessageSchemas, Schema, canonical_form, infer_message_columns, rabin,
+    Framing, InferredColumns, Message, MessageSchemas, Schema, canonical_form, infer_message_columns, rabin, with_form,
 };
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Feature, Fragment, Rows, Sink, SlabPool, try_with_capacity};
 use fastpipe_engine::{About, Batch, assemble, default_threads};
@@ -17,8 +17,9 @@ use pyo3::types::PyDict;
 
 use crate::arrays::to_dict;
 use crate::errors::{IntoPy, guarded};
-use crate::features::{Described, Lowered, describe, feature};
+use crate::features::{Described, Lowered, describe};
 use crate::index::signals;
+use crate::lookups::{Lookups, lifted};
 
 /// Bytes of messages, each of which counts as some more, that are decoded at once. What is decoded is the same with any
 /// number of threads, and so are errors.
@@ -93,10 +94,12 @@ pub(crate) struct MessageDecoder {
 #[pymethods]
 impl MessageDecoder {
     #[new]
+    #[pyo3(signature = (framing, features, columns, lookups=None))]
     fn new(
         framing: Option<&str>,
         features: Option<Vec<(String, Lowered<'_>)>>,
         columns: Option<Vec<String>>,
+        lookups: Option<Lookups<'_>>,
     ) -> PyResult<Self> {
         let framing = match framing {
             None => Framing::Bare,
@@ -104,10 +107,7 @@ impl MessageDecoder {
             Some("registry") => Framing::Registry,
             Some(other) => return Err(PyValueError::new_err(format!("there is no framing {other:?}"))),
         };
-        let wanted = features.map(|features| {
-            let features = features.into_iter().map(|(name, spec)| feature(name, spec));
-            features.collect::<PyResult<Vec<_>>>()
-        });
+        let wanted = features.map(|features| lifted(features, lookups));
         Ok(MessageDecoder {
             framing,
             wanted: wanted.transpose()?,
@@ -217,9 +217,13 @@ impl MessageDecoder {
                 };
                 left_out = inferred.left_out;
                 let features = self.wanted.as_ref().unwrap_or(&inferred.features);
+                let features: Vec<Feature> = features
+                    .iter()
+                    .map(|f| with_form(&schema, f))
+                    .collect::<Result<_, _>>()?;
                 Known {
                     framing: self.framing,
-                    schemas: MessageSchemas::new(&schema, features)?,
+                    schemas: MessageSchemas::new(&schema, &features)?,
                     by_key: HashMap::from([(key, 0)]),
                 }
             }

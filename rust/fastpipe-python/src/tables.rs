@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow_array::{Array, RecordBatch};
 use arrow_schema::{Field, Schema};
 use fastpipe_batch::{Error, ErrorKind, Feature};
-use fastpipe_columns::{Inferred, TableSource, infer};
+use fastpipe_columns::{Inferred, TableSource, infer, with_form};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -13,7 +13,8 @@ use pyo3::types::PyBytes;
 use crate::arrow_import::import;
 use crate::data::Data;
 use crate::errors::{IntoPy, guarded};
-use crate::features::{Described, Lowered, describe, feature, listed};
+use crate::features::{Described, Lowered, describe, listed};
+use crate::lookups::{Lookups, lifted};
 
 /// A table in memory, ready to be read. Its units are stretches of rows.
 #[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
@@ -27,18 +28,20 @@ impl TableDataset {
     /// Takes whatever has `__arrow_c_stream__` or `__arrow_c_array__`, without copying it. Without features those are
     /// inferred of all columns, or of some.
     #[new]
-    #[pyo3(signature = (table, features=None, columns=None))]
+    #[pyo3(signature = (table, features=None, columns=None, lookups=None))]
     fn new(
         py: Python<'_>,
         table: &Bound<'_, PyAny>,
         features: Option<Vec<(String, Lowered<'_>)>>,
         columns: Option<Vec<String>>,
+        lookups: Option<Lookups<'_>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let (schema, batches) = guarded(py, || import(table))?;
         let features = match features {
             Some(features) => {
-                let features = features.into_iter().map(|(name, spec)| feature(name, spec));
-                features.collect::<PyResult<Vec<_>>>()?
+                let features = lifted(features, lookups)?;
+                let features = features.iter().map(|feature| with_form(&schema, feature));
+                features.collect::<Result<Vec<_>, _>>().py(py)?
             }
             None => {
                 let known = py.detach(|| without_nulls(&schema, &batches));

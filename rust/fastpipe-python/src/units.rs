@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Feature};
-use fastpipe_columns::{Inferred, ReadUnit, Slice, UnitsSource, infer};
+use fastpipe_columns::{Inferred, ReadUnit, Slice, UnitsSource, infer, with_form};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -12,7 +12,8 @@ use crate::arrow_import::import_schema;
 use crate::calls::{Asking, Calls, UnitCalls, name_of};
 use crate::data::{Begun, Data};
 use crate::errors::{IntoPy, guarded};
-use crate::features::{Described, Lowered, describe, feature, listed};
+use crate::features::{Described, Lowered, describe, listed};
+use crate::lookups::{Lookups, lifted};
 
 /// Stands where no pass reads.
 struct Unread(Arc<Py<PyAny>>);
@@ -90,7 +91,8 @@ impl UnitsDataset {
     /// time. `dictionaries` says what codes of dictionaries stand for, by the paths of their columns.
     #[new]
     #[pyo3(signature = (
-        schema, rows, bytes, name, start, at_once, features=None, columns=None, slice_bytes=None, dictionaries=None
+        schema, rows, bytes, name, start, at_once, features=None, columns=None, slice_bytes=None, dictionaries=None,
+        lookups=None
     ))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
@@ -105,12 +107,14 @@ impl UnitsDataset {
         columns: Option<Vec<String>>,
         slice_bytes: Option<u64>,
         dictionaries: Option<HashMap<String, Vec<String>>>,
+        lookups: Option<Lookups<'_>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let schema = guarded(py, || import_schema(schema))?;
         let features = match features {
             Some(features) => {
-                let features = features.into_iter().map(|(name, spec)| feature(name, spec));
-                features.collect::<PyResult<Vec<_>>>()?
+                let features = lifted(features, lookups)?;
+                let features = features.iter().map(|feature| with_form(&schema, feature));
+                features.collect::<Result<Vec<_>, _>>().py(py)?
             }
             None => {
                 let Inferred { features, left_out } = infer(&schema, columns.as_deref()).py(py)?;
