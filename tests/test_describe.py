@@ -390,3 +390,19 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasketches", None)
     with pytest.raises(ImportError, match=r"pip install 'fastpipe-data\[describe\]'"):
         described(TABLE)
+
+
+@pytest.mark.parametrize("spec", [None, fastpipe.DenseSpec((), "float32", fill=math.nan)])
+def test_fields_without_a_value_are_nulls(spec: Any) -> None:
+    data = b"x,y\n1.5,1\n,2\nNA,3\n-2.5,4\n"
+    reader = fastpipe.read_csv(data, features=None if spec is None else {"x": spec}, batch_size=3)
+    found = fastpipe.describe(reader)["x"]
+    assert (found.nulls, found.nans, found.count, found.null_share) == (2, 0, 2, 0.5)
+    assert (found.mean, found.minimum, found.maximum) == (-0.5, -2.5, 1.5)
+    # Merged and stored descriptions have them, too.
+    parts = [fastpipe.describe(reader.read_partition(part)) for part in reader.partition(1)]
+    assert fastpipe.Description.merged([*parts, *parts])["x"].nulls == 4
+    # Where nulls are masked, NaN is a value.
+    arrays = {"x": np.array([1.0, math.nan])}
+    table = fastpipe.describe(fastpipe.from_arrays(arrays, batch_size=3))["x"]
+    assert (table.nulls, table.nans, table.count) == (0, 1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, SupportsIndex
 
 from fastpipe._arguments import flag, shown
@@ -14,6 +15,7 @@ from fastpipe.description._feature import FeatureStatistics
 from fastpipe.description._quantiles import require_datasketches
 from fastpipe.description._walk import added
 from fastpipe.reader import Reader
+from fastpipe.specs import Spec
 
 __all__ = ["describe"]
 
@@ -32,6 +34,9 @@ def describe(
     quantiles of integers. Beyond that, and for quantiles of floats, sketches of Apache DataSketches take over, of
     bounded size: `counts_error` and `quantile_error` say how far off they may be. Moments are always exact, to the last
     bits of float64.
+
+    Where a spec fills nulls with NaN, as those of the floats of CSV files do, NaN counts as null. Elsewhere it is a
+    value, which `nans` counts.
 
     Args:
         reader: whatever its source. Of one of several ranks its rows are described. Its pass and its epoch stay as they
@@ -70,9 +75,19 @@ def describe(
         seen += _rows(batch)
         for name, form in batch.items():
             if name in features:
-                known = symbols.get(name)
-                features[name] = added(features[name], form, exact_values=limit, symbols=known)
+                features[name] = added(
+                    features[name],
+                    form,
+                    exact_values=limit,
+                    symbols=symbols.get(name),
+                    nan_is_null=_fills_with_nan(reader.features[name]),
+                )
     return Description({name: found for name, found in features.items() if found is not None}, seen)
+
+
+def _fills_with_nan(spec: Spec) -> bool:
+    """Whether nulls of a feature are read as NaN, as those of CSV's floats are."""
+    return isinstance(spec.fill, float) and math.isnan(spec.fill)
 
 
 def _rows(batch: dict[str, Any]) -> int:

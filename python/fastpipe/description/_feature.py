@@ -34,7 +34,7 @@ class FeatureStatistics:
     Attributes:
         kind: `integer`, `real`, `bool`, `time` (dates, times and durations), `text` or `bytes`.
         dtype: of the values, such as `float32` or `datetime64[us]`; `string` or `bytes`.
-        nulls: values that are null: masked, or NaT.
+        nulls: values that are null: masked, NaT, or NaN if the feature's spec has `fill=nan`.
         lengths: statistics of how many values a row has, for ragged and sparse features; else None.
         symbols: what the codes of a dictionary or enum stand for; None for others.
     """

@@ -20,7 +20,12 @@ _KINDS: dict[str, Kind] = {"i": "integer", "u": "integer", "f": "real", "b": "bo
 
 
 def added(
-    found: FeatureStatistics | None, form: Any, *, exact_values: int, symbols: Sequence[str] | None = None
+    found: FeatureStatistics | None,
+    form: Any,
+    *,
+    exact_values: int,
+    symbols: Sequence[str] | None = None,
+    nan_is_null: bool = False,
 ) -> FeatureStatistics:
     """Adds the values of a form to statistics, which are made where there are none.
 
@@ -29,6 +34,7 @@ def added(
         form: of this batch.
         exact_values: different values that are counted exactly.
         symbols: what codes stand for.
+        nan_is_null: whether NaN stands for a null.
 
     Raises:
         UnsupportedError: if it holds what has no statistics.
@@ -58,7 +64,7 @@ def added(
             found = FeatureStatistics(kind, "bytes" if form.binary else "string", exact_values)
         found.add_texts(_bytes(form))
     else:
-        found = _numbers(found, form, exact_values, symbols)
+        found = _numbers(found, form, exact_values, symbols, nan_is_null=nan_is_null)
     found.nulls += nulls
     if lengths is not None:
         if found.lengths is None:
@@ -68,7 +74,12 @@ def added(
 
 
 def _numbers(
-    found: FeatureStatistics | None, array: np.ndarray, exact_values: int, symbols: Sequence[str] | None
+    found: FeatureStatistics | None,
+    array: np.ndarray,
+    exact_values: int,
+    symbols: Sequence[str] | None,
+    *,
+    nan_is_null: bool,
 ) -> FeatureStatistics:
     flat = array.reshape(-1)
     kind = _KINDS.get(flat.dtype.kind)
@@ -82,6 +93,10 @@ def _numbers(
         missing = np.isnat(flat)
         found.nulls += int(missing.sum())
         flat = flat[~missing].view(np.int64)
+    elif kind == "real" and nan_is_null:
+        missing = np.isnan(flat)
+        found.nulls += int(missing.sum())
+        flat = flat[~missing]
     elif kind == "bool":
         flat = flat.view(np.uint8)
     found.add_numbers(flat)
