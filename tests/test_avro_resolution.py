@@ -325,6 +325,44 @@ def test_no_branch_of_the_reader_s_union() -> None:
         read(paths, reader_schema=reader)
 
 
+@pytest.mark.parametrize(
+    "reader",
+    [
+        ["null", "int", "string"],
+        ["null", "string", "int"],
+        ["int", "null", "string"],
+        ["int", "string"],
+        ["null", "int", "long"],
+        ["null", "int"],
+        ["null", wire.record("S", a="int"), "int"],
+        [],
+    ],
+    ids=str,
+)
+def test_a_branch_that_the_reader_s_union_lacks_is_an_error(reader: list[Any]) -> None:
+    """And never a null, whichever columns are read; fastavro says the same."""
+    schema, reader_schema = wire.record("R", f=["null", "int", "boolean"]), wire.record("R", f=reader)
+    rows = [{"f": Branch(1, 3)}, {"f": Branch(2, True)}] if "int" in reader else [{"f": Branch(2, True)}]
+    data = io.BytesIO(oracle.encode(oracle.resolve(schema), rows[-1], random.Random(1)))
+    if reader:  # fastavro makes something of an empty union.
+        with pytest.raises(fastavro.read.SchemaResolutionError):
+            fastavro.schemaless_reader(data, schema, reader_schema)
+    with files(container(schema, rows)) as paths:
+        names = list(fastpipe.infer_features(paths, reader_schema=reader_schema))
+        for columns in ([name] for name in names):
+            with pytest.raises(
+                fastpipe.SchemaError, match="'f': the file has the branch boolean, the reader"
+            ) as caught:
+                read(paths, reader_schema=reader_schema, columns=columns)
+            error = caught.value
+            assert (error.path, error.feature) == (paths[0], "f")
+            assert None not in (error.block, error.record)
+            assert all(kind in str(error) for kind in ("union<", *map(kind_of, reader)) if reader)
+    with files(container(schema, rows[:-1])) as paths:
+        found = read(paths, reader_schema=reader_schema)
+        assert set(found) == (set(names) if len(rows) > 1 else set())
+
+
 @pytest.mark.parametrize("kind", ["same", "union"])
 def test_types_of_one_last_name_keep_apart(kind: str) -> None:
     schema = wire.record("R", f=[{"type": "fixed", "name": f"{space}.F", "size": 1} for space in "mn"])

@@ -90,7 +90,7 @@ impl Resolver<'_> {
                 let wanted = reader.ty(r);
                 for branch in &union.branches {
                     branches.push(match wanted {
-                        Type::Union(of) => self.branch_of(branch.node, of)?,
+                        Type::Union(of) => self.branch_of(branch.node, of, "the branch ")?,
                         _ => Branch {
                             node: self.pair(branch.node, Some(r))?,
                             code: 0,
@@ -109,7 +109,7 @@ impl Resolver<'_> {
                 })))
             }
             (_, Type::Union(of)) => {
-                let branch = self.branch_of(w, of)?;
+                let branch = self.branch_of(w, of, "")?;
                 if let node @ Node {
                     ty: Type::Mismatch { .. },
                     ..
@@ -244,8 +244,8 @@ impl Resolver<'_> {
         len
     }
 
-    /// The branch of the reader's union that a type of the file becomes.
-    fn branch_of(&mut self, w: NodeId, of: &Union) -> Result<Branch> {
+    /// The branch of the reader's union that a type of the file becomes. `what` precedes the type in an error.
+    fn branch_of(&mut self, w: NodeId, of: &Union, what: &str) -> Result<Branch> {
         let own = &self.writer.node(w).name;
         let same = |b: &&Branch| self.is_like(w, b.node, false, 0);
         // Names may match without their namespaces, but the very name comes first.
@@ -265,8 +265,12 @@ impl Resolver<'_> {
                 })
             }
             None => {
-                let wanted: Vec<_> = of.branches.iter().map(|b| self.reader.describe(b.node)).collect();
-                let node = self.mismatched(w, &format!("union<{}>", wanted.join(", ")))?;
+                let wanted: Vec<_> = of.branches.iter().map(|b| described(self.reader, b.node)).collect();
+                let wanted = match &wanted[..] {
+                    [] => "a union without branches".to_owned(),
+                    types => format!("union<{}>", types.join(", ")),
+                };
+                let node = self.mismatched(w, what, &wanted)?;
                 Ok(Branch {
                     node: self.push(node)?,
                     code: 0,
@@ -309,21 +313,16 @@ impl Resolver<'_> {
 
     fn mismatch(&mut self, w: NodeId, r: NodeId) -> Result<Node> {
         let (own, other) = (self.writer.node(w), self.reader.node(r));
-        let mut wanted = self.reader.describe(r);
-        if let Some(name) = &other.name {
-            wanted = format!("{wanted} {name}");
-        }
+        let mut wanted = described(self.reader, r);
         let same_kind = std::mem::discriminant(&own.ty) == std::mem::discriminant(&other.ty);
         if let Some(name) = own.name.as_ref().filter(|_| same_kind && !self.same_name(w, r)) {
             wanted = format!("{wanted}; with \"aliases\": [\"{name}\"] the reader's type takes it");
         }
-        self.mismatched(w, &wanted)
+        self.mismatched(w, "", &wanted)
     }
 
-    fn mismatched(&mut self, w: NodeId, wanted: &str) -> Result<Node> {
-        let name = self.writer.node(w).name.as_ref();
-        let name = name.map_or_else(String::new, |name| format!(" {name}"));
-        let found = self.writer.describe(w) + &name;
+    fn mismatched(&mut self, w: NodeId, what: &str, wanted: &str) -> Result<Node> {
+        let found = format!("{what}{}", described(self.writer, w));
         let at = match self.path.as_str() {
             "" => "the records".to_owned(),
             path => format!("'{path}'"),
@@ -379,6 +378,12 @@ impl Resolver<'_> {
     }
 }
 
+/// A type for messages, with its name if it has one.
+fn described(schema: &Schema, id: NodeId) -> String {
+    let name = schema.node(id).name.as_ref();
+    schema.describe(id) + &name.map_or_else(String::new, |name| format!(" {name}"))
+}
+
 /// The file's symbols by the reader's names: those that it doesn't know are its default, if it has one.
 fn renamed(symbols: &Symbols, wanted: &Symbols) -> Symbols {
     let known = |text: &String| wanted.texts.contains(text);
@@ -428,7 +433,7 @@ fn is_promoted(of: &Type, to: &Type) -> bool {
 mod tests {
     use super::*;
 
-    fn described(writer: &str, reader: &str) -> Result<String> {
+    fn resolved(writer: &str, reader: &str) -> Result<String> {
         let (writer, reader) = (Schema::parse(writer).unwrap(), Schema::parse(reader).unwrap());
         let view = resolve(&writer, &reader)?;
         assert_eq!(view.smallest(view.root()), writer.smallest(writer.root()));
@@ -457,7 +462,7 @@ mod tests {
             r#"{"name": "d", "type": "long", "default": 7}, {"name": "e", "type": "int"},
                {"name": "f", "type": "bytes", "aliases": ["x", "b"]}, {"name": "a", "type": "string"}"#,
         );
-        assert_eq!(described(&writer, &reader).unwrap(), "a!, f: string, : int, d=7, e=?");
+        assert_eq!(resolved(&writer, &reader).unwrap(), "a!, f: string, : int, d=7, e=?");
     }
 
     #[test]
@@ -468,11 +473,31 @@ mod tests {
             (r#"["null", "int"]"#, r#""long""#, "union<null, int>"),
             (r#"["null", "int"]"#, r#"["null"]"#, "union<null, int>"),
         ] {
-            assert_eq!(described(writer, reader).unwrap(), expected);
+            assert_eq!(resolved(writer, reader).unwrap(), expected);
         }
         for (writer, reader) in [(r#""int""#, r#""string""#), (r#""long""#, r#""int""#)] {
-            let error = described(writer, reader).unwrap_err();
+            let error = resolved(writer, reader).unwrap_err();
             assert!(error.reason().contains("the records: the file has"), "{error}");
+        }
+    }
+
+    #[test]
+    fn branches_that_match_none_of_the_readers_are_mismatches() {
+        for (reader, wanted) in [
+            (r#"["null", "int", "string"]"#, "union<null, int, string>"),
+            ("[]", "a union without branches"),
+        ] {
+            let writer = Schema::parse(r#"["boolean", "null"]"#).unwrap();
+            let view = resolve(&writer, &Schema::parse(reader).unwrap()).unwrap();
+            let Type::Union(union) = view.ty(view.root()) else {
+                panic!("not a union")
+            };
+            let Type::Mismatch { reason, .. } = view.ty(union.branches[0].node) else {
+                panic!("not a mismatch")
+            };
+            let expected = format!("at the records: the file has the branch boolean, the reader {wanted}");
+            assert!(reason.ends_with(&expected), "{reason}");
+            assert!(resolved(r#""boolean""#, reader).is_err());
         }
     }
 
@@ -497,16 +522,16 @@ mod tests {
                     {{"name": "next", "type": ["null", "T"]}}]}}"#
             )
         };
-        let found = described(&tree(""), &tree(r#", {"name": "w", "type": "T", "default": {}}"#)).unwrap();
+        let found = resolved(&tree(""), &tree(r#", {"name": "w", "type": "T", "default": {}}"#)).unwrap();
         assert_eq!(found, "v: int, next: union<null, record>, w={}");
     }
 
     #[test]
     fn names_match_without_namespaces_and_by_aliases() {
         let named = |name: &str, more: &str| format!(r#"{{"type": "fixed", "name": "{name}", "size": 2{more}}}"#);
-        assert!(described(&named("a.F", ""), &named("b.F", "")).is_ok());
-        assert!(described(&named("a.F", ""), &named("b.G", "")).is_err());
-        assert!(described(&named("a.F", ""), &named("b.G", r#", "aliases": ["a.F"]"#)).is_ok());
-        assert!(described(&named("a.F", ""), &named("b.G", r#", "aliases": ["F"]"#)).is_ok());
+        assert!(resolved(&named("a.F", ""), &named("b.F", "")).is_ok());
+        assert!(resolved(&named("a.F", ""), &named("b.G", "")).is_err());
+        assert!(resolved(&named("a.F", ""), &named("b.G", r#", "aliases": ["a.F"]"#)).is_ok());
+        assert!(resolved(&named("a.F", ""), &named("b.G", r#", "aliases": ["F"]"#)).is_ok());
     }
 }

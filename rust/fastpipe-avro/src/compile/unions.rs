@@ -133,6 +133,11 @@ impl<'a> Compiler<'a> {
         let at = self.path(path);
         let Seen { union, several, .. } = *seen;
         let ty = self.schema.ty(branch.node);
+        // It has no code: neither a column of codes nor one of another branch may take its values for nulls.
+        if let Type::Mismatch { reason, .. } = ty {
+            self.refuse(reason, path, out);
+            return Ok(());
+        }
         let mut within = Vec::new();
         for &want in seen.wants {
             match branch_of(&want) {
@@ -157,10 +162,6 @@ impl<'a> Compiler<'a> {
         }
         match ty {
             Type::Null => Ok(()),
-            Type::Mismatch { reason, .. } if !within.is_empty() => {
-                self.refuse(reason, path, out);
-                Ok(())
-            }
             _ => {
                 let of_several =
                     (several && !within.is_empty()).then(|| format!("{path}:{}", union.names[branch.code]));

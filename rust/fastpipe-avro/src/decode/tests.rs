@@ -286,6 +286,38 @@ fn both_resolved(
     Ok(Decoded { end, skipped })
 }
 
+/// A value of a branch that the reader's union lacks is an error, whichever columns are read, and never a null.
+#[test]
+fn unresolved_branches_are_refused() {
+    let record = |union: &str| {
+        let json = format!(r#"{{"type": "record", "name": "R", "fields": [{{"name": "f", "type": {union}}}]}}"#);
+        Schema::parse(&json).unwrap()
+    };
+    let writer = record(r#"["null", "boolean", "int"]"#);
+    for reader in [
+        r#"["null", "int", "string"]"#,
+        r#"["int", "null", "string"]"#,
+        r#"["string", "null", "int"]"#,
+        r#"["null", "int", "long"]"#,
+        r#"["null", "int"]"#,
+        r#"["null"]"#,
+        r#""int""#,
+        "[]",
+    ] {
+        let reader = record(reader);
+        let columns = infer(&reader).unwrap().len();
+        for wanted in (0..columns).map(|column| 1 << column).chain([u64::MAX]) {
+            let found = both_resolved(&writer, Some(&reader), wanted, &[2, 1], 1).unwrap();
+            let error = found.end.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Schema);
+            assert!(error.reason().contains("boolean, the reader"), "{error}");
+            assert_eq!(found.skipped.unwrap(), 2);
+        }
+        let skipped = both_resolved(&writer, Some(&reader), 0, &[2, 1], 1).unwrap();
+        assert_eq!(skipped.end.unwrap(), 2);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
