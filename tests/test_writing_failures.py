@@ -106,11 +106,17 @@ def test_killed(tmp_path: Path, append: bool) -> None:
     if append:
         data = path.read_bytes()
         assert data.startswith(before)
-        # Cut within a block, it is refused, and nothing is changed.
-        path.write_bytes(data[: len(data) // 2 + 5])
-        with pytest.raises(fastpipe.MalformedFileError):
+        # Cut within a block, what there is of that one goes and all others stay.
+        cut = data[: len(data) // 2 + 5]
+        path.write_bytes(cut)
+        with pytest.warns(RuntimeWarning, match="bytes are cut off") as caught:
             fastpipe.write_avro(path, BATCH, append=True)
-        assert path.read_bytes() == data[: len(data) // 2 + 5]
+        torn = int(str(caught[0].message).partition(" bytes")[0].rpartition(" ")[2])
+        assert 0 < torn < 200_000
+        assert path.read_bytes().startswith(cut[:-torn])
+        rows = [row["a"] for row in read(path)]
+        assert rows[:100] == rows[-100:] == list(range(100))
+        assert fastpipe.read_avro(path, batch_size=10).num_rows == len(rows) > 1000
     else:
         assert path.read_bytes() == before
         (left,) = {entry.name for entry in tmp_path.iterdir()} - {"out.avro"}
@@ -260,15 +266,63 @@ def test_append_to_what_does_not_fit(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     fastpipe.write_avro(path, BATCH, same, append=True)
     whole = path.read_bytes()
-    for cut in (1, 16, 17, 60, len(whole) - 20):
-        path.write_bytes(whole[:-cut])
-        with pytest.raises(fastpipe.MalformedFileError):
-            fastpipe.write_avro(path, BATCH, append=True)
-        assert path.read_bytes() == whole[:-cut]
-    for tail in (b"\0", b"\0" * 16):
+    path.write_bytes(whole[:20])
+    with pytest.raises(fastpipe.MalformedFileError):
+        fastpipe.write_avro(path, BATCH, append=True)
+    assert path.read_bytes() == whole[:20]
+    for tail in (b"\0" * 18, b"\1", b"\0\1", b"\xff" * 20):
         path.write_bytes(whole + tail)
-        with pytest.raises(fastpipe.MalformedFileError):
+        with pytest.raises(fastpipe.FastpipeError):
             fastpipe.write_avro(path, BATCH, append=True)
+        assert path.read_bytes() == whole + tail
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate"])
+def test_append_after_a_kill_at_any_byte(tmp_path: Path, codec: Any) -> None:
+    path = tmp_path / "out.avro"
+    fastpipe.write_avro(path, BATCH, codec=codec, block_bytes=50)
+    ends = [int(block["offset"]) for block in fastpipe.AvroFile(path).blocks]
+    whole = path.read_bytes()
+    rows = [row["a"] for row in read(path)]
+    kept = len(rows) - int(fastpipe.AvroFile(path).blocks[-1]["rows"])
+    for cut in range(ends[-1] + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        match = rf"its {cut - ends[-1]} bytes are cut off.*{path.name}"
+        with pytest.warns(RuntimeWarning, match=match) as caught:
+            added = fastpipe.write_avro(path, BATCH, append=True)
+        assert caught[0].filename == __file__
+        data = path.read_bytes()
+        assert data[: ends[-1]] == whole[: ends[-1]]
+        assert len(data) == ends[-1] + added.size
+        # By fastavro.
+        assert [row["a"] for row in read(path)] == rows[:kept] + rows
+        (batch,) = fastpipe.read_avro(path, batch_size=200, drop_last=False)
+        assert batch["a"].tolist() == rows[:kept] + rows
+    for cut in (ends[-1], len(whole)):
+        path.write_bytes(whole[:cut])
+        fastpipe.write_avro(path, BATCH, append=True)
+        assert path.read_bytes().startswith(whole[:cut])
+
+
+def test_append_cuts_nothing_but_an_incomplete_last_block(tmp_path: Path) -> None:
+    path = tmp_path / "out.avro"
+    fastpipe.write_avro(path, BATCH, codec="null", block_bytes=50)
+    blocks = fastpipe.AvroFile(path).blocks
+    whole = path.read_bytes()
+    for block in (blocks[0], blocks[len(blocks) // 2], blocks[-1]):
+        size = int(block["offset"]) + 1
+        # A size that goes beyond the end of the file, and a marker that is another one.
+        for damaged in (
+            whole[:size] + b"\xfe\xff\x03" + whole[size + 1 :],
+            whole[: size + block["size"] + 5] + b"?" + whole[size + block["size"] + 6 :],
+        ):
+            for data in (damaged, damaged[:-1]):
+                path.write_bytes(data)
+                if block["offset"] == blocks[-1]["offset"] and data is not damaged:
+                    continue  # That is what a kill leaves.
+                with pytest.raises(fastpipe.MalformedFileError):
+                    fastpipe.write_avro(path, BATCH, append=True)
+                assert path.read_bytes() == data
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:

@@ -70,18 +70,30 @@ def replacing(path: str) -> Iterator[str]:
 
 
 @contextmanager
-def truncated_on_failure(path: str) -> Iterator[None]:
-    """Cuts a file back to the length that it has now, if the block raises."""
-    length = os.path.getsize(path)
+def truncated_on_failure(path: str, length: int) -> Iterator[None]:
+    """Cuts a file to a length, now if it is longer and again if the block raises.
+
+    Raises:
+        StorageError: if the file can't be cut.
+    """
     process = os.getpid()
     done = False
+    try:
+        if os.path.getsize(path) > length:
+            _cut(path, length)
+    except OSError as error:
+        raise storage_error(error, path) from error
     try:
         yield
         done = True
     finally:
         if not done and os.getpid() == process:
-            os.truncate(path, length)
-            _sync(path)
+            _cut(path, length)
+
+
+def _cut(path: str, length: int) -> None:
+    os.truncate(path, length)
+    _sync(path)
 
 
 def _sync(path: str) -> None:

@@ -6,6 +6,7 @@ import json
 import operator
 import os
 import secrets
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
@@ -15,12 +16,12 @@ import numpy as np
 from fastpipe import _fastpipe
 from fastpipe._arguments import flag, imported, shown
 from fastpipe._columns import to_arrow
+from fastpipe._left_out import stacklevel
 from fastpipe._progress import progress_bar
 from fastpipe._reader_passes import arrow_streams
-from fastpipe._replacing import replacing, storage_error, truncated_on_failure
+from fastpipe._replacing import replacing, truncated_on_failure
 from fastpipe._sources import local
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
-from fastpipe.errors import MalformedFileError
 from fastpipe.reader import Reader
 from fastpipe.specs import Spec
 
@@ -81,8 +82,9 @@ def write_avro(
         level: of deflate (1 to 12), zstandard (-7 to 22), bzip2 (1 to 9) or xz (0 to 9); None for 6, 3, 9 and 6.
         block_bytes: a block is closed with the row by which it has as many bytes before compression. Readers read,
             decompress and shuffle by blocks.
-        append: whether to write behind the last block of a file, with its schema, codec and sync marker. An error cuts
-            it back to what it was; a kill leaves part of a block at its end.
+        append: whether to write after the last whole block of a file, with its schema, codec and sync marker. An error
+            cuts the file back to that block. A kill leaves an incomplete block at its end, which the next call with
+            `append=True` cuts off, with a `RuntimeWarning` that names the file and how many bytes are lost.
         progress: whether to show a progress bar (extra `progress`).
         metadata: more entries of the header, from key to str or bytes; keys that begin with "avro." are Avro's.
         num_threads: threads that compress. `"auto"`: the processors that the process may use.
@@ -95,8 +97,8 @@ def write_avro(
         UnsupportedError: for types without a counterpart, such as unions.
         ValueRangeError: if a value doesn't fit the schema's type.
         NullValueError: if there is a null that the schema doesn't allow.
-        MalformedFileError: if a file that is appended to is damaged or doesn't end with a block, or Arrow data
-            contradict themselves.
+        MalformedFileError: if a file that is appended to is damaged anywhere but in an incomplete last block, or Arrow
+            data contradict themselves.
         MissingFileError: if there is no such directory, or no file to append to.
         StorageError: if the disk is full, there is no permission, or a stream fails.
         LimitError: if a row is larger than a block may be.
@@ -128,9 +130,9 @@ def write_avro(
     if appending:
         if metadata is not None:
             raise ValueError("metadata is in the header, which append=True leaves as it is: leave metadata out")
-        known = _appendable(target, codec)
+        known, length = _appendable(target, codec)
         wanted |= {"codec": known.codec, "sync": known.sync_marker, "appending_to": known.schema_json}
-        place: Any = truncated_on_failure(target)
+        place: Any = truncated_on_failure(target, length)
     else:
         wanted |= {"codec": codec or "zstandard", "sync": secrets.token_bytes(_SYNC_BYTES), "appending_to": None}
         place = replacing(target)
@@ -328,22 +330,19 @@ def _entries(metadata: Any) -> list[tuple[str, bytes]]:
     return entries
 
 
-def _appendable(path: str, codec: str | None) -> _fastpipe.ContainerFile:
-    """A file that ends with a whole block, and has this codec."""
+def _appendable(path: str, codec: str | None) -> tuple[_fastpipe.ContainerFile, int]:
+    """A file that has this codec, and where its whole blocks end."""
     file = _fastpipe.ContainerFile(path)
     if codec is not None and codec != file.codec:
         raise ValueError(f"the file's codec is {file.codec}, and codec is {codec!r}: leave codec out (file {path})")
-    file.blocks()  # Each begins where the one before it ends.
-    try:
-        with open(path, "rb") as tail:
-            tail.seek(-_SYNC_BYTES, os.SEEK_END)
-            marker = tail.read()
-    except OSError as error:
-        raise storage_error(error, path) from error
-    if marker != file.sync_marker:
-        reason = "the file doesn't end with its sync marker, so its last block isn't whole: nothing is appended to it"
-        raise MalformedFileError(f"{reason} (file {path})", path=path, reason=reason)
-    return file
+    length = file.whole_blocks_end()
+    if torn := file.size - length:
+        text = (
+            f"the file's last block is incomplete, as a killed writer leaves it: its {torn} bytes are cut off, and the "
+            f"new rows follow the {length} bytes before it (file {path})"
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel())
+    return file, length
 
 
 def _bar(data: Any, showing: bool) -> Any:

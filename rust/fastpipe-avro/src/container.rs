@@ -1,9 +1,13 @@
 //! Object container files (Avro 1.12 specification, "Object Container Files"): the header, and the walk over the
 //! headers of blocks that finds where every block lies without reading it.
 
+mod whole;
+
 use std::collections::BTreeMap;
 
 use fastpipe_batch::{Error, ErrorKind, ReadAt};
+
+pub use self::whole::whole_blocks_end;
 
 use crate::codec::Codec;
 use crate::cursor::Cursor;

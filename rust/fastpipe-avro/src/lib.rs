@@ -56,7 +56,7 @@ mod x86;
 
 pub use canonical::{canonical_form, rabin};
 pub use codec::{Codec, decompress};
-pub use container::{Block, Header, SYNC_BYTES, Walk};
+pub use container::{Block, Header, SYNC_BYTES, Walk, whole_blocks_end};
 pub use evidence::Evidence;
 pub use file_info::FileInfo;
 pub use folders::{FolderColumn, FolderColumns};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, OnceLock};
 
-use fastpipe_avro::{Block, Codec, FileInfo, Header, decompress};
+use fastpipe_avro::{Block, Codec, FileInfo, Header, decompress, whole_blocks_end};
 use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, path_text, text_path, try_collect};
 use fastpipe_files::{LocalFile, walk};
 use numpy::PyArray1;
@@ -117,6 +117,11 @@ impl ContainerFile {
     #[getter]
     fn size(&self, py: Python<'_>) -> PyResult<u64> {
         self.file.size().py(py)
+    }
+
+    /// The offset after the last whole block: the file's size, unless its last block is incomplete.
+    fn whole_blocks_end(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| whole_blocks_end(&self.file, &self.info)).py(py)
     }
 
     /// Offset, stored size and rows of each block.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::file_info::FileInfo;
 
 /// A file in memory.
 struct Memory(Vec<u8>);
@@ -70,6 +71,38 @@ fn every_truncation_is_an_error_or_ends_between_blocks() {
         if let Err(e) = walked {
             assert_eq!(e.kind(), ErrorKind::Malformed);
             assert!(e.location().offset.is_some() && e.location().path.is_some());
+        }
+    }
+}
+
+#[test]
+fn only_an_incomplete_last_block_is_not_whole() {
+    let mut whole = sample();
+    // One more block whose size takes two bytes.
+    whole.extend([200, 1, 200, 1]);
+    whole.extend([4; 100]);
+    whole.extend([7; SYNC_BYTES]);
+    let file = Memory(whole.clone());
+    let info = FileInfo::new("memory".into(), Header::read(&file).unwrap()).unwrap();
+    let first = info.header.size;
+    let ends: Vec<u64> = [0, 20, 38, 59, 179].map(|n| first + n).to_vec();
+    assert_eq!(ends[4], whole.len() as u64);
+    for n in first..=whole.len() as u64 {
+        let file = Memory(whole[..n as usize].to_vec());
+        let end = whole_blocks_end(&file, &info).unwrap();
+        assert_eq!(Some(&end), ends.iter().rfind(|end| **end <= n), "cut at {n}");
+    }
+    // Damage is not the end of a file, wherever it is.
+    for at in ends[..4].iter().flat_map(|end| [*end as usize, *end as usize + 1]) {
+        for (byte, cut) in (0..=255).flat_map(|byte| [(byte, 0), (byte, 10)]) {
+            let mut damaged = whole[..whole.len() - cut].to_vec();
+            if std::mem::replace(&mut damaged[at], byte) == byte {
+                continue;
+            }
+            // Another count of records may be as good. No block but the last is cut off, and that only if it is cut.
+            if let Ok(end) = whole_blocks_end(&Memory(damaged), &info) {
+                assert!(end >= ends[3] && (cut > 0 || end == ends[4]), "{at} {byte} {cut} {end}");
+            }
         }
     }
 }
