@@ -243,9 +243,9 @@ class RowsLeftOutWarning(UserWarning):
 
 
 class ColumnsLeftOutWarning(UserWarning):
-    """Columns of the files are of types that are not read, and are left out.
+    """Columns of the files are left out: they are of types that are not read, or the first file with rows lacks them.
 
-    A reader warns once, where it is made, and names all of them with what would read them.
-    `warnings.filterwarnings("ignore", category=fastpipe.ColumnsLeftOutWarning)` silences it; so does
-    `unsupported="ignore"`, and `unsupported="error"` makes an error of it.
+    A reader warns once for each of the two reasons, where it is made, and names the columns with what would read them.
+    `warnings.filterwarnings("ignore", category=fastpipe.ColumnsLeftOutWarning)` silences it. For types that
+    are not read `unsupported="ignore"` does, too, and `unsupported="error"` makes an error of it.
     """

@@ -159,6 +159,14 @@ class AvroData:
         """For each column that is of a type which isn't read: why."""
         return dict(self.handle.left_out())
 
+    @property
+    def later_columns(self) -> tuple[list[tuple[str, str, int]], bool]:
+        """Columns that the first file with rows lacks, each with the first file that has it and how many have it.
+
+        And whether the files' schemas can be merged.
+        """
+        return self.handle.later_columns()
+
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """How many files, rows and bytes; and a digest of the files.
 

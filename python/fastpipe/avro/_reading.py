@@ -12,7 +12,7 @@ from fastpipe._index_cache import IndexCache
 from fastpipe._options import Options, Settings, takes_options
 from fastpipe._partitions import Partitioning, checked_partitioning
 from fastpipe.avro._data import AvroData
-from fastpipe.avro._schemas import ReaderSchema, Resolution, Unsupported, tell_left_out
+from fastpipe.avro._schemas import ReaderSchema, Resolution, Unsupported, tell_later, tell_left_out
 from fastpipe.reader import Reader
 from fastpipe.specs import Features, Spec
 
@@ -68,7 +68,8 @@ def read_avro(
             text, parsed JSON, or the path of a file (`pathlib.Path("user.avsc")`). Names are then the reader's; fields
             that a file lacks take their default. "union" for the schema that has all that the files' have: fields that
             some of them lack may be null, numbers are promoted. None takes files as they are: each must have the
-            features, but for those with a `fill` value, which stands for a field that a later file lacks.
+            features, but for those with a `fill` value, which stands for a field that a later file lacks. Columns that
+            the first file with rows lacks are left out then: one `ColumnsLeftOutWarning` names them and their files.
         logical_types: whether dates, times, decimals, UUIDs and durations are read as such, or as what is stored.
         unsupported: "warn" leaves out columns of types that aren't read, with one `ColumnsLeftOutWarning` that names
             them and says what would read them; "error" raises `UnsupportedError` instead, "ignore" does neither. What
@@ -115,6 +116,7 @@ def read_avro(
         return settings.reader(AvroData(files, wanted, index_cache, resolution=resolution, hive=hive))
     data = AvroData.inferring(files, chosen, index_cache, resolution, hive=hive)
     tell_left_out(data.left_out, unsupported)
+    tell_later(*data.later_columns)
     return settings.reader(data)
 
 
@@ -183,4 +185,5 @@ def infer_features(
     tell_left_out({}, unsupported)
     data = AvroData.inferring(opened(source), chosen, index_cache, resolution, hive=hive)
     tell_left_out(data.left_out, unsupported)
+    tell_later(*data.later_columns)
     return data.features

@@ -14,7 +14,7 @@ from fastpipe._arguments import flag, shown
 from fastpipe._left_out import stacklevel
 from fastpipe.errors import ColumnsLeftOutWarning, StorageError, UnsupportedError
 
-__all__ = ["AS_WRITTEN", "ReaderSchema", "Resolution", "Unsupported", "tell_left_out"]
+__all__ = ["AS_WRITTEN", "ReaderSchema", "Resolution", "Unsupported", "tell_later", "tell_left_out"]
 
 ReaderSchema: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any] | None
 Unsupported: TypeAlias = Literal["warn", "error", "ignore"]
@@ -110,4 +110,28 @@ def tell_left_out(left_out: Mapping[str, str], unsupported: str) -> None:
     if unsupported == "error":
         hint = 'unsupported="warn" reads the others'
         raise UnsupportedError(f"{text}. {hint}", reason=text)
+    warnings.warn(text, ColumnsLeftOutWarning, stacklevel())
+
+
+def tell_later(later: Sequence[tuple[str, str, int]], mergeable: bool) -> None:
+    """Warns of columns that the first file lacks.
+
+    Args:
+        later: for each its name, the first file that has it, and how many files have it.
+        mergeable: whether `reader_schema="union"` reads the files.
+    """
+    if not later:
+        return
+    named = [
+        f"{name!r} (file {path}{f' and {files - 1} more' if files > 1 else ''})" for name, path, files in later[:_SHOWN]
+    ]
+    more = f"; and {len(later) - _SHOWN} more" if len(later) > _SHOWN else ""
+    what = "1 column is" if len(later) == 1 else f"{len(later)} columns are"
+    hint = 'reader_schema="union" reads them, with null in files that lack them'
+    if not mergeable:
+        hint = "the files' schemas can't be merged: give reader_schema= a schema that has them"
+    text = (
+        f"{what} left out because the first file with rows lacks them: {'; '.join(named)}{more}; {hint}; "
+        "columns= with the names of the others leaves them out without a warning"
+    )
     warnings.warn(text, ColumnsLeftOutWarning, stacklevel())

@@ -1,9 +1,16 @@
 //! What is inferred of a schema: whatever can be read, or the columns that are named; and what is left out of it.
 
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
 use fastpipe_batch::{Error, ErrorKind, Feature, Result, nearest};
 
+use crate::container::Block;
+use crate::file_info::FileInfo;
 use crate::infer::{Inferred, infer};
+use crate::merge::merge;
 use crate::schema::Schema;
+use crate::source::AvroSource;
 
 /// Names that a message lists at most.
 const SHOWN: usize = 30;
@@ -15,6 +22,70 @@ pub struct InferredColumns {
     pub features: Vec<Feature>,
     /// Columns that are left out, and why.
     pub left_out: Vec<(String, String)>,
+}
+
+/// Columns that could be read, but that the file which decides on the features lacks.
+#[derive(Default)]
+pub struct LaterColumns {
+    /// For each its name, the path of the first file that has it, and how many files have it.
+    pub columns: Vec<(String, Arc<str>, usize)>,
+    /// Whether the schemas of all files can be merged.
+    pub mergeable: bool,
+}
+
+/// Returns the columns that only files after the one that decides have, or those among them that `columns` names. Each
+/// schema is looked at once, and files without records are passed over.
+pub fn later_columns(files: &[(FileInfo, Vec<Block>)], columns: Option<&[String]>) -> Result<LaterColumns> {
+    let mut later = LaterColumns::default();
+    let Some((first, _)) = files.get(AvroSource::deciding(files)) else {
+        return Ok(later);
+    };
+    if files.iter().all(|(info, _)| Arc::ptr_eq(&info.schema, &first.schema)) {
+        return Ok(later);
+    }
+    let known: HashSet<String> = infer(&first.schema)?.into_iter().map(|field| field.name).collect();
+    let wanted = |name: &str| columns.is_none_or(|columns| columns.iter().any(|column| within(name, column)));
+    let mut places: HashMap<String, usize> = HashMap::new();
+    // For each schema the places of its columns among those that were found.
+    let mut seen: HashMap<*const Schema, Vec<usize>> = HashMap::new();
+    for (info, blocks) in files {
+        if blocks.iter().all(|block| block.rows == 0) || Arc::ptr_eq(&info.schema, &first.schema) {
+            continue;
+        }
+        let of_schema = seen.entry(Arc::as_ptr(&info.schema)).or_insert_with(|| {
+            // A schema whose columns can't be inferred has none that could be read.
+            let found = infer(&info.schema).unwrap_or_default().into_iter();
+            let missing = found.filter(|field| field.feature.is_ok()).map(|field| field.name);
+            let missing = missing.filter(|name| !known.contains(name) && wanted(name));
+            let place = |name: String| {
+                let place = *places.entry(name.clone()).or_insert(later.columns.len());
+                if place == later.columns.len() {
+                    later.columns.push((name, info.path.clone(), 0));
+                }
+                place
+            };
+            missing.map(place).collect()
+        });
+        of_schema.iter().for_each(|&place| later.columns[place].2 += 1);
+    }
+    later.mergeable = !later.columns.is_empty() && merged_schema(files).is_ok();
+    Ok(later)
+}
+
+/// The schema that has what those of all files have; `None` if there are none.
+pub fn merged_schema(files: &[(FileInfo, Vec<Block>)]) -> Result<Option<Arc<Schema>>> {
+    let mut merged: Option<Arc<Schema>> = None;
+    let mut seen = HashSet::new();
+    for (info, _) in files {
+        if !seen.insert(Arc::as_ptr(&info.schema)) {
+            continue;
+        }
+        merged = Some(match merged {
+            None => info.schema.clone(),
+            Some(before) => Arc::new(merge(&before, &info.schema).map_err(|e| e.at_path(&info.path))?),
+        });
+    }
+    Ok(merged)
 }
 
 /// The features of a schema, or those among them that `columns` names. What can't be read is left out, unless it is

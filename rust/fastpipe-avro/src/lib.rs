@@ -62,7 +62,7 @@ pub use file_info::FileInfo;
 pub use folders::{FolderColumn, FolderColumns};
 pub use index::{decode_index, encode_index};
 pub use infer::{Inferred, infer};
-pub use infer_columns::{InferredColumns, infer_columns};
+pub use infer_columns::{InferredColumns, LaterColumns, infer_columns, later_columns, merged_schema};
 pub use keys::with_form;
 pub use layout::Column;
 pub use logical::Logical;

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use fastpipe_avro::{
-    AvroSource, Block, Evidence, FileInfo, FolderColumn, FolderColumns, InferredColumns, Schema, column_times, merge,
+    AvroSource, Evidence, FolderColumn, FolderColumns, InferredColumns, LaterColumns, Schema, column_times,
+    later_columns, merged_schema,
 };
 use fastpipe_batch::{Buffer, BufferPool, Error, Feature, Scalar, Source, Unit, path_text, text_path};
 use fastpipe_engine::default_threads;
@@ -29,12 +30,16 @@ use crate::lookups::{self, Lookups};
 /// Blocks among which one is chosen to see what columns take.
 const LOOKED_AT: u64 = 16;
 
+/// A column's name, the path of the first file that has it, and how many files have it.
+type LaterColumn<'a> = (&'a str, Cow<'a, OsStr>, usize);
+
 /// Avro files, ready to be read. Their units are blocks.
 #[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
 pub(crate) struct AvroDataset {
     source: Arc<AvroSource>,
     features: Vec<Feature>,
     inferred: InferredColumns,
+    later: LaterColumns,
     files: Vec<(Arc<str>, u64, [u8; 16])>,
 }
 
@@ -118,13 +123,16 @@ impl AvroDataset {
         let folders = Arc::new(FolderColumns::new(folders, &schemas));
         let first = files.get(AvroSource::deciding(&files));
         let first = first.map(|(first, _)| (reader.as_ref().unwrap_or(&first.schema), &first.path));
-        let mut inferred = InferredColumns::default();
+        let (mut inferred, mut later) = (InferredColumns::default(), LaterColumns::default());
         let features = match features {
             Some(features) => lookups::in_form(py, lookups::lifted(features, lookups)?, first, &folders)?,
             None => {
                 if let Some((schema, path)) = first {
                     let found = folders.infer(schema, columns.as_deref());
                     inferred = found.map_err(|e| e.at_path(path)).py(py)?;
+                    if reader.is_none() {
+                        later = py.detach(|| later_columns(&files, columns.as_deref())).py(py)?;
+                    }
                 }
                 let source = AvroSource::resolved(&inferred.features, &files, reader.clone(), folders.clone());
                 let source = source.py(py)?.with_stamps(stamps.clone());
@@ -142,6 +150,7 @@ impl AvroDataset {
             source: source.clone(),
             features,
             inferred,
+            later,
         };
         Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
     }
@@ -154,6 +163,14 @@ impl AvroDataset {
     /// For each column that was left out: why.
     fn left_out(&self) -> Vec<(String, String)> {
         self.inferred.left_out.clone()
+    }
+
+    /// Name of each column that the file which decides on the features lacks, with the first file that has it and how
+    /// many have it; and whether the files' schemas can be merged.
+    fn later_columns(&self) -> (Vec<LaterColumn<'_>>, bool) {
+        let columns = self.later.columns.iter();
+        let columns = columns.map(|(name, path, files)| (name.as_str(), text_path(path), *files));
+        (columns.collect(), self.later.mergeable)
     }
 
     /// The symbols of enums that are read as codes.
@@ -236,22 +253,6 @@ fn read_schema(json: &str, logical_types: bool) -> Result<Arc<Schema>, Error> {
     } else {
         parsed.without_logical_types()
     }))
-}
-
-/// The schema that has what those of all files have; `None` if there are none.
-fn merged_schema(files: &[(FileInfo, Vec<Block>)]) -> Result<Option<Arc<Schema>>, Error> {
-    let mut merged: Option<Arc<Schema>> = None;
-    let mut seen = HashSet::new();
-    for (info, _) in files {
-        if !seen.insert(Arc::as_ptr(&info.schema)) {
-            continue;
-        }
-        merged = Some(match merged {
-            None => info.schema.clone(),
-            Some(before) => Arc::new(merge(&before, &info.schema).map_err(|e| e.at_path(&info.path))?),
-        });
-    }
-    Ok(merged)
 }
 
 /// What a folder says of its files.
