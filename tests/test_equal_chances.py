@@ -1,8 +1,8 @@
 """Each row is equally likely by every method that draws rows.
 
 Over 200 seeds, rows are counted by deciles of their length, of the length of the row before, and of their place in the
-file. Files are written in runs of rows of similar length, so that some chunks have a hundred times as many rows as
-others.
+file. Files are written in runs of rows of similar length, so that some chunks have 100 times the rows of other
+chunks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SEEDS = range(200)
 
 
 class File(NamedTuple):
-    """A CSV file, and what is known about its rows."""
+    """A CSV file and facts about its rows."""
 
     path: Path
     data: bytes
@@ -40,7 +40,7 @@ class File(NamedTuple):
         return self.groups.shape[1]
 
     def strata(self, size: int) -> np.ndarray:
-        """Strata of as many neighbors each."""
+        """Strata of `size` neighbors each."""
         return np.arange(self.rows) // size
 
 

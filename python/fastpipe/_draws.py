@@ -5,8 +5,8 @@ Each row has a word from the counter-based generator Philox (J. K. Salmon et al.
 
 Strata and units are drawn systematically (W. G. Madow, L. H. Madow, On the Theory of Systematic Sampling, 1944): rows
 are arranged on a circle in a random order that keeps strata or units together, and the circle is entered at a random
-row. Each row is then drawn with the same probability, exactly, and each draw has exactly as many rows as were asked
-for.
+row. Each row is then drawn with exactly the same probability, and each draw has exactly the number of rows that was
+asked for.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def arc(unit_rows: npt.NDArray[Any], taken: int, skipped: int, rows: int, seed: 
     Args:
         unit_rows: The rows of each unit.
         taken: How many of all rows are on the circle: of each unit in proportion to its rows.
-        skipped: Rows of the circle that are left out first: those of draws before.
+        skipped: Rows of the circle that are left out first, for earlier draws.
         rows: How many to draw; with `skipped`, at most `taken`.
         seed: Seed of the draw.
         stream: Stream of the generator. Draws of the same circle have the same one.
