@@ -65,9 +65,49 @@ impl<'a> Fields<'a> {
         Some(ended)
     }
 
+    /// Where a field without quotes ends that `at` is a byte of, if that is within its first few bytes, and whether all
+    /// up to there are ASCII. Most fields are so short that a search for a byte takes less than to call one.
+    #[inline(always)]
+    fn short_end(&self, at: usize) -> Option<(usize, bool)> {
+        const HIGH: u64 = 0x8080_8080_8080_8080;
+        // A high bit for each byte that is this one, and perhaps for others after it.
+        let equal = |word: u64, byte: u8| {
+            let zeros = word ^ (u64::from(byte) * 0x0101_0101_0101_0101);
+            zeros.wrapping_sub(0x0101_0101_0101_0101) & !zeros
+        };
+        let mut others = 0;
+        for (i, &bytes) in self.bytes.get(at..)?.as_chunks::<8>().0.iter().take(4).enumerate() {
+            let word = u64::from_le_bytes(bytes);
+            let ends = (equal(word, self.delimiter) | equal(word, b'\n') | equal(word, b'\r')) & HIGH;
+            if ends != 0 {
+                let before = (ends & ends.wrapping_neg()) - 1;
+                others |= word & before & HIGH;
+                return Some((at + 8 * i + ends.trailing_zeros() as usize / 8, others == 0));
+            }
+            others |= word & HIGH;
+        }
+        None
+    }
+
+    /// The bytes of a field that is short, ASCII and not quoted, with some that follow, how many it has, and what ends
+    /// it; goes there. `None` for others.
+    #[inline(always)]
+    pub(crate) fn short_text(&mut self) -> Option<(&'a [u8], usize, Ended)> {
+        let start = self.at;
+        if self.is_quoted() {
+            return None;
+        }
+        let (end, _) = self.short_end(start).filter(|&(_, ascii)| ascii)?;
+        let ended = self.ended(end)?;
+        Some((&self.bytes[start..], end - start, ended))
+    }
+
     /// Where a field without quotes ends that `at` is a byte of.
     #[inline]
     fn plain_end(&self, at: usize) -> usize {
+        if let Some((end, _)) = self.short_end(at) {
+            return end;
+        }
         memchr3(self.delimiter, b'\n', b'\r', &self.bytes[at..]).map_or(self.bytes.len(), |found| at + found)
     }
 
@@ -140,6 +180,21 @@ mod tests {
             if ended == Ended::Row {
                 assert_eq!(Fields::count(&lines, row), Some(found.len()));
                 return Ok(found);
+            }
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn short_texts_are_those_of_any_length(bytes in "[ab,\n\ré\"]{0,50}") {
+            let lines = Lines::new(&Dialect::default(), 0);
+            let (mut short, mut any) = (Fields::new(&lines, bytes.as_bytes(), 0), Fields::new(&lines, bytes.as_bytes(), 0));
+            let naive = bytes.find([',', '\n', '\r']).unwrap_or(bytes.len());
+            proptest::prop_assert_eq!(any.plain_end(0), naive);
+            if let Some((text, n, ended)) = short.short_text() {
+                proptest::prop_assert_eq!((text[..n].into(), ended), any.next().unwrap());
+                proptest::prop_assert_eq!(short.at, any.at);
+                proptest::prop_assert!(text[..n].is_ascii());
             }
         }
     }

@@ -86,6 +86,16 @@ impl Rows {
                 Some((value, ended)) => put!(out, target, cell, value).map(|()| ended),
                 None => self.unusual(fields, target, out),
             },
+            To::Text { parts, .. } if target.mask.is_none() && matches!(target.null, Null::Error) => {
+                match fields.short_text() {
+                    Some((text, n, ended)) => {
+                        out.writer(parts.lengths as usize).push(n as i64)?;
+                        out.writer(parts.bytes as usize).extend_loosely(text, n)?;
+                        Ok(ended)
+                    }
+                    None => self.unusual(fields, target, out),
+                }
+            }
             _ => self.unusual(fields, target, out),
         }
     }
