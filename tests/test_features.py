@@ -6,6 +6,7 @@ import json
 import pickle
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -375,3 +376,39 @@ def test_lengths_that_cannot_be(tmp_path: Path) -> None:
         read(path, {"x": DenseSpec((), "int64", field="tags", length=True)})
     with pytest.raises(fastpipe.ShapeError):
         read(path, {"x": DenseSpec((2,), "int64", field="pairs", length=True)})
+
+
+# --- Errors ---
+
+MANY: dict[str, Any] = {
+    "number": ["null", "long"],
+    "list": {"type": "array", "items": "long"},
+    "text": "string",
+    "inner": {"type": "record", "name": "Inner", "fields": [{"name": "n", "type": "long"}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "spec", "error"),
+    [
+        ("number", DenseSpec((), "int64"), fastpipe.NullValueError),
+        ("list", DenseSpec((2,), "int64"), fastpipe.ShapeError),
+        ("list", RaggedSpec((None,), "int8"), fastpipe.ValueRangeError),
+        ("text", fastpipe.VocabularySpec(["a"]), fastpipe.ValueRangeError),
+        ("inner.n", DenseSpec((), "int8"), fastpipe.ValueRangeError),
+    ],
+)
+def test_errors_name_the_feature_and_its_field(
+    field: str, spec: Any, error: type[fastpipe.FastpipeError], tmp_path: Path
+) -> None:
+    fields = [{"name": name, "type": kind} for name, kind in MANY.items()]
+    row = {"number": None, "list": [1000, 2, 3], "text": "b", "inner": {"n": 1000}}
+    path = write(tmp_path / "many.avro", {"type": "record", "name": "R", "fields": fields}, [row])
+    renamed = replace(spec, field=field)
+    with pytest.raises(error, match=f"feature 'mine'.*in the field '{field}") as caught:
+        read(path, {"mine": renamed})
+    assert caught.value.feature == "mine"
+    with pytest.raises(error) as caught:
+        read(path, {field: spec})
+    assert str(caught.value.feature).startswith(field)
+    assert "in the field" not in str(caught.value)

@@ -20,7 +20,7 @@ pub(crate) use self::constants::constants;
 use crate::isa::Isa;
 use crate::layout::{Column, check};
 use crate::limits::MAX_SCHEMA_LEVELS;
-use crate::plan::{Emit, Op, Plan, Span, Wire};
+use crate::plan::{Emit, Op, Place, Plan, Span, Wire};
 use crate::schema::{NodeId, Schema, Type};
 use crate::trace::{ROOT, Step, Trace, misfit};
 
@@ -43,17 +43,17 @@ impl Want<'_> {
     }
 }
 
-/// Operations of one body, with the path that each is about.
+/// Operations of one body, with the place that each is about.
 #[derive(Default)]
 struct Code(Vec<(Op, u32)>);
 
 impl Code {
-    fn push(&mut self, op: Op, path: u32) {
+    fn push(&mut self, op: Op, place: u32) {
         // Runs of what isn't wanted become one step.
         match (self.0.last_mut(), &op) {
             (Some((Op::Skip(n), _)), Op::Skip(more)) => *n = n.saturating_add(*more),
             (Some((Op::SkipVarints(n), _)), Op::SkipVarints(more)) => *n += more,
-            _ => self.0.push((op, path)),
+            _ => self.0.push((op, place)),
         }
     }
 }
@@ -62,7 +62,7 @@ struct Compiler<'a> {
     schema: &'a Schema,
     columns: &'a [Column],
     plan: Plan,
-    path_ids: HashMap<String, u32>,
+    place_ids: HashMap<Place, u32>,
     /// Programs that skip records which are recursive or used more than once.
     programs: HashMap<NodeId, u32>,
     uses: Vec<u32>,
@@ -106,7 +106,7 @@ pub(crate) fn compile_steps(schema: &Schema, reader: Option<&Schema>, columns: &
             texts: columns.iter().filter_map(|column| column.utf8()).collect(),
             ..Plan::default()
         },
-        path_ids: HashMap::new(),
+        place_ids: HashMap::new(),
         programs: HashMap::new(),
         uses,
         depth: 0,
@@ -171,21 +171,41 @@ fn wire(ty: &Type, rounds: bool) -> Option<Wire> {
 
 impl<'a> Compiler<'a> {
     fn path(&mut self, path: &str) -> u32 {
-        if let Some(&id) = self.path_ids.get(path) {
+        self.place(path, None)
+    }
+
+    fn place(&mut self, path: &str, feature: Option<&str>) -> u32 {
+        let place = Place {
+            path: path.into(),
+            feature: feature.map(Into::into),
+        };
+        if let Some(&id) = self.place_ids.get(&place) {
             return id;
         }
-        let id = self.plan.paths.len() as u32;
-        self.plan.paths.push(Arc::from(path));
-        self.path_ids.insert(path.to_owned(), id);
+        let id = self.plan.places.len() as u32;
+        self.plan.places.push(place.clone());
+        self.place_ids.insert(place, id);
         id
+    }
+
+    /// The place of an operation that reads for some columns. Errors name the first of those that don't allow nulls, or
+    /// else the first of all, unless a feature has the name of the field.
+    fn about(&mut self, path: &str, wants: &[Want<'a>]) -> u32 {
+        let columns = self.columns;
+        let all = || wants.iter().map(|want| &columns[want.column].feature);
+        let strict: Vec<_> = all().filter(|feature| feature.nulls == Nulls::Error).collect();
+        let blamed = if strict.is_empty() { all().collect() } else { strict };
+        let renamed = blamed.iter().all(|feature| feature.name != feature.field);
+        let name = blamed.first().filter(|_| renamed).map(|feature| feature.name.as_str());
+        self.place(path, name)
     }
 
     /// Appends a body to the plan.
     fn block(&mut self, code: Code) -> Span {
         let start = self.plan.ops.len() as u32;
-        for (op, path) in code.0 {
+        for (op, place) in code.0 {
             self.plan.ops.push(op);
-            self.plan.op_paths.push(path);
+            self.plan.op_places.push(place);
         }
         Span {
             start,
@@ -224,10 +244,10 @@ impl<'a> Compiler<'a> {
     }
 
     /// An error, where a value is met.
-    fn refuse(&mut self, reason: &Arc<str>, path: &str, out: &mut Code) {
+    fn refuse(&mut self, reason: &Arc<str>, wants: &[Want<'a>], path: &str, out: &mut Code) {
         self.plan.refusals.push(reason.clone());
         let refusal = self.plan.refusals.len() as u32 - 1;
-        let at = self.path(path);
+        let at = self.about(path, wants);
         out.push(Op::Refuse { refusal }, at);
     }
 
@@ -258,13 +278,13 @@ impl<'a> Compiler<'a> {
             Type::Default { node, json } => self.default(*node, json, &wants, path, out),
             Type::Missing { reason, .. } => match self.missing(&wants, reason, path, out) {
                 Err(_) if self.branches > 0 => {
-                    self.refuse(reason, path, out);
+                    self.refuse(reason, &wants, path, out);
                     Ok(())
                 }
                 result => result,
             },
             Type::Mismatch { reason, .. } if self.branches > 0 => {
-                self.refuse(reason, path, out);
+                self.refuse(reason, &wants, path, out);
                 Ok(())
             }
             Type::Mismatch { reason, .. } => {

@@ -26,7 +26,7 @@ use crate::cursor::Cursor;
 use crate::fault::Fault;
 use crate::limits::MAX_DEPTH;
 use crate::number;
-use crate::plan::{Emit, Op, Plan, Span};
+use crate::plan::{Emit, Op, Place, Plan, Span};
 
 use self::arrays::Width;
 pub(crate) use self::datums::{Datums, datums};
@@ -214,14 +214,22 @@ impl Decoder<'_, '_, '_, '_> {
             Fault::UnknownSymbol { index } => self.unknown_symbol(index),
             _ => fault.into_error(),
         };
+        let place = self.blamed.and_then(|pc| self.plan.op_places.get(pc as usize));
+        let place = place.map(|&place| &self.plan.places[place as usize]);
+        let error = match place {
+            Some(Place { path, feature: Some(_) }) => {
+                Error::new(error.kind(), format!("{}, in the field '{path}'", error.reason()))
+            }
+            _ => error,
+        };
         let mut error = error
             .at_record(u64::from(record))
             .at_position(self.cursor.position() as u64, "decompressed block");
         if let Some(lengths) = self.blamed.and_then(|pc| self.plan.lengths(fault, pc)) {
             error = error.with_lengths(lengths);
         }
-        match self.blamed.and_then(|pc| self.plan.op_paths.get(pc as usize)) {
-            Some(&path) => error.at_feature(&self.plan.paths[path as usize]),
+        match place {
+            Some(place) => error.at_feature(place.feature.as_ref().unwrap_or(&place.path)),
             None => error,
         }
     }

@@ -330,13 +330,22 @@ pub(crate) struct SparseOp {
     pub(crate) lengths: Option<PartId>,
 }
 
+/// What an operation is about, for errors.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    /// The path of the field.
+    pub(crate) path: Arc<str>,
+    /// The feature that is read from it, if that has another name.
+    pub(crate) feature: Option<Arc<str>>,
+}
+
 /// A compiled plan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) ops: Vec<Op>,
-    /// For each operation the path of the field it is about: an index into `paths`.
-    pub(crate) op_paths: Vec<u32>,
-    pub(crate) paths: Vec<Arc<str>>,
+    /// For each operation what it is about: an index into `places`.
+    pub(crate) op_places: Vec<u32>,
+    pub(crate) places: Vec<Place>,
     pub(crate) emits: Vec<Emit>,
     pub(crate) parts: Vec<PartId>,
     pub(crate) spans: Vec<Span>,

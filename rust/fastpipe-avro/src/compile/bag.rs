@@ -18,7 +18,7 @@ impl<'a> Compiler<'a> {
 
     /// A bag.
     pub(super) fn bag(&mut self, item: NodeId, want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
-        let at = self.path(path);
+        let at = self.about(path, &[want]);
         let column = &self.columns[want.column];
         let (Form::Sparse(form), Some(lookup), ValueParts::Elements(to, part), Some(coordinates)) = (
             &column.spec.form,

@@ -38,7 +38,7 @@ impl<'a> Compiler<'a> {
             self.constant(node, &value, want, path, &mut emits)
                 .map_err(|e| e.at_feature(&column.feature.name))?;
         }
-        let at = self.path(path);
+        let at = self.about(path, wants);
         let span = self.emits(emits);
         out.push(Op::Emit(span), at);
         Ok(())
@@ -58,7 +58,7 @@ impl<'a> Compiler<'a> {
                 return Err(misfit(reason.to_owned()).at_feature(&column.feature.name));
             }
         }
-        let at = self.path(path);
+        let at = self.about(path, wants);
         let on_null = self.on_null(wants)?;
         out.push(Op::Null { on_null }, at);
         Ok(())

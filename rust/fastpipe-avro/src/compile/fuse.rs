@@ -53,7 +53,7 @@ pub(super) fn fuse(plan: &mut Plan, parts: &[Part]) {
             scalars,
             cells: end - first + masks as u32,
         });
-        plan.op_paths.push(plan.op_paths[span.start as usize]);
+        plan.op_places.push(plan.op_places[span.start as usize]);
         pc = span.end;
     }
     copy(plan, pc, record.end);
@@ -65,7 +65,7 @@ pub(super) fn fuse(plan: &mut Plan, parts: &[Part]) {
 fn copy(plan: &mut Plan, start: u32, end: u32) {
     for pc in start as usize..end as usize {
         plan.ops.push(plan.ops[pc].clone());
-        plan.op_paths.push(plan.op_paths[pc]);
+        plan.op_places.push(plan.op_places[pc]);
     }
 }
 

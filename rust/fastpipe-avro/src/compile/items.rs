@@ -71,8 +71,8 @@ impl<'a> Compiler<'a> {
         path: &str,
         out: &mut Code,
     ) -> Result<(), Error> {
-        let at = self.path(path);
         let wants: Vec<Want<'a>> = key.flatten().into_iter().chain(values.iter().copied()).collect();
+        let at = self.about(path, &wants);
         let mut lengths = Vec::new();
         let mut pads = Vec::new();
         let counts = |c: &Self, w: &Want<'_>| c.columns[w.column].counts_at(w.level);

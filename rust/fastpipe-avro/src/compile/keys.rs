@@ -20,7 +20,7 @@ impl<'a> Compiler<'a> {
         path: &str,
         out: &mut Code,
     ) -> Result<(), Error> {
-        let at = self.path(path);
+        let at = self.about(path, &[want]);
         let column = &self.columns[want.column];
         let ValueParts::Elements(to, part) = column.parts.values else {
             return Err(misfit(format!("the field '{path}' can't become indices")));
@@ -72,7 +72,7 @@ impl<'a> Compiler<'a> {
         path: &str,
         out: &mut Code,
     ) -> Result<(), Error> {
-        let at = self.path(path);
+        let at = self.about(path, &[want]);
         let column = &self.columns[want.column];
         let ValueParts::Elements(to, part) = column.parts.values else {
             return Err(misfit(format!("the field '{path}' can't become indices")));

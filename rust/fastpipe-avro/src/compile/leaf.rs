@@ -21,7 +21,7 @@ impl<'a> Compiler<'a> {
 
     /// A value without parts; `None` for the key of a map.
     pub(super) fn leaf(&mut self, id: Option<NodeId>, want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
-        let at = self.path(path);
+        let at = self.about(path, &[want]);
         let column = &self.columns[want.column];
         let (ty, logical) = id.map_or((&Type::String, None), |id| {
             let node = self.schema.node(id);

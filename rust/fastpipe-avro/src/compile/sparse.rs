@@ -10,7 +10,7 @@ use crate::trace::misfit;
 impl<'a> Compiler<'a> {
     /// A record of indices and values.
     pub(super) fn sparse(&mut self, fields: &[Field], want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
-        let at = self.path(path);
+        let at = self.about(path, &[want]);
         let column = &self.columns[want.column];
         let (Form::Sparse(form), Request::Sparse { check_indices, .. }) = (&column.spec.form, &column.feature.request)
         else {

@@ -15,11 +15,12 @@ struct Seen<'w, 'a> {
     several: bool,
     /// Codes first, then by branches.
     wants: &'w [Want<'a>],
-    absents: &'w [Absent],
+    absents: &'w [Absent<'a>],
 }
 
 /// What writes a null to a column of a branch; `None` where that is an error.
-struct Absent {
+struct Absent<'a> {
+    want: Want<'a>,
     code: usize,
     on_null: Option<Span>,
 }
@@ -41,7 +42,7 @@ impl<'a> Compiler<'a> {
         path: &str,
         out: &mut Code,
     ) -> Result<(), Error> {
-        let at = self.path(path);
+        let at = self.about(path, &wants);
         let several = union.shape == UnionShape::Several;
         let to_float = matches!(union.shape, UnionShape::Numbers { node, .. } if *self.schema.ty(node) == Type::Double);
         let mut wants: Vec<Want<'a>> = wants
@@ -98,25 +99,29 @@ impl<'a> Compiler<'a> {
     }
 
     /// What writes nulls to the columns of all branches, one behind the other: those of one branch are a gap in it.
-    fn absents(&mut self, wants: &[Want<'a>]) -> Result<Vec<Absent>, Error> {
+    fn absents(&mut self, wants: &[Want<'a>]) -> Result<Vec<Absent<'a>>, Error> {
         let mut absents = Vec::with_capacity(wants.len());
         for want in wants {
             if let Some(code) = branch_of(want) {
                 let on_null = self.on_null(&[*want])?;
-                absents.push(Absent { code, on_null });
+                absents.push(Absent {
+                    want: *want,
+                    code,
+                    on_null,
+                });
             }
         }
         Ok(absents)
     }
 
     /// Writes nulls to columns that lie one behind the other.
-    fn nulls_of_others(&mut self, absents: &[Absent], union: &Union, path: &str, out: &mut Code) {
+    fn nulls_of_others(&mut self, absents: &[Absent<'a>], union: &Union, path: &str, out: &mut Code) {
         let (Some(first), Some(last)) = (absents.first(), absents.last()) else {
             return;
         };
         // Whose null is an error is named by the branch that it wants.
         if let Some(fails) = absents.iter().find(|absent| absent.on_null.is_none()) {
-            let at = self.path(&format!("{path}:{}", union.names[fails.code]));
+            let at = self.about(&format!("{path}:{}", union.names[fails.code]), &[fails.want]);
             out.push(Op::Null { on_null: None }, at);
         } else if let (Some(first), Some(last)) = (first.on_null, last.on_null) {
             let span = Span {
@@ -130,12 +135,12 @@ impl<'a> Compiler<'a> {
 
     /// A value of one branch: codes, what is wanted of it, and nulls for what is wanted of others.
     fn branch(&mut self, branch: Branch, seen: &Seen<'_, 'a>, path: &str, out: &mut Code) -> Result<(), Error> {
-        let at = self.path(path);
+        let at = self.about(path, seen.wants);
         let Seen { union, several, .. } = *seen;
         let ty = self.schema.ty(branch.node);
         // It has no code: neither a column of codes nor one of another branch may take its values for nulls.
         if let Type::Mismatch { reason, .. } = ty {
-            self.refuse(reason, path, out);
+            self.refuse(reason, seen.wants, path, out);
             return Ok(());
         }
         let mut within = Vec::new();
