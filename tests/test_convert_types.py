@@ -269,6 +269,18 @@ def test_damaged_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "boolean" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_nulls_of_a_huge_fixed(tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of 2 kB that asks for 2 TB of zeros."""
+    huge = {"type": "fixed", "name": "F", "size": 2**31 - 1}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "f", "type": ["null", huge]}]}
+    source, out = tmp_path / "in.avro", tmp_path / f"out.{suffix}"
+    source.write_bytes(oracle.container(schema, [{"f": None}] * 1000, random.Random(1)))
+    assert cli.main(["convert", str(source), str(out)]) == 1
+    assert "--batch-size" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_dictionaries_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = tmp_path / "in.parquet", tmp_path / "out.arrow"
     parts = [pa.table({"e": pa.array(list(texts)).dictionary_encode()}) for texts in ("ab", "cba")]

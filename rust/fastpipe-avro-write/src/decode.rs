@@ -168,3 +168,50 @@ fn data_type(ty: &Type, path: &str) -> Result<DataType> {
         Type::Refused(reason) => return Err(Error::new(ErrorKind::Unsupported, reason.as_str()).at_feature(path)),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::LargeBinaryArray;
+
+    use super::*;
+
+    /// Decodes a column `f` of these encoded values.
+    fn decode(ty: &str, values: &[Option<&[u8]>]) -> Result<RecordBatch> {
+        let json = format!(r#"{{"type": "record", "name": "R", "fields": [{{"name": "f", "type": {ty}}}]}}"#);
+        let schema = Arc::new(arrow_schema::Schema::new(vec![Field::new(
+            "f",
+            DataType::LargeBinary,
+            true,
+        )]));
+        let encoded = LargeBinaryArray::from_iter(values.iter().copied());
+        Columns::new(&json, None)?.decode(&RecordBatch::try_new(schema, vec![Arc::new(encoded)]).unwrap())
+    }
+
+    #[test]
+    fn nulls_of_fixed_values_take_bounded_memory() {
+        let fixed = |size: usize| format!(r#"["null", {{"type": "fixed", "name": "F", "size": {size}}}]"#);
+        let record = |size| {
+            let fields = format!(r#"[{{"name": "f", "type": {}}}]"#, fixed(size));
+            format!(r#"["null", {{"type": "record", "name": "N", "fields": {fields}}}]"#)
+        };
+        let array = |size| format!(r#"{{"type": "array", "items": {}}}"#, fixed(size));
+        let null: &[u8] = &[0];
+        // A block of three items, each of them null, and the end.
+        let nulls: &[u8] = &[6, 0, 0, 0, 0];
+        for size in [(1 << 28) + 1, (1 << 31) - 1] {
+            for (ty, value) in [(fixed(size), null), (record(size), null), (array(size), nulls)] {
+                let error = decode(&ty, &[Some(value)]).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Limit, "{ty}: {error}");
+                assert!(error.to_string().contains("--batch-size"), "{error}");
+            }
+            // Where no value of the batch is null, the data has the bytes that the schema declares, or is cut short.
+            assert_eq!(
+                decode(&fixed(size), &[Some(&[2, 7])]).unwrap_err().kind(),
+                ErrorKind::Malformed
+            );
+        }
+        let decoded = decode(&fixed(2), &[Some(null), Some(&[2, 7, 8]), None]).unwrap();
+        let column = decoded.column(0).as_fixed_size_binary();
+        assert_eq!((column.null_count(), column.value(1)), (2, [7, 8].as_slice()));
+    }
+}

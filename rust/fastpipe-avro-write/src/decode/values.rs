@@ -17,6 +17,10 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 use super::input::{DAY_MILLIS, Input, decimal, malformed, time_of_day};
 use crate::schema::{Null, Site, Type};
 
+/// The maximum length of a batch's column of fixed values once it has a null. Arrow stores zeros for each null, as many as
+/// the schema declares, and a file needs only one byte per null to ask for them.
+const MAX_FIXED_BYTES: usize = 1 << 28;
+
 /// Where items of several rows end. They begin with a 0.
 pub(super) struct Offsets(Vec<i32>);
 
@@ -89,7 +93,7 @@ impl Values {
             Type::Float => Values::Floats(Vec::new()),
             Type::Double => Values::Doubles(Vec::new()),
             Type::Bytes | Type::Text | Type::Uuid => Values::Bytes(offsets(), Vec::new()),
-            Type::Fixed(size) => Values::Fixed(0, Vec::with_capacity(*size)),
+            Type::Fixed(_) => Values::Fixed(0, Vec::new()),
             Type::Decimal { .. } => Values::Decimals(Vec::new()),
             Type::Duration => Values::Durations(Vec::new()),
             Type::Enum(symbols) => Values::Symbols(Vec::new(), symbols.clone()),
@@ -204,7 +208,15 @@ impl Values {
             (Values::Doubles(values), _) => values.push(0.0),
             (Values::Bytes(offsets, _) | Values::Lists(offsets, _) | Values::Maps(offsets, _), _) => offsets.push(0)?,
             (Values::Fixed(count, bytes), Type::Fixed(size)) => {
-                bytes.resize(bytes.len() + size, 0);
+                let length = bytes.len().saturating_add(*size);
+                if length > MAX_FIXED_BYTES {
+                    let reason = format!(
+                        "a column of fixed values of {size} bytes takes more than 2^28 bytes with its nulls: give a smaller \
+                         --batch-size, or leave the column out with --columns"
+                    );
+                    return Err(Error::new(ErrorKind::Limit, reason));
+                }
+                bytes.resize(length, 0);
                 *count += 1;
             }
             (Values::Decimals(values), _) => values.push(i256::ZERO),
