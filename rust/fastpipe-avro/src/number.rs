@@ -306,7 +306,7 @@ fn one<T: Number>(wire: Wire, cursor: &mut Cursor<'_>, out: &mut Writer) -> Resu
     Ok(out.push(value)?)
 }
 
-#[inline(always)]
+#[inline(never)]
 fn many<T: Number>(wire: Wire, n: usize, cursor: &mut Cursor<'_>, out: &mut Writer) -> Result<()> {
     #[inline(always)]
     fn fill<T: Number>(out: &mut [T], mut next: impl FnMut() -> Result<T>) -> Result<()> {
