@@ -2,9 +2,12 @@
 
 use std::hint::black_box;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use fastpipe_interactions::{Positives, Sampler};
 use fastpipe_random::{Draws, Key, Purpose};
+
+#[path = "../../measure.rs"]
+mod measure;
+use measure::measure;
 
 const NEGATIVES: u32 = 4;
 
@@ -41,8 +44,7 @@ fn draw_all(positives: &Positives, sampler: &Sampler, out: &mut Vec<u32>) {
     }
 }
 
-fn sample(c: &mut Criterion) {
-    let mut group = c.benchmark_group("negatives");
+fn main() {
     let sizes = [
         ("ml-1m", 6_040, 3_706, 1_000_209),
         ("a tenth of ml-20m", 13_849, 26_744, 2_000_026),
@@ -50,8 +52,7 @@ fn sample(c: &mut Criterion) {
     for (name, users, items, total) in sizes {
         let positives = positives(users, items, total);
         let popularity: Vec<f64> = (0..items).map(|item| f64::from(1 + item).powf(-0.6)).collect();
-        group.throughput(Throughput::Elements(positives.len() as u64 * u64::from(NEGATIVES)));
-        group.sample_size(10);
+        let negatives = positives.len() as u64 * u64::from(NEGATIVES);
         for (how, repeats, weights) in [
             ("uniform", true, None),
             ("uniform, distinct", false, None),
@@ -60,13 +61,9 @@ fn sample(c: &mut Criterion) {
         ] {
             let sampler = Sampler::new(items, NEGATIVES, repeats, weights).expect("a sampler");
             let mut out = Vec::new();
-            group.bench_with_input(BenchmarkId::new(how, name), &sampler, |b, sampler| {
-                b.iter(|| draw_all(&positives, sampler, &mut out));
+            measure(&format!("{name}: {how}"), negatives, || {
+                draw_all(&positives, &sampler, &mut out)
             });
         }
     }
-    group.finish();
 }
-
-criterion_group!(benches, sample);
-criterion_main!(benches);

@@ -5,14 +5,16 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use fastpipe_order::{Key, Kind, Order, Settings, ShardBy, State, Uneven, Units};
 use fastpipe_random::{Draws, Purpose};
 
 const BLOCKS: u64 = 10_000_000;
 const BATCH_SIZE: u32 = 1024;
+
+#[path = "../../measure.rs"]
+mod measure;
+use measure::measure;
 
 /// Counts what is allocated.
 struct Counting;
@@ -70,7 +72,7 @@ fn state(order: &Arc<Order>, percent: u64) -> State {
     cursor.next().expect("a batch").expect("memory").after
 }
 
-fn benches(c: &mut Criterion) {
+fn main() {
     let before = HELD.load(Ordering::Relaxed);
     let units = units();
     let counts = HELD.load(Ordering::Relaxed) - before;
@@ -93,54 +95,33 @@ fn benches(c: &mut Criterion) {
         ("block", Kind::Block),
         ("buffer", Kind::Buffer),
     ];
-    let mut group = c.benchmark_group("resume and make one batch");
     for (name, kind) in kinds {
         let order = order(&units, kind);
         for percent in [10, 50, 90] {
             let state = state(&order, percent);
-            group.bench_function(BenchmarkId::new(name, percent), |b| {
-                b.iter(|| order.resume(&state).map(|mut cursor| cursor.next()));
+            measure(&format!("resume and make one batch: {name}, at {percent} %"), 1, || {
+                order.resume(&state).map(|mut cursor| cursor.next())
             });
         }
     }
-    group.finish();
 
-    let mut group = c.benchmark_group("table, by block");
-    group.sample_size(10).throughput(Throughput::Elements(BLOCKS));
-    group.bench_function("window", |b| {
-        b.iter_custom(|times| {
-            let mut spent = Duration::ZERO;
-            for _ in 0..times {
-                let mut cursor = window.epoch(1).expect("memory");
-                cursor.seek(window.steps() / 2).expect("memory");
-                let start = Instant::now();
-                black_box(cursor.next());
-                spent += start.elapsed();
-            }
-            spent
-        });
+    measure("make the table, by block: window", BLOCKS, || {
+        let mut cursor = window.epoch(1).expect("memory");
+        cursor.seek(window.steps() / 2).expect("memory");
+        cursor.next()
     });
-    group.finish();
 
-    let mut group = c.benchmark_group("order, by row");
-    group.throughput(Throughput::Elements(64 * u64::from(BATCH_SIZE)));
     for (name, kind) in kinds {
         let order = order(&units, kind);
         let state = state(&order, 50);
         let start = || order.resume(&state).expect("a state of this order");
         let mut cursor = start();
-        group.bench_function(name, |b| {
-            b.iter(|| {
-                if cursor.left() < 64 {
-                    cursor = start();
-                }
-                let plans = cursor.by_ref().take(64).map(|plan| plan.expect("memory"));
-                plans.map(|plan| plan.content.len()).sum::<usize>()
-            });
+        measure(&format!("order, by row: {name}"), 64 * u64::from(BATCH_SIZE), || {
+            if cursor.left() < 64 {
+                cursor = start();
+            }
+            let plans = cursor.by_ref().take(64).map(|plan| plan.expect("memory"));
+            plans.map(|plan| plan.content.len()).sum::<usize>()
         });
     }
-    group.finish();
 }
-
-criterion_group!(all, benches);
-criterion_main!(all);
