@@ -4,7 +4,8 @@ PYTHON ?= python3
 CARGO ?= cargo
 # For example `make test PYTEST_ARGS="-k snappy"`, or `make test CARGO_FLAGS=--locked`.
 CARGO_FLAGS ?=
-MATURIN_FLAGS ?=
+# For a free-threaded Python, `--no-default-features`.
+EXTENSION_FLAGS ?=
 PYTEST_ARGS ?=
 # A process for each core, in which all tests of a file run one after the other.
 PYTEST_PROCESSES ?= auto
@@ -17,8 +18,6 @@ BIN := .venv/bin
 STAMPS := .venv/.stamps
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-# The extension module leaves Python's symbols for the interpreter to fill in, so test programs can't be linked with it.
-PURE := --workspace --exclude fastpipe-python
 EXTENSION_SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml README.md) \
     $(shell find rust -name target -prune -o -path rust/fuzz -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
 
@@ -50,6 +49,20 @@ print("\n".join(found))
 endef
 export REQUIREMENTS
 
+# Puts the extension of a folder of Cargo's among the Python sources, and those on the path of .venv. An old extension is
+# replaced, not written over: a program may have loaded it.
+define IN_PLACE
+import shutil, sys, sysconfig
+from pathlib import Path
+[built] = (path for path in Path(sys.argv[1]).glob("lib_fastpipe.*") if path.suffix in (".so", ".dylib"))
+suffix = sysconfig.get_config_var("EXT_SUFFIX") if sysconfig.get_config_var("Py_GIL_DISABLED") else ".abi3.so"
+extension = Path("python/fastpipe/_fastpipe" + suffix)
+extension.unlink(missing_ok=True)
+shutil.copy(built, extension)
+Path(sysconfig.get_path("purelib"), "fastpipe_data.pth").write_text(f"{Path('python').resolve()}\n")
+endef
+export IN_PLACE
+
 .PHONY: help demo test test-rust build-rust-tests test-python soak fuzz bench lint lint-rust lint-python msrv licenses build deps clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -64,17 +77,15 @@ demo: $(STAMPS)/demo $(STAMPS)/extension ## build fastpipe and show it at work, 
 
 test: test-rust test-python ## run all tests
 
-test-rust:
-	$(CARGO) test $(CARGO_FLAGS) $(PURE)
+# The bindings are compiled with Python's headers, and the tests of the other crates with the same features.
+test-rust: $(STAMPS)/venv
+	$(CARGO) test $(CARGO_FLAGS) $(EXTENSION_FLAGS) --workspace
 
 # What test-rust compiles.
-build-rust-tests:
-	$(CARGO) test $(CARGO_FLAGS) $(PURE) --no-run
+build-rust-tests: $(STAMPS)/venv
+	$(CARGO) test $(CARGO_FLAGS) $(EXTENSION_FLAGS) --workspace --no-run
 
-# `rewrite` copies an Avro file with another library's writer. The same packages as in test-rust, and so the same
-# features: it is built already.
-test-python: $(STAMPS)/test $(STAMPS)/extension
-	$(CARGO) build $(CARGO_FLAGS) $(PURE) --example rewrite
+test-python: $(STAMPS)/test $(STAMPS)/checked
 	FASTPIPE_REWRITE="$(abspath $(TARGET)/debug/examples/rewrite)" $(BIN)/python -m pytest \
 	    -n $(PYTEST_PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	    --max-worker-restart 2 $(PYTEST_ARGS)
@@ -109,7 +120,7 @@ lint-rust: $(STAMPS)/venv
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(CARGO_FLAGS) --workspace --no-deps
 
 # The tests' requirements too: types of libraries that aren't there go unchecked.
-lint-python: $(STAMPS)/lint $(STAMPS)/test $(STAMPS)/extension
+lint-python: $(STAMPS)/lint $(STAMPS)/test $(STAMPS)/checked
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -148,13 +159,24 @@ $(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/bench: $(
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $@.txt
 	@touch $@
 
-# In place: the Python sources are used where they are, and the library is put among them.
+# Both are in place: the Python sources are used where they are, and the extension is put among them. It is one or the
+# other, so each removes the other's stamp.
 $(STAMPS)/extension: $(EXTENSION_SOURCES) $(STAMPS)/build
 	@command -v $(CARGO) >/dev/null || { echo "fastpipe is built with Rust $(MSRV) or newer; $(CARGO) isn't there." >&2; exit 1; }
-	$(BIN)/maturin develop --release $(CARGO_FLAGS) $(MATURIN_FLAGS)
+	$(BIN)/maturin develop --release $(CARGO_FLAGS) $(EXTENSION_FLAGS)
+	@rm -f $(STAMPS)/checked
+	@touch $@
+
+# For tests, with debug assertions and overflow checks. The options are such that `cargo test` has compiled all of it but
+# the bindings: with the same packages and development dependencies, Cargo chooses the same features. `rewrite` copies an
+# Avro file with another library's writer.
+$(STAMPS)/checked: $(EXTENSION_SOURCES) $(STAMPS)/build
+	$(CARGO) build $(CARGO_FLAGS) $(EXTENSION_FLAGS) --workspace --lib --example rewrite
+	$(BIN)/python -c "$$IN_PLACE" "$(TARGET)/debug"
+	@rm -f $(STAMPS)/extension
 	@touch $@
 
 # A stamp without its library is no reason not to build.
 ifeq ($(wildcard python/fastpipe/_fastpipe*.so),)
-.PHONY: $(STAMPS)/extension
+.PHONY: $(STAMPS)/extension $(STAMPS)/checked
 endif

@@ -160,7 +160,7 @@ def test_it_runs_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fastpipe", "--version"], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.startswith("fastpipe ")
+    assert done.stdout == f"fastpipe {fastpipe.__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["head"], ["head", "x.avro", "-n", "0"], ["inspect"]])

@@ -8,10 +8,10 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 from fastpipe import _bench_cli, _convert_cli, _formats, _ledger_cli, _shuffle_cli
+from fastpipe._fastpipe import __version__
 from fastpipe._index_cache import user_cache_directory
 from fastpipe._row_text import batch_rows, rows_text
 from fastpipe._terminal_text import clean, plural, shorten, size_text, table
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fastpipe", description="Reads files as batches of NumPy arrays.")
-    parser.add_argument("--version", action="version", version=f"fastpipe {_version()}")
+    parser.add_argument("--version", action="version", version=f"fastpipe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     avro = "Avro file, directory (all *.avro below it) or glob pattern"
     source = "Avro, Parquet, Arrow or CSV file, directory or glob pattern"
@@ -95,13 +95,6 @@ def _parser() -> argparse.ArgumentParser:
     _ledger_cli.add_command(commands)
     add_serve(commands)
     return parser
-
-
-def _version() -> str:
-    try:
-        return metadata.version("fastpipe-data")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def _positive(text: str) -> int:
