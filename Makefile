@@ -73,7 +73,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMPS)/demo $(STAMPS)/extension ## build fastpipe and show it at work, on FILES or on data it makes
-	$(BIN)/fastpipe demo $(FILES)
+	$(BIN)/python examples/demo.py $(FILES)
 
 test: test-rust test-python ## run all tests
 

@@ -5,7 +5,6 @@ import decimal
 import gc
 import gzip
 import json
-import os
 import pickle
 import re
 import subprocess
@@ -171,11 +170,10 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     assert "usage: fastpipe" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["inspect", "head", "demo"])
+@pytest.mark.parametrize("command", ["inspect", "head"])
 @pytest.mark.parametrize("name", ["missing.avro", "nothing*.avro", "."])
 def test_missing_files_are_one_line_on_stderr(command: str, name: str, run: Run, tmp_path: Path) -> None:
-    options = ["--out", tmp_path / "out"] if command == "demo" else []
-    code, out, err = run(command, tmp_path / name, *options)
+    code, out, err = run(command, tmp_path / name)
     assert code == 1
     assert re.fullmatch(r"fastpipe: .+\n", err)
     assert "Traceback" not in out
@@ -485,12 +483,9 @@ def test_formats_that_cannot_be_told(command: str, run: Run, users: Path, tmp_pa
     [
         (["index"], "read_csv keeps an index by itself with index_cache="),
         (["inspect", "--shuffle"], r"Look at batches of a shuffled reader instead: reader\.batch_at\(step\)"),
-        (["demo"], r"Write its rows as Avro first: fastpipe\.write_avro"),
     ],
 )
 def test_what_takes_avro_files_only_says_so(arguments: list[str], instead: str, run: Run, tmp_path: Path) -> None:
-    if arguments == ["demo"]:
-        pytest.importorskip("sklearn")
     code, _, err = run(*arguments, write_other(tmp_path / "x.csv"))
     assert code == 1
     assert re.fullmatch(rf"fastpipe: fastpipe .* takes Avro files, and .*x\.csv is CSV\. {instead}.*\n", err)
@@ -585,130 +580,7 @@ def test_names_of_types_are_looked_up_within_their_namespace() -> None:
     }
 
 
-# --- demo ---
-
-
-@pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for module in ("matplotlib", "sklearn", "tqdm"):
-        pytest.importorskip(module)
-    from fastpipe import _demo_digits, demo
-
-    monkeypatch.setattr(_demo_digits, "TRAIN_ROWS", 4000)
-    return demo
-
-
-def is_picture(path: Path) -> bool:
-    return path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-def test_demo_learns_the_digits(demo: Any, run: Run, tmp_path: Path) -> None:
-    out_dir = tmp_path / "out"
-    code, out, _ = run("demo", "--epochs", "3", "--out", out_dir)
-    assert code == 0
-    epochs = re.findall(r"^ +(\d) +([\d.]+) +([\d.]+) ", out, re.MULTILINE)
-    losses, scores = [float(loss) for _, loss, _ in epochs], [float(score) for _, _, score in epochs]
-    assert len(epochs) == 3
-    assert losses[0] > losses[1] > losses[2]
-    assert scores[-1] > 0.85
-    assert "the same NumPy batches, checked" in out
-    assert re.search(r"^fastpipe +[\d,]+ ", out, re.MULTILINE)
-    assert is_picture(out_dir / "fastpipe-demo.png")
-    assert sorted(os.listdir(out_dir)) == ["digits-test.avro", "digits-train.avro", "fastpipe-demo.png"]
-
-
-def test_digits_are_the_same_each_time(demo: Any, tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("train", "test", "train2", "test2")]
-    demo.write_digits(*paths[:2])
-    demo.write_digits(*paths[2:])
-    assert paths[0].read_bytes() == paths[2].read_bytes()
-    assert paths[1].read_bytes() == paths[3].read_bytes()
-    assert fastpipe.AvroFile(paths[0]).num_records == 4000
-
-
-def test_no_test_digit_is_trained_on(demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastpipe import _demo_digits
-
-    monkeypatch.setattr(_demo_digits, "augment", lambda pixels, rng: pixels)  # So that a copy is recognised.
-    demo.write_digits(tmp_path / "train", tmp_path / "test")
-    digits = []
-    for path in (tmp_path / "train", tmp_path / "test"):
-        with path.open("rb") as file:
-            digits.append({tuple(row["pixels"]) for row in fastavro.reader(file)})
-    assert len(digits[1]) == _demo_digits.TEST_ROWS
-    assert not digits[0] & digits[1]
-
-
-def test_demo_streams_files_of_the_user(demo: Any, run: Run, users: Path, tmp_path: Path) -> None:
-    code, out, _ = run("demo", users, "--out", tmp_path / "out")
-    assert code == 0
-    assert "1 file, 200 records" in out
-    assert re.search(r"^pixels +float32 \[n, 64\]$", out, re.MULTILINE)
-    assert re.search(r"^words +Sparse \[n, 2\] of float32$", out, re.MULTILINE)
-    assert re.search(r"^tags +Ragged of Masked of Strings, str \[n\]$", out, re.MULTILINE)
-    assert "the same NumPy batches, checked" in out
-    assert is_picture(tmp_path / "out" / "fastpipe-demo.png")
-
-
-@pytest.mark.parametrize(("label", "score"), [("suit", "test accuracy"), ("score", "test R²")])
-def test_demo_predicts_a_column_of_the_user(
-    label: str, score: str, demo: Any, run: Run, users: Path, tmp_path: Path
-) -> None:
-    code, out, _ = run("demo", users, "--label", label, "--epochs", "9", "--out", tmp_path / "out")
-    assert code == 0
-    assert score in out
-    assert float(re.findall(r"^ +9 +[\d.]+ +([\d.]+) ", out, re.MULTILINE)[0]) > 0.9
-
-
-@pytest.mark.parametrize(
-    ("label", "match"), [("nothing", "no feature 'nothing'"), ("name", "more than 100"), ("tags", "no number")]
-)
-def test_demo_says_what_can_not_be_predicted(
-    label: str, match: str, demo: Any, run: Run, users: Path, tmp_path: Path
-) -> None:
-    code, _, err = run("demo", users, "--label", label, "--out", tmp_path / "out")
-    assert code == 1
-    assert match in err
-
-
-def test_a_label_needs_files(run: Run) -> None:
-    assert run("demo", "--label", "x")[0] == 2
-
-
-@pytest.mark.parametrize("module", ["fastavro", "matplotlib", "sklearn", "tqdm"])
-def test_demo_names_the_extra_it_lacks(module: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    code, _, err = run("demo", "--out", tmp_path / "out")
-    assert code == 1
-    assert err == f"fastpipe: the demo needs {module}: pip install 'fastpipe-data[demo]'\n"
-    assert not (tmp_path / "out").exists()
-
-
-def test_what_differs_is_noticed(demo: Any) -> None:
-    from fastpipe._demo_fastavro import same
-
-    a, b = np.array([1.0, np.nan]), np.array([1.0, np.nan])
-    valid = np.array([True, False])
-    text = fastpipe.Strings(np.frombuffer(b"ab", np.uint8), np.array([0, 1, 2]), (2,), False)
-    assert same(a, b)
-    assert same(fastpipe.Masked(np.array([1, 2]), valid), fastpipe.Masked(np.array([1, 3]), valid))
-    for other in (a.astype(np.float32), a[:1], np.array([2.0, np.nan]), fastpipe.Masked(a, valid), text):
-        assert not same(a, other)
-    assert not same(fastpipe.Masked(a, valid), fastpipe.Masked(a, ~valid))
-    assert not same(text, fastpipe.Strings(text.values, text.offsets, (2,), True))
-    assert not same(text, fastpipe.Strings(text.values, np.array([0, 2, 2]), (2,), False))
-
-
-def test_a_difference_is_said_and_not_measured(
-    demo: Any, run: Run, users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fastpipe import _demo_comparison
-
-    monkeypatch.setattr(_demo_comparison, "same", lambda a, b: a is b)
-    code, out, _ = run("demo", users, "--out", tmp_path / "out")
-    assert code == 0
-    assert "fastavro isn't measured: the batches differ in 'id'" in out
-    assert "checked" not in out
+# --- Progress ---
 
 
 def test_progress_counts_rows_whoever_draws(capsys: pytest.CaptureFixture[str], users: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `fastpipe demo`, `inspect`, `head`, `index`, `convert`, `bench`, `ledger`, `serve` and `health`."""
+"""The command line: `fastpipe inspect`, `head`, `index`, `convert`, `bench`, `ledger`, `serve` and `health`."""
 
 from __future__ import annotations
 
@@ -58,13 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     avro = "Avro file, directory (all *.avro below it) or glob pattern"
     source = "Avro, Parquet, Arrow or CSV file, directory or glob pattern"
 
-    demo = commands.add_parser("demo", help="train a small model while streaming Avro, and measure the throughput")
-    demo.add_argument("files", nargs="*", metavar="FILE", help=f"{avro}; handwritten digits if none is given")
-    demo.add_argument("--epochs", type=_positive, default=5, metavar="N", help="passes over the training data (5)")
-    demo.add_argument("--out", default="fastpipe-demo", metavar="DIR", help="for data and picture (./fastpipe-demo)")
-    demo.add_argument("--label", metavar="COLUMN", help="with FILE: the column to predict from the numeric ones")
-    demo.set_defaults(run=_demo)
-
     inspect = commands.add_parser("inspect", help="show features, size and rows; of Avro schema, codec and compression")
     inspect.add_argument("files", nargs="+", metavar="FILE", help=source)
     inspect.add_argument("--json", action="store_true", help="as JSON")
@@ -116,16 +109,6 @@ def _complain(error: BaseException) -> None:
 
 def _width() -> int:
     return max(shutil.get_terminal_size((120, 24)).columns, 40)
-
-
-def _demo(arguments: argparse.Namespace) -> int:
-    if arguments.label is not None and not arguments.files:
-        print("fastpipe demo: --label goes with files of your own", file=sys.stderr)
-        return 2
-    from fastpipe import demo  # It loads what the core doesn't depend on.
-
-    demo.run(arguments.files, epochs=arguments.epochs, out=arguments.out, label=arguments.label)
-    return 0
 
 
 def _head(arguments: argparse.Namespace) -> int:
