@@ -143,7 +143,6 @@ LONG = (
     "test_example_neumf",
     "test_service_faults",
     "test_avro_resolution_oracle",
-    "test_bench_cli",
 )
 
 

@@ -7,18 +7,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-import fastpipe
 import samples
 import wire
-from fastpipe import _bench, _bench_cli, cli
+from fastpipe import _bench, cli
 
 Run = Callable[..., tuple[int, str, str]]
 QUICK = ("--seconds", "0.03")
@@ -41,16 +40,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return call
 
 
-def is_picture(path: Path) -> bool:
-    return path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-def test_a_run(file: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    picture, numbers = tmp_path / "x.png", tmp_path / "x.json"
-    options = ["--batch-size", "16,64", "--threads", "1,auto", "--out", str(picture), "--json", str(numbers)]
+def test_a_table(file: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "fastpipe", "bench", str(file), *QUICK, *options],
+        [sys.executable, "-m", "fastpipe", "bench", str(file), *QUICK, "--batch-size", "16,64", "--threads", "1,auto"],
         capture_output=True,
         text=True,
         timeout=100,
@@ -60,66 +52,77 @@ def test_a_run(file: Path, tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
     assert "\r" not in done.stdout
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("00.avro: 400 records; 8 features, ")
-    assert "8 cells, at least 0 s" in lines[0]
-    assert " ".join(lines[2].split()) == "shuffle threads batch records/s ± MB/s ms/batch CPU s/M memory"
-    table = lines[4:12]
+    assert re.fullmatch(r"1 file, 400 records, 8 features; \d+ processors?; at least 0 s", lines[0])
+    assert lines[2].split() == ["shuffle", "threads", "batch_size", "records/s", "±", "MB/s", "ms/batch"]
+    table = lines[4:]
+    assert len(table) == 8
     assert [(line.split()[0], line.split()[1]) for line in table[::2]] == [
         (shuffle, count) for shuffle in ("off", "window") for count in ("1", "auto")
     ]
-    assert sum(line.endswith("  best") for line in table) == 1
-    assert sum("  best of " in line for line in table) == 1
-    assert re.search(r"^The best: shuffle=\w+, num_threads=.+, batch_size=\d+\.", done.stdout, re.MULTILINE)
-    assert re.search(r"^  \w+-bound on ", done.stdout, re.MULTILINE)
+    assert [line.split()[0] for line in table if line.endswith("  fastest")] == ["off", "window"]
 
-    found = json.loads(numbers.read_text())
-    assert set(found) == {
-        *("files", "rows", "features", "processors", "seconds", "memory_limit", "shuffle_buffer"),
-        *("cells", "best", "explain", "code"),
-    }
-    assert (found["rows"], found["files"], found["features"]) == (400, [str(file)], ["rest", *samples.FEATURES])
-    assert len(found["cells"]) == 8
+
+def test_numbers_as_json(file: Path, run: Run) -> None:
+    options = ("--columns", "id, words", "--shuffle", "off,window,block,buffer", "--shuffle-buffer", 50)
+    code, out, err = run("bench", file, *QUICK, *options, "--threads", "2,auto", "--batch-size", "32", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert set(found) == {"files", "rows", "features", "processors", "cells"}
+    assert (found["rows"], found["files"], found["features"]) == (400, [str(file)], ["id", "words"])
+    assert [(cell["shuffle"], cell["num_threads"], cell["batch_size"]) for cell in found["cells"]] == [
+        (shuffle, threads, 32) for shuffle in ("off", "window", "block", "buffer") for threads in (2, "auto")
+    ]
     for cell in found["cells"]:
-        positive = ("records_per_second", "megabytes_per_second", "milliseconds_per_batch", "threads", "batch_size")
-        assert all(cell[name] > 0 for name in positive)
-        assert cell["cpu_seconds_per_million"] >= 0
+        assert all(cell[name] > 0 for name in ("megabytes_per_second", "milliseconds_per_batch", "threads"))
+        assert len(cell["rounds"]) == _bench._ROUNDS
+        assert cell["records_per_second"] == sorted(cell["rounds"])[1]
         assert cell["spread"] >= 0
-        assert (cell["peak_memory"] is None) == (not sys.platform.startswith("linux"))
         assert cell["refused"] is None
-        assert len(cell["rounds"]) == _bench.ROUNDS
-        for counted in cell["rounds"]:
-            assert counted["rows"] > 0
-            assert counted["batches"] > 0
-            assert counted["seconds"] > 0
-    assert 0 <= found["best"] < 8
-    assert found["explain"]
-    assert is_picture(picture)
-    assert all(code in done.stdout for code in found["code"].values())
 
 
-def test_the_code_to_paste_runs(file: Path, run: Run, tmp_path: Path) -> None:
-    numbers = tmp_path / "x.json"
-    code, out, _ = run(
-        *("bench", file, *QUICK, "--columns", "id, words", "--shuffle", "off,window,block,buffer"),
-        *("--shuffle-buffer", 50, "--threads", "2", "--batch-size", "32", "--memory-limit", "100MB"),
-        *("--json", numbers, "--out", tmp_path / "x.png"),
-    )
-    assert code == 0
-    codes = json.loads(numbers.read_text())["code"]
-    assert list(codes) == ["off", "window", "block", "buffer"]
-    for shuffle, text in codes.items():
-        assert text in out
-        with eval(text, {"fastpipe": fastpipe}) as reader:
-            assert list(reader.features) == ["id", "words"]
-            assert (reader.batch_size, reader.shuffle_buffer is None) == (32, shuffle == "off")
-            assert sorted(samples.ids_of(reader)) == list(range(400))
-    assert "memory_limit=100_000_000" in codes["off"]
-    assert "shuffle=True,\n    shuffle_buffer=50," in codes["window"]
+class Pass:
+    """Stands for a reader of batches of 10 rows, and a clock that a batch moves on."""
+
+    def __init__(self, shuffle_buffer: int | None, clock: list[float]) -> None:
+        self.shuffle_buffer, self.num_rows, self._clock = shuffle_buffer, 1000, clock
+        self.drawn = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+        while True:
+            # The first batch of a window opens its blocks.
+            self._clock[0] += 50 if self.drawn * 10 % (self.shuffle_buffer or 10) == 0 else 1
+            self.drawn += 1
+            yield {"x": [0] * 10}
+
+    def stats(self) -> dict[str, Any]:
+        return {"bytes_delivered": 80, "rows": 10, "threads": {"chosen": 1}}
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "buffer", "seconds_per_window"), [("off", None, 50), ("window", 200, 69), ("window", 400, 89)]
+)
+def test_whole_windows_are_counted(
+    shuffle: str, buffer: int | None, seconds_per_window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(_bench.time, "perf_counter", lambda: clock[0])
+    cell = _bench.Cell(shuffle, 1, 10)
+    cell.visit(lambda *_: Pass(buffer, clock), 20)
+    # It stops within the first window otherwise, whose blocks the warm-up opens: 10 rows a second.
+    assert cell.records_per_second == pytest.approx((buffer or 10) / seconds_per_window)
+    assert cell.milliseconds_per_batch == pytest.approx(1e4 / cell.records_per_second)
+    assert cell.megabytes_per_second == pytest.approx(cell.records_per_second * 8 / 1e6)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".arrow"])
 def test_other_formats(suffix: str, run: Run, tmp_path: Path) -> None:
-    path, numbers = tmp_path / f"x{suffix}", tmp_path / "x.json"
+    path = tmp_path / f"x{suffix}"
     table = pa.table({"id": pa.array(range(300), pa.int64()), "text": ["t"] * 300})
     match suffix:
         case ".parquet":
@@ -131,48 +134,17 @@ def test_other_formats(suffix: str, run: Run, tmp_path: Path) -> None:
             tab = "\t" if suffix == ".tsv" else ","
             path.write_text(f"id{tab}text\n" + "".join(f"{i}{tab}t\n" for i in range(300)))
     for columns in ([], ["--columns", "id"]):
-        code, out, _ = run(
-            *("bench", path, *QUICK, "--threads", "1", "--batch-size", "32", "--json", numbers),
-            *("--out", tmp_path / "x.png", *columns),
-        )
-        assert code == 0
-        assert f"x{suffix}: 300 rows; {1 if columns else 2} feature" in out
-        for text in json.loads(numbers.read_text())["code"].values():
-            with eval(text, {"fastpipe": fastpipe}) as reader:
-                assert list(reader.features) == ["id"] if columns else ["id", "text"]
-                assert sorted(samples.ids_of(reader)) == list(range(300))
+        code, out, _ = run("bench", path, *QUICK, "--threads", "1", "--batch-size", "32", "--json", *columns)
+        found = json.loads(out)
+        assert (code, found["rows"], len(found["cells"])) == (0, 300, 2)
+        assert found["features"] == (["id"] if columns else ["id", "text"])
 
 
-def test_the_picture_lies_beside_the_first_file(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_several_files(run: Run, tmp_path: Path) -> None:
     data = samples.write(tmp_path, [[30], [30]])
     code, out, _ = run("bench", *data.paths, *QUICK, "--threads", "1", "--batch-size", "8")
     assert code == 0
-    assert out.startswith("2 files: 60 records; ")
-    picture = Path(data.paths[0]).with_name("00-bench.png")
-    assert f"\nPicture: {picture}\n" in out
-    assert is_picture(picture)
-
-
-def test_without_matplotlib_there_are_numbers_all_the_same(
-    file: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    options = (*QUICK, "--threads", "1", "--batch-size", "64", "--shuffle", "off")
-    code, out, err = run("bench", file, *options)
-    reason = "a picture needs matplotlib: pip install 'fastpipe-data[bench]'"
-    assert (code, err) == (0, f"no picture: {reason}\n")
-    assert "fastpipe.read_avro(" in out
-    # Who asked for one learns before anything is measured.
-    assert run("bench", file, *options, "--out", tmp_path / "x.png") == (1, "", f"fastpipe: {reason}\n")
-    assert not (tmp_path / "x.png").exists()
-
-
-def test_without_tqdm_there_is_no_bar(file: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    options = ("--threads", "1", "--batch-size", "64", "--shuffle", "off", "--out", tmp_path / "x.png")
-    code, _, err = run("bench", file, *QUICK, *options)
-    assert (code, err) == (0, "")
+    assert out.startswith("2 files, 60 records, ")
 
 
 def test_what_is_not_inferred_is_left_out(run: Run, tmp_path: Path) -> None:
@@ -181,44 +153,36 @@ def test_what_is_not_inferred_is_left_out(run: Run, tmp_path: Path) -> None:
     rows = b"".join(wire.long(i) + wire.long(0) + wire.long(0) + wire.long(i) + wire.long(i) for i in range(40))
     path = tmp_path / "x.avro"
     path.write_bytes(wire.container(schema, [(40, rows)]))
-    options = ("--threads", "1", "--batch-size", "8", "--shuffle", "off", "--out", tmp_path / "x.png")
-    code, out, err = run("bench", path, *QUICK, *options)
+    code, out, err = run("bench", path, *QUICK, "--threads", "1", "--batch-size", "8", "--shuffle", "off", "--json")
     assert code == 0
     assert re.match(r"more: left out: ", err)
-    text = re.search(r"^fastpipe\.read_avro\(.*?^\)", out, re.MULTILINE | re.DOTALL)
-    assert text is not None
-    with eval(text[0], {"fastpipe": fastpipe}) as reader:
-        assert list(reader.features) == ["a", "either", "either:int", "either:string", "day"]
-        assert next(iter(reader))["day"].view("int64").tolist() == list(range(8))
+    assert json.loads(out)["features"] == ["a", "either", "either:int", "either:string", "day"]
 
 
-def test_default_grid(file: Path) -> None:
-    arguments = cli._parser().parse_args(["bench", str(file)])
-    assert (arguments.shuffle, arguments.seconds) == (("off", "window"), 1.0)
-    cells = _bench.grid((64, 128), (1, "auto"), ("off", "window"))
-    assert len(set(cells)) == 8
-    bench = object.__new__(_bench_cli._Bench)
-    bench._arguments, bench.rows = arguments, 400
-    for processors, threads in ((1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))):
-        bench._processors = processors
-        assert bench._threads() == (*threads, "auto")
-    for rows, most in ((10, 64), (400, 256), (10**6, 8192)):
-        bench.rows = rows
-        sizes = bench._batch_sizes()
-        assert (sizes[0], sizes[-1]) == (64, most)
+@pytest.mark.parametrize(("rows", "sizes"), [(10, [64]), (400, [64, 128, 256])])
+def test_default_grid(rows: int, sizes: list[int], run: Run, tmp_path: Path) -> None:
+    path = samples.write(tmp_path, [samples.blocks_of(rows)]).paths[0]
+    code, out, _ = run("bench", path, "--seconds", "0.003", "--json")
+    assert code == 0
+    found = json.loads(out)
+    processors = found["processors"]
+    powers = [2**n for n in range(10) if 2**n < processors]
+    assert [(cell["shuffle"], cell["num_threads"], cell["batch_size"]) for cell in found["cells"]] == [
+        (shuffle, threads, size)
+        for shuffle in ("off", "window")
+        for threads in (*powers, processors, "auto")
+        for size in sizes
+    ]
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--batch-size", "0"), "'0' isn't a number of at least 1; say 1024 or 64,1024"),
+        (("--batch-size", "0"), "argument --batch-size: '0' isn't a number of at least 1"),
         (("--batch-size", "64,"), "'' isn't a number"),
-        (("--threads", "many"), "'many' isn't a number of at least 1; say auto or 1,2,auto"),
-        (("--shuffle", "well"), "'well' is none of off, window, block, buffer; say window or off,window"),
-        (("--columns", "a,,b"), "there is an empty name in 'a,,b'"),
-        (("--seconds", "0"), "'0' isn't a number of seconds above 0"),
-        (("--seconds", "nan"), "'nan' isn't a number of seconds above 0"),
-        (("--memory-limit", "lots"), 'such as "512MB" or "1.5GiB", not \'lots\''),
+        (("--threads", "many"), "argument --threads: 'many' isn't a number of at least 1"),
+        (("--shuffle", "well"), "argument --shuffle: 'well' must be one of off, window, block, buffer"),
+        (("--seconds", "soon"), "argument --seconds: invalid float value: 'soon'"),
         (("--shuffle-buffer", "-1"), "'-1' isn't a number of at least 1"),
     ],
 )
@@ -232,15 +196,19 @@ def test_bad_arguments(options: tuple[str, str], reason: str, file: Path, capsys
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--shuffle", "off", "--shuffle-buffer", "9"), "fastpipe bench: --shuffle-buffer goes with a --shuffle"),
-        (("--threads", "4097"), "fastpipe: num_threads is between 1 and 4096, not 4097"),
-        (("--batch-size", "2147483648"), "fastpipe: batch_size is between 1 and 2147483647"),
+        (("--shuffle", "off", "--shuffle-buffer", "9"), "--shuffle-buffer goes with a --shuffle"),
+        (("--seconds", "0"), "--seconds must be a number above 0; got 0.0"),
+        (("--seconds", "nan"), "--seconds must be a number above 0; got nan"),
+        (("--memory-limit", "lots"), 'memory_limit must be a number of bytes or a size such as "512MB"'),
+        (("--threads", "4097"), "num_threads is between 1 and 4096, not 4097"),
+        (("--batch-size", "2147483648"), "batch_size is between 1 and 2147483647"),
+        (("--shuffle-buffer", "2147483649"), "shuffle_buffer is between 1 and 2147483648"),
     ],
 )
-def test_arguments_out_of_range(options: tuple[str, ...], reason: str, file: Path, run: Run) -> None:
-    code, out, err = run("bench", file, *options)
+def test_arguments_out_of_range(options: tuple[str, ...], reason: str, run: Run, tmp_path: Path) -> None:
+    code, out, err = run("bench", tmp_path / "never-opened.avro", *options)
     assert (code, out) == (2, "")
-    assert err.startswith(reason)
+    assert err.startswith(f"fastpipe: {reason}")
 
 
 @pytest.mark.parametrize("name", ["missing.avro", "nothing*.avro", "."])
@@ -248,13 +216,6 @@ def test_missing_files(name: str, run: Run, tmp_path: Path) -> None:
     code, out, err = run("bench", tmp_path / name)
     assert (code, out) == (1, "")
     assert re.fullmatch(r"fastpipe: .+\n", err)
-
-
-@pytest.mark.parametrize("option", ["--out", "--json"])
-def test_what_can_not_be_written_is_known_before(option: str, file: Path, run: Run, tmp_path: Path) -> None:
-    code, out, err = run("bench", file, option, tmp_path / "missing" / "x.png")
-    assert (code, out) == (1, "")
-    assert re.fullmatch(r"fastpipe: .*No such file or directory.*\n", err)
 
 
 def test_unknown_columns_and_damage(file: Path, run: Run, tmp_path: Path) -> None:
@@ -271,7 +232,7 @@ def test_unknown_columns_and_damage(file: Path, run: Run, tmp_path: Path) -> Non
 def test_no_records(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "x.avro"
     path.write_bytes(wire.container(wire.record("R", a="long"), []))
-    assert run("bench", path) == (1, "", "fastpipe: there are no records to read\n")
+    assert run("bench", path) == (1, "", "fastpipe: the files have no records\n")
 
 
 @pytest.fixture(scope="module")
@@ -280,18 +241,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(samples.write(tmp_path_factory.mktemp("large"), [[4] * 100], rest=20_000).paths[0])
 
 
-def test_cells_that_take_too_much_memory_are_refused(large: Path, run: Run, tmp_path: Path) -> None:
-    numbers = tmp_path / "x.json"
+def test_cells_that_take_too_much_memory_are_refused(large: Path, run: Run) -> None:
     options = (*QUICK, "--threads", "1", "--batch-size", "8", "--memory-limit", "1MB")
-    code, out, _ = run("bench", large, *options, "--json", numbers, "--out", tmp_path / "x.png")
+    code, out, _ = run("bench", large, *options)
     assert code == 0
-    assert re.search(r"^window +1 +8( +-){6}$", out, re.MULTILINE)
+    assert re.search(r"^window +1 +8( +-){4}$", out, re.MULTILINE)
     assert re.search(r"^-: memory_limit is 1\.0 MB, and this takes at least ", out, re.MULTILINE)
-    cells: list[dict[str, Any]] = json.loads(numbers.read_text())["cells"]
-    refused = {cell["shuffle"]: cell["refused"] for cell in cells}
-    assert refused["off"] is None
-    assert "at least" in refused["window"]
-    assert cells[1]["records_per_second"] is None
+    off, window = json.loads(run("bench", large, *options, "--json")[1])["cells"]
+    assert off["refused"] is None
+    assert "at least" in window["refused"]
+    assert (window["records_per_second"], window["rounds"]) == (None, [])
 
     code, _, err = run("bench", large, *options, "--shuffle", "window")
     assert code == 1

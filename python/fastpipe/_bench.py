@@ -1,372 +1,239 @@
-"""Measures how fast files are read, over batch sizes, threads and orders.
+"""`fastpipe bench`: measures how fast files are read, over batch sizes, threads and orders.
 
-Each cell of the grid is read several times for a short while, in rounds that go through all cells, each in another
-order: a machine that slows down, or becomes quieter, then changes all cells alike. What counts is the median of the
-rounds. Every time a new reader is made, so that no cell uses memory that another one has paid for; the beginning of
-each is a warm-up that doesn't count. Passes have no end, so small files are read again and again.
-
-A shuffled pass opens the blocks of a window at once, and then yields its batches fast. So what is counted is whole
-windows, even if that takes longer; where it would take far longer, everything from the beginning of the pass, which
-makes a cell look slower than it is, never faster.
-
-The consumer does nothing but drop the batches. So what is measured is how fast batches can be had at most.
+Each combination is a cell of a grid. A cell is read for a short time in each of three rounds. A round visits the cells
+in random order, so that a machine that slows down affects all cells alike. Figures are medians of the rounds. Each
+visit makes a new reader whose pass has no end, so small files are read repeatedly, and its start is a warm-up that
+isn't counted. A shuffled pass opens the blocks of a window at once and then yields its batches fast, so whole windows
+are counted, even if that takes longer. The consumer only drops batches: training can't receive them faster than this.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
+import argparse
+import json
+import math
 import random
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any
 
-from fastpipe._formats import AVRO, FileFormat
-from fastpipe._ordering import Ordering, Shuffle
+from fastpipe import _formats
+from fastpipe._ordering import Ordering
 from fastpipe._running import Running
-from fastpipe.errors import LimitError
+from fastpipe._terminal_text import clean, plural, table
+from fastpipe.avro import _inspect
+from fastpipe.errors import LimitError, SchemaError
 from fastpipe.reader import Reader
-from fastpipe.specs import Features
 
-__all__ = ["ROUNDS", "Cell", "Data", "Measured", "Round", "Threads", "grid", "measure"]
-
-Threads: TypeAlias = int | Literal["auto"]
-
-ROUNDS = 3
-_SEED = 0
-_WARM_UP = 0.25
-"""Of a round's time, before what is counted."""
-_PATIENCE = 4
-"""Times of that time, after which it ends in the midst of a window."""
-_LOOK = 0.005
-"""Seconds between two looks at the memory."""
+_SHUFFLES = ("off", "window", "block", "buffer")
+_BATCH_SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_ROUNDS = 3
+_WARM_UP = 0.25  # The share of a visit that isn't counted.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Cell:
-    """What is varied.
+    """A combination of arguments, and what was measured of it. Figures are None if the memory limit is too low."""
 
-    Attributes:
-        batch_size: rows a batch.
-        num_threads: as `read_avro` takes it.
-        shuffle: `"off"`, `"window"`, `"block"` or `"buffer"`.
-    """
-
-    batch_size: int
-    num_threads: Threads
     shuffle: str
-
-    @property
-    def order(self) -> Shuffle | Literal[False]:
-        """As `read_avro` takes it."""
-        return False if self.shuffle == "off" else cast("Shuffle", self.shuffle)
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What was counted in one round of a cell.
-
-    Attributes:
-        rows: that were yielded.
-        batches: that were yielded.
-        bytes: of their arrays.
-        seconds: from the first of them to the last.
-        cpu_seconds: of all threads, meanwhile.
-        peak_memory: by how many bytes private memory (RssAnon) grew at most; None where the system doesn't tell.
-        threads: that decoded at the end.
-        whole: whether whole windows were counted; if not, the cell is faster than it looks.
-    """
-
-    rows: int
-    batches: int
-    bytes: float
-    seconds: float
-    cpu_seconds: float
-    peak_memory: int | None
-    threads: int
-    whole: bool
-
-
-@dataclass(slots=True)
-class Measured:
-    """A cell with what its rounds found.
-
-    Attributes:
-        cell: the cell.
-        rounds: the rounds so far.
-        refused: why it can't be read with the memory that it may take.
-    """
-
-    cell: Cell
-    rounds: list[Round] = field(default_factory=list)
+    num_threads: int | str
+    batch_size: int
+    rounds: list[float] = field(default_factory=list)  # Rows per second.
+    records_per_second: float | None = None
+    spread: float | None = None  # Half of the way from the slowest round to the fastest, as a share of the median.
+    megabytes_per_second: float | None = None
+    milliseconds_per_batch: float | None = None
+    threads: int | None = None
     refused: str | None = None
 
-    @property
-    def records_per_second(self) -> float:
-        """Rows that were yielded in a second."""
-        return self._median(lambda r: r.rows / r.seconds)
-
-    @property
-    def spread(self) -> float:
-        """How far the rounds are from each other: half of the way from the slowest to the fastest, by the median."""
-        rates = [r.rows / r.seconds for r in self.rounds]
-        return (max(rates) - min(rates)) / 2 / self.records_per_second
-
-    @property
-    def megabytes_per_second(self) -> float:
-        """Bytes of the arrays that were yielded in a second, in 10^6."""
-        return self._median(lambda r: r.bytes / r.seconds / 1e6)
-
-    @property
-    def milliseconds_per_batch(self) -> float:
-        """From one batch to the next."""
-        return self._median(lambda r: 1e3 * r.seconds / r.batches)
-
-    @property
-    def cpu_seconds_per_million(self) -> float:
-        """Of all threads, for a million rows."""
-        return self._median(lambda r: 1e6 * r.cpu_seconds / r.rows)
-
-    @property
-    def peak_memory(self) -> int | None:
-        """Bytes by which private memory grew in the round with the most; None where the system doesn't tell."""
-        return max((r.peak_memory for r in self.rounds if r.peak_memory is not None), default=None)
-
-    @property
-    def whole(self) -> bool:
-        """Whether all rounds counted whole windows."""
-        return all(r.whole for r in self.rounds)
-
-    @property
-    def threads(self) -> int:
-        """Threads that decoded."""
-        return self.rounds[-1].threads
-
-    def _median(self, of: Callable[[Round], float]) -> float:
-        return statistics.median(map(of, self.rounds))
-
-    def as_json(self) -> dict[str, Any]:
-        """All numbers; those of a cell that was refused are None."""
-        names = (
-            *("records_per_second", "spread", "megabytes_per_second", "milliseconds_per_batch"),
-            *("cpu_seconds_per_million", "peak_memory", "threads", "whole"),
-        )
-        return {
-            **asdict(self.cell),
-            **{name: None if self.refused is not None else getattr(self, name) for name in names},
-            "refused": self.refused,
-            "rounds": [asdict(r) for r in self.rounds],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """What is read, and what all cells have in common.
-
-    Attributes:
-        files: paths.
-        features: what is decoded.
-        shuffle_buffer: of the shuffled orders; None for the default of each.
-        memory_limit: bytes; None for no limit.
-        index_cache: a directory for the places of blocks or rows, which are looked for once and not by each reader.
-        format: of the files.
-    """
-
-    files: Sequence[str]
-    features: Features
-    shuffle_buffer: int | None
-    memory_limit: int | None
-    index_cache: str
-    format: FileFormat = AVRO
-
-    def check(self, cell: Cell) -> None:
-        """Checks arguments without a look at the files.
+    def visit(self, make: Callable[..., Reader], seconds: float) -> None:
+        """Reads for that many seconds.
 
         Raises:
-            ValueError: if one is out of range.
-        """
-        Ordering.checked(batch_size=cell.batch_size, shuffle=cell.order, shuffle_buffer=self._buffer(cell), seed=_SEED)
-        Running.checked(num_threads=cell.num_threads, prefetch=None, memory_limit=self.memory_limit)
-
-    def reader(self, cell: Cell) -> Reader:
-        """A reader whose passes have no end."""
-        index = {"index_cache": self.index_cache} if self.format.function in ("read_avro", "read_csv") else {}
-        return self.format.read(
-            list(self.files),
-            features=self.features,
-            batch_size=cell.batch_size,
-            shuffle=cell.order,
-            shuffle_buffer=self._buffer(cell),
-            seed=_SEED,
-            epochs=None,
-            num_threads=cell.num_threads,
-            memory_limit=self.memory_limit,
-            **index,
-        )
-
-    def _buffer(self, cell: Cell) -> int | None:
-        return None if cell.order is False else self.shuffle_buffer
-
-    def round(self, cell: Cell, seconds: float) -> tuple[Round, Reader]:
-        """Reads for so long, and at least one batch.
-
-        Returns:
-            What was counted, and the reader, whose pass is over: it knows what limited it.
-
-        Raises:
-            LimitError: if the memory limit is too low.
+            LimitError: if the memory limit is too low for the arguments.
             FastpipeError: if the files can't be read.
         """
-        memory = _Memory()
-        with self.reader(cell) as reader:
-            period = _period(cell, reader)
-            begun = _Span()
+        with make(self.batch_size, self.num_threads, self.shuffle) as reader:
             batches = iter(reader)
-            _draw(batches, begun, seconds * _WARM_UP, 1, memory)
-            span = _Span()
-            _draw(batches, span, seconds * (1 - _WARM_UP), period, memory)
-            whole = span.rows >= period
-            if not whole:
-                span.add(begun)
-            memory.look()
+            _draw(batches, seconds * _WARM_UP, 1)
+            rows, elapsed = _draw(batches, seconds * (1 - _WARM_UP), self._period(reader))
             stats = reader.stats()
-        size = stats["bytes_delivered"] / max(stats["rows"], 1) * span.rows
-        found = Round(
-            rows=span.rows,
-            batches=span.batches,
-            bytes=size,
-            seconds=span.seconds,
-            cpu_seconds=span.cpu_seconds,
-            peak_memory=memory.growth,
-            threads=stats["threads"]["chosen"],
-            whole=whole,
-        )
-        return found, reader
+        self.rounds.append(rows / elapsed)
+        rate = self.records_per_second = statistics.median(self.rounds)
+        self.spread = (max(self.rounds) - min(self.rounds)) / 2 / rate
+        self.megabytes_per_second = rate * stats["bytes_delivered"] / stats["rows"] / 1e6
+        self.milliseconds_per_batch = 1e3 * self.batch_size / rate
+        self.threads = stats["threads"]["chosen"]
+
+    def _period(self, reader: Reader) -> int:
+        """Rows after which a pass does the same kinds of work again."""
+        buffer = min(reader.shuffle_buffer or 1, reader.num_rows)
+        if self.shuffle in ("off", "window"):
+            return buffer
+        # A pool or buffer is filled once per epoch, and then gets a row for each row that it yields.
+        return reader.num_rows if buffer * 4 >= reader.num_rows else 1
 
 
-def grid(batch_sizes: Sequence[int], threads: Sequence[Threads], shuffles: Sequence[str]) -> list[Cell]:
-    """All cells, in the order of the table."""
-    return [Cell(size, count, shuffle) for shuffle in shuffles for count in threads for size in batch_sizes]
+def _draw(batches: Iterator[dict[str, Any]], seconds: float, period: int) -> tuple[int, float]:
+    """Draws batches for that long and to the end of a period. Returns their rows and the seconds that it took."""
+    start = time.perf_counter()
+    rows = periods = 0
+    while True:
+        batch = next(batches)  # Like a `for` loop, it holds a batch while it waits for the next.
+        rows += len(next(iter(batch.values())))
+        ended, periods = rows // period > periods, rows // period
+        elapsed = time.perf_counter() - start
+        if elapsed >= seconds and ended:
+            return rows, elapsed
 
 
-def measure(data: Data, cells: Sequence[Cell], seconds: float, done: Callable[[Cell], object]) -> list[Measured]:
-    """Measures all cells.
+def add_options(bench: argparse.ArgumentParser, positive: Callable[[str], int]) -> None:
+    """Adds the options to the command `bench`."""
+
+    def threads(text: str) -> int | str:
+        return text if text == "auto" else positive(text)
+
+    def shuffle(text: str) -> str:
+        if text not in _SHUFFLES:
+            raise argparse.ArgumentTypeError(f"{text!r} must be one of {', '.join(_SHUFFLES)}")
+        return text
+
+    def add(name: str, item: Callable[[str], Any], metavar: str, text: str) -> None:
+        def items(value: str) -> list[Any]:
+            return list(dict.fromkeys(item(part.strip()) for part in value.split(",")))
+
+        bench.add_argument(name, type=items, metavar=f"{metavar},{metavar}", help=text)
+
+    add("--columns", str, "NAME", "columns to read, with what is nested in them (all)")
+    add("--batch-size", positive, "N", "rows of a batch (64, 128, ... 8192)")
+    add("--threads", threads, "N", "numbers of threads, and auto (1, 2, 4, ... all processors, auto)")
+    add("--shuffle", shuffle, "KIND", f"{', '.join(_SHUFFLES)} (off,window)")
+    bench.add_argument("--shuffle-buffer", type=positive, metavar="N", help="rows of a window, pool or buffer")
+    bench.add_argument("--memory-limit", metavar="SIZE", help="such as 512MB or 1.5GiB (no limit)")
+    bench.add_argument("--seconds", type=float, default=1.0, metavar="S", help="for each line of the table (1)")
+    bench.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None], width: int) -> int:
+    """Measures, and prints a table or JSON.
 
     Args:
-        data: what is read.
-        cells: of the grid.
-        seconds: for each, of all rounds together.
-        done: called after each round of a cell.
+        arguments: Arguments of the command line.
+        complain: A function that reports an error.
+        width: Columns of the terminal.
+
+    Returns:
+        The exit code: 0; 1 if the files have no rows; 2 for wrong usage.
 
     Raises:
-        LimitError: if no cell can be read with the memory that it may take.
+        FastpipeError: if a file can't be read, or the memory limit is too low for all cells.
+    """
+    shuffles = arguments.shuffle or ["off", "window"]
+    try:
+        _check(arguments, shuffles)
+    except ValueError as error:
+        complain(error)
+        return 2
+    format_, files = _formats.found(arguments.files)
+    if arguments.columns is None:
+        found = _inspect.infer_readable(files, format_)
+        if not found.features:
+            raise found.error or SchemaError("the schema has no fields to read")
+        for name, reason in found.skipped.items():
+            print(f"{clean(name)}: left out: {clean(reason)}", file=sys.stderr)
+        what: dict[str, Any] = {"features": found.features}
+    else:
+        what = {"columns": arguments.columns}
+    with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as cache:
+        if format_.function in ("read_avro", "read_csv"):
+            what["index_cache"] = cache  # Or each reader would look for blocks or rows again.
+
+        def make(size: int, threads: Any, shuffle: str, memory_limit: str | None = arguments.memory_limit) -> Reader:
+            order = {} if shuffle == "off" else {"shuffle": shuffle, "shuffle_buffer": arguments.shuffle_buffer}
+            options = {"batch_size": size, "num_threads": threads, "seed": 0, "epochs": None, **order, **what}
+            return format_.read(files, memory_limit=memory_limit, **options)
+
+        with make(64, "auto", "off", None) as reader:
+            rows, names = reader.num_rows, list(reader.features)
+            if not rows:
+                complain(ValueError(f"the files have no {format_.rows}"))
+                return 1
+            next(iter(reader))
+            processors = reader.stats()["threads"]["available"]
+        # Batch sizes beyond the number of rows are all the same.
+        sizes = arguments.batch_size or [size for size in _BATCH_SIZES if size <= rows] or _BATCH_SIZES[:1]
+        powers = [1 << n for n in range(processors.bit_length()) if 1 << n < processors]
+        counts = arguments.threads or [*powers, processors, "auto"]
+        cells = [Cell(shuffle, count, size) for shuffle in shuffles for count in counts for size in sizes]
+        if not arguments.json:
+            rows_text = plural(rows, format_.rows.removesuffix("s"))
+            print(
+                f"{plural(len(files), 'file')}, {rows_text}, {plural(len(names), 'feature')}; "
+                f"{plural(processors, 'processor')}; at least {len(cells) * arguments.seconds:,.0f} s",
+                flush=True,
+            )
+        _measure(cells, make, arguments.seconds / _ROUNDS, limited=arguments.memory_limit is not None)
+    if arguments.json:
+        about = {"files": files, "rows": rows, "features": names, "processors": processors}
+        print(json.dumps({**about, "cells": [asdict(cell) for cell in cells]}, indent=2))
+    else:
+        print(f"\n{_table(cells, width)}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace, shuffles: list[str]) -> None:
+    """Checks the options before any file is opened."""
+    if arguments.shuffle_buffer is not None and shuffles == ["off"]:
+        raise ValueError("--shuffle-buffer goes with a --shuffle other than off")
+    if not 0 < arguments.seconds < math.inf:
+        raise ValueError(f"--seconds must be a number above 0; got {arguments.seconds}")
+    for size in arguments.batch_size or [1]:
+        Ordering.checked(batch_size=size, shuffle=True, shuffle_buffer=arguments.shuffle_buffer, seed=0)
+    count: Any
+    for count in arguments.threads or ["auto"]:
+        Running.checked(num_threads=count, prefetch=None, memory_limit=arguments.memory_limit)
+
+
+def _measure(cells: list[Cell], make: Callable[..., Reader], seconds: float, *, limited: bool) -> None:
+    """Visits each cell in each round.
+
+    Raises:
+        LimitError: if the memory limit is too low for all cells.
         FastpipeError: if the files can't be read.
     """
-    found = {cell: Measured(cell) for cell in cells}
-    refusal: LimitError | None = None
-    mixed = random.Random(_SEED)
-    for _ in range(ROUNDS):
-        for cell in mixed.sample(cells, len(cells)):
-            if found[cell].refused is None:
-                try:
-                    found[cell].rounds.append(data.round(cell, seconds / ROUNDS)[0])
-                except LimitError as error:
-                    if data.memory_limit is None:  # One of the limits of the format, which all cells have.
-                        raise
-                    refusal = error
-                    found[cell].refused = error.reason
-            done(cell)
-    if refusal is not None and all(measured.refused is not None for measured in found.values()):
-        raise refusal
-    return list(found.values())
+    mixed = random.Random(0)
+    for _, cell in ((i, cell) for i in range(_ROUNDS) for cell in mixed.sample(cells, len(cells))):
+        if cell.refused is None:
+            try:
+                cell.visit(make, seconds)
+            except LimitError as error:
+                cell.refused = error.reason
+                # Without a memory limit it is a limit of the format, which all cells have.
+                if not limited or all(other.refused is not None for other in cells):
+                    raise
 
 
-def _period(cell: Cell, reader: Reader) -> int:
-    """Rows after which a pass does the same kinds of work again."""
-    buffer = reader.shuffle_buffer or 1
-    if cell.shuffle in ("off", "window"):
-        return min(buffer, reader.num_rows)
-    # A pool or buffer is filled once an epoch, and then gets a row for each that it yields.
-    return reader.num_rows if buffer * 4 >= reader.num_rows else 1
-
-
-class _Span:
-    """What was drawn in a stretch of time, which begins now."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.batches = 0
-        self.seconds = 0.0
-        self.cpu_seconds = 0.0
-        self._start = time.perf_counter()
-        self._cpu_start = time.process_time()
-
-    def stop(self) -> None:
-        self.seconds = time.perf_counter() - self._start
-        self.cpu_seconds = time.process_time() - self._cpu_start
-
-    def add(self, before: _Span) -> None:
-        """Adds a stretch that ended when this one began."""
-        self.rows += before.rows
-        self.batches += before.batches
-        self.seconds += before.seconds
-        self.cpu_seconds += before.cpu_seconds
-
-
-def _draw(batches: Iterator[dict[str, Any]], span: _Span, seconds: float, period: int, memory: _Memory) -> None:
-    """Draws batches for so long, and then up to the end of a period unless that is too far; at least one."""
-    start = time.perf_counter()
-    periods = 0
-    while True:
-        batch = next(batches)  # Like a `for` loop, it holds one batch while it waits for the next.
-        span.rows += len(next(iter(batch.values())))
-        span.batches += 1
-        memory.look_now_and_then()
-        elapsed = time.perf_counter() - start
-        ended, periods = span.rows // period > periods, span.rows // period
-        if elapsed >= seconds and (ended or elapsed >= _PATIENCE * seconds):
-            span.stop()
-            return
-
-
-class _Memory:
-    """By how much the private memory of the process has grown at most. The consumer looks: no other thread does."""
-
-    def __init__(self) -> None:
-        _settle()
-        self._before = _private_memory()
-        self._most = self._before or 0
-        self._next = 0.0
-
-    @property
-    def growth(self) -> int | None:
-        return None if self._before is None else self._most - self._before
-
-    def look_now_and_then(self) -> None:
-        now = time.perf_counter()
-        if now >= self._next:
-            self._next = now + _LOOK
-            self.look()
-
-    def look(self) -> None:
-        if self._before is not None:
-            self._most = max(self._most, _private_memory() or 0)
-
-
-def _private_memory() -> int | None:
-    """Anonymous memory that is really there, in bytes: not the files' own pages. None where there is no such file."""
-    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
-        for line in status:
-            if line.startswith(b"RssAnon:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-def _settle() -> None:
-    """Gives back what was freed, where the C library can: what the next reader takes is then seen to grow."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
+def _table(cells: list[Cell], width: int) -> str:
+    fastest: dict[str, Cell] = {}
+    for cell in cells:
+        fastest[cell.shuffle] = max(fastest.get(cell.shuffle, cell), cell, key=lambda c: c.records_per_second or 0)
+    lines = []
+    for cell in cells:
+        threads = f"auto ({cell.threads})" if cell.num_threads == "auto" and cell.threads else f"{cell.num_threads}"
+        figures = ["-"] * 4
+        if cell.refused is None:
+            figures = [
+                f"{cell.records_per_second:,.0f}",
+                f"{cell.spread:.0%}",
+                f"{cell.megabytes_per_second:,.1f}",
+                f"{cell.milliseconds_per_batch:.3g}",
+            ]
+        mark = "fastest" if cell.refused is None and cell is fastest[cell.shuffle] else ""
+        lines.append([cell.shuffle, threads, f"{cell.batch_size:,}", *figures, mark])
+    header = ["shuffle", "threads", "batch_size", "records/s", "±", "MB/s", "ms/batch", ""]
+    reasons = dict.fromkeys(f"-: {cell.refused}" for cell in cells if cell.refused is not None)
+    return "\n".join([table(header, lines, width, right=range(2, 7)), *reasons])

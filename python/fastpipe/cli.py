@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fastpipe import _bench_cli, _convert_cli, _formats, _ledger_cli, _shuffle_cli
+from fastpipe import _bench, _convert_cli, _formats, _ledger_cli, _shuffle_cli
 from fastpipe._fastpipe import __version__
 from fastpipe._index_cache import user_cache_directory
 from fastpipe._row_text import batch_rows, rows_text
@@ -80,10 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     _convert_cli.add_options(convert, _positive)
     convert.set_defaults(run=_convert_cli.run)
 
-    bench = commands.add_parser("bench", help="find the batch size and the threads that read files fastest")
+    bench = commands.add_parser("bench", help="measure how fast files are read with which batch sizes and threads")
     bench.add_argument("files", nargs="+", metavar="FILE", help=source)
-    _bench_cli.add_options(bench, _positive)
-    bench.set_defaults(run=_bench)
+    _bench.add_options(bench, _positive)
+    bench.set_defaults(run=_measure)
 
     _ledger_cli.add_command(commands)
     add_serve(commands)
@@ -146,8 +146,8 @@ def _index_files(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _bench(arguments: argparse.Namespace) -> int:
-    return _bench_cli.run(arguments, _complain, _width())
+def _measure(arguments: argparse.Namespace) -> int:
+    return _bench.run(arguments, _complain, _width())
 
 
 def _inspect_files(arguments: argparse.Namespace) -> int:
