@@ -130,12 +130,37 @@ def test_the_probability_to_miss_a_group_is_exact() -> None:
             np.testing.assert_allclose(np.exp(_shuffle_math.log_miss(total, drawn, groups)), exact, atol=1e-11)
 
 
-@pytest.mark.parametrize(("total", "drawn", "group"), [(10**9, 1024, 100), (10**12, 8, 3), (10**9, 5, 10**9 - 6)])
-def test_the_probability_to_miss_a_group_is_stable(total: int, drawn: int, group: int) -> None:
+@pytest.mark.parametrize("total", [130, 131, 160, 200, 1000, 20_000])
+def test_the_probability_to_miss_a_large_group(total: int) -> None:
+    # Both are beyond the number of terms that are added one by one.
+    for drawn in {65, 66, 100, total // 4, total // 2, total - 65} - set(range(65)):
+        groups = np.unique([65, 66, 80, total // 3, total - drawn])
+        groups = groups[(groups > _shuffle_math._TERMS) & (groups <= total)]
+        exact = [math.comb(total - int(group), drawn) / math.comb(total, drawn) for group in groups]
+        np.testing.assert_allclose(np.exp(_shuffle_math.log_miss(total, drawn, groups)), exact, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("total", "drawn", "group"),
+    [
+        *[(10**9, drawn, group) for drawn in (5, 65, 1024, 100_000) for group in (1, 64, 65, 100, 70_000)],
+        (10**9, 5, 10**9 - 6),
+        (10**9, 1024, 10**7),
+        (10**12, 8, 3),
+    ],
+)
+def test_the_logarithm_is_exact_for_many_rows(total: int, drawn: int, group: int) -> None:
     # A product with as many factors as rows are drawn.
     exact = math.fsum(math.log1p(-group / (total - i)) for i in range(drawn))
     found = _shuffle_math.log_miss(total, drawn, np.array([group]))
-    np.testing.assert_allclose(found, [exact], rtol=1e-4)
+    np.testing.assert_allclose(found, [exact], rtol=1e-6)
+
+
+def test_blocks_of_a_perfect_permutation_of_a_billion_rows() -> None:
+    # Nearly every row of a batch is of another block.
+    blocks = np.full(10**6, 1000)
+    exact = 10**6 * -math.expm1(math.fsum(math.log1p(-1000 / (10**9 - i)) for i in range(1024)))
+    assert _shuffle_math.distinct(blocks, 1024) == pytest.approx(exact, rel=1e-7)
 
 
 def test_blocks_and_pairs_of_a_perfect_permutation() -> None:
@@ -304,50 +329,6 @@ def test_it_is_the_same_each_time(tmp_path: Path) -> None:
     assert shuffle_report(path, batch_size=8, epoch=1).displacement not in (first.displacement, other.displacement)
 
 
-# --- The suggestion ---
-
-
-@pytest.mark.parametrize("shuffle", KINDS)
-@pytest.mark.parametrize("sizes", [[100] * 300, [*range(1, 200)], [10, 20, 400, 5] * 60, [3000] * 8], ids=str)
-def test_with_the_suggestion_batches_mix_nine_tenths(tmp_path: Path, shuffle: str, sizes: list[int]) -> None:
-    path = write_empty_rows(tmp_path / "a.avro", sizes)
-    buffer = shuffle_report(path, batch_size=64, shuffle=shuffle).suggested_shuffle_buffer
-    assert buffer is not None
-    assert buffer == float(f"{buffer:.1e}") or buffer in (64, sum(sizes))
-    with_it = shuffle_report(path, batch_size=64, shuffle=shuffle, shuffle_buffer=buffer)
-    assert with_it.blocks.found > 0.87 * with_it.blocks.perfect
-    # Nor is it far too large.
-    half = shuffle_report(path, batch_size=64, shuffle=shuffle, shuffle_buffer=buffer // 2)
-    assert half.blocks.found < 0.9 * half.blocks.perfect
-
-
-@pytest.mark.parametrize("sizes", [[100] * 300, [*range(1, 200)], [3000] * 8], ids=str)
-@pytest.mark.parametrize("buffer", [300, 3000, 12_000])
-def test_the_calculation_is_near_what_orders_do(tmp_path: Path, sizes: list[int], buffer: int) -> None:
-    path = write_empty_rows(tmp_path / "a.avro", sizes)
-    rows = np.array(sizes)
-    seeds = [shuffle_report(path, batch_size=50, shuffle_buffer=buffer, seed=seed).blocks.found for seed in range(4)]
-    calculated = [
-        _shuffle_math.mixed_by_windows(np.random.default_rng(seed).permutation(rows), 50, buffer) for seed in range(4)
-    ]
-    assert mean(calculated) == pytest.approx(mean(seeds), rel=0.1)
-    found = shuffle_report(path, batch_size=50, shuffle="buffer", shuffle_buffer=buffer).blocks.found
-    assert _shuffle_math.mixed_by_buffer(rows, 50, buffer) == pytest.approx(found, rel=0.05)
-
-
-def test_without_shuffling_windows_are_suggested(tmp_path: Path) -> None:
-    path = write_empty_rows(tmp_path / "a.avro", [100] * 300)
-    without = shuffle_report(path, batch_size=64, shuffle=False)
-    assert without.suggested_shuffle_buffer == shuffle_report(path, batch_size=64).suggested_shuffle_buffer
-    assert f"shuffle=True, shuffle_buffer={without.suggested_shuffle_buffer:_}" in without.advice
-
-
-def test_the_smallest_that_is_enough() -> None:
-    assert _shuffle_math.smallest(lambda n: n >= 1234, 10, 10**6) == 1300
-    assert _shuffle_math.smallest(lambda n: n >= 10**9, 10, 777) == 777
-    assert _shuffle_math.smallest(lambda n: True, 37, 10**6) == 37
-
-
 # --- What is and isn't read ---
 
 
@@ -358,7 +339,6 @@ def test_without_rows_there_is_nothing_to_say(tmp_path: Path, sizes: list[int], 
     assert (report.num_rows, report.num_blocks, report.num_files, report.num_batches) == (0, 0, 0, 0)
     assert all(map(math.isnan, scores(report).values()))
     assert report.density == ()
-    assert report.suggested_shuffle_buffer is None
     assert "There are no rows to shuffle." in str(report)
 
 
@@ -448,8 +428,8 @@ def test_a_report_as_text(tmp_path: Path) -> None:
         "      └────────────────────────────────────────┘\n"
         "▒ about as many rows as in a perfect permutation, ░ less than half, ▓ and █ over 1.5 and 4 times as many\n"
         "\n"
-        "A batch has rows of 9.99 % of the blocks that a perfect permutation gives it; for 90 %: about\n"
-        "shuffle=True, shuffle_buffer=900 (2.61 kB as stored)."
+        "A batch has rows of 9.99 % of the blocks that a perfect permutation gives it: shuffle=True mixes\n"
+        "more of them."
     )
 
 

@@ -23,10 +23,6 @@ Tick: TypeAlias = Callable[[int, int], None]
 MAP_LINES = 12
 MAP_COLUMNS = 40
 QUANTILES = (0.05, 0.5, 0.95)
-MIXED = 0.9
-"""The share of a perfect permutation's blocks in a batch for which `suggested_shuffle_buffer` is sought."""
-
-_LARGEST_BUFFER = 2**31
 # Rows that orders go through to get to the batches that are looked at, before those are taken several at a place: some
 # 2 seconds.
 _WORK = 3 * 10**7
@@ -100,9 +96,6 @@ class ShuffleReport:
         density: 12 lines of 40 columns: how many rows from that stretch of the data set (column) stand in that stretch
             of the epoch (line), in units of what a perfect permutation has there. Fewer of each for fewer rows; nan in
             lines of which no batch was looked at.
-        suggested_shuffle_buffer: the smallest shuffle_buffer, to two digits, with which a batch has at least 90 % of
-            the blocks of a perfect permutation; without shuffling it is one for `shuffle=True`. Calculated from the
-            blocks' rows, right within some per cent. None without rows, or if it is beyond the largest, 2^31.
     """
 
     shuffle: str
@@ -122,7 +115,6 @@ class ShuffleReport:
     files: Measure
     same_block_pairs: Measure
     density: tuple[tuple[float, ...], ...]
-    suggested_shuffle_buffer: int | None
 
     @property
     def buffer_bytes(self) -> float:
@@ -248,21 +240,7 @@ class Index:
             files=seen.mixed(self._file_rows, 1),
             same_block_pairs=seen.same_block(self._rows),
             density=seen.density(),
-            suggested_shuffle_buffer=self._suggest(ordering) if self.num_rows else None,
         )
-
-    def _suggest(self, ordering: Ordering) -> int | None:
-        batch = min(ordering.batch_size, self.num_rows)
-        wanted = MIXED * _shuffle_math.distinct(self._rows, batch)
-        permuted = np.random.default_rng(0).permutation(self._rows)
-
-        def enough(buffer: int) -> bool:
-            if ordering.shuffle in ("sequential", "window"):
-                return _shuffle_math.mixed_by_windows(permuted, batch, buffer) >= wanted
-            return _shuffle_math.mixed_by_buffer(self._rows, batch, buffer) >= wanted
-
-        found = _shuffle_math.smallest(enough, batch, self.num_rows)
-        return found if found <= _LARGEST_BUFFER else None
 
 
 def _jump(ordering: Ordering, order: _fastpipe.Order) -> int:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fastpipe._terminal_text import plural, size_text, table
+from fastpipe._terminal_text import plural, table
 
 if TYPE_CHECKING:
     from fastpipe._shuffle_report import Measure, ShuffleReport
@@ -110,9 +110,6 @@ def _mixing(r: ShuffleReport) -> str:
             "gives it: blocks say little here."
         )
     having = f"A batch has rows of {share(now)} of the blocks that a perfect permutation gives it"
-    buffer = r.suggested_shuffle_buffer
-    if buffer is None:
-        return f"{having}; 90 % would take a shuffle_buffer of more than 2^31."
-    kind = "shuffle=True, " if r.shuffle == "sequential" else ""
-    stored = f"{kind}shuffle_buffer={buffer:_} ({size_text(buffer * r.bytes_per_row)} as stored)"
-    return f"{having}; for 90 %: about {stored}."
+    if now >= 0.9:
+        return f"{having}."
+    return f"{having}: {'shuffle=True' if r.shuffle == 'sequential' else 'a larger shuffle_buffer'} mixes more of them."
