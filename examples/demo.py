@@ -30,7 +30,7 @@ SEED = 20
 BATCH_SIZE = 200  # The largest that MLPClassifier takes as one step.
 TEST_ROWS = 360
 ROUNDS = 3
-SECONDS = 1.0  # What fastavro may take for a pass: both readers read as many records as fastavro does in that time.
+SECONDS = 1.0  # Both readers read the records that fastavro reads in this time.
 
 
 def write_digits(train: Path, test: Path, rows: int) -> None:
@@ -150,7 +150,7 @@ def compare(files: Sequence[str], batch_size: int) -> dict[str, float]:
         rows, paths = reader.num_rows, reader.files
     try:
         rows = read_fastavro(paths, rows, SECONDS)
-    except Exception as error:  # For example, a codec of which fastavro lacks the library.
+    except Exception as error:  # For example, fastavro lacks the library of a codec.
         sys.exit(f"demo: fastavro cannot read these files, so there is no comparison: {error}")
     seconds: dict[str, list[float]] = {"fastavro": [], "fastpipe": []}
     for _ in range(ROUNDS):

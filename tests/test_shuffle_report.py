@@ -249,6 +249,7 @@ def test_windows_move_rows_far_but_mix_few_blocks(tmp_path: Path) -> None:
     report = shuffle_report(write(tmp_path / "a.avro", [50] * 400), batch_size=50, shuffle_buffer=100, max_batches=400)
     assert report.displacement.score > 0.9
     assert report.blocks.score < 0.1
+    assert "gives it: a larger shuffle_buffer mixes more of them." in report.advice
     buffer = shuffle_report(tmp_path / "a.avro", batch_size=50, shuffle="buffer", shuffle_buffer=1000, max_batches=400)
     assert buffer.displacement.score < 0.2
     assert buffer.blocks.score > 0.5
@@ -411,7 +412,7 @@ def test_a_report_as_text(tmp_path: Path) -> None:
         "files in a batch                          1        2           1   0.00\n"
         "pairs in a batch from one block      73.7 %    2.4 %      73.7 %   0.00\n"
         "\n"
-        "       data set\n"
+        "       dataset\n"
         "      ┌────────────────────────────────────────┐\n"
         "epoch │████                                    │\n"
         "      │   ████                                 │\n"
@@ -448,7 +449,7 @@ def test_the_maps_of_the_manual_are_real(tmp_path: Path) -> None:
 
 def test_advice_for_sorted_files(tmp_path: Path) -> None:
     path = write_empty_rows(tmp_path / "a.avro", [20] * 500)
-    assert "if the files are sorted, shuffle=True" in shuffle_report(path, batch_size=20, shuffle="block").advice
+    assert "if the files are sorted, use shuffle=True" in shuffle_report(path, batch_size=20, shuffle="block").advice
     assert "sorted" not in shuffle_report(path, batch_size=20).advice
     assert "sorted" not in shuffle_report(path, batch_size=20, shuffle="block", shuffle_buffer=10_000).advice
 

@@ -37,7 +37,7 @@ _WARM_UP = 0.25  # The share of a visit that isn't counted.
 
 @dataclass
 class Cell:
-    """A combination of arguments, and what was measured of it. Figures are None if the memory limit is too low."""
+    """A combination of arguments, and its figures. They stay None if the memory limit is too low."""
 
     shuffle: str
     num_threads: int | str

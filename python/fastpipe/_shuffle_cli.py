@@ -1,4 +1,4 @@
-"""`fastpipe inspect --shuffle`: how well an order would shuffle, and what larger and smaller buffers would change."""
+"""`fastpipe inspect --shuffle`: reports how well an order shuffles, and compares larger and smaller buffers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BATCH_SIZE = 1024
 _BATCHES = 200
 _LARGEST_BUFFER = 2**31
 _SAMPLED_FILES = 8
-# A sample looks for its blocks by going over all of a file once more: for so many that takes a second or two.
+# To sample a block, a whole file is searched for blocks again. For this many blocks that takes a second or two.
 _FEW_BLOCKS = 1_000_000
 _PATIENCE = 1.0
 
@@ -41,7 +41,7 @@ def add_options(inspect: argparse.ArgumentParser, positive: Callable[[str], int]
 
 
 def completed(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with the kind that `--shuffle` leaves out: argparse would take the file behind it for one."""
+    """The arguments, with the default kind after a bare `--shuffle`: argparse would take the next file for the kind."""
     done = list(arguments)
     if done[:1] == ["inspect"] and "--shuffle" in done and "--" not in done[: done.index("--shuffle")]:
         at = done.index("--shuffle")
@@ -51,23 +51,23 @@ def completed(arguments: Sequence[str]) -> list[str]:
 
 
 def given(arguments: argparse.Namespace) -> bool:
-    """Whether there are options that go with `--shuffle` alone."""
+    """Whether an option was given that requires `--shuffle`."""
     return arguments.shuffle_buffer is not None or arguments.batch_size is not None
 
 
 def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None], width: int) -> int:
-    """Prints the report, and a table of buffers of a quarter and four times the size.
+    """Prints the report, and a table that compares the buffer with a quarter and four times its size.
 
     Args:
-        arguments: of the command line.
-        complain: is given what is wrong with them.
-        width: columns of the terminal.
+        arguments: Arguments of the command line.
+        complain: A function that reports an error.
+        width: Columns of the terminal.
 
     Returns:
         The exit code: 0, or 2 for wrong usage.
 
     Raises:
-        FastpipeError: if a file can't be read.
+        FastpipeError: if a file cannot be read.
     """
     if arguments.shuffle is None:
         print("fastpipe inspect: --shuffle-buffer and --batch-size go with --shuffle", file=sys.stderr)
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
 
 
 def _others(report: ShuffleReport) -> list[int]:
-    """Sizes to compare with: a quarter and four times as much; smaller ones only where it holds all rows already."""
+    """Buffers to compare with: a quarter and four times the size, or only smaller ones if it holds all rows already."""
     own, rows = report.shuffle_buffer or 0, report.num_rows
     if own >= rows:
         return [rows // 16, rows // 4] if rows >= 16 else []
@@ -112,13 +112,13 @@ def _others(report: ShuffleReport) -> list[int]:
 
 
 def _ratio(index: Index, report: ShuffleReport) -> float | None:
-    """Uncompressed bytes for each stored one, from a block of some files; None if that would take long or can't be."""
+    """Uncompressed bytes per stored byte, from a block of some files. None if it takes long or fails."""
     if not report.num_rows or report.num_blocks > _FEW_BLOCKS:
         return None
     step = -(-len(index.files) // _SAMPLED_FILES)
     try:
         samples = [AvroFile(path).sample_uncompressed(1) for path in index.files[::step]]
-    except FastpipeError:  # What data are like doesn't matter to the order.
+    except FastpipeError:  # The order doesn't depend on the data.
         return None
     stored = sum(sample[0] for sample in samples)
     return sum(sample[1] for sample in samples) / stored if stored else None
@@ -150,7 +150,7 @@ def _as_json(r: ShuffleReport, ratio: float | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: measures with their scores, and null where there is no number."""
+    """A value for JSON: measures with their scores, and null for nan."""
     if isinstance(value, Measure):
         return {name: _plain(getattr(value, name)) for name in ("found", "perfect", "unshuffled", "score")}
     if isinstance(value, tuple):
@@ -159,7 +159,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Progress:
-    """A line on the terminal, if it takes longer than a second; none where standard error isn't one."""
+    """A line on the terminal after a second. Nothing is printed if standard error isn't a terminal."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -167,7 +167,7 @@ class _Progress:
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
 
     def show(self, done: int, total: int) -> None:
-        """Says how many batches were looked at."""
+        """Prints how many batches were sampled."""
         if self._terminal and time.monotonic() - self._start > _PATIENCE:
             self._shown = True
             print(f"\rbatches looked at: {done:,} of {total:,} ", end="", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""What a perfect permutation does to rows, blocks and batches.
+"""Expectations of a perfect permutation: rows, blocks and batches.
 
-Nothing here looks at data or at an order: numbers of rows go in, expectations come out.
+The functions take numbers of rows and return expectations. They read neither data nor an order.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def log_miss(total: float, drawn: float, group: npt.NDArray[Any]) -> Floats:
 
 
 def distinct(groups: Counts, drawn: int) -> float:
-    """How many groups a batch of a perfect permutation has rows of, on average: the sum of 1 - C(N-r, b) / C(N, b).
+    """The mean number of groups in a batch of a perfect permutation: the sum of 1 - C(N-r, b) / C(N, b).
 
     Args:
         groups: int64 [n], the rows r of each group; N is their sum.
@@ -62,36 +62,36 @@ def distinct(groups: Counts, drawn: int) -> float:
 
 
 def same_group(groups: Counts) -> float:
-    """The share of all pairs of two rows that are of one group; nan if there is no pair.
+    """The share of pairs of rows whose rows are in the same group; nan for fewer than two rows.
 
-    In each batch of a perfect permutation the share is the same, on average.
+    A batch of a perfect permutation has the same share, on average.
     """
     total = float(groups.sum())
     return float(pairs(groups) / (total * (total - 1) / 2)) if total > 1 else math.nan
 
 
 def pairs(groups: Counts) -> float:
-    """The number of pairs of two rows of one group."""
+    """The number of pairs of rows in the same group."""
     sizes = groups.astype(np.float64)
     return float((sizes * (sizes - 1) / 2).sum())
 
 
 def mean_displacement(places: Counts, total: int) -> float:
-    """The mean of |place - j| where j is any of all rows, equally likely; (N - 1/N) / 3 if `places` are all of them.
+    """The mean of |place - j| for a uniformly random row j; (N - 1/N) / 3 if `places` has every place.
 
     Args:
         places: int64 [n], places in the order.
         total: the number N of rows.
     """
     before = places.astype(np.float64)
-    behind = total - 1 - before
-    return float(((before * (before + 1) + behind * (behind + 1)) / 2 / total).mean())
+    after = total - 1 - before
+    return float(((before * (before + 1) + after * (after + 1)) / 2 / total).mean())
 
 
 def displacement_quantile(q: float, total: int) -> int:
-    """The least k with P(|i - j| <= k) >= q, where i and j are any of N rows, all equally likely.
+    """The least k with P(|i - j| <= k) >= q for uniformly random rows i and j.
 
-    Of the N^2 pairs N + 2kN - k(k + 1) are no further apart than k. For a large N that is N (1 - sqrt(1 - q)).
+    N + 2kN - k(k + 1) of the N^2 pairs are at most k apart. For a large N, k is N (1 - sqrt(1 - q)).
     """
 
     def reached(k: int) -> bool:
@@ -106,15 +106,15 @@ def displacement_quantile(q: float, total: int) -> int:
 
 
 def stretch(ends: Counts, start: int, stop: int) -> Counts:
-    """How many rows of each group stand in `start..stop` of the data set, as it stands.
+    """The number of rows that each group has in `start..stop` of the unshuffled dataset.
 
     Args:
-        ends: int64 [n], ascending: where the rows of each group end.
+        ends: int64 [n], ascending: the row after the last one of each group.
         start: the first row.
-        stop: the row behind the last; more than `start`.
+        stop: the row after the last one; more than `start`.
 
     Returns:
-        int64 [m]: of those groups that have some.
+        int64 [m], without the groups that have no row there.
     """
     first, last = np.searchsorted(ends, (start, stop - 1), side="right")
     edges = np.minimum(ends[first : last + 1], stop)

@@ -1,4 +1,4 @@
-"""How well an order shuffles a data set: `shuffle_report`."""
+"""How well an order shuffles a dataset: `shuffle_report`."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ Tick: TypeAlias = Callable[[int, int], None]
 MAP_LINES = 12
 MAP_COLUMNS = 40
 QUANTILES = (0.05, 0.5, 0.95)
-# Rows that orders go through to get to the batches that are looked at, before those are taken several at a place: some
-# 2 seconds.
+# An order visits at most this many rows to reach the sampled batches, which takes about 2 seconds. If it had to visit
+# more, several neighboring batches are sampled at each of fewer places.
 _WORK = 3 * 10**7
-# To start in the middle of an epoch, block and buffer order look at this many draws for each row of their buffer.
+# To start in the middle of an epoch, block and buffer order repeat this many draws for each row of their buffer.
 _LOOK_BACK = 16
 _LEAST_PLACES = MAP_LINES
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One way to look at an order.
+    """One measure of an order.
 
     Attributes:
-        found: its mean (or quantile) over the batches that were looked at.
-        perfect: what it is for a uniform random permutation of all rows, in expectation: calculated, not drawn.
-        unshuffled: what it is for the same batches without shuffling.
+        found: Its mean (or quantile) over the sampled batches.
+        perfect: Its expectation for a uniformly random permutation of all rows. It is calculated, not sampled.
+        unshuffled: Its value for the same batches without shuffling.
 
-    All are nan where there is nothing to measure.
+    All three are nan if there is nothing to measure.
     """
 
     found: float
@@ -51,51 +51,53 @@ class Measure:
     def score(self) -> float:
         """(found - unshuffled) / (perfect - unshuffled), at least 0.0 (no shuffling) and at most 1.0 (perfect).
 
-        nan where these two are the same, so that the measure says nothing: as for the files of a single file, or the
-        blocks in batches of all rows.
+        nan if both are the same, since the measure then says nothing. Examples are the measure of files for a dataset
+        of one file, and the measure of blocks for batches that have all rows.
         """
         way = self.perfect - self.unshuffled
         if not abs(way) > 1e-9 * max(abs(self.perfect), abs(self.unshuffled)):
             return math.nan
-        return min(max((self.found - self.unshuffled) / way, 0.0), 1.0) + 0.0  # -0.0 isn't nice to read.
+        return min(max((self.found - self.unshuffled) / way, 0.0), 1.0) + 0.0  # Turns -0.0 into 0.0.
 
 
 @dataclass(frozen=True, slots=True)
 class ShuffleReport:
-    """How an order shuffles a data set; `shuffle_report` makes one. Printed, it is a table, a map and a word of advice.
+    """How an order shuffles a dataset, as `shuffle_report` returns it. As text, it is a table, a map and advice.
 
-    No measure tells it all. `shuffle=True` puts all blocks of the data set in a random order, so that rows move as far
-    as in a perfect permutation however small the window is, and yet a batch has rows of the window's few blocks alone:
-    look at `blocks` and `same_block_pairs`. `"block"` and `"buffer"` keep files and blocks about where they stand, so
-    that a batch may mix many blocks, and yet sorted data come sorted: look at `displacement` and the map.
+    A single measure is not enough. `shuffle=True` puts all blocks of the dataset in a random order, so rows move as far
+    as in a perfect permutation even if the window is small. But a batch has rows of only the few blocks of its window:
+    see `blocks` and `same_block_pairs`. `"block"` and `"buffer"` keep files and blocks close to their places, so a
+    batch may mix many blocks, but sorted data remain roughly sorted: see `displacement` and the map.
 
     Attributes:
         shuffle: `"sequential"`, `"window"`, `"block"` or `"buffer"`.
-        shuffle_buffer: rows of a window, pool or buffer; None without shuffling.
-        batch_size: rows of a batch.
-        seed: of the epoch's order.
-        epoch: the one that was looked at.
-        num_rows: rows N of the data set.
-        num_blocks: blocks that have rows.
-        num_files: files that have rows.
-        num_batches: batches of an epoch.
-        batches_seen: how many of them were looked at; all measures are of these, and exact if they are all.
-        bytes_per_row: bytes of the files for each row: as stored, maybe compressed, with headers. nan without rows.
-        displacement: |place in the epoch's order - place in the data set| of a row, in rows: the mean. For a perfect
-            permutation it is near N/3 (taken for the places that were looked at).
-        displacement_quantiles: its 5 %, 50 % and 95 % quantiles (the least that this many don't exceed). For a perfect
-            permutation of many rows: N (1 - sqrt(1 - q)), which is 0.025, 0.293 and 0.776 N.
-        blocks: distinct blocks of which a batch has rows, the mean. For a perfect permutation: the sum over all blocks
-            of 1 - C(N-r, b) / C(N, b), where r are the block's rows and b the batch's (a hypergeometric draw).
-        files: the same for files.
-        same_block_pairs: of all pairs of two rows of one batch, the share that stood in one block. For a perfect
-            permutation: the sum of r (r-1) over N (N-1). If rows of one block correlate by c and others don't, the
-            variance of a mean over a batch is (1 + (b-1) c p) / b times that of a row, where p is this share (the
-            design effect of cluster samples: Kish, Survey Sampling, 1965). That is how blocks hurt gradients, and the
-            score says how much of it shuffling takes away.
-        density: 12 lines of 40 columns: how many rows from that stretch of the data set (column) stand in that stretch
-            of the epoch (line), in units of what a perfect permutation has there. Fewer of each for fewer rows; nan in
-            lines of which no batch was looked at.
+        shuffle_buffer: Rows of a window, pool or buffer; None without shuffling.
+        batch_size: Rows of a batch.
+        seed: Seed of the shuffle.
+        epoch: The epoch that was sampled.
+        num_rows: Number N of rows in the dataset.
+        num_blocks: Number of blocks that have rows.
+        num_files: Number of files that have rows.
+        num_batches: Number of batches in an epoch.
+        batches_seen: Number of batches that were sampled. The measures are of these batches, and exact if they are all.
+        bytes_per_row: Bytes of the files per row, as stored: with headers, and compressed if the files are. nan
+            without rows.
+        displacement: The mean of |place in the epoch's order - place in the dataset|, in rows. For a perfect
+            permutation it is close to N/3 (the expectation is for the sampled places).
+        displacement_quantiles: The 5 %, 50 % and 95 % quantiles of the same (the least number that at least this share
+            doesn't exceed). For a perfect permutation of many rows they are N (1 - sqrt(1 - q)): 0.025, 0.293 and 0.776
+            N.
+        blocks: The mean number of distinct blocks in a batch. For a perfect permutation it is the sum over all blocks
+            of 1 - C(N-r, b) / C(N, b), with the rows r of the block and b of the batch (a hypergeometric draw).
+        files: The mean number of distinct files in a batch.
+        same_block_pairs: The share of the pairs of rows in a batch whose rows come from the same block. For a perfect
+            permutation it is the sum of r (r-1) over N (N-1). If rows of the same block correlate by c and other rows
+            don't, the variance of a batch's mean is (1 + (b-1) c p) / b times the variance of a row, where p is this
+            share (the design effect of cluster samples: Kish, Survey Sampling, 1965). This is how blocks add noise to
+            gradients. The score is the share of that noise which shuffling removes.
+        density: 12 lines of 40 columns: the number of rows that a range of the epoch (line) has from a range of the
+            dataset (column), divided by the number in a perfect permutation. A dataset with fewer rows has fewer lines
+            and columns. nan in lines without a sampled batch.
     """
 
     shuffle: str
@@ -118,17 +120,17 @@ class ShuffleReport:
 
     @property
     def buffer_bytes(self) -> float:
-        """Bytes, as stored, of as many rows as shuffle_buffer says; maybe compressed. 0.0 without shuffling."""
+        """Bytes of `shuffle_buffer` rows, as stored. 0.0 without shuffling."""
         return (self.shuffle_buffer or 0) * self.bytes_per_row if self.num_rows else 0.0
 
     @property
     def map(self) -> str:
-        """The density as text: a line of the epoch below the other, the data set from left to right."""
+        """The density as text: the epoch from top to bottom, the dataset from left to right."""
         return _shuffle_text.shaded(self.density)
 
     @property
     def advice(self) -> str:
-        """What follows for the choice of shuffle and shuffle_buffer: a sentence or a few."""
+        """One to three sentences on the choice of shuffle and shuffle_buffer."""
         return _shuffle_text.advice(self)
 
     def __str__(self) -> str:
@@ -145,32 +147,32 @@ def shuffle_report(
     epoch: int = 0,
     max_batches: int = 200,
 ) -> ShuffleReport:
-    """Says how well an order would shuffle a data set, before a run. Only headers are read, of files and of blocks.
+    """Reports how well an order would shuffle a dataset, before a run. It reads only the headers of files and blocks.
 
-    Of an epoch with B batches, more than M = `max_batches`, those with the numbers (2i + 1) B / 2M, i below M, are
-    looked at. Where it would take long to get to each of them (in more than 3 * 10^7 rows with a large buffer), it is
-    several in a row at each of fewer places, 12 at least. It takes about as long as `read_avro` needs to open the
-    files, and then some seconds; with millions of rows in the buffer up to a minute or two.
+    If an epoch has more than M = `max_batches` batches, batches (2i + 1) B / 2M are sampled, for i below M and the
+    number B of batches. If reaching each of them takes long (more than 3 * 10^7 rows with a large buffer), several
+    neighboring batches are sampled at each of fewer places, at least 12. The call takes as long as `read_avro` needs to
+    open the files and then some seconds, or up to two minutes if the buffer has millions of rows.
 
     Args:
-        source: as in `read_avro`.
-        batch_size: rows of a batch.
-        shuffle: as in `read_avro`; False says what the files as they stand are like.
-        shuffle_buffer: as in `read_avro`.
-        seed: of the shuffling. Others differ little, but for data sets of a few blocks.
-        epoch: which one to look at.
-        max_batches: batches to look at, at most. Fewer are where they would have more than 2^25 rows together, but 12
-            or all at least.
+        source: Files, as in `read_avro`.
+        batch_size: Rows of a batch.
+        shuffle: The order, as in `read_avro`. False reports on the files without shuffling.
+        shuffle_buffer: Rows of a window, pool or buffer, as in `read_avro`.
+        seed: Seed of the shuffle. It matters little, unless the dataset has only a few blocks.
+        epoch: The epoch to sample.
+        max_batches: The most batches to sample. Fewer are sampled if their rows would exceed 2^25 in total, but at
+            least 12 or all.
 
     Returns:
-        A `ShuffleReport`, for one rank: the same each time.
+        A `ShuffleReport` for one rank. The same arguments give the same report.
 
     Raises:
-        MissingFileError: if a file isn't there.
-        MalformedFileError: if a header is damaged or a file cut short.
-        UnsupportedError: if a codec isn't read.
-        LimitError: if the order takes more than half of the memory of this machine or container; the message says which
-            `shuffle_buffer` would fit.
+        MissingFileError: if a file doesn't exist.
+        MalformedFileError: if a header is damaged or a file is cut short.
+        UnsupportedError: if a codec isn't supported.
+        LimitError: if the order needs more than half of the memory of this machine or container. The message names a
+            `shuffle_buffer` that fits.
         ValueError: if arguments exclude each other or are out of range.
 
     Example:
@@ -186,10 +188,10 @@ def shuffle_report(
 
 
 class Index:
-    """The blocks of a data set.
+    """The blocks of a dataset.
 
     Args:
-        files: paths.
+        files: Paths.
 
     Raises:
         FastpipeError: if headers can't be read.
@@ -197,7 +199,7 @@ class Index:
 
     def __init__(self, files: list[str]) -> None:
         self.files = files
-        self._dataset = _fastpipe.AvroDataset(files, [], None)  # Without features nothing is looked at but headers.
+        self._dataset = _fastpipe.AvroDataset(files, [], None)  # Without features only headers are read.
         every = self._dataset.unit_rows().astype(np.int64)
         self._every_start = np.cumsum(every) - every
         self._every_file = np.cumsum(np.array(self._dataset.blocks(), np.int64))
@@ -210,12 +212,12 @@ class Index:
         self._bytes = sum(size for _, size, _ in self._dataset.files())
 
     def report(self, ordering: Ordering, epoch: int, max_batches: int, tick: Tick | None = None) -> ShuffleReport:
-        """The report of an order; see `shuffle_report`. `tick` is told how many batches of how many were looked at."""
+        """The report of an order; see `shuffle_report`. `tick` gets the numbers of sampled and of all batches."""
         order = ordering.of(self._dataset)
         size = ordering.batch_size
         steps = _steps(order.steps, min(max_batches, max(2**25 // size, _LEAST_PLACES)), size, _jump(ordering, order))
         seen = _Seen(self._ends, self._file_ends, self.num_rows)
-        # Windows are permuted only as far as a batch that is asked for, so nothing between has to be made.
+        # A window is permuted only up to the batch that is requested, so batches in between are skipped.
         near = 0 if ordering.shuffle == "window" else _jump(ordering, order) // size
         for done, (step, units, records) in enumerate(_batches(order, epoch, steps, near)):
             files = np.searchsorted(self._every_file, units, side="right")
@@ -244,20 +246,20 @@ class Index:
 
 
 def _jump(ordering: Ordering, order: _fastpipe.Order) -> int:
-    """Rows that an order goes through to get to a batch far away."""
+    """Rows that an order visits to reach a distant batch."""
     if ordering.shuffle == "sequential":
         return 1
     return order.shuffle_buffer * (1 if ordering.shuffle == "window" else _LOOK_BACK)
 
 
 def _steps(batches: int, most: int, size: int, jump: int) -> list[int]:
-    """Which batches of an epoch are looked at: all, or single ones or groups of neighbours, evenly spread."""
+    """The batches to sample: all, or evenly spread single batches or groups of neighboring batches."""
     if batches <= most:
         return list(range(batches))
     places, least = most, min(most, _LEAST_PLACES)
-    if batches * size > _WORK:  # Else going through all of them is no more work, either.
+    if batches * size > _WORK:  # Otherwise visiting every row is cheap enough.
         places = min(most, max(_WORK // jump, least))
-        places = max(most // -(-most // places), least)  # With these there are nearly as many batches as there may be.
+        places = max(most // -(-most // places), least)  # Makes the number of batches nearly `most`.
     run = most // places
     firsts = ((2 * i + 1) * batches // (2 * places) - run // 2 for i in range(places))
     return [first + i for first in firsts for i in range(run)]
@@ -266,7 +268,7 @@ def _steps(batches: int, most: int, size: int, jump: int) -> list[int]:
 def _batches(
     order: _fastpipe.Order, epoch: int, steps: list[int], near: int
 ) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
-    """The batches: step, blocks and records of the rows. Those between are gone through where that is less work."""
+    """The batches: step, blocks and records of the rows. It visits batches in between if that is less work."""
     after = 0
     for step in steps:
         for between in range(after, step if step - after < near else after):
@@ -277,7 +279,7 @@ def _batches(
 
 
 class _Seen:
-    """What is kept of the batches that were looked at."""
+    """Statistics of the sampled batches."""
 
     def __init__(self, ends: Counts, file_ends: Counts, total: int) -> None:
         self._group_ends = (ends, file_ends)
@@ -292,7 +294,7 @@ class _Seen:
         self._counts = np.zeros((min(MAP_LINES, total), min(MAP_COLUMNS, total)), np.int64)
 
     def add(self, start: int, rows: Counts, blocks: Counts, files: Counts) -> None:
-        """Adds a batch that starts there in the epoch's order: its rows' places in the data set, blocks and files."""
+        """Adds a batch whose first row has the index `start` in the epoch: places in the dataset, blocks and files."""
         size = len(rows)
         places = np.arange(start, start + size)
         self._places.append(places)
@@ -303,12 +305,12 @@ class _Seen:
         self._counts += np.bincount(cells, minlength=self._counts.size).reshape(self._counts.shape)
         for i, groups in enumerate((blocks, files)):
             counts = np.unique(groups, return_counts=True)[1]
-            as_it_stands = _shuffle_math.stretch(self._group_ends[i], start, start + size)
+            unshuffled = _shuffle_math.stretch(self._group_ends[i], start, start + size)
             self._distinct[i].append(len(counts))
-            self._unshuffled[i].append(len(as_it_stands))
+            self._unshuffled[i].append(len(unshuffled))
             if i == 0:
                 self._pairs.append(_shuffle_math.pairs(counts))
-                self._unshuffled_pairs.append(_shuffle_math.pairs(as_it_stands))
+                self._unshuffled_pairs.append(_shuffle_math.pairs(unshuffled))
 
     def displacement(self) -> Measure:
         if not self._sizes:

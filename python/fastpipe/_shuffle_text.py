@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from fastpipe._shuffle_report import Measure, ShuffleReport
 
 _WIDTH = 100
-# Shades by what a perfect permutation has, which is 1.
+# A perfect permutation has the density 1.
 _SHADES = ((0.05, " "), (0.5, "░"), (1.5, "▒"), (4.0, "▓"), (math.inf, "█"))
 LEGEND = "▒ about as many rows as in a perfect permutation, ░ less than half, ▓ and █ over 1.5 and 4 times as many"
 _NAMES = {"window": "True", "sequential": "False"}
 
 
 def shaded(density: Sequence[Sequence[float]]) -> str:
-    """A density map: a character a cell, a line for each stretch of the epoch."""
+    """A density map: a character per cell, a line per range of the epoch."""
 
     def shade(value: float) -> str:
         return " " if math.isnan(value) else next(char for above, char in _SHADES if value < above)
@@ -40,7 +40,7 @@ def report(r: ShuffleReport) -> str:
 
 
 def name(shuffle: str) -> str:
-    """What users write for a kind of order."""
+    """The value of the argument `shuffle` for an order."""
     return _NAMES.get(shuffle, f'"{shuffle}"')
 
 
@@ -74,7 +74,7 @@ def share(value: float) -> str:
 
 
 def score(measure: Measure) -> str:
-    """A score; a dash if there is none."""
+    """A score; a dash for nan."""
     return "-" if math.isnan(measure.score) else f"{measure.score:.2f}"
 
 
@@ -83,21 +83,21 @@ def _map(r: ShuffleReport) -> list[str]:
     edge = "─" * width
     lines = [f"epoch │{line}│" for line in r.map.splitlines()]
     lines[1:] = [f"      {line[6:]}" for line in lines[1:]]
-    return [f"       {'data set':<{width}}".rstrip(), f"      ┌{edge}┐", *lines, f"      └{edge}┘", LEGEND]
+    return [f"       {'dataset':<{width}}".rstrip(), f"      ┌{edge}┐", *lines, f"      └{edge}┘", LEGEND]
 
 
 def advice(r: ShuffleReport) -> str:
-    """What follows from the numbers, a line for each sentence."""
+    """Advice that follows from the numbers, a line per sentence."""
     if not r.num_rows:
         return "There are no rows to shuffle."
     lines = [_mixing(r)]
     if not math.isnan(r.same_block_pairs.score) and r.shuffle != "sequential":
         taken = share(r.same_block_pairs.score)
-        lines.append(f"It takes away {taken} of the noise that alike rows of one block bring into a batch's mean.")
+        lines.append(f"It removes {taken} of the noise that similar rows of a block add to a batch's mean.")
     if r.shuffle in ("block", "buffer") and r.displacement.score < 0.5:
         lines.append(
             f"Rows move {share(r.displacement.found / r.displacement.perfect)} as far as in a perfect permutation: "
-            "if the files are sorted, shuffle=True mixes rows from all over them."
+            "if the files are sorted, use shuffle=True, which mixes rows of all files."
         )
     return "\n".join(lines)
 
@@ -107,7 +107,7 @@ def _mixing(r: ShuffleReport) -> str:
     if without >= 0.9:
         return (
             f"Even without shuffling a batch has rows of {share(without)} of the blocks that a perfect permutation "
-            "gives it: blocks say little here."
+            "gives it, so blocks matter little here."
         )
     having = f"A batch has rows of {share(now)} of the blocks that a perfect permutation gives it"
     if now >= 0.9:
