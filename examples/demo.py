@@ -201,6 +201,7 @@ def draw(losses: Sequence[float], accuracy: float, rates: dict[str, float], path
         axes.set(title=f"Test accuracy {accuracy:.4f}", xlabel="step", ylabel="loss")
     bars = right.bar(list(rates), list(rates.values()), color=["#a8b3bf", "#1f77b4"])
     right.bar_label(bars, [f"{rate:,.0f}/s" for rate in rates.values()], padding=3)
+    right.margins(y=0.1)
     right.set(title="Reading Avro, one thread each", ylabel="records per second")
     figure.savefig(path)
     print(f"\nPicture: {path}")

@@ -79,8 +79,6 @@ class Field:
     type: str
     nullable: bool
     doc: str
-    logical: str
-    """The logical type of the values, or empty."""
 
     @property
     def full_type(self) -> str:
@@ -95,7 +93,7 @@ def schema_fields(schema: Any) -> list[Field]:
 
     def walk(schema: Any, path: str, parent: str, doc: str, around: tuple[int, ...]) -> None:
         inner, nullable = names.value(schema)
-        fields.append(Field(path, parent, type_text(names, inner, around), nullable, doc, _logical(names, inner)))
+        fields.append(Field(path, parent, type_text(names, inner, around), nullable, doc))
         below, prefix = inner, path
         while isinstance(below, dict) and below["type"] in ("array", "map"):
             prefix = f"{prefix}.values" if below["type"] == "map" else prefix
@@ -134,19 +132,12 @@ def type_text(names: Names, schema: Any, around: tuple[int, ...] = ()) -> str:
         notes.append(plural(len(schema.get("symbols", ())), "symbol"))
     if kind == "fixed":
         notes.append(plural(schema.get("size", 0), "byte"))
-    if logical := logical_text(schema):
+    if logical := _logical_text(schema):
         notes.append(logical)
     return clean(f"{kind} {name}".strip() + (f" ({', '.join(notes)})" if notes else ""))
 
 
-def _logical(names: Names, schema: Any) -> str:
-    """The logical type of the values below arrays and maps: `decimal(10, 2)`; empty if they have none."""
-    while isinstance(schema, dict) and schema["type"] in ("array", "map"):
-        schema = names.value(schema.get("items") or schema.get("values") or "null")[0]
-    return logical_text(schema) if isinstance(schema, dict) else ""
-
-
-def logical_text(schema: Any) -> str:
+def _logical_text(schema: Any) -> str:
     """The logical type of a resolved schema, empty if it has none."""
     logical = schema.get("logicalType")
     if not logical:
