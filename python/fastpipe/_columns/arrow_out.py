@@ -85,14 +85,14 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
     if not isinstance(batch, Mapping):
         raise TypeError(f"a batch is a dict from column name to array, not {shown(batch)}")
     if features is None:
-        return _record_batch(batch, None, {}, check=True)
+        return _record_batch(batch, None, {})
     specs = Features(features)
     schema = schema_of(specs, valid=VALID in batch and VALID not in specs)
-    return _record_batch(batch, schema, integers_of(specs), check=True)
+    return _record_batch(batch, schema, integers_of(specs))
 
 
 def form_to_arrow(form: Any) -> pa.Array:
-    """A form as an array, checked.
+    """A form as an array.
 
     Raises:
         ImportError: if pyarrow isn't installed.
@@ -100,11 +100,11 @@ def form_to_arrow(form: Any) -> pa.Array:
         ValueError: as `to_arrow`.
     """
     require_pyarrow()
-    return _column(form, type(form).__name__, check=True)
+    return _column(form, type(form).__name__)
 
 
 def _record_batch(
-    batch: Mapping[str, Any], schema: pa.Schema | None, integers: Mapping[str, pa.DataType], check: bool
+    batch: Mapping[str, Any], schema: pa.Schema | None, integers: Mapping[str, pa.DataType]
 ) -> pa.RecordBatch:
     pa = require_pyarrow()
     names = list(batch) if schema is None else schema.names
@@ -117,7 +117,7 @@ def _record_batch(
     arrays: list[Any] = []
     for name, kind in zip(names, types, strict=True):
         where = f"column {(checked_name(name) if schema is None else name)!r}"
-        array = _column(batch[name], where, check)
+        array = _column(batch[name], where)
         if name in integers and array.type == integers[name]:
             array = with_decimals(array, kind)
         if kind is not None and array.type != kind:
@@ -130,13 +130,12 @@ def _record_batch(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _column(node: Any, where: str, check: bool) -> pa.Array:
-    """A form as an array; checked, its offsets are in order and its strings UTF-8, on which other libraries rely."""
+def _column(node: Any, where: str) -> pa.Array:
+    """A form as an array, its offsets in order and its strings UTF-8, on which other libraries rely."""
     invalid = require_pyarrow().ArrowInvalid
     try:
-        array = _array(node, where, check)
-        if check:
-            array.validate(full=True)
+        array = _array(node, where)
+        array.validate(full=True)
     except invalid as error:
         raise ValueError(f"{where}: {error}") from None
     return array
@@ -170,8 +169,8 @@ class _Masks:
         return None if valid is None else _buffer(np.packbits(valid, bitorder="little"))
 
 
-def _array(node: Any, where: str, check: bool = True) -> pa.Array:
-    """A column, or a level of one, as an Arrow array with as many rows; unchecked, sparse entries are in order."""
+def _array(node: Any, where: str) -> pa.Array:
+    """A column, or a level of one, as an Arrow array with as many rows."""
     if type(node) is np.ndarray and node.ndim == 1 and node.flags.c_contiguous:
         # Most are plain numbers, and the rest of this takes longer than many a batch takes to decode.
         number = _number(node.dtype)
@@ -187,7 +186,7 @@ def _array(node: Any, where: str, check: bool = True) -> pa.Array:
     elif isinstance(node, Ragged):
         shape, array = _ragged(node, masks, where)
     elif isinstance(node, (Sparse, SparseCSR)):
-        shape, array = _sparse(node, masks, where, check)
+        shape, array = _sparse(node, masks, where)
     elif isinstance(node, np.ndarray):
         shape, array = _dense(node, masks, where)
     else:
@@ -285,7 +284,7 @@ def _ragged(node: Ragged, masks: _Masks, where: str) -> tuple[tuple[int], pa.Arr
     return (rows,), _lists(offsets, _array(node.values, where), masks.bitmap(1))
 
 
-def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str, check: bool) -> tuple[tuple[int], pa.Array]:
+def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[int], pa.Array]:
     """A struct with a list for each dimension, and one for the values; all have the same offsets."""
     pa = require_pyarrow()
     indices: Any = node.indices  # Users may give anything.
@@ -295,7 +294,7 @@ def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str, check: bool) ->
         offsets = _offsets(node.offsets, where)
         dimensions = [indices] if indices.ndim == 1 else list(indices.T)
     elif indices.ndim == 2 and indices.shape[1] > 1:
-        offsets = _row_offsets(indices[:, 0], len(node), where, check)
+        offsets = _row_offsets(indices[:, 0], len(node), where)
         dimensions = list(indices.T[1:])
     else:
         raise ValueError(f"{where}: sparse indices are the row and an index in each dimension, not {indices.shape}")
@@ -310,11 +309,11 @@ def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str, check: bool) ->
     return (rows,), _from_buffers(kind, rows, [masks.bitmap(1)], list(lists.values()))
 
 
-def _row_offsets(of: np.ndarray, rows: int, where: str, check: bool) -> np.ndarray:
+def _row_offsets(of: np.ndarray, rows: int, where: str) -> np.ndarray:
     """Where each row begins and ends among entries of which each says its row."""
     # Every look at it is faster where it is in one piece.
     of = np.ascontiguousarray(of)
-    if check and len(of) and not (of[0] >= 0 and of[-1] < rows and np.all(of[:-1] <= of[1:])):
+    if len(of) and not (of[0] >= 0 and of[-1] < rows and np.all(of[:-1] <= of[1:])):
         raise ValueError(f"{where}: sparse entries are in the order of their rows, 0 to {rows - 1}")
     return np.searchsorted(of, np.arange(rows + 1)).astype(np.int64, copy=False)
 
