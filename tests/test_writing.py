@@ -7,6 +7,7 @@ import decimal
 import io
 import itertools
 import json
+import math
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ from fastpipe import Masked, Ragged, Sparse, SparseCSR, Strings
 CODECS = ("null", "deflate", "snappy", "zstandard", "bzip2", "xz")
 # What fastavro reads without packages besides.
 OF_FASTAVRO = ("null", "deflate", "snappy", "zstandard", "bzip2", "xz")
+
+DAY = datetime.datetime(2024, 2, 29)
 
 pytestmark = pytest.mark.usefixtures("plain_values")
 
@@ -140,6 +143,28 @@ def test_read_back_by_fastpipe(tmp_path: Path, codec: Any) -> None:
             if isinstance(form, np.ndarray)
             else (form.to_list() == expected.to_list())
         )
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows"),
+    [
+        (fastpipe.SparseSpec((9,), "float64", nulls="mask"), [([1, 2], [0.5, 1.5]), None, ([], [])]),
+        (fastpipe.SparseSpec((9,), "float64", fill=math.nan), [([1, 2], [0.5, None]), ([], [])]),
+        (fastpipe.SparseSpec((9, 5), "datetime64[ms]", nulls="fill"), [([1, 2], [DAY, None]), ([3], [DAY])]),
+    ],
+    ids=["mask", "nan", "nat"],
+)
+def test_sparse_rows_with_nulls_are_read_back(tmp_path: Path, spec: Any, rows: list[Any]) -> None:
+    names = [f"indices{i}" for i in range(len(spec.shape))]
+    kind = pa.struct(
+        [*((name, pa.list_(pa.int64())) for name in names), ("values", pa.list_(pa.from_numpy_dtype(spec.dtype)))]
+    )
+    entries = [None if row is None else {**dict.fromkeys(names, row[0]), "values": row[1]} for row in rows]
+    reader = fastpipe.from_arrow(pa.table({"x": pa.array(entries, kind)}), features={"x": spec}, batch_size=2)
+    path = tmp_path / "out.avro"
+    fastpipe.write_avro(path, reader)
+    again = fastpipe.read_avro(path, features={"x": spec}, batch_size=2)
+    assert pa.table(again)["x"].to_pylist() == entries
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy"])

@@ -58,9 +58,10 @@ def rewritten(features: Features, columns: list[str] | None) -> Features | None:
 
 def _finished(spec: Spec) -> Spec:
     """The spec of what a spec has made: fields were renamed, lists padded or counted, and nulls replaced."""
-    # What was NaT is null in Arrow, and becomes NaT again.
-    nulls = "mask" if spec.nulls == "mask" else "fill" if is_time(spec) else "error"
-    options: dict[str, Any] = {"field": None, "fill": None, "nulls": nulls}
+    # Arrow data have nulls for NaT and for NaN that stands for null. They become NaT and NaN again.
+    fill = spec.fill if spec._nan_is_null else None
+    nulls = "mask" if spec.nulls == "mask" else "fill" if is_time(spec) or fill is not None else "error"
+    options: dict[str, Any] = {"field": None, "fill": fill, "nulls": nulls}
     if isinstance(spec, DenseSpec):
         options |= {"pad": None}
     if isinstance(spec, (DenseSpec, RaggedSpec)):

@@ -661,7 +661,11 @@ class Order:
 @final
 class ArrowBatches:
     def __new__(
-        cls, started: Pass, metadata: dict[str, str], count: Callable[[int | None, bool], object] | None = None
+        cls,
+        started: Pass,
+        metadata: dict[str, str],
+        nan_is_null: set[str],
+        count: Callable[[int | None, bool], object] | None = None,
     ) -> ArrowBatches: ...
     def __iter__(self) -> ArrowBatches: ...
     def __next__(self) -> tuple[object, object]: ...

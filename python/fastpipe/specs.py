@@ -94,6 +94,11 @@ class Spec:
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
+    @property
+    def _nan_is_null(self) -> bool:
+        """Whether NaN stands for a null: nulls are filled with it."""
+        return isinstance(self.fill, float) and math.isnan(self.fill)
+
     def _lower(self) -> Lowered:
         """Gives Rust plain values.
 

@@ -55,7 +55,8 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
 
     Only what Arrow lays out otherwise is copied: bools and masks, indices of `Sparse`, dates, decimals, and arrays that
     aren't C-contiguous or are of the other byte order. What is shared stays shared: writing into the batch's arrays
-    afterwards changes the record batch. A `NaT` becomes null. `dense_shape` of sparse columns is left to their specs.
+    afterwards changes the record batch. A `NaT` becomes null, and so does a NaN of a column whose spec has `fill=nan`.
+    `dense_shape` of sparse columns is left to their specs.
 
     Args:
         batch: dict from name to array or form, all with the same number of rows, as readers yield them.
@@ -85,10 +86,10 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
     if not isinstance(batch, Mapping):
         raise TypeError(f"a batch is a dict from column name to array, not {shown(batch)}")
     if features is None:
-        return _record_batch(batch, None, {})
+        return _record_batch(batch, None, Features())
     specs = Features(features)
     schema = schema_of(specs, valid=VALID in batch and VALID not in specs)
-    return _record_batch(batch, schema, integers_of(specs))
+    return _record_batch(batch, schema, specs)
 
 
 def form_to_arrow(form: Any) -> pa.Array:
@@ -103,10 +104,9 @@ def form_to_arrow(form: Any) -> pa.Array:
     return _column(form, type(form).__name__)
 
 
-def _record_batch(
-    batch: Mapping[str, Any], schema: pa.Schema | None, integers: Mapping[str, pa.DataType]
-) -> pa.RecordBatch:
+def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, specs: Features) -> pa.RecordBatch:
     pa = require_pyarrow()
+    integers = integers_of(specs)
     names = list(batch) if schema is None else schema.names
     if schema is not None and batch.keys() != set(names):
         missing, others = sorted(set(names) - batch.keys()), [name for name in batch if name not in names]
@@ -117,7 +117,8 @@ def _record_batch(
     arrays: list[Any] = []
     for name, kind in zip(names, types, strict=True):
         where = f"column {(checked_name(name) if schema is None else name)!r}"
-        array = _column(batch[name], where)
+        form = _with_nulls(batch[name]) if name in specs and specs[name]._nan_is_null else batch[name]
+        array = _column(form, where)
         if name in integers and array.type == integers[name]:
             array = with_decimals(array, kind)
         if kind is not None and array.type != kind:
@@ -128,6 +129,22 @@ def _record_batch(
     if schema is None:
         return pa.RecordBatch.from_arrays(arrays, names=names)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _with_nulls(form: Any) -> Any:
+    """The form with a mask for values that are NaN, if there are any."""
+    if isinstance(form, np.ndarray) and form.dtype.kind == "f":
+        missing = np.isnan(form)
+        return Masked(form, ~missing) if missing.any() else form
+    if isinstance(form, Masked):
+        return Masked(_with_nulls(form.values), form.valid)
+    if type(form) is Ragged:
+        return Ragged(_with_nulls(form.values), form.offsets)
+    if isinstance(form, Sparse):
+        return Sparse(form.indices, _with_nulls(form.values), form.dense_shape)
+    if isinstance(form, SparseCSR):
+        return SparseCSR(form.offsets, form.indices, _with_nulls(form.values), form.dense_shape)
+    return form
 
 
 def _column(node: Any, where: str) -> pa.Array:

@@ -99,5 +99,6 @@ class ArrowStreams:
 
     def _started(self) -> _fastpipe.ArrowBatches:
         metadata = metadata_of(self._features)
+        nan_is_null = {name for name, spec in self._features.items() if spec._nan_is_null}
         started = self._start()
-        return _fastpipe.ArrowBatches(started, metadata, self._counter(started))
+        return _fastpipe.ArrowBatches(started, metadata, nan_is_null, self._counter(started))

@@ -23,7 +23,7 @@ from fastpipe._replacing import replacing, truncated_on_failure
 from fastpipe._sources import local
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
 from fastpipe.reader import Reader
-from fastpipe.specs import Spec
+from fastpipe.specs import SparseSpec, Spec
 
 __all__ = ["Codec", "WrittenFile", "copy_records", "write_avro"]
 
@@ -213,7 +213,7 @@ def _write(writer: _fastpipe.AvroWriter, given: Iterator[_Part], inferring: bool
         raise ValueError("there are no data, not even empty ones, of which a schema follows: give schema=")
 
 
-# Arrow data, the columns without nulls, and in place of data something with their schema.
+# Arrow data, the columns (and fields of them) without nulls, and in place of data something with their schema.
 _Part: TypeAlias = tuple[Any, list[str], Any]
 
 
@@ -237,7 +237,7 @@ def _is_arrow(data: Any) -> bool:
 
 
 def _of_reader(reader: Reader) -> Iterator[_Part]:
-    required = [name for name, spec in reader.features.items() if _is_certain(spec)]
+    required = [path for name, spec in reader.features.items() for path in _without_nulls(name, spec)]
     yield None, required, reader
     for batch in arrow_streams(reader).batches():
         yield batch, required, None
@@ -267,9 +267,16 @@ def _of_item(item: Any, what: str) -> Iterator[_Part]:
         raise TypeError(f"{what} is a batch (dict from name to array) or Arrow data, not {shown(item)}")
 
 
-def _is_certain(spec: Spec) -> bool:
-    """Whether what a spec makes has no nulls. Arrow has no NaT but nulls."""
-    return spec.nulls != "mask" and not spec.dtype.startswith(("datetime64", "timedelta64"))
+def _without_nulls(name: str, spec: Spec) -> list[str]:
+    """The column of a feature if its Arrow data have no nulls, or else the fields of the column that have none."""
+    # Arrow data have nulls for NaT, and for NaN that stands for null.
+    whole = not spec._nan_is_null and not spec.dtype.startswith(("datetime64", "timedelta64"))
+    if whole and spec.nulls != "mask":
+        return [name]
+    if not isinstance(spec, SparseSpec):
+        return []
+    # Of sparse rows a mask says which are null, and none of their values is.
+    return [f"{name}.indices{i}" for i in range(len(spec.shape))] + [f"{name}.values"] * whole
 
 
 def _may_be_null(form: Any) -> bool:

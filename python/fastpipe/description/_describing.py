@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, SupportsIndex
 
 from fastpipe._arguments import flag, shown
@@ -15,7 +14,6 @@ from fastpipe.description._feature import FeatureStatistics
 from fastpipe.description._quantiles import require_datasketches
 from fastpipe.description._walk import added
 from fastpipe.reader import Reader
-from fastpipe.specs import Spec
 
 __all__ = ["describe"]
 
@@ -80,14 +78,9 @@ def describe(
                     form,
                     exact_values=limit,
                     symbols=symbols.get(name),
-                    nan_is_null=_fills_with_nan(reader.features[name]),
+                    nan_is_null=reader.features[name]._nan_is_null,
                 )
     return Description({name: found for name, found in features.items() if found is not None}, seen)
-
-
-def _fills_with_nan(spec: Spec) -> bool:
-    """Whether nulls of a feature are read as NaN, as those of CSV's floats are."""
-    return isinstance(spec.fill, float) and math.isnan(spec.fill)
 
 
 def _rows(batch: dict[str, Any]) -> int:

@@ -1,5 +1,6 @@
 //! Columns whose names have dots, as the nested records that they came from.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, StructArray};
@@ -31,7 +32,7 @@ type Column<'a> = (&'a str, FieldRef, ArrayRef);
 fn grouped(columns: Vec<Column<'_>>, rows: usize, path: &str) -> Result<(Fields, Vec<ArrayRef>)> {
     // By first part, in the order of its first column.
     let mut groups: Vec<(&str, Vec<Column<'_>>)> = Vec::new();
-    let mut places = std::collections::HashMap::new();
+    let mut places = HashMap::new();
     for (name, field, array) in columns {
         let (head, rest) = name
             .split_once('.')
@@ -74,13 +75,23 @@ fn grouped(columns: Vec<Column<'_>>, rows: usize, path: &str) -> Result<(Fields,
     Ok((fields.into(), arrays))
 }
 
-/// The schema with these columns as ones without nulls at any level.
+/// The schema with these columns, and fields `column.field` of structs, as ones without nulls at any level.
 pub fn required(schema: &Schema, names: &[String]) -> Schema {
+    let names: HashSet<&str> = names.iter().map(String::as_str).collect();
     let fields = schema.fields.iter().map(|field| {
-        if names.iter().any(|name| name == field.name()) {
-            Arc::new(certain(field))
-        } else {
-            field.clone()
+        let name = field.name();
+        match field.data_type() {
+            _ if names.contains(&**name) => Arc::new(certain(field)),
+            DataType::Struct(fields) => {
+                let inner = fields
+                    .iter()
+                    .map(|inner| match names.contains(&*format!("{name}.{}", inner.name())) {
+                        true => Arc::new(certain(inner)),
+                        false => inner.clone(),
+                    });
+                Arc::new(Field::new(name, DataType::Struct(inner.collect()), field.is_nullable()))
+            }
+            _ => field.clone(),
         }
     });
     Schema::new(fields.collect::<Fields>())

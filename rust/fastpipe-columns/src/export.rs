@@ -9,7 +9,7 @@
 //! and a schema must not. So each level is nullable.
 #![allow(unsafe_code)] // One block: to check what the engine has just made takes as long as all the rest.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, make_array};
@@ -101,18 +101,25 @@ fn type_of(form: &Form, scale: Option<i8>) -> Result<DataType> {
 }
 
 /// A batch of these columns, whose schema [`schema`] has made. `parts` are theirs, in their order; the first `valid`
-/// rows aren't there to fill the batch up, if it has the column that says so.
+/// rows aren't there to fill the batch up, if it has the column that says so. NaN is null in the columns named in
+/// `nan_is_null`.
 pub fn to_record_batch(
     schema: &SchemaRef,
     columns: &[ColumnSpec],
     parts: impl Iterator<Item = Buffer>,
     rows: usize,
     valid: usize,
+    nan_is_null: &HashSet<String>,
 ) -> Result<RecordBatch> {
-    let mut exporter = Exporter { parts, rows };
+    let mut exporter = Exporter {
+        parts,
+        rows,
+        nan_is_null: false,
+    };
     let mut arrays: Vec<ArrayRef> = try_with_capacity(schema.fields.len(), "columns")?;
     let mut fields = schema.fields.iter();
     for (column, field) in columns.iter().zip(fields.by_ref()) {
+        exporter.nan_is_null = nan_is_null.contains(&*column.name);
         let array = match &column.form {
             Form::Nested(form) => exporter.nested(form, field.data_type()),
             Form::Sparse(form) => exporter.sparse(form, field.data_type()),
@@ -194,14 +201,42 @@ fn nulls_of(mask: Option<&Buffer>, len: usize) -> Result<Option<NullBuffer>> {
     }
 }
 
+/// The nulls of values with these nulls, of which those are null, too, that aren't `there`.
+fn also_null(nulls: Option<NullBuffer>, len: usize, there: impl Fn(usize) -> bool) -> Option<NullBuffer> {
+    let there = NullBuffer::new(BooleanBuffer::collect_bool(len, there));
+    NullBuffer::union(nulls.as_ref(), Some(&there))
+}
+
+/// The nulls of floats with these nulls, if NaN is null, too.
+fn nulls_of_floats(of: DType, floats: &Buffer, nulls: Option<NullBuffer>) -> Option<NullBuffer> {
+    fn found<T: ArrowNativeType>(
+        floats: &Buffer,
+        nulls: Option<NullBuffer>,
+        is_nan: impl Fn(T) -> bool,
+    ) -> Option<NullBuffer> {
+        let floats = floats.typed_data::<T>();
+        // Most batches have none. Chunks are looked at without a branch for each value.
+        let mut chunks = floats.chunks(128);
+        match chunks.any(|chunk| chunk.iter().fold(false, |any, &float| any | is_nan(float))) {
+            true => also_null(nulls, floats.len(), |i| !is_nan(floats[i])),
+            false => nulls,
+        }
+    }
+    match of {
+        DType::F16 => found(floats, nulls, |bits: u16| bits & 0x7fff > 0x7c00),
+        DType::F32 => found(floats, nulls, f32::is_nan),
+        DType::F64 => found(floats, nulls, f64::is_nan),
+        _ => nulls,
+    }
+}
+
 /// Times as Arrow has them: where there is none, they are null.
 fn times(of: DType, times: Buffer, nulls: Option<NullBuffer>) -> Result<(Buffer, Option<NullBuffer>)> {
     const NONE: i64 = i64::MIN;
     let numbers = times.typed_data::<i64>();
     let mut nulls = nulls;
     if numbers.contains(&NONE) {
-        let there = NullBuffer::new(BooleanBuffer::collect_bool(numbers.len(), |i| numbers[i] != NONE));
-        nulls = NullBuffer::union(nulls.as_ref(), Some(&there));
+        nulls = also_null(nulls, numbers.len(), |i| numbers[i] != NONE);
     }
     if of != DType::Datetime(TimeUnit::Days) {
         return Ok((times, nulls));
@@ -269,6 +304,7 @@ fn levels(ty: &DataType) -> Vec<&DataType> {
 struct Exporter<I> {
     parts: I,
     rows: usize,
+    nan_is_null: bool,
 }
 
 impl<I: Iterator<Item = Buffer>> Exporter<I> {
@@ -321,7 +357,10 @@ impl<I: Iterator<Item = Buffer>> Exporter<I> {
                 if part.len() != len.saturating_mul(dtype.size()) {
                     return Err(unfit("rows and values"));
                 }
-                let nulls = nulls(shape.len(), len)?;
+                let mut nulls = nulls(shape.len(), len)?;
+                if self.nan_is_null {
+                    nulls = nulls_of_floats(dtype, &part, nulls);
+                }
                 let (values, nulls) = match dtype {
                     dtype if ty.is_decimal() => (decimals(dtype, &part, ty)?, nulls),
                     DType::Bool => (packed(&part)?.into_inner(), nulls),
@@ -412,7 +451,7 @@ mod tests {
     fn exported(form: Form, parts: Vec<Buffer>, rows: usize) -> Result<ArrayRef> {
         let columns = [column(form)];
         let schema = schema(&columns, None, HashMap::new())?;
-        let batch = to_record_batch(&schema, &columns, parts.into_iter(), rows, rows)?;
+        let batch = to_record_batch(&schema, &columns, parts.into_iter(), rows, rows, &HashSet::new())?;
         let array = batch.column(0).clone();
         array.to_data().validate_full().unwrap();
         Ok(array)
@@ -500,6 +539,33 @@ mod tests {
     }
 
     #[test]
+    fn nan_is_null_only_in_the_columns_that_are_named() {
+        let halves = vec![0x3c00u16, 0x7e00, 0xfc01, 0x7c00];
+        let floats = vec![1.0, f32::NAN, -f32::NAN, f32::INFINITY];
+        let doubles: Vec<f64> = floats.iter().map(|&float| float.into()).collect();
+        for (dtype, values) in [
+            (DType::F16, Buffer::from_vec(halves)),
+            (DType::F32, Buffer::from_vec(floats)),
+            (DType::F64, Buffer::from_vec(doubles)),
+        ] {
+            let form = NestedForm {
+                leaf_mask: Some(0),
+                ..NestedForm::dense(&[], Leaf::Fixed(dtype))
+            };
+            let columns = [column(Form::Nested(form))];
+            let schema = schema(&columns, None, HashMap::new()).unwrap();
+            for (name, nulls) in [("x", [true, true, true, false]), ("y", [true, false, false, false])] {
+                let parts = [bools(&[0, 1, 1, 1]), values.clone()].into_iter();
+                let batch = to_record_batch(&schema, &columns, parts, 4, 4, &HashSet::from([name.into()])).unwrap();
+                let array = batch.column(0);
+                array.to_data().validate_full().unwrap();
+                assert_eq!([0, 1, 2, 3].map(|i| array.is_null(i)), nulls);
+                assert_eq!(array.to_data().buffers()[0].as_ptr(), values.as_ptr());
+            }
+        }
+    }
+
+    #[test]
     fn integers_with_a_scale_are_decimals() {
         let form = Form::Nested(NestedForm::dense(&[], Leaf::Fixed(DType::I64)));
         for (scale, ty) in [
@@ -514,7 +580,7 @@ mod tests {
             let schema = schema(&columns, None, HashMap::new()).unwrap();
             assert_eq!(*schema.field(0).data_type(), ty);
             let parts = [numbers(&[-5, i64::MAX])];
-            let batch = to_record_batch(&schema, &columns, parts.into_iter(), 2, 2).unwrap();
+            let batch = to_record_batch(&schema, &columns, parts.into_iter(), 2, 2, &HashSet::new()).unwrap();
             let found = batch.column(0);
             found.to_data().validate_full().unwrap();
             let wide: Vec<i128> = match ty {
@@ -532,7 +598,15 @@ mod tests {
     fn the_last_rows_of_a_padded_batch_are_not_valid() {
         let columns = [column(Form::Nested(NestedForm::dense(&[], Leaf::Fixed(DType::I64))))];
         let schema = schema(&columns, Some("valid"), HashMap::new()).unwrap();
-        let batch = to_record_batch(&schema, &columns, [numbers(&[1, 2, 3])].into_iter(), 3, 2).unwrap();
+        let batch = to_record_batch(
+            &schema,
+            &columns,
+            [numbers(&[1, 2, 3])].into_iter(),
+            3,
+            2,
+            &HashSet::new(),
+        )
+        .unwrap();
         let flags: Vec<_> = batch.column(1).as_boolean().iter().collect();
         assert_eq!(flags, [Some(true), Some(true), Some(false)]);
     }

@@ -4,7 +4,7 @@
 //! since Python may be what brings it; the rest is short, and done with the GIL: so no other thread can hold a lock of
 //! the pass when a process forks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema};
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
@@ -70,6 +70,8 @@ pub(crate) fn arrow_schema<'py>(
 pub(crate) struct ArrowBatches {
     pass: Py<Pass>,
     schema: SchemaRef,
+    /// The columns in which NaN is null.
+    nan_is_null: HashSet<String>,
     /// Is called with the rows of each batch, and with None at the end of the pass.
     count: Option<Py<PyAny>>,
 }
@@ -97,18 +99,20 @@ impl ArrowBatches {
             0 => Buffer::default(),
             len => slabs[part.slab].slice_with_length(part.offset, len),
         });
-        to_record_batch(&self.schema, columns, parts, batch.about.rows, batch.about.valid)
+        let (rows, valid) = (batch.about.rows, batch.about.valid);
+        to_record_batch(&self.schema, columns, parts, rows, valid, &self.nan_is_null)
     }
 }
 
 #[pymethods]
 impl ArrowBatches {
     #[new]
-    #[pyo3(signature = (started, metadata, count=None))]
+    #[pyo3(signature = (started, metadata, nan_is_null, count=None))]
     fn new(
         py: Python<'_>,
         started: Py<Pass>,
         metadata: HashMap<String, String>,
+        nan_is_null: HashSet<String>,
         count: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let pass = started.get();
@@ -116,6 +120,7 @@ impl ArrowBatches {
         Ok(ArrowBatches {
             pass: started,
             schema,
+            nan_is_null,
             count,
         })
     }
