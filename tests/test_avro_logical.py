@@ -16,7 +16,7 @@ import fastpipe
 import oracle
 import wire
 from avro_schemas import container, files
-from fastpipe import DenseSpec, RaggedSpec
+from fastpipe import DenseSpec, RaggedSpec, SparseSpec
 from oracle import Branch
 from strategies import SOME
 
@@ -67,6 +67,20 @@ def test_times(logical: str) -> None:
         for other in ("string", "bool", "datetime64[s]", "timedelta64[s]"):
             with pytest.raises(fastpipe.SchemaError, match=f'ask for "{dtype}"'.replace("[", r"\[")):
                 read(paths, features={"x": DenseSpec((), other)})
+
+
+@pytest.mark.parametrize("logical", TIMES)
+def test_times_of_sparse_records(logical: str) -> None:
+    kind, dtype = TIMES[logical]
+    values = wire.list_of({"type": kind, "logicalType": logical})
+    record = wire.record("S", indices0=wire.list_of("long"), values=values)
+    with files(one(record, {"indices0": [3, 7], "values": [5, -1]})) as paths:
+        for asked in (dtype, "int64"):
+            (batch,) = fastpipe.read_avro(paths, features={"x": SparseSpec((9,), asked)}, batch_size=1)
+            assert batch["x"].values.view(np.int64).tolist() == [5, -1]
+        for other in ("datetime64[s]", "timedelta64[s]"):
+            with pytest.raises(fastpipe.SchemaError, match=f'ask for "{dtype}"'.replace("[", r"\[")):
+                read(paths, features={"x": SparseSpec((9,), other)})
 
 
 def test_times_that_are_null() -> None:

@@ -158,6 +158,16 @@ impl<'a> Compiler<'a> {
             }
             inner = type_within;
         }
+        if let (Some(logical), Leaf::Fixed(dtype)) = (self.schema.node(inner).logical, column.feature.request.leaf())
+            && dtype.is_time()
+            && logical.time() != Some(dtype)
+        {
+            let (found, ask) = (self.schema.describe(inner), logical.time().map_or("int64", DType::name));
+            return Err(misfit(format!(
+                "the items of '{path}' are of type {found}, which don't fit {dtype}; ask for \"{ask}\", or an integer \
+                 dtype for what is stored"
+            )));
+        }
         if matches!(self.schema.ty(inner), Type::Array(_) | Type::Map(_) | Type::Record(_)) {
             let found = self.schema.describe(inner);
             return Err(misfit(format!(
