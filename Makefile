@@ -93,13 +93,13 @@ test-python: $(STAMPS)/test $(STAMPS)/checked
 soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: negatives, mutated files, running out of memory, a new source
 	FASTPIPE_NEGATIVES=1000000000 FASTPIPE_MUTATIONS=200000 FASTPIPE_OOM_RUNS=200 FASTPIPE_TOY=1 \
 	FASTPIPE_SQL_QUERIES=500 FASTPIPE_CSV_FILES=10000 FASTPIPE_CSV_MEGABYTES=1000 FASTPIPE_NUMBERS=10000000 FASTPIPE_LEASE_RUNS=200 \
-	FASTPIPE_SERVICE_RUNS=200 FASTPIPE_TICKETS=1000000 FASTPIPE_CONNECTIONS=1000 FASTPIPE_SCALING_SECONDS=20 \
+	FASTPIPE_SERVICE_RUNS=200 FASTPIPE_TICKETS=1000000 FASTPIPE_CONNECTIONS=1000 \
 	FASTPIPE_LOADER_RUNS=500 \
 	$(BIN)/python -m pytest -s \
 	    tests/test_negatives.py tests/test_mutations.py tests/test_out_of_memory.py tests/test_new_source.py \
 	    tests/test_csv.py tests/test_csv_soak.py tests/test_sql_queries.py tests/test_leases_chaos.py \
 	    tests/test_loader_chaos.py tests/test_service_doors.py tests/test_service_requests.py \
-	    tests/test_service_crowd.py tests/test_service_chaos.py tests/test_service_scaling.py $(PYTEST_ARGS)
+	    tests/test_service_crowd.py tests/test_service_chaos.py $(PYTEST_ARGS)
 
 # Two globals of libdeflate have one name in two of its files, which is no fault.
 fuzz: ## run each fuzz target for FUZZ_SECONDS (needs a nightly Rust and `cargo install cargo-fuzz`)

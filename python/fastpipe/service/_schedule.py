@@ -1,4 +1,4 @@
-"""Which server makes which batches: decided here, without threads or sockets, so that it can be simulated.
+"""Which server makes which batches: decided here, without threads or sockets.
 
 Batches are numbered from the first of a pass. A server that is free takes the next *stretch* of them that nobody has
 taken: so one that is twice as fast takes twice as many. Stretches are as long as takes `_TURN` seconds at the
