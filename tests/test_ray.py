@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -11,7 +10,6 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +21,15 @@ from fastpipe.errors import StateError, WorkerError
 
 ray = pytest.importorskip("ray")
 import fastpipe.ray  # noqa: E402
+from ray_cluster import LIGHT, MARKS, cluster, eventually  # noqa: E402
 
-# Ray's own; of its sockets and files some are left to the garbage collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
-]
+__all__ = ["cluster"]
+
+pytestmark = MARKS
 
 ROWS, BATCH = 600, 5
 STEPS = ROWS // BATCH
-# Actors that take no core, so that eight of them run on two.
-LIGHT = {"num_cpus": 0}
 LEASE = {"stretch": 4, "ttl": 2.0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    here = str(Path(__file__).parent)
-    paths = {"PYTHONPATH": os.pathsep.join([here, *sys.path])}
-    ray.init(
-        # Another test may have a cluster on this machine.
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env={"env_vars": paths},
-        object_store_memory=100_000_000,
-    )
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture
@@ -91,12 +68,6 @@ def expected(reader: fastpipe.Reader) -> list[tuple[int, int, list[int]]]:
 def check(results: list[fastpipe.ray.Result], reader: fastpipe.Reader) -> None:
     """Each batch once, in the order that `join` promises, with its rows."""
     assert [(epoch, step, value[1:]) for epoch, step, _, value in results] == expected(reader)
-
-
-def eventually(true: Any) -> None:
-    """Waits for something that must come; a test that waits in vain is ended by pytest's timeout."""
-    while not true():
-        time.sleep(0.02)
 
 
 def test_each_batch_once_while_workers_come_and_go(reader: fastpipe.Reader, each_url: str, tmp_path: Path) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
@@ -23,44 +20,22 @@ from every_source import Make, make
 ray = pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("ray.data", exc_type=ImportError)
-from ray.cluster_utils import Cluster  # noqa: E402
-
 import fastpipe.ray  # noqa: E402
+from ray_cluster import MARKS, cluster  # noqa: E402
 
-__all__ = ["make"]
+__all__ = ["cluster", "make"]
 
-# Ray's own, and pandas'; of Ray's sockets and files some are left to the garbage collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    here = str(Path(__file__).parent)
-    paths = {"PYTHONPATH": os.pathsep.join([here, *sys.path])}
-    store = {"object_store_memory": 200_000_000}
-    # Whoever gathers these statistics logs to a file that pytest has closed.
-    environment = pytest.MonkeyPatch()
-    environment.setenv("RAY_DATA_USAGE_DISABLED", "1")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **store})
-    cluster.add_node(num_cpus=1, **store)
-    ray.init(
-        address=cluster.address,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env={"env_vars": paths},
-    )
+def _ray_data(cluster: None) -> Iterator[None]:
     ray.data.DataContext.get_current().enable_progress_bars = False
-    # Ray Train takes Ctrl-C for its own, and keeps it: a later test's would start another Ray.
+    # Ray Train installs its own handler of Ctrl-C, and keeps it: a later test's Ctrl-C would start another Ray.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    ray.shutdown()
-    cluster.shutdown()
-    environment.undo()
 
 
 def table_of(dataset: Any, **options: Any) -> Any:

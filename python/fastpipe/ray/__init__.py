@@ -3,8 +3,8 @@
     import fastpipe.ray
 
     reader = fastpipe.read_avro("data/*.avro", batch_size=1024, shuffle=True, seed=7)
-    with fastpipe.ray.serve(reader) as service:
-        remote = service.connect()        # its batches are made by actors, as many as it needs
+    with fastpipe.ray.serve(reader, num_servers=4) as service:
+        remote = service.connect()        # four actors make its batches
     ds = fastpipe.ray.dataset(reader)     # a ray.data.Dataset, in the reader's order
     share = fastpipe.ray.shard(reader)    # within a loop of Ray Train
 

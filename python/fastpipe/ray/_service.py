@@ -1,16 +1,14 @@
-"""`serve`: servers of a reader's batches as Ray's actors, more or fewer of them as consumers need.
+"""`serve`: servers of a reader's batches as Ray actors.
 
-One thread of the driver's starts them, sees them die and starts others, looks at what they do, and tells a small actor,
-the directory, which servers there are. Clients ask that one while they read (`fastpipe.service.Directory`), and know
-nothing else of Ray: batches come over Arrow Flight.
+Ray does what concerns machines: it places the servers, and restarts those whose processes die. Servers register at a
+small actor, the directory. Clients ask the directory while they read (`fastpipe.service.Directory`), and know nothing
+else of Ray: batches come over Arrow Flight.
 """
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, SupportsIndex
@@ -23,48 +21,27 @@ from fastpipe.ray._arguments import at_least, shipped
 from fastpipe.ray._server_actors import NAMESPACE, DirectoryActor, RayDirectory, ServerActor
 from fastpipe.reader import Reader
 from fastpipe.service import connect
-from fastpipe.service._autoscaling import Look, decide
 
 __all__ = ["Service", "ServiceStatus", "serve"]
 
-_log = logging.getLogger("fastpipe")
-
-# Bounds of num_servers="auto".
-_AUTO = (1, 16)
-# Seconds between two looks at whether servers live, and between two at what they do.
-_TICK, _LOOK = 0.2, 1.0
-# Seconds that a server has to say what it does; then it hangs, and is killed.
-_HUNG = 30.0
-# Seconds in which clients learn that a server leaves; then it stops. And seconds that it has for that.
+# Seconds a server has to answer `status`.
+_ANSWER = 2.0
+# Seconds in which clients learn that a server leaves; then it stops. And seconds it has to stop.
 _LEAVE, _GRACE = 3.0, 2.0
-# Seconds before a server is started again: twice as many after each that ended before it served.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 
 
 class ServiceStatus(NamedTuple):
-    """What the servers of a service do.
+    """The servers of a service, by whether they serve.
 
     Attributes:
-        running: the URL of each server that serves, by its name.
-        pending: names of those that wait for Ray to start them.
-        stopping: names of those that clients leave.
-        wanted: how many servers there are to be.
-        bounds: within which that is chosen.
-        restarts: how often a server died and another one was started.
-        look: what servers did of late, as shares of their time; None as long as that isn't known.
-        decision: how many servers the last look asked for, and why.
-        failure: why no more servers are started; empty if they are.
+        running: URL of each server that serves, by its name.
+        pending: Names of the servers that Ray has yet to start or to restart, or that didn't answer in two seconds.
+        failed: Why servers that couldn't start ended, or those that Ray restarts no more, by their names.
     """
 
     running: dict[str, str]
     pending: tuple[str, ...]
-    stopping: tuple[str, ...]
-    wanted: int
-    bounds: tuple[int, int]
-    restarts: int
-    look: Look | None
-    decision: str
-    failure: str
+    failed: dict[str, str]
 
 
 @dataclass(eq=False)
@@ -72,57 +49,41 @@ class _Server:
     """A server of the service.
 
     Attributes:
-        name: as log lines and the status have it.
-        actor: Ray's handle.
-        awaited: known to Ray once the server serves; then, once it has ended.
-        url: None until it serves.
-        asked: what it was asked for its numbers with; None if it wasn't.
-        ask_at: when it is to be asked for them.
-        numbers: the last ones.
-        heard: when these came, or it began to serve.
-        share: its last seconds, as `Look.of` takes them.
-        leave: when it is told to stop; None as long as it is to stay.
-        told: whether it was.
+        name: as the directory and the status have it.
+        actor: Ray's handle; the only one, so that Ray ends the actor when the service drops it.
+        url: Ray's reference to its URL: the last request that wasn't answered, or the error it ended with.
     """
 
     name: str
     actor: Any
-    awaited: Any
-    url: str | None = None
-    asked: Any = None
-    ask_at: float = 0.0
-    numbers: dict[str, float] | None = None
-    heard: float = 0.0
-    share: tuple[float, float, float] | None = None
-    leave: float | None = None
-    told: bool = False
+    url: Any
 
 
 def serve(
     reader: Reader | Mapping[str, Reader],
     *,
-    num_servers: SupportsIndex | tuple[SupportsIndex, SupportsIndex] | str = "auto",
+    num_servers: SupportsIndex = 1,
     actor_options: Mapping[str, Any] | None = None,
-    max_restarts: SupportsIndex = 10,
     token: str | None = None,
     **options: Any,
 ) -> Service:
-    """Serves the batches of a reader by actors of Ray's, as many as consumers need (extras `ray` and `arrow`).
+    """Serves the batches of a reader by Ray actors (extras `ray` and `arrow`).
 
-    The batches of `service.connect()` are bit for bit the reader's, whichever servers make them, come, die or are
-    stopped meanwhile. It returns at once; `connect` waits for the first server.
+    The batches of `service.connect()` are bit for bit the reader's, whichever servers make them, and whichever of them
+    are added, die, restart or are removed while they are read. `serve` returns at once; `connect` waits for the first
+    server.
 
     Args:
-        reader: or a dict from name to reader. It is pickled, so no pass may be active; each node reads the same files.
-        num_servers: how many; or between which two numbers, as servers find consumers waiting for them, or themselves
-            waiting for consumers. `"auto"` is between 1 and 16. Servers for which Ray has no room are pending, and no
-            more are asked for meanwhile.
-        actor_options: for Ray, such as `{"num_cpus": 4, "resources": {"loader": 1}}`. By default each server takes a
-            CPU, and they are spread over the nodes (`scheduling_strategy="SPREAD"`). It reads with as many threads as
-            it has CPUs, unless the reader was told how many.
-        max_restarts: servers that may die, or not start, and be replaced. After that, none is started any more.
-        token: that clients must know; None for one that is drawn.
-        **options: further arguments of `fastpipe.service.Server`: `tls`, `client_ca`, `max_passes`, `keep`,
+        reader: A reader, or a dict from name to reader. It is pickled, so no pass may be active; each node reads the
+            same files.
+        num_servers: Number of servers, at least 1. `Service.scale` changes it. Servers for which Ray has no room are
+            pending until it has.
+        actor_options: Ray's options of each server, such as `{"num_cpus": 4, "resources": {"loader": 1}}`. By default
+            each server takes a CPU, the servers are spread over the nodes (`scheduling_strategy="SPREAD"`), and Ray
+            restarts those that die without limit (`max_restarts=-1`). A server reads with as many threads as it has
+            CPUs, unless the reader was told how many.
+        token: Token that clients must send; None to draw one.
+        **options: Further arguments of `fastpipe.service.Server`: `tls`, `client_ca`, `max_passes`, `keep`,
             `memory_limit`, `max_requests`.
 
     Returns:
@@ -141,14 +102,7 @@ def serve(
         ...     sum(batch["id"].sum() for batch in service.connect())
         4950
     """
-    return Service(
-        reader,
-        num_servers=num_servers,
-        actor_options=actor_options,
-        max_restarts=max_restarts,
-        token=token,
-        **options,
-    )
+    return Service(reader, num_servers=num_servers, actor_options=actor_options, token=token, **options)
 
 
 class Service:
@@ -158,57 +112,45 @@ class Service:
         self,
         reader: Reader | Mapping[str, Reader],
         *,
-        num_servers: Any,
+        num_servers: SupportsIndex,
         actor_options: Mapping[str, Any] | None,
-        max_restarts: SupportsIndex,
         token: str | None,
         **options: Any,
     ) -> None:
         _check(reader, options)
-        self._bounds = _bounds(num_servers)
-        self._wanted = self._bounds[0]
-        self._max_restarts = at_least("max_restarts", max_restarts, 0)
+        wanted = _number_of_servers(num_servers)
         self.token = secrets.token_urlsafe(32) if token is None else token
-        given = {"num_cpus": 1, "scheduling_strategy": "SPREAD"} | dict(actor_options or {})
-        # Its methods are answered while it serves; a server that dies is replaced by another actor, elsewhere.
-        self._actor = ray.remote(ServerActor).options(**given, max_concurrency=4, max_restarts=0)
-        self._task = (shipped(reader), self.token, options)
+        given = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_restarts": -1} | dict(actor_options or {})
+        # Its methods are answered while it serves and leaves.
+        self._actor = ray.remote(ServerActor).options(**given | {"max_concurrency": 4})
         self._prefix = f"server-{secrets.token_hex(3)}"
         name = f"{self._prefix}-directory"
-        # With this process, whose actors end with it.
+        # On the node of this process, whose actors end with it.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         directory = ray.remote(DirectoryActor).options(
-            name=name, namespace=NAMESPACE, num_cpus=0, max_restarts=-1, scheduling_strategy=here
+            name=name, namespace=NAMESPACE, num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here
         )
         self._directory_actor = directory.remote()
-        self._directory = RayDirectory(name)
+        self._directory = RayDirectory(name, self._check_startable)
+        self._task = (self._directory_actor, shipped(reader), self.token, options)
         self._servers: list[_Server] = []
-        self._started = self._restarts = self._unserved = 0
-        self._not_before = 0.0
-        self._looks: list[Look] = []
-        self._looked = time.monotonic()
-        self._decision = ""
-        self._failure = ""
+        self._started = 0
         self._closed = False
         self._lock = threading.RLock()
-        self._fill_up()
-        self._watcher = threading.Thread(target=self._watch, name="fastpipe-ray-service", daemon=True)
-        self._watcher.start()
-
-    # What users do.
+        self.scale(wanted)
 
     def connect(self, reader: str = "default", **options: Any) -> Reader:
-        """A reader whose batches the servers make: `fastpipe.connect` to those that there are, while they change.
+        """Returns a reader whose batches the servers make: `fastpipe.connect` to the servers, while they change.
 
         It can be pickled, for Ray's tasks and actors. In a process that isn't connected to Ray (a worker of a
-        `DataLoader`, for example) it goes on with the servers that were known when it was pickled.
+        `DataLoader`, for example) it keeps to the servers that were known when it was pickled.
 
         Args:
-            reader: its name, if several are served.
-            **options: further arguments of `fastpipe.connect`, such as `rank` and `world_size`, or `timeout`.
+            reader: Name of the reader, if several are served.
+            **options: Further arguments of `fastpipe.connect`, such as `rank` and `world_size`, or `timeout`.
 
         Raises:
-            ServiceError: if the service is closed, too many servers have died, or none serves within `timeout`.
+            ServiceError: if the service is closed, no server could start, or none serves within `timeout`.
         """
         self._check_open()
         try:
@@ -220,63 +162,73 @@ class Service:
             waiting = f"{len(status.pending)} servers wait for Ray to start them: `ray status` shows what it lacks"
             raise ServiceError(f"{error}; {waiting}") from error
 
-    def scale(self, num_servers: SupportsIndex | tuple[SupportsIndex, SupportsIndex] | str) -> None:
-        """Changes how many servers there are. Clients leave those that are too many before these stop.
+    def scale(self, num_servers: SupportsIndex) -> None:
+        """Changes how many servers there are, and replaces those that have failed.
+
+        Servers that Ray hasn't started yet are removed first, then the youngest. A server that is removed stops three
+        seconds later: by then its clients use the others.
 
         Args:
-            num_servers: as `serve` takes it: a number, two of them, or `"auto"`.
+            num_servers: Number of servers, at least 1.
 
         Raises:
-            ServiceError: if the service is closed, or too many servers have died.
-            ValueError: if a number is out of range.
+            ServiceError: if the service is closed.
+            TypeError: if the number is not an integer.
+            ValueError: if it is less than 1.
         """
-        bounds = _bounds(num_servers)
+        wanted = _number_of_servers(num_servers)
         with self._lock:
             self._check_open()
-            self._bounds = bounds
-            self._want(min(max(self._wanted, bounds[0]), bounds[1]))
+            status = self.status()
+            kept = [server for server in self._servers if server.name not in status.failed]
+            # The sort is stable: of the servers that run, older ones come first.
+            kept = sorted(kept, key=lambda server: server.name not in status.running)[:wanted]
+            removed = [server for server in self._servers if server not in kept]
+            self._servers = kept
+            if removed:
+                self._directory_actor.forget.remote([server.name for server in removed])
+            for server in removed:
+                if server.name in status.running:
+                    # If its process dies first, Ray ends the restarted actor: the service has no handle of it any more.
+                    server.actor.leave.remote(_LEAVE, _GRACE)
+                else:
+                    ray.kill(server.actor)
+            while len(self._servers) < wanted:
+                self._started += 1
+                name = f"{self._prefix}-{self._started}"
+                actor = self._actor.remote(name, *self._task)
+                self._servers.append(_Server(name, actor, actor.url.remote()))
 
     def status(self) -> ServiceStatus:
-        """What the servers do, and what the last look at them asked for."""
-        with self._lock:
-            staying = [server for server in self._servers if server.leave is None]
-            return ServiceStatus(
-                running={server.name: server.url for server in staying if server.url is not None},
-                pending=tuple(server.name for server in staying if server.url is None),
-                stopping=tuple(server.name for server in self._servers if server.leave is not None),
-                wanted=self._wanted,
-                bounds=self._bounds,
-                restarts=self._restarts,
-                look=self._looks[-1] if self._looks else None,
-                decision=self._decision,
-                failure=self._failure,
-            )
+        """Asks each server whether it serves. Waits at most two seconds for the answers."""
+        return self._status(_ANSWER)
 
     @property
     def urls(self) -> list[str]:
-        """Of the servers that run: for `fastpipe.connect(urls, token=service.token)` outside of Ray."""
+        """URLs of the servers that serve: for `fastpipe.connect(urls, token=service.token)` outside of Ray."""
         return list(self.status().running.values())
 
     def close(self) -> None:
-        """Ends all servers. Passes that still want batches go on for their `timeout`, then raise a `ServiceError`.
+        """Ends all servers. Passes that still want batches try for their `timeout`, then raise a `ServiceError`.
 
-        Twice does no harm.
+        Closing twice does no harm.
         """
         with self._lock:
             if self._closed:
                 return
+            running = self.status().running
             self._closed = True
-        self._watcher.join()
+            servers, self._servers = self._servers, []
         if not ray.is_initialized():
             return
-        stopping = [server.actor.stop.remote(_GRACE) for server in self._servers if server.url is not None]
+        # Streams end before the processes do, so that clients need not wait for their timeout.
+        stopping = [server.actor.leave.remote(0.0, _GRACE) for server in servers if server.name in running]
         try:
             if stopping:
                 ray.wait(stopping, num_returns=len(stopping), timeout=2 * _GRACE)
         finally:
-            for actor in [*(server.actor for server in self._servers), self._directory_actor]:
+            for actor in [*(server.actor for server in servers), self._directory_actor]:
                 ray.kill(actor)
-            self._servers.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -285,193 +237,62 @@ class Service:
         self.close()
 
     def __repr__(self) -> str:
-        status = self.status()
-        return f"Service({len(status.running)} running, {len(status.pending)} pending, {len(status.stopping)} stopping)"
+        return f"<fastpipe.ray.Service {self._prefix} of {len(self._servers)} servers>"
 
     def _check_open(self) -> None:
         if self._closed:
             raise ServiceError("the service is closed")
-        if self._failure:
-            raise ServiceError(self._failure)
+        if not ray.is_initialized():
+            raise ServiceError("this process is no longer connected to Ray: ray.init(), and serve the reader again")
 
-    # Servers.
+    def _check_startable(self) -> None:
+        """Raises a `ServiceError` if no server will ever serve."""
+        failed = self._status(0.0).failed
+        if failed and len(failed) == len(self._servers):
+            raise ServiceError("; ".join(f"the server {name} can't run: {why}" for name, why in failed.items()))
 
-    def _want(self, number: int) -> None:
-        """Lets so many servers run. Those that Ray hasn't started yet go first, then the youngest."""
-        self._wanted = number
-        self._looks.clear()
-        staying = [server for server in self._servers if server.leave is None]
-        for server in sorted(staying, key=lambda server: server.url is None)[number:]:
-            if server.url is None:
-                self._end(server)
-            else:
-                server.leave = time.monotonic() + _LEAVE
-        self._fill_up()
-        self._tell()
-
-    def _fill_up(self) -> None:
-        """Starts as many servers as are missing."""
-        while not self._failure and time.monotonic() >= self._not_before:
-            if sum(server.leave is None for server in self._servers) >= self._wanted:
-                return
-            self._started += 1
-            actor = self._actor.remote()
-            self._servers.append(_Server(f"{self._prefix}-{self._started}", actor, actor.start.remote(*self._task)))
-
-    def _end(self, server: _Server) -> None:
-        self._servers.remove(server)
-        ray.kill(server.actor)
-
-    def _tell(self) -> None:
-        """Tells the directory which servers there are."""
-        urls = [server.url for server in self._servers if server.url is not None and server.leave is None]
-        self._directory_actor.tell.remote(urls, self._failure)
-
-    def _watch(self) -> None:
-        """Looks after the servers until the service is closed; in a thread of its own."""
-        while not self._closed and ray.is_initialized():
-            try:
-                self._look_around()
-            except Exception:  # Without this thread nobody would replace servers.
-                _log.exception("looking after the servers failed; it is tried again")
-                time.sleep(_LOOK)
-
-    def _look_around(self) -> None:
+    def _status(self, seconds: float) -> ServiceStatus:
+        running, pending, failed = dict[str, str](), list[str](), dict[str, str]()
         with self._lock:
-            awaited = {server.awaited: server for server in self._servers}
-            asked = {server.asked: server for server in self._servers if server.asked is not None}
-        references = [*awaited, *asked]
-        known: list[Any] = []
-        if references:
-            known, _ = ray.wait(references, num_returns=1, timeout=_TICK)
-            known, _ = ray.wait(references, num_returns=len(references), timeout=0) if known else ([], [])
-        else:
-            time.sleep(_TICK)
-        now = time.monotonic()
-        with self._lock:
-            before = [server.url for server in self._servers]
-            for reference in known:
-                if reference in asked:
-                    self._answered(asked[reference], reference, now)
-            for reference in known:
-                if reference in awaited:
-                    self._changed(awaited[reference])
-            for server in list(self._servers):
-                self._look_at(server, now)
-            if now >= self._looked + _LOOK:
-                self._decide(now)
-            self._fill_up()
-            if before != [server.url for server in self._servers]:
-                self._tell()
-
-    def _changed(self, server: _Server) -> None:
-        """A server serves, or has ended."""
-        if server not in self._servers:
-            return
-        try:
-            url: str | None = ray.get(server.awaited)
-        except ray.exceptions.RayError as error:
-            if server.url is not None and isinstance(error, ray.exceptions.ActorUnavailableError):
-                # The network hiccups, or Ray doesn't know yet that the actor is dead. If it stays so, it is silent.
-                time.sleep(_TICK)
-                server.awaited = server.actor.wait.remote()
-                return
-            self._end(server)
-            self._died(server, error)
-            return
-        if url is None:
-            self._end(server)
-            return
-        server.url, server.awaited = url, server.actor.wait.remote()
-        server.heard = time.monotonic()
-        self._unserved = 0
-        _log.info("the server %s serves at %s", server.name, url)
-
-    def _answered(self, server: _Server, reference: Any, now: float) -> None:
-        """A server has told its numbers."""
-        server.asked = None
-        try:
-            numbers: dict[str, float] = ray.get(reference)
-        except ray.exceptions.RayError:
-            return  # If it is dead, `awaited` tells of it, too.
-        if server.numbers is not None:
-            waited, held = (numbers[name] - server.numbers[name] for name in ("making_seconds", "held_back_seconds"))
-            server.share = waited, held, now - server.heard
-        server.numbers, server.heard = numbers, now
-
-    def _look_at(self, server: _Server, now: float) -> None:
-        if server.url is None:
-            return
-        if server.leave is not None and now >= server.leave and not server.told:
-            server.told = True
-            server.actor.stop.remote(_GRACE)
-        if server.asked is None and now >= server.ask_at:
-            server.asked, server.ask_at = server.actor.stats.remote(), now + _LOOK
-        if now >= server.heard + _HUNG:
-            self._end(server)
-            if server.leave is None:
-                self._died(server, ServiceError(f"it has said nothing for {_HUNG:g} seconds"))
-
-    def _died(self, server: _Server, error: Exception) -> None:
-        """Replaces a server, but for too many."""
-        if server.leave is not None or self._closed or self._failure:
-            return
-        # What Ray says of how processes end behind the first line is long, and in its logs.
-        told = str(getattr(error, "cause", None) or error).strip().split("\n", 1)[0]
-        what = "died" if server.url is not None else "did not start"
-        if self._restarts >= self._max_restarts:
-            self._failure = (
-                f"the server {server.name} {what}, and {self._restarts} have been replaced before"
-                f" (max_restarts={self._max_restarts}): {told}"
-            )
-            _log.error("%s", self._failure)
-            self._tell()
-            return
-        self._restarts += 1
-        self._looks.clear()
-        if server.url is None:
-            pause = min(_FIRST_PAUSE * 2**self._unserved, _LONGEST_PAUSE)
-            self._not_before = time.monotonic() + pause
-            self._unserved += 1
-        _log.warning("the server %s %s and is replaced (%d): %s", server.name, what, self._restarts, told)
-
-    def _decide(self, now: float) -> None:
-        """Looks at what servers have done since the last look, and changes how many there are if that pays."""
-        self._looked = now
-        # So that a directory that was restarted knows again.
-        self._tell()
-        staying = [server for server in self._servers if server.leave is None]
-        shares = [server.share for server in staying if server.share is not None]
-        if len(shares) < len(staying) or not shares or self._failure:
-            # Some have just come, or wait for Ray: whether they are enough isn't known yet.
-            return
-        for server in staying:
-            server.share = None
-        self._looks = [*self._looks[-99:], Look.of(shares)]
-        wanted, why = decide(self._looks, len(staying), *self._bounds)
-        self._decision = f"{wanted} servers: {why}"
-        if wanted != self._wanted:
-            _log.info("%d servers instead of %d: %s", wanted, self._wanted, why)
-            self._want(wanted)
+            # Without this check Ray would start a cluster.
+            servers = self._servers if ray.is_initialized() else []
+            for server in servers:
+                server.url = server.url or server.actor.url.remote()
+            requests = [server.url for server in servers]
+            answered = ray.wait(requests, num_returns=len(requests), timeout=seconds)[0] if requests else []
+            for server in servers:
+                if server.url not in answered:
+                    pending.append(server.name)
+                    continue
+                try:
+                    running[server.name] = ray.get(server.url)
+                    server.url = None
+                except ray.exceptions.ActorDiedError as error:
+                    failed[server.name] = _why(error)
+                except ray.exceptions.RayError:
+                    # It died, and Ray restarts it.
+                    pending.append(server.name)
+                    server.url = None
+        return ServiceStatus(running, tuple(pending), failed)
 
 
-def _bounds(num_servers: Any) -> tuple[int, int]:
-    """The least and the greatest number of servers."""
-    if isinstance(num_servers, str):
-        if num_servers != "auto":
-            raise ValueError(f'num_servers is a number, two numbers, or "auto", not {num_servers!r:.100}')
-        return _AUTO
-    if isinstance(num_servers, tuple):
-        if len(num_servers) != 2:
-            raise ValueError(f"num_servers is the least and the greatest number of them, not {num_servers!r:.100}")
-        least = at_least("num_servers", num_servers[0], 1)
-        return least, at_least("the greatest of num_servers", num_servers[1], least)
-    number = at_least("num_servers", num_servers, 1)
-    return number, number
+def _why(error: Exception) -> str:
+    """Returns what an actor has died of: the error of its constructor, or what Ray says first."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip() if "creation task" in lines[0] else lines[0]
+
+
+def _number_of_servers(num_servers: Any) -> int:
+    if isinstance(num_servers, (str, tuple)):
+        raise TypeError(
+            f"num_servers must be an integer; got {num_servers!r:.100}. The number of servers doesn't change by itself:"
+            " start with one that suits, and change it with scale(n)"
+        )
+    return at_least("num_servers", num_servers, 1)
 
 
 def _check(readers: Reader | Mapping[str, Reader], options: Mapping[str, Any]) -> None:
-    """Whether readers can be served so: what is found here needn't fail in each server."""
+    """Raises the errors that every server would raise."""
     from fastpipe._columns.arrow_schema import require_pyarrow
 
     require_pyarrow()
@@ -483,7 +304,12 @@ def _check(readers: Reader | Mapping[str, Reader], options: Mapping[str, Any]) -
     for name, reader in named.items():
         Served(name, reader)
     known = {"tls", "client_ca", "max_passes", "keep", "memory_limit", "max_requests"}
+    hints = {
+        "host": "Ray chooses where servers listen",
+        "port": "Ray chooses where servers listen",
+        "max_restarts": "Ray restarts servers without limit, or as actor_options={'max_restarts': 10} says",
+    }
     for name in options:
         if name not in known:
-            placed = "Ray chooses where servers listen" if name in ("host", "port") else "a server has no such argument"
-            raise TypeError(f"serve() takes no {name!r}: {placed}; it takes {', '.join(sorted(known))}")
+            hint = hints.get(name, "a server has no such argument")
+            raise TypeError(f"serve() takes no {name!r}: {hint}; it takes {', '.join(sorted(known))}")
