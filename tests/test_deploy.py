@@ -66,7 +66,7 @@ def test_the_image_has_what_is_said_of_it() -> None:
     assert build.startswith("rust:")
     assert run.startswith("python:3.12-slim")
     assert re.search(r"-slim-\w+", build.split()[0]).group() == re.search(r"-slim-\w+", run).group()  # type: ignore[union-attr]
-    assert "[arrow]" in IMAGE
+    assert "[metrics]" in IMAGE
     (user,) = instructions("USER")
     assert int(user) > 0, "Kubernetes only believes numbers not to be root's"
     version = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text("utf-8"), re.MULTILINE)

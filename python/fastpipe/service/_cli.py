@@ -46,7 +46,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--metrics-port",
         type=int,
         metavar="N",
-        help="port of /metrics for Prometheus and /healthz for probes, over HTTP; 0 for one that is free",
+        help="port of /metrics for Prometheus and /healthz for probes, over HTTP (extra metrics); 0 for any free one",
     )
     serve.add_argument("--metrics-host", metavar="HOST", help="address of that; by default as --host says")
     serve.add_argument("--verbose", action="store_true", help="log each request, too, not only what goes wrong")

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastpipe.service._streams import Streams
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "shown"]
 
 _TOLD = {
     "requests": ("counter", "Streams of batches that were asked for."),
@@ -124,11 +124,21 @@ class Metrics:
             }
         return found | self._streams.look()
 
-    def text(self) -> str:
-        """All of them in Prometheus' text format."""
-        lines = []
+    def described(self) -> Iterator[tuple[str, str, str, float]]:
+        """Yields the name, kind, description and value of each metric. Samples of counters end with `_total`."""
         for name, value in self.numbers().items():
             kind, text = _TOLD[name]
-            shown = f"fastpipe_service_{name}" + ("_total" if kind == "counter" else "")
-            lines += [f"# HELP {shown} {text}", f"# TYPE {shown} {kind}", f"{shown} {value}"]
+            yield f"fastpipe_service_{name}", kind, text, value
+
+    def text(self) -> str:
+        """Returns all of them in Prometheus' text format."""
+        lines = []
+        for name, kind, text, value in self.described():
+            sample = f"{name}_total" if kind == "counter" else name
+            lines += [f"# HELP {sample} {text}", f"# TYPE {sample} {kind}", f"{sample} {value}"]
         return "\n".join(lines) + "\n"
+
+
+def shown(host: str) -> str:
+    """Returns an address as it is written before a port."""
+    return f"[{host}]" if ":" in host else host

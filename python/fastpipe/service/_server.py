@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -24,13 +24,15 @@ from fastpipe.reader import Reader
 from fastpipe.service._bounds import Admission, BusyError, Shares
 from fastpipe.service._intake import INTAKE, Arrived
 from fastpipe.service._logs import RequestLog, say, say_error
-from fastpipe.service._metrics import Metrics
-from fastpipe.service._metrics_http import MetricsEndpoint, shown
+from fastpipe.service._metrics import Metrics, shown
 from fastpipe.service._served import Served
 from fastpipe.service._settings import checked_token
 from fastpipe.service._streams import Need, Streams
 from fastpipe.service._unread import Unread
 from fastpipe.service._wire import DamagedError, Ticket, error_bytes, message, messages, schema, summed, unsealed
+
+if TYPE_CHECKING:
+    from fastpipe.service._metrics_http import MetricsEndpoint
 
 __all__ = ["Server", "listening"]
 
@@ -116,13 +118,13 @@ class Server:
             don't fit, fewer are open. Python, gRPC and what readers have in memory come on top. None for no such limit.
         max_requests: requests that are answered at once. Clients that ask for more are told that the server is busy;
             they ask other servers, and again after a while.
-        metrics_port: a port for HTTP, 0 for any that is free, see `metrics_url`: `/metrics` has what Prometheus reads,
-            `/healthz` says whether the server takes requests (200, or 503 while it stops). Neither asks for a token,
-            nor is encrypted: they tell numbers only. None for no such port.
+        metrics_port: a port for HTTP, 0 for any that is free, see `metrics_url` (extra `metrics`): `/metrics` has what
+            Prometheus reads, `/healthz` says whether the server takes requests (200, or 503 while it stops). Neither
+            asks for a token, nor is encrypted: they tell numbers only. None for no such port.
         metrics_host: the address of that; None for `host`.
 
     Raises:
-        ImportError: if pyarrow isn't installed.
+        ImportError: if pyarrow isn't installed, or `prometheus_client` for a `metrics_port`.
         OSError: if it can't listen there.
         LimitError: if a pass of a reader takes more than the memory limit leaves for it.
         UnsupportedError: if a reader can't be served.
@@ -196,8 +198,11 @@ class Server:
         self._endpoint: MetricsEndpoint | None = None
         try:
             if metrics_port is not None:
+                # prometheus_client is an extra.
+                from fastpipe.service._metrics_http import MetricsEndpoint
+
                 where = host if metrics_host is None else metrics_host
-                self._endpoint = MetricsEndpoint(where, metrics_port, self._metrics.text, self._serving)
+                self._endpoint = MetricsEndpoint(where, metrics_port, self._metrics, self._serving)
             INTAKE.watch(self.port, self._metrics.closed_one)
         except BaseException:
             if self._endpoint is not None:
