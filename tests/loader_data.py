@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from fastpipe.torch import item_rng
+
 # How a loader may work: arguments of it.
 IN_PROCESS: dict[str, Any] = {"num_workers": 0}
 FORKED: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork", "worker_method": "multiprocessing"}
@@ -175,23 +177,33 @@ def drawn_from_all(index: int) -> Any:
 
 
 class Augmented(Numbers):
-    """Draws from the generators of Python, NumPy and torch, those that are named, from an item on."""
+    """Draws from the generators of Python, NumPy and torch, those that are named, from an item on.
 
-    def __init__(self, count: int, names: Sequence[str] = ("python", "numpy", "torch"), first: int = 0) -> None:
+    Args:
+        own: whether these are `item_rng()`'s, instead of the process's.
+    """
+
+    def __init__(
+        self, count: int, names: Sequence[str] = ("python", "numpy", "torch"), first: int = 0, *, own: bool = False
+    ) -> None:
         super().__init__(count)
         self.names = names
         self.first = first
+        self.own = own
 
     def __getitem__(self, index: int) -> Any:
         found = {"index": torch.tensor(index), "python": 0.0, "numpy": np.zeros(2), "torch": torch.zeros(2)}
         if index < self.first:
             return found
+        python: Any = item_rng().random_generator if self.own else random
+        numpy: Any = item_rng().numpy_generator if self.own else np.random
+        generator = item_rng().torch_generator if self.own else None
         if "python" in self.names:
-            found["python"] = random.random() + random.gauss(0, 1)
+            found["python"] = python.random() + python.gauss(0, 1)
         if "numpy" in self.names:
-            found["numpy"] = np.random.rand(2) + np.random.normal()
+            found["numpy"] = numpy.random(2) + numpy.normal()
         if "torch" in self.names:
-            found["torch"] = torch.randn(2) + torch.rand(1)
+            found["torch"] = torch.randn(2, generator=generator) + torch.rand(1, generator=generator)
         return found
 
 
@@ -236,6 +248,13 @@ def listed(items: list[Any]) -> list[Any]:
 def with_noise(items: list[Any]) -> Any:
     """A `collate_fn` that draws from all generators."""
     drawn = drawn_from_all(len(items))
+    return torch.utils.data.default_collate(items), drawn
+
+
+def with_own_noise(items: list[Any]) -> Any:
+    """A `collate_fn` that draws from the generators of `item_rng()`."""
+    rng = item_rng()
+    drawn = rng.random_generator.random(), rng.numpy_generator.random(), torch.rand(2, generator=rng.torch_generator)
     return torch.utils.data.default_collate(items), drawn
 
 

@@ -200,15 +200,14 @@ def test_own_arguments_are_checked() -> None:
 
 
 @apart
-def test_threads_are_the_default_where_they_run_at_once() -> None:
+@pytest.mark.parametrize("free_threaded", [False, True])
+def test_processes_are_the_default(free_threaded: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-        assert DataLoader(Numbers(5), num_workers=2).worker_method == "thread"
-        # Who says how processes start wants processes, as with torch.
-        assert DataLoader(Numbers(5), num_workers=2, multiprocessing_context="spawn").worker_method == "multiprocessing"
+        patch.setattr(sys, "_is_gil_enabled", lambda: not free_threaded, raising=False)
+        assert DataLoader(Numbers(5), num_workers=2).worker_method == "multiprocessing"
+        assert DataLoader(Numbers(5), num_workers=2, worker_method="thread").worker_method == "thread"
         with pytest.raises(ValueError, match="multiprocessing_context"):
             DataLoader(Numbers(5), num_workers=2, multiprocessing_context="spawn", worker_method="thread")
-    assert DataLoader(Numbers(5), num_workers=2, worker_method="multiprocessing").worker_method == "multiprocessing"
 
 
 @apart

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from apart import apart
+from fastpipe.loading import _in_process
 from fastpipe.torch import DataLoader, item_rng
-from loader_data import ALL_WAYS, FORKED, THREADS, AtOnce, Items, Numbers
+from loader_data import ALL_WAYS, FORKED, IN_PROCESS, SPAWNED, THREADS, AtOnce, Items, Numbers, assert_same
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
 
@@ -69,7 +73,7 @@ def test_data_sets_that_are_asked_for_batches_draw_the_same() -> None:
 @apart
 def test_items_that_are_made_once_more_draw_the_same() -> None:
     """A data set begins to draw from the process's generators behind its first 20 items."""
-    expected = batches(Noise(40, plain=True))
+    expected = batches(Noise(40, plain=True), **FORKED | {"num_workers": 2})
     for workers in (1, 3):
         assert all(map(torch.equal, batches(Noise(40, plain=True), **FORKED | {"num_workers": workers}), expected))
 
@@ -123,21 +127,184 @@ class Plain(Numbers):
         return float(self.draw())
 
 
-@pytest.mark.parametrize(("draw", "name"), [(random.random, "random"), (np.random.random, r"numpy\.random")])
+def seeds_all() -> int:
+    seed = time.perf_counter_ns() % 2**32
+    random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+    return 0
+
+
+USES = [
+    (random.random, "random"),
+    (np.random.randn, r"numpy\.random"),
+    (lambda: torch.rand(1), "torch"),
+    (seeds_all, r"random and numpy\.random and torch"),
+]
+
+
+@pytest.mark.parametrize(("draw", "name"), USES)
 def test_threads_that_draw_from_the_process_are_warned_of_once(draw: Any, name: str) -> None:
-    """By functions that were imported by name."""
     loader = DataLoader(Plain(40, draw), 4, **THREADS)
-    with pytest.warns(UserWarning, match=rf"from the generator of {name} while worker threads made items") as told:
+    with pytest.warns(UserWarning, match=rf"generator of {name} was used while worker threads made items") as told:
         list(loader)
     list(loader)
     assert len(told) == 1
     assert told[0].filename == __file__
 
 
-def test_what_the_program_draws_is_not_blamed_on_threads() -> None:
-    loader = DataLoader(Items([torch.rand(4)] * 40, 0.002), 4, **THREADS)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_the_program_draws_is_not_blamed_on_threads(persistent: bool) -> None:
+    loader = DataLoader(Items([torch.rand(4)] * 40, 0.002), 4, persistent_workers=persistent, shuffle=True, **THREADS)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        for _ in loader:
-            random.random(), torch.rand(1), np.random.random()
+        for _ in range(2):
+            batches = iter(loader)
+            seeds_all()
+            for _ in batches:
+                random.random(), torch.rand(1), np.random.random()
     assert not told
+
+
+class Drawing(torch.utils.data.Sampler[int]):
+    """Indices in an order that is drawn one by one."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(60):
+            yield int(random.random() + np.random.random() + float(torch.rand(1)))
+
+
+def test_what_samplers_draw_is_not_blamed_on_threads() -> None:
+    loader = DataLoader(Items([torch.rand(4)] * 3, 0.002), 2, sampler=Drawing(), prefetch_factor=4, **THREADS)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        list(loader)
+    assert not told
+
+
+class Late(Numbers):
+    """Items that draw from the generators of the process from one on."""
+
+    def __init__(self, count: int, first: int = 0, seconds: float = 0.001) -> None:
+        super().__init__(count)
+        self.first = first
+        self.seconds = seconds
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.seconds)
+        if index < self.first:
+            return [0.0, 0.0, torch.zeros(2), torch.zeros(6)]
+        # `gauss` and `randn` keep the second of two numbers for the next call.
+        return [random.gauss(0, 1), float(np.random.randn()), torch.rand(2), functional.dropout(torch.ones(6))]
+
+
+def seed_all() -> None:
+    random.seed(3)
+    np.random.seed(4)
+    torch.manual_seed(5)
+
+
+@apart
+@pytest.mark.parametrize("first", [0, 50])
+def test_the_programs_generators_are_left_as_they_are(first: int) -> None:
+    """Without workers, and in worker threads, whose items draw from `item_rng()`."""
+
+    def drawn() -> Any:
+        return random.gauss(0, 1), np.random.randn(), torch.rand(2), torch.dropout(torch.ones(6), 0.5, True)
+
+    for dataset, way in [(Late(80, first), IN_PROCESS), (Noise(80), IN_PROCESS), (Noise(80), THREADS)]:
+        generator = torch.Generator().manual_seed(3)
+        seed_all()
+        expected = [drawn() for _ in range(12)]
+        seed_all()
+        loader = DataLoader(dataset, 7, shuffle=True, generator=generator, **way)
+        assert_same([drawn() for _ in loader], expected)
+
+
+@apart
+def test_items_that_begin_to_draw_late_are_the_same() -> None:
+    """An item of 1 ms, so that batches take more than 10 ms: all are checked."""
+    arguments: dict[str, Any] = {"shuffle": True}
+    for first in (0, 50, 100, 119):
+        found = []
+        for way in (IN_PROCESS, FORKED, FORKED | {"num_workers": 3}):
+            generator = torch.Generator().manual_seed(3)
+            found.append(list(DataLoader(Late(120, first), 12, generator=generator, **arguments, **way)))
+        assert_same(found[1], found[0])
+        assert_same(found[2], found[0])
+
+
+class Clocked(Numbers):
+    """Items that cost nothing, and draw from one on."""
+
+    def __getitem__(self, index: int) -> float:
+        return random.random() if index >= 40 else 0.0
+
+
+def test_cheap_items_that_begin_to_draw_late_are_warned_of_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(_in_process.time, "monotonic", lambda: now[0])
+    loader = DataLoader(Clocked(80), 4, generator=torch.Generator())
+
+    def read() -> None:
+        for number, _ in enumerate(loader):
+            now[0] += 1.0 if number == 14 else 0.0
+
+    with pytest.warns(UserWarning, match=r"generator of random after .*Batches 4 to 14 weren't checked") as told:
+        read()
+    assert [each.filename for each in told] == [__file__]
+
+
+@apart
+def test_an_item_that_draws_late_and_fails_is_the_same() -> None:
+    class Fails(Late):
+        def __getitem__(self, index: int) -> Any:
+            found = super().__getitem__(index)
+            if index == 60:
+                raise ValueError(str(random.random()))
+            return found
+
+    said = []
+    for way in (IN_PROCESS, FORKED):
+        batches = iter(DataLoader(Fails(80, 60), 12, generator=torch.Generator().manual_seed(1), **way))
+        for _ in range(5):
+            next(batches)
+        with pytest.raises(ValueError, match=r"0\.\d+") as raised:
+            next(batches)
+        said.append(re.findall(r"0\.\d+", str(raised.value))[-1])
+    assert said[0] == said[1]
+
+
+def as_users_seed(number: int) -> None:
+    """As pages on the web have it."""
+    np.random.seed((torch.initial_seed() + number) % 2**32)
+    random.seed(number)
+
+
+def draws(number: int) -> None:
+    random.random(), np.random.rand(number + 1), torch.rand(number + 1)
+
+
+@apart
+@pytest.mark.parametrize("init", [as_users_seed, draws])
+def test_what_worker_init_fn_seeds_makes_no_item_depend_on_its_worker(init: Any) -> None:
+    expected = batches(Late(40))
+    for way in (FORKED, FORKED | {"num_workers": 3}):
+        assert_same(batches(Late(40), worker_init_fn=init, **way), expected)
+
+
+class Outer(Numbers):
+    """Items that draw before and after a loader that they create."""
+
+    def __getitem__(self, index: int) -> Any:
+        first = random.random(), torch.rand(1)
+        inner = [tuple(batch) for batch in DataLoader(Late(3), 2, shuffle=True)]
+        return first, inner, random.random(), np.random.rand(), torch.rand(1)
+
+
+@apart
+def test_loaders_within_items_draw_the_same() -> None:
+    expected = batches(Outer(12))
+    for way in (IN_PROCESS, FORKED, SPAWNED):
+        assert_same(batches(Outer(12), **way), expected)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
-import random
 import sys
 import time
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from apart import apart
-from fastpipe.torch import DataLoader
+from fastpipe.torch import DataLoader, item_rng
 from loader_data import WORKERS, Numbers, listed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
@@ -82,7 +81,7 @@ class Drawn(Numbers):
             time.sleep(self.seconds)
         if index == self.fails:
             raise LookupError(f"no item {index}")
-        return super().__getitem__(index), random.random(), -1 if info is None else info.id
+        return super().__getitem__(index), item_rng().random_generator.random(), -1 if info is None else info.id
 
 
 @apart

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import random
+import time
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
-import torch
 
 from fastpipe._fastpipe import item_seed
 from fastpipe.loading._account import Account
 from fastpipe.loading._collation import collate, is_default
-from fastpipe.loading._info import making_here
+from fastpipe.loading._info import in_worker_thread, making_here
 from fastpipe.loading._pass import Pass, fetch_of
-from fastpipe.loading._seeds import Draws, ItemRng, generators
+from fastpipe.loading._seeds import BATCH, REST, Draws, ItemGenerators, ItemRng, States
 from fastpipe.loading._worker import fetcher
 
 __all__ = ["Here", "InProcess"]
@@ -51,22 +49,31 @@ class InProcess(Pass):
 class Here:
     """Makes batches in this process, as workers would make them.
 
+    Items are made with seeded generators, and the program's states of these are put back after each batch. Getting and
+    putting back the states takes longer than making a batch of small items. So where the first items drew nothing, a
+    batch is only made in this way if the last such batch began `REST` seconds ago. If items draw all the same by then,
+    batches between may have drawn from the program's generators, which is warned of.
+
+    In a worker thread, where an item may create a loader, nothing is seeded.
+
     Args:
         loader: whose batches they are.
     """
 
     def __init__(self, loader: Any) -> None:
         self._dataset = loader.dataset
-        again = weakref.WeakMethod(self._again)
+        late = weakref.WeakMethod(self._drawn_late)
         # The collector sees no cycles through it.
-        self._generators = generators(lambda: _called(again))
+        self._generators = None if in_worker_thread() else ItemGenerators(lambda drawn: _called(late, drawn))
         self._fetch_kind = fetch_of(loader)
         self._collate = collate if is_default(loader.collate_fn) else loader.collate_fn
         self._fetch = fetcher(loader.dataset, self._fetch_kind, self._collate)
-        # Where the process's generators stood when nobody had drawn from them for items.
-        self._before: _States | None = None
+        # When generators are to be checked next, and the first batch that wasn't checked since they were last.
+        self._next_check = 0.0
+        self._unchecked: int | None = None
+        self._warning = ""
         self._rng = ItemRng(self._seed)
-        # What is being made: the pass's seed, the batch's number, and the row, or what tells it.
+        # The item being made: the pass's seed, the batch's number, and what returns the row.
         self._making = 0, 0
         self._row: Callable[[], int] = _of_batch
 
@@ -74,111 +81,96 @@ class Here:
         seed, number = self._making
         return item_seed(seed, number, self._row(), which)
 
-    def _again(self) -> None:
-        """An item is made once more."""
+    def _drawn_late(self, drawn: list[str]) -> None:
+        """Items drew from generators that weren't seeded for them, and are made again."""
         self._rng.forget()
-        if isinstance(self._row, _Counting):
-            self._row.row -= 1
+        if self._unchecked is not None:
+            self._warning = (
+                f"items began to draw from the global generator of {' and '.join(drawn)} after the first items didn't."
+                f" Batches {self._unchecked} to {self._making[1] - 1} weren't checked for that. Those whose items drew"
+                " differ from what workers make. Draw from fastpipe.torch.item_rng() instead."
+            )
 
     def batch(self, number: int, indices: Any, seed: int) -> Any:
         """The batch of a number, of these indices, in the pass with this seed."""
         self._making = seed, number
+        self._row = _of_batch
         self._rng.forget()
         with making_here(self._rng):
             try:
-                return self._batch(number, indices, seed)
+                made = self._batch(number, indices, seed)
             except StopIteration as error:
                 # It would end the loop over the loader as if there were no more.
                 raise RuntimeError("the data set, or collate_fn, raised StopIteration") from error
             finally:
-                # It has the items, which are the consumer's now.
+                # It may have the items, which are the consumer's now.
                 self._row = _of_batch
+        if self._warning:
+            warning, self._warning = self._warning, ""
+            warnings.warn(warning, stacklevel=4)
+        return made
 
     def _batch(self, number: int, indices: Any, seed: int) -> Any:
-        if self._fetch_kind == "items" and not self._generators.seeds():
-            changed = self._generators.look_again()
-            if self._before is None:
-                self._before = _States()
-            elif True in changed:
-                self._before.note(changed)
-            dataset = self._dataset
-            items: list[Any] = []
-            self._row = items.__len__
-            try:
-                for index in indices:
-                    items.append(dataset[index])  # noqa: PERF401 - its length tells the row
-                self._row = _of_batch
-                data = self._collate(items)
-            except Exception:
-                if not self._generators.look():
-                    raise
-            else:
-                if not self._generators.look():
-                    return data
-            # It drew from generators that weren't seeded for it: once more, as workers would make it.
-            self._before.put_back()
-            self._rng.forget()
-        kept = _States()
+        generators = self._generators
+        if generators is None:
+            return self._plain(indices)
+        now = time.monotonic()
+        if self._fetch_kind == "items" and not generators.seeding and now < self._next_check:
+            if self._unchecked is None:
+                self._unchecked = number
+            return self._plain(indices)
+        before = States()
         Draws.expect()
-        self._row = _of_batch
         try:
-            if self._fetch_kind != "items":
-                of_batch = [indices] if self._fetch_kind == "sample" else indices
-                return self._generators.call(self._fetch, of_batch, seed, number)
-            self._row = counting = _Counting(self._dataset)
-            items = self._generators.items(counting, indices, seed, number, 0)
-            self._row = _of_batch
-            return self._generators.call(self._collate, items, seed, number)
+            generators.restart()
+            return self._seeded(generators, indices, seed, number)
         finally:
-            kept.put_back()
+            before.put_back()
+            self._next_check, self._unchecked = now + REST, None
 
+    def _plain(self, indices: Any) -> Any:
+        """A batch for which nothing is seeded."""
+        if self._fetch_kind != "items":
+            return self._fetch([indices] if self._fetch_kind == "sample" else indices)
+        dataset = self._dataset
+        items: list[Any] = []
+        self._row = items.__len__
+        for index in indices:
+            items.append(dataset[index])  # noqa: PERF401 - its length is the row
+        self._row = _of_batch
+        return self._collate(items)
 
-def _called(weak: weakref.WeakMethod[Callable[[], None]]) -> None:
-    method = weak()
-    assert method is not None
-    method()
+    def _seeded(self, generators: ItemGenerators, indices: Any, seed: int, number: int) -> Any:
+        """A batch for which generators are seeded."""
+        if self._fetch_kind != "items":
+            of_batch = [indices] if self._fetch_kind == "sample" else indices
+            return generators.call(self._fetch, of_batch, seed, number)
+        try:
+            items = self._items(generators, indices, seed, number)
+        except Exception:
+            if not generators.drawn():
+                raise
+            items = self._items(generators, indices, seed, number)
+        else:
+            if generators.drawn():
+                items = self._items(generators, indices, seed, number)
+        self._row = _of_batch
+        return generators.call(self._collate, items, seed, number)
+
+    def _items(self, generators: ItemGenerators, indices: Any, seed: int, number: int) -> list[Any]:
+        self._rng.forget()
+        items: list[Any] = []
+        self._row = items.__len__
+        for row, index in enumerate(indices):
+            items.append(generators.item(self._dataset, index, seed, number, row))
+        return items
 
 
 def _of_batch() -> int:
-    """Stands for the row where a whole batch is made, as `generators.rs` has it."""
-    return 2**32 - 1
+    return BATCH
 
 
-class _Counting:
-    """A data set that knows which row of a batch it makes."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self.row = -1
-
-    def __getitem__(self, index: Any) -> Any:
-        self.row += 1
-        return self._dataset[index]
-
-    def __call__(self) -> int:
-        return self.row
-
-
-# Looked up when they are called: in a worker's thread these are functions of its own generators.
-_GENERATORS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
-    (lambda: random.getstate(), lambda state: random.setstate(state)),
-    (lambda: np.random.get_state(), lambda state: np.random.set_state(state)),
-    (torch.get_rng_state, torch.set_rng_state),
-]
-
-
-class _States:
-    """Where the process's generators stand, in the order of `ItemGenerators`."""
-
-    def __init__(self) -> None:
-        self._states = [get() for get, _ in _GENERATORS]
-
-    def note(self, changed: Sequence[bool]) -> None:
-        """Notes where those stand that have changed since."""
-        for place, each in enumerate(changed):
-            if each:
-                self._states[place] = _GENERATORS[place][0]()
-
-    def put_back(self) -> None:
-        for (_, put), state in zip(_GENERATORS, self._states, strict=True):
-            put(state)
+def _called(weak: weakref.WeakMethod[Any], drawn: list[str]) -> None:
+    method = weak()
+    assert method is not None
+    method(drawn)

@@ -13,7 +13,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from fastpipe.loading._seeds import ItemRng
 
-__all__ = ["ItemWorkerInfo", "item_rng", "making_here", "set_in_process", "set_in_thread"]
+__all__ = ["ItemWorkerInfo", "in_worker_thread", "item_rng", "making_here", "set_in_process", "set_in_thread"]
 
 
 class _FixedError(dataclasses.FrozenInstanceError, RuntimeError):
@@ -105,6 +105,11 @@ def set_in_thread(info: ItemWorkerInfo | None) -> None:
     _thread.info = info
 
 
+def in_worker_thread() -> bool:
+    """Whether this thread is a worker."""
+    return getattr(_thread, "info", None) is not None
+
+
 _here = threading.local()
 
 
@@ -123,8 +128,9 @@ def item_rng() -> ItemRng:
     """Random generators for the item that is being made: the same ones whoever makes it.
 
     To be called by data sets and `collate_fn` while a `fastpipe.torch.DataLoader` asks them for an item or a batch.
-    What they draw from these generators is the same in worker processes, in worker threads and without workers. So is
-    what they draw from the generators of `random`, `numpy.random` and `torch` themselves; these have no part in it.
+    What they draw from these generators is the same in worker processes, in worker threads and without workers. The
+    generators of `random`, `numpy.random` and `torch` themselves are seeded for items in worker processes and without
+    workers only. Worker threads share them with the program.
 
     Returns:
         An object with `random_generator` (a `random.Random`), `numpy_generator` (a `numpy.random.Generator`) and

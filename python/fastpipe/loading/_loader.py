@@ -20,7 +20,6 @@ from fastpipe.loading._pass import Progress
 from fastpipe.loading._streams import Streams
 from fastpipe.loading._with_workers import Known, WithWorkers
 from fastpipe.loading._worker_init import WorkerInit, given_init
-from fastpipe.loading._workers import threads_take_turns
 
 __all__ = ["DataLoader"]
 
@@ -29,11 +28,6 @@ _T = TypeVar("_T", covariant=True)
 _VERSION = 1
 
 _HAS_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader.__init__).parameters
-
-
-def _default_method() -> str:
-    """Threads where they run at once: on free-threaded Python."""
-    return "multiprocessing" if threads_take_turns() else "thread"
 
 
 class DataLoader(torch.utils.data.DataLoader[_T]):
@@ -48,12 +42,13 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     - an item that takes long holds up its own batch alone;
     - an item is the same whoever makes it, also where it is augmented at random, and whatever the number of workers.
 
-    **Random numbers.** Before an item is made, the generators of Python, NumPy and torch are seeded with the item's own
-    seeds, which follow from `generator` (or torch's own), the epoch, and the item's place in it. That is done only
-    where items draw from them: should a data set begin to draw after its first 16 items, an item is made once more.
-    What `worker_init_fn` seeds is told by `torch.initial_seed()`; items' seeds don't follow from it, for it may differ
-    from worker to worker. Worker threads have generators of their own in place of these, and the program's are left as
-    they were, with threads as without workers. `fastpipe.torch.item_rng()` has generators for the item, too.
+    **Random numbers.** In worker processes, and without workers, the generators of Python, NumPy and torch are seeded
+    before an item is made. The item's seeds follow from `generator` (or torch's own), the epoch, and the item's place
+    in it. Only generators that one of the first 16 items drew from are seeded: if later items draw from another one,
+    they are made again. Without workers that is checked for a batch every 10 ms, and the program's generators are left
+    as they were. Worker threads share these generators with the program, so nothing seeds them there. Items draw
+    reproducibly from `fastpipe.torch.item_rng()`, in threads too. A `UserWarning` says so, once for a loader, if worker
+    threads are seen to use the shared generators.
 
     **Collation.** Items of numbers, text, NumPy arrays and tensors, in dicts, lists, tuples, named tuples and data
     classes of these, are a batch as they lie, if all have the same shapes and `collate_fn` isn't given. Others are
@@ -98,7 +93,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         in_order: whether batches come in the sampler's order; else in that in which they are ready.
         num_batch_workers: how many call `collate_fn`, where it is given; by default `prefetch_factor`. With 0 the item
             workers do. For map-style data sets, as are the next two.
-        worker_method: "multiprocessing" or "thread"; by default threads on free-threaded Python, else processes.
+        worker_method: "multiprocessing" (by default, on free-threaded Python too) or "thread".
         memory_limit: bytes of shared memory that batches may take, those that the consumer keeps among them. By default
             what the machine, or its container, has left.
         snapshot_every_n_steps: of iterable data sets, as torchdata's `StatefulDataLoader`.
@@ -174,11 +169,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         is_stream = self._dataset_kind == 1 or isinstance(dataset, (IterDataPipe, MapDataPipe))
         self.num_batch_workers = _whole("num_batch_workers", num_batch_workers, 0)
         self.memory_limit = _whole("memory_limit", memory_limit, 1)
-        if worker_method is None:
-            # Who says how processes start wants processes.
-            self.worker_method = _default_method() if multiprocessing_context is None else "multiprocessing"
-        else:
-            self.worker_method = _method(worker_method)
+        self.worker_method = "multiprocessing" if worker_method is None else _method(worker_method)
         if is_stream:
             _check_stream(num_batch_workers=num_batch_workers, memory_limit=memory_limit, worker_method=worker_method)
             self.worker_method = "multiprocessing"

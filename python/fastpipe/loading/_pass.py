@@ -12,7 +12,6 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe.loading._order import Order
-from fastpipe.loading._own_generators import own_of_this_thread
 from fastpipe.loading._seeds import Draws
 
 __all__ = ["Pass", "Progress", "ahead_of", "fetch_of"]
@@ -107,9 +106,7 @@ class Pass(_BaseDataLoaderIter):
             super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
         else:
             # The seed is known: nothing is to be drawn for it.
-            own = own_of_this_thread()
-            generator = torch.default_generator if own is None else own.torch
-            generator = loader.generator if loader.generator is not None else generator
+            generator = loader.generator if loader.generator is not None else torch.default_generator
             before = generator.get_state()
             super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
             if resumed is None or loader.generator is None:

@@ -1,229 +1,286 @@
-"""Random generators of items: those of a process or thread, each seeded for each item, and those of a worker's info.
+"""Seeds of items: the generators of `random`, `numpy.random` and `torch`, seeded for each item, and `item_rng()`.
 
-An item's seeds are a pure function of the pass's seed, the batch and the row (`fastpipe_random`), so it is the same
-whoever makes it. To seed three generators takes longer than many an item; so `ItemGenerators` watches the generators'
-states, and seeds those that items draw from. What it watches is found out here, by looking where a generator's memory
-changes when it is drawn from; where that can't be found out, the generator is seeded for each item.
+An item's seeds are a pure function of the pass's seed, the batch and the row (`fastpipe_random`), so the item is the
+same in any worker process, and without workers. Seeding three generators takes 7 µs, longer than many an item takes. So
+the first 16 items are made with all generators seeded. A generator that none of them drew from is not seeded after
+that. It is checked instead, after each claim of items: its next number must be the one that follows from a known seed.
+If it isn't, some item drew from it. Then the items of the claim are made again, with that generator seeded, and so are
+all later items.
+
+Only public functions of the three modules are used. Worker threads share the generators with the program, so nothing
+seeds them there. `Draws` notices that they are used.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import operator
 import random
-from collections.abc import Callable
-from typing import Any
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data._utils import worker as torch_worker
 
-from fastpipe._fastpipe import ItemGenerators
-from fastpipe.loading._own_generators import OwnGenerators, own_of_this_thread
+from fastpipe._fastpipe import item_seed
 
-__all__ = ["Draws", "ItemRng", "Seeding", "generators", "watched"]
+__all__ = ["BATCH", "REST", "Draws", "ItemGenerators", "ItemRng", "States", "seed_worker"]
 
-Watched = list[tuple[int, int]]
+# Stands for the row of an item where a batch as a whole is made, as in `seeds.rs`.
+BATCH = 2**32 - 1
 
-# Bytes at the start of a generator of torch's that are looked at: it has more, since its state alone takes 2,500.
-_SEEN = 1024
-# A generator of torch's begins its state with the seed.
-_MARK = 0x5A17_C0DE_1234_9E37
+# Seconds between checks of generators that the program uses, too. A check takes 0.1 ms, mostly for NumPy's state, so
+# checks take at most 1 % of the time.
+REST = 0.01
 
+# Checks at the start of a pass that worker threads make, which come as soon as they can.
+_FIRST_CHECKS = 8
 
-def _python(generator: Any) -> Watched:
-    """Where one of `random` counts what is drawn: behind an object's head, in front of its 624 words."""
-    if not isinstance(generator, random.Random):
-        return []
-    head = object.__basicsize__
+# Items that are made with all generators seeded, to see which of them they draw from.
+_TRIED = 16
+# Checks after which a generator begins again at the known seed.
+_CHECKS = 64
+_SEED = 0x5A17_C0DE
 
-    def found(generator: random.Random) -> tuple[int, int]:
-        return ctypes.c_int32.from_address(id(generator) + head).value, ctypes.sizeof(ctypes.c_int32)
-
-    probe = random.Random(1)
-    before = found(probe)[0]
-    probe.random()
-    if (before, found(probe)[0]) != (624, 2):
-        return []
-    return [(id(generator) + head, 8)]
+_number = torch.empty((), dtype=torch.int64, device="cpu")
 
 
-def _numpy(bits: Any) -> Watched:
-    """Where one of NumPy counts what is drawn: behind its 624 words, as its interface for C says."""
-    if type(bits) is not np.random.MT19937:
-        return []
-
-    def position(generator: Any) -> int:
-        return ctypes.c_int32.from_address(generator.ctypes.state_address + 624 * 4).value
-
-    probe = np.random.MT19937(1)
-    probe._legacy_seeding(1)
-    before = position(probe)
-    probe.random_raw()
-    if (before, position(probe)) != (624, 1):
-        return []
-    start = bits.ctypes.state_address
-    return [(start, 8), (start + 624 * 4, 4)]
+def _same_numpy(one: Any, other: Any) -> bool:
+    return bool(np.array_equal(one[1], other[1])) and one[2:] == other[2:]
 
 
-def _torch(generator: Any) -> Watched:
-    """Where one of torch counts what is drawn: behind its seed, which is looked for."""
-    probe: Any = torch.Generator()
+class _Generator(NamedTuple):
+    """A generator of the process, as the public functions of its module use it."""
 
-    def place(generator: Any) -> int:
-        seeded = generator.manual_seed(_MARK)
-        start: int = seeded._cdata
-        return ctypes.string_at(start, _SEEN).find(_MARK.to_bytes(8, "little"))
-
-    def counted(generator: Any, at: int) -> tuple[int, int]:
-        left, _, following = (ctypes.c_uint32 * 3).from_address(generator._cdata + at + 8)
-        return left, following
-
-    at = place(probe)
-    if at < 0 or at % 8:
-        return []
-    before = counted(probe, at)
-    torch.rand(1, generator=probe)
-    if (before, counted(probe, at)) != ((1, 0), (624, 1)):
-        return []
-    seed = generator._cdata + at
-    if int.from_bytes(ctypes.string_at(seed, 8), "little") != generator.initial_seed():
-        return []
-    # How far it is in its words, and the first of these.
-    return [(seed + 8, 8), (seed + 16, 8)]
+    name: str
+    which: int
+    seed: Callable[[int], Any]
+    draw: Callable[[], Any]
+    get: Callable[[], Any]
+    put: Callable[[Any], Any]
+    same: Callable[[Any, Any], bool]
 
 
-def _safely(find: Callable[[Any], Watched], get: Callable[[], Any]) -> Watched:
-    try:
-        return find(get())
-    except Exception:
-        return []
+_GENERATORS = (
+    _Generator("random", 1, random.seed, random.random, random.getstate, random.setstate, operator.eq),
+    _Generator(
+        "numpy.random",
+        2,
+        lambda seed: np.random.seed(seed & 0xFFFF_FFFF),
+        np.random.random,
+        np.random.get_state,
+        np.random.set_state,
+        _same_numpy,
+    ),
+    _Generator(
+        "torch",
+        3,
+        torch.default_generator.manual_seed,
+        lambda: _number.random_().item(),
+        torch.get_rng_state,
+        torch.set_rng_state,
+        torch.equal,
+    ),
+)
+
+
+class States:
+    """The states of the process's generators when this was made."""
+
+    def __init__(self) -> None:
+        self._states = [each.get() for each in _GENERATORS]
+
+    def put_back(self) -> None:
+        for each, state in zip(_GENERATORS, self._states, strict=True):
+            each.put(state)
+
+    def changed(self) -> list[str]:
+        """The modules whose generators have other states now."""
+        pairs = zip(_GENERATORS, self._states, strict=True)
+        return [each.name for each, state in pairs if not each.same(state, each.get())]
+
+
+def seed_worker(base_seed: int, ordinal: int) -> None:
+    """Seeds the generators of a worker's process when it starts, as torch's workers do."""
+    seed = base_seed + ordinal
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    entropy = [ordinal, base_seed & 0xFFFF_FFFF, base_seed >> 32, 0]
+    np.random.seed(np.random.SeedSequence(entropy).generate_state(4))
 
 
 @functools.cache
-def watched() -> tuple[Watched, Watched, Watched]:
-    """What changes in the generators of Python, NumPy and torch. Forked processes have them where this one has."""
-    numpy_random: Any = np.random
-    return (
-        _safely(_python, lambda: random._inst),
-        _safely(_numpy, lambda: numpy_random.get_bit_generator()),
-        _safely(_torch, lambda: torch.default_generator),
-    )
+def _expected(generator: _Generator) -> list[Any]:
+    """The first numbers that a generator draws after the known seed."""
+    generator.seed(_SEED)
+    return [generator.draw() for _ in range(_CHECKS)]
 
 
-class Seeding:
-    """Seeds generators for items: the process's, or a thread's own.
+class ItemGenerators:
+    """Seeds the process's generators for items.
 
     Args:
-        own: the thread's; None for the process's.
-        leaves: whether torch's operators are left alone when items draw nothing by them.
+        late: Called with the names of modules that items drew from though they weren't seeded, before items are made
+            again.
+
+    Attributes:
+        seeding: Whether items are made by `item`, since some generators are seeded for them.
     """
 
-    def __init__(self, own: OwnGenerators | None = None, *, leaves: bool = True) -> None:
-        self._own, self._leaves = own, leaves
-        self._of_python: Any = random if own is None else own.python
-        self._of_numpy: Any = np.random if own is None else own.numpy
-        self._of_torch = torch.default_generator if own is None else own.torch
-        # What torch is to call its seed, whatever it was seeded with.
-        self._called: int | None = None
+    def __init__(self, late: Callable[[list[str]], None]) -> None:
+        self._late = late
+        self._seeded = list(_GENERATORS)
+        # Those that aren't seeded, how they draw, and the numbers that follow from the known seed at each check.
+        self._checked: list[_Generator] = []
+        self._draws: list[Callable[[], Any]] = []
+        self._expected: list[list[Any]] = []
+        self._checks = 0
+        self._tried = 0
+        self._drawn: set[str] = set()
+        self.seeding = True
 
-    def begin(self, base_seed: int, ordinal: int) -> None:
-        """Seeds them as torch does where a worker begins."""
-        self._of_python.seed(base_seed + ordinal)
-        self._of_torch.manual_seed(base_seed + ordinal)
-        self._of_numpy.seed(torch_worker._generate_state(base_seed, ordinal))  # type: ignore[no-untyped-call]
+    def item(self, dataset: Any, index: Any, seed: int, number: int, row: int) -> Any:
+        """The item of a dataset in a row of a batch."""
+        return self._made(operator.itemgetter(index), dataset, seed, number, row)
 
-    def watch(self, call: Callable[[], Any]) -> None:
-        """Takes notice of torch's seed, if a call sets it: items are told of it by `torch.initial_seed`.
+    def call(self, function: Callable[[Any], Any], argument: Any, seed: int, number: int) -> Any:
+        """What a function makes of a batch, with seeds of the batch."""
+        try:
+            made = self._made(function, argument, seed, number, BATCH)
+        except Exception:
+            if not self.drawn():
+                raise
+        else:
+            if not self.drawn():
+                return made
+            del made
+        return self._made(function, argument, seed, number, BATCH)
 
-        What they draw doesn't follow from it, since the seeds that users give their workers differ from worker to
-        worker, as a rule, and any of them may make an item.
-        """
-        before = self._of_torch.initial_seed()
-        call()
-        seed = self._of_torch.initial_seed()
-        self._called = seed if seed != before else None
+    def _made(self, function: Callable[[Any], Any], argument: Any, seed: int, number: int, row: int) -> Any:
+        seeds = [item_seed(seed, number, row, each.which) for each in self._seeded]
+        for each, own in zip(self._seeded, seeds, strict=True):
+            each.seed(own)
+        if self._tried == _TRIED:
+            return function(argument)
+        try:
+            return function(argument)
+        finally:
+            self._try(seeds)
 
-    def _python(self, seed: int) -> None:
-        self._of_python.seed(seed)
+    def _try(self, seeds: list[int]) -> None:
+        """Notes which generators one of the first items drew from."""
+        for each, seed in zip(self._seeded, seeds, strict=True):
+            number = each.draw()
+            each.seed(seed)
+            if number != each.draw():
+                self._drawn.add(each.name)
+        self._tried += 1
+        if self._tried == _TRIED:
+            self._check([each for each in _GENERATORS if each.name not in self._drawn])
 
-    def _numpy(self, seed: int) -> None:
-        self._of_numpy.seed(seed & 0xFFFF_FFFF)
+    def restart(self) -> None:
+        """Puts generators that aren't seeded for items to the known seed."""
+        self._checks = 0
+        for each in self._checked:
+            each.seed(_SEED)
 
-    def _torch(self, seed: int) -> None:
-        if self._own is not None:
-            self._own.watch_torch()
-        self._of_torch.manual_seed(seed)
-        if self._called is None:
-            return
-        # A state begins with the seed.
-        state = self._of_torch.get_state()
-        state[:8] = torch.from_numpy(np.frombuffer(self._called.to_bytes(8, "little"), np.uint8).copy())
-        self._of_torch.set_state(state)
+    def drawn(self) -> bool:
+        """Whether items drew from generators since the last check though these weren't seeded: they are from now on."""
+        if not self._draws:
+            return False
+        # A loop would take longer.
+        found = list(map(operator.call, self._draws))
+        expected = self._expected[self._checks]
+        self._checks += 1
+        if self._checks == _CHECKS:
+            self.restart()
+        if found == expected:
+            return False
+        late = [each.name for each, *numbers in zip(self._checked, found, expected, strict=True) if len({*numbers}) > 1]
+        self._check([each for each in self._checked if each.name not in late])
+        self._late(late)
+        return True
 
-    def generators(self, again: Callable[[], None] | None = None) -> ItemGenerators:
-        """The three generators, for items.
-
-        Args:
-            again: called before an item is made once more.
-        """
-        leave: Callable[[], None] | None = None
-        parts = watched()
-        if (own := self._own) is not None:
-            leave = own.leave_torch if self._leaves else None
-            # Items that are left alone draw from the process's. Others draw from that, too: then an item is made once
-            # more for nothing, and from then on such items have the thread's own.
-            of_torch = _safely(_torch, lambda: own.torch)
-            parts = (
-                _safely(_python, lambda: own.python),
-                _safely(_numpy, lambda: own.numpy._bit_generator),
-                of_torch + parts[2] if of_torch else [],
-            )
-        seeds = [(self._python, None), (self._numpy, None), (self._torch, leave)]
-        pairs = enumerate(zip(seeds, parts, strict=True), 1)
-        return ItemGenerators([(seed, leave, which, found) for which, ((seed, leave), found) in pairs], again)
-
-
-def generators(again: Callable[[], None] | None = None) -> ItemGenerators:
-    """The generators of this process, or this thread's own, for a pass without workers. As `Seeding.generators`."""
-    # Where it has its own it makes an item, which draws besides.
-    return Seeding(own_of_this_thread(), leaves=False).generators(again)
+    def _check(self, generators: list[_Generator]) -> None:
+        """Checks these generators from now on, and seeds the others for each item."""
+        self._checked = generators
+        self._seeded = [each for each in _GENERATORS if each not in generators]
+        self._draws = [each.draw for each in generators]
+        self._expected = list(map(list, zip(*map(_expected, generators), strict=True)))
+        self.seeding = bool(self._seeded)
+        self.restart()
 
 
 class Draws:
-    """Notices that somebody draws from the process's generators, other than a loader's pass itself.
+    """Notices that worker threads use the process's generators, while the program waits for them.
 
-    Not from torch's: items of threads that do, when nobody expects it, are made once more.
+    Attributes:
+        found: The modules whose generators were used.
     """
 
     # Passes that have used the generators in this process, in any thread.
     _passes = 0
 
     def __init__(self) -> None:
-        names = ("random", "numpy.random")
-        numbers = {4: ctypes.c_uint32, 8: ctypes.c_uint64}
-        self._watched = [
-            (name, numbers[length].from_address(address))
-            for name, found in zip(names, watched(), strict=False)
-            for address, length in found
-        ]
-        self.see()
+        self.found: list[str] = []
+        self._states: States | None = None
+        self._passes_before = 0
+        self._next = 0.0
+        self._checks = 0
 
     @classmethod
     def expect(cls) -> None:
         """A pass draws its seed, or makes items with generators that it puts back."""
         cls._passes += 1
 
-    def see(self) -> None:
-        """What was drawn before doesn't count."""
-        self._seen, self._passes_seen = [number.value for _, number in self._watched], Draws._passes
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within this the program itself doesn't draw. Often nothing is checked, since that takes time: see `REST`."""
+        now = time.monotonic()
+        if self._checks >= _FIRST_CHECKS and now < self._next:
+            yield
+            return
+        self._see()
+        try:
+            yield
+        finally:
+            self._look()
+            self._states = None
+            self._next = now + REST
+            self._checks += 1
 
-    def drawn(self) -> list[str]:
-        """The modules from whose generators numbers were drawn since."""
-        if self._passes_seen != Draws._passes:
-            return []
-        pairs = zip(self._watched, self._seen, strict=True)
-        return list(dict.fromkeys(name for (name, number), seen in pairs if number.value != seen))
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within `watched`, the program may draw within this."""
+        if self._states is None:
+            yield
+            return
+        self._look()
+        try:
+            yield
+        finally:
+            self._see()
+
+    def warn(self, *, stacklevel: int) -> None:
+        """Warns that items of threads aren't reproducible."""
+        warnings.warn(
+            f"the global generator of {' and '.join(self.found)} was used while worker threads made items. Threads"
+            " share it with the program, so items that draw from it differ from run to run. Draw from"
+            ' fastpipe.torch.item_rng() instead, or use worker_method="multiprocessing", where it is seeded for each'
+            " item.",
+            stacklevel=stacklevel + 1,
+        )
+
+    def _see(self) -> None:
+        self._passes_before = Draws._passes
+        self._states = States()
+
+    def _look(self) -> None:
+        if self._states is not None and self._passes_before == Draws._passes:
+            self.found += [name for name in self._states.changed() if name not in self.found]
 
 
 class ItemRng:

@@ -6,8 +6,7 @@ import errno
 import os
 import pickle
 import time
-import warnings
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ class Known:
 
     Attributes:
         description: of the layout of the last items; None if there is none.
-        drawn: whether items in threads were seen to draw from the process's generators.
+        drawn: whether worker threads were seen to use the process's generators, and the program was warned of it.
     """
 
     def __init__(self) -> None:
@@ -81,7 +80,7 @@ class WithWorkers(Pass):
         self._trouble: tuple[int | None, Exception] | None = None
         self._looked = self._measured = time.monotonic()
         self._awaited: tuple[int, int] | None = None
-        self._draws = Draws() if loader.worker_method == "thread" else None
+        self._draws = Draws() if loader.worker_method == "thread" and not self._known.drawn else None
         self._collates = not is_default(loader.collate_fn)
         self.account = Account(self)
         self._start(loader)
@@ -130,17 +129,23 @@ class WithWorkers(Pass):
             int(self._base_seed),
         )
         context = None if threads else context_of(loader.multiprocessing_context)
-        self._workers_of_pass = Workers(self._consumer, task, makers, joiners, context)
-        # As torch names them.
-        self._workers = self._workers_of_pass.makers
-        if init is not None:
-            try:
-                self._await_beginning()
-            except BaseException:
-                # Nobody will have what they make.
-                self._workers_of_pass.end(at_once=True)
-                self._shutdown_workers()
-                raise
+        with self._watched():
+            self._workers_of_pass = Workers(self._consumer, task, makers, joiners, context)
+            # As torch names them.
+            self._workers = self._workers_of_pass.makers
+            if init is not None:
+                self._await_init()
+
+    def _await_init(self) -> None:
+        """Waits until workers have called `worker_init_fn`, or the first batch is there."""
+        assert self._workers_of_pass is not None
+        try:
+            self._await_beginning()
+        except BaseException:
+            # Nobody will have what they make.
+            self._workers_of_pass.end(at_once=True)
+            self._shutdown_workers()
+            raise
 
     def _await_beginning(self) -> None:
         """Waits until workers have begun, or the first batch is there.
@@ -335,6 +340,9 @@ class WithWorkers(Pass):
             if time.monotonic() > self._looked + _LOOK_UNASKED:
                 self._look_after(waiting=False)
             place = self._wait()
+            if self._draws is not None and self._draws.found:
+                self._draws.warn(stacklevel=3)
+                self._known.drawn, self._draws = True, None
             batch, number = self._begun.pop(place)
             # What an error's traceback keeps must not keep the memory.
             taken = [self._consumer.take(batch)]
@@ -368,28 +376,16 @@ class WithWorkers(Pass):
         if place is not None:
             return place
         begin = time.monotonic()
-        draws = None if self._known.drawn else self._draws
-        if draws is not None:
-            draws.see()
         self._awaited = self._begun[0]
         try:
-            return self._wait_since(begin)
+            with self._watched():
+                return self._wait_since(begin)
         finally:
             self._awaited = None
-            if draws is not None:
-                self._warn_of(draws.drawn())
 
-    def _warn_of(self, drawn: list[str]) -> None:
-        """Says once that items of threads aren't reproducible."""
-        if drawn:
-            self._known.drawn = True
-            warnings.warn(
-                f"numbers were drawn from the generator of {' and '.join(drawn)} while worker threads made items, by a"
-                " function that was imported by its name before, or by code in C. Threads share that generator, so such"
-                " items differ from run to run: let them call random.random() and numpy.random.random(), say, by these"
-                " names, or draw from fastpipe.torch.item_rng()",
-                stacklevel=5,
-            )
+    def _watched(self) -> AbstractContextManager[None]:
+        """Within this worker threads may use the process's generators, and the program doesn't."""
+        return nullcontext() if self._draws is None else self._draws.watched()
 
     def _wait_since(self, begin: float) -> int:
         assert self._workers_of_pass is not None
@@ -412,7 +408,9 @@ class WithWorkers(Pass):
             if place is None and self._unplanned:
                 self._layout()
             if place is None and more:
-                self._begin_for_idle()
+                with nullcontext() if self._draws is None else self._draws.apart():
+                    # The sampler may draw.
+                    self._begin_for_idle()
             if place is None and now >= max(begin, self._looked) + _LOOK:
                 self._look_after()
         return place

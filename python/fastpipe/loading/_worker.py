@@ -22,8 +22,7 @@ from fastpipe.errors import WorkerError
 from fastpipe.loading import _messages, _structure
 from fastpipe.loading._collation import collate, collate_privately, is_default
 from fastpipe.loading._info import ItemWorkerInfo, set_in_process, set_in_thread
-from fastpipe.loading._own_generators import own_generators
-from fastpipe.loading._seeds import Seeding, watched
+from fastpipe.loading._seeds import ItemGenerators, seed_worker
 from fastpipe.loading._thread_batches import ThreadBatches
 
 __all__ = ["SharedFile", "Task", "work", "work_in_thread"]
@@ -70,7 +69,8 @@ class _Helper:
 
     def __init__(self, task: Task, worker: ItemWorker, where: str, batches: ThreadBatches | None) -> None:
         self.dataset = task.dataset
-        self.generators: Any = None
+        # None in threads, which share the generators with the program.
+        self.generators: ItemGenerators | None = None
         self.layout = lambda description: _structure.Layout(description).rows
         self.pack = _messages.message
         self.indices = pickle.loads
@@ -168,8 +168,7 @@ def work(
     # What torch would seed it with. Those that join have numbers of their own.
     ordinal = number + task.num_workers if joins else number
     seed = task.base_seed + ordinal
-    seeding = Seeding()
-    seeding.begin(task.base_seed, ordinal)
+    seed_worker(task.base_seed, ordinal)
     if not fork:
         # CUDA's generators, too. They are of no use to a process that was forked, and take milliseconds.
         torch.manual_seed(seed)
@@ -178,14 +177,14 @@ def work(
     init = task.worker_init_fn
     try:
         if init is not None:
-            seeding.watch(lambda: init(ordinal))
+            init(ordinal)
     except Exception as error:
         worker.refuse(helper, error, parent)
         return
     info: Any = ItemWorkerInfo(
         ordinal, task.num_workers, task.dataset, "multiprocessing", worker.seed, lambda: worker.item
     )
-    helper.generators = seeding.generators(info.rng.forget)
+    helper.generators = ItemGenerators(lambda drawn: info.rng.forget())
     set_in_process(info)
     worker.run(helper, parent)
     # Without a word of threads that the data set has started, as torch does it.
@@ -225,18 +224,11 @@ def work_in_thread(consumer: ItemConsumer, task: Task, number: int, joins: bool,
     set_in_thread(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "thread", task.base_seed + ordinal))
     helper = _Helper(task, worker, f"in DataLoader worker thread {number}", batches)
     init = task.worker_init_fn
-    # Found out while those of the process are still what this thread has.
-    watched()
-    with own_generators() as own:
-        seeding = Seeding(own)
-        seeding.begin(task.base_seed, ordinal)
-        try:
-            if init is not None:
-                seeding.watch(lambda: init(ordinal))
-        except Exception as error:
-            worker.refuse(helper, error, None)
-            return
-        info: Any = ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "thread", worker.seed, lambda: worker.item)
-        helper.generators = seeding.generators(info.rng.forget)
-        set_in_thread(info)
-        worker.run(helper, None)
+    try:
+        if init is not None:
+            init(ordinal)
+    except Exception as error:
+        worker.refuse(helper, error, None)
+        return
+    set_in_thread(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "thread", worker.seed, lambda: worker.item))
+    worker.run(helper, None)

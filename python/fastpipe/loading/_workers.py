@@ -20,8 +20,6 @@ import torch.multiprocessing
 
 from fastpipe._fastpipe import ItemConsumer
 from fastpipe.errors import WorkerError
-from fastpipe.loading._own_generators import warm_up_torch
-from fastpipe.loading._seeds import watched
 from fastpipe.loading._thread_batches import ThreadBatches
 from fastpipe.loading._worker import SharedFile, Task, work, work_in_thread
 
@@ -67,11 +65,6 @@ class Workers:
         self.makers: list[Worker] = []
         self.joiners: list[Worker] = []
         _started.add(self)
-        if self.threads:
-            warm_up_torch()
-        else:
-            # Those that are forked needn't look for it.
-            watched()
         places = [(number, False) for number in range(makers)] + [(number, True) for number in range(joiners)]
         try:
             for number, joins in places:

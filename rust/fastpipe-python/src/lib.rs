@@ -85,8 +85,8 @@ mod _fastpipe {
     use super::interactions::{InteractionsDataset, Positives};
     #[pymodule_export]
     use super::items::{
-        ItemBatch, ItemConsumer, ItemGenerators, ItemLayout, ItemMemory, ItemRoom, ItemWorker, available_memory,
-        end_with_parent, item_seed,
+        ItemBatch, ItemConsumer, ItemLayout, ItemMemory, ItemRoom, ItemWorker, available_memory, end_with_parent,
+        item_seed,
     };
     #[pymodule_export]
     use super::lookups::Vocabulary;

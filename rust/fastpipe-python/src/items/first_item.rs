@@ -71,6 +71,17 @@ impl<'py> Loop<'_, 'py> {
         });
     }
 
+    /// Keeps this item in place of the one that was kept, if that is of the same row. Returns whether it is.
+    pub(super) fn keep_instead(&mut self, claim: &Claim, row: u32, item: &Bound<'py, PyAny>) -> bool {
+        match &mut self.kept {
+            Some(kept) if (kept.claim.slot, kept.row) == (claim.slot, row) => {
+                kept.item = item.clone();
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Writes the item that was kept, once its layout is settled.
     pub(super) fn place_kept(&mut self, py: Python<'py>) -> PyResult<()> {
         let board = &self.worker.board;

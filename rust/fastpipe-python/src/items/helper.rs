@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 
-use super::generators::ItemGenerators;
+use super::seeds::ItemGenerators;
 
 /// The callables of a worker, found once.
 pub(super) struct Helper<'py> {
@@ -23,7 +23,8 @@ pub(super) struct Helper<'py> {
     pub(super) join_whole: Option<Bound<'py, PyAny>>,
     /// Bytes to a list of indices.
     pub(super) indices: Bound<'py, PyAny>,
-    pub(super) generators: Option<Bound<'py, ItemGenerators>>,
+    /// `None` where nothing is seeded for items.
+    pub(super) generators: Option<ItemGenerators<'py>>,
 }
 
 impl<'py> Helper<'py> {
@@ -43,7 +44,7 @@ impl<'py> Helper<'py> {
             indices: get("indices")?,
             generators: match generators.is_none() {
                 true => None,
-                false => Some(generators.cast_into()?),
+                false => Some(ItemGenerators::new(generators)?),
             },
         })
     }

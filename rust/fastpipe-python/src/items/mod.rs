@@ -6,7 +6,6 @@
 
 mod consumer;
 mod first_item;
-mod generators;
 mod helper;
 mod layout;
 mod memory;
@@ -14,15 +13,16 @@ mod place;
 mod process;
 mod read;
 mod room;
+mod seeds;
 mod tensors;
 mod whole;
 mod worker;
 
 pub(crate) use consumer::ItemConsumer;
-pub(crate) use generators::{ItemGenerators, item_seed};
 pub(crate) use layout::ItemLayout;
 pub(crate) use memory::ItemMemory;
 pub(crate) use process::{available_memory, end_with_parent};
 pub(crate) use read::ItemBatch;
 pub(crate) use room::ItemRoom;
+pub(crate) use seeds::item_seed;
 pub(crate) use worker::ItemWorker;

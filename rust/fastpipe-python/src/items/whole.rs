@@ -4,7 +4,7 @@ use fastpipe_items::{Claim, Held, nanos};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::generators::BATCH;
+use super::seeds::BATCH;
 use super::worker::{ItemWorker, Loop};
 
 /// A claim of all rows of a batch, and whether their indices are numbers.
@@ -98,13 +98,38 @@ impl<'py> Loop<'_, 'py> {
         for row in held {
             let (index, plain) = self.index(py, claim, numbers, row)?;
             board.begin_item(self.worker.number, claim.number, row, plain, last);
-            items.push(self.item(py, claim, row, &index)?);
+            let mut item = self.item(claim, row, &index);
+            if item.is_err() && self.drawn()? {
+                self.items_again(py, claim, numbers, items)?;
+                item = self.item(claim, row, &index);
+            }
+            items.push(item?);
             let now = nanos();
             board.end_item(self.worker.number, now.saturating_sub(last));
             last = now;
         }
         if let Some(each) = last.saturating_sub(begun).checked_div(items.len() as u64) {
             board.note_pace(each);
+        }
+        match self.drawn()? {
+            true => self.items_again(py, claim, numbers, items),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes the first items of a batch once more, until one fails.
+    fn items_again(
+        &self,
+        py: Python<'py>,
+        claim: &Claim,
+        numbers: bool,
+        items: &mut Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<()> {
+        let rows = claim.first..claim.first + items.len() as u32;
+        items.clear();
+        for row in rows {
+            let (index, _) = self.index(py, claim, numbers, row)?;
+            items.push(self.item(claim, row, &index)?);
         }
         Ok(())
     }

@@ -11,12 +11,12 @@ use pyo3::types::{PyBytes, PyInt, PyList};
 
 use super::consumer::ItemConsumer;
 use super::first_item::{First, Kept};
-use super::generators::{BATCH, Current};
 use super::helper::Helper;
 use super::layout::ItemLayout;
 use super::place::Row;
 use super::read::ItemBatch;
 use super::room::ItemRoom;
+use super::seeds::{BATCH, Current};
 use crate::shared_slabs::opened;
 
 /// How long a worker waits before it looks whether its program still lives.
@@ -194,9 +194,6 @@ impl<'py> Loop<'_, 'py> {
     fn claim(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
         self.room.get().turn_to(claim);
         self.kept_rows = 0;
-        if let Some(generators) = &self.helper.generators {
-            generators.get().see();
-        }
         if let Some(join) = self.helper.join_whole.clone() {
             return self.whole(py, claim, |this, whole| this.join_indices(whole, &join));
         }
@@ -239,7 +236,11 @@ impl<'py> Loop<'_, 'py> {
             }
             let (index, plain) = self.index(py, claim, numbers, row)?;
             board.begin_item(*number, claim.number, row, plain, begun);
-            let item = self.item(py, claim, row, &index);
+            let mut item = self.item(claim, row, &index);
+            if item.is_err() && self.drawn()? {
+                self.rows_again(py, claim, numbers, claim.first..row)?;
+                item = self.item(claim, row, &index);
+            }
             let between = nanos();
             board.end_item(*number, between.saturating_sub(begun));
             made += 1;
@@ -254,21 +255,17 @@ impl<'py> Loop<'_, 'py> {
         if let Some(each) = begun.saturating_sub(first).checked_div(made) {
             board.note_pace(each);
         }
+        if self.drawn()? {
+            self.rows_again(py, claim, numbers, claim.first..claim.first + made as u32)?;
+        }
         Ok(())
     }
 
-    pub(super) fn item(
-        &self,
-        py: Python<'py>,
-        claim: &Claim,
-        row: u32,
-        index: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    pub(super) fn item(&self, claim: &Claim, row: u32, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         self.worker.current.set(claim.seed, claim.number, row);
-        let make = || self.helper.dataset.get_item(index);
         match &self.helper.generators {
-            Some(generators) => generators.get().make(py, claim.seed, claim.number, row, make),
-            None => make(),
+            Some(generators) => generators.item(&self.helper.dataset, index, (claim.seed, claim.number, row)),
+            None => self.helper.dataset.get_item(index),
         }
     }
 
