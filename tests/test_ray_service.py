@@ -114,6 +114,7 @@ def test_servers_register_at_a_directory_that_ray_has_restarted() -> None:
     with fastpipe.ray.serve(read(), num_servers=2, actor_options=LIGHT) as service:
         batches = iter(service.connect(prefetch=2))
         found = [next(batches)]
+        eventually(lambda: len(service._directory.urls()) == 2)
         kill(service._directory_actor)
         assert ids(service.connect()) == ids(read())
         eventually(lambda: len(service._directory.urls()) == 2)
